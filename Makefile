@@ -1,0 +1,39 @@
+# Two commands do everything: `make annotate` runs the demo job, `make test` the tests. `make help` lists the rest.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO ?= demo
+UV_VERSION := 0.13.8
+LOCK := requirements/cpu.lock
+
+.DEFAULT_GOAL := help
+.PHONY: help setup annotate test test-all lint lock clean
+
+help:  ## This list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(VENV)/ready  ## Make .venv from the pinned lock and fetch Delta's jars
+
+$(VENV)/ready: $(LOCK) pyproject.toml tools/setup.sh tools/configure_spark.py
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" LOCK="$(LOCK)" UV_VERSION="$(UV_VERSION)" bash tools/setup.sh
+	@touch $@
+
+annotate: $(VENV)/ready  ## Annotate the demo table with the demo model
+	@bash tools/annotate_demo.sh "$(BIN)" "$(DEMO)"
+
+test: $(VENV)/ready lint  ## Lint, types, import contracts and all tests
+	@$(BIN)/python -m pytest
+
+lint: $(VENV)/ready
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check -q . || { echo "run: $(BIN)/ruff format ."; exit 1; }
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+lock:  ## Resolve the three locks anew
+	@bash tools/lock.sh $(BIN)/uv
+
+clean:  ## Remove .venv and everything the demo wrote
+	rm -rf $(VENV) $(DEMO) logs dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,46 @@
+"""``pipemax``: the engine's command line. Parses arguments and prints; what is done stands elsewhere."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from pipemax import __version__
+
+app = typer.Typer(
+    help="PipeMax: offline LLM inference. To annotate a table with Spark, use pipemax-annotate.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"pipemax {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def preflight() -> None:
+    """Check an engine config without loading the model: a JSON request on standard input, the reply on standard
+    output. What a job runs before it starts engines."""
+    from pipemax.preflight import preflight as run_preflight
+    from pipemax.wire import PreflightRequest
+
+    # Libraries print to standard output as they please; the reply must stand there alone.
+    reply_fd = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    reply = run_preflight(PreflightRequest.from_bytes(sys.stdin.buffer.read()))
+    with os.fdopen(reply_fd, "wb") as stdout:
+        stdout.write(reply.to_bytes() + b"\n")

@@ -1,0 +1,130 @@
+"""EngineConfig: one YAML file that describes an engine; every field but the model has a default.
+
+What a default of ``None`` becomes is decided where the fact is known: the model's own configuration (dtype,
+length), or the GPUs of the machine (pipeline degree). This module knows nothing of vLLM.
+"""
+
+import hashlib
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+
+class Policy(StrEnum):
+    """Who decides which requests run."""
+
+    VLLM = "vllm"
+    """Stock vLLM: continuous batching, the KV cache on the GPU alone."""
+
+
+class ChatMode(StrEnum):
+    """Whether plain prompts are wrapped into the model's chat template."""
+
+    AUTO = "auto"
+    """When the tokenizer has a chat template."""
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class EngineConfig(BaseModel):
+    """What engine to run. Two servers with equal configs are interchangeable."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(description="Directory of a Hugging Face checkpoint, or a hub name such as org/name.")
+    revision: str | None = Field(None, description="Branch, tag or commit of a hub model.")
+    tokenizer: str | None = Field(None, description="Directory or hub name; default: the model's own.")
+    policy: Policy = Field(Policy.VLLM, description="Scheduler: vllm is stock vLLM.")
+    dtype: str = Field(
+        "auto", description="Weights and activations: auto (the checkpoint's), bfloat16, float16, float32."
+    )
+    quantization: str | None = Field(
+        None, description="A vLLM quantization method; default: what the checkpoint says."
+    )
+    pipeline_parallel_size: int | None = Field(
+        None,
+        ge=1,
+        description="Pipeline stages; default: the number of GPUs divided by tensor_parallel_size, 1 without GPUs.",
+    )
+    tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share each stage.")
+    max_model_len: int | None = Field(
+        None, ge=2, description="Longest prompt plus output, tokens; default: the model's own limit."
+    )
+    max_num_seqs: int | None = Field(None, ge=1, description="Most requests in one step; default: vLLM's.")
+    max_num_batched_tokens: int | None = Field(
+        None, ge=1, description="Most tokens in one step; default: vLLM's."
+    )
+    block_size: int | None = Field(
+        None, ge=1, description="Tokens in one KV block; default: vLLM's for the device."
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0.0, le=1.0, description="Share of each GPU's memory for weights and KV cache."
+    )
+    cpu_kv_gib: float = Field(
+        1.0, gt=0.0, description="KV cache of each stage in GiB on a machine without GPUs."
+    )
+    enable_prefix_caching: bool = Field(True, description="Keep the KV of shared prompt prefixes.")
+    enforce_eager: bool | None = Field(
+        None,
+        description="Run without compiling or CUDA graphs: starts sooner, runs slower; default: on a CPU only.",
+    )
+    chat: ChatMode = Field(ChatMode.AUTO, description="Wrap plain prompts into the model's chat template.")
+    trust_remote_code: bool = Field(False, description="Run Python code that comes with the checkpoint.")
+    seed: int = Field(0, ge=0, description="Seed of the engine itself; rows have their own.")
+    vllm: dict[str, Any] = Field(
+        default_factory=dict, description="Further arguments of vLLM's EngineArgs, by their Python names."
+    )
+
+    @field_validator("model")
+    @classmethod
+    def _model_is_named(cls, model: str) -> str:
+        if not model.strip():
+            raise ValueError("is empty; give a checkpoint directory or a hub name")
+        return model
+
+    @classmethod
+    def parse(cls, values: dict[str, Any]) -> Self:
+        """From parsed YAML or JSON. ``ValueError`` in one readable line a fault, with the field's name."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ValueError(_readable(error, known=sorted(cls.model_fields))) from None
+
+    @classmethod
+    def load(cls, path: Path, **overrides: Any) -> Self:
+        """From a YAML file; ``overrides`` win over the file. ``ValueError`` names the file."""
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        except (OSError, yaml.YAMLError) as error:
+            raise ValueError(f"engine config {path}: {error}") from error
+        if not isinstance(values, dict):
+            raise ValueError(
+                f"engine config {path}: expected 'name: value' lines, got a {type(values).__name__}"
+            )
+        try:
+            return cls.parse({**values, **overrides})
+        except ValueError as error:
+            raise ValueError(f"engine config {path}: {error}") from None
+
+    def engine_id(self) -> str:
+        """A digest: equal configs have equal ids."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _readable(error: ValidationError, *, known: list[str]) -> str:
+    faults = []
+    for fault in error.errors():
+        name = ".".join(str(part) for part in fault["loc"])
+        match fault["type"]:
+            case "extra_forbidden":
+                faults.append(f"unknown field {name!r}; known fields: {', '.join(known)}")
+            case "missing":
+                faults.append(f"field {name!r} is missing")
+            case _:
+                faults.append(f"{name}: {fault['msg']} (got {fault['input']!r})")
+    return "; ".join(faults)

@@ -1,0 +1,1 @@
+"""The vocabulary of the decision core: plain values over the standard library."""

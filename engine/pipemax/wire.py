@@ -1,0 +1,383 @@
+"""What crosses between Spark's side and an engine server: Arrow schemas, messages, error codes, a version.
+
+One Flight ``DoExchange`` is one *session*: a Spark task sends request batches and receives completion batches.
+The session opens with a ``SessionHeader`` (JSON, in the descriptor's command). After that the client sends
+request batches, never more rows or bytes than it holds credit for, and half-closes when its input ends. The
+server sends completion batches (any order, each row once) and, as JSON in ``app_metadata``, ``ServerMessage``s:
+a ``status`` heartbeat at least every second, ``credit`` grants, ``ready`` once the engine can take rows, and
+``failed`` as the last message of a session that cannot go on.
+
+This module needs pyarrow alone; it is the only one of ``pipemax`` that ``pipemax_spark`` imports.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+
+import pipemax
+
+__all__ = [
+    "COLLECTOR_ACTION_STATS",
+    "COMPLETION_SCHEMA",
+    "HEARTBEAT_PERIOD_S",
+    "OVERRIDES_TYPE",
+    "PACKAGE_VERSION",
+    "REQUEST_SCHEMA",
+    "WIRE_VERSION",
+    "CollectorAddress",
+    "ErrorCode",
+    "GenerationSpec",
+    "JobStats",
+    "MessageKind",
+    "PreflightReply",
+    "PreflightRequest",
+    "ProcessIdentity",
+    "ServerAction",
+    "ServerMessage",
+    "ServerStats",
+    "SessionErrorCode",
+    "SessionHeader",
+]
+
+PACKAGE_VERSION = pipemax.__version__
+WIRE_VERSION = 1
+"""Raised whenever a schema or message below changes its meaning; both sides must agree exactly."""
+
+HEARTBEAT_PERIOD_S = 1.0
+"""The server sends at least one message per session in this time; 30 s of silence mean that it hangs."""
+
+OVERRIDES_TYPE = pa.struct(
+    [
+        ("max_tokens", pa.int32()),
+        ("temperature", pa.float64()),
+        ("top_p", pa.float64()),
+        ("top_k", pa.int32()),
+        ("seed", pa.int64()),
+        ("stop", pa.list_(pa.string())),
+    ]
+)
+"""Per-row sampling: a null field, or a null struct, leaves the job's value."""
+
+REQUEST_SCHEMA = pa.schema(
+    [
+        pa.field("row_id", pa.int64(), nullable=False),  # the client's number, unique within the session
+        pa.field("prompt", pa.string()),  # one of prompt and messages; both null is an error row
+        pa.field("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        pa.field("overrides", OVERRIDES_TYPE),
+    ]
+)
+
+COMPLETION_SCHEMA = pa.schema(
+    [
+        pa.field("row_id", pa.int64(), nullable=False),
+        pa.field("text", pa.string()),  # null in an error row
+        pa.field("finish_reason", pa.string()),  # "stop" | "length" | "abort", null in an error row
+        pa.field("prompt_tokens", pa.int32()),
+        pa.field("completion_tokens", pa.int32()),
+        pa.field("error_code", pa.string()),  # an ErrorCode, null when the row succeeded
+        pa.field("error_message", pa.string()),
+        pa.field("completed_at", pa.timestamp("us", tz="UTC"), nullable=False),
+    ]
+)
+
+
+class ErrorCode(StrEnum):
+    """Why one row has no output. The only list of row errors: tables, metrics and docs use these names."""
+
+    EMPTY_PROMPT = "empty_prompt"  # null, empty or blank
+    PROMPT_TOO_LONG = "prompt_too_long"  # prompt and one output token exceed max_model_len
+    INVALID_PROMPT = "invalid_prompt"  # messages the chat template cannot render, text that is not UTF-8
+    INVALID_PARAMETER = "invalid_parameter"  # a per-row override out of range
+    RESPONSE_FORMAT = (
+        "response_format"  # the output does not parse as the JSON schema asks (cut by max_tokens)
+    )
+    ENGINE_ERROR = "engine_error"  # the engine refused or failed this row alone
+    ENGINE_DIED = "engine_died"  # the engine died whenever it ran this row by itself
+
+
+class SessionErrorCode(StrEnum):
+    """Why a whole session cannot go on."""
+
+    VERSION_MISMATCH = "version_mismatch"
+    INVALID_HEADER = "invalid_header"
+    INVALID_ENGINE_CONFIG = "invalid_engine_config"
+    INVALID_GENERATION = "invalid_generation"  # response_format or sampling that the engine cannot honour
+    ENGINE_CONFLICT = "engine_conflict"  # another engine config is in use within the same stage
+    ENGINE_START_FAILED = "engine_start_failed"
+    ENGINE_DIED = "engine_died"
+    SHUTTING_DOWN = "shutting_down"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessIdentity:
+    """A process that cannot be confused with a later one of the same pid."""
+
+    pid: int
+    start_ticks: int
+    """Field 22 of /proc/PID/stat: clock ticks after boot."""
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """Read from /proc. ``ProcessLookupError`` when there is no such process."""
+        return cls(pid=pid, start_ticks=_process_state(pid)[1])
+
+    @classmethod
+    def own(cls) -> Self:
+        return cls.of(os.getpid())
+
+    def is_running(self) -> bool:
+        """True while this very process exists and is no zombie."""
+        try:
+            state, start_ticks = _process_state(self.pid)
+        except ProcessLookupError:
+            return False
+        return state not in "ZX" and start_ticks == self.start_ticks
+
+
+def _process_state(pid: int) -> tuple[str, int]:
+    """The process's state letter and start ticks (fields 3 and 22 of /proc/PID/stat)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        raise ProcessLookupError(f"no process {pid}") from None
+    # The command name is in parentheses and may itself hold spaces and parentheses.
+    after_name = stat.rpartition(")")[2].split()
+    return after_name[0], int(after_name[19])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectorAddress:
+    """Where the driver's collector listens, and the token that proves the right to report to it."""
+
+    host: str
+    port: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSpec:
+    """How every row of a job is generated. Values are checked by the engine's side, once per session."""
+
+    system: str | None = None
+    """Put before every prompt as the system message; needs a model with a chat template."""
+    max_tokens: int = 256
+    """Most output tokens of a row."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps all tokens."""
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    """With temperature > 0, a row's seed is derived from this and the row's prompt; None draws anew."""
+    response_format: str | None = None
+    """A JSON schema, as text, that every output must satisfy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionHeader:
+    """The first thing a client says."""
+
+    job_id: str
+    """Groups the statistics of all sessions of one job."""
+    task: str
+    """For people: such as ``stage 3 partition 17 attempt 0``."""
+    client: ProcessIdentity
+    """The Python worker; the session ends with it."""
+    daemon: ProcessIdentity
+    """The Python daemon above it; the server ends when all known daemons are gone."""
+    engine: dict[str, Any]
+    """An EngineConfig, unvalidated."""
+    generation: GenerationSpec = field(default_factory=GenerationSpec)
+    collector: CollectorAddress | None = None
+    wire_version: int = WIRE_VERSION
+    package_version: str = PACKAGE_VERSION
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Self:
+        """``ValueError`` where the text is no header of this version; check ``wire_version_of`` first."""
+        try:
+            values = json.loads(text)
+            generation = values["generation"]
+            collector = values["collector"]
+            return cls(
+                **{
+                    **values,
+                    "client": ProcessIdentity(**values["client"]),
+                    "daemon": ProcessIdentity(**values["daemon"]),
+                    "generation": GenerationSpec(**{**generation, "stop": tuple(generation["stop"])}),
+                    "collector": CollectorAddress(**collector) if collector else None,
+                }
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not a session header of wire version {WIRE_VERSION}: {error!r}") from error
+
+    @staticmethod
+    def versions_of(text: bytes) -> tuple[int | None, str | None]:
+        """Wire and package version of any header, also of one written by another version."""
+        try:
+            values = json.loads(text)
+            return values.get("wire_version"), values.get("package_version")
+        except (ValueError, AttributeError):
+            return None, None
+
+
+class ServerAction(StrEnum):
+    """Flight actions of an engine server; each takes no body and answers one JSON object."""
+
+    HEALTH = "health"  # a ServerStats without its jobs; also while an engine loads
+    STATS = "stats"  # a ServerStats
+    SHUTDOWN = "shutdown"  # ends the server once it has answered
+
+
+COLLECTOR_ACTION_STATS = "stats"
+"""The collector's one Flight action: its body is a ``ServerStats``; the ``authorization`` header is
+``Bearer TOKEN``."""
+
+
+class MessageKind(StrEnum):
+    """What a ``ServerMessage`` says."""
+
+    STATUS = "status"  # heartbeat, with what the server is doing
+    CREDIT = "credit"  # the client may send this much more
+    READY = "ready"  # the engine has loaded
+    FAILED = "failed"  # the session is over; code and detail say why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerMessage:
+    """One JSON object in the ``app_metadata`` of what the server sends."""
+
+    kind: MessageKind
+    detail: str = ""
+    """For people: the state in STATUS, the reason and remedy in FAILED."""
+    credit_rows: int = 0
+    credit_bytes: int = 0
+    code: SessionErrorCode | None = None
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Self:
+        values = json.loads(text)
+        code = values["code"]
+        return cls(
+            **{
+                **values,
+                "kind": MessageKind(values["kind"]),
+                "code": SessionErrorCode(code) if code else None,
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStats:
+    """One job's totals on one server since that server started."""
+
+    rows_received: int = 0
+    rows_done: int = 0
+    """Completions handed to the client, error rows included."""
+    errors: dict[str, int] = field(default_factory=dict)
+    """ErrorCode → rows."""
+    error_examples: dict[str, str] = field(default_factory=dict)
+    """ErrorCode → the first message seen with it."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStats:
+    """What a server reports to the collector every few seconds, and to the ``stats`` action."""
+
+    server_id: str
+    host: str
+    pid: int
+    at_unix_s: float
+    state: str
+    """``starting`` | ``loading`` | ``ready`` | ``failed`` | ``stopping``."""
+    detail: str = ""
+    """For people: what it is loading, why it failed."""
+    engine_id: str = ""
+    """A digest of the resident engine's config; empty while there is none."""
+    engine_starts: int = 0
+    phase: str = "idle"
+    """``idle`` | ``prefill`` | ``decode`` | ``mixed``."""
+    running_requests: int = 0
+    waiting_requests: int = 0
+    kv_usage: float = 0.0
+    """Share of the GPU's KV blocks in use, 0 to 1."""
+    engine_metrics: dict[str, float] = field(default_factory=dict)
+    """Further figures of the engine, for MLflow: name → value."""
+    jobs: dict[str, JobStats] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Self:
+        values = json.loads(text)
+        known = {f.name for f in fields(cls)}
+        jobs = {job_id: JobStats(**job) for job_id, job in values.get("jobs", {}).items()}
+        return cls(**{**{name: value for name, value in values.items() if name in known}, "jobs": jobs})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreflightRequest:
+    """What ``python -m pipemax preflight`` reads from standard input before any engine starts."""
+
+    engine: dict[str, Any]
+    generation: GenerationSpec
+    prompts: list[str | None] = field(default_factory=list)
+    """Sampled rows' prompts (or, for ``--messages-column``, their text joined): only counted, never run."""
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Self:
+        values = json.loads(text)
+        generation = values["generation"]
+        return cls(
+            **{**values, "generation": GenerationSpec(**{**generation, "stop": tuple(generation["stop"])})}
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreflightReply:
+    """What it writes to standard output: one JSON line."""
+
+    error_code: SessionErrorCode | None = None
+    error: str = ""
+    """One sentence with the value and the remedy; empty when engine and generation are fine."""
+    model: str = ""
+    model_fingerprint: str = ""
+    """Changes when the model's files change, wherever they lie: for a local directory a digest of names, sizes,
+    small files whole and samples of large ones; for a hub name the resolved revision."""
+    max_model_len: int = 0
+    has_chat_template: bool = False
+    prompt_tokens: list[int] = field(default_factory=list)
+    """For each prompt of the request, as the engine would see it: system message and chat template included."""
+    first_prompt: str = ""
+    """The first sampled prompt as the model would see it."""
+    engine: dict[str, Any] = field(default_factory=dict)
+    """The engine config with every default filled in."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Package → version in the engine's environment."""
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Self:
+        values = json.loads(text)
+        code = values["error_code"]
+        return cls(**{**values, "error_code": SessionErrorCode(code) if code else None})
