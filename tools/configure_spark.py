@@ -1,0 +1,112 @@
+"""Make the pyspark of this environment work as it is: Delta on its class path, its chatter in a file.
+
+Writes three files into pyspark's own ``conf`` folder and replaces ``bin/spark-submit`` by a wrapper that needs no
+variable set. The jars are resolved by Spark itself, once, into the environment, so that removing the environment
+removes them too. Run by ``make setup``.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pyspark
+
+DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
+"""The Delta release made for the pyspark of the lock."""
+
+# One resolver: with Spark's defaults, every look-up that another repository would answer prints an error page.
+IVY_SETTINGS = """<ivysettings>
+  <settings defaultResolver="central"/>
+  <resolvers><ibiblio name="central" m2compatible="true"/></resolvers>
+</ivysettings>
+"""
+
+LOG4J = """# Written by tools/configure_spark.py: Spark's log goes to a file, so that a job's report stays readable.
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = File
+appender.file.name = file
+appender.file.fileName = ${env:PIPEMAX_LOG_DIR:-logs}/spark.log
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+
+def main() -> None:
+    environment = Path(sys.prefix)
+    spark_home = Path(pyspark.__file__).parent
+    jars = resolve_delta_jars(environment / "ivy")
+    conf = spark_home / "conf"
+    conf.mkdir(exist_ok=True)
+    (conf / "spark-defaults.conf").write_text(spark_defaults(jars))
+    (conf / "log4j2.properties").write_text(LOG4J)
+    (conf / "spark-env.sh").write_text(spark_env(environment))
+    write_wrapper(environment, spark_home)
+    print(f"{len(jars)} jars, {sum(jar.stat().st_size for jar in jars) / 1e6:.0f} MB")
+
+
+def resolve_delta_jars(ivy: Path) -> list[Path]:
+    """Have Spark fetch Delta and what it depends on into ``ivy``; already fetched ones are found again."""
+    ivy.mkdir(exist_ok=True)
+    settings = ivy / "ivysettings.xml"
+    settings.write_text(IVY_SETTINGS)
+    with tempfile.TemporaryDirectory() as empty:
+        # An empty application: spark-submit resolves the packages, then Python has nothing to do.
+        application = Path(empty) / "nothing.py"
+        application.write_text("")
+        subprocess.run(
+            [
+                Path(pyspark.__file__).parent / "bin" / "spark-submit",
+                *("--packages", DELTA_PACKAGE),
+                *("--conf", f"spark.jars.ivy={ivy}", "--conf", f"spark.jars.ivySettings={settings}"),
+                application,
+            ],
+            check=True,
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_CONF_DIR": empty},
+        )
+    jars = sorted((ivy / "jars").glob("*.jar"))
+    if not any("delta-spark" in jar.name for jar in jars):
+        raise SystemExit(f"Spark resolved {DELTA_PACKAGE} but left no Delta jar in {ivy / 'jars'}")
+    return jars
+
+
+def spark_defaults(jars: list[Path]) -> str:
+    # "local:" jars are read where they lie; plain paths would be copied for every application and executor.
+    return "\n".join(
+        [
+            "# Written by tools/configure_spark.py.",
+            f"spark.jars {','.join(f'local:{jar}' for jar in jars)}",
+            "spark.sql.extensions io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            "spark.ui.showConsoleProgress false",
+            "",
+        ]
+    )
+
+
+def spark_env(environment: Path) -> str:
+    log_dir = environment.parent / "logs"
+    return f"""# Written by tools/configure_spark.py.
+export PYSPARK_PYTHON="${{PYSPARK_PYTHON:-{environment}/bin/python}}"
+export PIPEMAX_LOG_DIR="${{PIPEMAX_LOG_DIR:-{log_dir}}}"
+mkdir -p "$PIPEMAX_LOG_DIR"
+"""
+
+
+def write_wrapper(environment: Path, spark_home: Path) -> None:
+    """pip's own spark-submit asks whichever python3 is on PATH where Spark is; this one knows."""
+    wrapper = environment / "bin" / "spark-submit"
+    wrapper.unlink(missing_ok=True)  # it may be a hard link into the installer's cache
+    wrapper.write_text(f"""#!/bin/sh
+# Written by tools/configure_spark.py.
+export SPARK_HOME="{spark_home}"
+export PYSPARK_PYTHON="${{PYSPARK_PYTHON:-{environment}/bin/python}}"
+exec "$SPARK_HOME/bin/spark-submit" "$@"
+""")
+    wrapper.chmod(0o755)
+
+
+if __name__ == "__main__":
+    main()
