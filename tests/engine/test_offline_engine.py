@@ -1,0 +1,152 @@
+"""The engine on real vLLM: the right tokens, and every request comes back once, good or bad."""
+
+import json
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import torch
+from pipemax.api import Completion, GenerationRequest, Message, OfflineEngine, Sampling
+from pipemax.wire import ErrorCode
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from .conftest import DEMO_MODEL, MAX_MODEL_LEN
+
+DEMO_TABLE = Path(__file__).parents[2] / "examples" / "data" / "debian_packages.parquet"
+SCHEMA = (Path(__file__).parents[2] / "examples" / "section.schema.json").read_text()
+
+
+def demo_prompts(count: int) -> list[str]:
+    rows = pq.read_table(DEMO_TABLE).slice(0, count).to_pylist()
+    return [
+        f"Package: {row['package']}\nSummary: {row['summary']}\nDescription: {row['description']}"
+        for row in rows
+    ]
+
+
+def run(engine: OfflineEngine, *requests: GenerationRequest) -> dict[str, Completion]:
+    completions = list(engine.generate(requests))
+    by_id = {completion.request_id: completion for completion in completions}
+    assert len(by_id) == len(completions) == len(requests), "every request comes back once"
+    return by_id
+
+
+def test_greedy_tokens_equal_those_of_transformers(engine: OfflineEngine) -> None:
+    prompts = demo_prompts(24)
+    completions = run(
+        engine,
+        *(
+            GenerationRequest(request_id=str(i), prompt=prompt, sampling=Sampling(max_tokens=24))
+            for i, prompt in enumerate(prompts)
+        ),
+    )
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    model = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    for i, prompt in enumerate(prompts):
+        ids = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
+        )
+        generated = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0, len(ids) :]
+        assert completions[str(i)].token_ids == tuple(generated.tolist()), prompt
+        assert completions[str(i)].prompt_tokens == len(ids)
+
+
+def test_a_schema_is_obeyed_whatever_the_prompt(engine: OfflineEngine) -> None:
+    sections = json.loads(SCHEMA)["properties"]["section"]["enum"]
+    completions = run(
+        engine,
+        *(
+            GenerationRequest(
+                request_id=str(i), prompt=text, sampling=Sampling(max_tokens=40, response_format=SCHEMA)
+            )
+            for i, text in enumerate(["Sing a song.", "{}{}{", "<|end|>", "日本語", "Package: libfoo-dev"])
+        ),
+    )
+    for completion in completions.values():
+        assert completion.text is not None
+        assert json.loads(completion.text)["section"] in sections
+
+
+def test_bad_rows_come_back_with_their_reason_and_good_ones_beside_them(engine: OfflineEngine) -> None:
+    completions = run(
+        engine,
+        GenerationRequest(request_id="null"),
+        GenerationRequest(request_id="blank", prompt=" \n"),
+        GenerationRequest(request_id="long", prompt="word " * (2 * MAX_MODEL_LEN)),
+        GenerationRequest(request_id="both", prompt="a", messages=(Message(role="user", content="b"),)),
+        GenerationRequest(request_id="surrogate", prompt="\ud800"),
+        GenerationRequest(request_id="good", prompt="Package: libfoo-dev", sampling=Sampling(max_tokens=4)),
+    )
+    codes = {i: completion.error.code if completion.error else None for i, completion in completions.items()}
+    assert codes == {
+        "null": ErrorCode.EMPTY_PROMPT,
+        "blank": ErrorCode.EMPTY_PROMPT,
+        "long": ErrorCode.PROMPT_TOO_LONG,
+        "both": ErrorCode.INVALID_PROMPT,
+        "surrogate": ErrorCode.INVALID_PROMPT,
+        "good": None,
+    }
+    assert f"max_model_len is {MAX_MODEL_LEN}" in completions["long"].error.message  # type: ignore[union-attr]
+
+
+def test_messages_and_system_go_through_the_chat_template(engine: OfflineEngine) -> None:
+    prompt = demo_prompts(1)[0]
+    completions = run(
+        engine,
+        GenerationRequest(request_id="prompt", prompt=prompt, system="Answer."),
+        GenerationRequest(
+            request_id="messages",
+            messages=(Message(role="system", content="Answer."), Message(role="user", content=prompt)),
+        ),
+    )
+    assert completions["prompt"].prompt_tokens == completions["messages"].prompt_tokens
+    assert completions["prompt"].token_ids == completions["messages"].token_ids
+
+
+def test_max_tokens_and_stop_strings_end_the_output(engine: OfflineEngine) -> None:
+    prompt = demo_prompts(1)[0]
+    completions = run(
+        engine,
+        GenerationRequest(request_id="cut", prompt=prompt, sampling=Sampling(max_tokens=2)),
+        GenerationRequest(
+            request_id="stopped", prompt=prompt, sampling=Sampling(max_tokens=24, stop=("section",))
+        ),
+    )
+    assert (completions["cut"].completion_tokens, completions["cut"].finish_reason) == (2, "length")
+    assert completions["stopped"].finish_reason == "stop"
+    assert "section" not in (completions["stopped"].text or "section")
+
+
+def test_a_seed_makes_sampling_repeatable(engine: OfflineEngine) -> None:
+    def sampled(request_id: str, seed: int) -> GenerationRequest:
+        sampling = Sampling(max_tokens=24, temperature=3.0, seed=seed)
+        return GenerationRequest(request_id=request_id, prompt="Package: x", sampling=sampling)
+
+    completions = run(engine, sampled("a", 1), sampled("b", 1), sampled("c", 2))
+    assert completions["a"].token_ids == completions["b"].token_ids
+    assert completions["a"].token_ids != completions["c"].token_ids
+
+
+def test_aborted_requests_do_not_come_back_and_their_room_is_given_back(engine: OfflineEngine) -> None:
+    room = engine.admission_credit_tokens()
+    requests = [
+        GenerationRequest(
+            request_id=f"abort-{i}",
+            prompt="Package: x",
+            sampling=Sampling(max_tokens=400, temperature=5.0, stop=("\0",)),
+        )
+        for i in range(40)
+    ]
+    engine.submit(requests)
+    assert engine.admission_credit_tokens() < room
+    aborted = {request.request_id for request in requests[::2]}
+    engine.abort(sorted(aborted))
+    ended = []
+    deadline_s = time.monotonic() + 60
+    while len(ended) < len(requests) - len(aborted) and time.monotonic() < deadline_s:
+        ended += engine.poll(timeout_s=1.0)
+    assert not engine.poll(timeout_s=0.5)
+    ended_ids = [completion.request_id for completion in ended]
+    assert sorted(ended_ids) == sorted({request.request_id for request in requests} - aborted)
+    assert engine.admission_credit_tokens() == room
+    assert engine.stats().running_requests == 0

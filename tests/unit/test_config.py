@@ -1,0 +1,57 @@
+"""EngineConfig: what a user's YAML may say, and how it is told when it is wrong."""
+
+import re
+from pathlib import Path
+
+import pytest
+from pipemax.config import EngineConfig
+
+
+def test_the_model_alone_is_enough() -> None:
+    config = EngineConfig.parse({"model": "org/name"})
+    assert config.max_model_len is None
+    assert config.tensor_parallel_size == 1
+
+
+def test_equal_configs_have_equal_ids_and_others_have_not() -> None:
+    one = EngineConfig.parse({"model": "org/name", "vllm": {"a": 1, "b": 2}})
+    same = EngineConfig.parse({"vllm": {"b": 2, "a": 1}, "model": "org/name"})
+    other = EngineConfig.parse({"model": "org/name", "max_model_len": 128})
+    assert one.engine_id() == same.engine_id()
+    assert one.engine_id() != other.engine_id()
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"model": " "}, "model"),
+        ({}, "'model' is missing"),
+        ({"model": "m", "max_modle_len": 5}, "unknown field 'max_modle_len'; known fields: block_size"),
+        ({"model": "m", "pipeline_parallel_size": 0}, "pipeline_parallel_size"),
+        ({"model": "m", "gpu_memory_utilization": 1.5}, "got 1.5"),
+        ({"model": "m", "policy": "fastest"}, "got 'fastest'"),
+    ],
+)
+def test_a_wrong_value_is_named(values: dict[str, object], told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        EngineConfig.parse(values)
+
+
+def test_a_yaml_file_is_read_and_overrides_win(tmp_path: Path) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text("model: org/name\nmax_model_len: 512\n")
+    config = EngineConfig.load(file, max_model_len=256)
+    assert (config.model, config.max_model_len) == ("org/name", 256)
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "model: [", "modell: x\n"])
+def test_a_broken_yaml_file_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"engine\.yaml"):
+        EngineConfig.load(file)
+
+
+def test_a_missing_yaml_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none\.yaml"):
+        EngineConfig.load(tmp_path / "none.yaml")
