@@ -2,10 +2,15 @@
 
 One Flight ``DoExchange`` is one *session*: a Spark task sends request batches and receives completion batches.
 The session opens with a ``SessionHeader`` (JSON, in the descriptor's command). After that the client sends
-request batches, never more rows or bytes than it holds credit for, and half-closes when its input ends. The
-server sends completion batches (any order, each row once) and, as JSON in ``app_metadata``, ``ServerMessage``s:
-a ``status`` heartbeat at least every second, ``credit`` grants, ``ready`` once the engine can take rows, and
-``failed`` as the last message of a session that cannot go on.
+request batches, never more rows or bytes than it holds credit for, and half-closes when its input ends. Each
+request batch says in its ``app_metadata``, in decimal, how many bytes of the credit it uses up, for the two sides
+may measure a batch differently; one row may overdraw the bytes, else a row larger than a grant could never pass.
+
+The server answers with a schema whose metadata holds its versions (``VERSION_METADATA``), then sends completion
+batches (any order, each row once) and, as JSON in ``app_metadata``, ``ServerMessage``s: a ``status`` heartbeat at
+least every second, ``credit`` grants, ``ready`` once the engine can take rows, and ``failed`` as the last message
+of a session that cannot go on. A ``status`` with the code ``engine_conflict`` says that the session waits for
+another job to be done with its engine, which may take as long as that job.
 
 This module needs pyarrow alone; it is the only one of ``pipemax`` that ``pipemax_spark`` imports.
 """
@@ -28,6 +33,7 @@ __all__ = [
     "OVERRIDES_TYPE",
     "PACKAGE_VERSION",
     "REQUEST_SCHEMA",
+    "VERSION_METADATA",
     "WIRE_VERSION",
     "CollectorAddress",
     "ErrorCode",
@@ -47,6 +53,12 @@ __all__ = [
 PACKAGE_VERSION = pipemax.__version__
 WIRE_VERSION = 1
 """Raised whenever a schema or message below changes its meaning; both sides must agree exactly."""
+
+VERSION_METADATA = {
+    b"pipemax_wire_version": str(WIRE_VERSION).encode(),
+    b"pipemax_package_version": PACKAGE_VERSION.encode(),
+}
+"""In the metadata of the schema that the server answers with, so that the client can check it too."""
 
 HEARTBEAT_PERIOD_S = 1.0
 """The server sends at least one message per session in this time; 30 s of silence mean that it hangs."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from pipemax.api import OfflineEngine
 from pipemax.config import EngineConfig
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from pipemax.api import Completion, GenerationRequest, Message, OfflineEngine, Sampling
 from pipemax.wire import ErrorCode
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from .conftest import DEMO_MODEL, MAX_MODEL_LEN
 

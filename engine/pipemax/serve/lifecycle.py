@@ -1,0 +1,142 @@
+"""When the server ends: its executor is gone, its Python daemons are gone, it idles, or it is told.
+
+It watches processes by pidfd, which a reused pid cannot deceive and which also fires for a zombie. It only
+decides; ``main`` takes the server down.
+"""
+
+import logging
+import os
+import queue
+import select
+import threading
+import time
+from dataclasses import dataclass
+
+from pipemax.serve.settings import Timings
+from pipemax.wire import ProcessIdentity
+
+log = logging.getLogger(__name__)
+
+_LOOK_PERIOD_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """Why the server ends."""
+
+    reason: str
+    status: int = 0
+    at_once: bool = False
+    """Nobody is left to wait for: the engine gets a few seconds to close, not its full time."""
+
+
+def has_ended(pidfd: int, *, timeout_s: float) -> bool:
+    """Whether the process ends within the time."""
+    poll = select.poll()  # not select(), which fails on descriptors above 1023
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
+
+
+class WatchedProcess:
+    """One process, by pidfd where the kernel has it (Linux 5.3), else by looking at /proc."""
+
+    def __init__(self, identity: ProcessIdentity) -> None:
+        self.identity = identity
+        self._fd: int | None = None
+        try:
+            self._fd = os.pidfd_open(identity.pid)
+        except ProcessLookupError:
+            return
+        except OSError as error:
+            log.warning("no pidfd for pid %d, looking at /proc instead: %s", identity.pid, error)
+            return
+        if not identity.is_running():  # the pid may have been another process's by the time it was opened
+            self.close()
+
+    def fileno(self) -> int | None:
+        return self._fd
+
+    def is_gone(self) -> bool:
+        if self._fd is None:
+            return not self.identity.is_running()
+        return has_ended(self._fd, timeout_s=0.0)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+class Lifecycle:
+    """Decides when the server ends. Thread-safe."""
+
+    def __init__(self, executor: ProcessIdentity, timings: Timings) -> None:
+        self._timings = timings
+        self._executor = WatchedProcess(executor)
+        self._lock = threading.Lock()
+        self._daemons: dict[ProcessIdentity, WatchedProcess] = {}
+        self._had_daemons = False
+        self._alone_since_s: float | None = None
+        self._open_sessions = 0
+        self._idle_since_s = time.monotonic()
+        self._exits: queue.Queue[Exit] = queue.Queue()
+        self._thread = threading.Thread(target=self._watch, name="lifecycle", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def open_session(self, daemon: ProcessIdentity) -> None:
+        with self._lock:
+            self._open_sessions += 1
+            if daemon not in self._daemons:
+                self._daemons[daemon] = WatchedProcess(daemon)
+                self._had_daemons = True
+
+    def close_session(self) -> None:
+        with self._lock:
+            self._open_sessions -= 1
+            self._idle_since_s = time.monotonic()
+
+    def stop(self, cause: Exit) -> None:
+        """End the server; the first cause counts."""
+        self._exits.put(cause)
+
+    def wait(self) -> Exit:
+        """Blocks until the server shall end. Wakes now and then, so that signal handlers run."""
+        while True:
+            try:
+                return self._exits.get(timeout=1.0)
+            except queue.Empty:
+                continue
+
+    def _watch(self) -> None:
+        while True:
+            cause = self._look()
+            if cause is not None:
+                self.stop(cause)
+                return
+            self._sleep_until_executor_ends(_LOOK_PERIOD_S)
+
+    def _sleep_until_executor_ends(self, timeout_s: float) -> None:
+        fd = self._executor.fileno()
+        if fd is None:
+            time.sleep(timeout_s)
+        else:
+            has_ended(fd, timeout_s=timeout_s)
+
+    def _look(self) -> Exit | None:
+        now_s = time.monotonic()
+        if self._executor.is_gone():
+            return Exit(reason=f"the executor, pid {self._executor.identity.pid}, is gone", at_once=True)
+        with self._lock:
+            for identity in [i for i, daemon in self._daemons.items() if daemon.is_gone()]:
+                self._daemons.pop(identity).close()
+            if self._daemons or not self._had_daemons:
+                self._alone_since_s = None
+            elif self._alone_since_s is None:
+                self._alone_since_s = now_s
+            elif now_s - self._alone_since_s >= self._timings.daemons_grace_s:
+                return Exit(reason="all Python daemons that used it are gone", at_once=True)
+            if self._open_sessions == 0 and now_s - self._idle_since_s >= self._timings.idle_exit_s:
+                return Exit(reason=f"no session for {self._timings.idle_exit_s:.0f} s")
+        return None

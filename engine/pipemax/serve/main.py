@@ -1,0 +1,191 @@
+"""The server process: detaches itself, listens, and leaves nothing behind.
+
+The process that starts it is a short-lived Spark worker, so it forks at once: the parent stays only until the
+child listens (exit status 0) or has failed (1), and the server is nobody's child, hence nobody's zombie.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipemax.lifetime import SERVER_IDENTITY_VARIABLE
+from pipemax.serve.settings import Timings, WindowLimits
+
+if TYPE_CHECKING:
+    from pipemax.serve.host import EngineFactory
+    from pipemax.serve.lifecycle import Exit
+    from pipemax.serve.server import EngineServer
+
+log = logging.getLogger(__name__)
+
+_HURRIED_CLOSE_S = 8.0
+"""When nobody is left to wait for. vLLM gives its workers 5 s, and shared memory leaks if it is not let finish."""
+_NO_TIME_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """The command line."""
+
+    socket: Path
+    watch_jvm: tuple[int, int]
+    """pid and start ticks of the process that bounds the server's life."""
+    log: Path
+    timings: Timings
+    limits: WindowLimits
+
+    @property
+    def record(self) -> Path:
+        """Where the server says who it is, for clients that find it hanging."""
+        return self.socket.with_suffix(".json")
+
+
+def parse_options(arguments: Sequence[str]) -> ServerOptions:
+    parser = argparse.ArgumentParser(prog="python -m pipemax.serve", description=__doc__)
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--watch-jvm", type=_identity, required=True, metavar="PID:TICKS")
+    parser.add_argument("--log", type=Path, required=True)
+    for settings in (Timings, WindowLimits):
+        for field in fields(settings):
+            flag = f"--{field.name.replace('_', '-')}"
+            parser.add_argument(flag, type=type(field.default), default=field.default)
+    given = vars(parser.parse_args(arguments))
+    return ServerOptions(
+        socket=given["socket"],
+        watch_jvm=given["watch_jvm"],
+        log=given["log"],
+        timings=Timings(**{field.name: given[field.name] for field in fields(Timings)}),
+        limits=WindowLimits(**{field.name: given[field.name] for field in fields(WindowLimits)}),
+    )
+
+
+def main(
+    arguments: Sequence[str] | None = None, *, load_factory: "Callable[[], EngineFactory] | None" = None
+) -> None:
+    """Start the server as a detached process. Returns never; ``load_factory`` is called in that process."""
+    options = parse_options(sys.argv[1:] if arguments is None else arguments)
+    tell_listening = _detach(options.log)
+    # Only now, in the server's own process: pyarrow and gRPC start threads, which a fork would lose.
+    try:
+        status = _serve(options, (load_factory or _offline_engine)(), tell_listening)
+    except BaseException:
+        logging.exception("the server failed")
+        status = 1
+    logging.shutdown()
+    os._exit(status)  # gRPC's threads may hold open calls; nothing of them is worth waiting for
+
+
+def _offline_engine() -> "EngineFactory":
+    from pipemax.api import OfflineEngine
+
+    return OfflineEngine
+
+
+def _detach(log_path: Path) -> Callable[[], None]:
+    """Fork; the child goes on in a session of its own, with stdin empty and its output in the log.
+
+    Returns what the child calls once it listens, which lets the parent go.
+    """
+    listening, tell = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(tell)
+        os._exit(0 if os.read(listening, 1) else 1)  # nothing to read: the child ended
+    os.close(listening)
+    os.setsid()
+    empty = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for source, target in ((empty, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    os.close(empty)
+    os.close(output)
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+
+    def tell_listening() -> None:
+        os.write(tell, b"1")
+        os.close(tell)
+
+    return tell_listening
+
+
+def _serve(options: ServerOptions, factory: "EngineFactory", tell_listening: Callable[[], None]) -> int:
+    from pipemax.serve.lifecycle import Exit, Lifecycle
+    from pipemax.serve.server import EngineServer
+    from pipemax.wire import ProcessIdentity
+
+    own = ProcessIdentity.own()
+    # The engine's processes inherit it, and end when the process that it names has.
+    os.environ[SERVER_IDENTITY_VARIABLE] = f"{own.pid}:{own.start_ticks}"
+    pid, ticks = options.watch_jvm
+    lifecycle = Lifecycle(ProcessIdentity(pid=pid, start_ticks=ticks), options.timings)
+    signal.signal(signal.SIGTERM, lambda *_: lifecycle.stop(Exit(reason="SIGTERM")))
+    os.umask(0o077)
+    server = EngineServer(
+        str(options.socket),
+        engine_factory=factory,
+        lifecycle=lifecycle,
+        timings=options.timings,
+        limits=options.limits,
+    )
+    _write_record(options)
+    lifecycle.start()
+    log.info("listening, pid %d, for the executor with pid %d", own.pid, pid)
+    tell_listening()
+    cause = lifecycle.wait()
+    log.info("ending: %s", cause.reason)
+    _take_down(server, cause, options)
+    return cause.status
+
+
+def _write_record(options: ServerOptions) -> None:
+    import json
+
+    from pipemax.wire import ProcessIdentity
+
+    own = ProcessIdentity.own()
+    draft = options.record.with_suffix(".draft")
+    draft.write_text(
+        json.dumps(
+            {
+                "pid": own.pid,
+                "start_ticks": own.start_ticks,
+                "executor": list(options.watch_jvm),
+                "log": str(options.log),
+            }
+        )
+    )
+    draft.rename(options.record)
+
+
+def _take_down(server: "EngineServer", cause: "Exit", options: ServerOptions) -> None:
+    """Close the socket to newcomers, then the sessions, then the engine; kill what does not close in time."""
+    # The record stays to the last: while this process lives, a successor must know that it does.
+    options.socket.unlink(missing_ok=True)
+    started_s = time.monotonic()
+    close_timeout_s = options.timings.close_timeout_s
+    if cause.at_once:
+        # A load cannot be interrupted, and there is nothing yet that wants closing.
+        close_timeout_s = _NO_TIME_S if server.is_loading else _HURRIED_CLOSE_S
+    closed = server.stop(cause, close_timeout_s=close_timeout_s)
+    log.info(
+        "the engine %s after %.1f s", "closed" if closed else "DID NOT CLOSE", time.monotonic() - started_s
+    )
+    options.record.unlink(missing_ok=True)
+    if not closed:
+        logging.shutdown()
+        # The engine's processes share this session's process group, and so does this process.
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _identity(text: str) -> tuple[int, int]:
+    pid, _, ticks = text.partition(":")
+    return int(pid), int(ticks)

@@ -1,0 +1,110 @@
+"""Who needs which engine, and who must wait: the rules of the one resident engine, as plain values.
+
+It knows neither threads nor engines; ``host`` holds the lock and carries the decisions out.
+"""
+
+from dataclasses import dataclass, field
+
+from pipemax.api import Engine
+from pipemax.config import EngineConfig
+from pipemax.serve.settings import Timings
+from pipemax.wire import ProcessIdentity, SessionErrorCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """The session has no engine yet."""
+
+    detail: str
+    other_config: bool = False
+    """Another job's engine is in use; this wait may be as long as that job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    engine: Engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The session cannot go on."""
+
+    code: SessionErrorCode
+    detail: str
+
+
+Readiness = Waiting | Ready | Refused
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Member:
+    """An open session's claim on an engine."""
+
+    config: EngineConfig
+    engine_id: str
+    job_id: str
+    task: str
+    daemon: ProcessIdentity
+    since_s: float
+    refusal: Refused | None = None
+
+
+@dataclass(slots=True)
+class StartFailures:
+    """Engines that did not start. A job is told again at once; another job is a new attempt."""
+
+    _reasons: dict[str, str] = field(default_factory=dict)
+    _jobs: dict[str, set[str]] = field(default_factory=dict)
+
+    def record(self, engine_id: str, reason: str, job_ids: set[str]) -> None:
+        self._reasons[engine_id] = reason
+        self._jobs.setdefault(engine_id, set()).update(job_ids)
+
+    def forget(self, engine_id: str) -> None:
+        self._reasons.pop(engine_id, None)
+        self._jobs.pop(engine_id, None)
+
+    def known_to(self, engine_id: str, job_id: str) -> Refused | None:
+        if job_id not in self._jobs.get(engine_id, ()):
+            return None
+        reason = self._reasons[engine_id]
+        return Refused(
+            code=SessionErrorCode.ENGINE_START_FAILED, detail=f"{reason} (not tried again in this job)"
+        )
+
+
+def next_to_load(
+    members: list[Member], resident_id: str | None, *, resident_unused_s: float, grace_s: float
+) -> Member | None:
+    """The oldest waiting member, once the resident engine has had no session for the grace time."""
+    waiting = [m for m in members if m.refusal is None and m.engine_id != resident_id]
+    if not waiting:
+        return None
+    in_use = any(m.engine_id == resident_id and m.refusal is None for m in members)
+    if resident_id is not None and (in_use or resident_unused_s < grace_s):
+        return None
+    return min(waiting, key=lambda m: m.since_s)
+
+
+def conflict_of(
+    waiting: Member, holders: list[Member], *, still_s: float, timings: Timings
+) -> Refused | None:
+    """A refusal when ``waiting`` and the resident engine's sessions wait for each other.
+
+    Two annotations with different configs, chained within one stage, deadlock: the second reads what the first
+    yields, and the first cannot end until it is read. From here one sees only that nothing moves: ``still_s``.
+    """
+    same_task = [m for m in holders if m.task == waiting.task and m.daemon == waiting.daemon]
+    patience_s = timings.same_task_conflict_s if same_task else timings.still_conflict_s
+    if not holders or still_s < patience_s:
+        return None
+    holder = (same_task or holders)[0]
+    return Refused(
+        code=SessionErrorCode.ENGINE_CONFLICT,
+        detail=(
+            f"two engine configs are in use at once on this executor: {holder.task} holds the engine of model "
+            f"{holder.config.model!r}, {waiting.task} needs one of model {waiting.config.model!r} (config "
+            f"{waiting.engine_id}), and nothing has moved for {still_s:.0f} s. Write the first annotation to a "
+            "table before the second starts, or give both the same engine config."
+        ),
+    )

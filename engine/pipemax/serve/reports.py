@@ -1,0 +1,107 @@
+"""Reports to the driver's collectors: every two seconds, and once more when a job's last session ends.
+
+A collector that cannot be reached costs one warning and no time: the job never waits for it twice.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import pyarrow as pa
+from pyarrow import flight
+
+from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, ServerStats
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT_S = 2.0
+_RETRY_S = 30.0
+"""After a failure, the collector is left alone for this long."""
+
+
+class Reporter:
+    """Pushes ``ServerStats`` to collectors. Thread-safe."""
+
+    def __init__(
+        self,
+        collectors: Callable[[], set[CollectorAddress]],
+        stats_for: Callable[[CollectorAddress], ServerStats],
+        period_s: float,
+    ) -> None:
+        self._collectors = collectors
+        self._stats_for = stats_for
+        self._period_s = period_s
+        self._lock = threading.Lock()
+        self._links: dict[CollectorAddress, _Link] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def report_now(self, collector: CollectorAddress) -> None:
+        """Send the present totals and wait until the collector has them, or is known to be unreachable."""
+        with self._lock:
+            link = self._links.setdefault(collector, _Link(collector))
+        link.send(self._stats_for)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._period_s):
+            wanted = self._collectors()
+            for collector in wanted:
+                self.report_now(collector)
+            with self._lock:
+                unused = [self._links.pop(collector) for collector in set(self._links) - wanted]
+            for link in unused:
+                link.close()
+
+
+class _Link:
+    """The way to one collector."""
+
+    def __init__(self, collector: CollectorAddress) -> None:
+        self._collector = collector
+        self._lock = threading.Lock()
+        self._client: flight.FlightClient | None = None
+        self._warned = False
+        self._not_before_s = float("-inf")
+
+    def send(self, stats_for: Callable[[CollectorAddress], ServerStats]) -> None:
+        # The snapshot is taken under the lock: an older one must never arrive after a newer one.
+        with self._lock:
+            if time.monotonic() < self._not_before_s:
+                return
+            try:
+                self._push(stats_for(self._collector))
+            except (flight.FlightError, pa.ArrowException, OSError) as error:
+                self._not_before_s = time.monotonic() + _RETRY_S
+                if not self._warned:
+                    self._warned = True
+                    log.warning(
+                        "the collector at %s:%d cannot be reached, the job goes on without progress reports: %s",
+                        self._collector.host,
+                        self._collector.port,
+                        str(error).partition("\n")[0],
+                    )
+
+    def close(self) -> None:
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+
+    def _push(self, stats: ServerStats) -> None:
+        if self._client is None:
+            self._client = flight.FlightClient(
+                f"grpc+tcp://{self._collector.host}:{self._collector.port}",
+                # The driver is never behind the web proxy that the environment may name.
+                generic_options=[("grpc.enable_http_proxy", 0)],
+            )
+        options = flight.FlightCallOptions(
+            timeout=_TIMEOUT_S, headers=[(b"authorization", f"Bearer {self._collector.token}".encode())]
+        )
+        list(self._client.do_action(flight.Action(COLLECTOR_ACTION_STATS, stats.to_bytes()), options))

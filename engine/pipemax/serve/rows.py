@@ -1,0 +1,184 @@
+"""Between Arrow and the engine's words: request batches in, completion batches out, sampling checked.
+
+Pure functions: nothing here knows of sessions, sockets or engines.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from pipemax.api import Completion, GenerationRequest, Message, RequestError, Sampling
+from pipemax.wire import COMPLETION_SCHEMA, ErrorCode, GenerationSpec
+
+_OVERRIDABLE = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRow:
+    """One row that has ended, good or bad."""
+
+    row_id: int
+    completion: Completion
+    completed_at_us: int
+    """Microseconds after 1970, UTC."""
+
+    def output_size(self) -> int:
+        """Roughly the bytes that it holds until it is delivered."""
+        text = self.completion.text or ""
+        message = self.completion.error.message if self.completion.error else ""
+        return 64 + len(text) + len(message)
+
+
+class RowFaultError(ValueError):
+    """One row cannot become a request; carries what its error row says."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.error = RequestError(code=code, message=message)
+
+
+def check_generation(spec: GenerationSpec) -> Sampling:
+    """The job's sampling. ``ValueError`` names what is wrong and what would be right."""
+    if spec.response_format is not None:
+        try:
+            schema = json.loads(spec.response_format)
+        except ValueError as error:
+            raise ValueError(f"response_format is not JSON: {error}") from None
+        if not isinstance(schema, dict):
+            raise ValueError(f"response_format must be a JSON schema object, not a {type(schema).__name__}")
+    return Sampling(
+        max_tokens=spec.max_tokens,
+        temperature=spec.temperature,
+        top_p=spec.top_p,
+        top_k=spec.top_k,
+        stop=spec.stop,
+        seed=spec.seed,
+        response_format=spec.response_format,
+    )
+
+
+def requests_of(
+    batch: pa.RecordBatch, *, job: Sampling, system: str | None, id_prefix: str
+) -> tuple[list[GenerationRequest], list[tuple[int, RequestError]]]:
+    """A REQUEST_SCHEMA batch as requests, and the rows that cannot be requests with their errors.
+
+    A request's id is ``id_prefix`` and its row id. What only the engine can judge (an empty or over-long prompt)
+    stays a request.
+    """
+    row_ids = batch.column("row_id").to_pylist()
+    columns = [_texts(batch.column(name)) for name in ("prompt", "messages", "overrides")]
+    requests: list[GenerationRequest] = []
+    faults: list[tuple[int, RequestError]] = []
+    for row_id, prompt, messages, overrides in zip(row_ids, *columns, strict=True):
+        try:
+            turns = _messages(_readable(messages))
+            prompt = _readable(prompt)
+            sampling = _sampling(job, _readable(overrides), prompt, turns)
+        except RowFaultError as fault:
+            faults.append((row_id, fault.error))
+            continue
+        requests.append(
+            GenerationRequest(
+                request_id=f"{id_prefix}{row_id}",
+                prompt=prompt,
+                messages=turns,
+                system=system,
+                sampling=sampling,
+            )
+        )
+    return requests, faults
+
+
+def completion_batch(rows: Sequence[FinishedRow]) -> pa.RecordBatch:
+    """Finished rows as one COMPLETION_SCHEMA batch."""
+    done = [row.completion for row in rows]
+    errors = [completion.error for completion in done]
+    columns = [
+        [row.row_id for row in rows],
+        [None if c.error or c.text is None else _encodable(c.text) for c in done],
+        [None if c.error else c.finish_reason for c in done],
+        [c.prompt_tokens for c in done],
+        [c.completion_tokens for c in done],
+        [error.code if error else None for error in errors],
+        [_encodable(error.message) if error else None for error in errors],
+        [row.completed_at_us for row in rows],
+    ]
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, COMPLETION_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=COMPLETION_SCHEMA)
+
+
+def _texts(column: pa.Array) -> list[Any]:
+    """The column as Python values; in a column with invalid UTF-8, each bad row is its UnicodeDecodeError."""
+    if column.null_count == len(column):
+        return [None] * len(column)
+    try:
+        values: list[Any] = column.to_pylist()
+    except UnicodeDecodeError:
+        values = [_value_or_error(value) for value in column]
+    return values
+
+
+def _value_or_error(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except UnicodeDecodeError as error:
+        return error
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, UnicodeDecodeError):
+        raise RowFaultError(
+            ErrorCode.INVALID_PROMPT, f"the text is not UTF-8: {value.reason} at byte {value.start}"
+        )
+    return value
+
+
+def _messages(turns: list[dict[str, str | None] | None] | None) -> tuple[Message, ...] | None:
+    if turns is None:
+        return None
+    messages = []
+    for number, turn in enumerate(turns, start=1):
+        role, content = (turn or {}).get("role"), (turn or {}).get("content")
+        if role is None or content is None:
+            raise RowFaultError(
+                ErrorCode.INVALID_PROMPT, f"message {number} of {len(turns)} lacks its role or content"
+            )
+        messages.append(Message(role=role, content=content))
+    return tuple(messages)
+
+
+def _sampling(
+    job: Sampling, overrides: dict[str, Any] | None, prompt: str | None, turns: tuple[Message, ...] | None
+) -> Sampling:
+    """The row's sampling. A row's own seed is taken as it is; the job's is mixed with the row's prompt."""
+    given = (
+        {name: overrides[name] for name in _OVERRIDABLE if overrides[name] is not None} if overrides else {}
+    )
+    if "stop" in given:
+        given["stop"] = tuple(stop for stop in given["stop"] if stop is not None)
+    try:
+        sampling = replace(job, **given) if given else job
+    except ValueError as error:
+        raise RowFaultError(ErrorCode.INVALID_PARAMETER, str(error)) from None
+    if sampling.seed is None or sampling.temperature == 0.0 or "seed" in given:
+        return sampling
+    return replace(sampling, seed=row_seed(sampling.seed, prompt, turns))
+
+
+def row_seed(job_seed: int, prompt: str | None, turns: tuple[Message, ...] | None) -> int:
+    """A row's seed: the same for the same job seed and prompt, on every machine and in every attempt."""
+    content = json.dumps([job_seed, prompt, [[turn.role, turn.content] for turn in turns or ()]])
+    return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest()) >> 1
+
+
+def _encodable(text: str) -> str:
+    """Lone surrogates, which Arrow refuses, become question marks: one odd row must not end its session."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="replace").decode()
+    return text

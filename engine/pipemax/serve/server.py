@@ -1,0 +1,237 @@
+"""The Flight service: checks headers, opens sessions, routes completions, answers health, stats and shutdown."""
+
+import itertools
+import logging
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from pyarrow import flight
+
+from pipemax.api import Completion
+from pipemax.config import EngineConfig
+from pipemax.serve.credit import CreditWindow
+from pipemax.serve.host import EngineFactory, EngineHost, HostCallbacks
+from pipemax.serve.lifecycle import Exit, Lifecycle
+from pipemax.serve.membership import Refused
+from pipemax.serve.pacing import Pacer
+from pipemax.serve.reports import Reporter
+from pipemax.serve.rows import check_generation
+from pipemax.serve.session import ClientGoneError, Session, SessionFailedError, SessionTerms, refuse
+from pipemax.serve.settings import Timings, WindowLimits
+from pipemax.serve.stats import StatsBook
+from pipemax.wire import (
+    COMPLETION_SCHEMA,
+    PACKAGE_VERSION,
+    VERSION_METADATA,
+    WIRE_VERSION,
+    CollectorAddress,
+    ProcessIdentity,
+    ServerAction,
+    ServerStats,
+    SessionErrorCode,
+    SessionHeader,
+)
+
+log = logging.getLogger(__name__)
+
+EXIT_ENGINE_DIED = 3
+
+
+class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]  # pyarrow is untyped
+    """Listens from its making on. ``stop`` refuses all sessions and closes the engine."""
+
+    def __init__(
+        self,
+        socket_path: str,
+        *,
+        engine_factory: EngineFactory,
+        lifecycle: Lifecycle,
+        timings: Timings,
+        limits: WindowLimits,
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._stats = StatsBook()
+        self._window = CreditWindow(limits)
+        self._pacer = Pacer(self._window)
+        self._numbers = itertools.count(1)
+        self._sessions_lock = threading.Lock()
+        self._sessions: dict[int, Session] = {}
+        self._identity = ProcessIdentity.own()
+        self._host_name = socket.gethostname()
+        callbacks = HostCallbacks(
+            deliver=self._route,
+            observe=self._pacer.resize,
+            running_rows=lambda: self._window.running_rows,
+            changed=self._wake_all,
+            died=self._engine_died,
+        )
+        self._host = EngineHost(engine_factory, callbacks, timings)
+        self._reporter = Reporter(self._stats.collectors, self._stats_for, timings.stats_push_s)
+        # Last: calls may arrive as soon as the base class is made.
+        super().__init__(f"grpc+unix://{socket_path}")
+        self._host.start()
+        self._reporter.start()
+
+    @property
+    def is_loading(self) -> bool:
+        return self._host.snapshot().state == "loading"
+
+    def stop(self, cause: Exit, *, close_timeout_s: float) -> bool:
+        """Refuse everyone, give clients a moment to hear it, close the engine. False if that takes too long."""
+        self._host.stop(Refused(code=SessionErrorCode.SHUTTING_DOWN, detail=cause.reason))
+        self._wake_all()
+        deadline_s = time.monotonic() + min(2.0, close_timeout_s)
+        while self._sessions and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        self._reporter.stop()
+        return self._host.wait_until_closed(close_timeout_s)
+
+    # Flight's calls, each on a thread of its own.
+
+    def do_exchange(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        """One session; see ``pipemax.wire`` for the protocol."""
+        writer.begin(COMPLETION_SCHEMA.with_metadata(VERSION_METADATA))
+        try:
+            terms = check_header(next(self._numbers), descriptor.command)
+        except SessionFailedError as failure:
+            log.warning("a session was refused: %s", failure.detail)
+            refuse(failure, reader, writer)
+            return
+        self._run_session(terms, context, reader, writer)
+
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[flight.Result]:
+        match action.type:
+            case ServerAction.HEALTH:
+                yield flight.Result(self._snapshot(with_jobs=False).to_bytes())
+            case ServerAction.STATS:
+                yield flight.Result(self._snapshot(with_jobs=True).to_bytes())
+            case ServerAction.SHUTDOWN:
+                yield flight.Result(self._snapshot(with_jobs=False).to_bytes())
+                self._lifecycle.stop(Exit(reason="told to shut down"))
+            case unknown:
+                raise flight.FlightServerError(f"unknown action {unknown!r}")
+
+    def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
+        return [(str(action), "takes nothing, answers a ServerStats") for action in ServerAction]
+
+    # Sessions.
+
+    def _run_session(
+        self,
+        terms: SessionTerms,
+        context: flight.ServerCallContext,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        header = terms.header
+        self._lifecycle.open_session(header.daemon)
+        self._stats.open_session(header.job_id, header.collector)
+        session = Session(
+            terms,
+            host=self._host,
+            credit=self._window.open_stream(),
+            stats=self._stats,
+            context=context,
+            reader=reader,
+            writer=writer,
+        )
+        with self._sessions_lock:
+            self._sessions[terms.number] = session
+        log.info("session %d opened: job %s, %s", terms.number, header.job_id, header.task)
+        outcome = "broke off"
+        try:
+            session.run()
+            outcome = "ended"
+        except SessionFailedError as failure:
+            outcome = f"failed: {failure.detail}"
+        except ClientGoneError as gone:
+            outcome = f"lost its client: {str(gone).partition('.')[0]}"
+        finally:
+            with self._sessions_lock:
+                del self._sessions[terms.number]
+            # Before this call returns, which is when the client sees the end: the totals must be exact by then.
+            collector = self._stats.close_session(header.job_id)
+            if collector is not None:
+                self._reporter.report_now(collector)
+            self._lifecycle.close_session()
+            log.info("session %d %s", terms.number, outcome)
+
+    def _route(self, completions: Sequence[Completion]) -> None:
+        self._pacer.learn(completions)
+        by_session: dict[int, list[Completion]] = defaultdict(list)
+        for completion in completions:
+            by_session[int(completion.request_id.partition(":")[0])].append(completion)
+        for number, own in by_session.items():
+            with self._sessions_lock:
+                session = self._sessions.get(number)
+            if session is not None:  # else it ended meanwhile, and nobody waits for its rows
+                session.deliver(own)
+
+    def _wake_all(self) -> None:
+        with self._sessions_lock:
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            session.wake()
+
+    def _engine_died(self, detail: str) -> None:
+        self._wake_all()
+        self._lifecycle.stop(Exit(reason=detail, status=EXIT_ENGINE_DIED, at_once=True))
+
+    # Statistics.
+
+    def _stats_for(self, collector: CollectorAddress) -> ServerStats:
+        return self._snapshot(with_jobs=True, collector=collector)
+
+    def _snapshot(self, *, with_jobs: bool, collector: CollectorAddress | None = None) -> ServerStats:
+        host = self._host.snapshot()
+        engine = host.engine_stats
+        return ServerStats(
+            server_id=f"{self._host_name}:{self._identity.pid}:{self._identity.start_ticks}",
+            host=self._host_name,
+            pid=self._identity.pid,
+            at_unix_s=time.time(),
+            state=host.state,
+            detail=host.detail,
+            engine_id=host.engine_id,
+            engine_starts=host.engine_starts,
+            phase=engine.phase,
+            running_requests=engine.running_requests,
+            waiting_requests=engine.waiting_requests,
+            kv_usage=engine.kv_usage,
+            engine_metrics=engine.metrics,
+            jobs=self._stats.jobs(collector) if with_jobs else {},
+        )
+
+
+def check_header(number: int, text: bytes) -> SessionTerms:
+    """The terms of a session. ``SessionFailedError`` says what is wrong with its header, and the remedy."""
+    wire_version, package_version = SessionHeader.versions_of(text)
+    if (wire_version, package_version) != (WIRE_VERSION, PACKAGE_VERSION):
+        raise SessionFailedError(
+            SessionErrorCode.VERSION_MISMATCH,
+            f"the Spark side has pipemax-spark {package_version} (wire {wire_version}), the engine's environment "
+            f"has {PACKAGE_VERSION} (wire {WIRE_VERSION}): install the same version in both, then start a new "
+            "Spark application.",
+        )
+    try:
+        header = SessionHeader.from_bytes(text)
+    except ValueError as error:
+        raise SessionFailedError(SessionErrorCode.INVALID_HEADER, str(error)) from None
+    try:
+        config = EngineConfig.parse(header.engine)
+    except ValueError as error:
+        raise SessionFailedError(SessionErrorCode.INVALID_ENGINE_CONFIG, f"engine config: {error}") from None
+    try:
+        sampling = check_generation(header.generation)
+    except (ValueError, TypeError) as error:
+        raise SessionFailedError(SessionErrorCode.INVALID_GENERATION, str(error)) from None
+    return SessionTerms(number=number, header=header, config=config, sampling=sampling)

@@ -1,0 +1,76 @@
+"""What a process of the engine's Python gets from this one: a short list of variables, and nothing else.
+
+A Spark Python worker's environment is poison for an engine: PYTHONPATH would mix two sets of packages,
+OMP_NUM_THREADS=1 would leave one core, an address-space limit would end vLLM at its start, and the worker
+factory's secret is nobody else's business.
+"""
+
+import os
+import resource
+import sys
+from collections.abc import Mapping
+
+ENGINE_PYTHONPATH_VARIABLE = "PIPEMAX_ENGINE_PYTHONPATH"
+"""Becomes the engine's PYTHONPATH: for a checkout that is not installed, as in this project's own tests."""
+
+_NAMES = frozenset(
+    {
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "LANG",
+        "TZ",
+        "TMPDIR",
+        "LD_LIBRARY_PATH",
+        "XDG_CACHE_HOME",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "REQUESTS_CA_BUNDLE",
+        "CC",
+        "CXX",
+        *("http_proxy", "https_proxy", "no_proxy", "all_proxy"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"),
+    }
+)
+_PREFIXES = (
+    "LC_",
+    "CUDA_",
+    "NVIDIA_",
+    "NCCL_",
+    "HF_",
+    "HUGGINGFACE_",
+    "TRANSFORMERS_",
+    "VLLM_",
+    "TORCH",
+    "TRITON_",
+    "FLASHINFER_",
+)
+
+
+def engine_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for any process of the engine's Python, from this process's (or the given) one."""
+    source = os.environ if environ is None else environ
+    kept = {name: value for name, value in source.items() if name in _NAMES or name.startswith(_PREFIXES)}
+    if ENGINE_PYTHONPATH_VARIABLE in source:
+        kept["PYTHONPATH"] = source[ENGINE_PYTHONPATH_VARIABLE]
+    return kept
+
+
+def engine_command(engine_python: str | None, module: str, *arguments: str) -> list[str]:
+    """How to run a module of the engine's environment; ``None`` is this interpreter.
+
+    Run it with ``env=engine_environment(), cwd="/", stdin=DEVNULL or PIPE, close_fds=True``.
+    """
+    return [engine_python or sys.executable, "-m", module, *arguments]
+
+
+def address_space_limit_fault() -> str | None:
+    """Why no engine can start from this process, or ``None``: a child inherits the limit on address space."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    return (
+        f"this process may use only {limit / 2**30:.1f} GiB of address space (RLIMIT_AS), which an engine inherits "
+        "and cannot start under. Spark sets the limit from spark.executor.pyspark.memory: leave that setting out."
+    )

@@ -1,0 +1,17 @@
+"""What ends an annotation on this side."""
+
+from pipemax.wire import SessionErrorCode
+
+__all__ = ["EngineSessionError", "SessionErrorCode"]
+
+
+class EngineSessionError(RuntimeError):
+    """The engine server cannot serve this task. The message says why and what to do; ``code`` is for programs."""
+
+    def __init__(self, code: SessionErrorCode, message: str) -> None:
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"

@@ -1,0 +1,58 @@
+"""A collector that keeps what servers report, with the token that came along."""
+
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from pyarrow import flight
+
+from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, ServerStats
+
+
+class _Authorization(flight.ServerMiddleware):
+    def __init__(self, value: str) -> None:
+        self.value = value
+
+
+class _AuthorizationFactory(flight.ServerMiddlewareFactory):
+    def start_call(self, info: Any, headers: dict[str, list[str]]) -> _Authorization:
+        return _Authorization("".join(headers.get("authorization", [])))
+
+
+class FakeCollector(flight.FlightServerBase):
+    """Listens on a free port of the loopback. ``with`` it."""
+
+    def __init__(self) -> None:
+        super().__init__("grpc+tcp://127.0.0.1:0", middleware={"auth": _AuthorizationFactory()})
+        self._lock = threading.Lock()
+        self._reports: list[ServerStats] = []
+        self._authorizations: set[str] = set()
+
+    def address(self, token: str) -> CollectorAddress:
+        return CollectorAddress(host="127.0.0.1", port=self.port, token=token)
+
+    @property
+    def reports(self) -> list[ServerStats]:
+        with self._lock:
+            return list(self._reports)
+
+    @property
+    def authorizations(self) -> set[str]:
+        with self._lock:
+            return set(self._authorizations)
+
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[flight.Result]:
+        assert action.type == COLLECTOR_ACTION_STATS
+        with self._lock:
+            self._reports.append(ServerStats.from_bytes(action.body.to_pybytes()))
+            self._authorizations.add(context.get_middleware("auth").value)
+        return iter(())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()

@@ -1,0 +1,287 @@
+"""A fast, deterministic engine that implements ``pipemax.api.Engine``.
+
+Its answer to a prompt is a function of the prompt (``expected_text``), a word counts as a token, and rows end in
+windows of wall time in an order other than that of their submission. How it behaves is said in the config, as
+``vllm: {fake: {...}}`` with the fields of ``FakeOptions``, or by marks in a prompt:
+
+- ``[[die]]``: the engine dies; ``[[die-once PATH]]``: unless the file exists, which it then makes;
+- ``[[crash-once PATH]]``: likewise, but the whole server process is killed;
+- ``[[hang-once PATH]]``: likewise, ``poll`` never comes back; ``[[slow SECONDS]]``: this row takes so long;
+- ``[[error]]``: this row alone fails;
+- the answer is, for ``[[seed]]``, the row's seed; for ``[[environ]]``, the server's environment as JSON; for
+  ``[[counts]]``, what the engine was asked so far, as JSON (``FakeCounts``).
+"""
+
+import dataclasses
+import hashlib
+import heapq
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipemax.api import Completion, EngineStats, GenerationRequest, RequestError
+from pipemax.config import EngineConfig
+from pipemax.domain.errors import EngineDiedError, EngineStartError
+from pipemax.wire import ErrorCode
+
+_MARK = re.compile(r"\[\[([a-z-]+)(?: ([^\]]+))?\]\]")
+DEFAULT_MAX_MODEL_LEN = 4_096
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FakeOptions:
+    """``vllm: {fake: {...}}`` of an engine config."""
+
+    load_s: float = 0.0
+    """Time to start."""
+    start_error: str | None = None
+    """The engine does not start, for this reason."""
+    latency_s: float = 0.0
+    """Shortest time of a row; the longest is twice that, by its prompt."""
+    tokens_per_s: float | None = None
+    """Throughput of the whole engine, all rows together; none is as fast as can be."""
+    window_s: float = 0.01
+    """Rows that end within one such window come in an order of their own."""
+    admission_credit_tokens: int = 0
+    child_process: bool = False
+    """Start a process that watches the server as vLLM's do, and say its pid in the metrics."""
+    close_s: float = 0.0
+
+
+@dataclasses.dataclass(slots=True)
+class FakeCounts:
+    """What the engine was asked."""
+
+    submitted: int = 0
+    aborted: int = 0
+    most_in_flight: int = 0
+
+
+def fake_config(model: str = "fake", *, max_num_seqs: int | None = 16, **options: Any) -> dict[str, Any]:
+    """An engine config for the fake, with ``FakeOptions`` by name."""
+    return {"model": model, "max_num_seqs": max_num_seqs, "vllm": {"fake": options}}
+
+
+def expected_text(prompt: str, max_tokens: int = 256) -> str:
+    """The fake's answer to a plain prompt without marks and without a response format."""
+    return " ".join(f"reply to {prompt}".split()[:max_tokens])
+
+
+def count_tokens(text: str) -> int:
+    return len(text.split())
+
+
+class FakeEngine:
+    """See the module."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._options = FakeOptions(**config.vllm.get("fake", {}))
+        time.sleep(self._options.load_s)
+        if self._options.start_error is not None:
+            raise EngineStartError(self._options.start_error)
+        self._changed = threading.Condition()
+        self._queue: list[tuple[int, int, str, Completion]] = []  # a heap: (window, shuffle, id, completion)
+        self._in_flight: set[str] = set()
+        self._busy_until_s = time.monotonic()
+        self._death: str | None = None
+        self._hangs = False
+        self.counts = FakeCounts()
+        self._child = _start_child() if self._options.child_process else None
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        with self._changed:
+            self._raise_if_dead()
+            for request in requests:
+                self.counts.submitted += 1
+                self._in_flight.add(request.request_id)
+                completion, slow_s = self._answer(request)
+                heapq.heappush(self._queue, self._entry(completion, slow_s))
+            self.counts.most_in_flight = max(self.counts.most_in_flight, len(self._in_flight))
+            self._changed.notify_all()
+
+    def poll(self, timeout_s: float) -> list[Completion]:
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                self._raise_if_dead()
+                while self._hangs:
+                    self._changed.wait()
+                now_s = time.monotonic()
+                done = self._pop_ended(int(now_s / self._options.window_s))
+                if done or now_s >= deadline_s:
+                    return done
+                wait_s = deadline_s - now_s
+                if self._queue:
+                    wait_s = min(wait_s, (self._queue[0][0] + 1) * self._options.window_s - now_s)
+                self._changed.wait(max(0.001, wait_s))
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        with self._changed:
+            known = self._in_flight.intersection(request_ids)
+            self.counts.aborted += len(known)
+            self._in_flight -= known
+            # What is left of a row in the heap would keep the engine busy: an aborted row frees its time.
+            self._queue = [entry for entry in self._queue if entry[2] not in known]
+            heapq.heapify(self._queue)
+
+    def admission_credit_tokens(self) -> int:
+        return self._options.admission_credit_tokens
+
+    def stats(self) -> EngineStats:
+        running = len(self._in_flight)
+        metrics = {"child_pid": float(self._child.pid)} if self._child else {}
+        metrics |= {name: float(value) for name, value in dataclasses.asdict(self.counts).items()}
+        phase = "decode" if running else "idle"
+        return EngineStats(
+            phase=phase, running_requests=running, kv_usage=min(1.0, running / 1000), metrics=metrics
+        )
+
+    def close(self) -> None:
+        time.sleep(self._options.close_s)
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+
+    def _pop_ended(self, window: int) -> list[Completion]:
+        done = []
+        while self._queue and self._queue[0][0] < window:
+            _, _, request_id, completion = heapq.heappop(self._queue)
+            self._in_flight.remove(request_id)
+            done.append(completion)
+        return done
+
+    def _entry(self, completion: Completion, slow_s: float) -> tuple[int, int, str, Completion]:
+        shuffle = int.from_bytes(hashlib.blake2b(completion.request_id.encode(), digest_size=4).digest())
+        now_s = time.monotonic()
+        ends_s = now_s + slow_s + self._options.latency_s * (1 + shuffle / 2**32)
+        if self._options.tokens_per_s is not None:
+            self._busy_until_s = max(self._busy_until_s, now_s)
+            self._busy_until_s += completion.completion_tokens / self._options.tokens_per_s
+            ends_s = max(ends_s, self._busy_until_s)
+        return int(ends_s / self._options.window_s), shuffle, completion.request_id, completion
+
+    def _answer(self, request: GenerationRequest) -> tuple[Completion, float]:
+        """The row's end, and for how long it is slow."""
+        prompt = request.prompt
+        if prompt is None and request.messages:
+            prompt = "\n".join(message.content for message in request.messages)
+        if prompt is None or not prompt.strip():
+            return _error(request, ErrorCode.EMPTY_PROMPT, "the prompt is empty"), 0.0
+        prompt_tokens = count_tokens(f"{request.system or ''} {prompt}")
+        longest = self._config.max_model_len or DEFAULT_MAX_MODEL_LEN
+        if prompt_tokens + 1 > longest:
+            message = f"the prompt has {prompt_tokens} tokens, max_model_len is {longest}"
+            return _error(request, ErrorCode.PROMPT_TOO_LONG, message), 0.0
+        text, slow_s = self._text(request, prompt)
+        if text is None:
+            return _error(request, ErrorCode.ENGINE_ERROR, "the fake failed this row, as it was told"), 0.0
+        words = text.split(" ")
+        cut = len(words) > request.sampling.max_tokens
+        if cut:
+            text = " ".join(words[: request.sampling.max_tokens])
+        completion = Completion(
+            request_id=request.request_id,
+            text=text,
+            finish_reason="length" if cut else "stop",
+            prompt_tokens=prompt_tokens,
+            completion_tokens=count_tokens(text),
+        )
+        return completion, slow_s
+
+    def _text(self, request: GenerationRequest, prompt: str) -> tuple[str | None, float]:
+        text: str | None = None
+        if request.sampling.response_format is not None:
+            text = json.dumps(instance_of(json.loads(request.sampling.response_format), prompt))
+        else:
+            text = " ".join(f"reply to {prompt}".split())
+        slow_s = 0.0
+        if "[[" in prompt:
+            for name, argument in _MARK.findall(prompt):
+                match name:
+                    case "slow":
+                        slow_s = float(argument)
+                    case "error":
+                        text = None
+                    case "environ":
+                        text = json.dumps(dict(os.environ))
+                    case "counts":
+                        text = json.dumps(dataclasses.asdict(self.counts), separators=(",", ":"))
+                    case "seed":
+                        text = str(request.sampling.seed)
+                    case _:
+                        self._misbehave(name, argument)
+        return text, slow_s
+
+    def _misbehave(self, name: str, argument: str) -> None:
+        kind, _, once = name.partition("-")
+        if once and Path(argument).exists():
+            return
+        if once:
+            Path(argument).touch()
+        match kind:
+            case "die":
+                self._death = "the fake died, as it was told"
+            case "hang":
+                self._hangs = True
+            case "crash":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case _:
+                raise ValueError(f"unknown mark [[{name} {argument}]]")
+
+    def _raise_if_dead(self) -> None:
+        if self._death is not None:
+            raise EngineDiedError(self._death)
+
+
+def instance_of(schema: dict[str, Any], prompt: str) -> Any:
+    """A value that satisfies a simple JSON schema, chosen by the prompt."""
+    number = int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=4).digest())
+    if "enum" in schema:
+        return schema["enum"][number % len(schema["enum"])]
+    if "const" in schema:
+        return schema["const"]
+    kind = schema.get("type", "object")
+    match kind if isinstance(kind, str) else kind[0]:
+        case "object":
+            return {
+                name: instance_of(part, prompt + name) for name, part in schema.get("properties", {}).items()
+            }
+        case "array":
+            return [instance_of(schema.get("items", {"type": "string"}), prompt)]
+        case "string":
+            return f"text-{number % 1000}"
+        case "integer":
+            return schema.get("minimum", 0) + number % 10
+        case "number":
+            return schema.get("minimum", 0) + (number % 100) / 8
+        case "boolean":
+            return bool(number % 2)
+        case _:
+            return None
+
+
+def _error(request: GenerationRequest, code: ErrorCode, message: str) -> Completion:
+    return Completion(request_id=request.request_id, error=RequestError(code=code, message=message))
+
+
+_CHILD = """
+import os, select
+pid = int(os.environ["PIPEMAX_SERVER_IDENTITY"].partition(":")[0])
+poll = select.poll()
+poll.register(os.pidfd_open(pid), select.POLLIN)
+poll.poll()
+"""
+
+
+def _start_child() -> subprocess.Popen[bytes]:
+    # In a session of its own: killing the server's process group must not be what ends it.
+    return subprocess.Popen([sys.executable, "-I", "-c", _CHILD], start_new_session=True)

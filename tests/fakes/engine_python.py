@@ -1,0 +1,84 @@
+"""What stands in for an engine environment's ``python``: the real server around the fake engine.
+
+``write_engine_python`` writes an executable to be named as ``engine_python``. It answers ``-m pipemax.serve ...``
+with the real server's ``main``, and ``-m pipemax preflight`` with a small plausible one; it knows nothing else.
+"""
+
+import hashlib
+import shlex
+import stat
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+_SCRIPT = """#!{interpreter}
+import sys
+sys.path[:0] = [{repository!r}, {engine!r}]
+from tests.fakes.engine_python import main
+main(sys.argv[1:], server_flags={server_flags!r})
+"""
+
+
+def write_engine_python(path: Path, *server_flags: str) -> str:
+    """Write the executable; ``server_flags`` such as ``--idle-exit-s=2`` are added to the server's own."""
+    interpreter = sys.executable
+    assert " " not in interpreter, "a '#!' line cannot name an interpreter with a space in its path"
+    script = _SCRIPT.format(
+        interpreter=interpreter,
+        repository=str(_REPOSITORY),
+        engine=str(_REPOSITORY / "engine"),
+        server_flags=list(server_flags),
+    )
+    path.write_text(script)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def main(arguments: Sequence[str], *, server_flags: Sequence[str] = ()) -> None:
+    match arguments:
+        case ["-m", "pipemax.serve", *rest]:
+            from pipemax.serve.main import main as serve
+
+            serve([*rest, *server_flags], load_factory=_load_fake_engine)
+        case ["-m", "pipemax", "preflight"]:
+            sys.stdout.buffer.write(_preflight(sys.stdin.buffer.read()) + b"\n")
+        case _:
+            sys.exit(f"the fake engine's python does not know: {shlex.join(arguments)}")
+
+
+def _load_fake_engine():  # type: ignore[no-untyped-def]
+    from tests.fakes.engine import FakeEngine
+
+    return FakeEngine
+
+
+def _preflight(text: bytes) -> bytes:
+    """As ``pipemax preflight``: checks config and generation, counts the prompts' words as tokens."""
+    from pipemax.config import EngineConfig
+    from pipemax.serve.rows import check_generation
+    from pipemax.wire import PACKAGE_VERSION, PreflightReply, PreflightRequest, SessionErrorCode
+    from tests.fakes.engine import DEFAULT_MAX_MODEL_LEN, count_tokens
+
+    request = PreflightRequest.from_bytes(text)
+    try:
+        config = EngineConfig.parse(request.engine)
+    except ValueError as error:
+        return PreflightReply(error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=str(error)).to_bytes()
+    try:
+        check_generation(request.generation)
+    except ValueError as error:
+        return PreflightReply(error_code=SessionErrorCode.INVALID_GENERATION, error=str(error)).to_bytes()
+    system = f"{request.generation.system} " if request.generation.system else ""
+    prompts = [f"{system}{prompt or ''}" for prompt in request.prompts]
+    return PreflightReply(
+        model=config.model,
+        model_fingerprint=hashlib.sha256(f"{config.model}@{config.revision}".encode()).hexdigest()[:16],
+        max_model_len=config.max_model_len or DEFAULT_MAX_MODEL_LEN,
+        has_chat_template=True,
+        prompt_tokens=[count_tokens(prompt) for prompt in prompts],
+        first_prompt=prompts[0] if prompts else "",
+        engine=config.model_dump(mode="json"),
+        versions={"pipemax-spark": PACKAGE_VERSION, "vllm": "fake"},
+    ).to_bytes()

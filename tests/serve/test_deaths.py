@@ -1,0 +1,155 @@
+"""Servers that die, hang or end: every row comes back exactly once, or the task fails with a reason."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipemax.wire import SessionErrorCode
+from pipemax_spark.client import EngineSessionError, complete
+from tests.fakes.engine import expected_text
+from tests.serve.support import (
+    FakeJvm,
+    assert_exactly_once,
+    files_of,
+    options,
+    request_batch,
+    request_batches,
+    run_prompts,
+    server_of,
+    server_stats,
+    shut_down,
+    wait_until,
+)
+
+EnginePython = Callable[..., str]
+
+
+def test_a_server_killed_twice_in_a_run_loses_and_doubles_nothing(
+    fake_engine_python: EnginePython, jvm: FakeJvm
+) -> None:
+    opts = options(fake_engine_python(), max_num_seqs=32)
+    batches, taken, killed = [], 0, set()
+    for batch in complete(request_batches(2_000, 40), opts, task="task"):
+        batches.append(batch)
+        taken += batch.num_rows
+        if taken > 600 * (len(killed) + 1) and len(killed) < 2:
+            killed.add(server_of(opts))
+            os.kill(server_of(opts).pid, signal.SIGKILL)
+    assert_exactly_once(batches, 2_000)
+    assert len(killed) == 2
+    assert len(jvm.servers()) == 1
+
+
+def test_a_kill_after_the_input_has_ended_sends_the_open_rows_again(fake_engine_python: EnginePython) -> None:
+    opts = options(fake_engine_python())
+    prompts = ["quick", *(f"[[slow 0.3]] {row}" for row in range(39))]
+    results = complete([request_batch(prompts)], opts, task="task")
+    row_ids = next(results)["row_id"].to_pylist()
+    os.kill(server_of(opts).pid, signal.SIGKILL)
+    row_ids += [row_id for batch in results for row_id in batch["row_id"].to_pylist()]
+    assert sorted(row_ids) == list(range(40))
+
+
+def test_all_sessions_survive_an_engine_that_dies_once(
+    fake_engine_python: EnginePython, tmp_path: Path
+) -> None:
+    opts = options(fake_engine_python(), latency_s=0.05)
+    results: dict[int, list[str]] = {}
+
+    def session(number: int) -> None:
+        mark = f" [[die-once {tmp_path}/died]]" if number == 0 else ""
+        prompts = [f"prompt {row}{mark if row == 100 else ''}" for row in range(200)]
+        results[number] = [row["text"] for row in run_prompts(prompts, opts)]
+
+    threads = [threading.Thread(target=session, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    plain = [expected_text(f"prompt {row}") for row in range(200)]
+    assert results[1] == results[2] == plain
+    assert [text.partition(" [[")[0] for text in results[0]] == plain
+    log = files_of(opts).log.read_text()
+    assert "ending: the fake died" in log
+    assert log.count("listening") == 2
+
+
+def test_a_server_that_dies_each_time_is_given_up_with_its_last_words(
+    fake_engine_python: EnginePython,
+) -> None:
+    opts = options(fake_engine_python())
+    with pytest.raises(EngineSessionError, match="3 times in a row") as caught:
+        run_prompts(["[[die]]"], opts)
+    assert caught.value.code is SessionErrorCode.ENGINE_DIED
+    assert str(files_of(opts).log) in str(caught.value)
+    assert "the fake died, as it was told" in str(caught.value)
+
+
+def test_deaths_with_completions_between_them_do_not_end_the_task(
+    fake_engine_python: EnginePython, tmp_path: Path
+) -> None:
+    prompts = [
+        f"row {row} [[crash-once {tmp_path}/{row}]]" if row % 20 == 10 else f"row {row}" for row in range(80)
+    ]
+    opts = options(fake_engine_python("--chunk-rows=4"), max_num_seqs=1)
+    assert len(run_prompts(prompts, opts)) == 80
+    assert files_of(opts).log.read_text().count("listening") == 1 + 4  # more deaths than MAX_DEATHS
+
+
+def test_an_engine_that_hangs_is_killed_and_its_rows_run_again(
+    fake_engine_python: EnginePython, tmp_path: Path
+) -> None:
+    opts = options(fake_engine_python("--poll-stall-s=0.3"), silence_timeout_s=1.3)
+    started_s = time.monotonic()
+    rows = run_prompts(["one", f"[[hang-once {tmp_path}/hung]] two", "three"], opts)
+    assert rows[2]["text"] == expected_text("three")
+    assert time.monotonic() - started_s < 8.0
+
+
+def test_a_stopped_server_is_killed_and_replaced(fake_engine_python: EnginePython) -> None:
+    opts = options(fake_engine_python(), silence_timeout_s=1.3)
+    run_prompts(["one"], opts)
+    stopped = server_of(opts)
+    threading.Timer(0.1, lambda: os.kill(stopped.pid, signal.SIGSTOP)).start()
+    assert run_prompts(["[[slow 0.3]] two"], opts)[0]["finish_reason"] == "stop"
+    assert not stopped.is_running()
+
+
+def test_a_slow_consumer_is_no_silent_server(fake_engine_python: EnginePython) -> None:
+    opts = options(fake_engine_python(), silence_timeout_s=1.0, latency_s=0.02)
+    results = complete(request_batches(200, 10), opts, task="task")
+    next(results)
+    server = server_of(opts)
+    time.sleep(1.5)
+    assert sum(batch.num_rows for batch in results) > 0
+    assert server_of(opts) == server
+
+
+def test_a_server_told_to_shut_down_in_a_run_is_replaced(fake_engine_python: EnginePython) -> None:
+    opts = options(fake_engine_python(), max_num_seqs=32, close_s=0.3)
+    batches, taken, was_told = [], 0, False
+    for batch in complete(request_batches(1_000, 40), opts, task="task"):
+        batches.append(batch)
+        taken += batch.num_rows
+        if taken > 300 and not was_told:
+            was_told = True
+            shut_down(opts)
+    assert_exactly_once(batches, 1_000)
+    assert files_of(opts).log.read_text().count("listening") == 2
+
+
+def test_the_files_of_a_killed_server_do_not_keep_the_next_from_starting(
+    fake_engine_python: EnginePython,
+) -> None:
+    opts = options(fake_engine_python())
+    run_prompts(["one"], opts)
+    os.kill(server_of(opts).pid, signal.SIGKILL)
+    wait_until(lambda: not server_of(opts).is_running(), 2.0)
+    assert files_of(opts).socket.exists()
+    run_prompts(["two"], opts)
+    assert server_stats(opts).jobs["job"].rows_done == 1

@@ -1,0 +1,145 @@
+"""When the server ends, and that it leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipemax.serve.settings import Timings
+from pipemax.wire import ProcessIdentity
+from pipemax_spark.client import EngineOptions, EngineSessionError, complete
+from pipemax_spark.server_process import ServerFiles
+from tests.serve.support import (
+    FakeJvm,
+    files_of,
+    options,
+    request_batch,
+    run_prompts,
+    server_of,
+    server_stats,
+    shut_down,
+    wait_until,
+)
+
+EnginePython = Callable[..., str]
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def _child_of(opts: EngineOptions) -> ProcessIdentity:
+    wait_until(lambda: server_stats(opts).engine_metrics, 2.0)
+    return ProcessIdentity.of(int(server_stats(opts).engine_metrics["child_pid"]))
+
+
+def _assert_gone(files: ServerFiles, *processes: ProcessIdentity, within_s: float) -> float:
+    took_s = wait_until(
+        lambda: not any(p.is_running() for p in processes), within_s, "server and child are gone"
+    )
+    assert not files.socket.exists()
+    assert not files.record.exists()
+    return took_s
+
+
+def test_the_server_ends_with_its_jvm(fake_engine_python: EnginePython, jvm: FakeJvm) -> None:
+    opts = options(fake_engine_python(), child_process=True)
+    run_prompts(["hello"], opts)
+    server, child = server_of(opts), _child_of(opts)
+    files = files_of(opts)
+    jvm.kill()
+    _assert_gone(files, server, child, within_s=2.0)
+
+
+def test_the_server_ends_with_its_jvm_in_the_midst_of_work(
+    fake_engine_python: EnginePython, jvm: FakeJvm
+) -> None:
+    opts = options(fake_engine_python(), child_process=True)
+    results = complete([request_batch(["quick", "[[slow 600]] never"])], opts, task="task")
+    next(results)
+    server, child = server_of(opts), _child_of(opts)
+    files = files_of(opts)
+    jvm.kill()
+    with pytest.raises(EngineSessionError, match=r"the executor, pid .* is gone"):
+        list(results)
+    _assert_gone(files, server, child, within_s=3.0)
+
+
+def test_the_server_ends_with_its_jvm_while_a_model_loads(
+    fake_engine_python: EnginePython, jvm: FakeJvm
+) -> None:
+    opts = options(fake_engine_python(), load_s=60, start_timeout_s=0.5)
+    with pytest.raises(EngineSessionError, match="no engine after"):
+        run_prompts(["hello"], opts)
+    server = server_of(opts)
+    files = files_of(opts)
+    jvm.kill()
+    _assert_gone(files, server, within_s=3.0)
+
+
+def test_processes_of_the_engine_end_with_a_killed_server(fake_engine_python: EnginePython) -> None:
+    opts = options(fake_engine_python(), child_process=True)
+    run_prompts(["hello"], opts)
+    child = _child_of(opts)
+    os.kill(server_of(opts).pid, signal.SIGKILL)
+    wait_until(lambda: not child.is_running(), 2.0)
+
+
+def test_the_server_ends_a_while_after_its_last_daemon(
+    fake_engine_python: EnginePython, jvm: FakeJvm
+) -> None:
+    assert Timings().daemons_grace_s == 5.0
+    engine_python = fake_engine_python("--daemons-grace-s=1.5")
+    client = [sys.executable, "-m", "tests.serve.client_process", engine_python, "10", "5", "task"]
+    assert subprocess.run(client, cwd=_REPOSITORY, check=False).returncode == 0
+    (server,) = jvm.servers()
+    assert _assert_gone(files_of(options(engine_python)), server, within_s=3.0) > 0.5
+
+
+def test_an_idle_server_ends_and_the_next_task_starts_another(fake_engine_python: EnginePython) -> None:
+    opts = options(fake_engine_python("--idle-exit-s=0.3"), latency_s=0.4)
+    run_prompts(["longer than the idle time"], opts)
+    first = server_of(opts)
+    _assert_gone(files_of(opts), first, within_s=3.0)
+    run_prompts(["hello"], opts)
+    assert server_of(opts) != first
+
+
+def test_a_task_that_comes_while_the_server_ends_waits_for_its_end(fake_engine_python: EnginePython) -> None:
+    opts = options(fake_engine_python(), close_s=0.5)
+    run_prompts(["hello"], opts)
+    first = server_of(opts)
+    shut_down(opts)
+    assert first.is_running()
+    run_prompts(["hello"], opts)
+    assert not first.is_running()
+    assert server_of(opts) != first
+
+
+def test_an_engine_that_does_not_close_is_killed(fake_engine_python: EnginePython) -> None:
+    opts = options(fake_engine_python("--close-timeout-s=0.5"), close_s=60, child_process=True)
+    run_prompts(["hello"], opts)
+    server, child = server_of(opts), _child_of(opts)
+    started_s = time.monotonic()
+    shut_down(opts)
+    _assert_gone(files_of(opts), server, child, within_s=4.0)
+    assert time.monotonic() - started_s > 0.4
+
+
+def test_sigterm_ends_the_server_in_order(fake_engine_python: EnginePython) -> None:
+    opts = options(fake_engine_python(), child_process=True)
+    run_prompts(["hello"], opts)
+    server, child = server_of(opts), _child_of(opts)
+    os.kill(server.pid, signal.SIGTERM)
+    _assert_gone(files_of(opts), server, child, within_s=3.0)
+    assert "the engine closed" in files_of(opts).log.read_text()
+
+
+def test_the_server_is_nobody_s_child(fake_engine_python: EnginePython) -> None:
+    opts = options(fake_engine_python())
+    run_prompts(["hello"], opts)
+    parent = int(Path(f"/proc/{server_of(opts).pid}/stat").read_text().rpartition(")")[2].split()[1])
+    assert parent != os.getpid()
+    assert os.getsid(server_of(opts).pid) == server_of(opts).pid

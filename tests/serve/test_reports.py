@@ -1,0 +1,60 @@
+"""Reports to the collector: the right token, exact totals by the time a task ends, and no harm without it."""
+
+import time
+from collections.abc import Callable
+
+from pipemax.wire import CollectorAddress, ErrorCode
+from tests.fakes.collector import FakeCollector
+from tests.serve.support import files_of, options, run_prompts, wait_until
+
+EnginePython = Callable[..., str]
+
+
+def test_totals_are_exact_when_the_last_session_of_a_job_has_ended(shared_engine_python: str) -> None:
+    engine_python = shared_engine_python
+    with FakeCollector() as collector:
+        for round_ in (1, 2):
+            opts = options(engine_python, collector=collector.address("s3cret"), job_id="a")
+            run_prompts(["one two", "three", "", "[[error]]"], opts)
+            totals = collector.reports[-1].jobs["a"]
+            assert (totals.rows_received, totals.rows_done) == (4 * round_, 4 * round_)
+            assert (totals.prompt_tokens, totals.completion_tokens) == (3 * round_, 7 * round_)
+            assert totals.errors == {ErrorCode.EMPTY_PROMPT: round_, ErrorCode.ENGINE_ERROR: round_}
+            assert totals.error_examples[ErrorCode.EMPTY_PROMPT] == "the prompt is empty"
+        assert collector.authorizations == {"Bearer s3cret"}
+        assert collector.reports[-1].state == "ready"
+
+
+def test_reports_come_every_period_with_what_the_engine_does(shared_engine_python: str) -> None:
+    with FakeCollector() as collector:
+        opts = options(shared_engine_python, collector=collector.address("t"), load_s=0.5)
+        run_prompts(["[[slow 1.0]]"], opts)
+        reports = collector.reports
+    assert len(reports) >= 5
+    assert {"loading", "ready"} <= {report.state for report in reports}
+    assert any(report.detail.startswith("loading model fake") for report in reports)
+    assert any(report.running_requests == 1 and report.phase == "decode" for report in reports)
+    assert [r.at_unix_s for r in reports] == sorted(r.at_unix_s for r in reports)
+
+
+def test_a_collector_sees_its_own_jobs_alone(shared_engine_python: str) -> None:
+    engine_python = shared_engine_python
+    with FakeCollector() as first, FakeCollector() as second:
+        run_prompts(["a"], options(engine_python, collector=first.address("1"), job_id="one"))
+        run_prompts(["a"], options(engine_python, collector=second.address("2"), job_id="two"))
+        assert {job for report in first.reports for job in report.jobs} == {"one"}
+        assert {job for report in second.reports for job in report.jobs} == {"two"}
+
+
+def test_an_unreachable_collector_costs_one_warning(fake_engine_python: EnginePython) -> None:
+    opts = options(
+        fake_engine_python("--stats-push-s=0.1"),
+        collector=CollectorAddress(host="127.0.0.1", port=9, token="t"),
+    )
+    started_s = time.monotonic()
+    for _ in range(3):
+        run_prompts(["[[slow 0.3]]"], opts)
+    assert time.monotonic() - started_s < 6.0
+    log = files_of(opts).log
+    wait_until(lambda: "cannot be reached" in log.read_text(), 2.0)
+    assert log.read_text().count("cannot be reached") == 1
