@@ -2,7 +2,7 @@
 
 from pipemax.wire import SessionErrorCode
 
-__all__ = ["EngineSessionError", "SessionErrorCode"]
+__all__ = ["EngineSessionError", "JobError", "SessionErrorCode"]
 
 
 class EngineSessionError(RuntimeError):
@@ -15,3 +15,7 @@ class EngineSessionError(RuntimeError):
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
+
+
+class JobError(ValueError):
+    """Something that the user can mend: one sentence with the value and the remedy, no traceback."""

@@ -1,0 +1,5 @@
+"""spark-submit jobs/annotate.py --help"""
+
+from pipemax_spark.cli import app
+
+app(prog_name="annotate")

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# The demo job: tools/annotate_demo.sh BIN OUTPUT_DIR. Called by `make annotate`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=$1 demo=$2
+export PIPEMAX_LOG_DIR="$PWD/logs"
+mkdir -p "$PIPEMAX_LOG_DIR"
+cat <<TEXT
+Annotating Debian packages with their archive section: examples/data/debian_packages.parquet
+by a small Llama that was trained on other packages: examples/model. Logs: logs/
+TEXT
+# Spark's launcher and the JVM print their notices to standard error; the job reports on standard output.
+PATH="$PWD/$bin:$PATH" spark-submit --master 'local[2]' jobs/annotate.py \
+    --input examples/data/debian_packages.parquet --output "$demo/annotated" --id-columns package \
+    --template 'Package: {package}\nSummary: {summary}\nDescription: {description}' \
+    --model examples/model --engine conf/engines/demo.yaml --max-tokens 24 \
+    --response-format examples/section.schema.json --gold-column section \
+    --summary "$demo/summary.json" 2>>"$PIPEMAX_LOG_DIR/spark-submit.log" ||
+    { code=$?; echo "Spark's own output: logs/spark-submit.log and logs/spark.log"; exit $code; }
