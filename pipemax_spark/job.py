@@ -22,6 +22,7 @@ from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest
 from pipemax_spark.annotate import ANNOTATION, AnnotationPlan, annotate_with, output_schema
 from pipemax_spark.chunks import (
     FIRST_CHUNK_ROWS,
+    SLICES,
     Chunk,
     WorkDirectory,
     check_ids,
@@ -339,8 +340,8 @@ class AnnotationJob:
 
     def _partitions(self, work: WorkDirectory, chunk: Chunk) -> int:
         """Every slot busy, and pieces small enough that the slots end at about the same time."""
-        slots = self._spark.sparkContext.defaultParallelism
-        rows = work.rows * (chunk.end_slice - chunk.first_slice) / 4096
+        slots: int = self._spark.sparkContext.defaultParallelism
+        rows = work.rows * (chunk.end_slice - chunk.first_slice) / SLICES
         return max(slots, min(4 * slots, math.ceil(rows / 250)))
 
     def _cancel(self, reason: str) -> None:

@@ -1,130 +1,34 @@
 """The engine as a library: submit requests, poll completions. The only entry to a running model.
 
-``OfflineEngine`` hides whether stock vLLM or PipeMax's scheduler runs underneath. It knows nothing of Spark,
-Arrow or sockets: the server (``pipemax.serve``) and a plain Python script use it alike. Importing this module
-does not import vLLM; making an ``OfflineEngine`` does.
+``OfflineEngine`` hides which scheduler runs underneath. It knows nothing of Spark, Arrow or sockets: the server
+(``pipemax.serve``) and a plain Python script use it alike. Importing this module does not import vLLM; making an
+``OfflineEngine`` does.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Self
 
 from pipemax.config import EngineConfig, Policy
+from pipemax.generation import (
+    Completion,
+    Engine,
+    EngineStats,
+    GenerationRequest,
+    Message,
+    RequestError,
+    Sampling,
+)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """One turn of a conversation."""
-
-    role: str
-    """``system``, ``user`` or ``assistant``, as the model's chat template knows them."""
-    content: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How the tokens of one request are chosen."""
-
-    max_tokens: int = 256
-    """Most output tokens."""
-    temperature: float = 0.0
-    """0 is greedy."""
-    top_p: float = 1.0
-    top_k: int = 0
-    """0 keeps all tokens."""
-    stop: tuple[str, ...] = ()
-    """The output ends before the first of these strings."""
-    seed: int | None = None
-    response_format: str | None = None
-    """A JSON schema, as text, that the output must satisfy."""
-
-    def __post_init__(self) -> None:
-        # Written so that NaN fails too: every comparison with NaN is false.
-        if not self.max_tokens >= 1:
-            raise ValueError(f"max_tokens is {self.max_tokens}, must be at least 1")
-        if not 0.0 <= self.temperature <= 100.0:
-            raise ValueError(f"temperature is {self.temperature}, must be between 0 (greedy) and 100")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p is {self.top_p}, must be above 0 and at most 1")
-        if not self.top_k >= 0:
-            raise ValueError(f"top_k is {self.top_k}, must be 0 (all tokens) or more")
-        if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed is {self.seed}, must be at least 0 and below 2**63")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
-    """One row to generate. Exactly one of ``prompt`` and ``messages`` is given, else it becomes an error."""
-
-    request_id: str
-    """Unique among the requests in flight."""
-    prompt: str | None = None
-    messages: tuple[Message, ...] | None = None
-    system: str | None = None
-    """Put before the prompt or messages as a system message."""
-    sampling: Sampling = field(default_factory=Sampling)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestError:
-    """Why a request has no output."""
-
-    code: str
-    """A ``pipemax.wire.ErrorCode``."""
-    message: str
-    """One sentence with the value and the remedy."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """The end of one request, good or bad."""
-
-    request_id: str
-    text: str | None = None
-    finish_reason: str | None = None
-    """``stop``, ``length`` or ``abort``."""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    token_ids: tuple[int, ...] = ()
-    error: RequestError | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """The engine at one instant."""
-
-    phase: str = "idle"
-    """``idle`` | ``prefill`` | ``decode`` | ``mixed``."""
-    running_requests: int = 0
-    waiting_requests: int = 0
-    kv_usage: float = 0.0
-    """Share of the GPU's KV blocks in use, 0 to 1."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Further figures by name."""
-
-
-class Engine(Protocol):
-    """What the server drives. Thread-safe, except that ``poll`` has one caller."""
-
-    def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queue requests. A bad request is no exception: it comes back from ``poll`` with an error."""
-
-    def poll(self, timeout_s: float) -> list[Completion]:
-        """What has ended since the last call; waits up to ``timeout_s`` for the first.
-
-        Raises ``EngineDiedError`` once the engine is gone; every request in flight is then lost.
-        """
-
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """Stop requests; they do not come back from ``poll`` unless they had ended already. Unknown ids pass."""
-
-    def admission_credit_tokens(self) -> int:
-        """Tokens (prompt and expected output) that the engine could take in now beyond what it holds."""
-
-    def stats(self) -> EngineStats: ...
-
-    def close(self) -> None:
-        """Stop the engine and wait for its processes to end. Safe to call twice."""
+__all__ = [
+    "Completion",
+    "Engine",
+    "EngineStats",
+    "GenerationRequest",
+    "Message",
+    "OfflineEngine",
+    "RequestError",
+    "Sampling",
+]
 
 
 class OfflineEngine:

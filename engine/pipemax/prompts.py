@@ -8,8 +8,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from pipemax.api import GenerationRequest, RequestError
 from pipemax.config import ChatMode
+from pipemax.generation import GenerationRequest, RequestError
 from pipemax.wire import ErrorCode
 
 

@@ -10,8 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipemax.api import Completion, GenerationRequest, Message, OfflineEngine, Sampling
 from pipemax.wire import ErrorCode
-
-from .conftest import DEMO_MODEL, MAX_MODEL_LEN
+from tests.engine.conftest import DEMO_MODEL, MAX_MODEL_LEN
 
 DEMO_TABLE = Path(__file__).parents[2] / "examples" / "data" / "debian_packages.parquet"
 SCHEMA = (Path(__file__).parents[2] / "examples" / "section.schema.json").read_text()

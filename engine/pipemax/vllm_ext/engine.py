@@ -19,9 +19,9 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from pipemax.api import Completion, EngineStats, GenerationRequest, RequestError, Sampling
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError, EngineStartError
+from pipemax.generation import Completion, EngineStats, GenerationRequest, RequestError, Sampling
 from pipemax.prompts import PromptEncoder
 from pipemax.vllm_ext.launch import engine_args, prepare_environment
 from pipemax.wire import ErrorCode

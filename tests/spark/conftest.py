@@ -1,0 +1,88 @@
+"""One local Spark with Delta, and jobs against the real server around a fast fake engine."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pipemax.wire import GenerationSpec
+from pipemax_spark.job import AnnotationJob, JobOptions
+from pipemax_spark.prompts import PromptSource
+from pipemax_spark.report import Summary
+from tests.fakes.engine_python import write_engine_python
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    from pipemax_spark.session import get_session
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = get_session("tests")
+    session.conf.set("spark.sql.shuffle.partitions", "2")
+    session.conf.set("spark.databricks.delta.snapshotPartitions", "2")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def engine_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_engine_python(tmp_path_factory.mktemp("engine") / "python")
+
+
+class Jobs:
+    """Runs jobs that share an output table, and keeps what they printed."""
+
+    def __init__(self, spark: Any, directory: Path, engine_python: str) -> None:
+        self.spark = spark
+        self.directory = directory
+        self.output = str(directory / "out")
+        self.printed = ""
+        self._defaults = JobOptions(
+            input=str(directory / "in.parquet"),
+            output=self.output,
+            source=PromptSource(template="Say {text}"),
+            engine={"model": "fake"},
+            generation=GenerationSpec(max_tokens=16),
+            engine_python=engine_python,
+            log_dir=directory / "logs",
+        )
+
+    def write_input(self, rows: list[tuple[Any, ...]], schema: str = "id long, text string") -> None:
+        self.spark.createDataFrame(rows, schema).write.mode("overwrite").parquet(
+            str(self.directory / "in.parquet")
+        )
+
+    def run(self, **changes: Any) -> Summary | None:
+        printed = StringIO()
+        options = replace(self._defaults, **changes)
+        try:
+            return AnnotationJob(self.spark, options, Console(file=printed, width=200)).run()
+        finally:
+            self.printed = printed.getvalue()
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [
+            row.asDict(recursive=True) for row in self.spark.read.format("delta").load(self.output).collect()
+        ]
+
+
+@pytest.fixture
+def jobs(
+    spark: Any, tmp_path: Path, engine_python: str, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], Jobs]:
+    # MLflow's store takes ten seconds to make; what it records is another test's business.
+    monkeypatch.setattr("pipemax_spark.tracking.Tracker._start", lambda self, name, params: None)
+    monkeypatch.setattr("pipemax_spark.tracking.Tracker._log_samples", lambda self, samples: None)
+    monkeypatch.setattr("pipemax_spark.tracking.Tracker._finish", lambda self, *rest: None)
+    return lambda: Jobs(spark, tmp_path, engine_python)
+
+
+def object_schema(**properties: Any) -> str:
+    return json.dumps({"type": "object", "properties": properties, "required": list(properties)})

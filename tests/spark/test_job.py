@@ -1,0 +1,153 @@
+"""Jobs through real Spark and Delta: every row exactly once, whatever ran before."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from pipemax.wire import ErrorCode, GenerationSpec
+from pipemax_spark.errors import JobError
+from pipemax_spark.job import JobFailedError
+from pipemax_spark.prompts import PromptSource
+from tests.fakes.engine import expected_text
+from tests.spark.conftest import Jobs, object_schema
+
+MakeJobs = Callable[[], Jobs]
+
+
+def texts(jobs: Jobs) -> Counter[str]:
+    return Counter(row["text"] for row in jobs.rows())
+
+
+def test_every_row_is_answered_once_and_a_rerun_does_only_what_is_new(jobs: MakeJobs) -> None:
+    run = jobs()
+    run.write_input([(i, f"word {i}") for i in range(300)])
+    summary = run.run(id_columns=("id",))
+    assert summary is not None
+    assert (summary.rows_in, summary.rows_out, summary.rows_error, summary.rows_skipped) == (300, 300, 0, 0)
+    rows = run.rows()
+    assert sorted(row["id"] for row in rows) == list(range(300))
+    assert all(row["annotation"]["text"] == expected_text(f"Say {row['text']}") for row in rows)
+    assert {row["annotation"]["error"] for row in rows} == {None}
+
+    again = run.run(id_columns=("id",))
+    assert again is not None
+    assert (again.rows_out, again.rows_skipped, again.engines) == (0, 300, 0)
+    assert "Nothing new to do" in run.printed
+
+    run.write_input([(i, f"word {i}") for i in range(310)])
+    more = run.run(id_columns=("id",))
+    assert more is not None
+    assert (more.rows_out, more.rows_skipped) == (10, 300)
+    assert sorted(row["id"] for row in run.rows()) == list(range(310))
+
+
+def test_without_ids_equal_rows_are_counted(jobs: MakeJobs) -> None:
+    run = jobs()
+    run.write_input([(1, "a"), (1, "a"), (2, "b")])
+    run.run()
+    assert texts(run) == {"a": 2, "b": 1}
+    run.write_input([(1, "a"), (1, "a"), (1, "a"), (2, "b"), (3, "c")])
+    summary = run.run()
+    assert summary is not None
+    assert summary.rows_out == 2
+    assert texts(run) == {"a": 3, "b": 1, "c": 1}
+
+
+def test_bad_rows_become_error_rows_and_are_tried_again_when_asked(jobs: MakeJobs) -> None:
+    run = jobs()
+    run.write_input([(1, "fine"), (2, None), (3, "[[error]]")])
+    summary = run.run(id_columns=("id",))
+    assert summary is not None
+    assert summary.rows_error == 2
+    codes = {
+        row["id"]: row["annotation"]["error"] and row["annotation"]["error"]["code"] for row in run.rows()
+    }
+    assert codes == {1: None, 2: ErrorCode.EMPTY_PROMPT, 3: ErrorCode.ENGINE_ERROR}
+    assert "empty_prompt" in run.printed
+
+    run.write_input([(1, "fine"), (2, "mended"), (3, "[[error]]")])
+    again = run.run(id_columns=("id",), retries_errors=True)
+    assert again is not None
+    assert (again.rows_out, again.rows_error, again.rows_skipped) == (2, 1, 1)
+    assert sorted(row["id"] for row in run.rows()) == [1, 2, 3]
+
+
+def test_on_error_fail_ends_the_job(jobs: MakeJobs) -> None:
+    run = jobs()
+    run.write_input([(1, "fine"), (2, None)])
+    with pytest.raises(Exception, match="a row failed with empty_prompt"):
+        run.run(fails_on_error=True)
+    assert run.rows() == []
+
+
+def test_too_many_errors_end_the_job_with_their_cause(jobs: MakeJobs) -> None:
+    run = jobs()
+    slow = {"model": "fake", "vllm": {"fake": {"tokens_per_s": 4_000}}}
+    run.write_input([(i, "[[error]]" if i % 4 else "fine") for i in range(8_000)])
+    with pytest.raises(JobFailedError, match=r"rows failed, more than --max-error-rate 0\.5.*engine_error"):
+        run.run(engine=slow)
+
+
+def test_a_schema_gives_a_parsed_column_and_a_misfit_is_an_error(jobs: MakeJobs) -> None:
+    run = jobs()
+    run.write_input([(1, "anything")])
+    run.run(generation=GenerationSpec(response_format=object_schema(section={"type": "string"})))
+    (row,) = run.rows()
+    if row["annotation"]["error"] is None:
+        assert isinstance(row["annotation"]["parsed"]["section"], str)
+    else:
+        assert row["annotation"]["error"]["code"] == ErrorCode.RESPONSE_FORMAT
+        assert row["annotation"]["text"] is not None
+
+
+def test_another_template_into_the_same_table_is_refused_unless_asked_for(jobs: MakeJobs) -> None:
+    run = jobs()
+    run.write_input([(1, "a")])
+    run.run(id_columns=("id",))
+    other = PromptSource(template="Shout {text}")
+    with pytest.raises(JobError, match=r"prompt was .*Say \{text\}.* is .*Shout \{text\}.*--new-spec"):
+        run.run(id_columns=("id",), source=other)
+    run.run(id_columns=("id",), source=other, allows_new_spec=True)
+    assert len({row["annotation"]["spec_hash"] for row in run.rows()}) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"source": PromptSource(prompt_column="txt")}, r"no column 'txt'\. Did you mean 'text'\?"),
+        ({"source": PromptSource(template="{tixt}")}, "no column 'tixt'"),
+        ({"id_columns": ("text",)}, r"not unique: \{'text': 'a'\}"),
+        ({"input": "/nowhere/in.parquet"}, "cannot be read"),
+        ({"input": "/nowhere/table"}, "holds no Delta table"),
+        ({"engine": {"model": "fake", "polcy": 1}}, "unknown field 'polcy'"),
+        ({"generation": GenerationSpec(temperature=float("nan"))}, "temperature is nan"),
+        ({"engine_python": "/nowhere/python"}, "cannot be run on an executor"),
+    ],
+)
+def test_what_is_wrong_is_said_before_any_engine_starts(jobs: MakeJobs, changes: dict, told: str) -> None:
+    run = jobs()
+    run.write_input([(1, "a"), (2, "a")])
+    with pytest.raises(ValueError, match=told):
+        run.run(**changes)
+
+
+def test_a_dry_run_counts_and_writes_nothing(jobs: MakeJobs) -> None:
+    run = jobs()
+    run.write_input([(1, "one two"), (2, "three four")])
+    assert run.run(is_dry_run=True) is None
+    assert "2 to do" in run.printed
+    assert "\nSay " in run.printed
+    assert not (run.directory / "out").exists()
+
+
+def test_a_chunk_that_is_committed_twice_is_there_once(jobs: MakeJobs) -> None:
+    from pipemax_spark.tables import DeltaTarget
+
+    run = jobs()
+    target = DeltaTarget(run.output)
+    rows = run.spark.createDataFrame([(1, "a"), (2, "b")], "id long, text string")
+    for _ in range(2):
+        target.commit(rows, application_id="run", number=0, note="pipemax run chunk 0")
+    assert len(run.rows()) == 2
+    assert target.rows_committed(run.spark, "pipemax run ") == 2
