@@ -137,7 +137,8 @@ def write_table(rows: list[Row], path: Path) -> None:
     schema = pa.schema([pa.field(name, pa.string(), nullable=False) for name in COLUMNS])
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, compression="zstd", compression_level=19)
     print(
-        f"{path.name}: {len(rows):,} rows, {len({row['section'] for row in rows})} sections, {path.stat().st_size:,} bytes"
+        f"{path.name}: {len(rows):,} rows, {len({row['section'] for row in rows})} sections, "
+        f"{path.stat().st_size:,} bytes"
     )
 
 
