@@ -1,0 +1,183 @@
+"""Cost of deciding: time of ``Controller.plan_step`` in decode, by the number of requests on the host.
+
+    python bench/plan_step.py [--json FILE] [--steps N] [--requests N ...]
+
+Eight stages, LLaMA-2-70B's KV on 8 × RTX 5090 (17,753 blocks), ShareGPT-like lengths, eight steps in flight. The
+host pool is made large enough for all requests, whose prompts are prefilled first and not timed.
+``apply_median_ms`` is taking in a step's events; the other columns are ``plan_step`` alone.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections import deque
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipemax.control.config import ControllerConfig, StageConfig
+from pipemax.control.controller import Controller
+from pipemax.control.estimator import StepTimeModel
+from pipemax.domain.events import Event, RequestAdmitted, StepCompleted
+from pipemax.domain.plan import Phase, StepPlan
+from pipemax.domain.request import RequestSpec
+from pipemax.domain.units import RequestId
+
+NUM_STAGES = 8
+STEPS_IN_FLIGHT = 8
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One size's figures; times of ``plan_step`` unless named otherwise."""
+
+    requests: int
+    median_ms: float
+    p99_ms: float
+    max_ms: float
+    apply_median_ms: float
+    mean_batch: float
+    mean_prefetched: float
+    warm_up_median_ms: float | None
+    steady_median_ms: float | None
+
+
+class Driver:
+    """Carries plans out at once and tells the controller; requests end at lengths drawn beforehand."""
+
+    def __init__(self, num_requests: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        prompts = np.clip(rng.lognormal(4.997, 1.298, num_requests), 1, 3500).astype(int)
+        outputs = np.clip(rng.lognormal(5.024, 0.943, num_requests), 1, 500).astype(int)
+        self._left = {RequestId(f"r{i}"): int(tokens) for i, tokens in enumerate(outputs)}
+        blocks = int(np.sum((prompts + outputs) // 16 + 1))
+        self.controller = Controller(_config(host_blocks=int(blocks / 0.9)))
+        self._in_flight: deque[StepPlan] = deque()
+        self._waits = False
+        self.controller.apply(
+            [
+                RequestAdmitted(
+                    request=RequestSpec(
+                        request_id=RequestId(f"r{i}"),
+                        prompt_tokens=int(prompts[i]),
+                        max_tokens=502,
+                        expected_output_tokens=int(outputs[i]),
+                    )
+                )
+                for i in range(num_requests)
+            ]
+        )
+
+    def take_in(self) -> float:
+        """Land the oldest step if enough are in flight, or if the controller waits for it; seconds in ``apply``."""
+        if not self._in_flight or (len(self._in_flight) < STEPS_IN_FLIGHT and not self._waits):
+            return 0.0
+        plan = self._in_flight.popleft()
+        finished: tuple[RequestId, ...] = ()
+        if plan.phase is Phase.DECODE:
+            for request_id in plan.run:
+                self._left[request_id] -= 1
+            finished = tuple(request_id for request_id in plan.run if self._left[request_id] == 0)
+        events: list[Event] = [StepCompleted(step_id=plan.step_id, finished=finished)]
+        started = time.perf_counter()
+        self.controller.apply(events)
+        return time.perf_counter() - started
+
+    def plan(self) -> tuple[StepPlan, float]:
+        started = time.perf_counter()
+        plan = self.controller.plan_step(0.0)
+        seconds = time.perf_counter() - started
+        if plan.run:
+            self._in_flight.append(plan)
+        self._waits = plan.is_empty
+        return plan, seconds
+
+
+def _config(host_blocks: int) -> ControllerConfig:
+    stage = StageConfig(
+        kv_bytes_per_token=40_960,
+        h2d_bytes_per_s=42e9,
+        decode_time=StepTimeModel.linear(alpha_s=7e-5, beta_s=2.7e-8, delta_s=0.0115),
+        prefill_time=StepTimeModel.linear(alpha_s=2.2e-5, beta_s=5e-10, delta_s=0.002),
+    )
+    return ControllerConfig(
+        num_batches=NUM_STAGES,
+        stages=(stage,) * NUM_STAGES,
+        gpu_blocks=17_753,
+        host_blocks=host_blocks,
+        # Prompts are not what is timed: large steps are soon through.
+        prefill_chunk_tokens=65_536,
+    )
+
+
+def measure(num_requests: int, num_steps: int) -> Row:
+    driver = Driver(num_requests, seed=0)
+    while driver.controller.phase is Phase.PREFILL or driver.controller.num_switches == 0:
+        driver.take_in()
+        driver.plan()
+    # As a serving process does once it is up: the requests are not garbage, and collecting scans them all.
+    gc.collect()
+    gc.freeze()
+    plan_s: list[float] = []
+    apply_s: list[float] = []
+    plans: list[StepPlan] = []
+    while len(plans) < num_steps and driver.controller.num_unfinished:
+        apply_s.append(driver.take_in())
+        plan, seconds = driver.plan()
+        if plan.phase is Phase.DECODE and plan.run:
+            plans.append(plan)
+            plan_s.append(seconds)
+    gc.unfreeze()
+    by_mode = {
+        mode: [s for plan, s in zip(plans, plan_s, strict=True) if plan.decision.prefetch_mode == mode]
+        for mode in ("warm_up", "steady")
+    }
+    return Row(
+        requests=num_requests,
+        median_ms=_median_ms(plan_s) or 0.0,
+        p99_ms=float(np.percentile(plan_s, 99)) * 1e3,
+        max_ms=max(plan_s) * 1e3,
+        apply_median_ms=_median_ms(apply_s) or 0.0,
+        mean_batch=statistics.fmean(len(plan.run) for plan in plans),
+        mean_prefetched=statistics.fmean(len(plan.prefetch) for plan in plans),
+        warm_up_median_ms=_median_ms(by_mode["warm_up"]),
+        steady_median_ms=_median_ms(by_mode["steady"]),
+    )
+
+
+def _median_ms(seconds: list[float]) -> float | None:
+    return statistics.median(seconds) * 1e3 if seconds else None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="also write the rows as JSON")
+    parser.add_argument("--steps", type=int, default=4000, help="decode steps timed (default 4000)")
+    parser.add_argument("--requests", type=int, nargs="+", default=list(SIZES))
+    arguments = parser.parse_args()
+    rows = []
+    for num_requests in arguments.requests:
+        row = measure(num_requests, arguments.steps)
+        rows.append(row)
+        print(
+            f"{row.requests:>9,} requests: median {row.median_ms:.3f} ms, p99 {row.p99_ms:.3f}, "
+            f"max {row.max_ms:.3f}; apply {row.apply_median_ms:.3f}; {row.mean_batch:.0f} run, "
+            f"{row.mean_prefetched:.0f} prefetched a step",
+            flush=True,
+        )
+    if arguments.json:
+        arguments.json.write_text(
+            json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Run the simulations behind ``docs/results/simulation.md`` and print its tables.
+
+    python bench/simulation.py matrix      every node × model × workload of the paper, PipeMax and other systems
+    python bench/simulation.py ablations   static prefetch, layer-first and victim policies
+    python bench/simulation.py sensitivity all-reduce, host DRAM cap, host memory, estimator error
+
+Each prints Markdown; ``--json FILE`` keeps the figures. One process, no threads.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipemax.control.config import VictimPolicy
+from pipemax.domain.specs import ModelSpec, NodeSpec
+from pipemax.presets import load_model, load_node, override
+from pipemax.sim.bound import operations
+from pipemax.sim.report import json_objects
+from pipemax.sim.study import named_systems, open_workload, run_study
+from pipemax.sim.systems.calibration import PipeMaxOptions
+from pipemax.sim.systems.pipemax import PipeMaxSystem
+from pipemax.sim.systems.scenario import Scenario
+from pipemax.sim.workloads import Workload
+
+MATRIX = (
+    ("rtx5090x8", "llama2-70b"),
+    ("rtx5090x8", "mixtral-8x7b"),
+    ("l20x8", "llama2-70b"),
+    ("l20x8", "mixtral-8x7b"),
+    ("h100x8", "qwen3-235b-a22b"),
+)
+WORKLOADS = ("sharegpt", "longbench")
+COMPARED = ("vllm_tp", "vllm_pp", "vllm_032_pp", "td_pipe", "td_pipe_tuned", "seesaw_t8", "seesaw_t4p2")
+
+
+def line(cells: list[Any]) -> None:
+    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+
+
+def heading(names: list[str]) -> None:
+    line(names)
+    line(["---"] * len(names))
+
+
+def matrix(num_requests: int) -> Iterator[dict[str, Any]]:
+    """PipeMax's throughput, and over each other system: whole runs, and their steady part."""
+    heading(
+        [
+            "node",
+            "model",
+            "workload",
+            "rate",
+            "PipeMax tok/s",
+            *(f"/ {name}" for name in COMPARED),
+            "of bound",
+        ]
+    )
+    for node_name, model_name in MATRIX:
+        for workload_name in WORKLOADS:
+            node, model = load_node(node_name), load_model(model_name)
+            workload = open_workload(workload_name, num_requests)
+            study = run_study(node, model, workload, named_systems("baselines", node))
+            by_name = {entry["system"]: entry for entry in json_objects(study)}
+            for rate, key in (("whole run", "total_tokens_per_s"), ("steady", "steady_tokens_per_s")):
+                ours = by_name["pipemax"][key]
+                ratios = [f"{ours / by_name[name][key]:.2f}" for name in COMPARED]
+                of_bound = f"{ours / study.compute_bound_tokens_per_s:.0%}"
+                line([node_name, model_name, workload_name, rate, f"{ours:,.0f}", *ratios, of_bound])
+            by_name["pipemax"].update(_headroom(node, model, workload, by_name["pipemax"]))
+            yield from by_name.values()
+
+
+def _headroom(
+    node: NodeSpec, model: ModelSpec, workload: Workload, entry: dict[str, Any]
+) -> dict[str, float]:
+    """Where the GPU time of a run goes: arithmetic at the achieved rate, what prefill and decode take beyond it
+    (reading weights and KV, unfilled tiles, fixed costs), and idling."""
+    prompt_ops, decode_ops = operations(model, workload)
+    gpu_operations = node.gpu.flops_per_s * entry["seconds"] * node.num_gpus
+    busy, decode = 1 - entry["bubble_fraction"], entry["decode_fraction"]
+    shares = {
+        "prompt_arithmetic_share": prompt_ops / gpu_operations,
+        "prefill_beyond_share": busy - decode - prompt_ops / gpu_operations,
+        "decode_arithmetic_share": decode_ops / gpu_operations,
+        "decode_beyond_share": decode - decode_ops / gpu_operations,
+        "idle_share": entry["bubble_fraction"],
+    }
+    return {name: round(share, 4) for name, share in shares.items()}
+
+
+def _pipemax(node: NodeSpec, model: ModelSpec, num_requests: int, options: PipeMaxOptions) -> dict[str, Any]:
+    workload = open_workload("sharegpt", num_requests)
+    result = PipeMaxSystem(Scenario(node=node, model=model, workload=workload), options).simulate()
+    return {
+        "system": options.name,
+        "node": node.name,
+        "total_tokens_per_s": round(result.total_tokens_per_s, 1),
+        "steady_tokens_per_s": round(result.steady_tokens_per_s, 1),
+        "mean_decode_batch": round(result.mean_decode_batch, 1),
+        "bubble_fraction": round(result.bubble_fraction, 4),
+        "h2d_fraction": round(result.h2d_fraction, 4),
+    }
+
+
+def ablations(num_requests: int) -> Iterator[dict[str, Any]]:
+    """As the paper's: 70B and ShareGPT on the RTX 5090 and L20 nodes."""
+    heading(["node", "system", "tok/s", "/ PipeMax", "steady tok/s", "decode batch", "bubble", "host → GPU"])
+    model = load_model("llama2-70b")
+    for node_name in ("rtx5090x8", "l20x8"):
+        node = load_node(node_name)
+        workload = open_workload("sharegpt", num_requests)
+        names = [
+            "pipemax",
+            *(name for name in named_systems("all", node) if name.startswith(("static", "layer", "no_"))),
+        ]
+        entries = json_objects(run_study(node, model, workload, names))
+        for policy in VictimPolicy:
+            options = PipeMaxOptions(name=f"victims: {policy}", victim_policy=policy)
+            entries.append(_pipemax(node, model, num_requests, options))
+        for entry in entries:
+            _print_entry(node_name, entry, entries[0]["total_tokens_per_s"])
+            yield entry
+
+
+def sensitivity(num_requests: int) -> Iterator[dict[str, Any]]:
+    """70B and ShareGPT on the RTX 5090 node, one number changed at a time."""
+    heading(["what", "system", "tok/s", "/ PipeMax", "steady tok/s", "decode batch", "bubble", "host → GPU"])
+    node, model = load_node("rtx5090x8"), load_model("llama2-70b")
+    base = _pipemax(node, model, num_requests, PipeMaxOptions())["total_tokens_per_s"]
+    workload = open_workload("sharegpt", num_requests)
+    for bandwidth in (10e9, 20e9, 40e9):
+        changed = override(node, {"all_reduce.bus_bytes_per_s": bandwidth})
+        systems = ["vllm_tp", "seesaw_t8", "seesaw_t4p2"]
+        for entry in json_objects(run_study(changed, model, workload, systems)):
+            _print_entry(f"all-reduce {bandwidth / 1e9:.0f} GB/s", entry, base)
+            yield {**entry, "what": f"all_reduce {bandwidth / 1e9:.0f}"}
+    cases: list[tuple[str, str, str, tuple[float, ...]]] = [
+        ("host DRAM cap", "GB/s", "host_dram_bytes_per_s", (100e9, 200e9, 300e9, 400e9, 600e9)),
+        ("host memory", "GB", "host_memory_bytes", (128e9, 256e9, 512e9, 1024e9)),
+    ]
+    for what, unit, path, sizes in cases:
+        for size in sizes:
+            entry = _pipemax(override(node, {path: size}), model, num_requests, PipeMaxOptions())
+            _print_entry(f"{what} {size / 1e9:.0f} {unit}", entry, base)
+            yield {**entry, "what": f"{what} {size / 1e9:.0f}"}
+    for batches in (8, 9, 10, 12):
+        entry = _pipemax(node, model, num_requests, replace(PipeMaxOptions(), num_batches=batches))
+        _print_entry(f"n = {batches} batches", entry, base)
+        yield {**entry, "what": f"batches {batches}"}
+    for bias in (-0.2, -0.1, 0.1, 0.2):
+        entry = _pipemax(node, model, num_requests, replace(PipeMaxOptions(), estimator_bias=bias))
+        _print_entry(f"estimator error {bias:+.0%}", entry, base)
+        yield {**entry, "what": f"estimator {bias:+.0%}"}
+
+
+def _print_entry(what: str, entry: dict[str, Any], reference: float) -> None:
+    line(
+        [
+            what,
+            entry["system"],
+            f"{entry['total_tokens_per_s']:,.0f}",
+            f"{entry['total_tokens_per_s'] / reference:.2f}",
+            f"{entry['steady_tokens_per_s']:,.0f}",
+            entry["mean_decode_batch"],
+            f"{entry['bubble_fraction']:.1%}",
+            f"{entry['h2d_fraction']:.1%}",
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("study", choices=["matrix", "ablations", "sensitivity"])
+    parser.add_argument("--requests", type=int, default=5000)
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    arguments = parser.parse_args()
+    studies = {"matrix": matrix, "ablations": ablations, "sensitivity": sensitivity}
+    entries = list(studies[arguments.study](arguments.requests))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

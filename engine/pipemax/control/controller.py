@@ -1,0 +1,242 @@
+"""The central engine (Section 3.3): events in, one plan per step out.
+
+A deterministic function of its config and the events. The simulator drives it with a virtual clock, the vLLM
+scheduler with the wall clock, a recorded trace with the times in it; all get the same plans.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pipemax.control.batches import Rotation
+from pipemax.control.config import ControllerConfig
+from pipemax.control.decode import DecodePlanner, DecodeStep
+from pipemax.control.flights import Flights
+from pipemax.control.intake import Intake
+from pipemax.control.integrity import check_integrity
+from pipemax.control.phase import Load, PhasePolicy
+from pipemax.control.prefetch import PrefetchPlanner, PrefetchStep
+from pipemax.control.prefill import OutputLengths, PrefillPlanner, PrefillStep
+from pipemax.control.table import RequestTable
+from pipemax.control.timing import StageTimes, StepWork
+from pipemax.domain.events import Event
+from pipemax.domain.plan import Decision, Phase, PhaseReason, StepId, StepPlan
+from pipemax.domain.units import ceil_div
+
+
+class TraceSink(Protocol):
+    """Where a controller's events and plans are recorded."""
+
+    def events(self, events: Sequence[Event]) -> None: ...
+
+    def plan(self, now_s: float, plan: StepPlan) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A formed step of either phase, before the prefetch."""
+
+    formed: PrefillStep | DecodeStep
+    tokens: list[int]
+    work: StepWork
+    stage_s: tuple[float, ...]
+    """Predicted seconds on each stage; zeros where nothing runs."""
+
+
+class Controller:
+    """Decides each step. Not thread-safe: one owner calls ``apply`` and ``plan_step`` in turn."""
+
+    def __init__(self, config: ControllerConfig, trace: TraceSink | None = None) -> None:
+        self.config = config
+        self._trace = trace
+        self._table = RequestTable(
+            gpu_blocks=config.gpu_blocks, host_blocks=config.host_blocks, block_tokens=config.block_tokens
+        )
+        self._rotation = Rotation(config.num_batches)
+        self._flights = Flights()
+        self._times = StageTimes(config)
+        self._outputs = OutputLengths(config.initial_output_tokens)
+        self._intake = Intake(self._table, self._flights, self._times, self._outputs)
+        self._phases = PhasePolicy(config)
+        self._prefill = PrefillPlanner(config, self._table, self._phases, self._outputs)
+        self._decode = DecodePlanner(config, self._table, self._rotation, self._times)
+        self._prefetch = PrefetchPlanner(config, self._table, self._rotation, self._times)
+        self._phase = Phase.PREFILL
+        self._num_plans = 0
+        self._num_switches = 0
+        self._awaiting_since_s: float | None = None
+        self._awaited_s = 0.0
+
+    def apply(self, events: Sequence[Event]) -> None:
+        """Take in what happened, in order. ``ValueError`` for an event that contradicts the contract."""
+        if self._trace is not None and events:
+            self._trace.events(events)
+        for event in events:
+            self._intake.apply(event)
+
+    def plan_step(self, now_s: float) -> StepPlan:
+        """The next step. An empty plan (``plan.is_empty``) asks to be called again after the next event,
+        or at ``plan.wait_until_s`` where that is set; a step whose ``run`` is empty has no ``StepCompleted``.
+        """
+        self._table.step = self._num_plans
+        load = self._estimate_load(now_s)
+        reason = self._choose_phase(load)
+        step = self._form_batch(reason)
+        prefetch = self._plan_prefetch(step)
+        plan = self._commit(reason, step, prefetch, now_s)
+        if self._trace is not None:
+            self._trace.plan(now_s, plan)
+        return plan
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def num_switches(self) -> int:
+        """Changes of phase so far."""
+        return self._num_switches
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the prefetch budget of this decode phase has settled (Section 3.3.2)."""
+        return self._prefetch.is_steady
+
+    @property
+    def times(self) -> StageTimes:
+        """Predictions, and how they did: for metrics."""
+        return self._times
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests admitted and neither finished nor aborted."""
+        return len(self._table.states)
+
+    @property
+    def admission_demand_tokens(self) -> int:
+        """KV tokens (prompt + expected output) of further requests that the host pool could take in up to its
+        high watermark by the end of the next prefill phase: what the input side may send (DESIGN §5).
+        """
+        blocks = self._phases.admission_demand_blocks(self._phase, self._load())
+        return blocks * self.config.block_tokens
+
+    def check_integrity(self) -> None:
+        """Recount everything from the requests; ``AssertionError`` with the values where counts differ. O(live)."""
+        check_integrity(self._table, self._rotation)
+
+    # Estimate.
+
+    def _estimate_load(self, now_s: float) -> Load:
+        if self._awaiting_since_s is not None:
+            self._awaited_s += now_s - self._awaiting_since_s
+            self._awaiting_since_s = None
+        return self._load()
+
+    def _load(self) -> Load:
+        table = self._table
+        return Load(
+            num_waiting=table.num_waiting,
+            waiting_blocks=ceil_div(table.waiting_kv_tokens, table.block_tokens),
+            next_fits=self._prefill.next_fits(),
+            num_prefilling=len(table.prefilling),
+            num_decodable=table.num_decodable,
+            live_blocks=table.ledger.live.num_used,
+            reserved_blocks=table.ledger.host.num_used,
+            input_open=self._intake.input_open,
+            awaited_s=self._awaited_s,
+        )
+
+    # Choose phase.
+
+    def _choose_phase(self, load: Load) -> PhaseReason:
+        phase, reason = self._phases.choose(self._phase, load)
+        if phase is not self._phase:
+            self._phase = phase
+            self._num_switches += 1
+            self._awaited_s = 0.0
+            match phase:
+                case Phase.PREFILL:
+                    self._table.dissolve(self._rotation)
+                case Phase.DECODE:
+                    self._decode.initialize()
+                    self._prefetch.initialize()
+        return reason
+
+    # Form batch.
+
+    def _form_batch(self, reason: PhaseReason) -> _Step:
+        formed: PrefillStep | DecodeStep
+        match self._phase:
+            case Phase.PREFILL:
+                formed = self._prefill.form(anything_in_flight=bool(self._flights))
+                tokens = formed.tokens
+                work = StepWork(phase=self._phase, size=sum(tokens), kv_tokens=formed.token_pairs)
+            case Phase.DECODE:
+                formed = self._decode.form()
+                tokens = [1] * len(formed.states)
+                work = StepWork(phase=self._phase, size=len(tokens), kv_tokens=formed.kv_tokens)
+        return _Step(formed, tokens, work, self._times.predict(work))
+
+    # Prefetch.
+
+    def _plan_prefetch(self, step: _Step) -> PrefetchStep:
+        if self._phase is Phase.PREFILL:
+            return PrefetchStep()
+        if step.formed.states:
+            return self._prefetch.plan(step.stage_s)
+        if self._rotation.num_requests == 0:
+            return self._prefetch.plan_forced()
+        return PrefetchStep()  # D_i is in flight: its outputs come first
+
+    # Commit.
+
+    def _commit(self, reason: PhaseReason, step: _Step, prefetch: PrefetchStep, now_s: float) -> StepPlan:
+        step_id = StepId(self._num_plans)
+        self._num_plans += 1
+        states = step.formed.states
+        decision = self._explain(reason, step, prefetch)
+        if states:
+            self._flights.launch(step_id, [*states], [*step.tokens])
+            self._times.remember(step_id, step.work, prefetch.budget_blocks)
+            if self._phase is Phase.DECODE:
+                self._rotation.iteration += 1
+        wait_until_s = None
+        if reason is PhaseReason.AWAIT_INPUT:
+            self._awaiting_since_s = now_s
+            wait_until_s = now_s + max(0.0, self.config.input_grace_s - self._awaited_s)
+        self._intake.prefetched = {item.request_id for item in prefetch.items}
+        return StepPlan(
+            step_id=step_id,
+            phase=self._phase,
+            run=tuple(state.id for state in states),
+            run_tokens=tuple(step.tokens),
+            evict=tuple(state.id for state in (*step.formed.evicted, *prefetch.evicted)),
+            recompute=tuple(state.id for state in step.formed.voided),
+            prefetch=tuple(prefetch.items),
+            wait_until_s=wait_until_s,
+            decision=decision,
+        )
+
+    def _explain(self, reason: PhaseReason, step: _Step, prefetch: PrefetchStep) -> Decision:
+        table, rotation = self._table, self._rotation
+        decodes = self._phase is Phase.DECODE
+        runs = bool(step.formed.states) and decodes
+        return Decision(
+            reason=reason,
+            iteration=rotation.iteration if decodes else 0,
+            executing_batch=rotation.executing if runs else None,
+            next_batch=rotation.next if runs else None,
+            overwritten_batch=rotation.overwritten if runs else None,
+            prefetch_mode=prefetch.mode,
+            predicted_step_s=max(step.stage_s),
+            budget_blocks=prefetch.budget_blocks,
+            prefetched_blocks=prefetch.num_blocks,
+            gap_s=prefetch.gap_s,
+            run_kv_tokens=step.work.kv_tokens,
+            num_waiting=table.num_waiting,
+            num_parked=len(table.parked),
+            num_resident=table.num_on_gpu,
+            free_gpu_blocks=table.ledger.gpu.num_free,
+            free_host_blocks=table.ledger.host.num_free,
+            live_blocks=table.ledger.live.num_used,
+        )

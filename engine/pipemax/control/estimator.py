@@ -1,0 +1,241 @@
+"""How long a step takes on a stage: T̂ = α·b + β·L + δ (Section 3.3.1), fitted, refined, its error tracked.
+
+The batch-size term may be piecewise: matrix kernels jump at tile sizes, and where one line misses the measured
+staircase by more than the paper's 8 %, ``fit_step_time`` adds segments. The same form predicts prefill, with chunk
+tokens for the batch size b and (token, attended token) pairs for the KV tokens L. Knows nothing of what runs when.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+PAPER_WORST_ERROR = 0.08
+"""Section 4.3.1: the estimator's worst deviation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One line of the batch-size term: α·b + δ from ``min_size`` up to the next segment."""
+
+    min_size: int
+    alpha_s: float
+    """Seconds per request (per token in prefill)."""
+    delta_s: float
+    """Seconds however small the batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeModel:
+    """Seconds of one step on one stage by batch size and KV tokens attended to; 0 for an empty batch."""
+
+    segments: tuple[Segment, ...]
+    """By ascending ``min_size``, the first of which is 1."""
+    beta_s: float
+    """Seconds per KV token attended to (per pair in prefill)."""
+
+    def __post_init__(self) -> None:
+        sizes = [segment.min_size for segment in self.segments]
+        if not sizes or sizes[0] != 1 or any(a >= b for a, b in pairwise(sizes)):
+            raise ValueError(f"segments must start at sizes that ascend from 1, not {sizes}")
+        if self.beta_s < 0:
+            raise ValueError(f"beta_s must not be negative: {self.beta_s}")
+
+    @classmethod
+    def linear(cls, *, alpha_s: float, beta_s: float, delta_s: float) -> "StepTimeModel":
+        """The paper's one line."""
+        return cls(segments=(Segment(min_size=1, alpha_s=alpha_s, delta_s=delta_s),), beta_s=beta_s)
+
+    def segment_at(self, size: int) -> Segment:
+        if len(self.segments) == 1:
+            return self.segments[0]
+        return self.segments[max(0, bisect_right(self.segments, size, key=lambda s: s.min_size) - 1)]
+
+    def batch_s(self, size: int) -> float:
+        """α·b + δ: the part that does not depend on the KV."""
+        if size == 0:
+            return 0.0
+        segment = self.segment_at(size)
+        return segment.alpha_s * size + segment.delta_s
+
+    def seconds(self, size: int, kv_tokens: int) -> float:
+        return self.batch_s(size) + self.beta_s * kv_tokens if size else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRow:
+    """One measured step."""
+
+    size: int
+    """Requests (decode) or chunk tokens (prefill)."""
+    kv_tokens: int
+    """Σ L_i (decode) or (token, attended token) pairs (prefill)."""
+    seconds: float
+
+
+# Fitting.
+
+
+def fit_step_time(
+    rows: Sequence[ProfileRow], *, tolerance: float = PAPER_WORST_ERROR / 2, max_segments: int = 8
+) -> StepTimeModel:
+    """Least squares on relative errors; one line, or a broken line with as many knots as the tolerance asks for.
+
+    A knot is a profiled batch size. While the mean at some batch size errs by more than ``tolerance`` and segments
+    are left, the knot that most lowers the squared errors is added. ``ValueError`` without rows of positive time.
+    """
+    if not rows or any(row.size < 1 or row.kv_tokens < 0 or row.seconds <= 0 for row in rows):
+        raise ValueError("a fit needs rows with size ≥ 1, kv_tokens ≥ 0 and seconds > 0")
+    sizes = np.array([row.size for row in rows], dtype=np.float64)
+    tokens = np.array([row.kv_tokens for row in rows], dtype=np.float64)
+    seconds = np.array([row.seconds for row in rows], dtype=np.float64)
+    candidates = sorted({row.size for row in rows})
+    knots = sorted({candidates[0], candidates[-1]})
+    fit = _fit_knots(knots, sizes, tokens, seconds)
+    while _worst_by_size(fit.errors, sizes) > tolerance and len(knots) <= max_segments:
+        trials = [
+            _fit_knots(sorted([*knots, knot]), sizes, tokens, seconds)
+            for knot in candidates
+            if knot not in knots
+        ]
+        if not trials:
+            break
+        fit = min(trials, key=lambda trial: float(np.sum(trial.errors**2)))
+        knots = fit.knots
+    return fit.to_model()
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    knots: list[int]
+    heights: NDArray[np.float64]
+    """Seconds of the batch-size term at each knot."""
+    beta_s: float
+    errors: NDArray[np.float64]
+    """Predicted / measured − 1, by row."""
+
+    def to_model(self) -> StepTimeModel:
+        segments: list[Segment] = []
+        for index, (left, right) in enumerate(pairwise(self.knots)):
+            # Between neighbouring sizes there is nothing: a jump, and no slope that any batch could have.
+            if right == left + 1 and 0 < index < len(self.knots) - 2:
+                continue
+            low, high = float(self.heights[index]), float(self.heights[index + 1])
+            alpha_s = (high - low) / (right - left)
+            # The first line also holds below the smallest profiled batch.
+            min_size = left if segments else 1
+            segments.append(Segment(min_size=min_size, alpha_s=alpha_s, delta_s=low - alpha_s * left))
+        if not segments:
+            segments.append(Segment(min_size=1, alpha_s=0.0, delta_s=float(self.heights[0])))
+        return StepTimeModel(segments=tuple(segments), beta_s=self.beta_s)
+
+
+def _fit_knots(
+    knots: list[int], sizes: NDArray[np.float64], tokens: NDArray[np.float64], seconds: NDArray[np.float64]
+) -> _Fit:
+    """A broken line over the batch size plus β·L, by least squares on relative errors."""
+    hats = np.array([np.interp(sizes, knots, row) for row in np.eye(len(knots))])  # (knots, rows)
+    token_scale = max(float(tokens.max()), 1.0)
+    columns = np.vstack([hats, tokens[None, :] / token_scale]).T / seconds[:, None]  # (rows, knots + 1)
+    solution = np.linalg.lstsq(columns, np.ones_like(seconds), rcond=None)[0]
+    if solution[-1] < 0:  # noise over a small range of L: attention never speeds a step up
+        solution[:-1] = np.linalg.lstsq(columns[:, :-1], np.ones_like(seconds), rcond=None)[0]
+        solution[-1] = 0.0
+    return _Fit(
+        knots,
+        np.asarray(solution[:-1], dtype=np.float64),
+        float(solution[-1]) / token_scale,
+        columns @ solution - 1.0,
+    )
+
+
+def _worst_by_size(errors: NDArray[np.float64], sizes: NDArray[np.float64]) -> float:
+    """The largest mean error at any one batch size: noise within a size is no reason for another segment."""
+    return max(abs(float(errors[sizes == size].mean())) for size in np.unique(sizes))
+
+
+# Refining online.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionError:
+    """How predictions compared with measurements lately (Fig. "predict")."""
+
+    num_steps: int
+    within_5_percent: float
+    """Share of steps, 0 to 1."""
+    worst: float
+    """Largest |measured / predicted − 1|."""
+    mean: float
+
+
+class OnlineEstimator:
+    """One stage's step time: a fitted model whose batch and attention terms are rescaled as steps are measured.
+
+    Normalised least mean squares on relative errors: two scales, no history, no blow-up when all steps look alike.
+    An outlier moves them no more than ``MAX_ERROR`` would.
+    """
+
+    LEARNING_RATE = 0.05
+    MAX_ERROR = 0.5
+    WINDOW = 256
+
+    def __init__(self, model: StepTimeModel) -> None:
+        self.model = model
+        self.batch_scale = 1.0
+        self.kv_scale = 1.0
+        self._ratios: deque[float] = deque(maxlen=self.WINDOW)
+
+    def seconds(self, size: int, kv_tokens: int) -> float:
+        if size == 0:
+            return 0.0
+        return self.batch_scale * self.model.batch_s(size) + self.kv_scale * self.model.beta_s * kv_tokens
+
+    def alpha_s(self, size: int) -> float:
+        """Seconds that one more request costs at this batch size."""
+        return self.batch_scale * self.model.segment_at(size).alpha_s
+
+    @property
+    def beta_s(self) -> float:
+        return self.kv_scale * self.model.beta_s
+
+    def observe(self, size: int, kv_tokens: int, measured_s: float) -> None:
+        """Learn from one measured step."""
+        predicted_s = self.seconds(size, kv_tokens)
+        if predicted_s <= 0 or measured_s <= 0:
+            return
+        ratio = measured_s / predicted_s
+        self._ratios.append(ratio)
+        error = max(-self.MAX_ERROR, min(self.MAX_ERROR, ratio - 1.0))
+        batch_share = self.batch_scale * self.model.batch_s(size) / predicted_s
+        kv_share = 1.0 - batch_share
+        step = self.LEARNING_RATE * error / (batch_share**2 + kv_share**2)
+        self.batch_scale *= 1.0 + step * batch_share
+        self.kv_scale *= 1.0 + step * kv_share
+
+    def error(self) -> PredictionError:
+        off = [abs(ratio - 1.0) for ratio in self._ratios]
+        count = len(off)
+        return PredictionError(
+            num_steps=count,
+            within_5_percent=sum(error <= 0.05 for error in off) / count if count else 0.0,
+            worst=max(off, default=0.0),
+            mean=sum(off) / count if count else 0.0,
+        )
+
+
+class BandwidthEstimator:
+    """One stage's host → GPU rate while it computes, in bytes per second; follows what is measured."""
+
+    LEARNING_RATE = 0.05
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+
+    def observe(self, num_bytes: int, seconds: float) -> None:
+        if seconds > 0:
+            self.bytes_per_s += self.LEARNING_RATE * (num_bytes / seconds - self.bytes_per_s)

@@ -1,0 +1,169 @@
+"""Blocks: who holds how many on the GPU, on the host, and how many are reserved. Counts, never block ids.
+
+Three pools of one kind. ``gpu`` counts the blocks that residents hold (vLLM alone owns their ids). ``host`` counts
+reservations: what a request may grow into without asking. ``live`` counts the KV that exists, always within the
+reservations. A shared prefix is counted once per pool, for as long as anyone holds it. Every change either happens
+whole or raises and has changed nothing.
+"""
+
+from typing import NamedTuple
+
+from pipemax.domain.errors import PoolExhaustedError
+from pipemax.domain.request import PrefixId
+from pipemax.domain.units import RequestId
+
+
+class SharedBlocks(NamedTuple):
+    """The whole blocks of a shared prefix."""
+
+    prefix_id: PrefixId
+    num_blocks: int
+
+
+class _Group:
+    """A shared prefix within one pool."""
+
+    __slots__ = ("num_blocks", "num_holders")
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.num_holders = 0
+
+
+class BlockPool:
+    """The count of one pool."""
+
+    def __init__(self, name: str, num_blocks: int) -> None:
+        self.name = name
+        self.num_blocks = num_blocks
+        self._own: dict[RequestId, int] = {}
+        self._shared: dict[RequestId, SharedBlocks] = {}
+        self._groups: dict[PrefixId, _Group] = {}
+        self._used = 0
+        self._unaccounted = 0  # the engine's own count less ours; negative where it shares more than we know
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._own
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    @property
+    def num_used(self) -> int:
+        """Held by requests, each shared prefix once."""
+        return self._used
+
+    @property
+    def num_free(self) -> int:
+        return self.num_blocks - self._used - self._unaccounted
+
+    def own_blocks(self, request_id: RequestId) -> int:
+        """What it holds beside its shared prefix; ``KeyError`` where it holds nothing."""
+        return self._own[request_id]
+
+    def holds_prefix(self, prefix_id: PrefixId) -> bool:
+        return prefix_id in self._groups
+
+    def cost(self, own_blocks: int, shared: SharedBlocks | None) -> int:
+        """Blocks that ``take`` would use up now."""
+        if shared is None or shared.prefix_id in self._groups:
+            return own_blocks
+        return own_blocks + shared.num_blocks
+
+    def take(self, request_id: RequestId, own_blocks: int, shared: SharedBlocks | None) -> None:
+        assert request_id not in self._own, (self.name, request_id)
+        cost = self.cost(own_blocks, shared)
+        self._require(request_id, cost)
+        if shared is not None:
+            group = self._groups.setdefault(shared.prefix_id, _Group(shared.num_blocks))
+            group.num_holders += 1
+            self._shared[request_id] = shared
+        self._own[request_id] = own_blocks
+        self._used += cost
+
+    def resize(self, request_id: RequestId, own_blocks: int) -> None:
+        """Grow or shrink what a request holds beside its shared prefix."""
+        more = own_blocks - self._own[request_id]
+        if more > 0:
+            self._require(request_id, more)
+        self._own[request_id] = own_blocks
+        self._used += more
+
+    def release(self, request_id: RequestId) -> int:
+        """Give everything back; the number of blocks that became free."""
+        freed = self._own.pop(request_id)
+        shared = self._shared.pop(request_id, None)
+        if shared is not None:
+            group = self._groups[shared.prefix_id]
+            group.num_holders -= 1
+            if group.num_holders == 0:
+                freed += group.num_blocks
+                del self._groups[shared.prefix_id]
+        self._used -= freed
+        return freed
+
+    def observe_free(self, num_free: int) -> None:
+        """Take over the owner's count; the difference to ours is kept apart."""
+        self._unaccounted = self.num_blocks - self._used - num_free
+
+    def observe_resize(self, request_id: RequestId, own_blocks: int) -> None:
+        """The owner already did it: where we thought too little was free, it shares more than we know."""
+        more = own_blocks - self._own[request_id]
+        if more > self.num_free:
+            self._unaccounted -= more - self.num_free
+        self.resize(request_id, own_blocks)
+
+    def _require(self, request_id: RequestId, num_blocks: int) -> None:
+        if num_blocks > self.num_free:
+            raise PoolExhaustedError(
+                f"{self.name} pool: request {request_id} needs {num_blocks} blocks, {self.num_free} of "
+                f"{self.num_blocks} are free"
+            )
+
+    def check_integrity(self) -> None:
+        """Σ blocks (free + held + unaccounted) = pool, recounted."""
+        holders: dict[PrefixId, int] = {}
+        for shared in self._shared.values():
+            holders[shared.prefix_id] = holders.get(shared.prefix_id, 0) + 1
+        counted = {prefix_id: group.num_holders for prefix_id, group in self._groups.items()}
+        assert holders == counted, (self.name, holders, counted)
+        assert all(own >= 0 for own in self._own.values()), (self.name, self._own)
+        held = sum(self._own.values()) + sum(group.num_blocks for group in self._groups.values())
+        assert held == self._used, (self.name, held, self._used)
+        assert self.num_free + self._used + self._unaccounted == self.num_blocks, self.name
+        assert self._unaccounted or 0 <= self.num_free <= self.num_blocks, (self.name, self.num_free)
+
+
+class Ledger:
+    """The three pools, and what holds between them."""
+
+    def __init__(self, *, gpu_blocks: int, host_blocks: int) -> None:
+        self.gpu = BlockPool("GPU", gpu_blocks)
+        self.host = BlockPool("host", host_blocks)
+        self.live = BlockPool("live KV", host_blocks)
+
+    def reserve(self, request_id: RequestId, own_blocks: int, shared: SharedBlocks | None) -> None:
+        """Set host blocks aside for a request about to be prefilled."""
+        self.host.take(request_id, own_blocks, shared)
+        self.live.take(request_id, 0, shared)
+
+    def set_live(self, request_id: RequestId, own_blocks: int) -> None:
+        """A request's KV grew or was taken back; its reservation grows with it where it must."""
+        if own_blocks > self.host.own_blocks(request_id):
+            self.host.resize(request_id, own_blocks)
+        self.live.resize(request_id, own_blocks)
+
+    def release(self, request_id: RequestId) -> None:
+        """Forget a request in every pool that knows it."""
+        for pool in (self.gpu, self.host, self.live):
+            if request_id in pool:
+                pool.release(request_id)
+
+    def check_integrity(self) -> None:
+        for pool in (self.gpu, self.host, self.live):
+            pool.check_integrity()
+        assert self.host._own.keys() == self.live._own.keys(), "reserved and live requests differ"
+        for request_id, own in self.live._own.items():
+            assert own <= self.host.own_blocks(request_id), (request_id, own)
+        for request_id in self.gpu._own:
+            assert request_id in self.host, f"{request_id} is on the GPU without a place on the host"

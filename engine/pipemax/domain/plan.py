@@ -1,0 +1,125 @@
+"""What one step does, naming requests only: ``Controller.plan_step`` returns it, an adapter carries it out.
+
+An adapter works through a plan in this order: ``recompute``, ``evict``, ``prefetch`` (allocate, then queue the
+copies), ``run``. Whatever it could not do it reports (``RunRefused``, ``PrefetchRefused``) before it asks for the
+next plan; whatever it does not report counts as done. The plan already leaves room for everything in it, so a
+refusal means that the engine's pool and the controller's counts differ.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+from pipemax.domain.units import RequestId
+
+StepId = NewType("StepId", int)
+
+
+class Phase(StrEnum):
+    """Prefill and decode are separated in time (Section 3.1)."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class PhaseReason(StrEnum):
+    """Why a step is in its phase."""
+
+    START = "start"  # nothing has run yet: requests must be prefilled first
+    FILL_HOST = "fill_host"  # prefill: the host pool is below its high watermark and requests wait
+    FINISH_PROMPTS = "finish_prompts"  # prefill: nothing more is admitted, started prompts are completed
+    AWAIT_INPUT = "await_input"  # prefill: the host pool has room, more input was announced and is awaited
+    HOST_FULL = "host_full"  # decode: the next waiting request would pass the high watermark
+    INPUT_USED_UP = "input_used_up"  # decode: nothing waits
+    LIVE_KV_LOW = "live_kv_low"  # prefill: live KV fell under the GPU's capacity and requests wait
+    REST_FITS = "rest_fits"  # prefill: no more input will come, and all that waits fits into the host pool
+    NOTHING_DECODABLE = "nothing_decodable"  # prefill: no request has a complete prompt
+    KEEP_DECODING = "keep_decoding"  # decode: live KV still exceeds the GPU's capacity, or too little waits
+
+
+class PrefetchMode(StrEnum):
+    """How the prefetched set P_t was chosen."""
+
+    NONE = "none"
+    WARM_UP = "warm_up"  # ShortFirstFill
+    STEADY = "steady"  # GreedySelect with exchanges
+    FORCED = "forced"  # nothing is running that a copy could hide behind: load something all the same
+    STATIC = "static"  # a fixed share of the GPU's blocks, oldest first (the ablation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefetch:
+    """Copy of one request's blocks, host → GPU, under the step that it is planned in.
+
+    Block numbers count within the request's sequence; the item covers [first_block, first_block + num_blocks). A
+    request that fits into the budget comes in one item. A longer one comes in several, in consecutive order: the
+    first allocates *all* of its GPU blocks (the reservation), each copies its part, and it may run in any step
+    after the last. Blocks of a shared prefix that is on the GPU are not part of any item.
+    """
+
+    request_id: RequestId
+    first_block: int
+    num_blocks: int
+    is_first: bool
+    """Allocate GPU blocks for the whole sequence and its next token."""
+    is_last: bool
+    """With it the sequence is complete on the GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The inputs and the reason of one plan, for people, metrics and traces."""
+
+    reason: PhaseReason
+    iteration: int = 0
+    """t of the paper, counted since the last switch to decode; 0 in prefill."""
+    executing_batch: int | None = None
+    """i_t; None in prefill and where nothing runs."""
+    next_batch: int | None = None
+    """j_t: what the prefetch joins."""
+    overwritten_batch: int | None = None
+    """k_t: where victims are taken first."""
+    prefetch_mode: PrefetchMode = PrefetchMode.NONE
+    predicted_step_s: float = 0.0
+    """T̂ of the slowest stage for what runs in this step."""
+    budget_blocks: int = 0
+    """B·T̂ in blocks: the least over the stages."""
+    prefetched_blocks: int = 0
+    gap_s: float = 0.0
+    """ΔT̂: predicted time that the next batch lacks against the executing one, before the prefetch."""
+    run_kv_tokens: int = 0
+    """L of what runs: every prefix token counted for each request that attends to it."""
+    num_waiting: int = 0
+    num_parked: int = 0
+    """Requests with their KV on the host alone and nothing in flight."""
+    num_resident: int = 0
+    free_gpu_blocks: int = 0
+    """After this plan."""
+    free_host_blocks: int = 0
+    """Not reserved, after this plan."""
+    live_blocks: int = 0
+    """KV of all live requests, in blocks, after this plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One step. ``run`` may be empty: then it only moves KV, or waits for what is in flight."""
+
+    step_id: StepId
+    phase: Phase
+    run: tuple[RequestId, ...] = ()
+    run_tokens: tuple[int, ...] = ()
+    """Beside ``run``: 1 each in decode, the chunk's length in prefill."""
+    evict: tuple[RequestId, ...] = ()
+    """Free their GPU blocks; no copy, the host has them. They may be in flight, none is in ``run``."""
+    recompute: tuple[RequestId, ...] = ()
+    """Last resort: drop both copies; each comes again as a prefill of its prompt and its output so far."""
+    prefetch: tuple[Prefetch, ...] = ()
+    wait_until_s: float | None = None
+    """Set where a step is empty because input is awaited: plan again at the next event or at this time."""
+    decision: Decision
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to carry out: wait for an event."""
+        return not (self.run or self.evict or self.recompute or self.prefetch)

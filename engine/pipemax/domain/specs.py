@@ -1,0 +1,243 @@
+"""What a machine and a model are, in numbers: the profiles that the simulator and the choice of policy read.
+
+Rates are *achieved*, not data-sheet figures. Where a number comes from stands beside it in the YAML profile
+(``pipemax/presets``). Nothing here knows how long a step takes: that is ``pipemax.sim.stage_times``.
+"""
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+
+class KvLayout(StrEnum):
+    """How a block's KV lies in memory, which decides how many pieces a copy of it needs (paper, Section 3.4.2)."""
+
+    BLOCK_FIRST = "block_first"
+    """All layers of a stage in one piece."""
+    LAYER_FIRST = "layer_first"
+    """One piece a layer, keys and values packed, as in vLLM 0.32."""
+
+
+def _check_positive(spec: object, *, zero_allowed: frozenset[str] = frozenset()) -> None:
+    for field in fields(spec):  # type: ignore[arg-type]
+        value = getattr(spec, field.name)
+        if not isinstance(value, int | float):
+            continue
+        if not (value > 0 or (value == 0 and field.name in zero_allowed)):
+            raise ValueError(f"{type(spec).__name__}.{field.name} is {value}, must be above zero")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSpec:
+    """One GPU."""
+
+    name: str
+    memory_bytes: int
+    hbm_bytes_per_s: float
+    """Achieved in reading weights and KV."""
+    flops_per_s: float
+    """Achieved by large dense bf16 matrix products."""
+    step_overhead_s: float
+    """Launches, metadata and sampling that no roofline counts, for each step on each stage."""
+    product_tokens: tuple[tuple[int, int], ...]
+    """Rows (tokens, tokens that their matrix products cost as): tiles make a staircase. Straight lines between
+    the rows; beyond the last, what it is."""
+    smoothing: float
+    """The p of ``(weights_s**p + compute_s**p)**(1/p)``: how far reading weights and computing overlap."""
+
+    def __post_init__(self) -> None:
+        _check_positive(self, zero_allowed=frozenset({"step_overhead_s"}))
+        tokens = [row[0] for row in self.product_tokens]
+        if not tokens or tokens[0] != 1 or tokens != sorted(set(tokens)):
+            raise ValueError(f"GpuSpec.product_tokens must begin at 1 token and ascend: {tokens}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSpec:
+    """One GPU's PCIe link. Each direction has one copy engine, which works first in, first out."""
+
+    host_to_gpu_bytes_per_s: float
+    gpu_to_host_bytes_per_s: float
+    duplex_bytes_per_s: float
+    """Both directions together."""
+    per_copy_s: float
+    """Added by every contiguous piece."""
+    peer_bytes_per_s: float
+    """GPU to GPU: what activations move at."""
+    peer_latency_s: float
+
+    def __post_init__(self) -> None:
+        _check_positive(self, zero_allowed=frozenset({"per_copy_s", "peer_latency_s"}))
+
+    def effective_host_to_gpu_bytes_per_s(self, piece_bytes: float) -> float:
+        """What pieces of this size reach: the paper's B, measured in the paged format (``eq:budget``)."""
+        return piece_bytes / (self.per_copy_s + piece_bytes / self.host_to_gpu_bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduceSpec:
+    """The collective that tensor parallelism needs twice a layer."""
+
+    bus_bytes_per_s: float
+    """As NCCL's tests report it: bytes · 2(n−1)/n over the time."""
+    latency_s: float
+
+    def __post_init__(self) -> None:
+        _check_positive(self, zero_allowed=frozenset({"latency_s"}))
+
+    def time_s(self, payload_bytes: float, num_gpus: int) -> float:
+        if num_gpus == 1:
+            return 0.0
+        return self.latency_s + payload_bytes * 2 * (num_gpus - 1) / num_gpus / self.bus_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """A server: equal GPUs, their links, and the host they share."""
+
+    name: str
+    gpu: GpuSpec
+    num_gpus: int
+    link: LinkSpec
+    gpus_per_root: int
+    """GPUs behind one PCIe root complex or switch."""
+    root_bytes_per_s: float
+    """All copies behind one root, each direction."""
+    host_dram_bytes_per_s: float
+    """All copies of the node, both directions together."""
+    host_memory_bytes: float
+    host_kv_fraction: float
+    """Share of host memory that the KV replicas may take."""
+    gpu_memory_fraction: float
+    """Share of GPU memory that the engine may take."""
+    gpu_reserve_bytes: float
+    """Activations, graphs and communication buffers within that share."""
+    all_reduce: AllReduceSpec
+
+    def __post_init__(self) -> None:
+        _check_positive(self, zero_allowed=frozenset({"gpu_reserve_bytes"}))
+        for name in ("host_kv_fraction", "gpu_memory_fraction"):
+            if getattr(self, name) > 1:
+                raise ValueError(f"NodeSpec.{name} is {getattr(self, name)}, must be at most 1")
+
+    @property
+    def host_kv_bytes(self) -> float:
+        return self.host_memory_bytes * self.host_kv_fraction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A decoder's shapes: enough for its bytes and its operations."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_size: int
+    """Of one expert, where there are several."""
+    num_experts: int
+    """1 for a dense model."""
+    experts_per_token: int
+    vocab_size: int
+    bytes_per_value: int
+    """Of weights, activations and KV alike."""
+
+    def __post_init__(self) -> None:
+        _check_positive(self)
+        if self.experts_per_token > self.num_experts:
+            raise ValueError(f"{self.name}: {self.experts_per_token} experts a token of {self.num_experts}")
+
+    @property
+    def attention_params_per_layer(self) -> int:
+        return self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+
+    @property
+    def expert_params(self) -> int:
+        """Of one expert of one layer: gate, up and down projections."""
+        return 3 * self.hidden_size * self.ffn_size
+
+    @property
+    def params_per_layer(self) -> int:
+        return self.attention_params_per_layer + self.num_experts * self.expert_params
+
+    @property
+    def head_params(self) -> int:
+        """Of the output head; the input embedding has as many."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.bytes_per_value * (self.num_layers * self.params_per_layer + 2 * self.head_params)
+
+    @property
+    def active_params(self) -> int:
+        """Multiplied for each token, the head included."""
+        per_layer = self.attention_params_per_layer + self.experts_per_token * self.expert_params
+        return self.num_layers * per_layer + self.head_params
+
+    @property
+    def kv_bytes_per_token_and_layer(self) -> int:
+        return 2 * self.num_kv_heads * self.head_dim * self.bytes_per_value
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.num_layers * self.kv_bytes_per_token_and_layer
+
+    def kv_shards(self, tensor: int) -> int:
+        """Parts that ``tensor`` GPUs split a stage's KV into: more GPUs than KV heads hold copies."""
+        return min(tensor, self.num_kv_heads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallelism:
+    """``pipeline`` stages of ``tensor`` GPUs each."""
+
+    pipeline: int
+    tensor: int
+
+    def __post_init__(self) -> None:
+        _check_positive(self)
+
+    def layers_of(self, model: ModelSpec) -> tuple[int, ...]:
+        """Layers on each stage. What does not divide goes to the first stages, never to the last if others can
+        take it: the last one has the output head as well."""
+        whole, rest = divmod(model.num_layers, self.pipeline)
+        return tuple(whole + (stage < rest) for stage in range(self.pipeline))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCapacity:
+    """Blocks that fit, under one parallelism."""
+
+    block_tokens: int
+    gpu_blocks: int
+    """The least over the stages: every stage holds its layers of every block."""
+    host_blocks: int
+
+    @property
+    def gpu_tokens(self) -> int:
+        return self.gpu_blocks * self.block_tokens
+
+
+def kv_capacity(
+    node: NodeSpec, model: ModelSpec, parallelism: Parallelism, *, block_tokens: int = 16
+) -> KvCapacity:
+    """How many KV blocks the GPUs and the host hold. ``ValueError`` if the weights alone do not fit."""
+    budget = node.gpu.memory_bytes * node.gpu_memory_fraction - node.gpu_reserve_bytes
+    layers = parallelism.layers_of(model)
+    blocks = []
+    for stage, num_layers in enumerate(layers):
+        params = num_layers * model.params_per_layer
+        params += model.head_params * ((stage == 0) + (stage == len(layers) - 1))
+        free_bytes = budget - params * model.bytes_per_value / parallelism.tensor
+        kv_bytes = num_layers * model.kv_bytes_per_token_and_layer
+        block_bytes = block_tokens * kv_bytes / model.kv_shards(parallelism.tensor)
+        blocks.append(int(free_bytes // block_bytes))
+    if min(blocks) < 1:
+        raise ValueError(
+            f"{model.name} does not fit on {node.name} with {parallelism.pipeline} stages of "
+            f"{parallelism.tensor} GPUs: the weights leave no room for the KV cache"
+        )
+    host_blocks = int(node.host_kv_bytes // (block_tokens * model.kv_bytes_per_token))
+    return KvCapacity(block_tokens=block_tokens, gpu_blocks=min(blocks), host_blocks=host_blocks)

@@ -1,0 +1,106 @@
+"""Node, model and workload profiles that ship with the package, one YAML file each; a path names your own.
+
+The one loader between YAML and the frozen specs of ``pipemax.domain``: unknown and missing keys are rejected, and
+every message names the file.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from pipemax.domain.specs import ModelSpec, NodeSpec
+
+Spec = TypeVar("Spec")
+
+
+def preset_names(kind: str) -> list[str]:
+    """Names of the profiles under ``presets/<kind>``: nodes, models or workloads."""
+    return sorted(entry.name.removesuffix(".yaml") for entry in files(__name__).joinpath(kind).iterdir())
+
+
+def read_preset(kind: str, name: str) -> dict[str, Any]:
+    """The YAML of a shipped profile, or of the file at path ``name`` (ending in .yaml)."""
+    if name.endswith((".yaml", ".yml")):
+        source, text = name, Path(name).read_text(encoding="utf-8")
+    else:
+        if name not in preset_names(kind):
+            raise ValueError(
+                f"no {kind[:-1]} profile {name!r}; there are {', '.join(preset_names(kind))}, or give a .yaml file"
+            )
+        source = f"{kind}/{name}.yaml"
+        text = files(__name__).joinpath(kind, f"{name}.yaml").read_text(encoding="utf-8")
+    values = yaml.safe_load(text)
+    if not isinstance(values, dict):
+        raise ValueError(f"{source}: expected 'name: value' lines, got a {type(values).__name__}")
+    return values
+
+
+def build_spec(spec_type: type[Spec], values: dict[str, Any], where: str) -> Spec:
+    """A (nested) frozen dataclass from parsed YAML. ``ValueError`` names what is unknown, missing or no number."""
+    hints = typing.get_type_hints(spec_type)
+    unknown, missing = sorted(values.keys() - hints.keys()), sorted(hints.keys() - values.keys())
+    if unknown or missing:
+        raise ValueError(f"{where}: unknown keys {unknown}, missing keys {missing}")
+    converted = {}
+    for key, hint in hints.items():
+        value = values[key]
+        if dataclasses.is_dataclass(hint):
+            if not isinstance(value, dict):
+                raise ValueError(f"{where}: {key} must have keys of its own, got {value!r}")
+            value = build_spec(typing.cast(type[Any], hint), value, f"{where}: {key}")
+        elif typing.get_origin(hint) is tuple:
+            value = _tuple_of_rows(value, f"{where}: {key}")
+        elif hint in (int, float):
+            try:
+                value = hint(value)
+            except (TypeError, ValueError):
+                raise ValueError(f"{where}: {key} must be a number, got {value!r}") from None
+        converted[key] = value
+    try:
+        return spec_type(**converted)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _tuple_of_rows(value: Any, where: str) -> tuple[tuple[int, int], ...]:
+    try:
+        return tuple((int(first), int(second)) for first, second in value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{where} must be rows of two integers, got {value!r}") from None
+
+
+def load_node(name: str) -> NodeSpec:
+    return build_spec(NodeSpec, read_preset("nodes", name), f"node profile {name}")
+
+
+def load_model(name: str) -> ModelSpec:
+    return build_spec(ModelSpec, read_preset("models", name), f"model profile {name}")
+
+
+def override(spec: Spec, values: Mapping[str, float]) -> Spec:
+    """A copy with numbers replaced, named by dotted paths: ``{"all_reduce.bus_bytes_per_s": 10e9}``."""
+    for path, value in values.items():
+        spec = _override_one(spec, path, path.split("."), value)
+    return spec
+
+
+def _override_one(spec: Any, path: str, names: list[str], value: float) -> Any:
+    known = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+    name, *rest = names
+    if name not in known:
+        raise ValueError(f"{path}: there is no {name!r}; there are {', '.join(known)}")
+    old = known[name]
+    if rest:
+        if not dataclasses.is_dataclass(old):
+            raise ValueError(f"{path}: {name} has no parts")
+        new = _override_one(old, path, rest, value)
+    elif isinstance(old, int | float):
+        new = type(old)(value)
+    else:
+        raise ValueError(f"{path}: {name} is no number")
+    return dataclasses.replace(spec, **{name: new})

@@ -1,0 +1,57 @@
+"""The event heap and its virtual clock: ``(time, priority, sequence, event)``, as in SimPy.
+
+At one instant, events run by priority and then in the order in which they were put in: so runs repeat exactly.
+"""
+
+import heapq
+from collections.abc import Callable
+from enum import IntEnum
+
+
+class Priority(IntEnum):
+    """What comes first at the same instant: news of what has ended before anything is started upon it."""
+
+    COPY_DONE = 0
+    STAGE_DONE = 1
+    ARRIVAL = 2
+    DECIDE = 3
+
+
+class VirtualClock:
+    """A ``pipemax.domain.clock.Clock`` that the event queue moves."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def advance_to(self, time_s: float) -> None:
+        assert time_s >= self._now_s, (time_s, self._now_s)
+        self._now_s = time_s
+
+
+class EventQueue:
+    """Runs events in order. An event is a call without arguments; it may put in further events."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
+        self._sequence = 0
+
+    def now_s(self) -> float:
+        return self.clock.now_s()
+
+    def at(self, time_s: float, priority: Priority, event: Callable[[], None]) -> None:
+        """Have ``event`` run at ``time_s``, which must not lie in the past."""
+        assert time_s >= self.clock.now_s(), (time_s, self.clock.now_s())
+        heapq.heappush(self._heap, (time_s, priority, self._sequence, event))
+        self._sequence += 1
+
+    def run(self) -> None:
+        """Until no events are left."""
+        heap, clock = self._heap, self.clock
+        while heap:
+            time_s, _, _, event = heapq.heappop(heap)
+            clock.advance_to(time_s)
+            event()

@@ -1,0 +1,124 @@
+"""The machine that every system runs on: a pipeline of stages, the links, and what is measured of them."""
+
+from collections.abc import Callable
+
+from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, kv_capacity
+from pipemax.sim.events import EventQueue
+from pipemax.sim.links import Direction, Links
+from pipemax.sim.pipeline import Pipeline, Step, StepKind
+from pipemax.sim.result import DecodeSample, Recording, Usage
+from pipemax.sim.stage_times import StageTimes, StepWork
+
+BLOCK_TOKENS = 16
+_PREFILL_STEP_TOKENS = (1024, 2048, 4096, 8192)
+_PREFILL_ARITHMETIC_OVER_WEIGHTS = 4.0
+
+
+class Machine:
+    """One node under one parallelism. A system that changes parallelism makes another machine on the same queue."""
+
+    def __init__(
+        self,
+        queue: EventQueue,
+        links: Links,
+        node: NodeSpec,
+        model: ModelSpec,
+        parallelism: Parallelism,
+        recording: Recording,
+        *,
+        shared_tokens: int = 0,
+        activation_priority: bool = True,
+        gate: Callable[[int, Step], bool] | None = None,
+        on_stage_start: Callable[[int, Step], None] | None = None,
+        on_stage_end: Callable[[int, Step], None] | None = None,
+    ) -> None:
+        self.queue = queue
+        self.links = links
+        self.node = node
+        self.model = model
+        self.parallelism = parallelism
+        self.recording = recording
+        self.times = StageTimes(node, model, parallelism)
+        self.capacity: KvCapacity = kv_capacity(node, model, parallelism, block_tokens=BLOCK_TOKENS)
+        self.usage = Usage()
+        self._shared_tokens = shared_tokens
+        self._activation_priority = activation_priority
+        self.pipeline = Pipeline(
+            queue,
+            parallelism.pipeline,
+            send=self._send,
+            gate=gate,
+            on_stage_start=on_stage_start,
+            on_stage_end=on_stage_end,
+            on_span=recording.stage_spans.append if recording.keep_spans else None,
+        )
+
+    @property
+    def prefill_step_tokens(self) -> int:
+        """Of one prefill step, in every system that separates prefill from decode.
+
+        The least of the usual sizes whose arithmetic takes four times as long as reading the weights: larger steps
+        fill and drain the pipeline slower, but a mixture of experts needs them.
+        """
+        weights_s = self.model.weight_bytes / self.node.gpu.hbm_bytes_per_s
+        token_s = 2 * self.model.active_params / self.node.gpu.flops_per_s
+        enough = _PREFILL_ARITHMETIC_OVER_WEIGHTS * weights_s / token_s
+        return next((size for size in _PREFILL_STEP_TOKENS if size >= enough), _PREFILL_STEP_TOKENS[-1])
+
+    def block_bytes(self, stage: int) -> float:
+        """Of one KV block on one GPU of a stage."""
+        layer_bytes = BLOCK_TOKENS * self.model.kv_bytes_per_token_and_layer
+        return self.times.layers[stage] * layer_bytes / self.model.kv_shards(self.parallelism.tensor)
+
+    def gpus_of(self, stage: int) -> range:
+        tensor = self.parallelism.tensor
+        return range(stage * tensor, (stage + 1) * tensor)
+
+    def run(self, work: StepWork, on_done: Callable[[Step], None], *, prefetched_tokens: int = 0) -> Step:
+        """Send one step down the pipeline."""
+        if work.prefill_tokens == 0:
+            kind = StepKind.DECODE
+        else:
+            kind = StepKind.MIXED if work.decode_requests else StepKind.PREFILL
+        stage_s = self.times.stage_s(work)
+        if work.decode_requests:
+            self.usage.decode_steps += 1
+            self.usage.decode_requests += work.decode_requests
+        tensor = self.parallelism.tensor
+        self.usage.busy_gpu_s += sum(stage_s) * tensor
+        if kind is StepKind.DECODE:
+            self.usage.decode_gpu_s += sum(stage_s) * tensor
+        all_reduce_s = self.times.all_reduce_layer_s(work.tokens) * self.model.num_layers
+        self.usage.all_reduce_gpu_s += all_reduce_s * tensor
+
+        def done(step: Step) -> None:
+            self.usage.tokens_done += work.tokens + work.prefill_outputs * (1 + self._shared_tokens)
+            if kind is StepKind.DECODE:
+                self.recording.decode_samples.append(
+                    DecodeSample(
+                        time_s=self.queue.now_s(),
+                        step_s=max(stage_s),
+                        batch=work.decode_requests,
+                        kv_tokens=work.decode_context_tokens,
+                        prefetched_tokens=prefetched_tokens,
+                    )
+                )
+            on_done(step)
+
+        step = Step(
+            kind=kind,
+            stage_s=stage_s,
+            activation_bytes=self.times.activation_bytes(work.tokens),
+            on_done=done,
+            batch=work.decode_requests,
+            tokens=work.tokens,
+        )
+        self.pipeline.submit(step)
+        return step
+
+    def _send(self, stage: int, activation_bytes: float) -> float:
+        link = self.node.link
+        delay_s = link.peer_latency_s + activation_bytes / link.peer_bytes_per_s
+        if not self._activation_priority:
+            delay_s += self.links.queued_s(self.gpus_of(stage)[0], Direction.HOST_TO_GPU)
+        return delay_s

@@ -1,0 +1,107 @@
+"""Pictures after the paper's: ``fig:overall``, ``fig:static``, ``fig:runtime`` (a), ``fig:time_and_memory``.
+
+Each function draws one file. This module imports matplotlib; nothing else in ``pipemax.sim`` does.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from pipemax.sim.result import SimulationResult
+from pipemax.sim.study import Study
+
+_DPI = 150
+_SMOOTHING_STEPS = 8
+
+
+def write_plots(study: Study, directory: Path) -> list[Path]:
+    """Every picture that the study has the systems for, and their paths."""
+    directory.mkdir(parents=True, exist_ok=True)
+    by_name = {result.system: result for result in study.results}
+    paths = [plot_overall([study], directory / "overall.png")]
+    static = [name for name in by_name if name.startswith("static_")]
+    pipemax = by_name.get("pipemax")
+    if pipemax is not None:
+        paths.append(plot_runtime(pipemax, directory / "time_and_memory.png"))
+        if static:
+            bars = [by_name[name] for name in static] + [pipemax]
+            paths.append(plot_normalized(bars, pipemax, "Static prefetch", directory / "static.png"))
+        if "layer_first" in by_name:
+            bars = [by_name["layer_first"], pipemax]
+            paths.append(plot_normalized(bars, pipemax, "KV cache layout", directory / "layout.png"))
+    return paths
+
+
+def plot_overall(studies: Sequence[Study], path: Path) -> Path:
+    """Throughput of each system over vLLM (TP), a group of bars for each study, as ``fig:overall``."""
+    names = list(dict.fromkeys(result.system for study in studies for result in study.results))
+    figure = Figure(figsize=(max(7.0, 2.2 * len(studies)), 3.6))
+    axes = figure.subplots()
+    width = 0.8 / len(names)
+    for index, name in enumerate(names):
+        ratios = [
+            next((study.ratio(result) for result in study.results if result.system == name), 0.0)
+            for study in studies
+        ]
+        places = np.arange(len(studies)) + (index - (len(names) - 1) / 2) * width
+        axes.bar(places, ratios, width, label=name)
+    labels = [f"{study.model}\n{study.node}\n{study.workload}" for study in studies]
+    axes.set_xticks(range(len(studies)), labels, fontsize=8)
+    axes.axhline(1.0, color="black", linewidth=0.6)
+    axes.set_ylabel("throughput, vLLM (TP) = 1")
+    axes.legend(fontsize=7, ncol=3)
+    return _save(figure, path)
+
+
+def plot_normalized(
+    results: Sequence[SimulationResult], reference: SimulationResult, title: str, path: Path
+) -> Path:
+    """Throughput over that of ``reference``: ``fig:static`` and ``fig:runtime`` (a)."""
+    figure = Figure(figsize=(1.5 + 0.9 * len(results), 3.2))
+    axes = figure.subplots()
+    ratios = [result.total_tokens_per_s / reference.total_tokens_per_s for result in results]
+    bars = axes.bar([result.system for result in results], ratios)
+    axes.bar_label(bars, fmt="%.2f", fontsize=8)
+    axes.tick_params(axis="x", labelrotation=30, labelsize=8)
+    axes.set_ylabel(f"throughput, {reference.system} = 1")
+    axes.set_title(title, fontsize=10)
+    return _save(figure, path)
+
+
+def plot_runtime(result: SimulationResult, path: Path) -> Path:
+    """Decode step time and KV per batch over the run: ``fig:time_and_memory`` (a) and (b)."""
+    samples = result.recording.decode_samples
+    if not samples:
+        raise ValueError(f"the run of {result.system} has no decode steps")
+    window = np.ones(_SMOOTHING_STEPS) / _SMOOTHING_STEPS
+    step_ms = np.array([sample.step_s * 1e3 for sample in samples])
+    kv = np.array([sample.kv_tokens for sample in samples]) / result.gpu_kv_tokens
+    # What was copied beside one step belongs to the batch of the next.
+    prefetched = np.array([0, *(sample.prefetched_tokens for sample in samples[:-1])]) / result.gpu_kv_tokens
+    if len(samples) > _SMOOTHING_STEPS:
+        step_ms, kv, prefetched = (
+            np.convolve(line, window, mode="valid") for line in (step_ms, kv, prefetched)
+        )
+    iterations = np.arange(len(step_ms))
+    figure = Figure(figsize=(7.0, 5.2))
+    above, below = figure.subplots(2, 1, sharex=True)
+    above.plot(iterations, step_ms, linewidth=0.8)
+    above.set_ylabel("(a) decode step, ms")
+    below.stackplot(
+        iterations,
+        np.maximum(0.0, kv - prefetched),
+        np.minimum(kv, prefetched),
+        labels=["resident", "prefetched"],
+    )
+    below.set_ylabel("(b) KV of the batch, GPU memory = 1")
+    below.set_xlabel("decode iteration")
+    below.legend(fontsize=8, loc="upper right")
+    return _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    figure.tight_layout()
+    figure.savefig(path, dpi=_DPI)
+    return path

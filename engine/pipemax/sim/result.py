@@ -1,0 +1,152 @@
+"""What a simulation yields: one system's figures, and the recording behind the pictures."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pipemax.sim.events import EventQueue
+from pipemax.sim.links import CopySpan, Direction, Links
+from pipemax.sim.pipeline import StageSpan
+from pipemax.sim.workloads import Workload
+
+STEADY_SHARE = 0.9
+
+
+@dataclass(slots=True, kw_only=True)
+class Usage:
+    """What a machine has done so far."""
+
+    busy_gpu_s: float = 0.0
+    """Computing, reading or reducing, summed over the GPUs."""
+    decode_gpu_s: float = 0.0
+    """Of that, in steps without prompts."""
+    all_reduce_gpu_s: float = 0.0
+    decode_steps: int = 0
+    decode_requests: int = 0
+    """Summed over the decode steps."""
+    tokens_done: int = 0
+    """Prompt and output tokens; less those that a preemption threw away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeSample:
+    """One decode step as the last stage ended it, for the runtime pictures."""
+
+    time_s: float
+    step_s: float
+    """On the slowest stage."""
+    batch: int
+    kv_tokens: int
+    prefetched_tokens: int
+    """Copied in beside it, for the steps after it; 0 in systems without prefetch."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Recording:
+    """What a run leaves behind beside its figures; spans only if asked for."""
+
+    keep_spans: bool = False
+    stage_spans: list[StageSpan] = field(default_factory=list)
+    copy_spans: list[CopySpan] = field(default_factory=list)
+    decode_samples: list[DecodeSample] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationResult:
+    """Rates are over the whole run, drain included, unless they say otherwise."""
+
+    system: str
+    seconds: float
+    num_requests: int
+    prompt_tokens: int
+    output_tokens: int
+    total_tokens_per_s: float
+    """Prompts and outputs; a prompt computed twice counts once."""
+    output_tokens_per_s: float
+    steady_tokens_per_s: float
+    """Tokens computed per second until STEADY_SHARE of the requests had finished: drain apart."""
+    mean_decode_batch: float
+    bubble_fraction: float
+    """Share of GPU time in which nothing is computed, read or reduced."""
+    decode_fraction: float
+    """Share of GPU time busy with steps that have no prompts in them."""
+    all_reduce_fraction: float
+    """Share of GPU time in collectives."""
+    h2d_fraction: float
+    """Share of time in which the host → GPU copy engines work, mean over the GPUs."""
+    h2d_bytes: float
+    recomputed_tokens: int
+    gpu_kv_tokens: int
+    """KV tokens that the GPUs hold between them in decode."""
+    recording: Recording
+
+
+class Progress:
+    """Which requests are done. Each system reports to it; it raises if one is lost or ends twice."""
+
+    def __init__(self, workload: Workload, queue: EventQueue, usages: Sequence[Usage]) -> None:
+        self._queue = queue
+        self._usages = usages
+        self._unfinished = set(range(len(workload)))
+        self._num_requests = len(workload)
+        self._drain_at = len(workload) - int(STEADY_SHARE * len(workload))
+        self.steady_tokens_per_s = 0.0
+
+    @property
+    def num_finished(self) -> int:
+        return self._num_requests - len(self._unfinished)
+
+    @property
+    def all_done(self) -> bool:
+        return not self._unfinished
+
+    def finish(self, request: int) -> None:
+        assert request in self._unfinished, f"request {request} finished twice"
+        self._unfinished.remove(request)
+        if len(self._unfinished) == self._drain_at and self._queue.now_s() > 0:
+            tokens = sum(usage.tokens_done for usage in self._usages)
+            self.steady_tokens_per_s = tokens / self._queue.now_s()
+
+    def require_all_done(self) -> None:
+        if self._unfinished:
+            raise AssertionError(
+                f"{len(self._unfinished)} requests never finished, among them {sorted(self._unfinished)[:5]}"
+            )
+
+
+def summarize(
+    system: str,
+    workload: Workload,
+    usages: Sequence[Usage],
+    links: Links,
+    progress: Progress,
+    recording: Recording,
+    *,
+    num_gpus: int,
+    gpu_kv_tokens: int,
+    seconds: float,
+    recomputed_tokens: int = 0,
+) -> SimulationResult:
+    """The figures of a run that ended after ``seconds``; ``usages`` are of all machines that had a part in it."""
+    progress.require_all_done()
+    gpu_s = num_gpus * seconds
+    steps = sum(usage.decode_steps for usage in usages)
+    output_tokens = int(workload.output_tokens.sum())
+    return SimulationResult(
+        system=system,
+        seconds=seconds,
+        num_requests=len(workload),
+        prompt_tokens=int(workload.prompt_tokens.sum()),
+        output_tokens=output_tokens,
+        total_tokens_per_s=workload.total_tokens / seconds,
+        output_tokens_per_s=output_tokens / seconds,
+        steady_tokens_per_s=progress.steady_tokens_per_s,
+        mean_decode_batch=sum(usage.decode_requests for usage in usages) / steps if steps else 0.0,
+        bubble_fraction=1 - sum(usage.busy_gpu_s for usage in usages) / gpu_s,
+        decode_fraction=sum(usage.decode_gpu_s for usage in usages) / gpu_s,
+        all_reduce_fraction=sum(usage.all_reduce_gpu_s for usage in usages) / gpu_s,
+        h2d_fraction=links.busy_s(Direction.HOST_TO_GPU) / gpu_s,
+        h2d_bytes=links.copied_bytes(Direction.HOST_TO_GPU),
+        recomputed_tokens=recomputed_tokens,
+        gpu_kv_tokens=gpu_kv_tokens,
+        recording=recording,
+    )

@@ -1,0 +1,122 @@
+"""How long a step takes on each stage: reading weights, computing, attention and all-reduce.
+
+The linear part follows a staircase measured on one L20 (TD-Pipe's published profile): products of b tokens cost as
+those of a tiled number, and reading weights overlaps with computing only so far,
+``(weights_s**p + compute_s**p)**(1/p)``. The same table and p serve every GPU, model and system.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from pipemax.domain.specs import GpuSpec, ModelSpec, NodeSpec, Parallelism
+
+EXPERT_TILE_TOKENS = 16
+"""Grouped products of a mixture of experts pad each expert's tokens to a small tile only."""
+RESIDUAL_STREAMS = 2
+"""vLLM hands hidden states and residual from stage to stage."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StepWork:
+    """What one step computes."""
+
+    decode_requests: int = 0
+    decode_context_tokens: int = 0
+    """KV tokens that the decoding requests attend to, all together."""
+    prefill_tokens: int = 0
+    prefill_pairs: float = 0.0
+    """(token, attended token) pairs of the prompts in this step."""
+    prefill_outputs: int = 0
+    """Prompts that end in this step: those alone pass the output head."""
+
+    @property
+    def tokens(self) -> int:
+        return self.decode_requests + self.prefill_tokens
+
+    @property
+    def outputs(self) -> int:
+        return self.decode_requests + self.prefill_outputs
+
+
+def prompt_pairs(first_token: int, num_tokens: int) -> float:
+    """Causal attention pairs of a prompt's tokens ``[first_token, first_token + num_tokens)``."""
+    return num_tokens * (first_token + (num_tokens + 1) / 2)
+
+
+def product_tokens(gpu: GpuSpec, tokens: int) -> float:
+    """Tokens that a matrix product of ``tokens`` costs as."""
+    rows = gpu.product_tokens
+    after = bisect_left(rows, (tokens, 0))
+    if after == len(rows):
+        return float(max(tokens, rows[-1][1]))
+    (high, high_cost) = rows[after]
+    if high <= tokens or after == 0:
+        return float(high_cost)
+    (low, low_cost) = rows[after - 1]
+    return low_cost + (high_cost - low_cost) * (tokens - low) / (high - low)
+
+
+def smooth_max_s(gpu: GpuSpec, weights_s: float, compute_s: float) -> float:
+    p = gpu.smoothing
+    return float((weights_s**p + compute_s**p) ** (1 / p))
+
+
+class StageTimes:
+    """Times of one model on one node under one parallelism."""
+
+    def __init__(self, node: NodeSpec, model: ModelSpec, parallelism: Parallelism) -> None:
+        self._node = node
+        self._model = model
+        self._tensor = parallelism.tensor
+        self.layers = parallelism.layers_of(model)
+
+    def stage_s(self, work: StepWork) -> list[float]:
+        """Seconds on each stage, all-reduce included."""
+        layer_s = self._linear_layer_s(work.tokens) + self._attention_layer_s(work)
+        layer_s += self.all_reduce_layer_s(work.tokens)
+        times = [self._node.gpu.step_overhead_s + num_layers * layer_s for num_layers in self.layers]
+        times[-1] += self._head_s(work.outputs)
+        return times
+
+    def all_reduce_layer_s(self, tokens: int) -> float:
+        """Of one layer: behind attention and behind the feed-forward part."""
+        payload_bytes = tokens * self._model.hidden_size * self._model.bytes_per_value
+        return 2 * self._node.all_reduce.time_s(payload_bytes, self._tensor)
+
+    def activation_bytes(self, tokens: int) -> float:
+        """Handed from each stage to the next, on each of its GPUs."""
+        model = self._model
+        return RESIDUAL_STREAMS * tokens * model.hidden_size * model.bytes_per_value / self._tensor
+
+    def _linear_layer_s(self, tokens: int) -> float:
+        gpu, model = self._node.gpu, self._model
+        params = float(model.attention_params_per_layer)
+        operations = params * product_tokens(gpu, tokens)
+        if model.num_experts == 1:
+            params += model.expert_params
+            operations += model.expert_params * product_tokens(gpu, tokens)
+        else:
+            touched = model.num_experts * (
+                1 - (1 - model.experts_per_token / model.num_experts) ** max(1, tokens)
+            )
+            # Every touched expert pads its share: half a tile on average.
+            padded = tokens * model.experts_per_token + touched * EXPERT_TILE_TOKENS / 2
+            params += touched * model.expert_params
+            operations += model.expert_params * padded
+        weights_s = params * model.bytes_per_value / gpu.hbm_bytes_per_s
+        compute_s = 2 * operations / gpu.flops_per_s
+        return smooth_max_s(gpu, weights_s, compute_s) / self._tensor
+
+    def _attention_layer_s(self, work: StepWork) -> float:
+        gpu, model = self._node.gpu, self._model
+        read_s = work.decode_context_tokens * model.kv_bytes_per_token_and_layer / gpu.hbm_bytes_per_s
+        compute_s = 4 * model.num_heads * model.head_dim * work.prefill_pairs / gpu.flops_per_s
+        return read_s / model.kv_shards(self._tensor) + compute_s / self._tensor
+
+    def _head_s(self, outputs: int) -> float:
+        if outputs == 0:
+            return 0.0
+        gpu, params = self._node.gpu, self._model.head_params
+        weights_s = params * self._model.bytes_per_value / gpu.hbm_bytes_per_s
+        compute_s = 2 * params * product_tokens(gpu, outputs) / gpu.flops_per_s
+        return smooth_max_s(gpu, weights_s, compute_s) / self._tensor

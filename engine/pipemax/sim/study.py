@@ -1,0 +1,86 @@
+"""Several systems on one scenario: what ``pipemax simulate`` runs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipemax.domain.specs import ModelSpec, NodeSpec
+from pipemax.sim.bound import compute_bound_tokens_per_s
+from pipemax.sim.result import SimulationResult
+from pipemax.sim.systems.catalog import baseline_names, simulate, system_names
+from pipemax.sim.systems.scenario import Scenario
+from pipemax.sim.workloads import Workload, draw_workload, load_workload_spec, replay_workload
+
+REFERENCE = "vllm_tp"
+"""What ``fig:overall`` normalises to."""
+DEFAULT_SEED = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """Results in the order asked for, and the reference among or beside them."""
+
+    node: str
+    model: str
+    workload: str
+    results: list[SimulationResult]
+    reference: SimulationResult
+    compute_bound_tokens_per_s: float
+
+    def ratio(self, result: SimulationResult) -> float:
+        return result.total_tokens_per_s / self.reference.total_tokens_per_s
+
+
+def open_workload(name: str, num_requests: int, seed: int = DEFAULT_SEED) -> Workload:
+    """A shipped profile, a ``.yaml`` profile, or the lengths recorded in a ``.jsonl`` file (all of its rows)."""
+    if name.endswith(".jsonl"):
+        return replay_workload(Path(name))
+    return draw_workload(load_workload_spec(name), num_requests, np.random.default_rng(seed))
+
+
+def named_systems(names: str, node: NodeSpec) -> list[str]:
+    """``all``, ``baselines`` (PipeMax and other systems), or names with commas between them."""
+    match names:
+        case "all":
+            return system_names(node)
+        case "baselines":
+            return ["pipemax", *baseline_names(node)]
+        case _:
+            return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def run_study(
+    node: NodeSpec,
+    model: ModelSpec,
+    workload: Workload,
+    systems: Sequence[str],
+    *,
+    keep_spans: bool = False,
+    on_progress: Callable[[str, int], None] | None = None,
+) -> Study:
+    """Simulate each system. ``on_progress`` gets a system's name and how many of its requests have finished."""
+    if not systems:
+        raise ValueError(f"name at least one system of {', '.join(system_names(node))}")
+
+    def run(name: str) -> SimulationResult:
+        def report(num_finished: int) -> None:
+            if on_progress is not None:
+                on_progress(name, num_finished)
+
+        scenario = Scenario(
+            node=node, model=model, workload=workload, keep_spans=keep_spans, on_progress=report
+        )
+        return simulate(name, scenario)
+
+    results = {name: run(name) for name in systems}
+    reference = results.get(REFERENCE) or run(REFERENCE)
+    return Study(
+        node=node.name,
+        model=model.name,
+        workload=workload.name,
+        results=[results[name] for name in systems],
+        reference=reference,
+        compute_bound_tokens_per_s=compute_bound_tokens_per_s(node, model, workload),
+    )

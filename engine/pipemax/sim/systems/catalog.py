@@ -1,0 +1,72 @@
+"""All systems by name, as the command line and the pictures name them."""
+
+from functools import partial
+
+from pipemax.domain.specs import KvLayout, NodeSpec, Parallelism
+from pipemax.sim.result import SimulationResult
+from pipemax.sim.systems.calibration import PipeMaxOptions
+from pipemax.sim.systems.continuous import VLLM_032_PP, VLLM_PP, VLLM_TP, ContinuousBatching
+from pipemax.sim.systems.offload import Offloading
+from pipemax.sim.systems.pipemax import PipeMaxSystem
+from pipemax.sim.systems.scenario import Scenario
+from pipemax.sim.systems.seesaw import Seesaw
+from pipemax.sim.systems.tdpipe import TdPipe, simulate_tuned
+
+STATIC_PERCENTAGES = (5, 10, 15, 20, 25)
+
+
+def baseline_names(node: NodeSpec) -> list[str]:
+    """Other systems, as far as the node has the GPUs for them."""
+    names = ["vllm_tp", "vllm_pp", "vllm_032_pp", "td_pipe", "td_pipe_tuned", f"seesaw_t{node.num_gpus}"]
+    if node.num_gpus % 2 == 0 and node.num_gpus > 2:
+        names.append(f"seesaw_t{node.num_gpus // 2}p2")
+    return [*names, "flexgen", "tightllm"]
+
+
+def ablation_names() -> list[str]:
+    """PipeMax with one thing changed."""
+    static = [f"static_{percentage}" for percentage in STATIC_PERCENTAGES]
+    return [*static, "layer_first", "no_activation_priority"]
+
+
+def system_names(node: NodeSpec) -> list[str]:
+    return ["pipemax", *baseline_names(node), *ablation_names()]
+
+
+def simulate(name: str, scenario: Scenario) -> SimulationResult:
+    """Run one system. ``ValueError`` for an unknown name, and where the model does not fit the node."""
+    if name not in system_names(scenario.node):
+        raise ValueError(f"no system {name!r}; there are {', '.join(system_names(scenario.node))}")
+    n = scenario.node.num_gpus
+    match name.split("_"):
+        case ["vllm", "tp"]:
+            return ContinuousBatching(scenario, VLLM_TP).simulate()
+        case ["vllm", "pp"]:
+            return ContinuousBatching(scenario, VLLM_PP).simulate()
+        case ["vllm", "032", "pp"]:
+            return ContinuousBatching(scenario, VLLM_032_PP).simulate()
+        case ["td", "pipe"]:
+            return TdPipe(scenario).simulate()
+        case ["td", "pipe", "tuned"]:
+            return simulate_tuned(scenario)
+        case ["seesaw", layout] if layout == f"t{n}":
+            return Seesaw(scenario, Parallelism(pipeline=1, tensor=n), name=name).simulate()
+        case ["seesaw", _]:
+            return Seesaw(scenario, Parallelism(pipeline=2, tensor=n // 2), name=name).simulate()
+        case ["flexgen" | "tightllm"]:
+            return Offloading(scenario, is_adaptive=name == "tightllm").simulate()
+        case _:
+            return PipeMaxSystem(scenario, _options(name)).simulate()
+
+
+def _options(name: str) -> PipeMaxOptions:
+    named = partial(PipeMaxOptions, name=name)
+    match name.split("_"):
+        case ["static", percentage]:
+            return named(static_prefetch_fraction=int(percentage) / 100)
+        case ["layer", "first"]:
+            return named(layout=KvLayout.LAYER_FIRST)
+        case ["no", "activation", "priority"]:
+            return named(activation_priority=False)
+        case _:
+            return named()

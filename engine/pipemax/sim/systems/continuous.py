@@ -1,0 +1,201 @@
+"""Continuous batching as vLLM does it: tensor parallel, pipeline parallel as in 0.7.3, and as in 0.32.
+
+They differ in three ways: how many groups of requests are in flight, whether groups own a share of the KV pool and
+of the requests or draw on one, and whether prefill comes first or is mixed into decode steps in chunks. Preemption
+is by recomputation, last in first out. KV lives on the GPU alone.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+
+from pipemax.domain.specs import Parallelism
+from pipemax.sim.machine import BLOCK_TOKENS, Machine
+from pipemax.sim.pipeline import Step
+from pipemax.sim.result import Progress, SimulationResult, summarize
+from pipemax.sim.running import RunningSet
+from pipemax.sim.stage_times import StepWork
+from pipemax.sim.systems.prompts import BlockPool, Prompt, add_prefill, require_fit, waiting_prompts
+from pipemax.sim.systems.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuousPolicy:
+    """Which vLLM."""
+
+    name: str
+    is_tensor_parallel: bool
+    """One group over all GPUs; else as many groups and stages as GPUs."""
+    own_queues: bool
+    """Each group owns 1/n of the blocks and, from the start, 1/n of the requests."""
+    prefill_first: bool
+    """Steps are prefill or decode, prefill first; else chunks are mixed into decode steps."""
+    max_batched_tokens: int
+    watermark: float = 0.01
+    """Share of the pool that an admission leaves free."""
+
+
+VLLM_TP = ContinuousPolicy(
+    name="vllm_tp", is_tensor_parallel=True, own_queues=False, prefill_first=False, max_batched_tokens=2048
+)
+VLLM_PP = ContinuousPolicy(
+    name="vllm_pp", is_tensor_parallel=False, own_queues=True, prefill_first=True, max_batched_tokens=4096
+)
+VLLM_032_PP = ContinuousPolicy(
+    name="vllm_032_pp",
+    is_tensor_parallel=False,
+    own_queues=False,
+    prefill_first=False,
+    max_batched_tokens=8192,
+    watermark=0.0,
+)
+
+
+class _Group:
+    """Requests that decode in the same steps."""
+
+    def __init__(self, pool: BlockPool, waiting: deque[Prompt], running: RunningSet) -> None:
+        self.pool = pool
+        self.waiting = waiting
+        self.running = running
+        self.in_flight = False
+
+
+class ContinuousBatching:
+    """One run of one policy."""
+
+    def __init__(self, scenario: Scenario, policy: ContinuousPolicy) -> None:
+        self._scenario = scenario
+        self._policy = policy
+        self._queue, self._links, recording = scenario.start()
+        num_gpus = scenario.node.num_gpus
+        layout = Parallelism(
+            pipeline=1 if policy.is_tensor_parallel else num_gpus,
+            tensor=num_gpus if policy.is_tensor_parallel else 1,
+        )
+        self._shared = scenario.workload.shared_prefix_tokens
+        self._machine = Machine(
+            self._queue,
+            self._links,
+            scenario.node,
+            scenario.model,
+            layout,
+            recording,
+            shared_tokens=self._shared,
+        )
+        self._progress = Progress(scenario.workload, self._queue, [self._machine.usage])
+        self._recomputed_tokens = 0
+        self._prefilled_of_head: dict[int, int] = {}  # request → own tokens computed of a prompt begun
+        self._groups = self._make_groups(layout.pipeline)
+
+    def simulate(self) -> SimulationResult:
+        for group in self._groups:
+            self._schedule(group)
+        self._queue.run()
+        return summarize(
+            self._policy.name,
+            self._scenario.workload,
+            [self._machine.usage],
+            self._links,
+            self._progress,
+            self._machine.recording,
+            num_gpus=self._scenario.node.num_gpus,
+            gpu_kv_tokens=self._machine.capacity.gpu_tokens,
+            seconds=self._queue.now_s(),
+            recomputed_tokens=self._recomputed_tokens,
+        )
+
+    def _make_groups(self, count: int) -> list[_Group]:
+        prompts = waiting_prompts(self._scenario.workload)
+        shares = count if self._policy.own_queues else 1
+        pools = [
+            BlockPool(self._machine.capacity.gpu_blocks // shares, BLOCK_TOKENS, self._shared)
+            for _ in range(shares)
+        ]
+        require_fit(pools[0], prompts)
+        # A request stays with the scheduler that had fewest unfinished: all arrive at once, so in turn.
+        queues = [deque(list(prompts)[share::shares]) for share in range(shares)]
+        return [
+            _Group(pools[i % shares], queues[i % shares], RunningSet(BLOCK_TOKENS, self._shared))
+            for i in range(count)
+        ]
+
+    def _schedule(self, group: _Group) -> None:
+        """Send the group's next step, if it has one."""
+        if group.in_flight:
+            return
+        work, ended, preempted = StepWork(), list[Prompt](), False
+        if self._policy.prefill_first:
+            self._admit(group, work, ended)
+        if work.prefill_tokens == 0:
+            preempted = self._decode(group, work)
+        if not self._policy.prefill_first and not preempted:
+            self._admit(group, work, ended)
+        if work.tokens == 0:
+            return
+        group.in_flight = True
+        self._machine.run(work, partial(self._complete, group, work.decode_requests > 0, ended))
+
+    def _decode(self, group: _Group, work: StepWork) -> bool:
+        """All running requests, as far as their next blocks are free; the newest give way. Whether any did."""
+        running, before = group.running, len(group.running)
+        while len(running) and running.new_blocks() > group.pool.num_free:
+            self._preempt(group, running.newest)
+        group.pool.take(running.new_blocks())
+        work.decode_requests = len(running)
+        work.decode_context_tokens = running.context_tokens
+        return len(running) < before
+
+    def _preempt(self, group: _Group, request: int) -> None:
+        group.pool.give_back(group.running.blocks_of(request))
+        context_tokens, outputs = group.running.leave(request)
+        # The token sampled last has no KV yet: it is computed with the others.
+        again = Prompt(request=request, tokens=context_tokens + 1, outputs=outputs)
+        group.waiting.appendleft(again)
+        self._recomputed_tokens += again.tokens
+        self._machine.usage.tokens_done -= again.tokens + self._shared
+
+    def _admit(self, group: _Group, work: StepWork, ended: list[Prompt]) -> None:
+        """Prompts in order, while tokens of the step and blocks are left."""
+        pool, budget = group.pool, self._policy.max_batched_tokens - work.tokens
+        reserve = int(self._policy.watermark * pool.num_blocks)
+        while group.waiting and budget > 0:
+            prompt = group.waiting[0]
+            computed = self._prefilled_of_head.get(prompt.request, 0)
+            if computed == 0:
+                need = pool.blocks_of(prompt.tokens)
+                idle = pool.num_free == pool.num_blocks  # alone it may use the reserve
+                if need > pool.num_free - (0 if idle else reserve):
+                    return
+                if self._policy.prefill_first and prompt.tokens > budget and work.prefill_tokens:
+                    return
+                pool.take(need)
+            tokens = prompt.tokens - computed
+            if not self._policy.prefill_first:
+                tokens = min(tokens, budget)
+            ends = computed + tokens == prompt.tokens
+            add_prefill(work, self._shared + computed, tokens, ends=ends)
+            budget -= tokens
+            if not ends:
+                self._prefilled_of_head[prompt.request] = computed + tokens
+                return
+            self._prefilled_of_head.pop(prompt.request, None)
+            group.waiting.popleft()
+            ended.append(prompt)
+
+    def _complete(self, group: _Group, decoded: bool, prompts: list[Prompt], _: Step) -> None:
+        group.in_flight = False
+        if decoded:
+            for request, num_blocks in group.running.step():
+                group.pool.give_back(num_blocks)
+                self._progress.finish(request)
+        for prompt in prompts:
+            if prompt.outputs == 1:
+                group.pool.give_back(group.pool.blocks_of(prompt.tokens))
+                self._progress.finish(prompt.request)
+            else:
+                group.running.join(prompt.request, prompt.tokens, prompt.outputs - 1)
+        self._scenario.report(self._progress.num_finished)
+        self._schedule(group)
+        for other in self._groups:
+            self._schedule(other)

@@ -1,0 +1,240 @@
+"""PipeMax itself: ``pipemax.control`` decides every step, this file carries the plans out on the simulated machine.
+
+A plan's copies begin on a stage when the step before it has left that stage (until then it may still read the
+blocks that they overwrite), and a step waits on each stage for the copies of what it runs. A step counts as
+completed when its KV has reached the host. The ablations are this driver with other options.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+
+from pipemax.control.controller import Controller
+from pipemax.domain.events import Event, StepCompleted, StepTimed, TransferTimed
+from pipemax.domain.plan import StepId, StepPlan
+from pipemax.domain.specs import Parallelism
+from pipemax.domain.units import RequestId
+from pipemax.sim.events import Priority
+from pipemax.sim.links import Direction
+from pipemax.sim.machine import BLOCK_TOKENS, Machine
+from pipemax.sim.pipeline import Step
+from pipemax.sim.result import Progress, SimulationResult, summarize
+from pipemax.sim.systems.calibration import PipeMaxOptions, controller_config, pieces_per_block
+from pipemax.sim.systems.scenario import Scenario
+from pipemax.sim.systems.tokens import StartedStep, TokenBook
+
+STORED_TENSORS_PER_LAYER = 2
+"""Keys and values leave the GPU as contiguous tensors of each layer, before they are paged (Section 3.4.2)."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Transfer:
+    """A plan's prefetch: one copy on every stage."""
+
+    step_id: StepId
+    num_blocks: int
+    after: int
+    """Steps that must have left a stage before its copy begins there."""
+    stages_left: int
+    queued_s: list[float]
+    stage_s: list[float]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Flight:
+    """A step under way."""
+
+    plan: StepPlan
+    started: StartedStep
+    must_have: StepId | None
+    """The last plan whose copies it needs."""
+    stage_s: list[float] = field(default_factory=list)
+    parts_left: int
+    """The pipeline's end, and the stores of every stage."""
+
+
+class PipeMaxSystem:
+    """One run."""
+
+    def __init__(self, scenario: Scenario, options: PipeMaxOptions | None = None) -> None:
+        self._scenario = scenario
+        self._options = options or PipeMaxOptions()
+        self._queue, self._links, recording = scenario.start()
+        self._n = scenario.node.num_gpus
+        self._machine = Machine(
+            self._queue,
+            self._links,
+            scenario.node,
+            scenario.model,
+            Parallelism(pipeline=self._n, tensor=1),
+            recording,
+            activation_priority=self._options.activation_priority,
+            gate=self._may_start,
+            on_stage_start=self._store,
+            on_stage_end=self._stage_ended,
+        )
+        self._progress = Progress(scenario.workload, self._queue, [self._machine.usage])
+        self._controller = Controller(controller_config(self._machine, scenario.workload, self._options))
+        self._tokens = TokenBook(scenario.workload)
+        self._events: list[Event] = [*self._tokens.admissions()]
+        self._num_submitted = 0
+        self._passed = [0] * self._n  # steps that have left each stage
+        self._transfers = [deque[_Transfer]() for _ in range(self._n)]  # not yet ended, by stage
+        self._last_copy_s = [0.0] * self._n
+        self._flights: dict[int, _Flight] = {}  # by step number
+        self._arriving: dict[RequestId, StepId] = {}  # the last plan that copies for a request
+        self._plan_is_due = False
+
+    def simulate(self) -> SimulationResult:
+        self._plan_soon()
+        self._queue.run()
+        return summarize(
+            self._options.name,
+            self._scenario.workload,
+            [self._machine.usage],
+            self._links,
+            self._progress,
+            self._machine.recording,
+            num_gpus=self._n,
+            gpu_kv_tokens=self._machine.capacity.gpu_tokens,
+            seconds=self._queue.now_s(),
+            recomputed_tokens=self._tokens.recomputed_tokens,
+        )
+
+    # Plans.
+
+    def _plan_soon(self) -> None:
+        """Once for all that happens at this instant."""
+        if not self._plan_is_due:
+            self._plan_is_due = True
+            self._queue.at(self._queue.now_s(), Priority.DECIDE, self._plan)
+
+    def _plan(self) -> None:
+        """Plan and submit until the pipeline is filled or the controller waits for news."""
+        self._plan_is_due = False
+        while len(self._flights) < self._n and not self._progress.all_done:
+            self._controller.apply(self._events)
+            self._events = []
+            plan = self._controller.plan_step(self._queue.now_s())
+            if plan.is_empty:
+                # Liveness: with nothing under way, no event would ever ask again.
+                assert self._flights or any(self._transfers), plan.decision
+                return
+            self._carry_out(plan)
+
+    def _carry_out(self, plan: StepPlan) -> None:
+        for request in plan.recompute:
+            self._tokens.recompute(request)
+        num_blocks = sum(item.num_blocks for item in plan.prefetch)
+        if num_blocks:
+            for item in plan.prefetch:
+                self._arriving[item.request_id] = plan.step_id
+            self._prefetch(plan.step_id, num_blocks)
+        if plan.run:
+            self._run(plan, num_blocks)
+
+    def _run(self, plan: StepPlan, num_blocks: int) -> None:
+        started = self._tokens.start(plan)
+        self._events += started.hits
+        needed = [self._arriving.pop(request) for request in plan.run if request in self._arriving]
+        flight = _Flight(
+            plan=plan, started=started, must_have=max(needed, default=None), parts_left=self._n + 1
+        )
+        number = self._num_submitted
+        self._num_submitted += 1
+        self._flights[number] = flight
+        step = self._machine.run(
+            started.work,
+            lambda step: self._part_done(step.number),
+            prefetched_tokens=num_blocks * BLOCK_TOKENS,
+        )
+        flight.stage_s += step.stage_s
+
+    # Host → GPU.
+
+    def _prefetch(self, step_id: StepId, num_blocks: int) -> None:
+        transfer = _Transfer(
+            step_id=step_id,
+            num_blocks=num_blocks,
+            after=self._num_submitted,
+            stages_left=self._n,
+            queued_s=[0.0] * self._n,
+            stage_s=[0.0] * self._n,
+        )
+        for stage in range(self._n):
+            self._transfers[stage].append(transfer)
+            if self._passed[stage] == transfer.after:
+                self._begin_copy(stage, transfer)
+
+    def _begin_copy(self, stage: int, transfer: _Transfer) -> None:
+        transfer.queued_s[stage] = self._queue.now_s()
+        pieces = pieces_per_block(self._options.layout, self._machine.times.layers[stage])
+        self._links.copy(
+            stage,
+            Direction.HOST_TO_GPU,
+            num_bytes=transfer.num_blocks * self._machine.block_bytes(stage),
+            num_pieces=transfer.num_blocks * pieces,
+            on_done=partial(self._copied, stage, transfer),
+        )
+
+    def _copied(self, stage: int, transfer: _Transfer) -> None:
+        ended = self._transfers[stage].popleft()
+        assert ended is transfer, (ended.step_id, transfer.step_id)
+        # The engine is first in, first out: a copy that waited began when the one before it ended.
+        transfer.stage_s[stage] = self._queue.now_s() - max(
+            transfer.queued_s[stage], self._last_copy_s[stage]
+        )
+        self._last_copy_s[stage] = self._queue.now_s()
+        transfer.stages_left -= 1
+        if transfer.stages_left == 0:
+            self._events.append(
+                TransferTimed(
+                    step_id=transfer.step_id,
+                    num_blocks=transfer.num_blocks,
+                    stage_s=tuple(transfer.stage_s),
+                )
+            )
+            if not self._flights:
+                self._plan_soon()
+        self._machine.pipeline.poke(stage)
+
+    def _may_start(self, stage: int, step: Step) -> bool:
+        """Whether the copies that a step needs have ended on a stage."""
+        must_have = self._flights[step.number].must_have
+        pending = self._transfers[stage]
+        return must_have is None or not pending or pending[0].step_id > must_have
+
+    # Stages.
+
+    def _store(self, stage: int, step: Step) -> None:
+        """The KV of a step's tokens goes to the host while the stage computes."""
+        layers = self._machine.times.layers[stage]
+        self._links.copy(
+            stage,
+            Direction.GPU_TO_HOST,
+            num_bytes=step.tokens * layers * self._scenario.model.kv_bytes_per_token_and_layer,
+            num_pieces=layers * STORED_TENSORS_PER_LAYER,
+            on_done=partial(self._part_done, step.number),
+        )
+
+    def _stage_ended(self, stage: int, step: Step) -> None:
+        self._passed[stage] = step.number + 1
+        for transfer in self._transfers[stage]:
+            if transfer.after == step.number + 1:
+                self._begin_copy(stage, transfer)
+
+    def _part_done(self, number: int) -> None:
+        """A step has left the pipeline, or its KV on one stage has reached the host. The last part completes it."""
+        flight = self._flights[number]
+        flight.parts_left -= 1
+        if flight.parts_left:
+            return
+        del self._flights[number]
+        finished = self._tokens.complete(flight.started.outputs)
+        self._events.append(StepCompleted(step_id=flight.plan.step_id, finished=finished))
+        seen_s = tuple(seconds * (1 + self._options.estimator_bias) for seconds in flight.stage_s)
+        self._events.append(StepTimed(step_id=flight.plan.step_id, stage_s=seen_s))
+        for request in finished:
+            self._progress.finish(int(request))
+        self._scenario.report(self._progress.num_finished)
+        self._plan_soon()

@@ -1,0 +1,63 @@
+"""Waiting prompts and the GPU's block pool, as every system with its KV on the GPU alone keeps them."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from pipemax.domain.units import ceil_div
+from pipemax.sim.stage_times import StepWork, prompt_pairs
+from pipemax.sim.workloads import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A request that needs a prefill: its first, or again after a preemption."""
+
+    request: int
+    tokens: int
+    """Own tokens to compute: the prompt without the shared prefix, and the output so far."""
+    outputs: int
+    """Still to come, the prefill's own token included."""
+
+
+class BlockPool:
+    """Counts of one pool's blocks; the shared prefix's are taken once, at the start."""
+
+    def __init__(self, num_blocks: int, block_tokens: int, shared_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        self.num_blocks = num_blocks - ceil_div(shared_tokens, block_tokens)
+        self.num_free = self.num_blocks
+
+    def blocks_of(self, tokens: int) -> int:
+        return ceil_div(tokens, self.block_tokens)
+
+    def take(self, num_blocks: int) -> None:
+        assert 0 <= num_blocks <= self.num_free, (num_blocks, self.num_free)
+        self.num_free -= num_blocks
+
+    def give_back(self, num_blocks: int) -> None:
+        self.num_free += num_blocks
+        assert self.num_free <= self.num_blocks, (self.num_free, self.num_blocks)
+
+
+def waiting_prompts(workload: Workload) -> deque[Prompt]:
+    """All requests, in order of arrival."""
+    outputs = workload.output_tokens.tolist()
+    own = (workload.prompt_tokens - workload.shared_prefix_tokens).tolist()
+    return deque(
+        Prompt(request=request, tokens=tokens, outputs=output)
+        for request, (tokens, output) in enumerate(zip(own, outputs, strict=True))
+    )
+
+
+def require_fit(pool: BlockPool, prompts: deque[Prompt]) -> None:
+    """``ValueError`` if a request could never hold its KV."""
+    most = max(prompt.tokens + prompt.outputs for prompt in prompts)
+    if pool.blocks_of(most) > pool.num_blocks:
+        raise ValueError(f"a request of {most} tokens does not fit into {pool.num_blocks} KV blocks")
+
+
+def add_prefill(work: StepWork, first_token: int, tokens: int, *, ends: bool) -> None:
+    """Add a prompt's tokens ``[first_token, first_token + tokens)`` to a step."""
+    work.prefill_tokens += tokens
+    work.prefill_pairs += prompt_pairs(first_token, tokens)
+    work.prefill_outputs += ends

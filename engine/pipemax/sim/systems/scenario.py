@@ -1,0 +1,31 @@
+"""What is simulated, whatever the system: a node, a model and a workload."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pipemax.domain.specs import ModelSpec, NodeSpec
+from pipemax.sim.events import EventQueue
+from pipemax.sim.links import Links
+from pipemax.sim.result import Recording
+from pipemax.sim.workloads import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    node: NodeSpec
+    model: ModelSpec
+    workload: Workload
+    keep_spans: bool = False
+    """Record every step on every stage, and every copy: for the Chrome trace."""
+    on_progress: Callable[[int], None] | None = field(default=None, compare=False)
+    """Told how many requests have finished, now and then."""
+
+    def start(self) -> tuple[EventQueue, Links, Recording]:
+        """A fresh queue, with the links and the recording of one run."""
+        queue, recording = EventQueue(), Recording(keep_spans=self.keep_spans)
+        on_span = recording.copy_spans.append if self.keep_spans else None
+        return queue, Links(queue, self.node, on_span=on_span), recording
+
+    def report(self, num_finished: int) -> None:
+        if self.on_progress is not None:
+            self.on_progress(num_finished)

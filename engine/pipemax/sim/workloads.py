@@ -1,0 +1,238 @@
+"""Prompt and output lengths: drawn from families solved to given means and medians, or replayed.
+
+Draws are stratified (one a quantile, then shuffled), so a few hundred requests already meet the figures. The cut at
+the model's context is part of what is solved: what comes out has the mean and median asked for. It knows lengths
+only, no text.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from pipemax.presets import build_spec, read_preset
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_MIXTURE_SHORT_SHARE = 0.65
+_MIXTURE_SHORT_SIGMA = 0.87
+_MIXTURE_LONG_SIGMA = 0.5
+_GRID = np.linspace(-8.0, 8.0, 8001)
+_GRID_CDF = np.array([NormalDist().cdf(z) for z in _GRID])
+_BISECTIONS = 26
+_TOLERANCE = 0.03
+_FEWEST_TO_CHECK = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthStatistics:
+    """What lengths to draw, in tokens."""
+
+    family: str
+    """lognormal (mean above median), normal (truncated; else), or mixture (many short, some long)."""
+    mean: float
+    median: float
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        if self.family not in ("lognormal", "normal", "mixture"):
+            raise ValueError(f"family is {self.family!r}, must be lognormal, normal or mixture")
+        if not 1 <= self.least <= self.median <= self.most or not self.least <= self.mean <= self.most:
+            raise ValueError(
+                f"mean and median must lie between least and most, and least be at least 1: {self}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadSpec:
+    """A table's statistics."""
+
+    name: str
+    prompt: LengthStatistics
+    output: LengthStatistics
+    context_tokens: int
+    """Prompt and output together; outputs are cut to fit."""
+    shared_prefix_tokens: int
+    """Leading tokens that all prompts have in common."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.shared_prefix_tokens < self.prompt.least:
+            raise ValueError(
+                f"shared_prefix_tokens is {self.shared_prefix_tokens}, must be below the shortest prompt, "
+                f"{self.prompt.least}"
+            )
+        if self.prompt.most >= self.context_tokens:
+            raise ValueError(
+                f"prompts of {self.prompt.most} do not fit into {self.context_tokens} with output"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Workload:
+    """Requests in their order of arrival; all are there at the start."""
+
+    name: str
+    prompt_tokens: Ints
+    """The shared prefix included."""
+    output_tokens: Ints
+    """At least 1 each."""
+    shared_prefix_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.prompt_tokens) != len(self.output_tokens) or len(self.prompt_tokens) == 0:
+            raise ValueError("a workload needs as many outputs as prompts, and at least one")
+        if self.prompt_tokens.min() <= self.shared_prefix_tokens or self.output_tokens.min() < 1:
+            raise ValueError("every prompt must exceed the shared prefix, and every output have a token")
+
+    def __len__(self) -> int:
+        return len(self.prompt_tokens)
+
+    @property
+    def total_tokens(self) -> int:
+        return int(self.prompt_tokens.sum() + self.output_tokens.sum())
+
+
+def load_workload_spec(name: str) -> WorkloadSpec:
+    return build_spec(WorkloadSpec, read_preset("workloads", name), f"workload profile {name}")
+
+
+def draw_workload(spec: WorkloadSpec, num_requests: int, rng: np.random.Generator) -> Workload:
+    """``num_requests`` requests with the means and medians of ``spec``."""
+    if num_requests < 1:
+        raise ValueError(f"a workload needs at least one request, not {num_requests}")
+    prompts = np.rint(_solve(spec.prompt, _quantiles(num_requests, rng), spec.prompt.most)).astype(np.int64)
+    outputs = _solve(spec.output, _quantiles(num_requests, rng), spec.context_tokens - prompts)
+    return Workload(
+        name=spec.name,
+        prompt_tokens=prompts,
+        output_tokens=np.maximum(1, np.rint(outputs)).astype(np.int64),
+        shared_prefix_tokens=spec.shared_prefix_tokens,
+    )
+
+
+def replay_workload(path: Path, shared_prefix_tokens: int = 0) -> Workload:
+    """Recorded lengths: JSON lines with ``prompt_tokens`` and ``completion_tokens`` each."""
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            rows.append((int(row["prompt_tokens"]), int(row["completion_tokens"])))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path}, line {number}: needs prompt_tokens and completion_tokens: {error}"
+            ) from error
+    if not rows:
+        raise ValueError(f"{path} has no rows")
+    lengths = np.array(rows, dtype=np.int64)
+    return Workload(
+        name=path.stem,
+        prompt_tokens=lengths[:, 0],
+        output_tokens=lengths[:, 1],
+        shared_prefix_tokens=shared_prefix_tokens,
+    )
+
+
+def _quantiles(count: int, rng: np.random.Generator) -> Floats:
+    """One in each of ``count`` equal strata, shuffled."""
+    return np.asarray((rng.permutation(count) + rng.random(count)) / count, dtype=np.float64)
+
+
+def _solve(target: LengthStatistics, quantiles: Floats, most: int | Ints) -> Floats:
+    """Lengths with the target's mean and median once cut at ``most``: bisects a family's location for the median
+    within a bisection of its other parameter for the mean."""
+
+    def lengths_for(other: float) -> Floats:
+        low, high = _location_range(target)
+        for _ in range(_BISECTIONS):
+            location = (low + high) / 2
+            if np.median(cut(location, other)) < target.median:
+                low = location
+            else:
+                high = location
+        return cut((low + high) / 2, other)
+
+    def cut(location: float, other: float) -> Floats:
+        return np.minimum(_FAMILIES[target.family](target, quantiles, location, other), most)
+
+    low, high = _other_range(target)
+    for _ in range(_BISECTIONS):
+        other = (low + high) / 2
+        mean_too_low = lengths_for(other).mean() < target.mean
+        # A wider truncated normal leans further to its far bound: its mean falls where the median is held.
+        if mean_too_low == (target.family != "normal" or target.median < (target.least + target.most) / 2):
+            low = other
+        else:
+            high = other
+    lengths = lengths_for((low + high) / 2)
+    for name, got, wanted in (
+        ("mean", lengths.mean(), target.mean),
+        ("median", np.median(lengths), target.median),
+    ):
+        if len(lengths) >= _FEWEST_TO_CHECK and abs(got - wanted) > _TOLERANCE * wanted:
+            raise ValueError(
+                f"no {target.family} lengths within [{target.least}, {target.most}] have mean {target.mean} and "
+                f"median {target.median}: the nearest {name} is {got:.1f}"
+            )
+    return lengths
+
+
+def _location_range(target: LengthStatistics) -> tuple[float, float]:
+    span = target.most - target.least
+    if target.family == "normal":
+        return target.least - 2.0 * span, target.most + 2.0 * span
+    return math.log(target.least) - 4.0, math.log(target.most) + 4.0
+
+
+def _other_range(target: LengthStatistics) -> tuple[float, float]:
+    match target.family:
+        case "normal":
+            return 1e-3 * target.median, float(target.most - target.least)
+        case "lognormal":
+            return 1e-3, 4.0
+        case _:
+            return math.log(target.median), math.log(target.most) + 2.0
+
+
+def _truncated(quantiles: Floats, low_z: float, high_z: float) -> Floats:
+    """Standard normal values within [low_z, high_z]."""
+    low, high = np.interp([low_z, high_z], _GRID, _GRID_CDF)
+    return np.asarray(np.interp(low + quantiles * (high - low), _GRID_CDF, _GRID), dtype=np.float64)
+
+
+def _lognormal(target: LengthStatistics, quantiles: Floats, location: float, other: float) -> Floats:
+    bounds = [(math.log(bound) - location) / other for bound in (target.least, target.most)]
+    return np.clip(np.exp(location + other * _truncated(quantiles, *bounds)), target.least, target.most)
+
+
+def _normal(target: LengthStatistics, quantiles: Floats, location: float, other: float) -> Floats:
+    bounds = [(bound - location) / other for bound in (target.least, target.most)]
+    return np.clip(location + other * _truncated(quantiles, *bounds), target.least, target.most)
+
+
+def _mixture(target: LengthStatistics, quantiles: Floats, location: float, other: float) -> Floats:
+    is_short = quantiles < _MIXTURE_SHORT_SHARE
+    within = np.where(
+        is_short,
+        quantiles / _MIXTURE_SHORT_SHARE,
+        (quantiles - _MIXTURE_SHORT_SHARE) / (1 - _MIXTURE_SHORT_SHARE),
+    )
+    z = np.interp(within, _GRID_CDF, _GRID)
+    short = np.exp(location + _MIXTURE_SHORT_SIGMA * z)
+    long = np.exp(other + _MIXTURE_LONG_SIGMA * z)
+    return np.clip(np.where(is_short, short, long), target.least, target.most)
+
+
+_FAMILIES: dict[str, Callable[[LengthStatistics, Floats, float, float], Floats]] = {
+    "lognormal": _lognormal,
+    "normal": _normal,
+    "mixture": _mixture,
+}

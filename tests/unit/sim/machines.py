@@ -1,0 +1,40 @@
+"""A small node, model and workload that the simulator's tests share."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism
+from pipemax.presets import load_model, load_node
+from pipemax.sim.systems.scenario import Scenario
+from pipemax.sim.workloads import Workload, draw_workload, load_workload_spec
+
+
+def small_node(*, num_gpus: int = 4, host_gb: float = 64.0, kv_gb: float = 2.0) -> NodeSpec:
+    """RTX 5090s that hold the first of ``num_gpus`` stages of ``small_model`` and ``kv_gb`` of its KV."""
+    node, model = load_node("rtx5090x8"), small_model()
+    first_layers = Parallelism(pipeline=num_gpus, tensor=1).layers_of(model)[0]
+    weights = (first_layers * model.params_per_layer + model.head_params) * model.bytes_per_value
+    memory = (weights + kv_gb * 1e9 + node.gpu_reserve_bytes) / node.gpu_memory_fraction
+    return replace(
+        node,
+        name="small",
+        num_gpus=num_gpus,
+        host_memory_bytes=host_gb * 1e9,
+        gpu=replace(node.gpu, memory_bytes=int(memory)),
+    )
+
+
+def small_model() -> ModelSpec:
+    """LLaMA-2-70B with a quarter of its layers."""
+    return replace(load_model("llama2-70b"), name="small", num_layers=20)
+
+
+def small_workload(num_requests: int = 200, *, name: str = "sharegpt", seed: int = 0) -> Workload:
+    """Outputs are cut at 300 tokens, which keeps the drain short."""
+    drawn = draw_workload(load_workload_spec(name), num_requests, np.random.default_rng(seed))
+    return replace(drawn, output_tokens=np.minimum(drawn.output_tokens, 300))
+
+
+def small_scenario(workload: Workload | None = None, node: NodeSpec | None = None) -> Scenario:
+    return Scenario(node=node or small_node(), model=small_model(), workload=workload or small_workload())

@@ -1,0 +1,86 @@
+"""Stage times against what was measured, and the shapes that they must have."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipemax.domain.specs import AllReduceSpec, ModelSpec, Parallelism
+from pipemax.presets import load_model, load_node
+from pipemax.sim.stage_times import StageTimes, StepWork, prompt_pairs
+
+# Milliseconds by batch size, a Llama-13B layer stack on one L20: TD-Pipe's published profile.
+L20_STAIRCASE_MS = {
+    1: 35.3,
+    16: 37.8,
+    17: 44.6,
+    64: 43.9,
+    128: 47.8,
+    129: 60.1,
+    256: 70.0,
+    257: 95.7,
+    512: 131.7,
+    2048: 508.7,
+}
+LLAMA_13B = ModelSpec(
+    name="llama-13b",
+    num_layers=40,
+    hidden_size=5120,
+    num_heads=40,
+    num_kv_heads=40,
+    head_dim=128,
+    ffn_size=13824,
+    num_experts=1,
+    experts_per_token=1,
+    vocab_size=32000,
+    bytes_per_value=2,
+)
+
+
+def test_staircase_of_an_l20_is_met() -> None:
+    node = load_node("l20x8")
+    node = replace(node, gpu=replace(node.gpu, step_overhead_s=0.0))
+    times = StageTimes(node, LLAMA_13B, Parallelism(pipeline=1, tensor=1))
+    errors = []
+    for batch, measured_ms in L20_STAIRCASE_MS.items():
+        layers_s = times.stage_s(StepWork(prefill_tokens=batch))[0]
+        errors.append(abs(layers_s * 1e3 / measured_ms - 1))
+    assert max(errors) < 0.05
+
+
+@pytest.mark.parametrize("name", ["llama2-70b", "mixtral-8x7b", "qwen3-32b", "qwen3-235b-a22b"])
+def test_steps_never_get_shorter_with_more_work(name: str) -> None:
+    times = StageTimes(load_node("rtx5090x8"), load_model(name), Parallelism(pipeline=8, tensor=1))
+
+    def step_s(batch: int, context: int) -> float:
+        return max(times.stage_s(StepWork(decode_requests=batch, decode_context_tokens=context)))
+
+    by_batch = [step_s(batch, 1000) for batch in range(1, 600, 7)]
+    assert by_batch == sorted(by_batch)
+    assert step_s(64, 20_000) < step_s(64, 40_000)
+
+
+def test_only_the_last_stage_has_the_head_and_layers_are_uneven() -> None:
+    model = load_model("qwen3-235b-a22b")
+    times = StageTimes(load_node("h100x8"), model, Parallelism(pipeline=8, tensor=1))
+    assert times.layers == (12, 12, 12, 12, 12, 12, 11, 11)
+    stage_s = times.stage_s(StepWork(decode_requests=64, decode_context_tokens=64_000))
+    assert stage_s[0] == stage_s[5] > stage_s[6]
+    assert stage_s[7] > stage_s[6]
+
+
+def test_tensor_parallel_divides_the_work_and_adds_two_all_reduces_a_layer() -> None:
+    model, node = load_model("llama2-70b"), load_node("rtx5090x8")
+    work = StepWork(decode_requests=256, decode_context_tokens=100_000)
+    free = replace(node, all_reduce=AllReduceSpec(bus_bytes_per_s=1e18, latency_s=0.0))
+    alone = StageTimes(free, model, Parallelism(pipeline=1, tensor=1)).stage_s(work)[0]
+    split = StageTimes(free, model, Parallelism(pipeline=1, tensor=8)).stage_s(work)[0]
+    overhead_s = node.gpu.step_overhead_s
+    assert split - overhead_s == pytest.approx((alone - overhead_s) / 8)
+    real = StageTimes(node, model, Parallelism(pipeline=1, tensor=8)).stage_s(work)[0]
+    one_s = 60e-6 + 256 * 8192 * 2 * 2 * 7 / 8 / 20e9
+    assert real - split == pytest.approx(160 * one_s, rel=1e-6)
+
+
+def test_prompt_pairs_add_up_over_chunks() -> None:
+    assert prompt_pairs(0, 4) == 1 + 2 + 3 + 4
+    assert prompt_pairs(0, 1000) == prompt_pairs(0, 300) + prompt_pairs(300, 700)

@@ -1,0 +1,66 @@
+"""Lengths meet the paper's table; recorded lengths are replayed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipemax.sim.workloads import (
+    LengthStatistics,
+    WorkloadSpec,
+    draw_workload,
+    load_workload_spec,
+    replay_workload,
+)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("num_requests", [500, 5000])
+@pytest.mark.parametrize(
+    ("name", "prompt", "output"),
+    [("sharegpt", (343.76, 148.0), (237.20, 152.0)), ("longbench", (2686.89, 2736.5), (101.78, 19.0))],
+)
+def test_means_and_medians_are_the_papers_after_the_context_cut(
+    name: str, prompt: tuple[float, float], output: tuple[float, float], num_requests: int, seed: int
+) -> None:
+    workload = draw_workload(load_workload_spec(name), num_requests, np.random.default_rng(seed))
+    for lengths, (mean, median) in ((workload.prompt_tokens, prompt), (workload.output_tokens, output)):
+        assert lengths.mean() == pytest.approx(mean, rel=0.03)
+        assert np.median(lengths) == pytest.approx(median, rel=0.03)
+    assert (workload.prompt_tokens + workload.output_tokens).max() <= 4096
+    assert workload.output_tokens.min() >= 1
+
+
+def test_the_same_seed_draws_the_same_lengths() -> None:
+    spec = load_workload_spec("sharegpt")
+    first, again, other = (draw_workload(spec, 100, np.random.default_rng(seed)) for seed in (3, 3, 4))
+    assert (first.prompt_tokens == again.prompt_tokens).all()
+    assert (first.prompt_tokens != other.prompt_tokens).any()
+
+
+def test_templated_prompts_exceed_their_shared_prefix() -> None:
+    workload = draw_workload(load_workload_spec("templated"), 500, np.random.default_rng(0))
+    assert workload.prompt_tokens.min() > workload.shared_prefix_tokens == 512
+
+
+def test_statistics_that_no_lengths_have_are_refused() -> None:
+    impossible = LengthStatistics(family="lognormal", mean=100.0, median=900.0, least=1, most=1000)
+    possible = LengthStatistics(family="lognormal", mean=100.0, median=60.0, least=1, most=1000)
+    spec = WorkloadSpec(
+        name="odd", prompt=impossible, output=possible, context_tokens=4096, shared_prefix_tokens=0
+    )
+    with pytest.raises(ValueError, match="have mean 100"):
+        draw_workload(spec, 1000, np.random.default_rng(0))
+
+
+def test_recorded_lengths_are_replayed_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "table.jsonl"
+    path.write_text(
+        '{"prompt_tokens": 5, "completion_tokens": 2}\n\n{"prompt_tokens": 7, "completion_tokens": 1}\n'
+    )
+    workload = replay_workload(path)
+    assert workload.prompt_tokens.tolist() == [5, 7]
+    assert workload.output_tokens.tolist() == [2, 1]
+    path.write_text('{"prompt_tokens": 5}\n')
+    with pytest.raises(ValueError, match="line 1"):
+        replay_workload(path)

@@ -1,0 +1,80 @@
+"""Profiles: what they say is what the reference tables say, and faults are named."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipemax.domain.specs import NodeSpec, Parallelism, kv_capacity
+from pipemax.presets import build_spec, load_model, load_node, override, preset_names, read_preset
+
+
+@pytest.mark.parametrize(
+    ("name", "weight_gb", "kv_bytes", "active_billion"),
+    [
+        ("llama2-70b", 137.95, 327_680, 68.7),
+        ("mixtral-8x7b", 93.4, 131_072, 12.8),
+        ("qwen3-32b", 65.5, 262_144, 32.0),
+        ("qwen3-235b-a22b", 470.2, 192_512, 21.6),
+    ],
+)
+def test_models_have_their_published_sizes(
+    name: str, weight_gb: float, kv_bytes: int, active_billion: float
+) -> None:
+    model = load_model(name)
+    assert model.weight_bytes / 1e9 == pytest.approx(weight_gb, rel=0.002)
+    assert model.kv_bytes_per_token == kv_bytes
+    assert model.active_params / 1e9 == pytest.approx(active_billion, rel=0.02)
+
+
+def test_block_first_and_layer_first_reach_their_shares_of_the_link() -> None:
+    """One piece of 640 KiB a block against ten of 64 KiB: LLaMA-2-70B over 8 stages."""
+    link = load_node("rtx5090x8").link
+    peak = link.host_to_gpu_bytes_per_s
+    assert link.effective_host_to_gpu_bytes_per_s(640 * 1024) / peak == pytest.approx(0.78, abs=0.03)
+    assert link.effective_host_to_gpu_bytes_per_s(64 * 1024) / peak == pytest.approx(0.27, abs=0.03)
+
+
+def test_more_gpus_than_kv_heads_hold_copies() -> None:
+    node, model = load_node("h100x8"), load_model("qwen3-235b-a22b")
+    tensor = kv_capacity(node, model, Parallelism(pipeline=1, tensor=8))
+    halves = kv_capacity(node, model, Parallelism(pipeline=2, tensor=4))
+    assert tensor.gpu_tokens < 0.7 * halves.gpu_tokens
+
+
+def test_a_model_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"qwen3-235b-a22b does not fit on rtx5090x8"):
+        kv_capacity(load_node("rtx5090x8"), load_model("qwen3-235b-a22b"), Parallelism(pipeline=8, tensor=1))
+
+
+def test_shares_above_one_and_rates_of_zero_are_refused() -> None:
+    node = load_node("l20x8")
+    with pytest.raises(ValueError, match="host_kv_fraction"):
+        replace(node, host_kv_fraction=1.5)
+    with pytest.raises(ValueError, match="hbm_bytes_per_s"):
+        replace(node.gpu, hbm_bytes_per_s=0.0)
+
+
+def test_every_shipped_profile_loads() -> None:
+    assert [load_node(name).name for name in preset_names("nodes")] == preset_names("nodes")
+    assert [load_model(name).name for name in preset_names("models")] == preset_names("models")
+
+
+def test_unknown_missing_and_non_numeric_keys_are_named() -> None:
+    values = read_preset("nodes", "l20x8")
+    with pytest.raises(ValueError, match=r"unknown keys \['gpus'\]"):
+        build_spec(NodeSpec, {**values, "gpus": 8}, "mine.yaml")
+    gpu = {key: value for key, value in values["gpu"].items() if key != "name"}
+    with pytest.raises(ValueError, match=r"mine.yaml: gpu: unknown keys \[\], missing keys \['name'\]"):
+        build_spec(NodeSpec, {**values, "gpu": gpu}, "mine.yaml")
+    with pytest.raises(ValueError, match="num_gpus must be a number"):
+        build_spec(NodeSpec, {**values, "num_gpus": "eight"}, "mine.yaml")
+    with pytest.raises(ValueError, match="rtx5090x8"):
+        load_node("a100x8")
+
+
+def test_single_numbers_are_overridden_by_dotted_paths() -> None:
+    node = override(load_node("l20x8"), {"all_reduce.bus_bytes_per_s": 1e10, "num_gpus": 4})
+    assert (node.all_reduce.bus_bytes_per_s, node.num_gpus) == (1e10, 4)
+    for path, fault in (("link.speed", "no 'speed'"), ("num_gpus.x", "no parts"), ("gpu", "is no number")):
+        with pytest.raises(ValueError, match=fault):
+            override(node, {path: 1.0})
