@@ -38,8 +38,8 @@ class Sampling:
         # Written so that NaN fails too: every comparison with NaN is false.
         if not self.max_tokens >= 1:
             raise ValueError(f"max_tokens is {self.max_tokens}, must be at least 1")
-        if not 0.0 <= self.temperature <= 100.0:
-            raise ValueError(f"temperature is {self.temperature}, must be between 0 (greedy) and 100")
+        if not 0.0 <= self.temperature <= 2.0:
+            raise ValueError(f"temperature is {self.temperature}, must be between 0 (greedy) and 2")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p is {self.top_p}, must be above 0 and at most 1")
         if not self.top_k >= 0:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
 from vllm.inputs import tokens_input
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -174,7 +175,7 @@ class VllmEngine:
             self._engine.add_request(
                 command.request_id, tokens_input(command.token_ids), _sampling_params(command.sampling)
             )
-        except ValueError as error:  # vLLM's verdict on this one request
+        except (ValueError, VLLMValidationError) as error:  # vLLM's verdict on this one request
             self._release([command.request_id])
             refusal = RequestError(
                 code=ErrorCode.ENGINE_ERROR, message=f"the engine refused the row: {error}"
