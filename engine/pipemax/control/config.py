@@ -67,7 +67,7 @@ class ControllerConfig:
     max_prefetch_requests: int = 64
     """Most requests prefetched in one step: each costs the scheduler and the workers time of their own, and budgets
     that are filled with few long requests make the same throughput as with many short ones."""
-    balance_tolerance: float = 0.05
+    balance_tolerance: float = 0.02
     """Residents move to a lighter batch once a batch's time exceeds the mean by this share."""
     warm_up_growth: float = 0.05
     """Warm-up: how far the next batch's predicted time may exceed the executing one's, as a share of it."""

@@ -79,6 +79,7 @@ class Controller:
         or at ``plan.wait_until_s`` where that is set; a step whose ``run`` is empty has no ``StepCompleted``.
         """
         self._table.step = self._num_plans
+        self._table.publish_prefixes()
         load = self._estimate_load(now_s)
         reason = self._choose_phase(load)
         step = self._form_batch(reason)

@@ -148,7 +148,7 @@ class DecodePlanner:
         batch = self._rotation.batches[self._rotation.executing]
         running = {state.id for state in step.states}
         spare += [state for state in batch.members.values() if state.id not in running]
-        while needed() > free.num_free:
+        while needed() > max(0, free.num_free):
             if spare:
                 victim = spare.pop(0)
             elif len(step.states) > 1:

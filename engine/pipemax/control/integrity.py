@@ -38,7 +38,9 @@ def _check_state(table: RequestTable, state: RequestState) -> None:
     assert on_gpu is (state.place is not Place.PARKED), state
     if on_gpu:
         held = table.ledger.gpu.own_blocks(state.id)
-        assert needed <= held <= state.blocks, (state, held)
+        needed = table.gpu_blocks_for(state, state.computed_tokens)
+        most = table.gpu_blocks_for(state, state.computed_tokens + 1)
+        assert needed <= held <= most, (state, needed, held, most)
     next_slot = state.computed_tokens // table.block_tokens + 1 - state.num_shared_blocks
     assert state.blocks == next_slot, (state, next_slot)
     assert state.target_tokens <= state.computed_tokens <= state.max_kv_tokens, state

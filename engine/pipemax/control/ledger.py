@@ -2,8 +2,9 @@
 
 Three pools of one kind. ``gpu`` counts the blocks that residents hold (vLLM alone owns their ids). ``host`` counts
 reservations: what a request may grow into without asking. ``live`` counts the KV that exists, always within the
-reservations. A shared prefix is counted once per pool, for as long as anyone holds it. Every change either happens
-whole or raises and has changed nothing.
+reservations. A shared prefix is counted once per pool, for as long as anyone holds it; on the GPU only once it was
+published, that is, after the step that computed or copied it: until then others can hold no more than a copy of their
+own. Every change either happens whole or raises and has changed nothing.
 """
 
 from typing import NamedTuple
@@ -23,11 +24,11 @@ class SharedBlocks(NamedTuple):
 class _Group:
     """A shared prefix within one pool."""
 
-    __slots__ = ("num_blocks", "num_holders")
+    __slots__ = ("holders", "num_blocks")
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.num_holders = 0
+        self.holders: dict[RequestId, None] = {}
 
 
 class BlockPool:
@@ -40,7 +41,7 @@ class BlockPool:
         self._shared: dict[RequestId, SharedBlocks] = {}
         self._groups: dict[PrefixId, _Group] = {}
         self._used = 0
-        self._unaccounted = 0  # the engine's own count less ours; negative where it shares more than we know
+        self._unaccounted = 0  # in use by the engine's own count beyond ours
 
     def __contains__(self, request_id: RequestId) -> bool:
         return request_id in self._own
@@ -55,14 +56,23 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
+        """Negative where the engine holds, or shares unknown to us, more than fits beside our count."""
         return self.num_blocks - self._used - self._unaccounted
 
     def own_blocks(self, request_id: RequestId) -> int:
         """What it holds beside its shared prefix; ``KeyError`` where it holds nothing."""
         return self._own[request_id]
 
+    def prefix_holder(self, prefix_id: PrefixId) -> RequestId:
+        """Who has held a shared prefix longest; ``KeyError`` where nobody does."""
+        return next(iter(self._groups[prefix_id].holders))
+
     def holds_prefix(self, prefix_id: PrefixId) -> bool:
         return prefix_id in self._groups
+
+    def shares(self, request_id: RequestId) -> bool:
+        """Whether it holds its prefix together with others, rather than a copy of its own or none."""
+        return request_id in self._shared
 
     def cost(self, own_blocks: int, shared: SharedBlocks | None) -> int:
         """Blocks that ``take`` would use up now."""
@@ -76,10 +86,19 @@ class BlockPool:
         self._require(request_id, cost)
         if shared is not None:
             group = self._groups.setdefault(shared.prefix_id, _Group(shared.num_blocks))
-            group.num_holders += 1
+            group.holders[request_id] = None
             self._shared[request_id] = shared
         self._own[request_id] = own_blocks
         self._used += cost
+
+    def publish(self, request_id: RequestId, shared: SharedBlocks) -> None:
+        """The prefix among its own blocks may be shared from now on; without effect where another one's is."""
+        if shared.prefix_id in self._groups or request_id in self._shared:
+            return
+        self._own[request_id] -= shared.num_blocks
+        self._shared[request_id] = shared
+        self._groups[shared.prefix_id] = group = _Group(shared.num_blocks)
+        group.holders[request_id] = None
 
     def resize(self, request_id: RequestId, own_blocks: int) -> None:
         """Grow or shrink what a request holds beside its shared prefix."""
@@ -95,23 +114,24 @@ class BlockPool:
         shared = self._shared.pop(request_id, None)
         if shared is not None:
             group = self._groups[shared.prefix_id]
-            group.num_holders -= 1
-            if group.num_holders == 0:
+            del group.holders[request_id]
+            if not group.holders:
                 freed += group.num_blocks
                 del self._groups[shared.prefix_id]
         self._used -= freed
         return freed
 
     def observe_free(self, num_free: int) -> None:
-        """Take over the owner's count; the difference to ours is kept apart."""
-        self._unaccounted = self.num_blocks - self._used - num_free
+        """Take over the owner's count where it has less free; the difference is kept apart.
+
+        Where it has more free, its requests share more than we know: that ends, unseen, when they leave.
+        """
+        self._unaccounted = max(0, self.num_blocks - self._used - num_free)
 
     def observe_resize(self, request_id: RequestId, own_blocks: int) -> None:
-        """The owner already did it: where we thought too little was free, it shares more than we know."""
-        more = own_blocks - self._own[request_id]
-        if more > self.num_free:
-            self._unaccounted -= more - self.num_free
-        self.resize(request_id, own_blocks)
+        """The owner already did it, whatever we think is free."""
+        self._used += own_blocks - self._own[request_id]
+        self._own[request_id] = own_blocks
 
     def _require(self, request_id: RequestId, num_blocks: int) -> None:
         if num_blocks > self.num_free:
@@ -122,16 +142,16 @@ class BlockPool:
 
     def check_integrity(self) -> None:
         """Σ blocks (free + held + unaccounted) = pool, recounted."""
-        holders: dict[PrefixId, int] = {}
-        for shared in self._shared.values():
-            holders[shared.prefix_id] = holders.get(shared.prefix_id, 0) + 1
-        counted = {prefix_id: group.num_holders for prefix_id, group in self._groups.items()}
+        holders: dict[PrefixId, set[RequestId]] = {}
+        for request_id, shared in self._shared.items():
+            holders.setdefault(shared.prefix_id, set()).add(request_id)
+        counted = {prefix_id: set(group.holders) for prefix_id, group in self._groups.items()}
         assert holders == counted, (self.name, holders, counted)
         assert all(own >= 0 for own in self._own.values()), (self.name, self._own)
         held = sum(self._own.values()) + sum(group.num_blocks for group in self._groups.values())
         assert held == self._used, (self.name, held, self._used)
         assert self.num_free + self._used + self._unaccounted == self.num_blocks, self.name
-        assert self._unaccounted or 0 <= self.num_free <= self.num_blocks, (self.name, self.num_free)
+        assert self.num_free <= self.num_blocks, (self.name, self.num_free)
 
 
 class Ledger:

@@ -93,6 +93,9 @@ class PrefillPlanner:
     def form(self, *, anything_in_flight: bool) -> PrefillStep:
         """Chunks of up to ``prefill_chunk_tokens`` in all, each request's next in line."""
         step = PrefillStep()
+        for state in [*self._table.loading.values()]:  # its blocks lie idle for as long as nobody decodes
+            self._table.evict(state)
+            step.evicted.append(state)
         tokens_left = self._config.prefill_chunk_tokens
         for state in self._in_line():
             num_tokens = self._advance(step, state, tokens_left)
@@ -131,18 +134,14 @@ class PrefillPlanner:
         gpu = self._table.ledger.gpu
         is_new = state.id not in gpu
         held = 0 if is_new else gpu.own_blocks(state.id)
-        shared_cost = gpu.cost(0, state.shared) if is_new else 0
-        needed = self._table.own_blocks_for(state, num_tokens) - held + shared_cost
+        needed = self._table.gpu_blocks_for(state, num_tokens) - held
         running = {other.id for other in step.states}
         self._evict_longest(step, running, free_blocks=needed, num_new=int(is_new))
         if is_new and self._table.num_on_gpu >= self._max_on_gpu:
             return 0
-        # An eviction may have taken the prefix along, which raises the cost.
-        shared_cost = gpu.cost(0, state.shared) if is_new else 0
-        own_blocks = held + gpu.num_free - shared_cost
-        if own_blocks < 0:
-            return 0
-        return min(num_tokens, (own_blocks + state.num_shared_blocks) * self._table.block_tokens)
+        # The blocks of its prefix come on top of what it holds itself, if an eviction did not take them along.
+        num_blocks = held + gpu.num_free - self._table.gpu_blocks_for(state, 0)
+        return min(num_tokens, num_blocks * self._table.block_tokens)
 
     def _evict_longest(
         self, step: PrefillStep, running: set[RequestId], *, free_blocks: int, num_new: int
@@ -155,7 +154,7 @@ class PrefillPlanner:
         for state in self._table.unassigned.by_length.descending():
             if lacking <= 0 and too_many <= 0:
                 break
-            if state.id not in running:
+            if state.id not in running and state.id not in self._table.kept:
                 victims.append(state)
                 lacking -= gpu.own_blocks(state.id)
                 too_many -= 1

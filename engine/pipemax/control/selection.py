@@ -30,29 +30,30 @@ class Basket:
         self.ids: set[RequestId] = set()
         self.kv_tokens = 0
         self.num_blocks = 0
-        self._prefix_payers: dict[PrefixId, RequestId] = {}
+        self._brought: set[PrefixId] = set()
 
     def __len__(self) -> int:
         return len(self.by_length)
 
     def cost(self, state: RequestState) -> int:
-        """Blocks to bring it back beside what is chosen already."""
-        if state.shared is None or state.shared.prefix_id in self._prefix_payers:
-            return state.blocks
+        """Blocks to bring it back."""
         return self._table.prefetch_cost(state)
 
     def fits(self, state: RequestState) -> bool:
+        """A prefix that one request brings can be shared only after the step: others with it wait for that."""
+        if state.shared is not None and state.shared.prefix_id in self._brought:
+            return False
         return self.requests_left > 0 and self.cost(state) <= self.blocks_left and state.id not in self.ids
 
     def add(self, state: RequestState) -> None:
         cost = self.cost(state)
         if cost > state.blocks and state.shared is not None:
-            self._prefix_payers[state.shared.prefix_id] = state.id
+            self._brought.add(state.shared.prefix_id)
         self._put(state, cost)
 
     def is_exchangeable(self, state: RequestState) -> bool:
-        """Its cost is its own blocks, whatever else is chosen: it pays for no prefix."""
-        return self.cost(state) == state.blocks and state.id not in self._prefix_payers.values()
+        """Its cost is its own blocks alone: it brings no prefix."""
+        return self.cost(state) == state.blocks
 
     def exchange(self, leave: list[RequestState], enter: list[RequestState]) -> None:
         """Swap exchangeable requests."""

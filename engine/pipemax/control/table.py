@@ -41,7 +41,10 @@ class RequestTable:
         self.waiting_kv_tokens = 0  # Σ expected_kv_tokens of those that wait
         self._started: OrderedDict[RequestId, RequestState] = OrderedDict()  # all but those that wait, by age
         self._prefix_tokens: dict[PrefixId, int] = {}
-        self._ready_prefixes: set[PrefixId] = set()  # computed on the GPU by someone who still holds it
+        self.kept: set[RequestId] = set()  # must stay for this plan: others in it rely on their prefix
+        self._unpublished: list[
+            RequestState
+        ] = []  # got their prefix in the step planned last, if nobody refused
 
     # What the planners ask.
 
@@ -77,16 +80,39 @@ class RequestTable:
         """Blocks beside its shared prefix that hold this many of its tokens."""
         return max(0, ceil_div(num_tokens, self.block_tokens) - state.num_shared_blocks)
 
+    def gpu_blocks_for(self, state: RequestState, num_tokens: int) -> int:
+        """GPU blocks that it holds itself with this many tokens: all of them, but for a prefix held together."""
+        gpu = self.ledger.gpu
+        sharing = gpu.shares(state.id) if state.id in gpu else self._may_share(state)
+        return ceil_div(num_tokens, self.block_tokens) - (state.num_shared_blocks if sharing else 0)
+
+    def _may_share(self, state: RequestState) -> bool:
+        return state.shared is not None and self.ledger.gpu.holds_prefix(state.shared.prefix_id)
+
+    def _share(self, state: RequestState) -> SharedBlocks | None:
+        """The prefix that it finds on the GPU. The plan's evictions come first: its holder must not be among them."""
+        if state.shared is None or not self._may_share(state):
+            return None
+        self.kept.add(self.ledger.gpu.prefix_holder(state.shared.prefix_id))
+        return state.shared
+
     def prefetch_cost(self, state: RequestState) -> int:
-        """GPU blocks to bring a parked request back: its own, and its prefix unless that is resident."""
+        """GPU blocks to bring a parked request back: its own, and its prefix unless that is on the GPU."""
         return self.ledger.gpu.cost(state.blocks, state.shared)
 
     def cached_prefix_tokens(self, state: RequestState) -> int:
         """Tokens that its prefill, which has not begun, finds computed on the GPU."""
-        shared = state.shared
-        if shared is None or state.id in self.ledger.gpu or shared.prefix_id not in self._ready_prefixes:
-            return 0
-        return shared.num_blocks * self.block_tokens
+        return state.num_shared_blocks * self.block_tokens if self._may_share(state) else 0
+
+    def publish_prefixes(self) -> None:
+        """Before a plan: what the last one computed or copied, and nobody refused, may be shared."""
+        for state in self._unpublished:
+            shared, is_on_gpu = state.shared, state.id in self.ledger.gpu and state.place is not Place.LOADING
+            complete = state.computed_tokens >= state.num_shared_blocks * self.block_tokens
+            if shared and is_on_gpu and complete and self.states.get(state.id) is state:
+                self.ledger.gpu.publish(state.id, shared)
+        self._unpublished.clear()
+        self.kept.clear()
 
     # Coming and going.
 
@@ -163,7 +189,6 @@ class RequestTable:
                 self._leave_parked(state)
         del self._started[state.id]
         self.ledger.release(state.id)
-        self._forget_prefix(state)
 
     def _batch_of(self, state: RequestState) -> Batch:
         assert state.batch is not None, (state.id, state.place)
@@ -173,10 +198,6 @@ class RequestTable:
         if state.num_in_flight == 0:
             self.parked.discard(state, state.blocks)
             del self.parked_in_order[state.id]
-
-    def _forget_prefix(self, state: RequestState) -> None:
-        if state.shared and not self.ledger.gpu.holds_prefix(state.shared.prefix_id):
-            self._ready_prefixes.discard(state.shared.prefix_id)
 
     # Prefill.
 
@@ -193,21 +214,21 @@ class RequestTable:
         """Its next chunk is planned, the first one behind what is cached of its prefix; GPU blocks must be free."""
         if state.computed_tokens == 0:
             state.computed_tokens = state.cached_tokens = self.cached_prefix_tokens(state)
-        own = self.own_blocks_for(state, state.computed_tokens + num_tokens)
-        if state.id not in self.ledger.gpu:
-            self.ledger.gpu.take(state.id, own, state.shared)
+        computed = state.computed_tokens + num_tokens
+        held = self.gpu_blocks_for(state, computed)
+        if state.id in self.ledger.gpu:
+            self.ledger.gpu.resize(state.id, held)
         else:
-            self.ledger.gpu.resize(state.id, own)
-        self.ledger.set_live(state.id, own)
-        state.computed_tokens += num_tokens
+            self.ledger.gpu.take(state.id, held, self._share(state))
+        self.ledger.set_live(state.id, self.own_blocks_for(state, computed))
+        state.computed_tokens = computed
         state.num_in_flight += 1
         self._prefilled(state)
 
     def _prefilled(self, state: RequestState) -> None:
-        """After its computed tokens changed: perhaps its prefix, perhaps the prompt is complete."""
-        shared = state.shared
-        if shared and state.computed_tokens >= shared.num_blocks * self.block_tokens:
-            self._ready_prefixes.add(shared.prefix_id)
+        """After its computed tokens changed: perhaps the prompt is complete."""
+        if state.shared:
+            self._unpublished.append(state)
         if state.computed_tokens >= state.target_tokens:
             del self.prefilling[state.id]
             state.place = Place.RESIDENT
@@ -218,9 +239,8 @@ class RequestTable:
         """The engine found more of its prompt on the GPU than was planned with."""
         if state.place is not Place.PREFILLING:
             return
-        own = self.own_blocks_for(state, num_computed)
-        self.ledger.gpu.observe_resize(state.id, own)
-        self.ledger.set_live(state.id, own)
+        self.ledger.gpu.observe_resize(state.id, self.gpu_blocks_for(state, num_computed))
+        self.ledger.set_live(state.id, self.own_blocks_for(state, num_computed))
         state.computed_tokens = num_computed
         self._prefilled(state)
 
@@ -244,16 +264,15 @@ class RequestTable:
 
     def _grow(self, state: RequestState) -> None:
         """Its next token begins a block."""
-        if self.ledger.gpu.own_blocks(state.id) < state.blocks:
-            self.ledger.gpu.resize(state.id, state.blocks)
+        if self.grows_on_gpu(state):
+            self.ledger.gpu.resize(state.id, self.gpu_blocks_for(state, state.computed_tokens + 1))
         self.ledger.set_live(state.id, state.blocks)
 
     def grows_on_gpu(self, state: RequestState) -> bool:
         """Whether its next token needs a block that it does not hold."""
-        return (
-            state.computed_tokens % self.block_tokens == 0
-            and self.ledger.gpu.own_blocks(state.id) < state.blocks
-        )
+        if state.computed_tokens % self.block_tokens:
+            return False
+        return self.ledger.gpu.own_blocks(state.id) < self.gpu_blocks_for(state, state.computed_tokens + 1)
 
     def grows_on_host(self, state: RequestState) -> bool:
         """Whether its next token needs more than it reserved."""
@@ -285,7 +304,6 @@ class RequestTable:
         else:
             self._batch_of(state).remove(state)
         self.ledger.gpu.release(state.id)
-        self._forget_prefix(state)
         self._park(state)
 
     def _park(self, state: RequestState) -> None:
@@ -314,10 +332,11 @@ class RequestTable:
     def _take_gpu(self, state: RequestState) -> None:
         assert state.place is Place.PARKED, (state.id, state.place)
         assert state.num_in_flight == 0, (state.id, state.num_in_flight)
-        self.ledger.gpu.take(state.id, state.blocks, state.shared)
+        held = self.gpu_blocks_for(state, state.computed_tokens + 1)
+        self.ledger.gpu.take(state.id, held, self._share(state))
         self._leave_parked(state)
         if state.shared:
-            self._ready_prefixes.add(state.shared.prefix_id)
+            self._unpublished.append(state)
 
     def load_more(self, state: RequestState, num_blocks: int) -> None:
         state.loaded_blocks += num_blocks
@@ -327,6 +346,8 @@ class RequestTable:
         state.place = Place.RESIDENT
         state.loaded_blocks = 0
         batch.add(state)
+        if state.shared:
+            self._unpublished.append(state)
 
     # In flight.
 
@@ -357,11 +378,9 @@ class RequestTable:
         if state.computed_tokens == state.cached_tokens:  # it had not begun
             self.ledger.gpu.release(state.id)
             state.computed_tokens = state.cached_tokens = 0
-        own = self.own_blocks_for(state, state.computed_tokens)
-        if own:
-            self.ledger.gpu.resize(state.id, own)
-        self.ledger.set_live(state.id, own)
-        self._forget_prefix(state)
+        else:
+            self.ledger.gpu.resize(state.id, self.gpu_blocks_for(state, state.computed_tokens))
+        self.ledger.set_live(state.id, self.own_blocks_for(state, state.computed_tokens))
         state.place = Place.PREFILLING
         state.blocks = 0
         self.prefilling = {state.id: state, **self.prefilling}

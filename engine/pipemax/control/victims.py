@@ -41,9 +41,10 @@ def evict_for_room(
         victims: list[RequestState] = []
         if lacking > 0 or too_many > 0:
             for state in victims_in_order(batch, policy):
-                victims.append(state)
-                lacking -= gpu.own_blocks(state.id)
-                too_many -= 1
+                if state.id not in table.kept:
+                    victims.append(state)
+                    lacking -= gpu.own_blocks(state.id)
+                    too_many -= 1
                 if lacking <= 0 and too_many <= 0:
                     break
         for state in victims:

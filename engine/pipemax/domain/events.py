@@ -104,7 +104,8 @@ class TransferTimed:
 class GpuBlocksObserved:
     """The engine's count of free GPU blocks once the last plan was carried out.
 
-    It differs from the controller's where the engine frees later or shares more than the controller knows.
+    It differs from the controller's where the engine frees later or shares more than the controller knows: an
+    adapter whose engine does either reports it after each plan.
     """
 
     num_free: int

@@ -1,0 +1,345 @@
+"""An engine without a model: carries a controller's plans out on its own counts, and checks that they are legal.
+
+Requests run to output lengths given beforehand. The engine keeps its own pools, so that a plan that needs a block
+which is not there, runs what is in flight or not resident, or copies in the wrong order, fails here and not only in
+the controller's own books. Faults (refusals, aborts, preemptions, cache hits, late steps) come from a seeded rng.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+
+from pipemax.control.config import ControllerConfig, StageConfig
+from pipemax.control.controller import Controller, TraceSink
+from pipemax.control.estimator import StepTimeModel
+from pipemax.domain.events import (
+    Event,
+    GpuBlocksObserved,
+    PrefetchRefused,
+    PrefixCacheHit,
+    RequestAborted,
+    RequestAdmitted,
+    RequestPreempted,
+    RunRefused,
+    StepCompleted,
+    StepTimed,
+    TransferTimed,
+)
+from pipemax.domain.plan import Phase, Prefetch, StepPlan
+from pipemax.domain.request import RequestSpec
+from pipemax.domain.units import RequestId, ceil_div
+
+STEP_S = 0.01
+
+
+def stage(
+    *, h2d_bytes_per_s: float = 4e7, alpha_s: float = 1e-4, beta_s: float = 1e-7, delta_s: float = 0.01
+) -> StageConfig:
+    """1,000 bytes of KV a token: the default budget is about 25 blocks of 16 tokens in 10 ms."""
+    return StageConfig(
+        kv_bytes_per_token=1000,
+        h2d_bytes_per_s=h2d_bytes_per_s,
+        decode_time=StepTimeModel.linear(alpha_s=alpha_s, beta_s=beta_s, delta_s=delta_s),
+        prefill_time=StepTimeModel.linear(alpha_s=1e-5, beta_s=1e-10, delta_s=0.001),
+    )
+
+
+def small_config(**changes: object) -> ControllerConfig:
+    defaults: dict[str, object] = {
+        "num_batches": 4,
+        "stages": (stage(),),
+        "gpu_blocks": 100,
+        "host_blocks": 1000,
+        "prefill_chunk_tokens": 256,
+        "max_num_seqs": 64,
+    }
+    return ControllerConfig(**(defaults | changes))  # type: ignore[arg-type]
+
+
+def spec(name: str, prompt_tokens: int, max_tokens: int = 100, **more: object) -> RequestSpec:
+    return RequestSpec(
+        request_id=RequestId(name),
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """Chances per plan (or per item of a plan)."""
+
+    refuse_run: float = 0.0
+    refuse_prefetch: float = 0.0
+    abort: float = 0.0
+    preempt: float = 0.0
+    cache_hit: float = 0.0
+
+
+@dataclass(kw_only=True)
+class Sequence:
+    """A request as the engine sees it."""
+
+    spec: RequestSpec
+    outputs_left: int
+    target_tokens: int
+    computed_tokens: int = 0
+    gpu_blocks: int = 0
+    num_outputs: int = 0
+    in_flight: int = 0
+    loaded_to: int | None = None
+    """The block up to which its copy came; None when nothing is being copied."""
+    life: int = 0
+
+    @property
+    def is_prefilled(self) -> bool:
+        return self.computed_tokens >= self.target_tokens
+
+
+@dataclass(kw_only=True)
+class FakeEngine:
+    config: ControllerConfig
+    rng: Random = field(default_factory=lambda: Random(0))
+    faults: Faults = field(default_factory=Faults)
+    max_in_flight: int = 4
+    trace: TraceSink | None = None
+    checks_integrity: bool = True
+    sequences: dict[RequestId, Sequence] = field(default_factory=dict)
+    finished: dict[RequestId, int] = field(default_factory=dict)
+    """Request → output tokens."""
+    aborted: set[RequestId] = field(default_factory=set)
+    plans: list[StepPlan] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.controller = Controller(self.config, self.trace)
+        self._in_flight: deque[tuple[StepPlan, list[tuple[RequestId, int, int]]]] = deque()
+        self._block_tokens = self.config.block_tokens
+        self._shares_by_itself = self.faults.cache_hit > 0
+
+    # Driving.
+
+    def admit(self, request: RequestSpec, num_outputs: int) -> None:
+        self.sequences[request.request_id] = Sequence(
+            spec=request, outputs_left=num_outputs, target_tokens=request.prompt_tokens
+        )
+        self._shares_by_itself |= request.prefix is not None
+        self._apply([RequestAdmitted(request=request)])
+
+    def run(self, max_plans: int = 100_000) -> None:
+        """Until every request has finished or was aborted. A plan that does nothing while nothing is in flight
+        breaks the liveness contract."""
+        while self.sequences:
+            assert len(self.plans) < max_plans, f"{len(self.sequences)} requests do not finish"
+            self.step()
+        while self._in_flight:
+            self._complete_oldest()
+
+    def step(self) -> StepPlan:
+        """One plan, carried out; and the oldest step's outputs where the pipeline is full or waited for."""
+        self._inject_faults()
+        plan = self.controller.plan_step(len(self.plans) * STEP_S)
+        self.plans.append(plan)
+        self._check()
+        self._apply(self._carry_out(plan))
+        if plan.is_empty and self.sequences and plan.wait_until_s is None:
+            assert self._in_flight, (
+                f"nothing in flight, {len(self.sequences)} unfinished, and an empty plan: {plan}"
+            )
+        if self._in_flight and (plan.is_empty or len(self._in_flight) >= self.max_in_flight):
+            self._complete_oldest()
+        return plan
+
+    def _apply(self, events: list[Event]) -> None:
+        self.controller.apply(events)
+        self._check()
+
+    def _check(self) -> None:
+        if self.checks_integrity:
+            self.controller.check_integrity()
+
+    def _chance(self, probability: float) -> bool:
+        return probability > 0 and self.rng.random() < probability
+
+    def _inject_faults(self) -> None:
+        if self.sequences and self._chance(self.faults.abort):
+            request_id = self.rng.choice([*self.sequences])
+            del self.sequences[request_id]
+            self.aborted.add(request_id)
+            self._apply([RequestAborted(request_id=request_id)])
+        if self.sequences and self._chance(self.faults.preempt):
+            request_id = self.rng.choice([*self.sequences])
+            self._drop(self.sequences[request_id])
+            self._apply([RequestPreempted(request_id=request_id)])
+
+    # Carrying a plan out.
+
+    def _carry_out(self, plan: StepPlan) -> list[Event]:
+        for request_id in plan.recompute:
+            assert self.sequences[request_id].in_flight == 0, request_id
+            self._drop(self.sequences[request_id])
+        for request_id in plan.evict:
+            sequence = self.sequences[request_id]
+            assert sequence.gpu_blocks > 0, f"{request_id} is evicted but holds nothing"
+            assert request_id not in plan.run
+            sequence.gpu_blocks, sequence.loaded_to = 0, None
+        events: list[Event] = []
+        for item in plan.prefetch:
+            if self._chance(self.faults.refuse_prefetch):
+                self.sequences[item.request_id].gpu_blocks = 0
+                self.sequences[item.request_id].loaded_to = None
+                events.append(PrefetchRefused(step_id=plan.step_id, request_id=item.request_id))
+            else:
+                self._load(self.sequences[item.request_id], item)
+        events += self._launch(plan)
+        if plan.prefetch:
+            num_blocks = sum(item.num_blocks for item in plan.prefetch)
+            events.append(
+                TransferTimed(step_id=plan.step_id, num_blocks=num_blocks, stage_s=self._per_stage(STEP_S))
+            )
+        held = self._held({s.spec.request_id: s.gpu_blocks for s in self.sequences.values()})
+        assert held <= self.config.gpu_blocks, f"{held} blocks on a GPU of {self.config.gpu_blocks}"
+        on_gpu = sum(sequence.gpu_blocks > 0 for sequence in self.sequences.values())
+        assert on_gpu <= self.config.max_resident_requests
+        if self._shares_by_itself:
+            events.append(GpuBlocksObserved(num_free=self.config.gpu_blocks - held))
+        live = self._held(
+            {
+                s.spec.request_id: ceil_div(s.computed_tokens, self._block_tokens)
+                for s in self.sequences.values()
+            }
+        )
+        assert live <= self.config.host_blocks, f"{live} blocks on a host of {self.config.host_blocks}"
+        return events
+
+    def _held(self, blocks: dict[RequestId, int]) -> int:
+        """Blocks in all, a shared prefix counted once."""
+        total, prefixes = 0, {}
+        for request_id, num_blocks in blocks.items():
+            shared = min(num_blocks, self._shared_blocks(request_id))
+            if shared:
+                prefix = self.sequences[request_id].spec.prefix
+                assert prefix is not None
+                prefixes[prefix.prefix_id] = max(shared, prefixes.get(prefix.prefix_id, 0))
+            total += num_blocks - shared
+        return total + sum(prefixes.values())
+
+    def _shared_blocks(self, request_id: RequestId) -> int:
+        spec = self.sequences[request_id].spec
+        if spec.prefix is None:
+            return 0
+        num_blocks = spec.prefix.num_tokens // self._block_tokens
+        return num_blocks if spec.prompt_tokens > num_blocks * self._block_tokens else 0
+
+    def _cached_tokens(self, sequence: Sequence) -> int:
+        """Tokens of its prefix that another request has computed on the GPU."""
+        shared = self._shared_blocks(sequence.spec.request_id) * self._block_tokens
+        holders = (
+            other
+            for other in self.sequences.values()
+            if other is not sequence and other.spec.prefix == sequence.spec.prefix and other.loaded_to is None
+        )
+        return shared if any(o.gpu_blocks and o.computed_tokens >= shared for o in holders) else 0
+
+    def _load(self, sequence: Sequence, item: Prefetch) -> None:
+        assert sequence.in_flight == 0, "prefetched while in flight"
+        assert sequence.is_prefilled, "prefetched before its prompt was complete"
+        if item.is_first:
+            assert sequence.gpu_blocks == 0, "prefetched while resident"
+            assert item.first_block in (0, self._shared_blocks(sequence.spec.request_id))
+            sequence.gpu_blocks = sequence.computed_tokens // self._block_tokens + 1
+        else:
+            assert sequence.loaded_to == item.first_block, "parts out of order"
+        sequence.loaded_to = item.first_block + item.num_blocks
+        if item.is_last:
+            assert sequence.loaded_to == ceil_div(sequence.computed_tokens, self._block_tokens)
+            sequence.loaded_to = None
+
+    def _launch(self, plan: StepPlan) -> list[Event]:
+        events: list[Event] = []
+        ran: list[tuple[RequestId, int, int]] = []
+        assert len(plan.run) == len(plan.run_tokens) == len(set(plan.run))
+        assert len(plan.run) <= self.config.max_num_seqs
+        if plan.phase is Phase.PREFILL:
+            assert sum(plan.run_tokens) <= self.config.prefill_chunk_tokens
+        for request_id, num_tokens in zip(plan.run, plan.run_tokens, strict=True):
+            sequence = self.sequences[request_id]
+            assert sequence.loaded_to is None, f"{request_id} runs before all of it is copied"
+            if plan.phase is Phase.DECODE:
+                assert sequence.is_prefilled, request_id
+                assert sequence.gpu_blocks > 0, request_id
+                assert sequence.in_flight == 0, request_id
+            else:
+                assert not sequence.is_prefilled, request_id
+            # Hits on blocks that were free, earlier in this plan, may have left too few for this one.
+            fits = self._fits(sequence, sequence.computed_tokens + num_tokens)
+            assert fits or self.faults.cache_hit, f"no room to run {request_id}"
+            if not fits or self._chance(self.faults.refuse_run):
+                events.append(RunRefused(step_id=plan.step_id, request_id=request_id))
+                continue
+            if sequence.computed_tokens == 0:
+                events += self._look_up_cache(plan, sequence, num_tokens)
+            sequence.computed_tokens += num_tokens
+            sequence.in_flight += 1
+            needed = ceil_div(sequence.computed_tokens, self._block_tokens)
+            sequence.gpu_blocks = max(sequence.gpu_blocks, needed)
+            ran.append((request_id, sequence.life, num_tokens))
+        if ran:
+            self._in_flight.append((plan, ran))
+        return events
+
+    def _look_up_cache(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> list[Event]:
+        num_hit = self._cached_tokens(sequence)
+        if self._chance(self.faults.cache_hit):
+            chance_hit = self.rng.randint(1, sequence.spec.prompt_tokens)
+            num_hit = max(num_hit, chance_hit if self._fits(sequence, chance_hit + num_tokens) else 0)
+        if num_hit == 0:
+            return []
+        sequence.computed_tokens = min(num_hit, sequence.target_tokens - num_tokens)
+        return [
+            PrefixCacheHit(
+                step_id=plan.step_id, request_id=sequence.spec.request_id, num_tokens=sequence.computed_tokens
+            )
+        ]
+
+    def _fits(self, sequence: Sequence, num_tokens: int) -> bool:
+        blocks = {s.spec.request_id: s.gpu_blocks for s in self.sequences.values()}
+        needed = ceil_div(num_tokens, self._block_tokens)
+        blocks[sequence.spec.request_id] = max(sequence.gpu_blocks, needed)
+        return self._held(blocks) <= self.config.gpu_blocks
+
+    def _drop(self, sequence: Sequence) -> None:
+        sequence.computed_tokens = sequence.gpu_blocks = sequence.in_flight = 0
+        sequence.loaded_to = None
+        sequence.target_tokens = sequence.spec.prompt_tokens + sequence.num_outputs
+        sequence.life += 1
+
+    # Landing steps.
+
+    def _complete_oldest(self) -> None:
+        plan, ran = self._in_flight.popleft()
+        finished: list[RequestId] = []
+        for request_id, life, _ in ran:
+            sequence = self.sequences.get(request_id)
+            if sequence is None or sequence.life != life:
+                continue
+            sequence.in_flight -= 1
+            if plan.phase is Phase.PREFILL and (sequence.in_flight or not sequence.is_prefilled):
+                continue
+            sequence.num_outputs += 1
+            sequence.outputs_left -= 1
+            if sequence.outputs_left == 0:
+                finished.append(request_id)
+                self.finished[request_id] = sequence.num_outputs
+                del self.sequences[request_id]
+        predicted_s = plan.decision.predicted_step_s
+        self._apply(
+            [
+                StepCompleted(step_id=plan.step_id, finished=tuple(finished)),
+                StepTimed(
+                    step_id=plan.step_id, stage_s=self._per_stage(predicted_s * self.rng.uniform(0.9, 1.1))
+                ),
+            ]
+        )
+
+    def _per_stage(self, seconds: float) -> tuple[float, ...]:
+        return (seconds,) * len(self.config.stages)
