@@ -13,18 +13,19 @@ import pytest
 from rich.console import Console
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.job import AnnotationJob, JobOptions
+from pipemax_spark.job import AnnotationJob
+from pipemax_spark.options import JobOptions
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.report import Summary
 from tests.fakes.engine_python import write_engine_python
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from pipemax_spark.session import get_session
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = get_session("tests")
+    session = get_session("tests", log_dir=tmp_path_factory.mktemp("spark"))
     session.conf.set("spark.sql.shuffle.partitions", "2")
     session.conf.set("spark.databricks.delta.snapshotPartitions", "2")
     yield session
