@@ -95,7 +95,7 @@ def partition_keys(partitions: int) -> tuple[int, ...]:
 
 
 def _spark_hash(value: int) -> int:
-    """Spark's ``hash`` of an int: Murmur3 of four bytes with seed 42; modulo 2**32, not signed."""
+    """Spark's ``hash`` of an int: Murmur3 of four bytes with seed 42, as a signed number of 32 bits."""
     mask = 0xFFFFFFFF
     mixed = value * 0xCC9E2D51 & mask
     mixed = (mixed << 15 | mixed >> 17) & mask
@@ -105,7 +105,8 @@ def _spark_hash(value: int) -> int:
     hashed ^= 4
     hashed = (hashed ^ hashed >> 16) * 0x85EBCA6B & mask
     hashed = (hashed ^ hashed >> 13) * 0xC2B2AE35 & mask
-    return hashed ^ hashed >> 16
+    hashed ^= hashed >> 16
+    return hashed - 2**32 if hashed >= 2**31 else hashed
 
 
 class ChunkPlan:

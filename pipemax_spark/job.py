@@ -6,7 +6,7 @@ Whatever ends a run, the next one finds what is left from the output table alone
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -25,7 +25,7 @@ from pipemax_spark.hadoop import HadoopFiles
 from pipemax_spark.left import check_columns, check_ids, rows_left
 from pipemax_spark.options import JobOptions
 from pipemax_spark.preflight import run_preflight
-from pipemax_spark.progress import ErrorLimits, Progress
+from pipemax_spark.progress import ErrorLimits, Progress, Sample
 from pipemax_spark.prompts import find_field, resolve_column, resolve_names
 from pipemax_spark.report import Findings, Summary, print_report
 from pipemax_spark.runner import ChunkRunner, note_prefix
@@ -257,7 +257,7 @@ class AnnotationJob:
         chunks = ChunkPlan(
             rows=rows.rows, slices=rows.slices, slots=slots, commit_every_s=options.commit_every_s
         )
-        status, samples = "FAILED", []
+        status, progress = "FAILED", None
         started_s = time.monotonic()
         try:
             with Collector.for_session(self._spark, self._run_id) as collector:
@@ -274,19 +274,16 @@ class AnnotationJob:
                     note_chunk=lambda: work.write_manifest(self._manifest(checked), chunks.chunks),
                 )
                 with self._progress(collector, rows.rows, runner) as progress:
-                    try:
-                        self._run_chunks(runner, progress, tracker)
-                        status = "FINISHED"
-                    except KeyboardInterrupt:
-                        status = "KILLED"
-                        raise
-                    finally:
-                        samples = list(progress.samples)
+                    self._run_chunks(runner, progress, tracker)
                 engines = collector.engines()
+            status = "FINISHED"
+        except KeyboardInterrupt:
+            status = "KILLED"
+            raise
         finally:
+            samples = [] if progress is None else progress.samples
             if status != "FINISHED":
-                tracker.log_samples(samples)
-                tracker.finish(status, {}, [])
+                tracker.finish(status, samples)
         seconds = time.monotonic() - started_s
         committed = self._table.rows_committed(note_prefix(self._run_id), since_version=rows_version)
         summary = self._summarise(checked.rows_in, skipped, committed, seconds, engines)
@@ -338,7 +335,9 @@ class AnnotationJob:
             engines=engines,
         )
 
-    def _conclude(self, checked: _Checked, summary: Summary, samples: list[Any], tracker: Tracker) -> Summary:
+    def _conclude(
+        self, checked: _Checked, summary: Summary, samples: Sequence[Sample], tracker: Tracker
+    ) -> Summary:
         run_dir = self._options.driver_dir / "runs" / self._run_id
         artifacts, places = [run_dir / "summary.json"], {}
         try:
@@ -349,14 +348,16 @@ class AnnotationJob:
             places["Plot"] = str(run_dir / "throughput.png")
         except ImportError as error:
             self._terminal.warn(f"no plot was drawn, for matplotlib is not installed ({error})")
-        tracker.log_samples(samples)
         summary = replace(summary, mlflow_run_id=tracker.run_id)
         summary.write(artifacts[0])
+        findings = self._find(checked, shows_sample=True)
         figures = {key: float(v) for key, v in asdict(summary).items() if isinstance(v, int | float)}
-        tracker.finish("FINISHED", figures, artifacts)
+        if findings.accuracy is not None and findings.accuracy.rows:
+            figures["accuracy"] = findings.accuracy.right / findings.accuracy.rows
+        tracker.finish("FINISHED", samples, figures, artifacts)
         # A store that was slow at first may have said its run id only now.
         summary = replace(summary, mlflow_run_id=tracker.run_id)
-        self._finish(summary, self._find(checked, shows_sample=True), {"MLflow run": tracker.place, **places})
+        self._finish(summary, findings, {"MLflow run": tracker.place, **places})
         return summary
 
     def _find(self, checked: _Checked, *, shows_sample: bool) -> Findings:

@@ -88,9 +88,9 @@ class DeltaTable:
         """An empty table. ``JobError`` where something else is in its place."""
         from pyspark.errors import AnalysisException
 
-        names = " ".join(_all_names(schema))
         # Parquet's own names may not hold these; with column mapping Delta keeps them in its schema alone.
-        mapping = {"delta.columnMapping.mode": "name"} if re.search(r"[ ,;{}()\n\t=]", names) else {}
+        is_mapped = any(re.search(r"[ ,;{}()\n\t=]", name) for name in _all_names(schema))
+        mapping = {"delta.columnMapping.mode": "name"} if is_mapped else {}
         try:
             self._append(self._spark.createDataFrame([], schema), mapping)
         except AnalysisException as error:

@@ -86,9 +86,16 @@ class Tracker:
         if self._work.qsize() < _MOST_QUEUED:
             self._work.put(lambda: self._log_samples(samples))
 
-    def finish(self, status: str, totals: Mapping[str, float], artifacts: Sequence[Path]) -> None:
-        """The end of the run: ``FINISHED``, ``FAILED`` or ``KILLED``."""
-        self._work.put(lambda: self._finish(status, totals, artifacts))
+    def finish(
+        self,
+        status: str,
+        samples: Sequence[Sample],
+        totals: Mapping[str, float] | None = None,
+        artifacts: Sequence[Path] = (),
+    ) -> None:
+        """The end of the run: ``FINISHED``, ``FAILED`` or ``KILLED``. Of the samples, what is new is logged."""
+        self._work.put(lambda: self._log_samples(samples))
+        self._work.put(lambda: self._finish(status, totals or {}, artifacts))
         self._work.put(None)
         self._thread.join(_FINISH_TIMEOUT_S)
         if self._thread.is_alive():

@@ -45,7 +45,7 @@ class Jobs:
         self.directory = directory
         self.output = str(directory / "out")
         self.printed = ""
-        self._defaults = JobOptions(
+        self.defaults = JobOptions(
             input=str(directory / "in.parquet"),
             output=self.output,
             source=PromptSource(template="Say {text}"),
@@ -62,7 +62,7 @@ class Jobs:
 
     def run(self, **changes: Any) -> Summary | None:
         printed = StringIO()
-        options = replace(self._defaults, **changes)
+        options = replace(self.defaults, **changes)
         try:
             return AnnotationJob(self.spark, options, Console(file=printed, width=200)).run()
         finally:
@@ -75,14 +75,16 @@ class Jobs:
 
 
 @pytest.fixture
-def jobs(
-    spark: Any, tmp_path: Path, engine_python: str, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], Jobs]:
-    # MLflow's store takes ten seconds to make; what it records is another test's business.
-    monkeypatch.setattr("pipemax_spark.tracking.Tracker._start", lambda self, name, params: None)
-    monkeypatch.setattr("pipemax_spark.tracking.Tracker._log_samples", lambda self, samples: None)
-    monkeypatch.setattr("pipemax_spark.tracking.Tracker._finish", lambda self, *rest: None)
+def tracked_jobs(spark: Any, tmp_path: Path, engine_python: str) -> Callable[[], Jobs]:
     return lambda: Jobs(spark, tmp_path, engine_python)
+
+
+@pytest.fixture
+def jobs(tracked_jobs: Callable[[], Jobs], monkeypatch: pytest.MonkeyPatch) -> Callable[[], Jobs]:
+    """Without MLflow, whose store takes ten seconds to make; what it records is ``test_tracking``'s business."""
+    for method in ("_start", "_log_samples", "_finish"):
+        monkeypatch.setattr(f"pipemax_spark.tracking.Tracker.{method}", lambda *_: None)
+    return tracked_jobs
 
 
 def object_schema(**properties: Any) -> str:
