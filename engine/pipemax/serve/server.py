@@ -18,7 +18,7 @@ from pipemax.serve.lifecycle import Exit, Lifecycle
 from pipemax.serve.membership import Refused
 from pipemax.serve.pacing import Pacer
 from pipemax.serve.reports import Reporter
-from pipemax.serve.rows import check_generation
+from pipemax.serve.rows import job_sampling
 from pipemax.serve.session import ClientGoneError, Session, SessionFailedError, SessionTerms, refuse
 from pipemax.serve.settings import Timings, WindowLimits
 from pipemax.serve.stats import StatsBook
@@ -231,7 +231,7 @@ def check_header(number: int, text: bytes) -> SessionTerms:
     except ValueError as error:
         raise SessionFailedError(SessionErrorCode.INVALID_ENGINE_CONFIG, f"engine config: {error}") from None
     try:
-        sampling = check_generation(header.generation)
+        sampling = job_sampling(header.generation)
     except (ValueError, TypeError) as error:
         raise SessionFailedError(SessionErrorCode.INVALID_GENERATION, str(error)) from None
     return SessionTerms(number=number, header=header, config=config, sampling=sampling)
