@@ -34,13 +34,14 @@ class AnnotationSpec:
         *,
         model: str,
         fingerprint: str,
-        source: PromptSource,
+        source: PromptSource | None,
         generation: GenerationSpec,
         engine: Mapping[str, Any],
     ) -> Self:
-        """``engine`` is the config with its defaults filled in."""
+        """``engine`` is the config with its defaults filled in; without a ``source``, prompts come as they are."""
         values: dict[str, Any] = {"model": fingerprint}
-        values |= {name: value for name, value in asdict(source).items() if value is not None}
+        if source is not None:
+            values |= {name: value for name, value in asdict(source).items() if value is not None}
         values |= {name: value for name, value in asdict(generation).items() if value not in (None, ())}
         if generation.response_format is not None:
             # Parsed, so that white space does not make another spec. The order of properties stays: it is the

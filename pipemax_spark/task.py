@@ -23,7 +23,7 @@ OVERRIDES_COLUMN = "__pipemax_overrides"
 _HELPERS = {PROMPT_COLUMN: "prompt", MESSAGES_COLUMN: "messages", OVERRIDES_COLUMN: "overrides"}
 """Column that the driver adds → field of a request."""
 
-_PIECE_ROWS = 256
+PIECE_ROWS = 256
 _ERROR_TYPE = pa.struct([("code", pa.string()), ("message", pa.string())])
 
 
@@ -68,9 +68,9 @@ class AnnotateTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         plan = self.plan
         pending = PendingRows(batches)
-        annotator = _Annotator(plan)
+        annotator = Annotator(plan)
         with TaskReporter(plan.options.collector, plan.options.job_id) as reporter:
-            for completions in complete(pending.requests(), plan.options, task=_task_label()):
+            for completions in complete(pending.requests(), plan.options, task=task_label()):
                 rows, completions = pending.take(completions)
                 annotations = annotator.annotations(completions)
                 reporter.count(annotator.unreported_errors)
@@ -95,12 +95,13 @@ class PendingRows:
         """Batches of REQUEST_SCHEMA."""
         number = 0
         for batch in self._batches:
-            for start in range(0, batch.num_rows, _PIECE_ROWS):
-                piece = _copied(batch.slice(start, _PIECE_ROWS))
+            for start in range(0, batch.num_rows, PIECE_ROWS):
+                piece = _copied(batch.slice(start, PIECE_ROWS))
                 # Kept before the request is sent: its completions may come at once.
                 self._open_rows[number] = piece.num_rows
                 self._pieces[number] = piece.drop_columns(_helpers_of(piece))
-                yield _request(piece, number * _PIECE_ROWS)
+                helpers = {_HELPERS[name]: piece.column(name) for name in _helpers_of(piece)}
+                yield request_batch(number * PIECE_ROWS, piece.num_rows, **helpers)
                 number += 1
 
     def take(self, completions: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
@@ -108,11 +109,11 @@ class PendingRows:
         places: dict[int, list[int]] = {}  # piece → where in ``completions`` its rows are
         row_ids: list[int] = completions.column("row_id").to_pylist()
         for i, row_id in enumerate(row_ids):
-            places.setdefault(row_id // _PIECE_ROWS, []).append(i)
+            places.setdefault(row_id // PIECE_ROWS, []).append(i)
         parts = []
         # Piece by piece: taking from all pieces at once would copy every one of them whole.
         for number, indices in places.items():
-            offsets = [row_ids[i] % _PIECE_ROWS for i in indices]
+            offsets = [row_ids[i] % PIECE_ROWS for i in indices]
             parts.append(self._pieces[number].take(pa.array(offsets, pa.int32())))
             self._open_rows[number] -= len(indices)
             if self._open_rows[number] == 0:
@@ -122,7 +123,7 @@ class PendingRows:
         return rows, completions.take(pa.array(order, pa.int32()))
 
 
-class _Annotator:
+class Annotator:
     """Completions into the annotation column."""
 
     def __init__(self, plan: TaskPlan) -> None:
@@ -177,16 +178,15 @@ class _Annotator:
                 raise RowFailedError(f"a row failed with {code}: {message}")
 
 
-def _request(piece: pa.RecordBatch, first_row_id: int) -> pa.RecordBatch:
-    rows = piece.num_rows
-    given: dict[str, pa.Array] = {"row_id": pa.array(range(first_row_id, first_row_id + rows), pa.int64())}
-    for helper in _helpers_of(piece):
-        name = _HELPERS[helper]
-        given[name] = piece.column(helper).cast(REQUEST_SCHEMA.field(name).type)
+def request_batch(first_row_id: int, rows: int, **given: pa.Array) -> pa.RecordBatch:
+    """A batch of REQUEST_SCHEMA with ascending row ids; columns that are not given are null."""
+    row_ids = pa.array(range(first_row_id, first_row_id + rows), pa.int64())
     columns = [
-        given[field.name] if field.name in given else pa.nulls(rows, field.type) for field in REQUEST_SCHEMA
+        given[field.name].cast(field.type) if field.name in given else pa.nulls(rows, field.type)
+        for field in REQUEST_SCHEMA
+        if field.name != "row_id"
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=REQUEST_SCHEMA)
+    return pa.RecordBatch.from_arrays([row_ids, *columns], schema=REQUEST_SCHEMA)
 
 
 def _helpers_of(batch: pa.RecordBatch) -> list[str]:
@@ -198,7 +198,7 @@ def _copied(piece: pa.RecordBatch) -> pa.RecordBatch:
     return piece.take(pa.array(range(piece.num_rows), pa.int32()))
 
 
-def _task_label() -> str:
+def task_label() -> str:
     from pyspark import TaskContext  # present wherever a task runs
 
     context = TaskContext.get()

@@ -12,6 +12,7 @@ from pyarrow import flight
 
 from pipemax.api import Completion
 from pipemax.config import EngineConfig
+from pipemax.serve.cache import ResultCache
 from pipemax.serve.credit import CreditWindow
 from pipemax.serve.host import EngineFactory, EngineHost, HostCallbacks
 from pipemax.serve.lifecycle import Exit, Lifecycle
@@ -56,6 +57,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         self._stats = StatsBook()
         self._window = CreditWindow(limits)
         self._pacer = Pacer(self._window)
+        self._cache = ResultCache(limits.cache_bytes)
         self._numbers = itertools.count(1)
         self._sessions_lock = threading.Lock()
         self._sessions: dict[int, Session] = {}
@@ -140,6 +142,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             host=self._host,
             credit=self._window.open_stream(),
             stats=self._stats,
+            cache=self._cache if header.reuses_results else None,
             context=context,
             reader=reader,
             writer=writer,
