@@ -16,10 +16,11 @@ from pipemax.wire import GenerationSpec, PreflightRequest
 from pipemax_spark.client import EngineOptions
 from pipemax_spark.errors import JobError
 from pipemax_spark.preflight import run_preflight
-from pipemax_spark.prompts import PromptSource, find_field, resolve_column
+from pipemax_spark.prompts import PromptSource, find_field, quoted, resolve_column
 from pipemax_spark.response_format import compile_schema, load_schema
 from pipemax_spark.spec import AnnotationSpec
 from pipemax_spark.task import (
+    KEY_COLUMN,
     MESSAGES_COLUMN,
     OVERRIDE_FIELDS,
     OVERRIDES_COLUMN,
@@ -106,8 +107,9 @@ def annotate(
 def annotate_with(
     df: Any, source: PromptSource, plan: TaskPlan, *, overrides_column: str | None = None
 ) -> Any:
-    """As ``annotate``, from a ready plan and without any check on the executors."""
-    return map_rows(prepare_columns(df, source, overrides_column), df.schema, plan)
+    """As ``annotate``, from a ready plan and without any check on the executors; ``df`` may have a key column."""
+    own = [field for field in df.schema.fields if field.name != KEY_COLUMN]
+    return map_rows(prepare_columns(df, source, overrides_column), type(df.schema)(own), plan)
 
 
 def prepare_columns(df: Any, source: PromptSource, overrides_column: str | None) -> Any:
@@ -117,6 +119,16 @@ def prepare_columns(df: Any, source: PromptSource, overrides_column: str | None)
     if overrides_column is not None:
         prepared = prepared.withColumn(OVERRIDES_COLUMN, _overrides(overrides_column, df.schema))
     return prepared
+
+
+def with_keys(df: Any, source: PromptSource, overrides_column: str | None) -> Any:
+    """``df`` with a column of what the spool knows its rows by: all that tells one row's request from another's."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    prepared = prepare_columns(df, source, overrides_column)
+    asked = [prepared[name] for name in prepared.columns if name not in df.columns]
+    key = F.md5(F.to_json(F.struct(*asked)))
+    return prepared.select(*(prepared[quoted(name)] for name in df.columns), key.alias(KEY_COLUMN))
 
 
 def map_rows(prepared: Any, input_schema: Any, plan: TaskPlan) -> Any:

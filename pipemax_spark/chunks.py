@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipemax_spark.prompts import quoted
+from pipemax_spark.task import KEY_COLUMN
 
 _SLICE, _RANK, _LENGTH = "__pipemax_slice", "__pipemax_rank", "__pipemax_length"
 _MAX_SLICES = 1_024
@@ -41,7 +42,7 @@ def number_of_slices(rows: int, slots: int) -> int:
 
 
 def write_slices(rows: Any, prompt_text: Any, path: str, *, slices: int, slots: int) -> None:
-    """Materialise the rows. ``prompt_text`` is measured, not kept."""
+    """Materialise the rows, which have a ``KEY_COLUMN``. ``prompt_text`` is measured, not kept."""
     from pyspark.sql import functions as F  # noqa: N812
 
     place = F.monotonically_increasing_id().bitwiseAND((1 << _INDEX_BITS) - 1)
@@ -64,17 +65,19 @@ class SlicedRows:
     """What ``write_slices`` wrote, read chunk by chunk."""
 
     def __init__(self, spark: Any, path: str, schema: Any, *, slices: int) -> None:
-        from pyspark.sql.types import IntegerType, LongType, StructType
+        from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
         # The file index is built here, once; the schema is given, for files do not keep which columns may be null.
-        fields = StructType([*schema.fields]).add(_RANK, LongType()).add(_SLICE, IntegerType())
+        fields = StructType([*schema.fields]).add(KEY_COLUMN, StringType())
+        fields = fields.add(_RANK, LongType()).add(_SLICE, IntegerType())
         self._all = spark.read.schema(fields).parquet(path)
-        self._columns = schema.names
+        self._columns = [*schema.names, KEY_COLUMN]
         self.slices = slices
         self.rows: int = self._all.count()
 
     def read(self, chunk: Chunk, *, partitions: int) -> Any:
-        """A chunk's rows, dealt out evenly over exactly so many partitions, which Spark does not merge again."""
+        """A chunk's rows with their keys, dealt out evenly over exactly so many partitions, which Spark does not
+        merge again; each time the same rows in the same partition."""
         from pyspark.sql import functions as F  # noqa: N812
 
         keys = F.array(*(F.lit(key) for key in partition_keys(partitions)))

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from pipemax.wire import PreflightReply, PreflightRequest
-from pipemax_spark.annotate import ANNOTATION, annotated_schema
+from pipemax_spark.annotate import ANNOTATION, annotated_schema, with_keys
 from pipemax_spark.chunks import ChunkPlan, SlicedRows, number_of_slices, write_slices
 from pipemax_spark.client import EngineOptions
 from pipemax_spark.collector import Collector
@@ -27,16 +27,18 @@ from pipemax_spark.options import JobOptions
 from pipemax_spark.preflight import run_preflight
 from pipemax_spark.progress import ErrorLimits, Progress, Sample
 from pipemax_spark.prompts import find_field, resolve_column, resolve_names
+from pipemax_spark.recovery import commit_spooled
 from pipemax_spark.report import Findings, Summary, print_report
-from pipemax_spark.runner import ChunkRunner, note_prefix
+from pipemax_spark.runner import ChunkRunner, note_prefix, recovery_transaction
 from pipemax_spark.slots import task_slots
 from pipemax_spark.sources import Source, read_source
 from pipemax_spark.spec import AnnotationSpec
+from pipemax_spark.spool import spool_fault
 from pipemax_spark.tables import RUN_PROPERTY, DeltaTable, is_path, spec_property, spec_texts
 from pipemax_spark.task import TaskPlan
 from pipemax_spark.terminal import Terminal
 from pipemax_spark.tracking import Tracker
-from pipemax_spark.workdir import WorkDirectory
+from pipemax_spark.workdir import ChunkSpools, WorkDirectory
 
 _TRACKING_PERIOD_S = 10.0
 _FIXING_ATTEMPTS = 3
@@ -83,6 +85,7 @@ class AnnotationJob:
         with WorkDirectory(self._files, root, run_id=self._run_id, say=self._terminal.warn) as work:
             if self._options.retries_errors and not is_new:
                 self._delete_errors(checked.spec)
+            self._recover(checked, work)
             rows = self._fix_rows(checked, work, is_new=is_new)
             if rows is None:
                 return self._nothing_to_do(checked)
@@ -220,7 +223,8 @@ class AnnotationJob:
                 left, expected = left.limit(options.limit), min(expected, options.limit)
             slices = number_of_slices(expected, slots)
             text = options.source.text_column(source.rows.schema)
-            write_slices(left, text, work.rows_path, slices=slices, slots=slots)
+            keyed = with_keys(left, options.source, options.overrides_column)
+            write_slices(keyed, text, work.rows_path, slices=slices, slots=slots)
             rows = SlicedRows(self._spark, work.rows_path, source.rows.schema, slices=slices)
             if rows.rows == 0:
                 return None
@@ -233,6 +237,34 @@ class AnnotationJob:
             # Someone committed between the look and the claim: those rows may be among what was left.
             self._files.delete(work.rows_path)
         raise JobFailedError(f"others keep committing to {self._table.name!r}; run the job when they do not")
+
+    def _recover(self, checked: _Checked, work: WorkDirectory) -> None:
+        """Commit what dead runs had completed under this spec."""
+        for spool in work.left_spools:
+            if spool.spec_hash != checked.spec.hash:
+                continue
+            # From here on the dead run, should it only have been paused, cannot commit.
+            self._table.set_properties({RUN_PROPERTY: f"{self._run_id}, recovering {spool.run_id}"})
+            left = rows_left(checked.source.rows, self._done_rows(checked), checked.id_columns)
+            rows = commit_spooled(
+                self._spark,
+                self._table,
+                with_keys(left, self._options.source, self._options.overrides_column),
+                spool,
+                plan=checked.plan,
+                transaction=recovery_transaction(self._table.table_id(), spool.run_id),
+            )
+            self._terminal.say("", f"{rows:,} rows that run {spool.run_id} had completed were committed now")
+        work.drop_left_spools()
+
+    def _spools(self, work: WorkDirectory) -> ChunkSpools:
+        if fault := spool_fault(work.spool_path):
+            self._terminal.warn(
+                f"tasks cannot keep their completions in {work.spool_path} ({fault}), so a failure costs those of the "
+                "chunks that are not committed; give --work-dir a path that all executors see"
+            )
+            return ChunkSpools(self._files, None)
+        return ChunkSpools(self._files, work.spool_path)
 
     def _nothing_to_do(self, checked: _Checked) -> Summary:
         self._terminal.say("Output", f"{self._table.name}: nothing new to do, no engine was started")
@@ -272,6 +304,7 @@ class AnnotationJob:
                     plan=replace(checked.plan, options=reporting),
                     slots=slots,
                     note_chunk=lambda: work.write_manifest(self._manifest(checked), chunks.chunks),
+                    spool=self._spools(work),
                 )
                 with self._progress(collector, rows.rows, runner) as progress:
                     self._run_chunks(runner, progress, tracker)

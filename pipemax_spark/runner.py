@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import Any
 
 from pipemax_spark.annotate import annotate_with
@@ -28,6 +29,7 @@ from pipemax_spark.prompts import PromptSource
 from pipemax_spark.slots import partitions_for
 from pipemax_spark.tables import DeltaTable, Transaction
 from pipemax_spark.task import TaskPlan
+from pipemax_spark.workdir import ChunkSpools
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,17 @@ _POLL_S = 0.2
 def note_prefix(run_id: str) -> str:
     """Of the notes of all commits of a run; the chunk's number follows."""
     return f"pipemax run {run_id} chunk "
+
+
+def recovery_transaction(table_id: str, run_id: str) -> Transaction:
+    """For what a dead run had completed: committed once, however often it is tried."""
+    return Transaction(
+        app_id=f"{_app_id(table_id, run_id)}-spool", version=0, note=f"pipemax run {run_id} from its spool"
+    )
+
+
+def _app_id(table_id: str, run_id: str) -> str:
+    return f"pipemax-{hashlib.sha256(f'{table_id}/{run_id}'.encode()).hexdigest()[:32]}"
 
 
 class ChunkRunner:
@@ -55,6 +68,7 @@ class ChunkRunner:
         plan: TaskPlan,
         slots: int,
         note_chunk: Callable[[], None],
+        spool: ChunkSpools,
     ) -> None:
         """``note_chunk`` is called before each chunk starts, when ``chunks`` holds it already."""
         self._spark = spark
@@ -67,6 +81,7 @@ class ChunkRunner:
         self._plan = plan
         self._slots = slots
         self._note_chunk = note_chunk
+        self._spool = spool
         self._lock = threading.Lock()
         self._committed_rows = 0
         self._ended_chunks: set[int] = set()
@@ -109,8 +124,7 @@ class ChunkRunner:
         context = self._spark.sparkContext
         # Of this thread alone, as is the group below.
         context.addJobTag(self._plan.run_id)
-        digest = hashlib.sha256(f"{self._table_id}/{self._plan.run_id}".encode()).hexdigest()
-        app_id = f"pipemax-{digest[:32]}-{lane}"
+        app_id = f"{_app_id(self._table_id, self._plan.run_id)}-{lane}"
         while (chunk := self._next(rows_per_s())) is not None:
             if not self._wait_for_turn(chunk):
                 return
@@ -166,14 +180,16 @@ class ChunkRunner:
 
     def _run_chunk(self, chunk: Chunk, app_id: str) -> None:
         rows = self._rows.read(chunk, partitions=partitions_for(chunk.rows, self._slots))
+        plan = replace(self._plan, spool=self._spool.directory(chunk.number))
         self._table.append(
-            annotate_with(rows, self._source, self._plan, overrides_column=self._overrides_column),
+            annotate_with(rows, self._source, plan, overrides_column=self._overrides_column),
             Transaction(
                 app_id=app_id,
                 version=chunk.number,
                 note=f"{note_prefix(self._plan.run_id)}{chunk.number}",
             ),
         )
+        self._spool.delete(chunk.number)
 
     def _cancel_jobs(self) -> None:
         self._spark.sparkContext.cancelJobsWithTag(self._plan.run_id)

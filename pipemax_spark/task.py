@@ -4,22 +4,28 @@ Needs pyarrow alone. It knows nothing of tables or chunks. Rows that wait for th
 so memory is bounded by the server's credit and one Arrow batch, whatever the partition's size.
 """
 
+import contextlib
+import queue
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipemax.wire import OVERRIDES_TYPE, REQUEST_SCHEMA, ErrorCode
 from pipemax_spark.client import EngineOptions, complete
 from pipemax_spark.errors import RowFailedError
 from pipemax_spark.response_format import Parser, compile_schema, load_schema, parse
+from pipemax_spark.spool import Spool
 from pipemax_spark.task_reports import TaskReporter
 
 PROMPT_COLUMN = "__pipemax_prompt"
 MESSAGES_COLUMN = "__pipemax_messages"
 OVERRIDES_COLUMN = "__pipemax_overrides"
+KEY_COLUMN = "__pipemax_key"
+"""What the spool knows a row by; a column that only jobs with a spool have."""
 _HELPERS = {PROMPT_COLUMN: "prompt", MESSAGES_COLUMN: "messages", OVERRIDES_COLUMN: "overrides"}
 """Column that the driver adds → field of a request."""
 
@@ -37,6 +43,8 @@ class TaskPlan:
     output_column: str
     fails_on_error: bool = False
     """Raise at the first error row instead of keeping it."""
+    spool: str | None = None
+    """Directory for completions that are not committed yet."""
 
     def parser(self) -> Parser | None:
         text = self.options.generation.response_format
@@ -67,10 +75,13 @@ class AnnotateTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         plan = self.plan
-        pending = PendingRows(batches)
         annotator = Annotator(plan)
-        with TaskReporter(plan.options.collector, plan.options.job_id) as reporter:
-            for completions in complete(pending.requests(), plan.options, task=task_label()):
+        with (
+            Spool(plan.spool, partition=_partition()) as spool,
+            TaskReporter(plan.options.collector, plan.options.job_id) as reporter,
+        ):
+            pending = PendingRows(batches, spool)
+            for completions in pending.completions(plan.options):
                 rows, completions = pending.take(completions)
                 annotations = annotator.annotations(completions)
                 reporter.count(annotator.unreported_errors)
@@ -86,22 +97,36 @@ class PendingRows:
     piece's number times the piece's size, plus the row's place in it.
     """
 
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+    def __init__(self, batches: Iterator[pa.RecordBatch], spool: Spool) -> None:
         self._batches = batches
+        self._spool = spool
+        self._recalled: queue.SimpleQueue[pa.RecordBatch] = queue.SimpleQueue()
         self._pieces: dict[int, pa.RecordBatch] = {}
+        self._keys: dict[int, list[str]] = {}  # where there is a key column
         self._open_rows: dict[int, int] = {}
 
+    def completions(self, options: EngineOptions) -> Iterator[pa.RecordBatch]:
+        """Of all rows (COMPLETION_SCHEMA): the spool's of those that it knows, the engine's of the others."""
+        for completions in complete(self.requests(), options, task=task_label()):
+            self._keep(completions)
+            yield completions
+            yield from self._take_recalled()
+        yield from self._take_recalled()
+
     def requests(self) -> Iterator[pa.RecordBatch]:
-        """Batches of REQUEST_SCHEMA."""
+        """Batches of REQUEST_SCHEMA, without the rows that the spool knows."""
         number = 0
         for batch in self._batches:
             for start in range(0, batch.num_rows, PIECE_ROWS):
                 piece = _copied(batch.slice(start, PIECE_ROWS))
                 # Kept before the request is sent: its completions may come at once.
                 self._open_rows[number] = piece.num_rows
-                self._pieces[number] = piece.drop_columns(_helpers_of(piece))
-                helpers = {_HELPERS[name]: piece.column(name) for name in _helpers_of(piece)}
-                yield request_batch(number * PIECE_ROWS, piece.num_rows, **helpers)
+                request = _request(piece, number * PIECE_ROWS)
+                if KEY_COLUMN in piece.schema.names:
+                    self._keys[number] = piece.column(KEY_COLUMN).to_pylist()
+                    request = self._without_recalled(request, self._keys[number])
+                self._pieces[number] = _without_helpers(piece)
+                yield request
                 number += 1
 
     def take(self, completions: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
@@ -118,9 +143,28 @@ class PendingRows:
             self._open_rows[number] -= len(indices)
             if self._open_rows[number] == 0:
                 del self._pieces[number], self._open_rows[number]
+                self._keys.pop(number, None)
         order = [i for indices in places.values() for i in indices]
         rows = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
         return rows, completions.take(pa.array(order, pa.int32()))
+
+    def _without_recalled(self, request: pa.RecordBatch, keys: list[str]) -> pa.RecordBatch:
+        recalled = self._spool.recall(keys, request.column("row_id"))
+        if not recalled.num_rows:
+            return request
+        self._recalled.put(recalled)
+        return request.filter(pc.invert(pc.is_in(request.column("row_id"), recalled.column("row_id"))))
+
+    def _take_recalled(self) -> Iterator[pa.RecordBatch]:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._recalled.get_nowait()
+
+    def _keep(self, completions: pa.RecordBatch) -> None:
+        if self._keys:
+            row_ids: list[int] = completions.column("row_id").to_pylist()
+            keys = [self._keys[i // PIECE_ROWS][i % PIECE_ROWS] for i in row_ids]
+            self._spool.keep(pa.array(keys, pa.string()), completions)
 
 
 class Annotator:
@@ -189,13 +233,27 @@ def request_batch(first_row_id: int, rows: int, **given: pa.Array) -> pa.RecordB
     return pa.RecordBatch.from_arrays([row_ids, *columns], schema=REQUEST_SCHEMA)
 
 
-def _helpers_of(batch: pa.RecordBatch) -> list[str]:
-    return [name for name in batch.schema.names if name in _HELPERS]
+def _request(piece: pa.RecordBatch, first_row_id: int) -> pa.RecordBatch:
+    given = {
+        field: piece.column(helper) for helper, field in _HELPERS.items() if helper in piece.schema.names
+    }
+    return request_batch(first_row_id, piece.num_rows, **given)
+
+
+def _without_helpers(piece: pa.RecordBatch) -> pa.RecordBatch:
+    return piece.drop_columns([name for name in piece.schema.names if name in (*_HELPERS, KEY_COLUMN)])
 
 
 def _copied(piece: pa.RecordBatch) -> pa.RecordBatch:
     """A slice pins the whole batch that it was cut from; a copy does not."""
     return piece.take(pa.array(range(piece.num_rows), pa.int32()))
+
+
+def _partition() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return 0 if context is None else context.partitionId()
 
 
 def task_label() -> str:

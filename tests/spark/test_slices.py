@@ -7,6 +7,7 @@ from pyspark.testing import assertDataFrameEqual
 
 from pipemax_spark.chunks import Chunk, SlicedRows, partition_keys, write_slices
 from pipemax_spark.left import rows_left
+from pipemax_spark.task import KEY_COLUMN
 
 
 def test_slices_hold_each_row_once_and_are_alike(spark: Any, tmp_path: Path) -> None:
@@ -14,7 +15,8 @@ def test_slices_hold_each_row_once_and_are_alike(spark: Any, tmp_path: Path) -> 
 
     rows = spark.range(4_000, numPartitions=3).selectExpr("id", "repeat('x', id % 100) AS text")
     path = str(tmp_path / "rows")
-    write_slices(rows, F.col("text"), path, slices=8, slots=2)
+    keyed = rows.withColumn(KEY_COLUMN, F.md5("text"))
+    write_slices(keyed, F.col("text"), path, slices=8, slots=2)
     sliced = SlicedRows(spark, path, rows.schema, slices=8)
     assert sliced.rows == 4_000
     chunks = [
@@ -22,7 +24,7 @@ def test_slices_hold_each_row_once_and_are_alike(spark: Any, tmp_path: Path) -> 
         Chunk(number=1, first_slice=3, end_slice=8, rows=2_500),
     ]
     parts = [sliced.read(chunk, partitions=4) for chunk in chunks]
-    assertDataFrameEqual(parts[0].unionAll(parts[1]), rows)
+    assertDataFrameEqual(parts[0].unionAll(parts[1]), keyed)
     for part in parts:
         assert part.rdd.getNumPartitions() == 4
         sizes = part.groupBy(F.spark_partition_id()).agg(F.count("*"), F.sum(F.length("text"))).collect()

@@ -4,6 +4,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipemax_spark.spool import Spool
 from pipemax_spark.task import PROMPT_COLUMN, PendingRows
 
 
@@ -17,7 +18,7 @@ def test_rows_come_back_beside_their_own_completions_in_any_order(sizes: list[in
         batches.append(
             pa.RecordBatch.from_pydict({"n": numbers, PROMPT_COLUMN: [f"prompt {n}" for n in numbers]})
         )
-    pending = PendingRows(iter(batches))
+    pending = PendingRows(iter(batches), Spool(None, partition=0))
     prompts: dict[int, str] = {}
     for request in pending.requests():
         prompts |= dict(
