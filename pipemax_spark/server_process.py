@@ -27,6 +27,7 @@ from pyarrow import flight
 from pipemax.wire import ProcessIdentity, ServerAction, ServerStats, SessionErrorCode
 from pipemax_spark.engine_environment import address_space_limit_fault, engine_command, engine_environment
 from pipemax_spark.errors import EngineSessionError
+from pipemax_spark.resources import gpu_environment
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +210,7 @@ def _start(
             # Ends as soon as the server, which has detached itself, listens: status 0; or has failed.
             status = subprocess.run(
                 command,
-                env=engine_environment(),
+                env=engine_environment() | gpu_environment(watched.pid),
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -21,6 +21,11 @@ from tests.spark.processes import servers_of
 ROWS = 400
 
 
+def visible_devices(pid: int) -> str | None:
+    variables = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(variable.split("=", 1) for variable in variables if variable).get("CUDA_VISIBLE_DEVICES")
+
+
 def main(directory: Path, engine_python: str) -> None:
     spark = get_session("two jobs", log_dir=directory / "logs")
     source = str(directory / "in.parquet")
@@ -40,7 +45,8 @@ def main(directory: Path, engine_python: str) -> None:
         summary = AnnotationJob(spark, options, Console(file=sys.stderr)).run()
         assert summary is not None
         servers = sorted(server.pid for server in servers_of(engine_python))
-        print(json.dumps({**asdict(summary), "servers": servers}), flush=True)
+        gpus = [visible_devices(server) for server in servers]
+        print(json.dumps({**asdict(summary), "servers": servers, "gpus": gpus}), flush=True)
     spark.stop()
 
 
