@@ -3,6 +3,7 @@
     python bench/simulation.py matrix      every node × model × workload of the paper, PipeMax and other systems
     python bench/simulation.py ablations   static prefetch, layer-first and victim policies
     python bench/simulation.py sensitivity all-reduce, host DRAM cap, host memory, estimator error
+    python bench/simulation.py thresholds  the controller's named defaults, one changed at a time
 
 Each prints Markdown; ``--json FILE`` keeps the figures. One process, no threads.
 """
@@ -118,7 +119,7 @@ def ablations(num_requests: int) -> Iterator[dict[str, Any]]:
         ]
         entries = json_objects(run_study(node, model, workload, names))
         for policy in VictimPolicy:
-            options = PipeMaxOptions(name=f"victims: {policy}", victim_policy=policy)
+            options = PipeMaxOptions(name=f"victims: {policy}", controller={"victim_policy": policy})
             entries.append(_pipemax(node, model, num_requests, options))
         for entry in entries:
             _print_entry(node_name, entry, entries[0]["total_tokens_per_s"])
@@ -156,6 +157,34 @@ def sensitivity(num_requests: int) -> Iterator[dict[str, Any]]:
         yield {**entry, "what": f"estimator {bias:+.0%}"}
 
 
+def thresholds(num_requests: int) -> Iterator[dict[str, Any]]:
+    """70B and ShareGPT on the RTX 5090 and L20 nodes: w and the threshold of steadiness, and the low watermark.
+
+    With 256 GB of host memory, so that prefill and decode take turns several times.
+    """
+    heading(["what", "system", "tok/s", "/ PipeMax", "steady tok/s", "decode batch", "bubble", "host → GPU"])
+    model = load_model("llama2-70b")
+    for node_name in ("rtx5090x8", "l20x8"):
+        node = override(load_node(node_name), {"host_memory_bytes": 256e9})
+        base = _pipemax(node, model, num_requests, PipeMaxOptions())["total_tokens_per_s"]
+        for changes in _threshold_changes():
+            entry = _pipemax(node, model, num_requests, PipeMaxOptions(controller=changes))
+            what = ", ".join(f"{name} {value}" for name, value in changes.items()) or "defaults"
+            _print_entry(f"{node_name}: {what}", entry, base)
+            yield {**entry, "what": what}
+
+
+def _threshold_changes() -> Iterator[dict[str, float]]:
+    yield {}
+    for window in (4, 16, 64):
+        for threshold in (0.05, 0.1, 0.3):
+            yield {"steady_window": window, "steady_threshold": threshold}
+    yield {"steady_window": 1, "steady_threshold": 1.0}  # GreedySelect from the first iteration on
+    yield {"steady_threshold": 0.0}  # ShortFirstFill for ever
+    for watermark in (1.0, 1.25, 2.0):
+        yield {"gpu_low_watermark": watermark}
+
+
 def _print_entry(what: str, entry: dict[str, Any], reference: float) -> None:
     line(
         [
@@ -175,11 +204,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("study", choices=["matrix", "ablations", "sensitivity"])
+    studies = {
+        "matrix": matrix,
+        "ablations": ablations,
+        "sensitivity": sensitivity,
+        "thresholds": thresholds,
+    }
+    parser.add_argument("study", choices=[*studies])
     parser.add_argument("--requests", type=int, default=5000)
     parser.add_argument("--json", type=Path, help="file for the figures")
     arguments = parser.parse_args()
-    studies = {"matrix": matrix, "ablations": ablations, "sensitivity": sensitivity}
     entries = list(studies[arguments.study](arguments.requests))
     if arguments.json:
         arguments.json.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")

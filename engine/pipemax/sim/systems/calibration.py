@@ -1,8 +1,10 @@
 """What offline calibration would tell PipeMax's controller of the simulated machine: step times and bandwidths."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from pipemax.control.config import ControllerConfig, StageConfig, VictimPolicy
+from pipemax.control.config import ControllerConfig, StageConfig
 from pipemax.control.estimator import ProfileRow, fit_step_time
 from pipemax.domain.specs import KvLayout
 from pipemax.sim.machine import BLOCK_TOKENS, Machine
@@ -23,8 +25,8 @@ class PipeMaxOptions:
     activation_priority: bool = True
     estimator_bias: float = 0.0
     """0.1 makes the controller see every step as 10 % longer than it is, in the profile and online."""
-    victim_policy: VictimPolicy | None = None
-    """None takes the controller's default."""
+    controller: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ``ControllerConfig`` that differ from their defaults."""
     num_batches: int | None = None
     """n of the paper; None takes the number of stages."""
 
@@ -41,7 +43,7 @@ def pieces_per_block(layout: KvLayout, num_layers: int) -> int:
 def controller_config(machine: Machine, workload: Workload, options: PipeMaxOptions) -> ControllerConfig:
     """The controller is told the mean output length, as a sample of the table would tell it, and no more."""
     capacity = machine.capacity
-    defaults = ControllerConfig(
+    config = ControllerConfig(
         num_batches=options.num_batches or len(machine.times.layers),
         stages=_stage_configs(machine, options),
         gpu_blocks=capacity.gpu_blocks,
@@ -53,9 +55,7 @@ def controller_config(machine: Machine, workload: Workload, options: PipeMaxOpti
         max_num_seqs=4096,
         max_resident_requests=65536,
     )
-    if options.victim_policy is None:
-        return defaults
-    return replace(defaults, victim_policy=options.victim_policy)
+    return replace(config, **options.controller)
 
 
 def _stage_configs(machine: Machine, options: PipeMaxOptions) -> tuple[StageConfig, ...]:
