@@ -1,5 +1,7 @@
 """What ``apply`` and ``plan_step`` promise: order, refusals, waiting for input, liveness, the demand for input."""
 
+from itertools import pairwise
+
 import pytest
 
 from pipemax.control.controller import Controller
@@ -161,7 +163,7 @@ def test_the_partition_is_made_anew_at_each_switch_to_decode() -> None:
     plans = [plan for plan in engine.plans if plan.run]
     switches = [
         following
-        for plan, following in zip(plans, plans[1:], strict=False)
+        for plan, following in pairwise(plans)
         if plan.phase is Phase.PREFILL and following.phase is Phase.DECODE
     ]
     assert len(switches) >= 2

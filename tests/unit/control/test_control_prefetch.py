@@ -1,6 +1,7 @@
 """The prefetch budget, and what is done with it."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_no_step_copies_more_than_its_budget_or_evicts_what_runs_next() -> None:
     assert prefetching
     for plan in prefetching:
         assert plan.decision.prefetched_blocks <= plan.decision.budget_blocks
-    for plan, following in zip(plans, plans[1:], strict=False):
+    for plan, following in pairwise(plans):
         if plan.run and following.run:
             assert not set(plan.evict) & set(following.run)
 
@@ -50,7 +51,7 @@ def test_no_step_copies_more_than_its_budget_or_evicts_what_runs_next() -> None:
 def test_what_was_prefetched_runs_in_the_next_step_or_was_moved_to_a_lighter_batch() -> None:
     plans = [plan for plan in decode_plans(busy_engine()) if plan.run]
     num_arrived = num_ran = 0
-    for plan, following in zip(plans, plans[1:], strict=False):
+    for plan, following in pairwise(plans):
         if plan.decision.next_batch != following.decision.executing_batch:
             continue  # a batch without members was passed over
         arrived = {item.request_id for item in plan.prefetch if item.is_last}
@@ -143,9 +144,7 @@ def test_nobody_is_ahead_before_it_is_overdue() -> None:
     parked(table, "middle", 200)
     park_lengths(table, [310] * 50)
     table.step = 9
-    assert all(
-        item.request_id != "middle" for _ in range(4) for item in planner.plan((0.0101,)).items
-    )
+    assert all(item.request_id != "middle" for _ in range(4) for item in planner.plan((0.0101,)).items)
 
 
 def test_measured_times_move_the_budget() -> None:
