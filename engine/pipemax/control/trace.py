@@ -109,7 +109,7 @@ _REASONS = {
     PhaseReason.LIVE_KV_LOW: "live KV fell under the low watermark, and requests wait",
     PhaseReason.REST_FITS: "no more input will come, and all that waits fits into the host pool",
     PhaseReason.NOTHING_DECODABLE: "no request has a complete prompt",
-    PhaseReason.KEEP_DECODING: "live KV is above the low watermark, or too little could be prefilled",
+    PhaseReason.KEEP_DECODING: "live KV is above the low watermark, or little or nothing waits",
 }
 
 _MODES = {
