@@ -19,6 +19,7 @@ from pipemax.control.config import VictimPolicy
 from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.presets import load_model, load_node, override
 from pipemax.sim.bound import operations
+from pipemax.sim.plots import plot_ratios
 from pipemax.sim.report import json_objects
 from pipemax.sim.study import named_systems, open_workload, run_study
 from pipemax.sim.systems.calibration import PipeMaxOptions
@@ -72,6 +73,20 @@ def matrix(num_requests: int) -> Iterator[dict[str, Any]]:
                 line([node_name, model_name, workload_name, rate, f"{ours:,.0f}", *ratios, of_bound])
             by_name["pipemax"].update(_headroom(node, model, workload, by_name["pipemax"]))
             yield from by_name.values()
+
+
+def plot_matrix(entries: list[dict[str, Any]], path: Path) -> None:
+    """Steady throughput of PipeMax and the compared systems over vLLM (TP)'s."""
+    rates: dict[str, dict[str, float]] = {}
+    for entry in entries:
+        if entry["system"] in ("pipemax", *COMPARED):
+            group = rates.setdefault(f"{entry['model']}\n{entry['node']}\n{entry['workload']}", {})
+            group[entry["system"]] = entry["steady_tokens_per_s"]
+    groups = {
+        name: {system: rate / group["vllm_tp"] for system, rate in group.items()}
+        for name, group in rates.items()
+    }
+    plot_ratios(groups, path)
 
 
 def _headroom(
@@ -213,10 +228,13 @@ def main() -> None:
     parser.add_argument("study", choices=[*studies])
     parser.add_argument("--requests", type=int, default=5000)
     parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--plot", type=Path, help="of the matrix: file for its picture, as fig:overall")
     arguments = parser.parse_args()
     entries = list(studies[arguments.study](arguments.requests))
     if arguments.json:
         arguments.json.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    if arguments.plot:
+        plot_matrix(entries, arguments.plot)
 
 
 if __name__ == "__main__":
