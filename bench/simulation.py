@@ -175,12 +175,12 @@ def sensitivity(num_requests: int) -> Iterator[dict[str, Any]]:
 def thresholds(num_requests: int) -> Iterator[dict[str, Any]]:
     """70B and ShareGPT on the RTX 5090 and L20 nodes: w and the threshold of steadiness, and the low watermark.
 
-    With 256 GB of host memory, so that prefill and decode take turns several times.
+    With so little host memory that prefill and decode take turns.
     """
     heading(["what", "system", "tok/s", "/ PipeMax", "steady tok/s", "decode batch", "bubble", "host → GPU"])
     model = load_model("llama2-70b")
-    for node_name in ("rtx5090x8", "l20x8"):
-        node = override(load_node(node_name), {"host_memory_bytes": 256e9})
+    for node_name, host_bytes in (("rtx5090x8", 256e9), ("l20x8", 384e9)):
+        node = override(load_node(node_name), {"host_memory_bytes": host_bytes})
         base = _pipemax(node, model, num_requests, PipeMaxOptions())["total_tokens_per_s"]
         for changes in _threshold_changes():
             entry = _pipemax(node, model, num_requests, PipeMaxOptions(controller=changes))
