@@ -1,229 +1,204 @@
 """A DataFrame in, the same rows with one more column out: ``annotation``, a struct with the model's answer.
 
 Each task sends its rows to its executor's engine server and yields them as they complete, so rows change their
-order. What waits for the engine is bounded by the server's credit, whatever the partition's size.
+order. This module builds the DataFrame; what runs in the tasks is ``pipemax_spark.task``.
 """
 
-import bisect
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
-from pipemax.wire import REQUEST_SCHEMA, CollectorAddress, ErrorCode, GenerationSpec
-from pipemax_spark.client import EngineOptions, complete
-from pipemax_spark.prompts import PromptSource
-from pipemax_spark.response_format import arrow_type, load_schema, parse
+from pipemax.wire import GenerationSpec, PreflightRequest
+from pipemax_spark.client import EngineOptions
+from pipemax_spark.errors import JobError
+from pipemax_spark.preflight import run_preflight
+from pipemax_spark.prompts import PromptSource, find_field, quoted, resolve_column
+from pipemax_spark.response_format import compile_schema, load_schema
+from pipemax_spark.spec import AnnotationSpec
+from pipemax_spark.task import (
+    KEY_COLUMN,
+    MESSAGES_COLUMN,
+    OVERRIDE_FIELDS,
+    OVERRIDES_COLUMN,
+    PROMPT_COLUMN,
+    AnnotateTask,
+    TaskPlan,
+)
 
 ANNOTATION = "annotation"
-_PROMPT = "__pipemax_prompt"
-_ERROR_TYPE = pa.struct([("code", pa.string()), ("message", pa.string())])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnnotationPlan:
-    """How to annotate: what a task needs to know, and no more. Travels to the executors."""
-
-    source: PromptSource
-    options: EngineOptions
-    spec_hash: str
-    run_id: str
-    fails_on_error: bool = False
-    """Raise at the first error row instead of keeping it."""
-
-    @property
-    def parsed_type(self) -> pa.DataType | None:
-        text = self.options.generation.response_format
-        return None if text is None else arrow_type(load_schema(text))
-
-    @property
-    def annotation_type(self) -> pa.StructType:
-        parsed = self.parsed_type
-        return pa.struct(
-            [
-                ("text", pa.string()),
-                *([] if parsed is None else [("parsed", parsed)]),
-                ("finish_reason", pa.string()),
-                ("prompt_tokens", pa.int32()),
-                ("completion_tokens", pa.int32()),
-                ("error", _ERROR_TYPE),
-                ("spec_hash", pa.string()),
-                ("run_id", pa.string()),
-                ("completed_at", pa.timestamp("us", tz="UTC")),
-            ]
-        )
 
 
 def annotate(
     df: Any,
     *,
-    engine: Mapping[str, Any] | None = None,
     model: str | None = None,
+    engine: Mapping[str, Any] | None = None,
     prompt_column: str | None = None,
     messages_column: str | None = None,
     template: str | None = None,
+    overrides_column: str | None = None,
+    system: str | None = None,
     response_format: Mapping[str, Any] | str | None = None,
+    max_tokens: int = 256,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    stop: Sequence[str] = (),
+    seed: int | None = None,
+    on_error: str = "row",
     engine_python: str | None = None,
-    collector: CollectorAddress | None = None,
-    **generation: Any,
+    log_dir: str | None = None,
+    output_column: str = ANNOTATION,
 ) -> Any:
-    """``df`` with the column ``annotation``; lazy, like any transformation, and evaluated anew by every action.
+    """``df`` with one more column, a struct {text, parsed (with a ``response_format``), finish_reason,
+    prompt_tokens, completion_tokens, error {code, message}, spec_hash, run_id, completed_at}.
 
-    Give ``model`` or a whole ``engine`` config, and one of ``prompt_column``, ``messages_column`` and ``template``
-    (such as ``"Summarise: {text}"``). ``generation`` takes the fields of ``pipemax.wire.GenerationSpec``:
-    ``system``, ``max_tokens``, ``temperature``, ``top_p``, ``top_k``, ``stop``, ``seed``. Write the result to a table
-    before using it twice. ``ValueError`` for what is wrong with the arguments.
+    Give ``model`` or an ``engine`` config (a dict of its YAML) that names one, and one of ``prompt_column``,
+    ``messages_column`` (array<struct<role, content>>) and ``template`` (such as ``"Summarise: {text}"``).
+    ``overrides_column`` is a struct with any of max_tokens, temperature, top_p, top_k, seed, stop for its row.
+    ``response_format`` is a JSON schema; how it becomes a type is in ``pipemax_spark.response_format``.
+
+    The result is lazy, like any transformation, and every action evaluates it anew: write it to a table before
+    using it twice. A small Spark job runs at once: it checks model, engine and schema on an executor, without
+    starting an engine. ``JobError``, a ``ValueError``, says what is wrong and what to do.
     """
-    if (model is None) == (engine is None or "model" not in engine):
-        raise ValueError("give either model or an engine config that names one")
-    schema_text = json.dumps(response_format) if isinstance(response_format, Mapping) else response_format
-    options = EngineOptions(
-        engine={**(engine or {}), **({"model": model} if model else {})},
-        generation=GenerationSpec(
-            response_format=schema_text, stop=tuple(generation.pop("stop", ())), **generation
-        ),
-        job_id=uuid.uuid4().hex,
-        engine_python=engine_python,
-        collector=collector,
-    )
     source = PromptSource(prompt_column=prompt_column, messages_column=messages_column, template=template)
-    return annotate_with(
-        df, AnnotationPlan(source=source, options=options, spec_hash="", run_id=options.job_id)
+    config = engine_config(engine, model)
+    generation = GenerationSpec(
+        system=system,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        stop=tuple(stop),
+        seed=seed,
+        response_format=schema_text(response_format),
     )
+    run_id = uuid.uuid4().hex
+    plan = TaskPlan(
+        options=EngineOptions(
+            engine=config, generation=generation, job_id=run_id, engine_python=engine_python, log_dir=log_dir
+        ),
+        spec_hash="",
+        run_id=run_id,
+        output_column=output_column,
+        fails_on_error=fails_on_error(on_error),
+    )
+    # Wrong columns are found before the executors are asked.
+    annotated_schema(df.schema, plan)
+    prepared = prepare_columns(df, source, overrides_column)
+    reply = run_preflight(
+        df.sparkSession, PreflightRequest(engine=config, generation=generation), engine_python=engine_python
+    )
+    spec = AnnotationSpec.of(
+        model=config["model"],
+        fingerprint=reply.model_fingerprint,
+        source=source,
+        generation=generation,
+        engine=reply.engine,
+    )
+    return map_rows(prepared, df.schema, replace(plan, spec_hash=spec.hash))
 
 
-def annotate_with(df: Any, plan: AnnotationPlan) -> Any:
-    """As ``annotate``, from a ready plan."""
-    if ANNOTATION in df.columns:
-        raise ValueError(f"the input has a column {ANNOTATION!r} already; rename it first")
-    prepared = df.withColumn(_PROMPT, plan.source.column(df.columns))
-    return prepared.mapInArrow(_task(plan), output_schema(df, plan))
+def annotate_with(
+    df: Any, source: PromptSource, plan: TaskPlan, *, overrides_column: str | None = None
+) -> Any:
+    """As ``annotate``, from a ready plan and without any check on the executors; ``df`` may have a key column."""
+    own = [field for field in df.schema.fields if field.name != KEY_COLUMN]
+    return map_rows(prepare_columns(df, source, overrides_column), type(df.schema)(own), plan)
 
 
-def output_schema(df: Any, plan: AnnotationPlan) -> Any:
-    """The Spark schema of what ``annotate_with`` returns."""
+def prepare_columns(df: Any, source: PromptSource, overrides_column: str | None) -> Any:
+    """``df`` with the columns that a task turns into requests."""
+    helper = MESSAGES_COLUMN if source.is_messages else PROMPT_COLUMN
+    prepared = df.withColumn(helper, source.column(df.schema))
+    if overrides_column is not None:
+        prepared = prepared.withColumn(OVERRIDES_COLUMN, _overrides(overrides_column, df.schema))
+    return prepared
+
+
+def with_keys(df: Any, source: PromptSource, overrides_column: str | None) -> Any:
+    """``df`` with a column of what the spool knows its rows by: all that tells one row's request from another's."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    prepared = prepare_columns(df, source, overrides_column)
+    asked = [prepared[name] for name in prepared.columns if name not in df.columns]
+    key = F.md5(F.to_json(F.struct(*asked)))
+    return prepared.select(*(prepared[quoted(name)] for name in df.columns), key.alias(KEY_COLUMN))
+
+
+def map_rows(prepared: Any, input_schema: Any, plan: TaskPlan) -> Any:
+    return prepared.mapInArrow(AnnotateTask(plan), annotated_schema(input_schema, plan))
+
+
+def annotated_schema(input_schema: Any, plan: TaskPlan) -> Any:
+    """The Spark schema of the result. ``JobError`` where the input has a column of the result's name."""
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StructField, StructType
 
-    return StructType([*df.schema.fields, StructField(ANNOTATION, from_arrow_type(plan.annotation_type))])
+    if find_field(plan.output_column, input_schema) is not None:
+        raise JobError(
+            f"the input has a column {plan.output_column!r} already, which is what the result's column is called; "
+            "rename or drop it first"
+        )
+    annotation = from_arrow_type(plan.annotation_type(), prefer_timestamp_ntz=False)
+    return StructType([*input_schema.fields, StructField(plan.output_column, annotation)])
 
 
-def _task(plan: AnnotationPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def annotate_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        pending = _PendingRows(batches, is_messages=plan.source.messages_column is not None)
-        for completions in complete(pending.requests(), plan.options, task=_task_label()):
-            yield _annotated(pending.take(completions.column("row_id").to_pylist()), completions, plan)
-
-    return annotate_partition
-
-
-def _task_label() -> str:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    if context is None:
-        return "no task"
-    return f"stage {context.stageId()} partition {context.partitionId()} attempt {context.attemptNumber()}"
+def engine_config(engine: Mapping[str, Any] | None, model: str | None) -> dict[str, Any]:
+    """The engine config with ``model``, where given, in place of its own. ``JobError`` without any."""
+    config = {**(engine or {}), **({} if model is None else {"model": model})}
+    if not config.get("model"):
+        raise JobError("no model is named; give model (--model), or an engine config with a line 'model: …'")
+    return config
 
 
-class _PendingRows:
-    """Input rows that the engine has not completed. Batches come in on the feeder's thread and leave, row by row,
-    on the task's; a batch is dropped when its last row has left."""
-
-    def __init__(self, batches: Iterator[pa.RecordBatch], *, is_messages: bool) -> None:
-        self._batches = batches
-        self._prompt_field = "messages" if is_messages else "prompt"
-        self._starts: list[int] = []  # row id of each kept batch's first row, ascending
-        self._kept: dict[
-            int, tuple[pa.RecordBatch, int]
-        ] = {}  # by that row id: the batch, and its rows still open
-
-    def requests(self) -> Iterator[pa.RecordBatch]:
-        next_row_id = 0
-        for batch in self._batches:
-            count = batch.num_rows
-            prompt = batch.column(batch.schema.get_field_index(_PROMPT))
-            kept = batch.select([name for name in batch.schema.names if name != _PROMPT])
-            # Before the request is sent: its completion may come at once.
-            self._kept[next_row_id] = (kept, count)
-            self._starts.append(next_row_id)
-            columns = [
-                pa.array(range(next_row_id, next_row_id + count), pa.int64())
-                if field.name == "row_id"
-                else prompt.cast(field.type)
-                if field.name == self._prompt_field
-                else pa.nulls(count, field.type)
-                for field in REQUEST_SCHEMA
-            ]
-            next_row_id += count
-            yield pa.RecordBatch.from_arrays(columns, schema=REQUEST_SCHEMA)
-
-    def take(self, row_ids: list[int]) -> pa.RecordBatch:
-        """These rows, in this order; they are forgotten."""
-        starts = [self._starts[bisect.bisect_right(self._starts, row_id) - 1] for row_id in row_ids]
-        offsets: dict[int, int] = {}  # where each batch's rows begin in the concatenation below
-        total = 0
-        parts = []
-        for start in dict.fromkeys(starts):
-            batch, _ = self._kept[start]
-            parts.append(batch)
-            offsets[start] = total
-            total += batch.num_rows
-        indices = [offsets[start] + row_id - start for start, row_id in zip(starts, row_ids, strict=True)]
-        rows = pa.concat_tables([pa.Table.from_batches([part]) for part in parts]).take(pa.array(indices))
-        for start in starts:
-            batch, still_open = self._kept[start]
-            self._kept[start] = (batch, still_open - 1)
-            if still_open == 1:
-                del self._kept[start]
-                self._starts.remove(start)
-        return rows.combine_chunks().to_batches()[0]
+def schema_text(response_format: Mapping[str, Any] | str | None) -> str | None:
+    """The schema as text, checked as far as this side can. ``JobError`` says what is wrong with it."""
+    if response_format is None:
+        return None
+    text = response_format if isinstance(response_format, str) else json.dumps(response_format)
+    try:
+        compile_schema(load_schema(text))
+    except ValueError as error:
+        raise JobError(str(error)) from error
+    return text
 
 
-def _annotated(rows: pa.RecordBatch, completions: pa.RecordBatch, plan: AnnotationPlan) -> pa.RecordBatch:
-    columns = {name: completions.column(name) for name in completions.schema.names}
-    codes, messages = columns["error_code"].to_pylist(), columns["error_message"].to_pylist()
-    arrays: dict[str, pa.Array] = {
-        "text": columns["text"],
-        "finish_reason": columns["finish_reason"],
-        "prompt_tokens": columns["prompt_tokens"],
-        "completion_tokens": columns["completion_tokens"],
-        "spec_hash": pa.array([plan.spec_hash] * len(codes), pa.string()),
-        "run_id": pa.array([plan.run_id] * len(codes), pa.string()),
-        "completed_at": columns["completed_at"],
-    }
-    if (parsed_type := plan.parsed_type) is not None:
-        arrays["parsed"] = _parsed(columns["text"].to_pylist(), parsed_type, codes, messages)
-    errors = [
-        None if code is None else {"code": code, "message": message}
-        for code, message in zip(codes, messages, strict=True)
+def fails_on_error(on_error: str) -> bool:
+    if on_error not in ("row", "fail"):
+        raise JobError(
+            f"on-error is {on_error!r}; give 'row' (keep error rows) or 'fail' (end at the first one)"
+        )
+    return on_error == "fail"
+
+
+def _overrides(name: str, schema: Any) -> Any:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    expression, kind = resolve_column(name, schema)
+    names = kind.names if kind.typeName() == "struct" else []
+    unknown = sorted(set(names) - OVERRIDE_FIELDS.keys())
+    if not names or unknown:
+        raise JobError(
+            f"overrides-column {name!r} must be a struct with some of {', '.join(OVERRIDE_FIELDS)}; it is "
+            f"{kind.simpleString()}"
+        )
+    column = F.col(expression)
+    fields = [
+        (column[field] if field in names else F.lit(None)).cast(_SPARK_TYPES[kind]).alias(field)
+        for field, kind in OVERRIDE_FIELDS.items()
     ]
-    if plan.fails_on_error and (first := next((error for error in errors if error), None)):
-        raise RowFailedError(f"a row failed with {first['code']}: {first['message']}")
-    arrays["error"] = pa.array(errors, _ERROR_TYPE)
-    fields = list(plan.annotation_type)
-    annotation = pa.StructArray.from_arrays([arrays[field.name] for field in fields], fields=fields)
-    return pa.RecordBatch.from_arrays([*rows.columns, annotation], names=[*rows.schema.names, ANNOTATION])
+    return F.when(column.isNotNull(), F.struct(*fields))
 
 
-def _parsed(
-    texts: list[str | None], parsed_type: pa.DataType, codes: list[str | None], messages: list[str | None]
-) -> pa.Array:
-    """The texts' values; where one does not fit the schema, its row becomes an error in ``codes`` and ``messages``."""
-    values: list[Any] = []
-    for i, text in enumerate(texts):
-        value = None
-        if text is not None and codes[i] is None:
-            try:
-                value = parse(text, parsed_type)
-            except ValueError as error:
-                codes[i], messages[i] = ErrorCode.RESPONSE_FORMAT.value, str(error)
-        values.append(value)
-    return pa.array(values, parsed_type)
-
-
-class RowFailedError(RuntimeError):
-    """A row ended in an error under ``--on-error fail``."""
+_SPARK_TYPES: dict[pa.DataType, str] = {
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.float64(): "double",
+    pa.list_(pa.string()): "array<string>",
+}

@@ -1,79 +1,28 @@
-"""What is left to do, cut into chunks whose row sets are fixed before any of them runs.
+"""Rows cut into slices that are fixed before any runs, and slices joined into chunks as the rate becomes known.
 
-A row is done when the output table holds its key under the job's spec: its id columns, or without ids the content of
-the whole row, counted (a row that stands three times in the input is done when it stands three times in the output).
-What is left is written once to the work directory, each row with a slice number; a chunk is a range of slices, noted
-in the manifest before it starts.
+What is left is written once, as Parquet, in slices that are alike: within each task the rows are sorted by the
+length of their prompt and dealt out one by one, so every slice, and every partition of a chunk, gets short and long
+ones in proportion. A chunk is a run of consecutive slices; its number never names other rows.
 """
 
-import json
+import functools
+import itertools
+import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from pipemax_spark.annotate import ANNOTATION
-from pipemax_spark.errors import JobError
-from pipemax_spark.prompts import check_column, quoted
-from pipemax_spark.tables import DeltaTarget
+from pipemax_spark.prompts import quoted
+from pipemax_spark.task import KEY_COLUMN
 
-SLICES = 4096
-"""The finest cut; a chunk is one slice at least."""
-_SLICE = "__pipemax_slice"
-_KEY, _OCCURRENCE = "__pipemax_key", "__pipemax_occurrence"
-FIRST_CHUNK_ROWS = 2_000
-"""Before the first rate is known."""
-
-
-def check_ids(rows: Any, id_columns: Sequence[str]) -> None:
-    """``JobError`` for unknown, null and doubled ids, with examples."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    for name in id_columns:
-        check_column(name, rows.columns)
-    names = [quoted(name) for name in id_columns]
-    nulls = rows.where(" OR ".join(f"{name} IS NULL" for name in names)).limit(1).count()
-    if nulls:
-        raise JobError(
-            f"id column(s) {', '.join(id_columns)} hold nulls; every row needs an id, or leave out id-columns"
-        )
-    doubled = rows.groupBy(*names).count().where(F.col("count") > 1).limit(3).collect()
-    if doubled:
-        examples = "; ".join(str({name: row[name] for name in id_columns}) for row in doubled)
-        raise JobError(
-            f"ids are not unique: {examples} stand more than once. Remove the doubles, name more id-columns, or leave "
-            "id-columns out (rows are then told apart by their content, and counted)"
-        )
-
-
-def rows_left(rows: Any, done: Any | None, id_columns: Sequence[str]) -> Any:
-    """The rows of the input that ``done`` (output rows under the job's spec, or None) does not hold yet."""
-    if done is None:
-        return rows
-    if id_columns:
-        return rows.join(done.select(*map(quoted, id_columns)), on=list(id_columns), how="left_anti")
-    columns = rows.columns
-    missing = [name for name in columns if name not in done.columns]
-    if missing:
-        # A row with another set of columns is another row.
-        return rows
-    finished = _counted(done.select(*map(quoted, columns)), columns).select(_KEY, _OCCURRENCE)
-    left = _counted(rows, columns).join(finished, on=[_KEY, _OCCURRENCE], how="left_anti")
-    return left.drop(_KEY, _OCCURRENCE)
-
-
-def _counted(rows: Any, columns: Sequence[str]) -> Any:
-    """With each row's content key, and its number among its equals."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
-    # JSON keeps values apart that a plain concatenation would run together; timestamps to the microsecond.
-    formats = {
-        "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-        "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-    }
-    content = F.to_json(F.struct(*(F.col(quoted(name)) for name in columns)), formats)
-    window = Window.partitionBy(_KEY).orderBy(F.lit(1))
-    return rows.withColumn(_KEY, F.sha2(content, 256)).withColumn(_OCCURRENCE, F.row_number().over(window))
+_SLICE, _RANK, _LENGTH = "__pipemax_slice", "__pipemax_rank", "__pipemax_length"
+_MAX_SLICES = 1_024
+_MIN_SLICE_ROWS_PER_SLOT = 64
+_FIRST_CHUNK_ROWS_PER_SLOT = 256
+_GROWTH = 4
+"""A chunk has at most so many times the rows of the one before: the first rates are rough."""
+_INDEX_BITS = 33
+"""``monotonically_increasing_id`` holds the row's place in its partition in so many bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,73 +32,124 @@ class Chunk:
     number: int
     first_slice: int
     end_slice: int
+    rows: int
+    """About so many; exact for all chunks together."""
 
 
-class WorkDirectory:
-    """What is left, on storage that the driver and all executors see."""
+def number_of_slices(rows: int, slots: int) -> int:
+    """So that a slice is small beside the first chunk, and there are not too many files."""
+    return max(1, min(_MAX_SLICES, rows // (_MIN_SLICE_ROWS_PER_SLOT * slots)))
 
-    def __init__(self, spark: Any, path: str, *, run_id: str) -> None:
-        self._spark = spark
-        self._path = f"{path.rstrip('/')}/{run_id}"
-        self._chunks: list[Chunk] = []
-        self.rows = 0
 
-    def write(self, rows: Any) -> int:
-        """Fix the row sets: from here on the source is not read again. Returns the number of rows."""
-        from pyspark.sql import functions as F  # noqa: N812
+def write_slices(rows: Any, prompt_text: Any, path: str, *, slices: int, slots: int) -> None:
+    """Materialise the rows, which have a ``KEY_COLUMN``. ``prompt_text`` is measured, not kept."""
+    from pyspark.sql import functions as F  # noqa: N812
 
-        sliced = rows.withColumn(_SLICE, (F.rand(seed=0) * SLICES).cast("int"))
-        sliced.write.mode("overwrite").parquet(f"{self._path}/left")
-        self.rows = self._read().count()
-        return self.rows
+    place = F.monotonically_increasing_id().bitwiseAND((1 << _INDEX_BITS) - 1)
+    # Each task begins elsewhere, else the first slices would get the longest rows of none.
+    dealt = place + F.spark_partition_id() * 97
+    (
+        rows.withColumn(_LENGTH, F.coalesce(F.length(prompt_text), F.lit(0)))
+        .sortWithinPartitions(_LENGTH)
+        .withColumn(_RANK, dealt)
+        .withColumn(_SLICE, (F.col(_RANK) % slices).cast("int"))
+        .withColumn(_RANK, F.floor(F.col(_RANK) / slices))
+        .drop(_LENGTH)
+        .repartition(min(slices, 4 * slots), _SLICE)
+        .write.partitionBy(_SLICE)
+        .parquet(path)
+    )
+
+
+class SlicedRows:
+    """What ``write_slices`` wrote, read chunk by chunk."""
+
+    def __init__(self, spark: Any, path: str, schema: Any, *, slices: int) -> None:
+        from pyspark.sql.types import IntegerType, LongType, StringType, StructType
+
+        # The file index is built here, once; the schema is given, for files do not keep which columns may be null.
+        fields = StructType([*schema.fields]).add(KEY_COLUMN, StringType())
+        fields = fields.add(_RANK, LongType()).add(_SLICE, IntegerType())
+        self._all = spark.read.schema(fields).parquet(path)
+        self._columns = [*schema.names, KEY_COLUMN]
+        self.slices = slices
+        self.rows: int = self._all.count()
 
     def read(self, chunk: Chunk, *, partitions: int) -> Any:
-        """A chunk's rows, dealt out evenly: as many partitions as asked, which Spark does not merge again."""
-        rows = self._read().where(f"{_SLICE} >= {chunk.first_slice} AND {_SLICE} < {chunk.end_slice}")
-        return rows.drop(_SLICE).repartition(partitions)
+        """A chunk's rows with their keys, dealt out evenly over exactly so many partitions, which Spark does not
+        merge again; each time the same rows in the same partition."""
+        from pyspark.sql import functions as F  # noqa: N812
 
-    def next_chunk(self, rows_wanted: int) -> Chunk | None:
-        """About so many rows, noted in the manifest before it is returned; None when all are handed out."""
-        first = self._chunks[-1].end_slice if self._chunks else 0
-        if first >= SLICES or self.rows == 0:
-            return None
-        slices = max(1, round(rows_wanted * SLICES / self.rows))
-        end = min(SLICES, first + slices)
-        # A last chunk of a few rows is not worth a commit.
-        if SLICES - end < slices // 4:
-            end = SLICES
-        chunk = Chunk(number=len(self._chunks), first_slice=first, end_slice=end)
-        self._chunks.append(chunk)
-        self._write_manifest()
-        return chunk
-
-    def remove(self) -> None:
-        hadoop_path, file_system = self._file_system(self._path)
-        file_system.delete(hadoop_path, True)
-
-    def _read(self) -> Any:
-        return self._spark.read.parquet(f"{self._path}/left")
-
-    def _write_manifest(self) -> None:
-        path, file_system = self._file_system(f"{self._path}/manifest.json")
-        stream = file_system.create(path, True)
-        stream.write(
-            bytearray(json.dumps({"rows": self.rows, "chunks": [asdict(c) for c in self._chunks]}).encode())
-        )
-        stream.close()
-
-    def _file_system(self, path: str) -> tuple[Any, Any]:
-        hadoop_path = self._spark._jvm.org.apache.hadoop.fs.Path(path)
-        return hadoop_path, hadoop_path.getFileSystem(self._spark._jsc.hadoopConfiguration())
+        keys = F.array(*(F.lit(key) for key in partition_keys(partitions)))
+        target = F.element_at(keys, (F.col(_RANK) % partitions).cast("int") + 1)
+        chosen = self._all.where(f"{_SLICE} >= {chunk.first_slice} AND {_SLICE} < {chunk.end_slice}")
+        return chosen.repartition(partitions, target).select(*map(quoted, self._columns))
 
 
-def default_work_directory(spark: Any, output: DeltaTarget) -> str:
-    """``_pipemax`` in the output's directory, which readers and VACUUM pass over."""
-    return f"{output.location(spark).rstrip('/')}/_pipemax"
+@functools.cache
+def partition_keys(partitions: int) -> tuple[int, ...]:
+    """For each partition an int that Spark's hash partitioning sends there: a way to deal rows by hand."""
+    found: dict[int, int] = {}
+    for key in itertools.count():
+        found.setdefault(_spark_hash(key) % partitions, key)
+        if len(found) == partitions:
+            return tuple(found[partition] for partition in range(partitions))
+    raise AssertionError("unreachable: count never ends")
 
 
-def done_rows(spark: Any, output: DeltaTarget, spec_hash: str) -> Any | None:
-    """What the output holds under the spec."""
-    if not output.exists(spark):
-        return None
-    return output.read(spark).where(f"{ANNOTATION}.spec_hash = '{spec_hash}'")
+def _spark_hash(value: int) -> int:
+    """Spark's ``hash`` of an int: Murmur3 of four bytes with seed 42, as a signed number of 32 bits."""
+    mask = 0xFFFFFFFF
+    mixed = value * 0xCC9E2D51 & mask
+    mixed = (mixed << 15 | mixed >> 17) & mask
+    hashed = 42 ^ (mixed * 0x1B873593 & mask)
+    hashed = (hashed << 13 | hashed >> 19) & mask
+    hashed = (hashed * 5 + 0xE6546B64) & mask
+    hashed ^= 4
+    hashed = (hashed ^ hashed >> 16) * 0x85EBCA6B & mask
+    hashed = (hashed ^ hashed >> 13) * 0xC2B2AE35 & mask
+    hashed ^= hashed >> 16
+    return hashed - 2**32 if hashed >= 2**31 else hashed
+
+
+class ChunkPlan:
+    """Hands out chunks, each slice once. Thread-safe."""
+
+    def __init__(self, *, rows: int, slices: int, slots: int, commit_every_s: float) -> None:
+        self._rows_per_slice = rows / slices
+        self._slices = slices
+        self._commit_every_s = commit_every_s
+        self._first_rows = _FIRST_CHUNK_ROWS_PER_SLOT * slots
+        self._lock = threading.Lock()
+        self._chunks: list[Chunk] = []
+
+    @property
+    def chunks(self) -> Sequence[Chunk]:
+        with self._lock:
+            return list(self._chunks)
+
+    def next(self, rows_per_s: float | None) -> Chunk | None:
+        """About the rows of one commit period at this rate; None when all are handed out."""
+        with self._lock:
+            first = self._chunks[-1].end_slice if self._chunks else 0
+            if first >= self._slices:
+                return None
+            count = max(1, round(self._rows_wanted(rows_per_s) / self._rows_per_slice))
+            left = self._slices - first
+            # A last chunk of a few rows is not worth a commit.
+            if left < count * 5 / 4:
+                count = left
+            chunk = Chunk(
+                number=len(self._chunks),
+                first_slice=first,
+                end_slice=first + count,
+                rows=round(count * self._rows_per_slice),
+            )
+            self._chunks.append(chunk)
+            return chunk
+
+    def _rows_wanted(self, rows_per_s: float | None) -> float:
+        if rows_per_s is None:
+            return self._chunks[-1].rows if self._chunks else self._first_rows
+        wanted = rows_per_s * self._commit_every_s
+        return min(wanted, _GROWTH * self._chunks[-1].rows) if self._chunks else wanted

@@ -3,10 +3,10 @@
 Exit codes: 0 done, 1 failed while running, 2 something to mend in the call or the input, 130 interrupted.
 """
 
+import json
 import logging
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,13 +14,16 @@ import typer
 from rich.console import Console
 
 from pipemax.wire import PACKAGE_VERSION, GenerationSpec
+from pipemax_spark.errors import JobError, JobFailedError
 
 app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich", add_completion=False)
+log = logging.getLogger(__name__)
 
 _INPUT, _PROMPT, _MODEL = "Input and output", "Prompt", "Model and generation"
+_ROWS, _RUN = "Errors and reruns", "Run"
 _LOG_WIDTH = 160
 """Columns of the report where no terminal says its own."""
-_ROWS, _RUN = "Errors and reruns", "Run"
+_RESUME = "Finished chunks are committed; the same command goes on from there."
 
 
 def _print_version(asked: bool) -> None:
@@ -29,174 +32,164 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+def _option(panel: str, text: str, **rest: Any) -> Any:
+    return typer.Option(help=text, rich_help_panel=panel, **rest)
+
+
 @app.command()
 def annotate(
     input: Annotated[  # noqa: A002
-        str,
-        typer.Option(
-            help="Delta path or table name; or a Parquet, CSV or JSON path.", rich_help_panel=_INPUT
-        ),
+        str, _option(_INPUT, "Delta table, by path or name; or Parquet, CSV or JSON files, by path.")
     ],
-    output: Annotated[
-        str, typer.Option(help="Delta path or table name; made where it is missing.", rich_help_panel=_INPUT)
-    ],
+    output: Annotated[str, _option(_INPUT, "Delta table, by path or name; made where it is missing.")],
     input_format: Annotated[
-        str | None,
-        typer.Option(
-            help="delta, parquet, csv or json; default: by the path's ending.", rich_help_panel=_INPUT
-        ),
+        str | None, _option(_INPUT, "delta, parquet, csv or json; default: by what is there.")
     ] = None,
     input_option: Annotated[
-        list[str] | None,
-        typer.Option(help="KEY=VALUE for Spark's reader; may be repeated.", rich_help_panel=_INPUT),
+        list[str] | None, _option(_INPUT, "KEY=VALUE for Spark's reader, such as sep=;. May be repeated.")
     ] = None,
     id_columns: Annotated[
         str | None,
-        typer.Option(
-            help="Columns that tell rows apart, comma-separated; default: the whole row's content.",
-            rich_help_panel=_INPUT,
-        ),
+        _option(_INPUT, "Columns that tell rows apart, comma-separated; default: the whole row's content."),
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="At most so many new rows.", rich_help_panel=_INPUT)
-    ] = None,
-    prompt_column: Annotated[
-        str | None, typer.Option(help="Column that is the prompt.", rich_help_panel=_PROMPT)
-    ] = None,
+    limit: Annotated[int | None, _option(_INPUT, "At most so many new rows in this run.", min=1)] = None,
+    prompt_column: Annotated[str | None, _option(_PROMPT, "Column that is the prompt.")] = None,
     messages_column: Annotated[
-        str | None, typer.Option(help="Column of array<struct<role, content>>.", rich_help_panel=_PROMPT)
+        str | None, _option(_PROMPT, "Column of conversations, array<struct<role, content>>.")
     ] = None,
     template: Annotated[
         str | None,
-        typer.Option(
-            help="Prompt with {column} in it; {{ and }} are braces, \\n a new line.", rich_help_panel=_PROMPT
-        ),
+        _option(_PROMPT, "Prompt with {column} in it. {{ and }} are braces, \\n is a line break."),
     ] = None,
-    system: Annotated[
-        str | None, typer.Option(help="System message before every prompt.", rich_help_panel=_PROMPT)
+    system: Annotated[str | None, _option(_PROMPT, "System message before every prompt.")] = None,
+    overrides_column: Annotated[
+        str | None,
+        _option(
+            _PROMPT,
+            "Column with a row's own max_tokens, temperature, top_p, top_k, seed or stop: a struct of any.",
+        ),
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(help="Checkpoint directory or hub name; or in --engine.", rich_help_panel=_MODEL),
+        str | None, _option(_MODEL, "Checkpoint directory or hub name; may stand in --engine instead.")
     ] = None,
-    engine: Annotated[
-        Path | None,
-        typer.Option(help="Engine config, YAML; every field has a default.", rich_help_panel=_MODEL),
-    ] = None,
+    engine: Annotated[Path | None, _option(_MODEL, "Engine config, YAML; every field has a default.")] = None,
     engine_python: Annotated[
         str | None,
-        typer.Option(
-            help="Python with vLLM, on the executors; default: the job's own.", rich_help_panel=_MODEL
-        ),
+        _option(_MODEL, "Python of the environment with vLLM, on the executors; default: the tasks' own."),
     ] = None,
-    max_tokens: Annotated[
-        int, typer.Option(min=1, help="Most output tokens of a row.", rich_help_panel=_MODEL)
-    ] = 256,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_MODEL)] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus sampling.", rich_help_panel=_MODEL)] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="For repeatable sampling.", rich_help_panel=_MODEL)] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="Stop string; may be repeated.", rich_help_panel=_MODEL)
-    ] = None,
+    max_tokens: Annotated[int, _option(_MODEL, "Most output tokens of a row.", min=1)] = 256,
+    temperature: Annotated[float, _option(_MODEL, "0 is greedy.")] = 0.0,
+    top_p: Annotated[float, _option(_MODEL, "Keep the likeliest tokens up to this share.")] = 1.0,
+    top_k: Annotated[int, _option(_MODEL, "Keep so many likeliest tokens; 0 keeps all.")] = 0,
+    seed: Annotated[int | None, _option(_MODEL, "Makes sampling repeatable.")] = None,
+    stop: Annotated[list[str] | None, _option(_MODEL, "Stop string. May be repeated.")] = None,
     response_format: Annotated[
-        Path | None, typer.Option(help="File with a JSON schema for the output.", rich_help_panel=_MODEL)
+        Path | None, _option(_MODEL, "File with a JSON schema that every output must satisfy.")
     ] = None,
     on_error: Annotated[
-        str, typer.Option(help="row: keep it with its error; fail: end the job.", rich_help_panel=_ROWS)
+        str, _option(_ROWS, "row: keep a failed row with its error; fail: end the job at the first one.")
     ] = "row",
     max_error_rate: Annotated[
         float,
-        typer.Option(
-            min=0.0, max=1.0, help="After 1,000 rows, a larger share ends the job.", rich_help_panel=_ROWS
-        ),
+        _option(_ROWS, "After 1,000 rows, a larger share of error rows ends the job.", min=0.0, max=1.0),
     ] = 0.5,
     retry_errors: Annotated[
-        bool, typer.Option("--retry-errors", help="Do error rows anew.", rich_help_panel=_ROWS)
+        bool,
+        typer.Option("--retry-errors", help="Do error rows of earlier runs anew.", rich_help_panel=_ROWS),
     ] = False,
     new_spec: Annotated[
         bool,
         typer.Option(
             "--new-spec",
-            help="Allow another model, template or schema in this output.",
+            help="Annotate all rows in a new way (model, prompt, schema, sampling) beside the old ones.",
             rich_help_panel=_ROWS,
         ),
     ] = False,
+    commit_every: Annotated[
+        str, _option(_RUN, "How often finished rows are committed: 15m, 900s, 1h.")
+    ] = "15m",
     work_dir: Annotated[
         str | None,
-        typer.Option(
-            help="Shared storage for work in progress; default: in the output.", rich_help_panel=_RUN
+        _option(
+            _RUN, "Storage for work in progress that all executors see; default: in the output's directory."
         ),
     ] = None,
-    commit_every: Annotated[str, typer.Option(help="Such as 15m, 900s or 1h.", rich_help_panel=_RUN)] = "15m",
     mlflow_experiment: Annotated[
-        str, typer.Option(help="MLflow experiment.", rich_help_panel=_RUN)
+        str, _option(_RUN, "MLflow experiment; the store is MLFLOW_TRACKING_URI, or beside the output.")
     ] = "pipemax",
     price_per_hour: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="Of the whole cluster; shows the cost.", rich_help_panel=_RUN),
+        float | None, _option(_RUN, "Of the whole cluster; shows what the run costs.", min=0.0)
     ] = None,
     gold_column: Annotated[
-        str | None,
-        typer.Option(
-            help="Right answers: compared with the response's property of that name.", rich_help_panel=_RUN
-        ),
+        str | None, _option(_RUN, "Column of right answers, for the schema's property of the same name.")
     ] = None,
-    summary: Annotated[
-        Path | None, typer.Option(help="Write the totals here, JSON.", rich_help_panel=_RUN)
-    ] = None,
+    summary: Annotated[Path | None, _option(_RUN, "Write the totals to this file, as JSON.")] = None,
     log_dir: Annotated[
-        Path | None,
-        typer.Option(help="Logs; default: $PIPEMAX_LOG_DIR or a temporary one.", rich_help_panel=_RUN),
+        Path | None, _option(_RUN, "Logs; default: PIPEMAX_LOG_DIR, or logs beside the output.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check and count; run nothing.", rich_help_panel=_RUN)
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check everything, count rows and tokens, start no engine.",
+            rich_help_panel=_RUN,
+        ),
     ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Annotate every row of a table with a language model; outputs go to a Delta table, metrics to MLflow.
+    """Annotate every row of a table with a language model, through Spark.
 
-    A rerun does only what is left. Example:
+    The output has the input's columns and a struct, [b]annotation[/b]. Run the same command again after anything: it
+    does what is left.
 
-    pipemax-annotate --input tickets --output tickets_labelled --id-columns id --model org/name
+    [b]Examples[/b]
+
+    pipemax-annotate --input tickets --output labelled --id-columns id --model org/name
     --template "Summarise: {body}" --max-tokens 100
+
+    pipemax-annotate --input reviews.parquet --output out/reviews --prompt-column text --engine engine.yaml
+    --response-format schema.json --dry-run
     """
-    from pipemax_spark.job import AnnotationJob, JobFailedError, JobOptions
-    from pipemax_spark.prompts import PromptSource
-    from pipemax_spark.session import get_session
+    from pipemax_spark.options import driver_directory
 
     console = Console(soft_wrap=True, highlight=False)
     if not console.is_terminal:
         console.width = _LOG_WIDTH
-    log_path = log_dir or Path(
-        os.environ.get("PIPEMAX_LOG_DIR") or Path(tempfile.gettempdir()) / f"pipemax-{os.getuid()}"
-    )
-    _log_to_file(log_path)
-    try:
-        options = JobOptions(
-            input=_absolute_if_path(input),
-            output=_absolute_if_path(output),
+    logs = log_dir or Path(os.environ.get("PIPEMAX_LOG_DIR") or driver_directory(output) / "logs")
+    logs = logs.absolute()
+
+    def make_options() -> Any:
+        from pipemax_spark.annotate import engine_config, fails_on_error, schema_text
+        from pipemax_spark.options import JobOptions
+        from pipemax_spark.prompts import PromptSource
+
+        return JobOptions(
+            input=input,
+            output=output,
             source=PromptSource(
                 prompt_column=prompt_column,
                 messages_column=messages_column,
                 template=None if template is None else template.replace("\\n", "\n"),
             ),
-            engine=_engine(engine, model),
+            engine=_with_absolute_model(engine_config(_read_engine(engine), model)),
             generation=GenerationSpec(
                 system=system,
                 max_tokens=max_tokens,
                 temperature=temperature,
                 top_p=top_p,
+                top_k=top_k,
                 stop=tuple(stop or ()),
                 seed=seed,
-                response_format=None if response_format is None else _schema_text(response_format),
+                response_format=schema_text(_read_schema(response_format)),
             ),
+            overrides_column=overrides_column,
             id_columns=tuple(name.strip() for name in (id_columns or "").split(",") if name.strip()),
             input_format=input_format,
             input_options=dict(_key_value(option) for option in input_option or ()),
             engine_python=engine_python,
-            fails_on_error=_fails_on_error(on_error),
+            fails_on_error=fails_on_error(on_error),
             max_error_rate=max_error_rate,
             retries_errors=retry_errors,
             allows_new_spec=new_spec,
@@ -208,110 +201,128 @@ def annotate(
             gold_column=gold_column,
             summary_file=summary,
             is_dry_run=dry_run,
-            log_dir=log_path.absolute(),
+            log_dir=logs,
         )
-        spark = get_session("pipemax-annotate")
+
+    raise typer.Exit(_run(make_options, console, logs))
+
+
+def _run(make_options: Any, console: Console, logs: Path) -> int:
+    """The exit code."""
+    try:
+        # What is wrong with the call is said before anything is written, be it a log.
+        options = make_options()
+        _log_to_file(logs)
+        from pipemax_spark.job import AnnotationJob
+        from pipemax_spark.session import get_session
+
+        spark = get_session("pipemax-annotate", log_dir=logs)
         AnnotationJob(spark, options, console).run()
+        # Not in a ``finally``: after a failure the process ends at once, and the JVM with it.
         spark.stop()
-    except ValueError as error:  # JobError and what the argument types refuse
-        logging.getLogger(__name__).info("refused", exc_info=True)
-        _fail(console, str(error), 2)
-    except JobFailedError as error:
-        _fail(console, f"{error}. Chunks committed so far are kept; run the same command again to go on", 1)
-    except KeyboardInterrupt:
-        _fail(console, "interrupted; committed chunks are kept, and the same command goes on from there", 130)
-    except Exception as error:
-        logging.getLogger(__name__).exception("the job failed")
-        _fail(
-            console,
-            f"{_cause(error)}\nDetails: {log_path.absolute()}. The same command goes on from there",
-            1,
-        )
+        return 0
+    except JobError as error:
+        log.info("refused", exc_info=True)
+        return _fail(str(error), 2)
+    except BaseException as error:
+        if _is_interrupt(error):
+            return _fail(f"Interrupted. {_RESUME}", 130)
+        if isinstance(error, SystemExit | GeneratorExit):
+            raise
+        log.exception("the job failed")
+        return _fail(f"{failure_text(error)}\n{_RESUME} Details: {logs}", 1)
 
 
-def _fail(console: Console, text: str, code: int) -> None:
+def _fail(text: str, code: int) -> int:
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(f"Error: {text}", style="bold red" if console.is_terminal else None, markup=False)
-    raise typer.Exit(code)
+    return code
 
 
-def _cause(error: Exception) -> str:
-    """The sentence of the exception that a task raised, out of Spark's and Python's traces around it."""
+def _is_interrupt(error: BaseException) -> bool:
+    """Ctrl-C; or what failed after it, for under spark-submit the JVM gets it too and is gone."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, KeyboardInterrupt):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def failure_text(error: BaseException) -> str:
+    """One sentence: for what a task raised, that exception's own, out of Spark's and Python's traces around it."""
     text = str(error)
-    ours = re.findall(r"^(?:\S+\.)?(?:EngineSessionError|RowFailedError|JobError): (.*)$", text, re.MULTILINE)
-    return (
-        ours[0] if ours else next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    )
+    if isinstance(error, JobFailedError):
+        return text
+    for name in ("EngineSessionError", "RowFailedError"):
+        if found := re.findall(rf"^(?:\S+\.)?{name}: (.+)$", text, re.MULTILINE):
+            return str(found[-1])
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
 
 
 def _log_to_file(directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(
-        filename=directory / "annotate.log",
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        force=True,
-    )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(directory / "annotate.log", encoding="utf-8")
+    except OSError as error:
+        raise JobError(f"logs cannot be written to {str(directory)!r}: {error}; give --log-dir") from error
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(True)
     logging.getLogger("py4j").setLevel(logging.WARNING)
 
 
-def _absolute_if_path(name: str) -> str:
-    """A local path as executors and servers understand it, wherever they run; names and URLs as they are."""
-    from pipemax_spark.tables import is_path
+def _read_engine(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    import yaml
 
-    if not is_path(name) or re.match(r"^[a-z][a-z0-9+.-]*:", name):
-        return name
-    return str(Path(name).absolute())
-
-
-def _engine(file: Path | None, model: str | None) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    if file is not None:
-        import yaml
-
-        from pipemax_spark.errors import JobError
-
-        try:
-            values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-        except (OSError, yaml.YAMLError) as error:
-            raise JobError(f"engine config {str(file)!r} cannot be read: {error}") from error
-        if not isinstance(values, dict):
-            raise JobError(f"engine config {str(file)!r} must hold 'name: value' lines")
-    if model is not None:
-        values["model"] = model
-    if "model" not in values:
-        raise ValueError("no model is named; give --model, or --engine with a line 'model: …'")
-    if Path(str(values["model"])).is_dir():
-        values["model"] = str(Path(values["model"]).absolute())
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise JobError(
+            f"engine config {str(file)!r} cannot be read: {' '.join(str(error).split())}"
+        ) from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise JobError(
+            f"engine config {str(file)!r} holds a {type(values).__name__}; write 'name: value' lines"
+        )
     return values
 
 
-def _schema_text(file: Path) -> str:
-    from pipemax_spark.response_format import load_schema
+def _with_absolute_model(engine: dict[str, Any]) -> dict[str, Any]:
+    """Servers run in a directory of their own: a path that is right here must be right there."""
+    paths = {
+        name: str(Path(engine[name]).absolute())
+        for name in ("model", "tokenizer")
+        if isinstance(engine.get(name), str) and Path(engine[name]).is_dir()
+    }
+    return {**engine, **paths}
 
+
+def _read_schema(file: Path | None) -> str | None:
+    if file is None:
+        return None
     try:
         text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"response-format {str(file)!r} cannot be read: {error}") from error
-    load_schema(text)
+        json.loads(text)
+    except (OSError, ValueError) as error:
+        raise JobError(f"response-format {str(file)!r} cannot be read as JSON: {error}") from error
     return text
-
-
-def _fails_on_error(value: str) -> bool:
-    if value not in ("row", "fail"):
-        raise ValueError(f"on-error is {value!r}, must be 'row' or 'fail'")
-    return value == "fail"
 
 
 def _key_value(option: str) -> tuple[str, str]:
     key, separator, value = option.partition("=")
     if not separator:
-        raise ValueError(f"input-option {option!r} is not of the form KEY=VALUE")
+        raise JobError(f"input-option {option!r} is not of the form KEY=VALUE")
     return key, value
 
 
 def _seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     if match is None or float(match[1]) == 0:
-        raise ValueError(f"commit-every is {text!r}; write it as 15m, 900s or 1h")
+        raise JobError(f"commit-every is {text!r}; write it as 15m, 900s or 1h")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,8 @@ class EngineOptions:
     engine_python: str | None = None
     """The interpreter of the engine's environment; ``None`` is this one."""
     collector: CollectorAddress | None = None
+    reuses_results: bool = False
+    """Rows that this server has answered before are answered from its cache."""
     log_dir: str | None = None
     """For the server's log; ``None`` is the directory of its socket."""
     start_timeout_s: float = 3600.0
@@ -76,7 +78,7 @@ class EngineOptions:
 
 def complete(
     requests: Iterable[pa.RecordBatch], options: EngineOptions, *, task: str
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch, None, None]:
     """Completions (COMPLETION_SCHEMA, any order) for requests (REQUEST_SCHEMA), each row exactly once.
 
     Nothing is started before the first row is there. ``requests`` is read on another thread, within the server's
@@ -299,4 +301,5 @@ def _header(options: EngineOptions, task: str, executor: Executor) -> SessionHea
         engine=dict(options.engine),
         generation=options.generation,
         collector=options.collector,
+        reuses_results=options.reuses_results,
     )

@@ -1,19 +1,25 @@
-"""The driver's ear: engine servers report here every few seconds, and progress and totals are read from it.
+"""The driver's ear: engine servers and tasks report here every few seconds, and progress is read from it.
 
-A Flight server with one action and a token. Totals are per server since its start, so the latest report of each
-server, living or dead, is all that is kept.
+A Flight server with one action and a token. Reports are totals since their sender's start, so the latest report of
+each sender, living or dead, is all that is kept.
 """
 
+import logging
 import secrets
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
+import pyarrow as pa
 from pyarrow import flight
 
 from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobStats, ServerStats
+from pipemax_spark.task_reports import TASK_STATE
+
+log = logging.getLogger(__name__)
 
 _SILENT_S = 30.0
 """A server not heard of for so long no longer counts as running."""
@@ -21,11 +27,13 @@ _SILENT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """One job over all servers."""
+    """One job over all servers and tasks. Rows that a retried task did again count again."""
 
     rows_done: int = 0
     errors: dict[str, int] = field(default_factory=dict)
+    """ErrorCode → rows."""
     error_examples: dict[str, str] = field(default_factory=dict)
+    """ErrorCode → a message."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -33,24 +41,33 @@ class Totals:
     def rows_error(self) -> int:
         return sum(self.errors.values())
 
-    @property
-    def tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
-
 
 class Collector:
     """Listens from entry to exit."""
 
-    def __init__(self, host: str, job_id: str) -> None:
+    def __init__(self, *, host: str, bind_hosts: list[str], job_id: str) -> None:
+        """``host`` is what executors call; of ``bind_hosts`` the first that can be bound is listened on."""
         self._host = host
+        self._bind_hosts = bind_hosts
         self._job_id = job_id
         self._token = secrets.token_urlsafe(24)
         self._lock = threading.Lock()
         self._latest: dict[str, tuple[float, ServerStats]] = {}
 
-    def __enter__(self) -> "Collector":
-        # All interfaces: the driver's advertised address may be one that it cannot bind (a container's host).
-        self._server = _StatsServer("grpc+tcp://0.0.0.0:0", self._token, self._take)
+    @classmethod
+    def for_session(cls, spark: Any, job_id: str) -> Self:
+        """Reachable where Spark's own driver is."""
+        conf = spark.sparkContext.getConf()
+        if conf.get("spark.master", "").startswith("local["):
+            return cls(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id=job_id)
+        host = conf.get("spark.driver.host", "127.0.0.1")
+        # In a container the advertised address may be one that only the outside knows.
+        return cls(
+            host=host, bind_hosts=[conf.get("spark.driver.bindAddress", host), host, "0.0.0.0"], job_id=job_id
+        )
+
+    def __enter__(self) -> Self:
+        self._server = self._listen()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -61,11 +78,14 @@ class Collector:
         return CollectorAddress(host=self._host, port=self._server.port, token=self._token)
 
     def servers(self) -> list[ServerStats]:
-        """The latest word of each server that still reports."""
+        """The latest word of each engine server that still reports, by name."""
         with self._lock:
-            return [
-                stats for heard_s, stats in self._latest.values() if time.monotonic() - heard_s < _SILENT_S
+            heard = [
+                stats
+                for heard_s, stats in self._latest.values()
+                if time.monotonic() - heard_s < _SILENT_S and stats.state != TASK_STATE
             ]
+        return sorted(heard, key=lambda stats: stats.server_id)
 
     def totals(self) -> Totals:
         with self._lock:
@@ -84,9 +104,26 @@ class Collector:
         )
 
     def engines(self) -> int:
-        """Servers that have done rows of this job."""
+        """Servers, living or dead, that have done rows of this job."""
         with self._lock:
-            return sum(1 for _, stats in self._latest.values() if self._job_id in stats.jobs)
+            return sum(
+                1
+                for _, stats in self._latest.values()
+                if stats.state != TASK_STATE and stats.jobs.get(self._job_id, JobStats()).rows_done
+            )
+
+    def job_of(self, stats: ServerStats) -> JobStats:
+        """This job's part of a server's report."""
+        return stats.jobs.get(self._job_id, JobStats())
+
+    def _listen(self) -> "_StatsServer":
+        failures = []
+        for host in dict.fromkeys(self._bind_hosts):
+            try:
+                return _StatsServer(f"grpc+tcp://{host}:0", self._token, self._take)
+            except (flight.FlightError, pa.ArrowException, OSError) as error:
+                failures.append(f"{host}: {error}")
+        raise OSError(f"the driver cannot listen for reports of the engines: {'; '.join(failures)}")
 
     def _take(self, stats: ServerStats) -> None:
         with self._lock:
@@ -99,16 +136,16 @@ class Collector:
 class _TokenCheck(flight.ServerMiddlewareFactory):
     def __init__(self, token: str) -> None:
         super().__init__()
-        self._expected = f"Bearer {token}"
+        self._expected = f"Bearer {token}".encode()
 
     def start_call(self, info: flight.CallInfo, headers: dict[str, list[str]]) -> None:
         given = next((values[0] for name, values in headers.items() if name.lower() == "authorization"), "")
-        if not secrets.compare_digest(given, self._expected):
+        if not secrets.compare_digest(given.encode(), self._expected):
             raise flight.FlightUnauthenticatedError("the collector's token is missing or wrong")
 
 
 class _StatsServer(flight.FlightServerBase):
-    def __init__(self, location: str, token: str, take: Any) -> None:
+    def __init__(self, location: str, token: str, take: Callable[[ServerStats], None]) -> None:
         super().__init__(location, middleware={"token": _TokenCheck(token)})
         self._take = take
 

@@ -2,7 +2,7 @@
 
 from pipemax.wire import SessionErrorCode
 
-__all__ = ["EngineSessionError", "JobError", "SessionErrorCode"]
+__all__ = ["EngineSessionError", "JobError", "JobFailedError", "RowFailedError", "SessionErrorCode"]
 
 
 class EngineSessionError(RuntimeError):
@@ -19,3 +19,11 @@ class EngineSessionError(RuntimeError):
 
 class JobError(ValueError):
     """Something that the user can mend: one sentence with the value and the remedy, no traceback."""
+
+
+class JobFailedError(RuntimeError):
+    """The job ended itself; the message says why. Chunks committed before stay."""
+
+
+class RowFailedError(RuntimeError):
+    """A row ended in an error under ``--on-error fail``."""

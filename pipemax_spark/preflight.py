@@ -11,6 +11,7 @@ from pipemax_spark.client import engine_command, engine_environment
 from pipemax_spark.errors import JobError
 
 _TIMEOUT_S = 600
+_SHOWN_LINES = 3
 
 
 def run_preflight(spark: Any, request: PreflightRequest, *, engine_python: str | None) -> PreflightReply:
@@ -22,13 +23,15 @@ def run_preflight(spark: Any, request: PreflightRequest, *, engine_python: str |
             yield pa.RecordBatch.from_arrays([pa.array(replies, pa.binary())], names=["reply"])
 
     row = spark.createDataFrame([(bytearray(request.to_bytes()),)], "request binary").coalesce(1)
-    reply = PreflightReply.from_bytes(bytes(row.mapInArrow(ask, "reply binary").head()["reply"]))
+    answer = row.mapInArrow(ask, "reply binary").collect()[0]["reply"]
+    reply = PreflightReply.from_bytes(bytes(answer))
     if reply.error:
         raise JobError(reply.error)
     return reply
 
 
 def _ask(engine_python: str | None, payload: bytes) -> bytes:
+    """On the executor: a reply, or one that says why there is none."""
     command = engine_command(engine_python, "pipemax", "preflight")
     try:
         done = subprocess.run(
@@ -41,13 +44,19 @@ def _ask(engine_python: str | None, payload: bytes) -> bytes:
             check=False,
         )
     except OSError as error:
-        return PreflightReply(
-            error=f"engine-python {command[0]!r} cannot be run on an executor: {error}"
-        ).to_bytes()
+        return _failure(
+            f"engine-python {command[0]!r} cannot be run on an executor: {error}; give the path of a Python there"
+        )
+    except subprocess.TimeoutExpired:
+        return _failure(f"engine-python {command[0]!r} has not answered within {_TIMEOUT_S} s")
     if done.returncode != 0 or not done.stdout.strip():
-        last_lines = " | ".join(done.stderr.decode(errors="replace").strip().splitlines()[-3:])
-        return PreflightReply(
-            error=f"engine-python {command[0]!r} could not check the engine (exit {done.returncode}): {last_lines}. "
-            "Is pipemax-spark with its engine extra installed there?"
-        ).to_bytes()
+        errors = done.stderr.decode(errors="replace").strip().splitlines()[-_SHOWN_LINES:]
+        return _failure(
+            f"engine-python {command[0]!r} could not check the engine (exit status {done.returncode}): "
+            f"{' | '.join(errors)}. Is pipemax-spark with its engine extra installed there?"
+        )
     return done.stdout.strip().splitlines()[-1]
+
+
+def _failure(error: str) -> bytes:
+    return PreflightReply(error=error).to_bytes()

@@ -1,33 +1,100 @@
-"""How far the job is: samples of the collector, one line for people, and the check of the error rate."""
+"""How far the job is: samples of the collector, a line for people, and the limits on errors.
 
+Knows nothing of Spark: it reads the collector and calls back. Samples are what the plot and MLflow show.
+"""
+
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
+from pipemax.wire import ServerStats
 from pipemax_spark.collector import Collector, Totals
+
+log = logging.getLogger(__name__)
 
 _WINDOW_S = 30.0
 """Rates are over so much of the past."""
 _PERIOD_S = 1.0
-_MIN_ROWS_FOR_ERROR_RATE = 1_000
+_MAX_SAMPLES = 4_000
+"""Beyond this every other one is dropped: hours stay as readable as minutes, and memory stays flat."""
+MIN_ROWS_FOR_ERROR_RATE = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One instant of a job; what the plot and MLflow show."""
+class EngineSample:
+    """One engine server as it last reported; counts since the job began."""
 
-    seconds: float
+    reported_s: float
+    """Since the job's first chunk was started, by the server's clock."""
     rows_done: int
-    rows_error: int
     tokens: int
-    rows_per_s: float
-    tokens_per_s: float
+    """Generated."""
     running_requests: int
     waiting_requests: int
     kv_usage: float
     phase: str
-    engines: int
+    """The engine's, or the server's state while there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The job at one instant."""
+
+    seconds: float
+    """Since the job's first chunk was started."""
+    rows_done: int
+    rows_error: int
+    prompt_tokens: int
+    completion_tokens: int
+    rows_per_s: float
+    """Of the last 30 s, as are the tokens."""
+    tokens_per_s: float
+    """Generated ones."""
+    engines: dict[str, EngineSample]
+    """By server id."""
+
+    @property
+    def running_requests(self) -> int:
+        return sum(engine.running_requests for engine in self.engines.values())
+
+    @property
+    def waiting_requests(self) -> int:
+        return sum(engine.waiting_requests for engine in self.engines.values())
+
+    @property
+    def kv_usage(self) -> float:
+        return max((engine.kv_usage for engine in self.engines.values()), default=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorLimits:
+    """What ends a job early."""
+
+    max_rate: float
+    """Share of error rows, once there are 1,000 rows."""
+    fails_on_first: bool = False
+
+    def reason_to_stop(self, totals: Totals) -> str | None:
+        if not totals.rows_error:
+            return None
+        if self.fails_on_first:
+            code, message = next(iter(totals.error_examples.items()))
+            return f"a row failed with {code}: {message} (--on-error fail)"
+        if totals.rows_done < MIN_ROWS_FOR_ERROR_RATE:
+            return None
+        if totals.rows_error <= self.max_rate * totals.rows_done:
+            return None
+        most = sorted(totals.errors.items(), key=lambda item: -item[1])[:3]
+        causes = "; ".join(
+            f"{code}: {count:,} rows, such as: {totals.error_examples.get(code, '')}" for code, count in most
+        )
+        return (
+            f"{totals.rows_error:,} of {totals.rows_done:,} rows failed, more than --max-error-rate {self.max_rate} "
+            f"allows. {causes}"
+        )
 
 
 class Progress:
@@ -38,107 +105,159 @@ class Progress:
         collector: Collector,
         *,
         rows_total: int,
-        max_error_rate: float,
-        cancel: Callable[[str], None],
+        limits: ErrorLimits,
+        stop_job: Callable[[str], None],
         show: Callable[[str], None],
         show_period_s: float,
         price_per_hour: float | None = None,
     ) -> None:
+        """``show`` gets the line; ``stop_job`` the reason, once, when a limit is passed."""
         self._collector = collector
         self._rows_total = rows_total
-        self._max_error_rate = max_error_rate
-        self._cancel = cancel
+        self._limits = limits
+        self._stop_job = stop_job
         self._show = show
         self._show_period_s = show_period_s
         self._price_per_hour = price_per_hour
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pipemax-progress", daemon=True)
         self._started_s = time.monotonic()
-        self.samples: list[Sample] = []
+        self._started_unix_s = time.time()
+        self._lock = threading.Lock()
+        self._samples: list[Sample] = []
+        self._first_rows: tuple[float, int] | None = None
+        self._is_stopping_job = False
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._thread.join()
-        self.samples.append(self._sample())
+        self._add(self._sample())
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        with self._lock:
+            return list(self._samples)
 
     def rows_per_s(self) -> float | None:
-        """The present rate; None before the first rows."""
-        samples = self.samples
-        return samples[-1].rows_per_s if samples and samples[-1].rows_per_s > 0 else None
+        """Since the first rows were done; None before, and while that is too short ago to tell."""
+        with self._lock:
+            if self._first_rows is None or not self._samples:
+                return None
+            (first_s, first_rows), last = self._first_rows, self._samples[-1]
+        span_s = last.seconds - first_s
+        return (last.rows_done - first_rows) / span_s if span_s >= 2 * _PERIOD_S else None
 
     def _run(self) -> None:
-        shown_s = -self._show_period_s
+        next_shown_s = 0.0
         while not self._stopped.wait(_PERIOD_S):
-            sample = self._sample()
-            self.samples.append(sample)
-            if sample.seconds - shown_s >= self._show_period_s:
-                shown_s = sample.seconds
-                self._show(self.line(sample))
-            self._check_error_rate(self._collector.totals())
+            try:
+                sample = self._sample()
+                self._add(sample)
+                if sample.seconds >= next_shown_s:
+                    next_shown_s = sample.seconds + self._show_period_s
+                    self._show(self.line(sample))
+                self._check_limits()
+            except Exception:  # the rows do not depend on it; without this the line would stop without a word
+                log.exception("progress could not be shown")
+
+    def _check_limits(self) -> None:
+        if self._is_stopping_job:
+            return
+        reason = self._limits.reason_to_stop(self._collector.totals())
+        if reason is not None:
+            self._is_stopping_job = True
+            self._stop_job(reason)
+
+    def _add(self, sample: Sample) -> None:
+        with self._lock:
+            self._samples.append(sample)
+            if self._first_rows is None and sample.rows_done:
+                self._first_rows = (sample.seconds, sample.rows_done)
+            if len(self._samples) > _MAX_SAMPLES:
+                # The newest half stays as fine as it is: the rates need it.
+                half = len(self._samples) // 2
+                self._samples[:half] = self._samples[:half:2]
 
     def _sample(self) -> Sample:
         now_s = time.monotonic() - self._started_s
         totals, servers = self._collector.totals(), self._collector.servers()
-        past = next((s for s in self.samples if s.seconds >= now_s - _WINDOW_S), None)
-        span_s = now_s - past.seconds if past else now_s
-        phases = sorted({server.phase for server in servers if server.phase != "idle"})
+        with self._lock:
+            # Not from before the first row: while a model loads, nothing can be said about the time left.
+            window = (s for s in reversed(self._samples) if s.seconds < now_s - _WINDOW_S or not s.rows_done)
+            past = next(window, self._samples[0] if self._samples else None)
+        span_s = max(now_s - (past.seconds if past else 0.0), 1e-3)
         return Sample(
             seconds=now_s,
             rows_done=totals.rows_done,
             rows_error=totals.rows_error,
-            tokens=totals.tokens,
-            rows_per_s=(totals.rows_done - (past.rows_done if past else 0)) / max(span_s, 1e-3),
-            tokens_per_s=(totals.tokens - (past.tokens if past else 0)) / max(span_s, 1e-3),
-            running_requests=sum(server.running_requests for server in servers),
-            waiting_requests=sum(server.waiting_requests for server in servers),
-            kv_usage=max((server.kv_usage for server in servers), default=0.0),
-            phase="+".join(phases) or "idle",
-            engines=len(servers),
+            prompt_tokens=totals.prompt_tokens,
+            completion_tokens=totals.completion_tokens,
+            rows_per_s=(totals.rows_done - (past.rows_done if past else 0)) / span_s,
+            tokens_per_s=(totals.completion_tokens - (past.completion_tokens if past else 0)) / span_s,
+            engines={server.server_id: self._engine_sample(server) for server in servers},
+        )
+
+    def _engine_sample(self, server: ServerStats) -> EngineSample:
+        job = self._collector.job_of(server)
+        return EngineSample(
+            reported_s=server.at_unix_s - self._started_unix_s,
+            rows_done=job.rows_done,
+            tokens=job.completion_tokens,
+            running_requests=server.running_requests,
+            waiting_requests=server.waiting_requests,
+            kv_usage=server.kv_usage,
+            phase=server.phase if server.state == "ready" else server.state,
         )
 
     def line(self, sample: Sample) -> str:
-        """Rows, rates, phase, errors, time left; or what the engines are loading."""
+        """Rows, rates, phase, errors, time left, cost; or what the engines are loading."""
         if sample.rows_done == 0:
-            servers = self._collector.servers()
-            details = sorted({server.detail for server in servers if server.detail})
-            waiting_for = "the first rows" if servers else "tasks and engines to start"
-            return f"{_clock(sample.seconds)}  {'; '.join(details) or f'waiting for {waiting_for}'}"
-        left = self._rows_total - sample.rows_done
-        eta = _clock(left / sample.rows_per_s) if sample.rows_per_s > 0 else "unknown"
+            return f"{clock(sample.seconds)}  {self._loading()}"
+        # A retried task's rows are done twice, but there are no more than all.
+        done = min(sample.rows_done, self._rows_total)
+        left = self._rows_total - done
         parts = [
-            f"{_clock(sample.seconds)}  {sample.rows_done:,} of {self._rows_total:,} rows",
+            f"{clock(sample.seconds)}  {done:,} of {self._rows_total:,} rows",
             f"{sample.rows_per_s:,.1f} rows/s",
             f"{sample.tokens_per_s:,.0f} tokens/s",
-            sample.phase,
-            f"{left and eta} left" if left else "committing",
+            _phases(sample),
+            f"{sample.rows_error:,} errors" if sample.rows_error else "",
+            _time_left(left, sample.rows_per_s),
         ]
-        if sample.rows_error:
-            parts.append(f"{sample.rows_error:,} errors")
         if self._price_per_hour is not None:
             parts.append(f"cost {sample.seconds / 3600 * self._price_per_hour:.2f}")
-        return " · ".join(parts)
+        return " · ".join(part for part in parts if part)
 
-    def _check_error_rate(self, totals: Totals) -> None:
-        if (
-            totals.rows_done < _MIN_ROWS_FOR_ERROR_RATE
-            or totals.rows_error <= self._max_error_rate * totals.rows_done
-        ):
-            return
-        self._stopped.set()
-        most = sorted(totals.errors.items(), key=lambda item: -item[1])[:3]
-        causes = "; ".join(
-            f"{code}: {count:,} rows, such as: {totals.error_examples.get(code, '')}" for code, count in most
-        )
-        self._cancel(
-            f"{totals.rows_error:,} of {totals.rows_done:,} rows failed, more than --max-error-rate "
-            f"{self._max_error_rate} allows. {causes}"
-        )
+    def _loading(self) -> str:
+        servers = self._collector.servers()
+        waiting = [
+            f"engine {i} of {len(servers)}: {server.detail or server.state}"
+            for i, server in enumerate(servers, 1)
+            if server.state != "ready"
+        ]
+        if waiting:
+            return "; ".join(waiting)
+        return "engines ready, no row done yet" if servers else "starting tasks and engines"
 
 
-def _clock(seconds: float) -> str:
+def _phases(sample: Sample) -> str:
+    """Such as ``decode``, or ``2 decode, 1 prefill``."""
+    phases = [engine.phase for engine in sample.engines.values()]
+    names = list(dict.fromkeys(phases))
+    return names[0] if len(names) == 1 else ", ".join(f"{phases.count(name)} {name}" for name in names)
+
+
+def _time_left(rows: int, rows_per_s: float) -> str:
+    if rows == 0:
+        return "committing"
+    return f"{clock(rows / rows_per_s)} left" if rows_per_s > 0 else "time left unknown"
+
+
+def clock(seconds: float) -> str:
+    """``m:ss`` or ``h:mm:ss``."""
     hours, rest = divmod(round(seconds), 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"

@@ -1,4 +1,4 @@
-"""The prompt of each row as a Spark expression: a column as it is, or a template over columns.
+"""The prompt of each row as a Spark expression: a column as it is, a conversation, or a template over columns.
 
 Rendering happens in the JVM. A null in any column of a template makes the prompt null, which becomes an error row.
 """
@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipemax_spark.errors import JobError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSource:
@@ -17,70 +19,141 @@ class PromptSource:
     prompt_column: str | None = None
     messages_column: str | None = None
     template: str | None = None
+    """Text with ``{column}`` in it; ``{a.b}`` is a field of a struct, ``{{`` and ``}}`` are braces."""
 
     def __post_init__(self) -> None:
         given = [name for name in self.__slots__ if getattr(self, name) is not None]
         if len(given) != 1:
             what = " and ".join(name.replace("_", "-") for name in given) or "none of them"
-            raise ValueError(
-                f"give exactly one of prompt-column, messages-column and template; {what} {_were(len(given))} given"
+            raise JobError(
+                f"give exactly one of prompt-column, messages-column and template; {what} "
+                f"{'were' if len(given) > 1 else 'was'} given"
             )
 
-    def column(self, columns: Sequence[str]) -> Any:
-        """A string column (or array<struct<role, content>> for messages). ``ValueError`` for unknown columns."""
+    @property
+    def is_messages(self) -> bool:
+        return self.messages_column is not None
+
+    def column(self, schema: Any) -> Any:
+        """A string column, or array<struct<role, content>> for messages. ``JobError`` for unknown columns and for
+        columns of a type that cannot be a prompt."""
         from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-        if self.template is None:
-            name = self.prompt_column or self.messages_column or ""
-            check_column(name, columns)
-            column = F.col(quoted(name))
-            return column.cast("string") if self.prompt_column else column.cast(MESSAGES_TYPE)
+        if self.prompt_column is not None:
+            expression, kind = resolve_column(self.prompt_column, schema)
+            if kind.typeName() in ("array", "map", "struct"):
+                raise JobError(
+                    f"prompt-column {self.prompt_column!r} is of type {kind.simpleString()}, not text; for "
+                    "conversations give --messages-column, for fields a --template"
+                )
+            return F.col(expression).cast("string")
+        if self.messages_column is not None:
+            return _messages(self.messages_column, schema)
         parts = [
-            F.lit(text) if name is None else F.col(quoted(name)).cast("string")
-            for text, name in parse_template(self.template, columns)
+            F.lit(part.text) if part.column is None else F.col(part.column).cast("string")
+            for part in parse_template(self.template or "", schema)
         ]
         return F.concat(*parts)
 
+    def text_column(self, schema: Any) -> Any:
+        """The prompt as plain text, conversations joined by line breaks: to be measured, not to be sent."""
+        from pyspark.sql import functions as F  # noqa: N812
 
-MESSAGES_TYPE = "array<struct<role:string,content:string>>"
+        column = self.column(schema)
+        if not self.is_messages:
+            return column
+        return F.array_join(F.transform(column, lambda message: message["content"]), "\n")
 
 
-def parse_template(template: str, columns: Sequence[str]) -> list[tuple[str, str | None]]:
-    """(literal text, None) and ("", column) in order. ``{{`` and ``}}`` stand for braces."""
-    parts: list[tuple[str, str | None]] = []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplatePart:
+    """Literal text, or a column as a Spark expression."""
+
+    text: str = ""
+    column: str | None = None
+
+
+def parse_template(template: str, schema: Any) -> list[TemplatePart]:
+    """Its parts in order. ``JobError`` names the brace or the column that is wrong."""
+    parts: list[TemplatePart] = []
     try:
         for literal, name, spec, conversion in string.Formatter().parse(template):
             if literal:
-                parts.append((literal, None))
+                parts.append(TemplatePart(text=literal))
             if name is None:
                 continue
             if spec or conversion:
-                raise ValueError(
-                    f"{{{name}…}} has a format or conversion; only a column's name may stand in braces"
+                raise JobError(
+                    f"{{{name}…}} has a format or conversion, but only a column's name may stand in braces; "
+                    "write {{ and }} for braces that are text"
                 )
-            check_column(name, columns)
-            parts.append(("", name))
-    except ValueError as error:
-        raise ValueError(f"template {template!r}: {error}") from error
-    if not any(name for _, name in parts):
-        raise ValueError(
+            parts.append(TemplatePart(column=resolve_column(name, schema)[0]))
+    except JobError as error:
+        raise JobError(f"template {template!r}: {error}") from error
+    except ValueError as error:  # what the formatter says of single braces
+        raise JobError(
+            f"template {template!r}: {error}; write {{{{ and }}}} for braces that are text"
+        ) from error
+    if not any(part.column for part in parts):
+        raise JobError(
             f"template {template!r} names no column, so every prompt would be the same; write {{column}}"
         )
     return parts
 
 
-def check_column(name: str, columns: Sequence[str]) -> None:
-    """``ValueError`` with the columns that exist, and the one that was probably meant."""
-    if name in columns:
-        return
-    close = difflib.get_close_matches(name, columns, n=1)
+def resolve_column(name: str, schema: Any) -> tuple[str, Any]:
+    """(expression, type) of a column or, for ``a.b``, of a struct's field; names match as Spark's do, without case.
+
+    ``JobError`` names the columns that exist, and the one that was probably meant.
+    """
+    if (column := find_field(name, schema)) is not None:
+        return quoted(column.name), column.dataType
+    first, dot, rest = name.partition(".")
+    outer = find_field(first, schema)
+    if dot and outer is not None and outer.dataType.typeName() == "struct":
+        expression, kind = resolve_column(rest, outer.dataType)
+        return f"{quoted(outer.name)}.{expression}", kind
+    close = difflib.get_close_matches(name, schema.names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"there is no column {name!r}.{hint} The columns are: {', '.join(columns)}")
+    raise JobError(f"there is no column {name!r}.{hint} The columns are: {', '.join(schema.names)}")
+
+
+def resolve_names(names: Sequence[str], schema: Any) -> list[str]:
+    """Top-level columns by the names that they have in the schema. ``JobError`` for one that does not exist."""
+    for name in names:
+        resolve_column(name, schema)
+    found = [find_field(name, schema) for name in names]
+    nested = [name for name, column in zip(names, found, strict=True) if column is None]
+    if nested:
+        raise JobError(f"{nested[0]!r} is a field of a struct; name a column of the table itself")
+    return [column.name for column in found if column is not None]
+
+
+def find_field(name: str, schema: Any) -> Any | None:
+    """The field of this very name, else the only one that differs by case alone, else None."""
+    exact = [column for column in schema.fields if column.name == name]
+    same = exact or [column for column in schema.fields if column.name.lower() == name.lower()]
+    return same[0] if len(same) == 1 else None
 
 
 def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _were(count: int) -> str:
-    return "were" if count > 1 else "was"
+def _messages(name: str, schema: Any) -> Any:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    expression, kind = resolve_column(name, schema)
+    element = kind.elementType if kind.typeName() == "array" else None
+    names = element.names if element is not None and element.typeName() == "struct" else []
+    if not {"role", "content"} <= set(names):
+        raise JobError(
+            f"messages-column {name!r} is of type {kind.simpleString()}, must be array<struct<role:string,"
+            "content:string>>"
+        )
+    return F.transform(
+        F.col(expression),
+        lambda message: F.struct(
+            message["role"].cast("string").alias("role"), message["content"].cast("string").alias("content")
+        ),
+    )

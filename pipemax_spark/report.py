@@ -1,7 +1,7 @@
-"""What a person sees at the end of a job, the summary for programs, and the picture of the run."""
+"""What a person sees at the end of a job, and the summary for programs."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipemax_spark.progress import Sample
-
 _TEXT_WIDTH = 60
+_LABEL_WIDTH = 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,73 +19,111 @@ class Summary:
     """``--summary``: exactly these keys."""
 
     rows_in: int
-    rows_out: int
-    """Rows of this run in the output, error rows included."""
-    rows_error: int
+    """Rows of the input."""
+    rows_out: int = 0
+    """Rows that this run has added to the output, error rows included."""
+    rows_error: int = 0
+    """Of them, those with an error."""
     rows_skipped: int
     """Done by earlier runs."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     seconds: float = 0.0
+    """From the first chunk's start to the last one's commit; engine start is part of it."""
     rows_per_s: float = 0.0
+    """``rows_out`` by ``seconds``."""
     tokens_per_s: float = 0.0
+    """``completion_tokens`` by ``seconds``."""
     output: str
     mlflow_run_id: str | None = None
     engines: int = 0
+    """Engine servers that have done rows of this run."""
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """How often the answers agree with a column of right ones."""
+
+    column: str
+    right: int
+    rows: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     """What the committed table shows beyond the summary."""
 
-    errors: dict[str, tuple[int, str]] = field(default_factory=dict)
+    errors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     """Code → (rows, an example's message)."""
-    sample: Sequence[dict[str, Any]] = ()
-    accuracy: tuple[str, float, int] | None = None
-    """(gold column, share right, rows compared)."""
+    sample: Sequence[Mapping[str, Any]] = ()
+    """Annotated rows: what to show of them, by column."""
+    accuracy: Accuracy | None = None
 
 
 def print_report(
     console: Console,
     summary: Summary,
     findings: Findings,
-    places: dict[str, str],
+    places: Mapping[str, str],
     *,
     price_per_hour: float | None,
 ) -> None:
+    """``places`` says where things are: name → path or URL."""
     if findings.sample:
         console.print()
         console.print(_sample_table(findings.sample))
-    facts = Table(show_header=False, box=None, pad_edge=False)
-    facts.add_row("Rows in", f"{summary.rows_in:,}")
-    facts.add_row("Rows annotated", f"{summary.rows_out:,}")
-    facts.add_row("  with errors", f"{summary.rows_error:,}")
-    for code, (count, message) in findings.errors.items():
-        facts.add_row(f"    {code}", f"{count:,}, such as: {message}")
-    if summary.rows_skipped:
-        facts.add_row("Done before", f"{summary.rows_skipped:,}")
-    if findings.accuracy is not None:
-        column, share, rows = findings.accuracy
-        facts.add_row("Accuracy", f"{share:.1%} of {rows:,} rows agree with column {column!r}")
-    facts.add_row("Tokens", f"{summary.prompt_tokens:,} read, {summary.completion_tokens:,} written")
-    facts.add_row(
-        "Time", f"{summary.seconds:.1f} s, engine start included: {summary.rows_per_s:,.1f} rows/s, "
-        f"{summary.tokens_per_s:,.0f} tokens/s on {summary.engines} engine(s)",
-    )  # fmt: skip
-    if price_per_hour is not None:
-        facts.add_row("Cost", f"{summary.seconds / 3600 * price_per_hour:.2f} at {price_per_hour} an hour")
-    for name, place in places.items():
-        facts.add_row(name, place)
     console.print()
-    console.print(facts)
+    for name, value in [*_facts(summary, findings, price_per_hour), *places.items()]:
+        # Never folded: paths are there to be copied.
+        console.print(f"{name:<{_LABEL_WIDTH}}{value}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _sample_table(sample: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title=f"{len(sample)} annotated rows", title_justify="left", show_lines=False)
+def _facts(summary: Summary, findings: Findings, price_per_hour: float | None) -> list[tuple[str, str]]:
+    facts = [("Rows in", f"{summary.rows_in:,}")]
+    if summary.rows_skipped:
+        facts.append(("Done before", f"{summary.rows_skipped:,}"))
+    facts.append(("Rows out", f"{summary.rows_out:,}"))
+    facts.append(("  with errors", f"{summary.rows_error:,}"))
+    facts += [
+        (f"    {code}", f"{rows:,}, such as: {message}") for code, (rows, message) in findings.errors.items()
+    ]
+    left = summary.rows_in - summary.rows_skipped - summary.rows_out
+    if left > 0:
+        facts.append(("Still to do", f"{left:,} (left out by --limit)"))
+    if (accuracy := findings.accuracy) is not None and accuracy.rows:
+        facts.append(
+            (
+                "Accuracy",
+                f"{accuracy.right / accuracy.rows:.1%}: {accuracy.right:,} of {accuracy.rows:,} rows agree with column "
+                f"{accuracy.column!r}",
+            )
+        )
+    if summary.rows_out:
+        facts.append(("Tokens", f"{summary.prompt_tokens:,} read, {summary.completion_tokens:,} generated"))
+        facts.append(
+            (
+                "Speed",
+                f"{summary.rows_per_s:,.1f} rows/s, {summary.tokens_per_s:,.0f} generated tokens/s, over "
+                f"{summary.seconds:,.1f} s on {summary.engines} engine{'' if summary.engines == 1 else 's'}, engine "
+                "start included",
+            )
+        )
+    if price_per_hour is not None and summary.rows_out:
+        cost = summary.seconds / 3600 * price_per_hour
+        per_million = cost / summary.rows_out * 1e6
+        facts.append(
+            ("Cost", f"{cost:,.2f} at {price_per_hour:,.2f} an hour, {per_million:,.2f} per million rows")
+        )
+    return facts
+
+
+def _sample_table(sample: Sequence[Mapping[str, Any]]) -> Table:
+    title = f"{len(sample)} annotated row{'' if len(sample) == 1 else 's'}"
+    table = Table(title=title, title_justify="left", show_lines=False)
     names = list(sample[0])
     for name in names:
         table.add_column(name, overflow="fold", max_width=_TEXT_WIDTH)
@@ -96,41 +133,5 @@ def _sample_table(sample: Sequence[dict[str, Any]]) -> Table:
 
 
 def _short(value: Any) -> str:
-    text = " ".join(str(value).split())
+    text = "" if value is None else " ".join(str(value).split())
     return text if len(text) <= _TEXT_WIDTH else text[: _TEXT_WIDTH - 1] + "…"
-
-
-def plot(samples: Sequence[Sample], path: Path) -> None:
-    """Rows and tokens per second, and requests with KV use, over the run's time."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    seconds = [sample.seconds for sample in samples]
-    figure, (rates, requests) = plt.subplots(2, 1, sharex=True, figsize=(9, 6), layout="constrained")
-    rates.plot(seconds, [sample.rows_per_s for sample in samples], color="tab:blue", label="rows/s")
-    rates.set_ylabel("rows/s")
-    tokens = rates.twinx()
-    tokens.plot(seconds, [sample.tokens_per_s for sample in samples], color="tab:orange", label="tokens/s")
-    tokens.set_ylabel("tokens/s")
-    rates.set_title("Throughput (mean of the last 30 s)")
-    handles = [*rates.get_lines(), *tokens.get_lines()]
-    rates.legend(handles, [str(line.get_label()) for line in handles], loc="upper left")
-    requests.stackplot(
-        seconds,
-        [sample.running_requests for sample in samples],
-        [sample.waiting_requests for sample in samples],
-        labels=["running", "waiting"],
-        alpha=0.7,
-    )
-    requests.set_ylabel("requests in the engines")
-    requests.set_xlabel("seconds")
-    kv = requests.twinx()
-    kv.plot(seconds, [100 * sample.kv_usage for sample in samples], color="black", linewidth=0.8)
-    kv.set_ylabel("KV cache in use, %")
-    kv.set_ylim(0, 100)
-    requests.legend(loc="upper left")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)

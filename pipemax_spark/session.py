@@ -1,71 +1,183 @@
-"""A Spark session with Delta, or one clear sentence about what is missing."""
+"""A Spark session with Delta, or one clear sentence about what is missing.
 
+Under ``spark-submit`` and on Databricks the session's settings are the user's; under plain Python they are made
+here: ``local[*]`` where no master is set, this interpreter for the tasks, Delta from Maven where it is not there.
+"""
+
+import contextlib
 import os
+import re
 import shutil
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pipemax_spark.errors import JobError
 
-# Spark release -> the Delta package made for it.
 DELTA_PACKAGES = {
     "4.0": "io.delta:delta-spark_2.13:4.0.1",
     "4.1": "io.delta:delta-spark_4.1_2.13:4.3.1",
     "4.2": "io.delta:delta-spark_4.2_2.13:4.4.0",
 }
+"""Spark release → the Delta package made for it."""
+
+_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+_MIN_JAVA = 17
+_ARROW_BATCH_ROWS = 1_024
+"""Tasks read ahead by one Arrow batch; Spark's default of 10,000 long prompts would be a lot of memory a slot."""
 
 
-def get_session(app_name: str) -> Any:
-    """The running session, or a new one: ``local[*]`` where no master is set. ``JobError`` without Java or Delta."""
+def get_session(app_name: str, *, log_dir: Path) -> Any:
+    """The running session, or a new one. ``JobError`` without PySpark, Java or Delta.
+
+    What a JVM that is started here prints goes to ``spark.log`` in ``log_dir``.
+    """
     try:
         import pyspark
         from pyspark.sql import SparkSession
     except ImportError:
         raise JobError(
-            "pyspark is not installed in this Python; run `pip install 'pipemax-spark[spark]'`"
+            "pyspark is not installed in this Python; run: pip install 'pipemax-spark[spark]'"
         ) from None
     if (running := SparkSession.getActiveSession()) is not None:
+        _check_delta(running)
         return running
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    if not is_submitted:
-        _check_java()
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    package = DELTA_PACKAGES.get(".".join(pyspark.__version__.split(".")[:2]))
-    builder = (
-        SparkSession.builder.appName(app_name)
-        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-        .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-    )
-    if not is_submitted and package is not None and not _has_delta_configured():
-        builder = builder.config("spark.jars.packages", package)
-    session = builder.getOrCreate()
-    _check_delta(session, package)
+    defaults = _spark_defaults(Path(pyspark.__file__).parent)
+    settings: dict[str, Any] = {
+        "spark.sql.extensions": _joined(defaults.get("spark.sql.extensions"), _EXTENSION),
+        "spark.sql.catalog.spark_catalog": _CATALOG,
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(_ARROW_BATCH_ROWS),
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if is_submitted:
+        return _submitted_session(app_name, settings)
+    _check_java()
+    if not _has_delta(Path(pyspark.__file__).parent, defaults) and (
+        package := _delta_package(pyspark.__version__)
+    ):
+        settings["spark.jars.packages"] = _joined(defaults.get("spark.jars.packages"), package)
+    _set_environment(log_dir)
+    builder = SparkSession.builder.appName(app_name)
+    if "spark.master" not in defaults and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
+        builder = builder.master("local[*]")
+    with _output_to(log_dir / "spark.log"):
+        session = builder.config(map=settings).getOrCreate()
+    _check_delta(session)
     return session
+
+
+def _submitted_session(app_name: str, settings: dict[str, Any]) -> Any:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    # Only with the gateway does SparkConf see what spark-submit was told by its flags and its defaults file.
+    SparkContext._ensure_initialized()
+    given = SparkConf()
+    merged: dict[str, Any] = {
+        name: _joined(given.get(name, ""), value)
+        if name == "spark.sql.extensions"
+        else given.get(name, value)
+        for name, value in settings.items()
+    }
+    session = SparkSession.builder.appName(app_name).config(map=merged).getOrCreate()
+    _check_delta(session)
+    return session
+
+
+def _set_environment(log_dir: Path) -> None:
+    # Else Spark takes the python3 of PATH for its tasks, which need not have pyarrow.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # Read by the log4j settings that `make setup` writes.
+    os.environ.setdefault("PIPEMAX_LOG_DIR", str(log_dir))
+    # local-cluster mode makes its work directories in SPARK_HOME otherwise, that is in the Python environment.
+    os.environ.setdefault(
+        "SPARK_WORKER_DIR", str(Path(tempfile.gettempdir()) / f"pipemax-{os.getuid()}-spark")
+    )
+
+
+@contextlib.contextmanager
+def _output_to(path: Path) -> Iterator[None]:
+    """Processes started within write there what they print: the JVM keeps the descriptors that it was born with."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = {fd: os.dup(fd) for fd in (1, 2)}
+    try:
+        with path.open("ab") as file:
+            for fd in saved:
+                os.dup2(file.fileno(), fd)
+        yield
+    finally:
+        for fd, copy in saved.items():
+            os.dup2(copy, fd)
+            os.close(copy)
 
 
 def _check_java() -> None:
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else "java"
-    if shutil.which(java) is None:
-        raise JobError(f"Spark needs Java 17 and {java!r} was not found; install a JRE or set JAVA_HOME")
-
-
-def _has_delta_configured() -> bool:
-    import pyspark
-
-    spark_home = Path(os.environ.get("SPARK_HOME", Path(pyspark.__file__).parent))
-    defaults = Path(os.environ.get("SPARK_CONF_DIR", spark_home / "conf")) / "spark-defaults.conf"
-    has_setting = defaults.is_file() and "delta-spark" in defaults.read_text()
-    return has_setting or any((spark_home / "jars").glob("delta-spark*.jar"))
-
-
-def _check_delta(session: Any, package: str | None) -> None:
-    loader = session._jvm.Thread.currentThread().getContextClassLoader()
-    try:
-        loader.loadClass("io.delta.sql.DeltaSparkSessionExtension")
-    except Exception as error:  # py4j wraps the ClassNotFoundException
-        flag = f"--packages {package}" if package else "the Delta package for this Spark release"
+    found = shutil.which(java)
+    remedy = (
+        f"install one (Debian, Ubuntu: apt-get install openjdk-{_MIN_JAVA}-jre-headless) or set JAVA_HOME"
+    )
+    if found is None:
+        raise JobError(f"Spark needs Java {_MIN_JAVA} or newer, and {java!r} was not found; {remedy}")
+    told = subprocess.run([found, "-version"], capture_output=True, text=True, check=False)
+    version = re.search(r'version "(\d+)', told.stderr + told.stdout)
+    if version is None or int(version[1]) < _MIN_JAVA:
+        said = (told.stderr + told.stdout).strip().splitlines()
         raise JobError(
-            f"Delta is not on Spark {session.version}'s class path; start the job with: spark-submit {flag} …"
-        ) from error
+            f"Spark needs Java {_MIN_JAVA} or newer, and {found} says {said[0] if said else 'nothing'!r}; {remedy}"
+        )
+
+
+def _spark_defaults(pyspark_home: Path) -> dict[str, str]:
+    """``spark-defaults.conf``, which the JVM will read: there is no way to ask it before it runs."""
+    spark_home = Path(os.environ.get("SPARK_HOME", pyspark_home))
+    file = Path(os.environ.get("SPARK_CONF_DIR", spark_home / "conf")) / "spark-defaults.conf"
+    if not file.is_file():
+        return {}
+    lines = (line.strip() for line in file.read_text(encoding="utf-8").splitlines())
+    pairs = (re.split(r"[\s=]+", line, maxsplit=1) for line in lines if line and not line.startswith("#"))
+    return {pair[0]: pair[1] if len(pair) > 1 else "" for pair in pairs}
+
+
+def _has_delta(pyspark_home: Path, defaults: dict[str, str]) -> bool:
+    spark_home = Path(os.environ.get("SPARK_HOME", pyspark_home))
+    names = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
+    told = [*(defaults.get(name, "") for name in names), os.environ.get("PYSPARK_SUBMIT_ARGS", "")]
+    return any("delta-spark" in text for text in told) or any((spark_home / "jars").glob("delta-spark*.jar"))
+
+
+def _delta_package(spark_version: str) -> str | None:
+    return DELTA_PACKAGES.get(".".join(spark_version.split(".")[:2]))
+
+
+def _check_delta(session: Any) -> None:
+    jvm = getattr(session, "_jvm", None)
+    if jvm is None:
+        raise JobError(
+            "this is a Spark Connect session (serverless or shared compute), which gives no access to the driver; run "
+            "the job on dedicated compute"
+        )
+    if jvm.org.apache.spark.util.Utils.classIsLoadable(_EXTENSION):
+        return
+    package = _delta_package(session.version)
+    if package is None:
+        raise JobError(
+            f"no Delta release is known here for Spark {session.version}; use Spark {', '.join(DELTA_PACKAGES)}"
+        )
+    raise JobError(
+        f"Delta is not on the class path of Spark {session.version}; start the job with: spark-submit --packages "
+        f"{package} …"
+    )
+
+
+def _joined(old: str | None, new: str) -> str:
+    parts = [part.strip() for part in (old or "").split(",") if part.strip()]
+    return ",".join(parts if new in parts else [*parts, new])

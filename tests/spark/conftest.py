@@ -13,18 +13,19 @@ import pytest
 from rich.console import Console
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.job import AnnotationJob, JobOptions
+from pipemax_spark.job import AnnotationJob
+from pipemax_spark.options import JobOptions
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.report import Summary
 from tests.fakes.engine_python import write_engine_python
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from pipemax_spark.session import get_session
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = get_session("tests")
+    session = get_session("tests", log_dir=tmp_path_factory.mktemp("spark"))
     session.conf.set("spark.sql.shuffle.partitions", "2")
     session.conf.set("spark.databricks.delta.snapshotPartitions", "2")
     yield session
@@ -44,7 +45,7 @@ class Jobs:
         self.directory = directory
         self.output = str(directory / "out")
         self.printed = ""
-        self._defaults = JobOptions(
+        self.defaults = JobOptions(
             input=str(directory / "in.parquet"),
             output=self.output,
             source=PromptSource(template="Say {text}"),
@@ -61,7 +62,7 @@ class Jobs:
 
     def run(self, **changes: Any) -> Summary | None:
         printed = StringIO()
-        options = replace(self._defaults, **changes)
+        options = replace(self.defaults, **changes)
         try:
             return AnnotationJob(self.spark, options, Console(file=printed, width=200)).run()
         finally:
@@ -74,14 +75,16 @@ class Jobs:
 
 
 @pytest.fixture
-def jobs(
-    spark: Any, tmp_path: Path, engine_python: str, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], Jobs]:
-    # MLflow's store takes ten seconds to make; what it records is another test's business.
-    monkeypatch.setattr("pipemax_spark.tracking.Tracker._start", lambda self, name, params: None)
-    monkeypatch.setattr("pipemax_spark.tracking.Tracker._log_samples", lambda self, samples: None)
-    monkeypatch.setattr("pipemax_spark.tracking.Tracker._finish", lambda self, *rest: None)
+def tracked_jobs(spark: Any, tmp_path: Path, engine_python: str) -> Callable[[], Jobs]:
     return lambda: Jobs(spark, tmp_path, engine_python)
+
+
+@pytest.fixture
+def jobs(tracked_jobs: Callable[[], Jobs], monkeypatch: pytest.MonkeyPatch) -> Callable[[], Jobs]:
+    """Without MLflow, whose store takes ten seconds to make; what it records is ``test_tracking``'s business."""
+    for method in ("_start", "_log_samples", "_finish"):
+        monkeypatch.setattr(f"pipemax_spark.tracking.Tracker.{method}", lambda *_: None)
+    return tracked_jobs
 
 
 def object_schema(**properties: Any) -> str:

@@ -41,8 +41,8 @@ class RowFaultError(ValueError):
         self.error = RequestError(code=code, message=message)
 
 
-def check_generation(spec: GenerationSpec) -> Sampling:
-    """The job's sampling. ``ValueError`` names what is wrong and what would be right."""
+def job_sampling(spec: GenerationSpec) -> Sampling:
+    """The sampling of a job's rows. ``ValueError`` names what is wrong and what would be right."""
     if spec.response_format is not None:
         try:
             schema = json.loads(spec.response_format)

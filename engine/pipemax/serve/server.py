@@ -12,13 +12,14 @@ from pyarrow import flight
 
 from pipemax.api import Completion
 from pipemax.config import EngineConfig
+from pipemax.serve.cache import ResultCache
 from pipemax.serve.credit import CreditWindow
 from pipemax.serve.host import EngineFactory, EngineHost, HostCallbacks
 from pipemax.serve.lifecycle import Exit, Lifecycle
 from pipemax.serve.membership import Refused
 from pipemax.serve.pacing import Pacer
 from pipemax.serve.reports import Reporter
-from pipemax.serve.rows import check_generation
+from pipemax.serve.rows import job_sampling
 from pipemax.serve.session import ClientGoneError, Session, SessionFailedError, SessionTerms, refuse
 from pipemax.serve.settings import Timings, WindowLimits
 from pipemax.serve.stats import StatsBook
@@ -56,6 +57,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         self._stats = StatsBook()
         self._window = CreditWindow(limits)
         self._pacer = Pacer(self._window)
+        self._cache = ResultCache(limits.cache_bytes)
         self._numbers = itertools.count(1)
         self._sessions_lock = threading.Lock()
         self._sessions: dict[int, Session] = {}
@@ -140,6 +142,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             host=self._host,
             credit=self._window.open_stream(),
             stats=self._stats,
+            cache=self._cache if header.reuses_results else None,
             context=context,
             reader=reader,
             writer=writer,
@@ -231,7 +234,7 @@ def check_header(number: int, text: bytes) -> SessionTerms:
     except ValueError as error:
         raise SessionFailedError(SessionErrorCode.INVALID_ENGINE_CONFIG, f"engine config: {error}") from None
     try:
-        sampling = check_generation(header.generation)
+        sampling = job_sampling(header.generation)
     except (ValueError, TypeError) as error:
         raise SessionFailedError(SessionErrorCode.INVALID_GENERATION, str(error)) from None
     return SessionTerms(number=number, header=header, config=config, sampling=sampling)

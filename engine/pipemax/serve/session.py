@@ -18,9 +18,10 @@ from typing import Protocol
 import pyarrow as pa
 from pyarrow import flight
 
-from pipemax.api import Completion, Engine, Sampling
+from pipemax.api import Completion, Engine, GenerationRequest, Sampling
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError
+from pipemax.serve.cache import ResultCache, cache_key
 from pipemax.serve.credit import StreamCredit
 from pipemax.serve.host import EngineHost
 from pipemax.serve.membership import Member, Ready, Refused
@@ -81,6 +82,7 @@ class Session:
         host: EngineHost,
         credit: StreamCredit,
         stats: StatsBook,
+        cache: ResultCache | None,
         context: CallContext,
         reader: flight.MetadataRecordBatchReader,
         writer: flight.MetadataRecordBatchWriter,
@@ -89,6 +91,8 @@ class Session:
         self._host = host
         self._credit = credit
         self._stats = stats
+        self._cache = cache
+        self._engine_id = terms.config.engine_id()
         self._context = context
         self._reader = reader
         self._writer = writer
@@ -97,6 +101,7 @@ class Session:
         self._changed = threading.Condition()
         # Behind the condition:
         self._running: dict[int, int] = {}  # row id -> its bytes of credit
+        self._cache_keys: dict[str, bytes] = {}  # request id -> under what its answer is kept
         self._outbox: deque[FinishedRow] = deque()
         self._input_ended = False
         self._input_error: Exception | None = None
@@ -120,6 +125,7 @@ class Session:
     def deliver(self, completions: Sequence[Completion]) -> None:
         """Completions of this session's rows, from the engine's thread."""
         now_us = time.time_ns() // 1_000
+        self._keep(completions)
         with self._changed:
             if self._closed:
                 return
@@ -291,8 +297,38 @@ class Session:
         self._stats.count_received(self._job_id, len(row_ids))
         self._host.note_movement()
         self.deliver([Completion(request_id=f"{self._id_prefix}{row}", error=fault) for row, fault in faults])
+        if self._cache is not None:
+            requests = self._answer_from_cache(self._cache, requests)
         if requests:
             engine.submit(requests)
+
+    def _answer_from_cache(
+        self, cache: ResultCache, requests: Sequence[GenerationRequest]
+    ) -> list[GenerationRequest]:
+        """Deliver what is known; the rest, for the engine."""
+        known, unknown = [], []
+        for request in requests:
+            key = cache_key(self._engine_id, request)
+            completion = cache.find(key, request_id=request.request_id)
+            if completion is not None:
+                known.append(completion)
+                continue
+            unknown.append(request)
+            with self._changed:
+                self._cache_keys[request.request_id] = key
+        if known:
+            self._stats.count_reused(self._job_id, len(known))
+            self.deliver(known)
+        return unknown
+
+    def _keep(self, completions: Sequence[Completion]) -> None:
+        if self._cache is None:
+            return
+        for completion in completions:
+            with self._changed:
+                key = self._cache_keys.pop(completion.request_id, None)
+            if key is not None:
+                self._cache.keep(key, completion)
 
     # The end.
 

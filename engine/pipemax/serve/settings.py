@@ -38,3 +38,5 @@ class WindowLimits:
     undelivered_rows: int = 4_096
     """A stream with this many finished rows that its client has not taken gets no further credit."""
     undelivered_bytes: int = 64 * 2**20
+    cache_bytes: int = 256 * 2**20
+    """Of answers kept for sessions that reuse results."""

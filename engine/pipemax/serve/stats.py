@@ -17,6 +17,7 @@ class _Totals:
     open_sessions: int = 0
     rows_received: int = 0
     rows_done: int = 0
+    rows_reused: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     errors: dict[str, int] = field(default_factory=dict)
@@ -26,6 +27,7 @@ class _Totals:
         return JobStats(
             rows_received=self.rows_received,
             rows_done=self.rows_done,
+            rows_reused=self.rows_reused,
             errors=dict(self.errors),
             error_examples=dict(self.error_examples),
             prompt_tokens=self.prompt_tokens,
@@ -58,6 +60,11 @@ class StatsBook:
     def count_received(self, job_id: str, rows: int) -> None:
         with self._lock:
             self._jobs[job_id].rows_received += rows
+
+    def count_reused(self, job_id: str, rows: int) -> None:
+        """Rows that are answered from the cache; they count as done, too, once they are handed out."""
+        with self._lock:
+            self._jobs[job_id].rows_reused += rows
 
     def count_done(self, job_id: str, completions: Iterable[Completion]) -> None:
         """Completions that were handed to the client."""

@@ -1,0 +1,59 @@
+"""Answers given before, for rows that are asked again: Spark evaluates a column as often as it sees fit.
+
+Bounded by bytes, least recently used out first, as long-lived as the server. Errors are not kept: what failed once
+is tried again. It knows requests and completions, nothing of sessions.
+"""
+
+import hashlib
+import json
+import sys
+import threading
+from collections import OrderedDict
+from dataclasses import asdict, replace
+
+from pipemax.api import Completion, GenerationRequest
+
+_ENTRY_BYTES = 600
+"""An entry without its texts, roughly: key, completion, and their places in the table."""
+
+
+class ResultCache:
+    """Thread-safe."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[bytes, Completion] = OrderedDict()
+        self._bytes = 0
+
+    def find(self, key: bytes, *, request_id: str) -> Completion | None:
+        """The answer under the key, as one to this request."""
+        with self._lock:
+            known = self._entries.get(key)
+            if known is None:
+                return None
+            self._entries.move_to_end(key)
+        return replace(known, request_id=request_id)
+
+    def keep(self, key: bytes, completion: Completion) -> None:
+        """Remember a good answer; an error is not remembered."""
+        if completion.error is not None:
+            return
+        with self._lock:
+            if key in self._entries:
+                return
+            self._entries[key] = kept = replace(completion, token_ids=())
+            self._bytes += _size(kept)
+            while self._bytes > self._max_bytes:
+                _, dropped = self._entries.popitem(last=False)
+                self._bytes -= _size(dropped)
+
+
+def cache_key(engine_id: str, request: GenerationRequest) -> bytes:
+    """Equal for requests that this engine must answer alike: all but the request's id counts."""
+    content = json.dumps([engine_id, {**asdict(request), "request_id": ""}], sort_keys=True)
+    return hashlib.blake2b(content.encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def _size(completion: Completion) -> int:
+    return _ENTRY_BYTES + sys.getsizeof(completion.text or "")

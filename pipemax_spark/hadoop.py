@@ -1,0 +1,95 @@
+"""Small files on whatever storage Spark sees, through Hadoop's own client in the driver's JVM."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """One entry of a directory."""
+
+    path: str
+    name: str
+    is_directory: bool
+
+
+class HadoopFiles:
+    """Reads, writes and lists; ``FileNotFoundError`` where something is not there."""
+
+    def __init__(self, spark: Any) -> None:
+        self._jvm = spark._jvm
+        self._configuration = spark._jsc.hadoopConfiguration()
+
+    def qualified(self, path: str) -> str:
+        """Absolute, as every process of the application understands it; local paths without ``file:``."""
+        hadoop_path, file_system = self._open(path)
+        return plain_path(str(file_system.makeQualified(hadoop_path).toString()))
+
+    def exists(self, path: str) -> bool:
+        hadoop_path, file_system = self._open(path)
+        return bool(file_system.exists(hadoop_path))
+
+    def read_text(self, path: str) -> str:
+        hadoop_path, file_system = self._open(path)
+        if not file_system.exists(hadoop_path):
+            raise FileNotFoundError(path)
+        stream = file_system.open(hadoop_path)
+        try:
+            return bytes(self._jvm.org.apache.hadoop.io.IOUtils.readFullyToByteArray(stream)).decode()
+        finally:
+            stream.close()
+
+    def write_text(self, path: str, text: str) -> None:
+        """Make the file, or replace it, with the directories above it."""
+        hadoop_path, file_system = self._open(path)
+        stream = file_system.create(hadoop_path, True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+
+    def modified_ms(self, path: str) -> int | None:
+        """The storage's own time stamp; None where there is no such file."""
+        hadoop_path, file_system = self._open(path)
+        if not file_system.exists(hadoop_path):
+            return None
+        return int(file_system.getFileStatus(hadoop_path).getModificationTime())
+
+    def list(self, path: str) -> list[StoredFile]:
+        """What the directory holds; nothing where it does not exist."""
+        hadoop_path, file_system = self._open(path)
+        if not file_system.exists(hadoop_path):
+            return []
+        return [
+            StoredFile(
+                path=plain_path(str(status.getPath().toString())),
+                name=str(status.getPath().getName()),
+                is_directory=bool(status.isDirectory()),
+            )
+            for status in file_system.listStatus(hadoop_path)
+        ]
+
+    def delete(self, path: str) -> None:
+        """With all that is under it; nothing happens where it does not exist."""
+        hadoop_path, file_system = self._open(path)
+        file_system.delete(hadoop_path, True)
+
+    def delete_if_empty(self, path: str) -> None:
+        """A directory that holds nothing; another one stays."""
+        if self.exists(path) and not self.list(path):
+            hadoop_path, file_system = self._open(path)
+            file_system.delete(hadoop_path, False)
+
+    def _open(self, path: str) -> tuple[Any, Any]:
+        hadoop_path = self._jvm.org.apache.hadoop.fs.Path(path)
+        return hadoop_path, hadoop_path.getFileSystem(self._configuration)
+
+
+def plain_path(path: str) -> str:
+    """Without the scheme where it says nothing: ``file:/a`` and ``file:///a`` are ``/a``."""
+    return re.sub(r"^file:(//)?(?=/)", "", path)
+
+
+def is_remote(path: str) -> bool:
+    return re.match(r"^[a-z][a-z0-9+.-]*:", plain_path(path)) is not None

@@ -1,0 +1,70 @@
+"""What a job is asked to do: the command line, read and typed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipemax.wire import GenerationSpec
+from pipemax_spark.errors import JobError
+from pipemax_spark.hadoop import is_remote, plain_path
+from pipemax_spark.prompts import PromptSource
+from pipemax_spark.response_format import load_schema
+from pipemax_spark.tables import is_path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Values are checked when this is made, as far as they can be without Spark: ``JobError``."""
+
+    input: str
+    output: str
+    source: PromptSource
+    engine: Mapping[str, Any]
+    """An EngineConfig; the engine's side checks it."""
+    generation: GenerationSpec
+    overrides_column: str | None = None
+    id_columns: tuple[str, ...] = ()
+    input_format: str | None = None
+    input_options: Mapping[str, str] = field(default_factory=dict)
+    engine_python: str | None = None
+    fails_on_error: bool = False
+    max_error_rate: float = 0.5
+    retries_errors: bool = False
+    allows_new_spec: bool = False
+    work_dir: str | None = None
+    commit_every_s: float = 900.0
+    limit: int | None = None
+    mlflow_experiment: str = "pipemax"
+    price_per_hour: float | None = None
+    """Of all machines of the job together, in any currency."""
+    gold_column: str | None = None
+    summary_file: Path | None = None
+    is_dry_run: bool = False
+    log_dir: Path
+
+    def __post_init__(self) -> None:
+        if plain_path(self.input).rstrip("/") == plain_path(self.output).rstrip("/"):
+            raise JobError(
+                f"input and output are both {self.output!r}; name another output, which will hold the input's columns "
+                "too"
+            )
+        if self.gold_column is not None:
+            text = self.generation.response_format
+            properties = load_schema(text).get("properties", {}) if text else {}
+            if self.gold_column not in properties:
+                raise JobError(
+                    f"gold-column {self.gold_column!r} is compared with the property of that name in "
+                    f"--response-format, which has {', '.join(properties) or 'none'}"
+                )
+
+    @property
+    def driver_dir(self) -> Path:
+        return driver_directory(self.output)
+
+
+def driver_directory(output: str) -> Path:
+    """Where the driver keeps what is not rows: beside a local output, else under the working directory."""
+    if is_path(output) and not is_remote(output):
+        return Path(plain_path(output)).absolute().parent
+    return Path.cwd() / "pipemax"

@@ -1,0 +1,195 @@
+"""Runs the chunks of one run: two at a time, each an append of its own, and stops both when one fails.
+
+While one chunk's last rows decode, the next one's fill the engine, so it never drains between commits. For that the
+chunks must not run side by side but one behind the other: Spark serves jobs in the order of their submission, so a
+chunk is submitted once the tasks of the one before hold the slots. Were it sooner, the two could share the slots
+evenly, end together, and leave the engine empty while both commit. For the same reason a lane runs no Spark job
+but the append: between two chunks it would wait for a slot.
+
+Each of the two lanes commits under a transaction id of its own: Delta drops an append whose number is not above the
+last one of its id, and of two chunks at once the later may well end first.
+
+A job that was paused while another took over cannot commit twice: what it began before fails on the other's change
+of metadata (``tables.RUN_PROPERTY``), and what it begins after finds its work directory gone.
+"""
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from typing import Any
+
+from pipemax_spark.annotate import annotate_with
+from pipemax_spark.chunks import Chunk, ChunkPlan, SlicedRows
+from pipemax_spark.errors import JobFailedError
+from pipemax_spark.prompts import PromptSource
+from pipemax_spark.slots import partitions_for
+from pipemax_spark.tables import DeltaTable, Transaction
+from pipemax_spark.task import TaskPlan
+from pipemax_spark.workdir import ChunkSpools
+
+log = logging.getLogger(__name__)
+
+_LANES = 2
+_POLL_S = 0.2
+
+
+def note_prefix(run_id: str) -> str:
+    """Of the notes of all commits of a run; the chunk's number follows."""
+    return f"pipemax run {run_id} chunk "
+
+
+def recovery_transaction(table_id: str, run_id: str) -> Transaction:
+    """For what a dead run had completed: committed once, however often it is tried."""
+    return Transaction(
+        app_id=f"{_app_id(table_id, run_id)}-spool", version=0, note=f"pipemax run {run_id} from its spool"
+    )
+
+
+def _app_id(table_id: str, run_id: str) -> str:
+    return f"pipemax-{hashlib.sha256(f'{table_id}/{run_id}'.encode()).hexdigest()[:32]}"
+
+
+class ChunkRunner:
+    """``run`` returns when every chunk is committed, and raises when that cannot be."""
+
+    def __init__(
+        self,
+        spark: Any,
+        *,
+        table: DeltaTable,
+        rows: SlicedRows,
+        chunks: ChunkPlan,
+        source: PromptSource,
+        overrides_column: str | None,
+        plan: TaskPlan,
+        slots: int,
+        note_chunk: Callable[[], None],
+        spool: ChunkSpools,
+    ) -> None:
+        """``note_chunk`` is called before each chunk starts, when ``chunks`` holds it already."""
+        self._spark = spark
+        self._table = table
+        self._table_id = table.table_id()
+        self._rows = rows
+        self._chunks = chunks
+        self._source = source
+        self._overrides_column = overrides_column
+        self._plan = plan
+        self._slots = slots
+        self._note_chunk = note_chunk
+        self._spool = spool
+        self._lock = threading.Lock()
+        self._committed_rows = 0
+        self._ended_chunks: set[int] = set()
+        self._started_s = time.monotonic()
+        self._failure: str | None = None
+
+    def cancel(self, reason: str) -> None:
+        """From any thread: stop what runs; ``run`` then raises ``JobFailedError`` with this reason."""
+        with self._lock:
+            self._failure = self._failure or reason
+        self._cancel_jobs()
+
+    def run(self, rows_per_s: Callable[[], float | None], *, every_second: Callable[[], None]) -> None:
+        """``rows_per_s`` says the rate so far, None while it is unknown; ``every_second`` is called about so often,
+        on this thread."""
+        with ThreadPoolExecutor(max_workers=_LANES, thread_name_prefix="pipemax-lane") as pool:
+            lanes = [pool.submit(self._run_lane, lane, rows_per_s) for lane in range(_LANES)]
+            try:
+                self._wait(lanes, every_second)
+            except BaseException as error:
+                # Also on Ctrl-C. The other lane's job would go on for as long as its chunk takes.
+                with self._lock:
+                    reason = self._failure
+                    self._failure = reason or "the other chunk failed"
+                self._cancel_jobs()
+                if reason is not None:
+                    raise JobFailedError(reason) from error
+                raise
+
+    def _wait(self, lanes: list[Future[None]], every_second: Callable[[], None]) -> None:
+        running = set(lanes)
+        while running:
+            # With a time limit, so that Ctrl-C reaches this thread.
+            done, running = wait(running, timeout=1.0, return_when=FIRST_EXCEPTION)
+            for lane in done:
+                lane.result()
+            every_second()
+
+    def _run_lane(self, lane: int, rows_per_s: Callable[[], float | None]) -> None:
+        context = self._spark.sparkContext
+        # Of this thread alone, as is the group below.
+        context.addJobTag(self._plan.run_id)
+        app_id = f"{_app_id(self._table_id, self._plan.run_id)}-{lane}"
+        while (chunk := self._next(rows_per_s())) is not None:
+            if not self._wait_for_turn(chunk):
+                return
+            description = f"pipemax run {self._plan.run_id}, chunk {chunk.number}"
+            context.setJobGroup(self._group(chunk.number), description, interruptOnCancel=True)
+            self._run_chunk(chunk, app_id)
+            with self._lock:
+                self._committed_rows += chunk.rows
+                self._ended_chunks.add(chunk.number)
+            log.info("chunk %d is committed: about %d rows", chunk.number, chunk.rows)
+
+    def _wait_for_turn(self, chunk: Chunk) -> bool:
+        """Until the chunk before holds its slots, or has ended; false when the job is being stopped."""
+        before = chunk.number - 1
+        while True:
+            with self._lock:
+                if self._failure is not None:
+                    return False
+                if before < 0 or before in self._ended_chunks:
+                    return True
+            if self._has_running_tasks(before):
+                return True
+            time.sleep(_POLL_S)
+
+    def _has_running_tasks(self, number: int) -> bool:
+        """Of the stage that annotates: the one behind the shuffle, in a job of two stages."""
+        tracker = self._spark.sparkContext.statusTracker()
+        for job_id in tracker.getJobIdsForGroup(self._group(number)):
+            job = tracker.getJobInfo(job_id)
+            if job is None or len(job.stageIds) < 2:
+                continue
+            stage = tracker.getStageInfo(max(job.stageIds))
+            if stage is not None and stage.numActiveTasks + stage.numCompletedTasks > 0:
+                return True
+        return False
+
+    def _group(self, number: int) -> str:
+        return f"{self._plan.run_id}-chunk-{number}"
+
+    def _next(self, rows_per_s: float | None) -> Chunk | None:
+        with self._lock:
+            if self._failure is not None:
+                return None
+            if rows_per_s is None and self._committed_rows:
+                # No collector hears the servers: the commits say how fast it goes.
+                rows_per_s = self._committed_rows / (time.monotonic() - self._started_s)
+            # Under the lock: a manifest of fewer chunks must not overwrite one of more.
+            chunk = self._chunks.next(rows_per_s)
+            if chunk is not None:
+                log.info("%s, at %s rows/s so far", chunk, rows_per_s)
+                self._note_chunk()
+            return chunk
+
+    def _run_chunk(self, chunk: Chunk, app_id: str) -> None:
+        rows = self._rows.read(chunk, partitions=partitions_for(chunk.rows, self._slots))
+        plan = replace(self._plan, spool=self._spool.directory(chunk.number))
+        self._table.append(
+            annotate_with(rows, self._source, plan, overrides_column=self._overrides_column),
+            Transaction(
+                app_id=app_id,
+                version=chunk.number,
+                note=f"{note_prefix(self._plan.run_id)}{chunk.number}",
+            ),
+        )
+        self._spool.delete(chunk.number)
+
+    def _cancel_jobs(self) -> None:
+        self._spark.sparkContext.cancelJobsWithTag(self._plan.run_id)

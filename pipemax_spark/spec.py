@@ -1,0 +1,86 @@
+"""What decides a row's answer: the spec, its hash, and what differs between two of them.
+
+Two rows with equal input under the same ``spec_hash`` are interchangeable. Part of it: the model's content, the
+prompt, the system message, the schema, the sampling, and the engine settings that change what the model is or
+reads. Not part of it: parallelism, memory, ``dtype``, ``max_model_len``, ``engine_python``, the schedule, and the
+free ``vllm:`` arguments: they change how fast a row is answered, or which rows are refused.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from pipemax.wire import GenerationSpec
+from pipemax_spark.prompts import PromptSource
+from pipemax_spark.response_format import load_schema
+
+_ENGINE_FIELDS = ("tokenizer", "quantization", "chat")
+_SHOWN = 160
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotationSpec:
+    """``values`` are plain JSON, by the names of the command line."""
+
+    model: str
+    """As the user named it: for messages, not hashed."""
+    values: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        model: str,
+        fingerprint: str,
+        source: PromptSource | None,
+        generation: GenerationSpec,
+        engine: Mapping[str, Any],
+    ) -> Self:
+        """``engine`` is the config with its defaults filled in; without a ``source``, prompts come as they are."""
+        values: dict[str, Any] = {"model": fingerprint}
+        if source is not None:
+            values |= {name: value for name, value in asdict(source).items() if value is not None}
+        values |= {name: value for name, value in asdict(generation).items() if value not in (None, ())}
+        if generation.response_format is not None:
+            # Parsed, so that white space does not make another spec. The order of properties stays: it is the
+            # order in which the model writes them.
+            values["response_format"] = load_schema(generation.response_format)
+        values["engine"] = {name: engine[name] for name in _ENGINE_FIELDS if engine.get(name) is not None}
+        return cls(model=model, values=json.loads(json.dumps(values)))
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha256(_text(self.values).encode()).hexdigest()[:16]
+
+    def to_json(self) -> str:
+        return json.dumps({"model": self.model, "values": self.values}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        return cls(**json.loads(text))
+
+    def changes_from(self, old: "AnnotationSpec") -> list[str]:
+        """A phrase for each value that is not as it was."""
+        phrases = []
+        for name in [*old.values, *(name for name in self.values if name not in old.values)]:
+            before, after = old.values.get(name), self.values.get(name)
+            if _text(before) == _text(after):
+                continue
+            if name == "model":
+                before, after = f"{old.model} ({before})", f"{self.model} ({after})"
+            phrases.append(f"{name} was {_shown(before)}, is {_shown(after)}")
+        return phrases
+
+
+def _text(value: Any) -> str:
+    # Keys keep their order within a response format only; the others are made in one order.
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "not given"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

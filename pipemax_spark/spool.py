@@ -1,0 +1,162 @@
+"""Completions that no commit holds yet, so that a task which is tried again does not ask the engine again.
+
+While a task runs, it closes a small Parquet file of completions every 10 s, in a directory of its chunk on storage
+that all executors see. A later attempt at the same partition reads them back; a later run commits them. A row is
+known by its key, which stands for its prompt and its overrides. The spool is a cache: losing it costs work, never
+rows, and a completion that stands in it twice is used once.
+"""
+
+import logging
+import re
+import threading
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from pipemax.wire import COMPLETION_SCHEMA
+
+log = logging.getLogger(__name__)
+
+KEY = "key"
+PERIOD_S = 10.0
+SPOOL_SCHEMA = COMPLETION_SCHEMA.insert(0, pa.field(KEY, pa.string()))
+_ROW_ID = SPOOL_SCHEMA.get_field_index("row_id")
+_STORAGE_ERRORS = (OSError, pa.ArrowException)
+
+
+class Spool:
+    """One task's: reads what earlier attempts left, from entry to exit writes what this one completes.
+
+    ``recall`` and ``keep`` may be called from two threads. Without a directory, it knows and keeps nothing. Storage
+    that fails costs a warning, and the spool.
+    """
+
+    def __init__(self, directory: str | None, *, partition: int, period_s: float = PERIOD_S) -> None:
+        self._directory = directory
+        self._prefix = f"part-{partition:05}-"
+        self._attempt = uuid.uuid4().hex
+        self._period_s = period_s
+        self._known = _Completions([])
+        self._lock = threading.Lock()
+        self._kept: list[pa.RecordBatch] = []
+        self._files_written = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._write_often, name="pipemax-spool", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._directory is not None:
+            self._known = _Completions(list(_read(self._directory, self._prefix)))
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._directory is not None:
+            self._stopped.set()
+            self._thread.join()
+
+    def recall(self, keys: Sequence[str], row_ids: pa.Array) -> pa.RecordBatch:
+        """Completions (COMPLETION_SCHEMA) of those of these rows that are complete already. Each completion is
+        recalled once."""
+        return self._known.take(keys, row_ids)
+
+    def keep(self, keys: pa.Array, completions: pa.RecordBatch) -> None:
+        """Have the good ones among these completions (COMPLETION_SCHEMA) written soon. Error rows are tried again."""
+        if self._directory is None:
+            return
+        batch = pa.RecordBatch.from_arrays([keys, *completions.columns], schema=SPOOL_SCHEMA)
+        batch = batch.filter(pc.is_null(completions.column("error_code")))
+        with self._lock:
+            self._kept.append(batch)
+
+    def _write_often(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._stopped.wait(self._period_s)
+            try:
+                self._write()
+            except _STORAGE_ERRORS as error:
+                log.warning(
+                    "completions are spooled no more, for %s cannot be written: %s", self._directory, error
+                )
+                return
+
+    def _write(self) -> None:
+        with self._lock:
+            kept, self._kept = self._kept, []
+        table = pa.Table.from_batches(kept, SPOOL_SCHEMA)
+        if not table.num_rows:
+            return
+        storage, directory = _open(self._directory or "")
+        storage.create_dir(directory)
+        name = f"{self._prefix}{self._attempt}-{self._files_written}.parquet"
+        self._files_written += 1
+        # Readers pass over names with an underscore: a file is there whole or not at all.
+        pq.write_table(table, f"{directory}/_{name}", filesystem=storage)
+        storage.move(f"{directory}/_{name}", f"{directory}/{name}")
+
+
+class _Completions:
+    """Completions by key, each to be used once."""
+
+    def __init__(self, tables: list[pa.Table]) -> None:
+        self._table = pa.concat_tables([SPOOL_SCHEMA.empty_table(), *tables]).combine_chunks()
+        self._places: defaultdict[str, list[int]] = defaultdict(list)
+        for place, key in enumerate(self._table.column(KEY).to_pylist()):
+            self._places[key].append(place)
+
+    def take(self, keys: Sequence[str], row_ids: pa.Array) -> pa.RecordBatch:
+        rows, places = [], []
+        for i, key in enumerate(keys):
+            if known := self._places.get(key):
+                rows.append(i)
+                places.append(known.pop())
+        found = self._table.take(pa.array(places, pa.int64()))
+        found = found.set_column(
+            _ROW_ID, COMPLETION_SCHEMA.field("row_id"), row_ids.take(pa.array(rows, pa.int64()))
+        )
+        columns = [column.combine_chunks() for column in found.drop_columns([KEY]).columns]
+        return pa.RecordBatch.from_arrays(columns, schema=COMPLETION_SCHEMA)
+
+
+def _read(directory: str, prefix: str) -> Iterator[pa.Table]:
+    """The files of one partition; one that cannot be read is passed over."""
+    try:
+        storage, path = _open(directory)
+        files = storage.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    except _STORAGE_ERRORS as error:
+        log.warning("the spool in %s cannot be listed: %s", directory, error)
+        return
+    for file in files:
+        if not file.base_name.startswith(prefix):
+            continue
+        try:
+            yield pq.read_table(file.path, schema=SPOOL_SCHEMA, filesystem=storage)
+        except _STORAGE_ERRORS as error:
+            log.warning("%s is passed over, its rows are done again: %s", file.path, error)
+
+
+def spool_fault(directory: str) -> str | None:
+    """Why tasks could not spool there, as far as this process can tell; None where they can."""
+    try:
+        storage, path = _open(directory)
+        storage.create_dir(path)
+        with storage.open_output_stream(f"{path}/_probe") as stream:
+            stream.write(b"x")
+        storage.delete_file(f"{path}/_probe")
+    except _STORAGE_ERRORS as error:
+        return str(error).partition("\n")[0]
+    return None
+
+
+def _open(directory: str) -> tuple[fs.FileSystem, str]:
+    """By Arrow's own file systems: tasks have no way to Hadoop's."""
+    location = re.sub(r"^s3[an]:", "s3:", directory)
+    location = re.sub(r"^dbfs:/+", "/dbfs/", location)
+    storage, path = fs.FileSystem.from_uri(location)
+    return storage, path

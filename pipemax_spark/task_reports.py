@@ -1,0 +1,84 @@
+"""Error rows that a task finds itself, told to the driver's collector while the task runs.
+
+Engine servers report what they know; outputs that do not parse are found here, after them. Without these reports
+the driver would learn of them only when a chunk has been committed, too late for an error-rate limit. Reports are a
+convenience: a collector that cannot be reached is left alone, and what counts is in the table.
+"""
+
+import logging
+import time
+import uuid
+from collections import Counter
+from typing import Self
+
+import pyarrow as pa
+from pyarrow import flight
+
+from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobStats, ServerStats
+
+log = logging.getLogger(__name__)
+
+TASK_STATE = "task"
+"""``ServerStats.state`` of these reports: from a task, not from an engine server."""
+_PERIOD_S = 2.0
+_TIMEOUT_S = 2.0
+
+
+class TaskReporter:
+    """Sends at most one report every two seconds, and a last one at exit. Used by one thread."""
+
+    def __init__(self, collector: CollectorAddress | None, job_id: str) -> None:
+        self._collector = collector
+        self._job_id = job_id
+        self._reporter_id = f"task:{uuid.uuid4().hex}"
+        self._errors: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
+        self._has_news = False
+        self._not_before_s = 0.0
+        self._client: flight.FlightClient | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._report()
+        if self._client is not None:
+            self._client.close()
+
+    def count(self, errors: Counter[tuple[str, str]]) -> None:
+        """(code, message) → rows."""
+        for (code, message), rows in errors.items():
+            self._errors[code] += rows
+            self._examples.setdefault(code, message)
+            self._has_news = True
+        if self._has_news and time.monotonic() >= self._not_before_s:
+            self._not_before_s = time.monotonic() + _PERIOD_S
+            self._report()
+
+    def _report(self) -> None:
+        collector = self._collector
+        if collector is None or not self._has_news:
+            return
+        self._has_news = False
+        stats = ServerStats(
+            server_id=self._reporter_id,
+            host="",
+            pid=0,
+            at_unix_s=time.time(),
+            state=TASK_STATE,
+            jobs={self._job_id: JobStats(errors=dict(self._errors), error_examples=self._examples)},
+        )
+        options = flight.FlightCallOptions(
+            timeout=_TIMEOUT_S, headers=[(b"authorization", f"Bearer {collector.token}".encode())]
+        )
+        try:
+            if self._client is None:
+                self._client = flight.FlightClient(
+                    f"grpc+tcp://{collector.host}:{collector.port}",
+                    # The driver is never behind the web proxy that the environment may name.
+                    generic_options=[("grpc.enable_http_proxy", 0)],
+                )
+            list(self._client.do_action(flight.Action(COLLECTOR_ACTION_STATS, stats.to_bytes()), options))
+        except (flight.FlightError, pa.ArrowException, OSError) as error:
+            log.warning("the collector cannot be reached, this task reports no more: %s", error)
+            self._collector = None

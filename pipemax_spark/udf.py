@@ -1,0 +1,230 @@
+"""A column in, a struct column out: ``pipemax_udf`` for DataFrames, ``register`` for SQL.
+
+Spark decides how often a column is evaluated: twice for ``f(p).text, f(p).error``, for instance. So the engine server
+keeps what it has answered, and a repeated row costs no tokens. ``docs/udf.md`` shows which query costs what; for
+large tables ``annotate()`` or the job are the better tools, for they resume.
+
+Results come in the order of the input. While the engine works on them, later batches are read and sent, so that it
+never drains between two.
+"""
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from pipemax.wire import GenerationSpec, PreflightRequest
+from pipemax_spark.annotate import engine_config, fails_on_error, schema_text
+from pipemax_spark.client import EngineOptions, complete
+from pipemax_spark.errors import JobError
+from pipemax_spark.preflight import run_preflight
+from pipemax_spark.spec import AnnotationSpec
+from pipemax_spark.task import PIECE_ROWS, Annotator, TaskPlan, request_batch, task_label
+
+_MOST_PIECES_AHEAD = 256
+"""Answers behind a slow row wait for it in memory: no more than so many pieces of 256 rows."""
+_ALIASES = {
+    "endpoint": "model",
+    "responseFormat": "response_format",
+    "failOnError": "on_error",
+    "modelParameters": None,
+}
+"""``ai_query``'s names → ours; the model parameters are arguments of their own here."""
+
+
+def pipemax_udf(
+    *,
+    model: str | None = None,
+    engine: Mapping[str, Any] | None = None,
+    system: str | None = None,
+    response_format: Mapping[str, Any] | str | None = None,
+    max_tokens: int = 256,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    stop: Sequence[str] = (),
+    seed: int | None = None,
+    on_error: str = "row",
+    engine_python: str | None = None,
+    log_dir: str | None = None,
+) -> Callable[..., Any]:
+    """A function of one column: prompts (string) or conversations (array<struct<role, content>>).
+
+    Returns the same struct as ``annotate()``. With a ``temperature`` and no ``seed``, the seed is 0: equal rows get
+    equal answers, however often Spark evaluates them. Model, engine and schema are checked at once, on an executor,
+    by a small Spark job; ``JobError`` says what is wrong. Needs an active Spark session.
+    """
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.getActiveSession()
+    if spark is None:
+        raise JobError("there is no Spark session; make one before pipemax_udf")
+    config = engine_config(engine, model)
+    generation = GenerationSpec(
+        system=system,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        stop=tuple(stop),
+        seed=0 if seed is None and temperature > 0 else seed,
+        response_format=schema_text(response_format),
+    )
+    run_id = uuid.uuid4().hex
+    plan = TaskPlan(
+        options=EngineOptions(
+            engine=config,
+            generation=generation,
+            job_id=run_id,
+            engine_python=engine_python,
+            log_dir=log_dir,
+            reuses_results=True,
+        ),
+        spec_hash="",
+        run_id=run_id,
+        output_column="",
+        fails_on_error=fails_on_error(on_error),
+    )
+    request = PreflightRequest(engine=config, generation=generation)
+    reply = run_preflight(spark, request, engine_python=engine_python)
+    spec = AnnotationSpec.of(
+        model=config["model"],
+        fingerprint=reply.model_fingerprint,
+        source=None,
+        generation=generation,
+        engine=reply.engine,
+    )
+    return _spark_function(replace(plan, spec_hash=spec.hash))
+
+
+def register(spark: Any, name: str = "pipemax", **options: Any) -> None:
+    """``SELECT name(prompt) …`` with the ``options`` of ``pipemax_udf``.
+
+    Names of ``ai_query``'s arguments are taken too: endpoint, responseFormat, failOnError, and modelParameters (a dict
+    of max_tokens, temperature, top_p, top_k, stop).
+    """
+    spark.udf.register(name, pipemax_udf(**_without_aliases(options)))
+
+
+def _without_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
+    ours: dict[str, Any] = {}
+    for name, value in options.items():
+        new = value if name == "modelParameters" else {_ALIASES.get(name) or name: value}
+        if name == "failOnError":
+            new = {"on_error": "fail" if value else "row"}
+        if doubled := ours.keys() & new.keys():
+            raise JobError(f"{', '.join(sorted(doubled))} is given twice, once as {name}; give it once")
+        ours |= new
+    return ours
+
+
+def _spark_function(plan: TaskPlan) -> Callable[..., Any]:
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    returned = from_arrow_type(plan.annotation_type(), prefer_timestamp_ntz=False)
+    task = UdfTask(plan)
+    if hasattr(F, "arrow_udf"):  # Spark 4.1 and newer
+
+        def pipemax(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+            return task(batches)
+
+        made = F.arrow_udf(pipemax, returnType=returned)
+    else:
+        raise JobError("pipemax_udf needs Spark 4.1 or newer; use annotate() on older ones")
+    # Else Spark takes it as free, and evaluates it again for every filter and every field.
+    function: Callable[..., Any] = made.asNondeterministic()
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class UdfTask:
+    """The function of the UDF: arrays of prompts in, arrays of annotations out, in the same order."""
+
+    plan: TaskPlan
+
+    def __call__(self, batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        annotator = Annotator(self.plan)
+        rows = OrderedRows(batches)
+        completions = complete(rows.requests(), self.plan.options, task=task_label())
+        with contextlib.closing(completions):
+            try:
+                for batch in completions:
+                    rows.put(batch.column("row_id").to_pylist(), annotator.annotations(batch))
+                    yield from rows.take()
+            finally:
+                rows.close()
+
+
+class OrderedRows:
+    """Answers come in any order and go out in the input's, piece by piece."""
+
+    def __init__(self, batches: Iterator[pa.Array]) -> None:
+        self._batches = batches
+        self._changed = threading.Condition()
+        self._num_sent = 0  # pieces
+        self._num_taken = 0
+        self._is_closed = False
+        self._open_rows: dict[int, int] = {}  # piece → rows without an answer
+        self._answers: dict[int, list[tuple[list[int], pa.Array]]] = {}  # piece → (places in it, answers)
+
+    def requests(self) -> Iterator[pa.RecordBatch]:
+        """Batches of REQUEST_SCHEMA, read on the feeder's thread; waits while too many answers wait for their turn."""
+        for batch in self._batches:
+            column = (
+                "prompt"
+                if pa.types.is_string(batch.type) or pa.types.is_large_string(batch.type)
+                else "messages"
+            )
+            for start in range(0, len(batch), PIECE_ROWS):
+                piece = batch.slice(start, PIECE_ROWS)
+                with self._changed:
+                    self._changed.wait_for(
+                        lambda: self._is_closed or self._num_sent - self._num_taken < _MOST_PIECES_AHEAD
+                    )
+                    if self._is_closed:
+                        return
+                    number = self._num_sent
+                    self._num_sent += 1
+                    self._open_rows[number] = len(piece)
+                    self._answers[number] = []
+                yield request_batch(number * PIECE_ROWS, len(piece), **{column: piece})
+
+    def put(self, row_ids: Sequence[int], annotations: pa.Array) -> None:
+        """Answers to these rows."""
+        places: dict[int, list[int]] = {}
+        for i, row_id in enumerate(row_ids):
+            places.setdefault(row_id // PIECE_ROWS, []).append(i)
+        with self._changed:
+            for number, indices in places.items():
+                answers = annotations.take(pa.array(indices, pa.int32()))
+                self._answers[number].append(([row_ids[i] % PIECE_ROWS for i in indices], answers))
+                self._open_rows[number] -= len(indices)
+
+    def take(self) -> Iterator[pa.Array]:
+        """The pieces whose turn it is, as far as they are complete."""
+        while (piece := self._next_piece()) is not None:
+            places = [place for part, _ in piece for place in part]
+            answers = pa.concat_arrays([array for _, array in piece])
+            order = sorted(range(len(places)), key=places.__getitem__)
+            yield answers.take(pa.array(order, pa.int32()))
+
+    def close(self) -> None:
+        """Nothing more is wanted: whoever waits to read on shall stop."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _next_piece(self) -> list[tuple[list[int], pa.Array]] | None:
+        with self._changed:
+            number = self._num_taken
+            if self._open_rows.get(number) != 0:
+                return None
+            self._num_taken += 1
+            self._changed.notify_all()
+            del self._open_rows[number]
+            return self._answers.pop(number)

@@ -1,0 +1,60 @@
+"""``annotate()``: a transformation like any other, checked before it runs."""
+
+from typing import Any
+
+import pytest
+from pyspark.testing import assertDataFrameEqual
+
+from pipemax_spark.annotate import annotate
+from pipemax_spark.errors import JobError
+from tests.fakes.engine import expected_text, fake_config
+
+
+def test_every_row_gets_an_annotation_beside_its_columns(spark: Any, engine_python: str) -> None:
+    frame = spark.range(700, numPartitions=3).selectExpr("id", "concat('word ', id) AS text", "id % 7 AS n")
+    annotated = annotate(
+        frame, template="Say {text} {n}", engine=fake_config(), engine_python=engine_python, max_tokens=16
+    )
+    assert annotated.columns == ["id", "text", "n", "annotation"]
+    assertDataFrameEqual(annotated.drop("annotation"), frame)
+    for row in annotated.where("n = 3").collect():
+        assert row["annotation"]["text"] == expected_text(f"Say {row['text']} {row['n']}", 16)
+        assert row["annotation"]["completed_at"] is not None
+
+
+def test_a_schema_makes_a_typed_column(spark: Any, engine_python: str) -> None:
+    schema = {"type": "object", "properties": {"label": {"enum": ["a", "b"]}, "score": {"type": "number"}}}
+    frame = spark.createDataFrame([("x",), (None,)], "text string")
+    annotated = annotate(
+        frame,
+        prompt_column="text",
+        engine=fake_config(),
+        engine_python=engine_python,
+        response_format=schema,
+        output_column="answer",
+    )
+    assert annotated.schema["answer"].dataType["parsed"].dataType.simpleString() == (
+        "struct<label:string,score:double>"
+    )
+    good, bad = annotated.orderBy("text", ascending=False).select("answer").collect()
+    assert good["answer"]["parsed"]["label"] in ("a", "b")
+    assert (bad["answer"]["parsed"], bad["answer"]["error"]["code"]) == (None, "empty_prompt")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"template": "{txt}"}, r"no column 'txt'\. Did you mean 'text'"),
+        ({"prompt_column": "text", "output_column": "TEXT"}, "the input has a column 'TEXT' already"),
+        ({"prompt_column": "text", "engine": {}}, "no model is named"),
+        ({"messages_column": "text"}, "must be array<struct<role:string,content:string>>"),
+        ({"prompt_column": "text", "overrides_column": "text"}, "must be a struct with some of max_tokens"),
+        ({"prompt_column": "text", "max_tokens": 0}, "max_tokens is 0"),
+    ],
+)
+def test_what_is_wrong_is_said_at_once(
+    spark: Any, engine_python: str, options: dict[str, Any], told: str
+) -> None:
+    frame = spark.createDataFrame([("x",)], "text string")
+    with pytest.raises(JobError, match=told):
+        annotate(frame, **{"engine": fake_config(), "engine_python": engine_python, **options})

@@ -1,0 +1,46 @@
+"""Two executors of one core each, as processes of their own: an engine each, kept for the application's life."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from tests.fakes.engine_python import write_engine_python
+from tests.spark.processes import servers_of, wait_until
+from tests.spark.two_jobs import ROWS
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CLUSTER = "--master local-cluster[2,1,2048] --conf spark.executor.memory=1g pyspark-shell"
+
+
+def test_two_executors_run_two_engines_for_two_jobs_and_leave_none_behind(tmp_path: Path) -> None:
+    engine_python = write_engine_python(tmp_path / "python")
+    application = subprocess.run(
+        [sys.executable, "-m", "tests.spark.two_jobs", str(tmp_path), engine_python],
+        cwd=REPOSITORY,
+        env={
+            **os.environ,
+            "PYSPARK_SUBMIT_ARGS": CLUSTER,
+            "SPARK_WORKER_DIR": str(tmp_path / "work"),
+            "MLFLOW_TRACKING_URI": "http://127.0.0.1:9",  # nobody answers there
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert application.returncode == 0, application.stderr[-4000:]
+    first, second = (json.loads(line) for line in application.stdout.splitlines())
+    assert (first["rows_out"], second["rows_out"]) == (ROWS, ROWS)
+    assert (first["engines"], second["engines"]) == (2, 2)
+    assert len(first["servers"]) == 2
+    assert second["servers"] == first["servers"], "the second job started engines of its own"
+    for number in range(2):
+        # Read by pyarrow, past Delta's log: no file holds a row twice.
+        ids = pq.read_table(tmp_path / f"out{number}", columns=["id"]).column("id").to_pylist()
+        assert sorted(ids) == list(range(ROWS))
+    wait_until(lambda: not servers_of(engine_python), 15, "the engine servers end with the application")
+    assert "MLflow at http://127.0.0.1:9 failed, the job goes on without it" in application.stderr

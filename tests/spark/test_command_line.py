@@ -1,0 +1,95 @@
+"""The command as people type it: what it says when something is missing, and where it can be run from."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pipemax_spark.cli import app
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+ARGUMENTS = ("--input", "in.parquet", "--output", "out", "--model", "m", "--prompt-column", "text")
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [*ARGUMENTS, *arguments])
+    return result.exit_code, " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--template", "{text}"), "give exactly one of prompt-column, messages-column and template"),
+        (("--on-error", "ignore"), "on-error is 'ignore'; give 'row'"),
+        (("--commit-every", "often"), "commit-every is 'often'; write it as 15m, 900s or 1h"),
+        (("--response-format", "/no/such/file"), "response-format '/no/such/file' cannot be read"),
+        (("--engine", "/no/such/file"), "engine config '/no/such/file' cannot be read"),
+        (("--input-option", "sep"), "input-option 'sep' is not of the form KEY=VALUE"),
+        (("--gold-column", "label"), "gold-column 'label' is compared with the property of that name"),
+        (("--output", "in.parquet"), "input and output are both 'in.parquet'"),
+    ],
+)
+def test_a_wrong_call_ends_with_2_and_says_why(arguments: tuple[str, ...], told: str) -> None:
+    code, output = invoke(*arguments)
+    assert code == 2
+    assert f"Error: {told}" in output
+
+
+def test_help_names_every_option_with_its_default() -> None:
+    output = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
+    for option in (
+        "--input",
+        "--retry-errors",
+        "--max-error-rate",
+        "--commit-every",
+        "--dry-run",
+        "--work-dir",
+    ):
+        assert option in output
+    assert "[default: 15m]" in output
+
+
+def test_without_java_the_remedy_is_named(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [BIN / "pipemax-annotate", *ARGUMENTS],
+        cwd=tmp_path,
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "Spark needs Java 17 or newer, and 'java' was not found; install one" in done.stderr
+
+
+def test_spark_submit_needs_no_environment_and_names_the_package_that_is_missing(tmp_path: Path) -> None:
+    """From /, with an empty environment; and with settings that have no Delta."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "log4j2.properties").write_text("rootLogger.level = error\n")
+    done = subprocess.run(
+        [
+            BIN / "spark-submit",
+            REPOSITORY / "jobs" / "annotate.py",
+            *ARGUMENTS,
+            "--log-dir",
+            tmp_path / "logs",
+        ],
+        cwd="/",
+        env={
+            "SPARK_CONF_DIR": str(tmp_path / "conf"),
+            **{name: os.environ[name] for name in ("JAVA_HOME",) if name in os.environ},
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr[-2000:]
+    told = "start the job with: spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0"
+    assert told in done.stdout  # where spark-submit sends what the driver says

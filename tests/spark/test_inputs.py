@@ -1,0 +1,76 @@
+"""What can be read, and what the rows look like at the other end."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from pipemax_spark.errors import JobError
+from pipemax_spark.prompts import PromptSource
+from pipemax_spark.sources import read_source
+from tests.fakes.engine import expected_text
+from tests.spark.conftest import Jobs
+
+MakeJobs = Callable[[], Jobs]
+AWKWARD = 'quoted "word", comma;\nand a line break, 日本語'
+
+
+def test_a_csv_file_with_all_that_csv_allows(jobs: MakeJobs) -> None:
+    run = jobs()
+    path = run.directory / "rows.csv"
+    quoted = AWKWARD.replace('"', '""')
+    path.write_text(f'id,Long Text\n1,"{quoted}"\n2,plain\n', encoding="utf-8")
+    run.run(input=str(path), source=PromptSource(prompt_column="long text"), id_columns=("id",))
+    rows = {row["id"]: row for row in run.rows()}
+    assert rows["1"]["Long Text"] == AWKWARD
+    assert rows["1"]["annotation"]["text"] == expected_text(AWKWARD, 16)
+    assert rows["2"]["annotation"]["text"] == expected_text("plain", 16)
+
+
+def test_json_lines_with_conversations_and_a_row_s_own_sampling(jobs: MakeJobs) -> None:
+    run = jobs()
+    path = run.directory / "rows.jsonl"
+    rows = [
+        {"id": 1, "chat": [{"role": "user", "content": "one two three"}], "sampling": {"max_tokens": 3}},
+        {"id": 2, "chat": [{"role": "user", "content": "one two three"}], "sampling": None},
+        {"id": 3, "chat": [], "sampling": None},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = PromptSource(messages_column="chat")
+    run.run(input=str(path), source=source, overrides_column="sampling", id_columns=("id",))
+    annotations = {row["id"]: row["annotation"] for row in run.rows()}
+    assert annotations[1]["text"] == expected_text("one two three", 3)
+    assert annotations[1]["finish_reason"] == "length"
+    assert annotations[2]["text"] == expected_text("one two three", 16)
+    assert annotations[3]["error"]["code"] == "empty_prompt"
+
+
+def test_a_delta_table_is_read_as_it_was_when_the_job_began(jobs: MakeJobs) -> None:
+    run = jobs()
+    path = str(run.directory / "table")
+    for first in (0, 10):
+        run.spark.range(first, first + 10).write.format("delta").mode("append").save(path)
+    source = read_source(run.spark, path)
+    run.spark.range(100, 200).write.format("delta").mode("append").save(path)
+    assert source.version == 1
+    assert source.rows.count() == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "no_such_table",
+            r"there is no table 'no_such_table'; for files, give a path such as \./no_such_table",
+        ),
+        ("/no/such/path", "does not exist"),
+        ("{directory}/empty", "give --input-format parquet, csv or json"),
+        ("{directory}/broken.parquet", "cannot be read"),
+    ],
+)
+def test_an_input_that_is_none(jobs: MakeJobs, name: str, told: str) -> None:
+    run = jobs()
+    for directory in ("empty", "broken.parquet"):
+        (run.directory / directory).mkdir()
+    with pytest.raises(JobError, match=told):
+        read_source(run.spark, name.format(directory=run.directory))

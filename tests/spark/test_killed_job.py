@@ -1,0 +1,135 @@
+"""Jobs that are killed in their midst, and run again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipemax_spark.annotate import annotate_with, with_keys
+from pipemax_spark.client import EngineOptions
+from pipemax_spark.options import JobOptions
+from pipemax_spark.prompts import PromptSource
+from pipemax_spark.task import TaskPlan
+from tests.fakes.engine import expected_text, fake_config
+from tests.spark.conftest import Jobs
+from tests.spark.processes import servers_of, wait_until
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SLOW = fake_config(tokens_per_s=1_500)
+
+
+def start_job(options: JobOptions, *, commit_every: str) -> subprocess.Popen[bytes]:
+    """The same job as a process group of its own, driver and JVM."""
+    engine_file = options.log_dir.parent / "engine.yaml"
+    engine_file.write_text("model: fake\nmax_num_seqs: 16\nvllm: {fake: {tokens_per_s: 1500}}\n")
+    return subprocess.Popen(
+        [
+            *(sys.executable, REPOSITORY / "jobs" / "annotate.py"),
+            *("--input", options.input, "--output", options.output),
+            *("--template", options.source.template or "", "--engine", engine_file),
+            *("--max-tokens", str(options.generation.max_tokens), "--commit-every", commit_every),
+            *("--engine-python", options.engine_python or "", "--log-dir", options.log_dir),
+        ],
+        env={**os.environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"},
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def committed_chunks(output: str) -> int:
+    commits = Path(output, "_delta_log").glob("*.json")
+    return sum("pipemax run" in commit.read_text() for commit in commits)
+
+
+def kill_when(condition: Callable[[], bool], job: subprocess.Popen[bytes], options: JobOptions) -> None:
+    """kill -9 of driver and JVM at once."""
+    try:
+        wait_until(lambda: condition() or job.poll() is not None, 300, "something to be lost")
+        assert job.poll() is None, "the job ended before it could be killed"
+    finally:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+    wait_until(lambda: not servers_of(options.engine_python or ""), 15, "the killed job's engine ends")
+
+
+def test_killed_and_run_again_on_a_longer_table_every_row_is_there_as_often_as_in_the_input(
+    jobs: Callable[[], Jobs],
+) -> None:
+    run = jobs()
+    rows = [(i % 900, f"word {i % 900}") for i in range(6_000)]  # texts repeat
+    run.write_input(rows)
+    job = start_job(run.defaults, commit_every="1s")
+    kill_when(lambda: committed_chunks(run.output) >= 1, job, run.defaults)
+    done = len(run.rows())
+    assert 0 < done < len(rows), "it was to be killed with some rows committed and some not"
+
+    more = [*rows, *rows[:50], (1_000, "a new word")]
+    run.write_input(more)
+    summary = run.run(engine=SLOW)
+    assert summary is not None
+    assert summary.rows_skipped >= done
+    assert summary.rows_out == len(more) - summary.rows_skipped
+    assert Counter((row["id"], row["text"]) for row in run.rows()) == Counter(more)
+    assert not Path(run.output, "_pipemax").exists(), "the dead run's work directory is removed"
+
+
+def test_what_a_killed_job_had_completed_is_committed_by_the_next(jobs: Callable[[], Jobs]) -> None:
+    run = jobs()
+    rows = [(i, f"word {i % 2_000}") for i in range(10_000)]
+    run.write_input(rows)
+    job = start_job(run.defaults, commit_every="1h")
+    spooled = Path(run.output, "_pipemax")
+    kill_when(lambda: any(spooled.glob("*/spool/*/part-*.parquet")), job, run.defaults)
+
+    summary = run.run(engine=SLOW)
+    assert summary is not None
+    assert "had completed were committed now" in run.printed
+    assert summary.rows_skipped > 1_000, "about ten seconds' rows were spooled"
+    assert summary.rows_out == len(rows) - summary.rows_skipped
+    done = run.rows()
+    assert Counter((row["id"], row["text"]) for row in done) == Counter(rows)
+    assert all(row["annotation"]["text"] == expected_text(f"Say {row['text']}", 16) for row in done)
+    assert len({row["annotation"]["run_id"] for row in done}) == 2, "each row names the run that computed it"
+    assert not spooled.exists()
+
+
+def test_a_partition_that_is_tried_again_asks_the_engine_for_nothing_twice(
+    spark: Any, engine_python: str, tmp_path: Path
+) -> None:
+    source = PromptSource(template="Say {text}")
+    plan = TaskPlan(
+        options=EngineOptions(engine=fake_config(), job_id="again", engine_python=engine_python),
+        spec_hash="hash",
+        run_id="run",
+        output_column="annotation",
+        spool=str(tmp_path),
+    )
+    texts = [f"word {i}" if i % 10 else "[[error]]" for i in range(1_000)]
+    rows = spark.createDataFrame([(text,) for text in texts], "text string").coalesce(1)
+    keyed = with_keys(rows, source, None)
+    first = annotate_with(keyed, source, plan).collect()
+    before = num_requests(spark, engine_python)
+    second = annotate_with(keyed, source, plan).collect()
+    assert num_requests(spark, engine_python) - before - 1 == 100, "the error rows, which are tried again"
+    good = [sorted(row for row in rows if row["annotation"]["error"] is None) for rows in (first, second)]
+    assert len(good[0]) == 900
+    assert good[0] == good[1], "the very same completions, their times included"
+
+
+def num_requests(spark: Any, engine_python: str) -> int:
+    """What the engine was asked so far, this question included."""
+    plan = TaskPlan(
+        options=EngineOptions(engine=fake_config(), job_id="count", engine_python=engine_python),
+        spec_hash="",
+        run_id="",
+        output_column="annotation",
+    )
+    question = spark.createDataFrame([("[[counts]]",)], "text string")
+    answer = annotate_with(question, PromptSource(prompt_column="text"), plan).head()["annotation"]["text"]
+    return int(json.loads(answer)["submitted"])

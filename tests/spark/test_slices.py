@@ -1,0 +1,64 @@
+"""What is left, written down in slices and read back in chunks, by Spark itself."""
+
+from pathlib import Path
+from typing import Any
+
+from pyspark.testing import assertDataFrameEqual
+
+from pipemax_spark.chunks import Chunk, SlicedRows, partition_keys, write_slices
+from pipemax_spark.left import rows_left
+from pipemax_spark.task import KEY_COLUMN
+
+
+def test_slices_hold_each_row_once_and_are_alike(spark: Any, tmp_path: Path) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    rows = spark.range(4_000, numPartitions=3).selectExpr("id", "repeat('x', id % 100) AS text")
+    path = str(tmp_path / "rows")
+    keyed = rows.withColumn(KEY_COLUMN, F.md5("text"))
+    write_slices(keyed, F.col("text"), path, slices=8, slots=2)
+    sliced = SlicedRows(spark, path, rows.schema, slices=8)
+    assert sliced.rows == 4_000
+    chunks = [
+        Chunk(number=0, first_slice=0, end_slice=3, rows=1_500),
+        Chunk(number=1, first_slice=3, end_slice=8, rows=2_500),
+    ]
+    parts = [sliced.read(chunk, partitions=4) for chunk in chunks]
+    assertDataFrameEqual(parts[0].unionAll(parts[1]), keyed)
+    for part in parts:
+        assert part.rdd.getNumPartitions() == 4
+        sizes = part.groupBy(F.spark_partition_id()).agg(F.count("*"), F.sum(F.length("text"))).collect()
+        assert len(sizes) == 4, "no partition is empty"
+        lengths = [row[2] for row in sizes]
+        assert max(lengths) <= 1.2 * min(lengths), "long prompts are dealt out evenly"
+
+
+def test_a_key_is_hashed_to_the_partition_that_it_was_made_for(spark: Any) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    for partitions in (1, 2, 7, 64):
+        keys = partition_keys(partitions)
+        frame = spark.createDataFrame([(key, place) for place, key in enumerate(keys)], "key int, place int")
+        placed = frame.repartition(partitions, "key").select("place", F.spark_partition_id().alias("at"))
+        assert all(row["place"] == row["at"] for row in placed.collect())
+
+
+def test_equal_rows_are_counted_and_rows_that_differ_a_little_are_not_equal(spark: Any) -> None:
+    instant, later = "2026-01-01 00:00:00.000001", "2026-01-01 00:00:00.000002"
+    values = [
+        ("x", 1.0, instant),
+        ("x", 1.0, instant),
+        ("x", 1.0, later),
+        ("", None, instant),
+        (None, None, instant),
+    ]
+
+    def frame(rows: list[tuple[Any, ...]]) -> Any:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        made = spark.createDataFrame(rows, "a string, b double, at string")
+        return made.withColumn("at", F.to_timestamp("at")).select("a", "b", "at")
+
+    left = rows_left(frame(values), frame([values[0], values[3]]), ())
+    assert left.schema.simpleString() == frame(values).schema.simpleString()
+    assertDataFrameEqual(left, frame([values[1], values[2], values[4]]))

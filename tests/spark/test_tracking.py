@@ -1,0 +1,51 @@
+"""The MLflow run of a job, read with MLflow's own client."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.engine import fake_config
+from tests.spark.conftest import Jobs
+
+
+def test_a_job_is_one_run_with_what_is_needed_to_understand_it(tracked_jobs: Callable[[], Jobs]) -> None:
+    from mlflow import MlflowClient
+
+    run = tracked_jobs()
+    run.write_input([(i, f"word {i}") for i in range(600)])
+    summary = run.run(id_columns=("id",), engine=fake_config(tokens_per_s=600))
+    assert summary is not None
+    assert summary.mlflow_run_id is not None
+    client = MlflowClient(tracking_uri=f"sqlite:///{run.directory / 'mlflow' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("pipemax")
+    assert experiment is not None
+    (recorded,) = client.search_runs([experiment.experiment_id])
+    assert recorded.info.run_id == summary.mlflow_run_id
+    assert recorded.info.status == "FINISHED"
+    params, metrics = recorded.data.params, recorded.data.metrics
+    assert params["engine.model"] == "fake"
+    assert params["generation.max_tokens"] == "16"
+    assert {"version.spark", "version.vllm", "spark.master", "spec_hash"} <= params.keys()
+    assert metrics["total_rows_out"] == 600
+    assert metrics["total_completion_tokens"] == summary.completion_tokens
+    history = client.get_metric_history(recorded.info.run_id, "rows_done")
+    assert len(history) >= 2, "metrics over time"
+    assert max(point.value for point in history) == 600
+    artifacts = {artifact.path for artifact in client.list_artifacts(recorded.info.run_id)}
+    assert artifacts == {"summary.json", "throughput.png"}
+    (stored,) = Path(run.directory, "mlflow", "artifacts").rglob("summary.json")
+    assert json.loads(stored.read_text())["rows_out"] == 600
+
+
+def test_a_tracking_server_that_is_down_costs_a_warning(
+    tracked_jobs: Callable[[], Jobs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # nobody answers there
+    run = tracked_jobs()
+    run.write_input([(1, "a")])
+    summary = run.run(id_columns=("id",))
+    assert summary is not None
+    assert (summary.rows_out, summary.mlflow_run_id) == (1, None)
+    assert "Warning: MLflow at http://127.0.0.1:9 failed, the job goes on without it" in run.printed

@@ -1,0 +1,149 @@
+"""The UDF and SQL forms, and how often the engine is asked for each shape of query."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from pipemax_spark.errors import JobError
+from pipemax_spark.udf import pipemax_udf, register
+from tests.fakes.engine import expected_text, fake_config
+
+ROWS = 600
+
+
+@dataclass(frozen=True)
+class Udf:
+    """A UDF whose engine counts its requests."""
+
+    spark: Any
+    function: Callable[..., Any]
+
+    def table(self, rows: int = ROWS, *, prefix: str = "word") -> Any:
+        return self.spark.range(rows, numPartitions=2).selectExpr("id", f"concat('{prefix} ', id) AS text")
+
+    def requests(self) -> int:
+        """What the engine was asked so far, by its own count."""
+        asked = self.spark.sql("SELECT concat('[[counts]] ', uuid()) AS text").select(
+            self.function("text").text
+        )
+        # This question is one, too, and so are the earlier ones.
+        return int(json.loads(asked.head()[0].partition(" ")[0])["submitted"])
+
+
+@pytest.fixture(scope="module")
+def udf(spark: Any, engine_python: str) -> Udf:
+    return Udf(
+        spark, pipemax_udf(engine=fake_config(model="udf"), engine_python=engine_python, max_tokens=16)
+    )
+
+
+def test_answers_stand_beside_their_prompts_in_the_input_s_order(udf: Udf) -> None:
+    rows = udf.table(3_000).select("id", "text", udf.function("text").alias("a")).collect()
+    assert [row["id"] for row in rows] == list(range(3_000))
+    assert all(row["a"]["text"] == expected_text(row["text"], 16) for row in rows)
+    assert {row["a"]["error"] for row in rows} == {None}
+
+
+def test_a_bad_row_is_an_error_beside_good_ones(udf: Udf) -> None:
+    frame = udf.spark.createDataFrame([(0, "fine"), (1, None), (2, "[[error]]")], "id int, text string")
+    rows = frame.select(udf.function("text").alias("a")).collect()
+    assert [row["a"]["error"] and row["a"]["error"]["code"] for row in rows] == [
+        None,
+        "empty_prompt",
+        "engine_error",
+    ]
+
+
+def test_conversations_are_a_column_too(udf: Udf) -> None:
+    frame = udf.spark.sql("SELECT array(named_struct('role', 'user', 'content', 'one two')) AS chat")
+    assert frame.select(udf.function("chat").text).head()[0] == expected_text("one two", 16)
+
+
+# Of a table's rows the engine is asked once each, whatever Spark evaluates twice.
+Action = Callable[[Any, Callable[..., Any]], Any]
+SHAPES: dict[str, tuple[Action, int]] = {
+    "two fields": (
+        lambda table, f: table.select(f("text").text, f("text").completion_tokens).collect(),
+        ROWS,
+    ),
+    "two fields of a subquery": (
+        lambda table, f: table.select(f("text").alias("a")).select("a.text", "a.error").collect(),
+        ROWS,
+    ),
+    "filter on a field": (
+        lambda table, f: table.select(f("text").alias("a")).where("a.error IS NULL").collect(),
+        ROWS,
+    ),
+    "order by a field": (
+        lambda table, f: table.select(f("text").alias("a")).orderBy("a.text").collect(),
+        ROWS,
+    ),
+    "join": (
+        lambda table, f: table.select("id", f("text").alias("a")).join(table.limit(100), "id").collect(),
+        ROWS,
+    ),
+    "cached": (lambda table, f: [table.select(f("text").text).cache().count() for _ in range(2)], ROWS),
+    "count": (lambda table, f: table.select(f("text").alias("a")).count(), 0),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_how_often_the_engine_is_asked(udf: Udf, shape: str) -> None:
+    action, rows = SHAPES[shape]
+    table = udf.table(prefix=shape)
+    before = udf.requests()
+    action(table, udf.function)
+    assert udf.requests() - before - 1 == rows
+    action(table, udf.function)
+    assert udf.requests() - before - 2 == rows, "a second evaluation costs nothing"
+
+
+def test_chained_calls_share_the_engine(udf: Udf) -> None:
+    chained = udf.table(500).select("text", udf.function(udf.function("text").text).alias("a")).collect()
+    assert all(row["a"]["text"] == expected_text(expected_text(row["text"], 16), 16) for row in chained)
+
+
+@pytest.fixture
+def in_sql(spark: Any, engine_python: str) -> Iterator[Any]:
+    register(
+        spark,
+        "pipemax_test",
+        engine=fake_config(model="udf"),
+        engine_python=engine_python,
+        responseFormat={"type": "object", "properties": {"label": {"enum": ["a", "b"]}}},
+        modelParameters={"max_tokens": 32, "temperature": 0.5},
+        failOnError=True,
+    )
+    yield spark
+    spark.sql("DROP TEMPORARY FUNCTION pipemax_test")
+
+
+def test_the_sql_form_takes_ai_query_s_names(in_sql: Any) -> None:
+    in_sql.range(50).createOrReplaceTempView("numbers")
+    rows = in_sql.sql(
+        "SELECT id, a.parsed.label AS label FROM (SELECT id, pipemax_test('word ' || id) AS a FROM numbers)"
+    ).collect()
+    assert [row["id"] for row in rows] == list(range(50))
+    assert {row["label"] for row in rows} == {"a", "b"}
+    with pytest.raises(Exception, match="a row failed with empty_prompt"):
+        in_sql.sql("SELECT pipemax_test('') AS a").collect()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "no model is named"),
+        ({"engine": {"model": "fake", "polcy": 1}}, "unknown field 'polcy'"),
+        ({"engine": {"model": "fake"}, "response_format": "{"}, "response-format is not JSON"),
+        ({"engine": {"model": "fake"}, "on_error": "skip"}, "on-error is 'skip'"),
+        ({"endpoint": "fake", "model": "fake"}, "model is given twice"),
+    ],
+)
+def test_a_wrong_option_is_told_before_any_row(
+    spark: Any, engine_python: str, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(JobError, match=told):
+        register(spark, "pipemax_wrong", engine_python=engine_python, **options)

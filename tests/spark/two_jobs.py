@@ -1,0 +1,48 @@
+"""An application of two jobs, run by ``test_cluster`` as a process of its own: a JVM has one Spark context.
+
+python -m tests.spark.two_jobs DIRECTORY ENGINE_PYTHON: prints one JSON object a job.
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from pipemax.wire import GenerationSpec
+from pipemax_spark.job import AnnotationJob
+from pipemax_spark.options import JobOptions
+from pipemax_spark.prompts import PromptSource
+from pipemax_spark.session import get_session
+from tests.fakes.engine import fake_config
+from tests.spark.processes import servers_of
+
+ROWS = 400
+
+
+def main(directory: Path, engine_python: str) -> None:
+    spark = get_session("two jobs", log_dir=directory / "logs")
+    source = str(directory / "in.parquet")
+    spark.range(ROWS).selectExpr("id", "concat('word ', id) AS text").write.parquet(source)
+    for number in range(2):
+        options = JobOptions(
+            input=source,
+            output=str(directory / f"out{number}"),
+            source=PromptSource(template="Say {text}"),
+            # Slow enough that one executor cannot do it all before the other has begun.
+            engine=fake_config(load_s=1.0, tokens_per_s=200),
+            generation=GenerationSpec(max_tokens=8),
+            engine_python=engine_python,
+            id_columns=("id",),
+            log_dir=directory / "logs",
+        )
+        summary = AnnotationJob(spark, options, Console(file=sys.stderr)).run()
+        assert summary is not None
+        servers = sorted(server.pid for server in servers_of(engine_python))
+        print(json.dumps({**asdict(summary), "servers": servers}), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

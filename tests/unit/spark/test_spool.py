@@ -1,0 +1,92 @@
+"""Completions that outlive their task: read back once each, whatever state the files are in."""
+
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipemax.wire import COMPLETION_SCHEMA
+from pipemax_spark.spool import Spool, spool_fault
+
+
+def completions(texts: list[str | None]) -> pa.RecordBatch:
+    """Without a text, an error row."""
+    rows = [
+        {
+            "row_id": i,
+            "text": text,
+            "finish_reason": "stop",
+            "prompt_tokens": 3,
+            "completion_tokens": 2,
+            "error_code": None if text is not None else "engine_error",
+            "completed_at": i,
+        }
+        for i, text in enumerate(texts)
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=COMPLETION_SCHEMA)
+
+
+def write(directory: Path, keys: list[str], *, partition: int = 0) -> None:
+    with Spool(str(directory), partition=partition) as spool:
+        spool.keep(pa.array(keys), completions([f"answer to {key}" for key in keys]))
+
+
+def recall(directory: Path, keys: list[str], *, partition: int = 0) -> pa.RecordBatch:
+    with Spool(str(directory), partition=partition) as spool:
+        return spool.recall(keys, pa.array(range(len(keys)), pa.int64()))
+
+
+def test_a_later_attempt_finds_what_an_earlier_one_completed(tmp_path: Path) -> None:
+    write(tmp_path, ["a", "b"])
+    write(tmp_path, ["c"])
+    found = recall(tmp_path, ["x", "c", "a"])
+    assert found.schema == COMPLETION_SCHEMA
+    assert found.select(["row_id", "text"]).to_pylist() == [
+        {"row_id": 1, "text": "answer to c"},
+        {"row_id": 2, "text": "answer to a"},
+    ]
+    assert recall(tmp_path, ["a"], partition=1).num_rows == 0, "another partition's are not read"
+    assert recall(tmp_path / "nowhere", ["a"]).num_rows == 0
+
+
+def test_error_rows_are_tried_again(tmp_path: Path) -> None:
+    with Spool(str(tmp_path), partition=0) as spool:
+        spool.keep(pa.array(["good", "bad"]), completions(["fine", None]))
+    assert recall(tmp_path, ["good", "bad"]).column("text").to_pylist() == ["fine"]
+
+
+@given(kept=st.lists(st.sampled_from("abc")), asked=st.lists(st.sampled_from("abcd")))
+def test_a_completion_serves_one_row(
+    kept: list[str], asked: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("spool")
+    write(directory, kept)
+    found = Counter(recall(directory, asked).column("text").to_pylist())
+    expected = Counter(kept) & Counter(asked)
+    assert found == Counter({f"answer to {key}": count for key, count in expected.items()})
+
+
+def test_a_torn_file_and_one_that_was_being_written_are_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, ["a"])
+    write(tmp_path, ["b"])
+    torn, _ = sorted(tmp_path.iterdir())
+    lost = {"answer to a": "a", "answer to b": "b"}
+    (kept,) = [text for text in lost if text.encode() not in torn.read_bytes()]
+    torn.write_bytes(torn.read_bytes()[:-50])
+    (tmp_path / "_part-00000-half.parquet").write_bytes(b"PAR1")
+    assert recall(tmp_path, ["a", "b"]).column("text").to_pylist() == [kept]
+    assert "is passed over, its rows are done again" in caplog.text
+
+
+def test_storage_that_fails_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    write(tmp_path / "file", ["a"])
+    assert "completions are spooled no more" in caplog.text
+    assert spool_fault(str(tmp_path / "file")) is not None
+    assert spool_fault(str(tmp_path / "new")) is None
+    assert "Unrecognized filesystem" in (spool_fault("oddfs://x/y") or "")
