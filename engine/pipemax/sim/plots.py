@@ -70,6 +70,7 @@ def plot_normalized(
     ratios = [result.total_tokens_per_s / reference.total_tokens_per_s for result in results]
     bars = axes.bar([result.system for result in results], ratios)
     axes.bar_label(bars, fmt="%.2f", fontsize=8)
+    axes.margins(y=0.1)
     axes.tick_params(axis="x", labelrotation=30, labelsize=8)
     axes.set_ylabel(f"throughput, {reference.system} = 1")
     axes.set_title(title, fontsize=10)
