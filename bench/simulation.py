@@ -3,6 +3,7 @@
     python bench/simulation.py matrix      every node × model × workload of the paper, PipeMax and other systems
     python bench/simulation.py ablations   static prefetch, layer-first and victim policies
     python bench/simulation.py sensitivity all-reduce, host DRAM cap, host memory, estimator error
+    python bench/simulation.py thresholds  the controller's named defaults, one changed at a time
 
 Each prints Markdown; ``--json FILE`` keeps the figures. One process, no threads.
 """
@@ -18,6 +19,7 @@ from pipemax.control.config import VictimPolicy
 from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.presets import load_model, load_node, override
 from pipemax.sim.bound import operations
+from pipemax.sim.plots import plot_ratios
 from pipemax.sim.report import json_objects
 from pipemax.sim.study import named_systems, open_workload, run_study
 from pipemax.sim.systems.calibration import PipeMaxOptions
@@ -73,6 +75,20 @@ def matrix(num_requests: int) -> Iterator[dict[str, Any]]:
             yield from by_name.values()
 
 
+def plot_matrix(entries: list[dict[str, Any]], path: Path) -> None:
+    """Steady throughput of PipeMax and the compared systems over vLLM (TP)'s."""
+    rates: dict[str, dict[str, float]] = {}
+    for entry in entries:
+        if entry["system"] in ("pipemax", *COMPARED):
+            group = rates.setdefault(f"{entry['model']}\n{entry['node']}\n{entry['workload']}", {})
+            group[entry["system"]] = entry["steady_tokens_per_s"]
+    groups = {
+        name: {system: rate / group["vllm_tp"] for system, rate in group.items()}
+        for name, group in rates.items()
+    }
+    plot_ratios(groups, path)
+
+
 def _headroom(
     node: NodeSpec, model: ModelSpec, workload: Workload, entry: dict[str, Any]
 ) -> dict[str, float]:
@@ -118,7 +134,7 @@ def ablations(num_requests: int) -> Iterator[dict[str, Any]]:
         ]
         entries = json_objects(run_study(node, model, workload, names))
         for policy in VictimPolicy:
-            options = PipeMaxOptions(name=f"victims: {policy}", victim_policy=policy)
+            options = PipeMaxOptions(name=f"victims: {policy}", controller={"victim_policy": policy})
             entries.append(_pipemax(node, model, num_requests, options))
         for entry in entries:
             _print_entry(node_name, entry, entries[0]["total_tokens_per_s"])
@@ -156,6 +172,34 @@ def sensitivity(num_requests: int) -> Iterator[dict[str, Any]]:
         yield {**entry, "what": f"estimator {bias:+.0%}"}
 
 
+def thresholds(num_requests: int) -> Iterator[dict[str, Any]]:
+    """70B and ShareGPT on the RTX 5090 and L20 nodes: w and the threshold of steadiness, and the low watermark.
+
+    With so little host memory that prefill and decode take turns.
+    """
+    heading(["what", "system", "tok/s", "/ PipeMax", "steady tok/s", "decode batch", "bubble", "host → GPU"])
+    model = load_model("llama2-70b")
+    for node_name, host_bytes in (("rtx5090x8", 256e9), ("l20x8", 384e9)):
+        node = override(load_node(node_name), {"host_memory_bytes": host_bytes})
+        base = _pipemax(node, model, num_requests, PipeMaxOptions())["total_tokens_per_s"]
+        for changes in _threshold_changes():
+            entry = _pipemax(node, model, num_requests, PipeMaxOptions(controller=changes))
+            what = ", ".join(f"{name} {value}" for name, value in changes.items()) or "defaults"
+            _print_entry(f"{node_name}: {what}", entry, base)
+            yield {**entry, "what": what}
+
+
+def _threshold_changes() -> Iterator[dict[str, float]]:
+    yield {}
+    for window in (4, 16, 64):
+        for threshold in (0.05, 0.1, 0.3):
+            yield {"steady_window": window, "steady_threshold": threshold}
+    yield {"steady_window": 1, "steady_threshold": 1.0}  # GreedySelect from the first iteration on
+    yield {"steady_threshold": 0.0}  # ShortFirstFill for ever
+    for watermark in (1.0, 1.25, 2.0):
+        yield {"gpu_low_watermark": watermark}
+
+
 def _print_entry(what: str, entry: dict[str, Any], reference: float) -> None:
     line(
         [
@@ -175,14 +219,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("study", choices=["matrix", "ablations", "sensitivity"])
+    studies = {
+        "matrix": matrix,
+        "ablations": ablations,
+        "sensitivity": sensitivity,
+        "thresholds": thresholds,
+    }
+    parser.add_argument("study", choices=[*studies])
     parser.add_argument("--requests", type=int, default=5000)
     parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--plot", type=Path, help="of the matrix: file for its picture, as fig:overall")
     arguments = parser.parse_args()
-    studies = {"matrix": matrix, "ablations": ablations, "sensitivity": sensitivity}
     entries = list(studies[arguments.study](arguments.requests))
     if arguments.json:
         arguments.json.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    if arguments.plot:
+        plot_matrix(entries, arguments.plot)
 
 
 if __name__ == "__main__":

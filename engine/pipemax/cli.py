@@ -7,13 +7,19 @@ from typing import Annotated
 import typer
 
 from pipemax import __version__
+from pipemax.commands.capacity import plan_capacity
+from pipemax.commands.simulate import simulate
+from pipemax.commands.trace import trace_app
 
 app = typer.Typer(
     help="PipeMax: offline LLM inference. To annotate a table with Spark, use pipemax-annotate.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
 )
+app.command()(simulate)
+app.command()(plan_capacity)
+app.add_typer(trace_app, name="trace")
 
 
 def _print_version(asked: bool) -> None:

@@ -58,9 +58,11 @@ def save_calibration(path: Path, calibration: Calibration) -> None:
     path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
 
 
-def _exactly(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+def _exactly(kind: type, values: Any) -> dict[str, Any]:
     """The values, if they have all of a dataclass's fields and no others."""
     names = {field.name for field in fields(kind)}
+    if not isinstance(values, dict):
+        raise ValueError(f"{kind.__name__} has the keys {sorted(names)}, not the value {values!r}")
     if names != values.keys():
         raise ValueError(f"{kind.__name__} has the keys {sorted(names)}, not {sorted(values)}")
     return dict(values)

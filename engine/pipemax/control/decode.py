@@ -123,9 +123,14 @@ class DecodePlanner:
                     break
         for state in step.voided:
             table.void(state)
-        while lacking() > 0 and len(step.states) > 1:
-            step.voided.append(step.states.pop())
-            table.void(step.voided[-1])
+        if lacking() > 0:
+            # The batch's own, but its oldest: that one must go on.
+            for state in [state for state in table.youngest_started() if state.id in running][:-1]:
+                step.states.remove(state)
+                step.voided.append(state)
+                table.void(state)
+                if lacking() <= 0:
+                    break
         # All others are in flight: who still needs more waits for them.
         if lacking() > 0:
             step.states = []

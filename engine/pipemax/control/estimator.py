@@ -86,7 +86,8 @@ def fit_step_time(
     """Least squares on relative errors; one line, or a broken line with as many knots as the tolerance asks for.
 
     A knot is a profiled batch size. While the mean at some batch size errs by more than ``tolerance`` and segments
-    are left, the knot that most lowers the squared errors is added. ``ValueError`` without rows of positive time.
+    are left, the knot that most lowers the squared errors is added. Jumps between neighbouring sizes are no segments.
+    ``ValueError`` without rows of positive time.
     """
     if not rows or any(row.size < 1 or row.kv_tokens < 0 or row.seconds <= 0 for row in rows):
         raise ValueError("a fit needs rows with size ≥ 1, kv_tokens ≥ 0 and seconds > 0")
@@ -96,11 +97,12 @@ def fit_step_time(
     candidates = sorted({row.size for row in rows})
     knots = sorted({candidates[0], candidates[-1]})
     fit = _fit_knots(knots, sizes, tokens, seconds)
-    while _worst_by_size(fit.errors, sizes) > tolerance and len(knots) <= max_segments:
+    while _worst_by_size(fit.errors, sizes) > tolerance:
+        longer = [sorted([*knots, knot]) for knot in candidates if knot not in knots]
         trials = [
-            _fit_knots(sorted([*knots, knot]), sizes, tokens, seconds)
-            for knot in candidates
-            if knot not in knots
+            _fit_knots(trial, sizes, tokens, seconds)
+            for trial in longer
+            if len(_segment_starts(trial)) <= max_segments
         ]
         if not trials:
             break
@@ -120,10 +122,8 @@ class _Fit:
 
     def to_model(self) -> StepTimeModel:
         segments: list[Segment] = []
-        for index, (left, right) in enumerate(pairwise(self.knots)):
-            # Between neighbouring sizes there is nothing: a jump, and no slope that any batch could have.
-            if right == left + 1 and 0 < index < len(self.knots) - 2:
-                continue
+        for index in _segment_starts(self.knots):
+            left, right = self.knots[index], self.knots[index + 1]
             low, high = float(self.heights[index]), float(self.heights[index + 1])
             alpha_s = (high - low) / (right - left)
             # The first line also holds below the smallest profiled batch.
@@ -132,6 +132,17 @@ class _Fit:
         if not segments:
             segments.append(Segment(min_size=1, alpha_s=0.0, delta_s=float(self.heights[0])))
         return StepTimeModel(segments=tuple(segments), beta_s=self.beta_s)
+
+
+def _segment_starts(knots: list[int]) -> list[int]:
+    """Indices of the knots at which a segment begins.
+
+    Between neighbouring sizes there is nothing: a jump, and no slope that any batch could have.
+    """
+    last = len(knots) - 2
+    return [
+        index for index, (left, right) in enumerate(pairwise(knots)) if right > left + 1 or index in (0, last)
+    ]
 
 
 def _fit_knots(

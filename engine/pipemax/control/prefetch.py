@@ -74,6 +74,7 @@ class PrefetchPlanner:
         self._times = times
         self._steady = SteadyDetector(config.steady_window, config.steady_threshold)
         self._max_on_gpu = config.max_on_gpu
+        self._overdue_credit = 0  # blocks of past budgets that overdue requests may use
 
     @property
     def is_steady(self) -> bool:
@@ -82,6 +83,7 @@ class PrefetchPlanner:
     def initialize(self) -> None:
         """At each switch to decode."""
         self._steady.reset()
+        self._overdue_credit = 0
 
     def plan(self, stage_s: tuple[float, ...]) -> PrefetchStep:
         """P_t for D_j, beside a step of these predicted times."""
@@ -96,12 +98,13 @@ class PrefetchPlanner:
         share = self._loading_share(step.budget_blocks)
         taken = self._continue_loading(step, target, share)
         if not self._table.loading and not taken:
-            taken = self._start_loading(step, target, share)
+            room = self._basket(target, sources, step.budget_blocks).blocks_left
+            taken = self._start_loading(step, target, share, room)
         basket = self._basket(target, sources, step.budget_blocks - taken)
         if not self._table.parked or not basket.requests_left:
             return step
         step.mode = self._choose_mode()
-        self._add_overdue(basket, int(self._config.overdue_budget_fraction * step.budget_blocks))
+        self._add_overdue(basket, step.budget_blocks)
         self._select(step.mode, basket, stage_s, step.gap_s)
         self._load(step, basket, target, sources)
         return step
@@ -149,13 +152,21 @@ class PrefetchPlanner:
         )
 
     def _add_overdue(self, basket: Basket, budget_blocks: int) -> None:
-        """The longest parked, within their share."""
-        latest = self._table.step - self._config.overdue_iterations
+        """The longest parked, within their share of the budget; one that costs more saves it up over iterations."""
+        share = math.ceil(self._config.overdue_budget_fraction * budget_blocks)
+        self._overdue_credit = min(self._overdue_credit + share, budget_blocks)
         for state in self._table.parked_in_order.values():
-            budget_blocks -= basket.cost(state)
-            if state.parked_at > latest or budget_blocks < 0 or not basket.fits(state):
+            if not self._is_overdue(state):
+                self._overdue_credit = 0
                 return
+            cost = basket.cost(state)
+            if cost > self._overdue_credit or not basket.fits(state):
+                return
+            self._overdue_credit -= cost
             basket.add(state)
+
+    def _is_overdue(self, state: RequestState) -> bool:
+        return state.parked_at <= self._table.step - self._config.overdue_iterations
 
     def _select(self, mode: PrefetchMode, basket: Basket, stage_s: tuple[float, ...], gap_s: float) -> None:
         picker = self._table.parked.picker()
@@ -224,19 +235,19 @@ class PrefetchPlanner:
         state = next(iter(self._table.loading.values()), None)
         return 0 if state is None else self._load_part(step, state, target, max_blocks, is_first=False)
 
-    def _start_loading(self, step: PrefetchStep, target: Batch, max_blocks: int) -> int:
+    def _start_loading(self, step: PrefetchStep, target: Batch, max_blocks: int, room_blocks: int) -> int:
         """Reserve GPU blocks for a request longer than the budget, and copy its first part; the blocks it took.
 
-        The longest parked, once it is overdue or when no parked request fits the budget.
+        The longest parked, once it is overdue or when no parked request fits. ``room_blocks``: what one iteration
+        can bring in at most, by the budget and by the room that D_k leaves.
         """
         state = self._table.longest_parked()
         shortest = self._table.parked.smallest()
         if self._table.loading or state is None or shortest is None or max_blocks == 0:
             return 0
         cost = self._table.prefetch_cost(state)
-        is_overdue = state.parked_at <= self._table.step - self._config.overdue_iterations
-        nothing_fits = self._table.prefetch_cost(shortest) > step.budget_blocks
-        if cost <= step.budget_blocks or not (is_overdue or nothing_fits):
+        nothing_fits = self._table.prefetch_cost(shortest) > room_blocks
+        if cost <= room_blocks or not (self._is_overdue(state) or nothing_fits):
             return 0
         executing = self._rotation.batches[self._rotation.executing]
         sources = [

@@ -15,6 +15,8 @@ from pipemax.domain.units import RequestId
 
 MAX_MISFITS = 8
 """Requests passed over because their shared prefix is not resident and would not fit: then the search ends."""
+MAX_SPLIT = 4
+"""Selected requests tried, the longest first, before a split is given up."""
 MIN_KEPT_BLOCKS = 0.95
 """Exchanges keep the budget filled to at least this share of what the greedy choice filled."""
 
@@ -147,11 +149,11 @@ class Refinement:
         return self._target.mismatch_s(len(self._basket), self._basket.kv_tokens)
 
     def _split(self, change: int) -> bool:
-        """Replace one long selected request by several shorter unselected ones."""
-        descending = self._basket.by_length.descending()
-        long = next((state for state in descending if self._basket.is_exchangeable(state)), None)
-        if long is None or long.blocks < 2:
-            return False
+        """Replace one of the longest selected requests by several shorter unselected ones."""
+        candidates = (s for s in self._basket.by_length.descending() if self._basket.is_exchangeable(s))
+        return any(self._split_one(long, change) for long in list(islice(candidates, MAX_SPLIT)))
+
+    def _split_one(self, long: RequestState, change: int) -> bool:
         count = min(change + 1, long.blocks, self._basket.requests_left + 1)
         while count >= 2:
             shorter = self._pick_shorter(count, long.blocks)

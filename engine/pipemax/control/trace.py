@@ -84,12 +84,15 @@ def _open(path: Path) -> tuple[ControllerConfig, Iterator[dict[str, Any]]]:
 
     def lines() -> Iterator[dict[str, Any]]:
         with path.open(encoding="utf-8") as file:
-            for text in file:
-                yield json.loads(text)
+            for number, text in enumerate(file, start=1):
+                try:
+                    yield json.loads(text)
+                except ValueError as error:
+                    raise ValueError(f"{path.name} is no trace: line {number}: {error}") from error
 
     rest = lines()
     head = next(rest, {})
-    if head.get("version") != TRACE_VERSION:
+    if not isinstance(head, dict) or head.get("version") != TRACE_VERSION:
         raise ValueError(f"{path.name} is no trace of version {TRACE_VERSION}")
     return decode(ControllerConfig, head["config"]), rest
 
@@ -106,7 +109,7 @@ _REASONS = {
     PhaseReason.LIVE_KV_LOW: "live KV fell under the low watermark, and requests wait",
     PhaseReason.REST_FITS: "no more input will come, and all that waits fits into the host pool",
     PhaseReason.NOTHING_DECODABLE: "no request has a complete prompt",
-    PhaseReason.KEEP_DECODING: "live KV is above the low watermark, or too little could be prefilled",
+    PhaseReason.KEEP_DECODING: "live KV is above the low watermark, or little or nothing waits",
 }
 
 _MODES = {

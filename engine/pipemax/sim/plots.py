@@ -3,7 +3,7 @@
 Each function draws one file. This module imports matplotlib; nothing else in ``pipemax.sim`` does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,22 +36,28 @@ def write_plots(study: Study, directory: Path) -> list[Path]:
 
 def plot_overall(studies: Sequence[Study], path: Path) -> Path:
     """Throughput of each system over vLLM (TP), a group of bars for each study, as ``fig:overall``."""
-    names = list(dict.fromkeys(result.system for study in studies for result in study.results))
-    figure = Figure(figsize=(max(7.0, 2.2 * len(studies)), 3.6))
+    groups = {
+        f"{study.model}\n{study.node}\n{study.workload}": {
+            result.system: study.ratio(result) for result in study.results
+        }
+        for study in studies
+    }
+    return plot_ratios(groups, path)
+
+
+def plot_ratios(groups: Mapping[str, Mapping[str, float]], path: Path) -> Path:
+    """Group → system → throughput over vLLM (TP), as bars."""
+    names = list(dict.fromkeys(name for ratios in groups.values() for name in ratios))
+    figure = Figure(figsize=(max(7.0, 1.3 * len(groups)), 3.6))
     axes = figure.subplots()
     width = 0.8 / len(names)
     for index, name in enumerate(names):
-        ratios = [
-            next((study.ratio(result) for result in study.results if result.system == name), 0.0)
-            for study in studies
-        ]
-        places = np.arange(len(studies)) + (index - (len(names) - 1) / 2) * width
-        axes.bar(places, ratios, width, label=name)
-    labels = [f"{study.model}\n{study.node}\n{study.workload}" for study in studies]
-    axes.set_xticks(range(len(studies)), labels, fontsize=8)
+        places = np.arange(len(groups)) + (index - (len(names) - 1) / 2) * width
+        axes.bar(places, [ratios.get(name, 0.0) for ratios in groups.values()], width, label=name)
+    axes.set_xticks(range(len(groups)), list(groups), fontsize=7)
     axes.axhline(1.0, color="black", linewidth=0.6)
     axes.set_ylabel("throughput, vLLM (TP) = 1")
-    axes.legend(fontsize=7, ncol=3)
+    axes.legend(fontsize=7, ncol=4)
     return _save(figure, path)
 
 
@@ -64,6 +70,7 @@ def plot_normalized(
     ratios = [result.total_tokens_per_s / reference.total_tokens_per_s for result in results]
     bars = axes.bar([result.system for result in results], ratios)
     axes.bar_label(bars, fmt="%.2f", fontsize=8)
+    axes.margins(y=0.1)
     axes.tick_params(axis="x", labelrotation=30, labelsize=8)
     axes.set_ylabel(f"throughput, {reference.system} = 1")
     axes.set_title(title, fontsize=10)

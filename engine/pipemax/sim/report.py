@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from pipemax.sim.links import Direction
@@ -42,24 +43,26 @@ def json_objects(study: Study) -> list[dict[str, Any]]:
 def table(study: Study) -> Table:
     """For ``rich.print``."""
     sheet = Table(
-        title=f"{study.model} on {study.node}, {study.workload}",
+        title=f"{study.model} on {study.node}, {study.workload}, {study.results[0].num_requests:,} requests",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
         caption=f"compute bound: {study.compute_bound_tokens_per_s:,.0f} total tok/s; steady: until "
         f"{STEADY_SHARE:.0%} of the requests had finished",
     )
-    sheet.add_column("system")
+    sheet.add_column("system", no_wrap=True)
     for heading in (
-        "total tok/s",
-        "output tok/s",
-        "× vLLM TP",
-        "steady tok/s",
-        "decode batch",
-        "bubble",
-        "all-reduce",
-        "host → GPU",
-        "recomputed",
-        "seconds",
+        "total\ntok/s",
+        "output\ntok/s",
+        "× vLLM\nTP",
+        "steady\ntok/s",
+        "decode\nbatch",
+        "\nbubble",
+        "all-\nreduce",
+        "host →\nGPU",
+        "recom-\nputed",
+        "\nseconds",
     ):
-        sheet.add_column(heading, justify="right")
+        sheet.add_column(heading, justify="right", no_wrap=True)
     for result in sorted(study.results, key=lambda result: -result.total_tokens_per_s):
         sheet.add_row(
             result.system,

@@ -9,7 +9,7 @@ import numpy as np
 from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.sim.bound import compute_bound_tokens_per_s
 from pipemax.sim.result import SimulationResult
-from pipemax.sim.systems.catalog import baseline_names, simulate, system_names
+from pipemax.sim.systems.catalog import baseline_names, check_name, simulate, system_names
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload, draw_workload, load_workload_spec, replay_workload
 
@@ -57,12 +57,18 @@ def run_study(
     workload: Workload,
     systems: Sequence[str],
     *,
-    keep_spans: bool = False,
+    detailed: str | None = None,
+    decisions_path: Path | None = None,
     on_progress: Callable[[str, int], None] | None = None,
 ) -> Study:
-    """Simulate each system. ``on_progress`` gets a system's name and how many of its requests have finished."""
+    """Simulate each system, and the reference. ``on_progress`` gets a system's name and how many requests finished.
+
+    Of the ``detailed`` system every span is kept, for a Chrome trace, and its decisions go to ``decisions_path``.
+    """
     if not systems:
         raise ValueError(f"name at least one system of {', '.join(system_names(node))}")
+    for name in systems:
+        check_name(name, node)
 
     def run(name: str) -> SimulationResult:
         def report(num_finished: int) -> None:
@@ -70,7 +76,12 @@ def run_study(
                 on_progress(name, num_finished)
 
         scenario = Scenario(
-            node=node, model=model, workload=workload, keep_spans=keep_spans, on_progress=report
+            node=node,
+            model=model,
+            workload=workload,
+            keep_spans=name == detailed,
+            decisions_path=decisions_path if name == detailed else None,
+            on_progress=report,
         )
         return simulate(name, scenario)
 

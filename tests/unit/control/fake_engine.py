@@ -236,7 +236,10 @@ class FakeEngine:
         holders = (
             other
             for other in self.sequences.values()
-            if other is not sequence and other.spec.prefix == sequence.spec.prefix and other.loaded_to is None
+            if other is not sequence
+            and other.spec.prefix == sequence.spec.prefix
+            and self._shared_blocks(other.spec.request_id)
+            and other.loaded_to is None
         )
         return shared if any(o.gpu_blocks and o.computed_tokens >= shared for o in holders) else 0
 

@@ -17,7 +17,7 @@ from tests.unit.sim.machines import small_model, small_node, small_workload
 @pytest.fixture(scope="module")
 def study() -> Study:
     systems = ["pipemax", "vllm_pp", "static_10", "layer_first"]
-    return run_study(small_node(kv_gb=0.4), small_model(), small_workload(80), systems, keep_spans=True)
+    return run_study(small_node(kv_gb=0.4), small_model(), small_workload(80), systems, detailed="pipemax")
 
 
 def test_json_has_the_agreed_keys_and_the_reference_need_not_be_asked_for(study: Study) -> None:

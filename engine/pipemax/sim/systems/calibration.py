@@ -1,12 +1,15 @@
 """What offline calibration would tell PipeMax's controller of the simulated machine: step times and bandwidths."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from pipemax.control.config import ControllerConfig, StageConfig, VictimPolicy
+from pipemax.control.calibration import Calibration
+from pipemax.control.config import ControllerConfig, StageConfig
 from pipemax.control.estimator import ProfileRow, fit_step_time
-from pipemax.domain.specs import KvLayout
+from pipemax.domain.specs import KvLayout, ModelSpec, NodeSpec, Parallelism
 from pipemax.sim.machine import BLOCK_TOKENS, Machine
-from pipemax.sim.stage_times import StepWork, prompt_pairs
+from pipemax.sim.stage_times import StageTimes, StepWork, prompt_pairs
 from pipemax.sim.workloads import Workload
 
 _TILES = (1, 8, 16, 17, 32, 64, 128, 129, 192, 256, 257, 320, 384, 385, 448, 512, 513, 640, 768, 1024, 2048)
@@ -23,8 +26,8 @@ class PipeMaxOptions:
     activation_priority: bool = True
     estimator_bias: float = 0.0
     """0.1 makes the controller see every step as 10 % longer than it is, in the profile and online."""
-    victim_policy: VictimPolicy | None = None
-    """None takes the controller's default."""
+    controller: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ``ControllerConfig`` that differ from their defaults."""
     num_batches: int | None = None
     """n of the paper; None takes the number of stages."""
 
@@ -41,9 +44,9 @@ def pieces_per_block(layout: KvLayout, num_layers: int) -> int:
 def controller_config(machine: Machine, workload: Workload, options: PipeMaxOptions) -> ControllerConfig:
     """The controller is told the mean output length, as a sample of the table would tell it, and no more."""
     capacity = machine.capacity
-    defaults = ControllerConfig(
+    config = ControllerConfig(
         num_batches=options.num_batches or len(machine.times.layers),
-        stages=_stage_configs(machine, options),
+        stages=_stage_configs(machine.node, machine.model, machine.times, options),
         gpu_blocks=capacity.gpu_blocks,
         host_blocks=capacity.host_blocks,
         block_tokens=BLOCK_TOKENS,
@@ -53,16 +56,26 @@ def controller_config(machine: Machine, workload: Workload, options: PipeMaxOpti
         max_num_seqs=4096,
         max_resident_requests=65536,
     )
-    if options.victim_policy is None:
-        return defaults
-    return replace(defaults, victim_policy=options.victim_policy)
+    return replace(config, **options.controller)
 
 
-def _stage_configs(machine: Machine, options: PipeMaxOptions) -> tuple[StageConfig, ...]:
-    node, model = machine.node, machine.model
+def simulated_calibration(node: NodeSpec, model: ModelSpec) -> Calibration:
+    """What ``pipemax calibrate`` would write on the simulated machine, a stage a GPU."""
+    times = StageTimes(node, model, Parallelism(pipeline=node.num_gpus, tensor=1))
+    return Calibration(
+        device=node.gpu.name,
+        model=model.name,
+        measured=f"Not measured: fitted to the simulator's stage times for the node profile {node.name}.",
+        stages=_stage_configs(node, model, times, PipeMaxOptions()),
+    )
+
+
+def _stage_configs(
+    node: NodeSpec, model: ModelSpec, times: StageTimes, options: PipeMaxOptions
+) -> tuple[StageConfig, ...]:
     together = min(node.root_bytes_per_s / node.gpus_per_root, node.host_dram_bytes_per_s / node.num_gpus)
     configs: list[StageConfig] = []
-    layers = machine.times.layers
+    layers = times.layers
     for stage, num_layers in enumerate(layers):
         if 0 < stage < len(layers) - 1 and num_layers == layers[stage - 1]:
             configs.append(configs[-1])  # equal stages, equal profiles
@@ -70,7 +83,7 @@ def _stage_configs(machine: Machine, options: PipeMaxOptions) -> tuple[StageConf
         kv_bytes = num_layers * model.kv_bytes_per_token_and_layer
         piece_bytes = BLOCK_TOKENS * kv_bytes / pieces_per_block(options.layout, num_layers)
         bandwidth = min(node.link.effective_host_to_gpu_bytes_per_s(piece_bytes), together)
-        decode, prefill = _profile(machine, stage, options.estimator_bias)
+        decode, prefill = _profile(times, stage, options.estimator_bias)
         configs.append(
             StageConfig(
                 kv_bytes_per_token=kv_bytes,
@@ -82,16 +95,16 @@ def _stage_configs(machine: Machine, options: PipeMaxOptions) -> tuple[StageConf
     return tuple(configs)
 
 
-def _profile(machine: Machine, stage: int, bias: float) -> tuple[list[ProfileRow], list[ProfileRow]]:
+def _profile(times: StageTimes, stage: int, bias: float) -> tuple[list[ProfileRow], list[ProfileRow]]:
     """Decode and prefill rows of one stage."""
     decode, prefill = [], []
     for size in _TILES:
         for context in _CONTEXTS:
             work = StepWork(decode_requests=size, decode_context_tokens=size * context)
-            seconds = machine.times.stage_s(work)[stage] * (1 + bias)
+            seconds = times.stage_s(work)[stage] * (1 + bias)
             decode.append(ProfileRow(size=size, kv_tokens=size * context, seconds=seconds))
             pairs = int(prompt_pairs(context, size))
             work = StepWork(prefill_tokens=size, prefill_pairs=pairs, prefill_outputs=1)
-            seconds = machine.times.stage_s(work)[stage] * (1 + bias)
+            seconds = times.stage_s(work)[stage] * (1 + bias)
             prefill.append(ProfileRow(size=size, kv_tokens=pairs, seconds=seconds))
     return decode, prefill

@@ -33,10 +33,15 @@ def system_names(node: NodeSpec) -> list[str]:
     return ["pipemax", *baseline_names(node), *ablation_names()]
 
 
+def check_name(name: str, node: NodeSpec) -> None:
+    """``ValueError`` for a name that no system has on this node."""
+    if name not in system_names(node):
+        raise ValueError(f"no system {name!r}; there are {', '.join(system_names(node))}")
+
+
 def simulate(name: str, scenario: Scenario) -> SimulationResult:
     """Run one system. ``ValueError`` for an unknown name, and where the model does not fit the node."""
-    if name not in system_names(scenario.node):
-        raise ValueError(f"no system {name!r}; there are {', '.join(system_names(scenario.node))}")
+    check_name(name, scenario.node)
     n = scenario.node.num_gpus
     match name.split("_"):
         case ["vllm", "tp"]:

@@ -6,10 +6,12 @@ completed when its KV has reached the host. The ablations are this driver with o
 """
 
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
 from pipemax.control.controller import Controller
+from pipemax.control.trace import TraceWriter
 from pipemax.domain.events import Event, StepCompleted, StepTimed, TransferTimed
 from pipemax.domain.plan import StepId, StepPlan
 from pipemax.domain.specs import Parallelism
@@ -74,7 +76,9 @@ class PipeMaxSystem:
             on_stage_end=self._stage_ended,
         )
         self._progress = Progress(scenario.workload, self._queue, [self._machine.usage])
-        self._controller = Controller(controller_config(self._machine, scenario.workload, self._options))
+        config = controller_config(self._machine, scenario.workload, self._options)
+        self._trace = TraceWriter(scenario.decisions_path, config) if scenario.decisions_path else None
+        self._controller = Controller(config, self._trace)
         self._tokens = TokenBook(scenario.workload)
         self._events: list[Event] = [*self._tokens.admissions()]
         self._num_submitted = 0
@@ -87,7 +91,8 @@ class PipeMaxSystem:
 
     def simulate(self) -> SimulationResult:
         self._plan_soon()
-        self._queue.run()
+        with self._trace or nullcontext():
+            self._queue.run()
         return summarize(
             self._options.name,
             self._scenario.workload,

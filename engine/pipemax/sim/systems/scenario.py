@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.sim.events import EventQueue
@@ -17,6 +18,8 @@ class Scenario:
     workload: Workload
     keep_spans: bool = False
     """Record every step on every stage, and every copy: for the Chrome trace."""
+    decisions_path: Path | None = None
+    """Where PipeMax's controller records its events and plans: what ``pipemax trace explain`` reads."""
     on_progress: Callable[[int], None] | None = field(default=None, compare=False)
     """Told how many requests have finished, now and then."""
 

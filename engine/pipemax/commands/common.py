@@ -1,0 +1,68 @@
+"""What several commands share: options, changed profiles, errors in one line."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from pipemax.domain.specs import NodeSpec
+
+USAGE_ERROR = 2
+FILE_COLUMNS = 120
+"""Width of tables that go to a file or a pipe, which has none of its own."""
+
+Node = Annotated[
+    str, typer.Option(help="Node profile: rtx5090x8, l20x8, h100x8, or a .yaml file of your own.")
+]
+Model = Annotated[
+    str,
+    typer.Option(
+        help="Model profile: llama2-70b, mixtral-8x7b, qwen3-32b, qwen3-235b-a22b, or a .yaml file of your own."
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Of the lengths drawn; the same seed gives the same figures.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=NUMBER",
+        help="Change a number of the node profile: host_memory_bytes=512e9, all_reduce.bus_bytes_per_s=10e9. "
+        "Repeatable.",
+    ),
+]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file as JSON.")]
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """What the caller got wrong ends the command with one line and status 2; anything else is a bug and shows."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        typer.secho(f"pipemax: {error}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(USAGE_ERROR) from error
+
+
+def changed_node(name: str, changes: Sequence[str]) -> "NodeSpec":
+    """A node profile with numbers replaced. ``ValueError`` names the change that is none."""
+    from pipemax.presets import load_node, override
+
+    values: dict[str, float] = {}
+    for change in changes:
+        path, equals, number = change.partition("=")
+        try:
+            values[path.strip()] = float(number)
+        except ValueError:
+            raise ValueError(f"--set {change}: expected NAME=NUMBER, as host_memory_bytes=512e9") from None
+        if not equals:
+            raise ValueError(f"--set {change}: expected NAME=NUMBER, as host_memory_bytes=512e9")
+    return override(load_node(name), values)
+
+
+def write_json(path: Path, value: Any) -> None:
+    import json
+
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
