@@ -17,20 +17,22 @@ class BlockLoad(NamedTuple):
 
 
 class BlockStore(NamedTuple):
-    """GPU → host: the token slots [first_slot, first_slot + num_slots) of one block."""
+    """GPU → host, one whole block: how tokens lie within it is the attention kernel's own affair."""
 
     source: GpuBlockId
     target: HostBlockId
-    first_slot: int
-    num_slots: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCopies:
-    """The copies of one step. Loads may run while the step computes, stores once it has."""
+    """The copies of one step."""
 
+    saves: tuple[BlockStore, ...] = ()
+    """Before it computes: what earlier steps wrote to blocks that this step may overwrite."""
     loads: tuple[BlockLoad, ...] = ()
+    """While it computes: prefetches."""
     stores: tuple[BlockStore, ...] = ()
+    """Once it has computed: the blocks that it filled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,24 +13,18 @@ import numpy as np
 
 from pipemax.domain.errors import TransferError
 from pipemax.transfer.commands import BlockLoad, BlockStore, LoadTiming
-from pipemax.transfer.host_pool import POISON_BYTE
 from pipemax.transfer.layout import ByteRows
 
 
 class CpuCopyBackend:
     """Implements ``CopyBackend`` where the "GPU" pool is ordinary memory too."""
 
-    def __init__(self, gpu_rows: ByteRows, host_rows: ByteRows, *, poisons_targets: bool = False) -> None:
-        """Both ``(num_blocks, layers · kv_heads, block_tokens, content bytes)``.
-
-        ``poisons_targets``: overwrite each target block before its copy, for tests: nothing of what the block
-        held before an eviction can help.
-        """
+    def __init__(self, gpu_rows: ByteRows, host_rows: ByteRows) -> None:
+        """Both ``(num_blocks, layers · kv_heads, block_tokens, content bytes)``."""
         if gpu_rows.shape[1:] != host_rows.shape[1:]:
             raise ValueError(f"the pools' blocks differ: {gpu_rows.shape[1:]} and {host_rows.shape[1:]}")
         self._gpu = gpu_rows
         self._host = host_rows
-        self._poisons_targets = poisons_targets
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._timings: list[LoadTiming] = []
         self._error: Exception | None = None
@@ -38,9 +32,6 @@ class CpuCopyBackend:
         self._thread.start()
 
     def submit_loads(self, loads: Sequence[BlockLoad]) -> None:
-        if self._poisons_targets:
-            for load in loads:  # now, not on the thread: a reader that does not wait must see it
-                self._gpu[load.target] = POISON_BYTE
         self._jobs.put(lambda: self._load(loads))
 
     def submit_stores(self, stores: Sequence[BlockStore]) -> None:
@@ -78,15 +69,5 @@ class CpuCopyBackend:
         self._timings.append(LoadTiming(num_blocks=len(loads), seconds=time.perf_counter() - begin_s))
 
     def _store(self, stores: Sequence[BlockStore]) -> None:
-        single = [store for store in stores if store.num_slots == 1]
         for store in stores:
-            if store.num_slots > 1:
-                end = store.first_slot + store.num_slots
-                np.copyto(
-                    self._host[store.target][:, store.first_slot : end],
-                    self._gpu[store.source][:, store.first_slot : end],
-                )
-        if single:  # decode: one token of each request, gathered and scattered at once
-            slots = [store.first_slot for store in single]
-            targets, sources = [store.target for store in single], [store.source for store in single]
-            self._host[targets, :, slots] = self._gpu[sources, :, slots]
+            np.copyto(self._host[store.target], self._gpu[store.source])

@@ -1,6 +1,5 @@
 """The host pool of one stage: pageable memory in the layout of the GPU's pool."""
 
-import numpy as np
 import torch
 
 from pipemax.transfer.layout import BlockLayout, ByteRows
@@ -22,11 +21,3 @@ class HostPool:
         """The same memory for numpy."""
         rows: ByteRows = self.tensor.numpy()
         return rows
-
-    def poison(self) -> None:
-        """Fill with bytes that are NaN in every KV dtype: what is read before it was written shows in the output."""
-        self.rows[:] = POISON_BYTE
-
-
-POISON_BYTE = np.uint8(0xFF)
-"""All bits set: NaN as float32, float16, bfloat16 and float8."""

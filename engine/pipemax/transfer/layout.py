@@ -5,8 +5,8 @@
     # one pool:
     # (num_blocks, layers, kv_heads, block_tokens, content)
 
-A block is one contiguous row over all layers of the stage (vLLM's ``BLHNC``), so that moving it is one copy. One
-token of it is ``layers × kv_heads`` pieces of ``content`` values.
+A block is one contiguous row over all layers of the stage (vLLM's ``BLHNC``), so that moving it is one copy. Within a
+layer's part kernels may order the values as they like (vLLM's for CPUs transpose the keys): only whole blocks move.
 """
 
 from collections.abc import Mapping
@@ -33,10 +33,6 @@ class BlockLayout:
     @property
     def block_bytes(self) -> int:
         return self.num_layers * self.num_kv_heads * self.block_tokens * self.content_bytes
-
-    @property
-    def token_bytes(self) -> int:
-        return self.block_bytes // self.block_tokens
 
     def pool_shape(self, num_blocks: int) -> tuple[int, int, int, int]:
         return (num_blocks, self.num_layers * self.num_kv_heads, self.block_tokens, self.content_bytes)

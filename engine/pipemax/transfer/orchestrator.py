@@ -2,11 +2,12 @@
 
     Before a step touches KV, all copies of earlier steps are done.
 
-``begin_step`` waits for what earlier steps submitted, then submits this step's loads; they run beside this step's
-computation. ``end_step`` submits its stores. Steps run first in, first out on every stage, so the rule suffices for:
+``begin_step`` waits for what earlier steps submitted, makes this step's saves, then submits its loads, which run
+beside its computation. ``end_step`` submits its stores. Steps run first in, first out on every stage, so the rule
+suffices for:
 
-- *evicting what is in flight*: the victim's step computes, then stores, before anything that was planned later
-  loads into its old blocks (the backend copies in the order of submission);
+- *evicting what is in flight*: the victim's step computes, then stores, before a step that was planned later begins,
+  saves the victim's last block and overwrites it;
 - *prefetching*: a load is done before the first step that may read its target;
 - *reusing a host block*: whoever had it before stored and loaded in earlier steps;
 - *aborting at any moment*: nothing needs to be called back; what was queued for the request completes, and only
@@ -27,7 +28,7 @@ class StepWait:
     """What ``begin_step`` found."""
 
     stall_s: float
-    """How long the step had to wait for earlier copies."""
+    """How long the step had to wait for earlier copies and its own saves."""
     loads: tuple[LoadTiming, ...]
     """Of the steps before it."""
 
@@ -40,11 +41,14 @@ class Orchestrator:
         self._is_in_step = False
 
     def begin_step(self, copies: StepCopies) -> StepWait:
-        """Wait, then start this step's loads. Their targets must not be read or written by this step."""
+        """Wait, save, then start this step's loads. Their targets must not be read or written by this step."""
         assert not self._is_in_step, "the step before has not ended"
         self._is_in_step = True
         begin_s = time.perf_counter()
         timings = self._backend.wait()
+        if copies.saves:
+            self._backend.submit_stores(copies.saves)
+            self._backend.wait()
         stall_s = time.perf_counter() - begin_s
         if copies.loads:
             self._backend.submit_loads(copies.loads)
