@@ -16,22 +16,37 @@ _OTHER_SCALE = 3.0
 VOCABULARY = 512
 
 
-def make_model(directory: Path) -> None:
-    """Eight Llama layers, 4 KV heads of 32, float32, and a byte tokenizer."""
+SMALL = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+}
+"""6 million parameters."""
+MEDIUM = {
+    "hidden_size": 768,
+    "intermediate_size": 2304,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "head_dim": 64,
+}
+"""93 million parameters; 74 kB of KV a token in float32."""
+
+
+def make_model(directory: Path, shapes: dict[str, int]) -> None:
+    """A Llama in float32, and a byte tokenizer."""
     _make_tokenizer().save_pretrained(directory)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=32,
         max_position_embeddings=2048,
         bos_token_id=0,
         eos_token_id=1,
         pad_token_id=2,
+        **shapes,
     )
     model = LlamaForCausalLM(config)
     with torch.no_grad():
@@ -57,4 +72,4 @@ def _make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 if __name__ == "__main__":
-    make_model(Path(sys.argv[1]))
+    make_model(Path(sys.argv[1]), SMALL)

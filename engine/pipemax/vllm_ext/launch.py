@@ -72,8 +72,7 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         values["gpu_memory_utilization"] = config.gpu_memory_utilization
     else:
         values["kv_cache_memory_bytes"] = int(config.cpu_kv_gib * GIB)
-        if num_stages > 1:
-            values["worker_cls"] = "pipemax.vllm_ext.worker.CpuStageWorker"
+        values["worker_cls"] = "pipemax.vllm_ext.worker.CpuStageWorker"
     if config.policy is Policy.PIPEMAX:
         values |= _pipemax_args(num_gpus=num_gpus)
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
