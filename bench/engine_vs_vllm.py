@@ -184,8 +184,8 @@ def main() -> None:
                     f"  ×{result.ratio_to_vllm:.2f}  identical={result.tokens_identical}  mean batch {batch:.1f}",
                     flush=True,
                 )
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
+            if arguments.json:  # after each number of stages: a run takes half an hour
+                arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
 
 
 if __name__ == "__main__":

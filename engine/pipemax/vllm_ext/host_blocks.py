@@ -58,28 +58,24 @@ class HostBlocks:
     def extend(self, request_id: str, num_tokens: int, block_hashes: Sequence[bytes]) -> list[Replicated]:
         """A request's KV grows to ``num_tokens``: the blocks that are full now and not on the host yet.
 
-        ``block_hashes``: of its full blocks, as far as they are known. ``PoolExhaustedError`` without free blocks.
+        ``block_hashes``: of its full blocks, as far as they are known. ``PoolExhaustedError`` without free blocks;
+        that ends the engine, for the controller counts no fewer than are used.
         """
         table = self._tables.setdefault(request_id, _Table())
         size = self._block_tokens
-        missing = ceil_div(num_tokens, size) - len(table.blocks)
-        if missing > len(self._free):
-            raise PoolExhaustedError(
-                f"request {request_id} needs {missing} more host blocks, and {len(self._free)} of "
-                f"{self.num_blocks} are free"
-            )
         stores: list[Replicated] = []
         for index in range(table.num_tokens // size, num_tokens // size):
             content = block_hashes[index] if index < len(block_hashes) else None
-            if index == len(table.blocks) and content in self._by_hash:
-                table.blocks.append(self._share(content))
-                continue
+            shared = self._by_hash.get(content) if content is not None else None
+            if index < len(table.blocks) and shared is not None:
+                self._drop(table.blocks.pop())  # it was partly filled, and turned out like another one
             if index == len(table.blocks):
-                table.blocks.append(self._take())
-            stores.append(Replicated(index, table.blocks[index]))
-            if content is not None and content not in self._by_hash:
-                self._by_hash[content] = table.blocks[index]
-                self._hashes[table.blocks[index]] = content
+                table.blocks.append(self._take() if shared is None else self._share(shared))
+            if shared is None:
+                stores.append(Replicated(index, table.blocks[index]))
+                if content is not None:
+                    self._by_hash[content] = table.blocks[index]
+                    self._hashes[table.blocks[index]] = content
         if ceil_div(num_tokens, size) > len(table.blocks):  # so that an eviction never lacks a block
             table.blocks.append(self._take())
         table.num_tokens = num_tokens
@@ -99,20 +95,24 @@ class HostBlocks:
         if table is None:
             return
         for block in table.blocks:
-            self._num_references[block] -= 1
-            if self._num_references[block] == 0:
-                del self._num_references[block]
-                content = self._hashes.pop(block, None)
-                if content is not None:
-                    del self._by_hash[content]
-                self._free.append(block)
+            self._drop(block)
 
-    def _share(self, content: bytes) -> HostBlockId:
-        block = self._by_hash[content]
+    def _drop(self, block: HostBlockId) -> None:
+        self._num_references[block] -= 1
+        if self._num_references[block] == 0:
+            del self._num_references[block]
+            content = self._hashes.pop(block, None)
+            if content is not None:
+                del self._by_hash[content]
+            self._free.append(block)
+
+    def _share(self, block: HostBlockId) -> HostBlockId:
         self._num_references[block] += 1
         return block
 
     def _take(self) -> HostBlockId:
+        if not self._free:
+            raise PoolExhaustedError(f"all {self.num_blocks} host blocks are in use")
         block = self._free.pop()
         self._num_references[block] = 1
         return block

@@ -38,6 +38,7 @@ from pipemax.vllm_ext.compat import check_kv_cache
 from pipemax.vllm_ext.connector import StepMetadata
 from pipemax.vllm_ext.gpu_blocks import GpuBlocks
 from pipemax.vllm_ext.host_blocks import HostBlocks
+from pipemax.vllm_ext.prefixes import PrefixFinder
 from pipemax.vllm_ext.settings import RuntimeSettings
 from pipemax.vllm_ext.stats import Counters
 from pipemax.vllm_ext.timing import ReportBook, WorkerReports
@@ -61,6 +62,7 @@ class _PipeMaxMixin(Scheduler):
         settings = RuntimeSettings.from_extra_config(transfer_config.kv_connector_extra_config)
         self._gpu = GpuBlocks(self.kv_cache_manager, self.block_size)
         self._host = HostBlocks(num_blocks=settings.host_blocks, block_tokens=self.block_size)
+        self._prefixes = PrefixFinder(self.block_size)
         self._reports = ReportBook(self.parallel_config.pipeline_parallel_size)
         self._controller = Controller(
             settings.controller_config(
@@ -129,6 +131,8 @@ class _PipeMaxMixin(Scheduler):
             request_id=RequestId(request.request_id),
             prompt_tokens=request.num_prompt_tokens,
             max_tokens=max(1, min(request.max_tokens, room)),
+            # Who must not read the prefix cache finds nothing of it on the GPU.
+            prefix=None if request.skip_reading_prefix_cache else self._prefixes.find(request.block_hashes),
         )
         self._events.append(RequestAdmitted(request=spec))
 
@@ -159,7 +163,9 @@ class _PipeMaxMixin(Scheduler):
             self._returned.add(request_id)
             self._counters.prefetches += 1
             self._counters.found_blocks += num_found
-        first_block = max(item.first_block, self._num_found[request_id])
+        # The first part begins where the GPU ends to have it, wherever the plan thought that is.
+        first_block = 0 if item.is_first else item.first_block
+        first_block = max(first_block, self._num_found[request_id])
         gpu_blocks, host_blocks = self._gpu.blocks(request_id), self._host.blocks(request_id)
         loads = [
             BlockLoad(source=host_blocks[index], target=gpu_blocks[index])
