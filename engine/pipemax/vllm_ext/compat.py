@@ -69,6 +69,10 @@ def check_model(vllm_config: Any) -> None:
         reasons.append("it takes more than text")
     if vllm_config.speculative_config is not None:
         reasons.append("speculative decoding is on")
+    if vllm_config.use_v2_model_runner:
+        reasons.append("vLLM's V2 model runner is on (VLLM_USE_V2_MODEL_RUNNER=0 takes V1)")
+    if vllm_config.scheduler_config.async_scheduling:
+        reasons.append("asynchronous scheduling is on")
     if vllm_config.lora_config is not None:
         reasons.append("LoRA is on")
     if vllm_config.scheduler_config.policy != "fcfs":

@@ -11,7 +11,6 @@ import time
 from typing import Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.stats import SchedulerStats
@@ -44,11 +43,11 @@ from pipemax.vllm_ext.stats import Counters
 from pipemax.vllm_ext.timing import ReportBook, WorkerReports
 
 _UNLIMITED_SLOTS = 1 << 30
-"""The V1 runner keeps a request's state by its id; V2 has ``max_num_seqs`` slots."""
+"""vLLM's V1 runner keeps the state of every request, by its id."""
 
 
-class _PipeMaxMixin(Scheduler):
-    """Over vLLM's synchronous or asynchronous scheduler; what it relies on there is listed in ``compat``."""
+class PipeMaxScheduler(Scheduler):
+    """Over vLLM's synchronous scheduler; what it relies on there is listed in ``compat``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -70,7 +69,7 @@ class _PipeMaxMixin(Scheduler):
                 block_tokens=self.block_size,
                 max_num_seqs=self.max_num_running_reqs,
                 prefill_chunk_tokens=self.max_num_scheduled_tokens,
-                max_slots=self.max_num_running_reqs if self.use_v2_model_runner else _UNLIMITED_SLOTS,
+                max_slots=_UNLIMITED_SLOTS,
             )
         )
         self._events: list[Event] = []
@@ -243,9 +242,8 @@ class _PipeMaxMixin(Scheduler):
                 resumed_reqs.append(request)
         running_reqs = [request for request in running_reqs if request.request_id not in self._returned]
         self._returned.difference_update(num_scheduled_tokens)
-        if not self.use_v2_model_runner and not self.scheduler_config.async_scheduling:
-            # The workers know the tokens of every request; vLLM would send those of all who did not run last.
-            self.prev_step_scheduled_req_ids.update(num_scheduled_tokens)
+        # The workers know the tokens of every request; vLLM would send those of all who did not run last.
+        self.prev_step_scheduled_req_ids.update(num_scheduled_tokens)
         return super()._make_cached_request_data(
             running_reqs, resumed_reqs, num_scheduled_tokens, spec_decode_tokens, req_to_new_blocks
         )
@@ -335,11 +333,3 @@ class _PipeMaxMixin(Scheduler):
         """(running, waiting): those set aside included."""
         num_running, num_waiting = super().get_request_counts()
         return num_running + len(self._started), num_waiting + len(self._not_started) + len(self._blocked)
-
-
-class PipeMaxScheduler(_PipeMaxMixin):
-    """Over the synchronous scheduler."""
-
-
-class PipeMaxAsyncScheduler(_PipeMaxMixin, AsyncScheduler):
-    """Over the asynchronous one."""

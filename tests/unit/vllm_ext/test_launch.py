@@ -93,3 +93,10 @@ def test_speculative_decoding_is_refused_under_pipemax() -> None:
     speculative = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
     with pytest.raises(ValueError, match="speculative decoding is on"):
         make_vllm_config(config(vllm={"speculative_config": speculative}))
+
+
+def test_asynchronous_scheduling_is_refused_under_pipemax() -> None:
+    vllm_config = make_vllm_config(config())
+    vllm_config.scheduler_config.async_scheduling = True
+    with pytest.raises(ValueError, match=r"asynchronous scheduling is on\. Use policy: vllm"):
+        compat.check_model(vllm_config)
