@@ -1,6 +1,7 @@
 """Stock vLLM and PipeMax on this machine's CPU, with the same KV bytes on every pipeline stage.
 
     python bench/engine_vs_vllm.py [--json FILE] [--pp 1 2 4] [--requests 64] [--gpu-blocks 60] [--rounds 1]
+                                   [--loads uniform/plain sharegpt/plain uniform/templated]
 
 A random model of 93 million parameters in float32 (its output varies, so that tokens can be compared), 60 KV blocks of
 32 tokens a stage, as many stages as asked, on whatever cores there are. Per configuration one warm-up round, then the
@@ -26,6 +27,22 @@ BLOCK_TOKENS = 32
 MAX_MODEL_LEN = 512
 _LETTERS = "abcdefghijklmnopqrstuvwxyz ,.;"
 _TEMPLATE_CHARACTERS = 160
+_COUNTS = (
+    "decode_steps",
+    "decoded_tokens",
+    "prefill_steps",
+    "empty_steps",
+    "evictions",
+    "prefetches",
+    "prefetched_blocks",
+    "found_blocks",
+    "refused",
+    "phase_switches",
+    "preemptions",
+    "schedule_s",
+    "prefetch_stall_s",
+)
+"""Of the engine's metrics: those that only grow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +55,11 @@ class Load:
     """``plain`` or ``templated``: every prompt begins with the same text."""
 
 
-LOADS = (
-    Load(lengths="uniform", prompts="plain"),
-    Load(lengths="sharegpt", prompts="plain"),
-    Load(lengths="uniform", prompts="templated"),
-)
+LOADS = {
+    "uniform/plain": Load(lengths="uniform", prompts="plain"),
+    "sharegpt/plain": Load(lengths="sharegpt", prompts="plain"),
+    "uniform/templated": Load(lengths="uniform", prompts="templated"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +147,10 @@ def measure(engine: OfflineEngine, load: Load, *, count: int, rounds: int) -> Me
         seconds.append(time.perf_counter() - begin_s)
         tokens = {done.request_id: done.token_ids for done in completions}
     after = engine.stats().metrics
-    counted = ("decode_steps", "prefill_steps", "empty_steps", "evictions", "prefetches", "prefetched_blocks")
-    counted += ("found_blocks", "refused", "schedule_s", "phase_switches", "prefetch_stall_s", "preemptions")
-    metrics = {name: after[name] - before.get(name, 0.0) for name in counted if name in after}
-    for name in ("mean_decode_batch", "steps_within_5_percent", "worst_step_error", "mean_step_error"):
+    metrics = {name: after[name] - before.get(name, 0.0) for name in _COUNTS if name in after}
+    if metrics.get("decode_steps"):
+        metrics["mean_decode_batch"] = metrics["decoded_tokens"] / metrics["decode_steps"]
+    for name in ("steps_within_5_percent", "worst_step_error", "mean_step_error"):
         if name in after:
             metrics[name] = after[name]
     return Measured(load=load, seconds=seconds[1:], tokens=tokens, metrics=metrics)
@@ -145,7 +162,8 @@ def compare(model: str, pp: int, arguments: argparse.Namespace) -> Iterator[Resu
     for policy in ("vllm", "pipemax"):
         with OfflineEngine(engine_config(model, policy, pp, arguments.gpu_blocks)) as engine:
             measured[policy] = [
-                measure(engine, load, count=arguments.requests, rounds=arguments.rounds) for load in LOADS
+                measure(engine, LOADS[load], count=arguments.requests, rounds=arguments.rounds)
+                for load in arguments.loads
             ]
     for policy, outcomes in measured.items():
         for stock, outcome in zip(measured["vllm"], outcomes, strict=True):
@@ -171,6 +189,7 @@ def main() -> None:
         "--gpu-blocks", type=int, default=60, help=f"KV blocks of {BLOCK_TOKENS} tokens a stage"
     )
     parser.add_argument("--rounds", type=int, default=1, help="rounds that count, after one to warm up")
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=[*LOADS])
     arguments = parser.parse_args()
     results: list[Result] = []
     with tempfile.TemporaryDirectory() as directory:
@@ -178,10 +197,11 @@ def main() -> None:
         for pp in arguments.pp:
             for result in compare(directory, pp, arguments):
                 results.append(result)
-                batch = result.metrics.get("mean_decode_batch", 0.0)
+                batch = result.metrics.get("mean_decode_batch")
+                of_batch = "" if batch is None else f"  mean batch {batch:.1f}"
                 print(
                     f"pp={pp} {result.lengths:8} {result.prompts:9} {result.policy:7} {result.tokens_per_s:7.1f} tok/s"
-                    f"  ×{result.ratio_to_vllm:.2f}  identical={result.tokens_identical}  mean batch {batch:.1f}",
+                    f"  ×{result.ratio_to_vllm:.2f}  identical={result.tokens_identical}{of_batch}",
                     flush=True,
                 )
             if arguments.json:  # after each number of stages: a run takes half an hour

@@ -39,13 +39,13 @@ class Counters:
 
     def to_stats(self, controller: Controller, plan: StepPlan, stall_s: list[float]) -> dict[str, float]:
         """Counts since the engine's start, and the last plan's figures."""
-        decision, steps = plan.decision, max(1, self.decode_steps)
+        decision = plan.decision
         error = max(controller.times.decode_error(), key=lambda error: error.mean)
         values: dict[str, float] = {
             "prefill_steps": self.prefill_steps,
             "decode_steps": self.decode_steps,
             "empty_steps": self.empty_steps,
-            "mean_decode_batch": self.decoded_tokens / steps,
+            "decoded_tokens": self.decoded_tokens,
             "evictions": self.evictions,
             "recomputes": self.recomputes,
             "prefetches": self.prefetches,
