@@ -8,7 +8,7 @@ UV_VERSION := 0.13.8
 LOCK := requirements/cpu.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup annotate test test-all lint lock clean
+.PHONY: help setup annotate test parity-full lint lock clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,6 +24,9 @@ annotate: $(VENV)/ready  ## Annotate the demo table with the demo model
 
 test: $(VENV)/ready lint  ## Lint, types, import contracts and all tests
 	@$(BIN)/python -m pytest
+
+parity-full: $(VENV)/ready  ## Four stages and random pools against stock vLLM: half an hour
+	@$(BIN)/python -m pytest -m "parity_full or not parity_full" tests/parity tests/unit/vllm_ext tests/unit/transfer
 
 lint: $(VENV)/ready
 	@$(BIN)/ruff check .

@@ -8,7 +8,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Self
 
-from pipemax.config import EngineConfig, Policy
+from pipemax.config import EngineConfig
 from pipemax.generation import (
     Completion,
     Engine,
@@ -41,12 +41,10 @@ class OfflineEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         """Blocks until the model is loaded; ``EngineStartError`` says why it could not be."""
-        match config.policy:
-            case Policy.VLLM:
-                # vLLM takes ten seconds to import: only a process that runs an engine pays for it.
-                from pipemax.vllm_ext.engine import VllmEngine
+        # vLLM takes ten seconds to import: only a process that runs an engine pays for it.
+        from pipemax.vllm_ext.engine import VllmEngine
 
-                self._engine: Engine = VllmEngine(config)
+        self._engine: Engine = VllmEngine(config)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """See ``Engine.submit``."""

@@ -19,6 +19,8 @@ class Policy(StrEnum):
 
     VLLM = "vllm"
     """Stock vLLM: continuous batching, the KV cache on the GPU alone."""
+    PIPEMAX = "pipemax"
+    """PipeMax inside vLLM: every request's KV also in host memory, batches rotated through the GPU."""
 
 
 class ChatMode(StrEnum):
@@ -38,7 +40,10 @@ class EngineConfig(BaseModel):
     model: str = Field(description="Directory of a Hugging Face checkpoint, or a hub name such as org/name.")
     revision: str | None = Field(None, description="Branch, tag or commit of a hub model.")
     tokenizer: str | None = Field(None, description="Directory or hub name; default: the model's own.")
-    policy: Policy = Field(Policy.VLLM, description="Scheduler: vllm is stock vLLM.")
+    policy: Policy = Field(
+        Policy.VLLM,
+        description="Scheduler: vllm is stock vLLM; pipemax keeps KV in host memory too (on a CPU only, so far).",
+    )
     dtype: str = Field(
         "auto", description="Weights and activations: auto (the checkpoint's), bfloat16, float16, float32."
     )
@@ -48,7 +53,8 @@ class EngineConfig(BaseModel):
     pipeline_parallel_size: int | None = Field(
         None,
         ge=1,
-        description="Pipeline stages; default: the number of GPUs divided by tensor_parallel_size, 1 without GPUs.",
+        description="Pipeline stages; default: the number of GPUs divided by tensor_parallel_size, 1 without GPUs. "
+        "On a machine without GPUs they are processes that share its cores.",
     )
     tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share each stage.")
     max_model_len: int | None = Field(
@@ -66,6 +72,19 @@ class EngineConfig(BaseModel):
     )
     cpu_kv_gib: float = Field(
         1.0, gt=0.0, description="KV cache of each stage in GiB on a machine without GPUs."
+    )
+    host_kv_gib: float | None = Field(
+        None,
+        gt=0.0,
+        description="policy pipemax: host memory of each stage for KV in GiB; default: 4 times cpu_kv_gib.",
+    )
+    num_batches: int | None = Field(
+        None,
+        ge=1,
+        description="policy pipemax: decode batches in rotation; default: the steps that can be in flight, at least 2.",
+    )
+    calibration: Path | None = Field(
+        None, description="policy pipemax: measured step times and bandwidth; default: learned while running."
     )
     enable_prefix_caching: bool = Field(True, description="Keep the KV of shared prompt prefixes.")
     enforce_eager: bool | None = Field(

@@ -1,4 +1,4 @@
-"""One real vLLM engine on the demo model, shared: it takes up to a minute to start."""
+"""Real vLLM engines on the demo model, one for each policy: they take up to a minute to start."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +12,27 @@ DEMO_MODEL = Path(__file__).parents[2] / "examples" / "model"
 MAX_MODEL_LEN = 512
 
 
-@pytest.fixture(scope="session")
-def engine() -> Iterator[OfflineEngine]:
+POLICIES: dict[str, dict[str, object]] = {
+    "vllm": {"policy": "vllm"},
+    # So few blocks on each stage that a few dozen requests leave it and come back.
+    "pipemax on two stages": {
+        "policy": "pipemax",
+        "pipeline_parallel_size": 2,
+        "block_size": 32,
+        "vllm": {"num_gpu_blocks_override": 24},
+    },
+}
+
+
+@pytest.fixture(scope="session", params=POLICIES.values(), ids=POLICIES.keys())
+def engine(request: pytest.FixtureRequest) -> Iterator[OfflineEngine]:
     """float32, so that another implementation's arithmetic gives the same tokens."""
-    config = EngineConfig(
-        model=str(DEMO_MODEL), dtype="float32", max_model_len=MAX_MODEL_LEN, cpu_kv_gib=0.25, max_num_seqs=32
-    )
-    with OfflineEngine(config) as engine:
+    defaults = {
+        "model": str(DEMO_MODEL),
+        "dtype": "float32",
+        "max_model_len": MAX_MODEL_LEN,
+        "cpu_kv_gib": 0.25,
+        "max_num_seqs": 32,
+    }
+    with OfflineEngine(EngineConfig.parse(defaults | request.param)) as engine:
         yield engine

@@ -16,7 +16,6 @@ from vllm.exceptions import VLLMValidationError
 from vllm.inputs import tokens_input
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.loggers import StatLoggerBase
 
@@ -24,7 +23,7 @@ from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.generation import Completion, EngineStats, GenerationRequest, RequestError, Sampling
 from pipemax.prompts import PromptEncoder
-from pipemax.vllm_ext.launch import engine_args, prepare_environment
+from pipemax.vllm_ext.launch import kv_capacity_tokens, launch_environment, make_vllm_config
 from pipemax.wire import ErrorCode
 
 _QUEUE_DEPTH = 2
@@ -48,18 +47,18 @@ class _Stop:
 
 
 class VllmEngine:
-    """Implements ``pipemax.api.Engine`` over stock vLLM."""
+    """Implements ``pipemax.api.Engine`` over vLLM, under either policy."""
 
     def __init__(self, config: EngineConfig) -> None:
         """Blocks until the model is loaded. ``EngineStartError`` says why it could not be."""
-        prepare_environment()
         self._latest = _LatestStats()
         try:
-            vllm_config = engine_args(config).create_engine_config(UsageContext.ENGINE_CONTEXT)
-            self._engine = LLMEngine.from_vllm_config(
-                vllm_config,
-                stat_loggers=[lambda vllm_config, engine_index: _StatLogger(self._latest)],
-            )
+            with launch_environment(config):
+                vllm_config = make_vllm_config(config)
+                self._engine = LLMEngine.from_vllm_config(
+                    vllm_config,
+                    stat_loggers=[lambda vllm_config, engine_index: _StatLogger(self._latest)],
+                )
             self._encoder = PromptEncoder(
                 self._engine.renderer.tokenizer,
                 chat=config.chat,
@@ -70,7 +69,7 @@ class VllmEngine:
                 f"model {config.model!r} could not be loaded: {_innermost(error)}"
             ) from error
         self._max_model_len: int = vllm_config.model_config.max_model_len
-        self._kv_capacity_tokens = _kv_capacity_tokens(vllm_config)
+        self._kv_capacity_tokens = kv_capacity_tokens(vllm_config)
         self._commands: queue.SimpleQueue[_Add | _Abort | _Stop] = queue.SimpleQueue()
         self._completions: queue.SimpleQueue[list[Completion] | EngineDiedError] = queue.SimpleQueue()
         self._held_lock = threading.Lock()
@@ -244,6 +243,7 @@ class _StatLogger(StatLoggerBase):
             metrics={
                 "preemptions": float(self._preemptions),
                 "prefix_cache_hit_rate": self._prefix_hits / max(1, self._prefix_queries),
+                **(scheduler_stats.kv_connector_stats or {}),  # PipeMax's own counts
             },
         )
 
@@ -278,12 +278,6 @@ def _sampling_params(sampling: Sampling) -> SamplingParams:
         ),
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-
-
-def _kv_capacity_tokens(vllm_config: Any) -> int:
-    cache = vllm_config.cache_config
-    capacity: int = (cache.num_gpu_blocks or 0) * cache.block_size
-    return capacity
 
 
 def _innermost(error: BaseException) -> str:

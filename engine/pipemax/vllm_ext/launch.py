@@ -1,26 +1,65 @@
 """From an EngineConfig to a running vLLM engine: which arguments and which environment."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
+import torch
 import vllm
+from vllm.config import KVTransferConfig, VllmConfig
+from vllm.distributed.utils import get_pp_indices
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
 
-from pipemax.config import EngineConfig
-from pipemax.domain.units import GIB
+from pipemax.config import EngineConfig, Policy
+from pipemax.control.calibration import load_calibration
+from pipemax.control.config import StageConfig
+from pipemax.control.estimator import StepTimeModel
+from pipemax.domain.units import GIB, ceil_div
+from pipemax.vllm_ext.compat import check_model, check_version
+from pipemax.vllm_ext.settings import RuntimeSettings, encode_stage
+
+KV_LAYOUT = "BLHNC"
+"""Block-first: see ``pipemax.transfer.layout``."""
+
+
+def make_vllm_config(config: EngineConfig) -> VllmConfig:
+    """``ValueError`` where the config does not fit this machine, this vLLM or this model."""
+    if config.policy is Policy.PIPEMAX:
+        check_version()
+    vllm_config = engine_args(config).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    if config.policy is Policy.PIPEMAX:
+        check_model(vllm_config)
+        settings = _runtime_settings(config, vllm_config)
+        assert vllm_config.kv_transfer_config is not None
+        vllm_config.kv_transfer_config.kv_connector_extra_config.update(settings.to_extra_config())
+    return vllm_config
+
+
+def kv_capacity_tokens(vllm_config: VllmConfig) -> int:
+    """Tokens whose KV the engine holds at once: in the host pool under PipeMax, else in the GPU's."""
+    cache = vllm_config.cache_config
+    num_blocks = cache.num_gpu_blocks or 0
+    if vllm_config.kv_transfer_config is not None:
+        extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
+        num_blocks = RuntimeSettings.from_extra_config(extra_config).host_blocks
+    return num_blocks * cache.block_size
 
 
 def engine_args(config: EngineConfig) -> EngineArgs:
     """vLLM's arguments. ``ValueError`` where the config does not fit this machine or this vLLM."""
     num_gpus = 0 if current_platform.is_cpu() else current_platform.device_count()
+    num_stages = pipeline_parallel_size(config, num_gpus=num_gpus)
     values: dict[str, Any] = {
         "model": config.model,
         "revision": config.revision,
         "tokenizer": config.tokenizer,
         "dtype": config.dtype,
         "quantization": config.quantization,
-        "pipeline_parallel_size": pipeline_parallel_size(config, num_gpus=num_gpus),
+        "pipeline_parallel_size": num_stages,
         "tensor_parallel_size": config.tensor_parallel_size,
         "max_model_len": config.max_model_len,
         "enable_prefix_caching": config.enable_prefix_caching,
@@ -33,6 +72,9 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         values["gpu_memory_utilization"] = config.gpu_memory_utilization
     else:
         values["kv_cache_memory_bytes"] = int(config.cpu_kv_gib * GIB)
+        values["worker_cls"] = "pipemax.vllm_ext.worker.CpuStageWorker"
+    if config.policy is Policy.PIPEMAX:
+        values |= _pipemax_args(num_gpus=num_gpus)
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
         if (value := getattr(config, name)) is not None:
             values[name] = value
@@ -46,27 +88,127 @@ def engine_args(config: EngineConfig) -> EngineArgs:
 
 def pipeline_parallel_size(config: EngineConfig, *, num_gpus: int) -> int:
     """The stages to run: as asked, else one for each group of ``tensor_parallel_size`` GPUs."""
+    if num_gpus == 0:
+        if config.tensor_parallel_size > 1:
+            raise ValueError(
+                f"tensor_parallel_size {config.tensor_parallel_size} needs GPUs, and this machine shows none"
+            )
+        return config.pipeline_parallel_size or 1
     needed = (config.pipeline_parallel_size or 1) * config.tensor_parallel_size
-    if num_gpus == 0 and needed > 1:
-        raise ValueError(
-            f"pipeline_parallel_size {config.pipeline_parallel_size or 1} × tensor_parallel_size "
-            f"{config.tensor_parallel_size} needs {needed} GPUs, and this machine shows none; leave both out "
-            "to run on the CPU"
-        )
-    if num_gpus and needed > num_gpus:
+    if needed > num_gpus:
         raise ValueError(
             f"pipeline_parallel_size {config.pipeline_parallel_size or 1} × tensor_parallel_size "
             f"{config.tensor_parallel_size} needs {needed} GPUs, and this machine shows {num_gpus} "
             f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')})"
         )
-    if config.pipeline_parallel_size is not None or num_gpus == 0:
-        return config.pipeline_parallel_size or 1
+    if config.pipeline_parallel_size is not None:
+        return config.pipeline_parallel_size
     return max(1, num_gpus // config.tensor_parallel_size)
 
 
-def prepare_environment() -> None:
-    """Set what vLLM reads from the environment, before the first engine of this process."""
+def _pipemax_args(*, num_gpus: int) -> dict[str, Any]:
+    if num_gpus:
+        raise ValueError("policy pipemax runs on a CPU only, so far: its copies for CUDA are not built yet")
+    return {
+        "scheduler_cls": "pipemax.vllm_ext.scheduler.PipeMaxScheduler",
+        # With a scheduler_cls vLLM checks neither: the two must match.
+        "async_scheduling": False,
+        "worker_cls": "pipemax.vllm_ext.worker.PipeMaxCpuWorker",
+        "kv_transfer_config": KVTransferConfig(
+            kv_connector="PipeMaxConnector",
+            kv_connector_module_path="pipemax.vllm_ext.connector",
+            kv_role="kv_both",
+        ),
+    }
+
+
+def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeSettings:
+    block_bytes = max(_kv_bytes_per_token(vllm_config)) * vllm_config.cache_config.block_size
+    host_bytes = (config.host_kv_gib or 4 * config.cpu_kv_gib) * GIB
+    host_blocks = int(host_bytes / block_bytes)
+    longest = ceil_div(vllm_config.model_config.max_model_len, vllm_config.cache_config.block_size)
+    if host_blocks < longest:
+        raise ValueError(
+            f"host_kv_gib {host_bytes / GIB:.3g} holds {host_blocks} KV blocks of {block_bytes} bytes; one request of "
+            f"max_model_len {vllm_config.model_config.max_model_len} needs {longest}"
+        )
+    return RuntimeSettings(
+        host_blocks=host_blocks,
+        num_batches=config.num_batches or max(2, vllm_config.max_concurrent_batches),
+        stages=tuple(encode_stage(stage) for stage in _stages(config, vllm_config)),
+    )
+
+
+def _kv_bytes_per_token(vllm_config: VllmConfig) -> list[int]:
+    """By stage."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    assert isinstance(model.dtype, torch.dtype), model.dtype
+    value_bytes = model.dtype.itemsize
+    values_per_layer = 2 * model.get_num_kv_heads(parallel) * model.get_head_size()
+    num_stages = parallel.pipeline_parallel_size
+    num_layers = model.get_total_num_hidden_layers()
+    return [
+        _layers_of_stage(num_layers, stage, num_stages) * values_per_layer * value_bytes
+        for stage in range(num_stages)
+    ]
+
+
+def _layers_of_stage(num_layers: int, stage: int, num_stages: int) -> int:
+    first, end = get_pp_indices(num_layers, stage, num_stages)
+    return end - first
+
+
+def _stages(config: EngineConfig, vllm_config: VllmConfig) -> list[StageConfig]:
+    kv_bytes = _kv_bytes_per_token(vllm_config)
+    if config.calibration is None:
+        return [_uncalibrated_stage(stage_kv_bytes) for stage_kv_bytes in kv_bytes]
+    calibration = load_calibration(config.calibration)
+    measured = [stage.kv_bytes_per_token for stage in calibration.stages]
+    if measured != kv_bytes:
+        raise ValueError(
+            f"calibration {config.calibration} is of stages with {measured} bytes of KV per token, this engine's "
+            f"have {kv_bytes}: it was measured for another model, dtype or number of stages"
+        )
+    return list(calibration.stages)
+
+
+def _uncalibrated_stage(kv_bytes_per_token: int) -> StageConfig:
+    """A rough CPU, to start from: the estimator follows what it measures."""
+    return StageConfig(
+        kv_bytes_per_token=kv_bytes_per_token,
+        h2d_bytes_per_s=4e9,
+        decode_time=StepTimeModel.linear(alpha_s=1e-3, beta_s=1e-7, delta_s=1e-2),
+        prefill_time=StepTimeModel.linear(alpha_s=1e-3, beta_s=1e-8, delta_s=1e-2),
+    )
+
+
+@contextmanager
+def launch_environment(config: EngineConfig) -> Iterator[None]:
+    """What vLLM's processes read from the environment while they start. Afterwards it is as it was."""
     # The server has threads (gRPC's among them), and a forked child would inherit their locks, held.
-    os.environ["VLLM_WORKER_MULTIPROCESSING_METHOD"] = "spawn"
+    values = {"VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn"}
     # Reports of use would leave the user's network, and a closed network makes their thread wait.
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    values["VLLM_NO_USAGE_STATS"] = os.environ.get("VLLM_NO_USAGE_STATS", "1")
+    if config.policy is Policy.PIPEMAX:
+        values["VLLM_KV_CACHE_LAYOUT"] = KV_LAYOUT
+    if current_platform.is_cpu() and (config.pipeline_parallel_size or 1) > 1:
+        cores = _cores_of_stages(sorted(os.sched_getaffinity(0)), config.pipeline_parallel_size or 1)
+        values["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", cores)
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _cores_of_stages(cores: list[int], num_stages: int) -> str:
+    """vLLM's spelling of each stage's cores; stages beyond the number of cores share them in turn."""
+    if num_stages >= len(cores):
+        return "|".join(str(cores[stage % len(cores)]) for stage in range(num_stages))
+    bounds = [len(cores) * stage // num_stages for stage in range(num_stages + 1)]
+    return "|".join(",".join(str(core) for core in cores[first:end]) for first, end in pairwise(bounds))

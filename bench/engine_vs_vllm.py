@@ -1,0 +1,212 @@
+"""Stock vLLM and PipeMax on this machine's CPU, with the same KV bytes on every pipeline stage.
+
+    python bench/engine_vs_vllm.py [--json FILE] [--pp 1 2 4] [--requests 64] [--gpu-blocks 60] [--rounds 1]
+                                   [--loads uniform/plain sharegpt/plain uniform/templated]
+
+A random model of 93 million parameters in float32 (its output varies, so that tokens can be compared), 60 KV blocks of
+32 tokens a stage, as many stages as asked, on whatever cores there are. Per configuration one warm-up round, then the
+rounds that count, the two policies one after the other. A CPU stands in for the GPUs: ratios say something about the
+scheduling, tokens per second nothing about GPUs.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from statistics import median
+
+from pipemax.api import GenerationRequest, OfflineEngine, Sampling
+from pipemax.config import EngineConfig
+from tests.parity.make_model import MEDIUM, make_model
+
+BLOCK_TOKENS = 32
+MAX_MODEL_LEN = 512
+_LETTERS = "abcdefghijklmnopqrstuvwxyz ,.;"
+_TEMPLATE_CHARACTERS = 160
+_COUNTS = (
+    "decode_steps",
+    "decoded_tokens",
+    "prefill_steps",
+    "empty_steps",
+    "evictions",
+    "prefetches",
+    "prefetched_blocks",
+    "found_blocks",
+    "refused",
+    "phase_switches",
+    "preemptions",
+    "schedule_s",
+    "prefetch_stall_s",
+)
+"""Of the engine's metrics: those that only grow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """A set of requests."""
+
+    lengths: str
+    """``uniform`` or ``sharegpt``: lognormal lengths with ShareGPT's spread, scaled down."""
+    prompts: str
+    """``plain`` or ``templated``: every prompt begins with the same text."""
+
+
+LOADS = {
+    "uniform/plain": Load(lengths="uniform", prompts="plain"),
+    "sharegpt/plain": Load(lengths="sharegpt", prompts="plain"),
+    "uniform/templated": Load(lengths="uniform", prompts="templated"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One policy under one load; rates count output tokens."""
+
+    pp: int
+    lengths: str
+    prompts: str
+    policy: str
+    tokens_per_s: float
+    seconds: list[float]
+    """Of each round."""
+    ratio_to_vllm: float
+    tokens_identical: bool
+    """To stock vLLM's in the same run."""
+    metrics: dict[str, float]
+    """The engine's own counts, over warm-up and rounds."""
+
+
+def make_requests(load: Load, count: int) -> list[GenerationRequest]:
+    rng = Random(0)
+    template = _text(rng, _TEMPLATE_CHARACTERS) if load.prompts == "templated" else ""
+    requests = []
+    for index in range(count):
+        prompt_tokens, output_tokens = _lengths(rng, load.lengths)
+        sampling = Sampling(max_tokens=output_tokens)
+        prompt = template + _text(rng, prompt_tokens)
+        requests.append(GenerationRequest(request_id=str(index), prompt=prompt, sampling=sampling))
+    return requests
+
+
+def _lengths(rng: Random, lengths: str) -> tuple[int, int]:
+    """(prompt, output) tokens."""
+    match lengths:
+        case "uniform":
+            return rng.randint(20, 150), 64
+        case "sharegpt":
+            prompt, output = rng.lognormvariate(4.0, 1.0), rng.lognormvariate(4.0, 0.8)
+            return min(240, max(4, round(prompt))), min(200, max(4, round(output)))
+        case _:
+            raise ValueError(lengths)
+
+
+def _text(rng: Random, length: int) -> str:
+    return "".join(rng.choice(_LETTERS) for _ in range(length))
+
+
+def engine_config(model: str, policy: str, pp: int, gpu_blocks: int) -> EngineConfig:
+    return EngineConfig(
+        model=model,
+        policy=policy,
+        pipeline_parallel_size=pp,
+        dtype="float32",
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=64,
+        max_num_batched_tokens=512,
+        block_size=BLOCK_TOKENS,
+        cpu_kv_gib=0.5,
+        host_kv_gib=1.5 / pp,
+        chat="never",
+        vllm={"num_gpu_blocks_override": gpu_blocks},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    load: Load
+    seconds: list[float]
+    tokens: dict[str, tuple[int, ...]]
+    metrics: dict[str, float]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(map(len, self.tokens.values())) / median(self.seconds)
+
+
+def measure(engine: OfflineEngine, load: Load, *, count: int, rounds: int) -> Measured:
+    requests = make_requests(load, count)
+    before = engine.stats().metrics
+    seconds, tokens = [], dict[str, tuple[int, ...]]()
+    for _ in range(1 + rounds):
+        begin_s = time.perf_counter()
+        completions = list(engine.generate(requests))
+        seconds.append(time.perf_counter() - begin_s)
+        tokens = {done.request_id: done.token_ids for done in completions}
+    after = engine.stats().metrics
+    metrics = {name: after[name] - before.get(name, 0.0) for name in _COUNTS if name in after}
+    if metrics.get("decode_steps"):
+        metrics["mean_decode_batch"] = metrics["decoded_tokens"] / metrics["decode_steps"]
+    for name in ("steps_within_5_percent", "worst_step_error", "mean_step_error"):
+        if name in after:
+            metrics[name] = after[name]
+    return Measured(load=load, seconds=seconds[1:], tokens=tokens, metrics=metrics)
+
+
+def compare(model: str, pp: int, arguments: argparse.Namespace) -> Iterator[Result]:
+    """Both policies under every load."""
+    measured: dict[str, list[Measured]] = {}
+    for policy in ("vllm", "pipemax"):
+        with OfflineEngine(engine_config(model, policy, pp, arguments.gpu_blocks)) as engine:
+            measured[policy] = [
+                measure(engine, LOADS[load], count=arguments.requests, rounds=arguments.rounds)
+                for load in arguments.loads
+            ]
+    for policy, outcomes in measured.items():
+        for stock, outcome in zip(measured["vllm"], outcomes, strict=True):
+            yield Result(
+                pp=pp,
+                lengths=outcome.load.lengths,
+                prompts=outcome.load.prompts,
+                policy=policy,
+                tokens_per_s=round(outcome.tokens_per_s, 1),
+                seconds=[round(seconds, 2) for seconds in outcome.seconds],
+                ratio_to_vllm=round(outcome.tokens_per_s / stock.tokens_per_s, 3),
+                tokens_identical=outcome.tokens == stock.tokens,
+                metrics={name: round(value, 4) for name, value in outcome.metrics.items()},
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, help="write the results here, too")
+    parser.add_argument("--pp", type=int, nargs="+", default=[1, 2, 4], help="pipeline stages")
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument(
+        "--gpu-blocks", type=int, default=60, help=f"KV blocks of {BLOCK_TOKENS} tokens a stage"
+    )
+    parser.add_argument("--rounds", type=int, default=1, help="rounds that count, after one to warm up")
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=[*LOADS])
+    arguments = parser.parse_args()
+    results: list[Result] = []
+    with tempfile.TemporaryDirectory() as directory:
+        make_model(Path(directory), MEDIUM)
+        for pp in arguments.pp:
+            for result in compare(directory, pp, arguments):
+                results.append(result)
+                batch = result.metrics.get("mean_decode_batch")
+                of_batch = "" if batch is None else f"  mean batch {batch:.1f}"
+                print(
+                    f"pp={pp} {result.lengths:8} {result.prompts:9} {result.policy:7} {result.tokens_per_s:7.1f} tok/s"
+                    f"  ×{result.ratio_to_vllm:.2f}  identical={result.tokens_identical}{of_batch}",
+                    flush=True,
+                )
+            if arguments.json:  # after each number of stages: a run takes half an hour
+                arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""What one step copies, as plain data in block ids: made by the scheduler, carried out by every stage alike.
+
+A step may hold thousands of these and is pickled to every stage: hence tuples.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pipemax.domain.units import GpuBlockId, HostBlockId
+
+
+class BlockLoad(NamedTuple):
+    """Host → GPU, one whole block."""
+
+    source: HostBlockId
+    target: GpuBlockId
+
+
+class BlockStore(NamedTuple):
+    """GPU → host, one whole block: how tokens lie within it is the attention kernel's own affair."""
+
+    source: GpuBlockId
+    target: HostBlockId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCopies:
+    """The copies of one step."""
+
+    saves: tuple[BlockStore, ...] = ()
+    """Before it computes: what earlier steps wrote to blocks that this step may overwrite."""
+    loads: tuple[BlockLoad, ...] = ()
+    """While it computes: prefetches."""
+    stores: tuple[BlockStore, ...] = ()
+    """Once it has computed: the blocks that it filled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadTiming:
+    """How long one step's loads took on one stage."""
+
+    num_blocks: int
+    seconds: float

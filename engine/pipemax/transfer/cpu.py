@@ -1,0 +1,73 @@
+"""Copies between two pools in ordinary memory, on a thread of their own.
+
+numpy moves the bytes: a block is one contiguous memcpy, outside the interpreter's lock, and in one thread, where
+torch would start a second team of OpenMP threads on the cores of the model.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from pipemax.domain.errors import TransferError
+from pipemax.transfer.commands import BlockLoad, BlockStore, LoadTiming
+from pipemax.transfer.layout import ByteRows
+
+
+class CpuCopyBackend:
+    """Implements ``CopyBackend`` where the "GPU" pool is ordinary memory too."""
+
+    def __init__(self, gpu_rows: ByteRows, host_rows: ByteRows) -> None:
+        """Both ``(num_blocks, layers · kv_heads, block_tokens, content bytes)``."""
+        if gpu_rows.shape[1:] != host_rows.shape[1:]:
+            raise ValueError(f"the pools' blocks differ: {gpu_rows.shape[1:]} and {host_rows.shape[1:]}")
+        self._gpu = gpu_rows
+        self._host = host_rows
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._timings: list[LoadTiming] = []
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._work, name="kv-copy", daemon=True)
+        self._thread.start()
+
+    def submit_loads(self, loads: Sequence[BlockLoad]) -> None:
+        self._jobs.put(lambda: self._load(loads))
+
+    def submit_stores(self, stores: Sequence[BlockStore]) -> None:
+        self._jobs.put(lambda: self._store(stores))
+
+    def wait(self) -> list[LoadTiming]:
+        idle = threading.Event()
+        self._jobs.put(idle.set)
+        while not idle.wait(timeout=1.0):
+            if not self._thread.is_alive():
+                raise TransferError("the copy thread ended with copies queued")
+        if self._error is not None:
+            raise TransferError(f"a KV copy failed: {self._error}") from self._error
+        timings, self._timings = self._timings, []
+        return timings
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._jobs.put(None)
+            self._thread.join()
+
+    # The thread.
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception as error:  # raised again in wait(), where somebody can act on it
+                self._error = self._error or error
+
+    def _load(self, loads: Sequence[BlockLoad]) -> None:
+        begin_s = time.perf_counter()
+        for load in loads:
+            np.copyto(self._gpu[load.target], self._host[load.source])
+        self._timings.append(LoadTiming(num_blocks=len(loads), seconds=time.perf_counter() - begin_s))
+
+    def _store(self, stores: Sequence[BlockStore]) -> None:
+        for store in stores:
+            np.copyto(self._host[store.target], self._gpu[store.source])

@@ -1,0 +1,65 @@
+"""The one ordering rule of all KV copies, in the one place that enforces it.
+
+    Before a step touches KV, all copies of earlier steps are done.
+
+``begin_step`` waits for what earlier steps submitted, makes this step's saves, then submits its loads, which run
+beside its computation. ``end_step`` submits its stores. Steps run first in, first out on every stage, so the rule
+suffices for:
+
+- *evicting what is in flight*: the victim's step computes, then stores, before a step that was planned later begins,
+  saves the victim's last block and overwrites it;
+- *prefetching*: a load is done before the first step that may read its target;
+- *reusing a host block*: whoever had it before stored and loaded in earlier steps;
+- *aborting at any moment*: nothing needs to be called back; what was queued for the request completes, and only
+  then do its blocks see other copies.
+
+So no completion is ever reported to the scheduler. Idea: Section 3.4 of the paper, without its per-layer events.
+"""
+
+import time
+from dataclasses import dataclass
+
+from pipemax.transfer.backend import CopyBackend
+from pipemax.transfer.commands import LoadTiming, StepCopies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWait:
+    """What ``begin_step`` found."""
+
+    stall_s: float
+    """How long the step had to wait for earlier copies and its own saves."""
+    loads: tuple[LoadTiming, ...]
+    """Of the steps before it."""
+
+
+class Orchestrator:
+    """Drives a backend through a stage's steps. One caller, strictly begin, end, begin, end."""
+
+    def __init__(self, backend: CopyBackend) -> None:
+        self._backend = backend
+        self._is_in_step = False
+
+    def begin_step(self, copies: StepCopies) -> StepWait:
+        """Wait, save, then start this step's loads. Their targets must not be read or written by this step."""
+        assert not self._is_in_step, "the step before has not ended"
+        self._is_in_step = True
+        begin_s = time.perf_counter()
+        timings = self._backend.wait()
+        if copies.saves:
+            self._backend.submit_stores(copies.saves)
+            self._backend.wait()
+        stall_s = time.perf_counter() - begin_s
+        if copies.loads:
+            self._backend.submit_loads(copies.loads)
+        return StepWait(stall_s=stall_s, loads=tuple(timings))
+
+    def end_step(self, copies: StepCopies) -> None:
+        """This step's KV is computed: start its stores."""
+        assert self._is_in_step, "no step has begun"
+        self._is_in_step = False
+        if copies.stores:
+            self._backend.submit_stores(copies.stores)
+
+    def close(self) -> None:
+        self._backend.close()

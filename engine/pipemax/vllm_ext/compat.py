@@ -1,0 +1,98 @@
+"""What PipeMax relies on in vLLM beyond its public interface, checked before anything starts.
+
+The scheduler is a subclass that leans on private names; another vLLM version may have moved any of them. One clear
+error at start-up is better than wrong tokens later.
+"""
+
+from typing import Any
+
+import vllm
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+SUPPORTED_VERSION = "0.32.0"
+
+_PRIVATE_NAMES: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (
+        Scheduler,
+        (
+            "_build_kv_connector_meta",
+            "_free_request",
+            "_get_local_prefix_cache_hit",
+            "_handle_blocked_waiting_request",
+            "_make_cached_request_data",
+            "_preempt_request",
+            "_reserve_prefill_lookahead",
+            "get_request_counts",
+        ),
+    ),
+    (
+        KVCacheManager,
+        ("allocate_slots", "cache_blocks", "free", "get_computed_blocks", "truncate_computed_blocks"),
+    ),
+    (Request, ("append_output_token_ids",)),
+)
+
+
+def check_version() -> None:
+    """``ValueError`` on another vLLM than the one that this was written and tested against."""
+    version = vllm.__version__.split("+")[0]
+    if version != SUPPORTED_VERSION:
+        raise ValueError(
+            f"policy pipemax runs on vLLM {SUPPORTED_VERSION}, this is {vllm.__version__}; policy vllm runs on any"
+        )
+    missing = [
+        f"{owner.__name__}.{name}"
+        for owner, names in _PRIVATE_NAMES
+        for name in names
+        if not hasattr(owner, name)
+    ]
+    if missing:
+        raise ValueError(
+            f"policy pipemax needs {', '.join(missing)} of vLLM, which this build of {version} lacks"
+        )
+
+
+def check_model(vllm_config: Any) -> None:
+    """``ValueError`` for what the extension cannot serve; ``policy: vllm`` serves it all."""
+    model, reasons = vllm_config.model_config, []
+    if model.runner_type != "generate":
+        reasons.append("it does not generate text")
+    if model.is_hybrid or model.is_attention_free:
+        reasons.append("it has layers without a KV cache that grows by tokens (Mamba, hybrid)")
+    if model.use_mla:
+        reasons.append("it has latent attention (MLA)")
+    if model.is_encoder_decoder:
+        reasons.append("it is an encoder-decoder")
+    if model.is_multimodal_model:
+        reasons.append("it takes more than text")
+    if vllm_config.speculative_config is not None:
+        reasons.append("speculative decoding is on")
+    if vllm_config.use_v2_model_runner:
+        reasons.append("vLLM's V2 model runner is on (VLLM_USE_V2_MODEL_RUNNER=0 takes V1)")
+    if vllm_config.scheduler_config.async_scheduling:
+        reasons.append("asynchronous scheduling is on")
+    if vllm_config.lora_config is not None:
+        reasons.append("LoRA is on")
+    if vllm_config.scheduler_config.policy != "fcfs":
+        reasons.append(f"vLLM's own scheduling policy is {vllm_config.scheduler_config.policy}")
+    if vllm_config.parallel_config.data_parallel_size > 1:
+        reasons.append("data parallelism is on")
+    if vllm_config.parallel_config.decode_context_parallel_size > 1:
+        reasons.append("context parallelism is on")
+    if reasons:
+        raise ValueError(
+            f"policy pipemax cannot serve {model.model!r} yet: {'; '.join(reasons)}. Use policy: vllm"
+        )
+
+
+def check_kv_cache(kv_cache_config: Any) -> None:
+    """``ValueError`` for KV caches other than one group of full attention."""
+    groups = kv_cache_config.kv_cache_groups
+    kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
+    if len(groups) != 1 or kinds != ["FullAttentionSpec"]:
+        raise ValueError(
+            f"policy pipemax serves models whose layers all have full attention, not {len(groups)} groups of "
+            f"{', '.join(kinds)}. Use policy: vllm"
+        )

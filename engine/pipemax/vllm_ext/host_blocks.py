@@ -1,0 +1,131 @@
+"""Which host block holds which KV. The scheduler's half of the host pool: ids and counts, no bytes.
+
+A request's replica is a table of host blocks beside its GPU block table. A block that is full has a content hash
+(vLLM's, which covers every token before it); equal hashes share one host block, counted by reference, so a template's
+prefix is replicated once. Blocks are released when their last request goes; nothing is kept beyond that.
+
+A block is stored when it is full. The last one of a request, partly filled, is saved when the request is evicted: one
+block a victim, where writing every token through would copy that block at every step.
+
+An id may be handed out again at once: whatever was to read or write it belongs to an earlier step, and steps wait
+for the copies of the steps before them (``pipemax.transfer.orchestrator``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pipemax.domain.errors import PoolExhaustedError
+from pipemax.domain.units import HostBlockId, ceil_div
+
+
+class Replicated(NamedTuple):
+    """One of a request's blocks, to be copied to the host."""
+
+    block_index: int
+    """Within the request's sequence."""
+    host_block: HostBlockId
+
+
+@dataclass(slots=True)
+class _Table:
+    blocks: list[HostBlockId] = field(default_factory=list)
+    num_tokens: int = 0
+    saved_tokens: int = 0
+    """How far the partly filled last block was saved, if it was."""
+
+
+class HostBlocks:
+    """Tables, references and the free list. Not thread-safe."""
+
+    def __init__(self, *, num_blocks: int, block_tokens: int) -> None:
+        self.num_blocks = num_blocks
+        self._block_tokens = block_tokens
+        self._free = [HostBlockId(block) for block in range(num_blocks - 1, -1, -1)]
+        self._num_references: dict[HostBlockId, int] = {}
+        self._by_hash: dict[bytes, HostBlockId] = {}
+        self._hashes: dict[HostBlockId, bytes] = {}
+        self._tables: dict[str, _Table] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def blocks(self, request_id: str) -> Sequence[HostBlockId]:
+        """A request's replica, in order of its sequence; ``KeyError`` where it has none."""
+        return self._tables[request_id].blocks
+
+    def extend(self, request_id: str, num_tokens: int, block_hashes: Sequence[bytes]) -> list[Replicated]:
+        """A request's KV grows to ``num_tokens``: the blocks that are full now and not on the host yet.
+
+        ``block_hashes``: of its full blocks, as far as they are known. ``PoolExhaustedError`` without free blocks;
+        that ends the engine, for the controller counts no fewer than are used.
+        """
+        table = self._tables.setdefault(request_id, _Table())
+        size = self._block_tokens
+        stores: list[Replicated] = []
+        for index in range(table.num_tokens // size, num_tokens // size):
+            content = block_hashes[index] if index < len(block_hashes) else None
+            shared = self._by_hash.get(content) if content is not None else None
+            if index < len(table.blocks) and shared is not None:
+                self._drop(table.blocks.pop())  # it was partly filled, and turned out like another one
+            if index == len(table.blocks):
+                table.blocks.append(self._take() if shared is None else self._share(shared))
+            if shared is None:
+                stores.append(Replicated(index, table.blocks[index]))
+                if content is not None:
+                    self._by_hash[content] = table.blocks[index]
+                    self._hashes[table.blocks[index]] = content
+        if ceil_div(num_tokens, size) > len(table.blocks):  # so that an eviction never lacks a block
+            table.blocks.append(self._take())
+        table.num_tokens = num_tokens
+        return stores
+
+    def save_last(self, request_id: str) -> Replicated | None:
+        """A request leaves the GPU: its last block, if that is partly filled and has grown since it was saved."""
+        table = self._tables[request_id]
+        if table.num_tokens % self._block_tokens == 0 or table.saved_tokens == table.num_tokens:
+            return None
+        table.saved_tokens = table.num_tokens
+        return Replicated(len(table.blocks) - 1, table.blocks[-1])
+
+    def release(self, request_id: str) -> None:
+        """A request is gone; an unknown one passes."""
+        table = self._tables.pop(request_id, None)
+        if table is None:
+            return
+        for block in table.blocks:
+            self._drop(block)
+
+    def _drop(self, block: HostBlockId) -> None:
+        self._num_references[block] -= 1
+        if self._num_references[block] == 0:
+            del self._num_references[block]
+            content = self._hashes.pop(block, None)
+            if content is not None:
+                del self._by_hash[content]
+            self._free.append(block)
+
+    def _share(self, block: HostBlockId) -> HostBlockId:
+        self._num_references[block] += 1
+        return block
+
+    def _take(self) -> HostBlockId:
+        if not self._free:
+            raise PoolExhaustedError(f"all {self.num_blocks} host blocks are in use")
+        block = self._free.pop()
+        self._num_references[block] = 1
+        return block
+
+    def check_integrity(self) -> None:
+        """Σ blocks (free + held) = pool, and references are those of the tables."""
+        counted: dict[HostBlockId, int] = {}
+        for table in self._tables.values():
+            for block in table.blocks:
+                counted[block] = counted.get(block, 0) + 1
+            assert len(table.blocks) == ceil_div(table.num_tokens, self._block_tokens), table
+        assert counted == self._num_references, (counted, self._num_references)
+        assert len(self._free) + len(counted) == self.num_blocks, (len(self._free), len(counted))
+        assert not counted.keys() & set(self._free)
+        assert {block: content for content, block in self._by_hash.items()} == self._hashes
+        assert self._hashes.keys() <= counted.keys()

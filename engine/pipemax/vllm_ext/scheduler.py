@@ -1,0 +1,335 @@
+"""vLLM's scheduler, told what to schedule: events of vLLM in, ``StepPlan`` out into vLLM's structures.
+
+There is no policy here; ``pipemax.control`` decides. Each step, vLLM's own ``schedule`` sees the planned requests
+alone and does all the rest: blocks, prefix cache, structured output, the messages to the workers. All other
+requests are set aside, in dictionaries that no step walks through.
+
+    set aside what vLLM holds → admit → plan → recompute, evict, prefetch → schedule the planned → report
+"""
+
+import time
+from typing import Any
+
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+
+from pipemax.control.controller import Controller
+from pipemax.domain.events import (
+    Event,
+    GpuBlocksObserved,
+    PrefetchRefused,
+    PrefixCacheHit,
+    RequestAborted,
+    RequestAdmitted,
+    RequestPreempted,
+    RunRefused,
+    StepCompleted,
+)
+from pipemax.domain.plan import Prefetch, StepPlan
+from pipemax.domain.request import RequestSpec
+from pipemax.domain.units import RequestId, ceil_div
+from pipemax.transfer.commands import BlockLoad, BlockStore, StepCopies
+from pipemax.vllm_ext.compat import check_kv_cache
+from pipemax.vllm_ext.connector import StepMetadata
+from pipemax.vllm_ext.gpu_blocks import GpuBlocks
+from pipemax.vllm_ext.host_blocks import HostBlocks
+from pipemax.vllm_ext.prefixes import PrefixFinder
+from pipemax.vllm_ext.settings import RuntimeSettings
+from pipemax.vllm_ext.stats import Counters
+from pipemax.vllm_ext.timing import ReportBook, WorkerReports
+
+_UNLIMITED_SLOTS = 1 << 30
+"""vLLM's V1 runner keeps the state of every request, by its id."""
+
+
+class PipeMaxScheduler(Scheduler):
+    """Over vLLM's synchronous scheduler; what it relies on there is listed in ``compat``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        check_kv_cache(self.kv_cache_config)
+        # A prompt is admitted by its first chunk; the plan made room for no more.
+        self.scheduler_reserve_full_isl = False
+        # Freed blocks may be reused while a step that writes to them is in flight: steps are first in, first out.
+        self.defer_block_free = False
+        transfer_config = self.vllm_config.kv_transfer_config
+        assert transfer_config is not None, "PipeMax's scheduler runs with its connector alone"
+        settings = RuntimeSettings.from_extra_config(transfer_config.kv_connector_extra_config)
+        self._gpu = GpuBlocks(self.kv_cache_manager, self.block_size)
+        self._host = HostBlocks(num_blocks=settings.host_blocks, block_tokens=self.block_size)
+        self._prefixes = PrefixFinder(self.block_size)
+        self._reports = ReportBook(self.parallel_config.pipeline_parallel_size)
+        self._controller = Controller(
+            settings.controller_config(
+                gpu_blocks=self._gpu.num_free,
+                block_tokens=self.block_size,
+                max_num_seqs=self.max_num_running_reqs,
+                prefill_chunk_tokens=self.max_num_scheduled_tokens,
+                max_slots=_UNLIMITED_SLOTS,
+            )
+        )
+        self._events: list[Event] = []
+        # Requests that the current step does not run. Those that have started keep vLLM's status RUNNING.
+        self._started: dict[str, Request] = {}
+        self._not_started: dict[str, Request] = {}
+        self._blocked: dict[str, Request] = {}  # unknown to the controller: their grammar is being compiled
+        self._ended: list[str] = []  # finished or aborted, not yet told
+        self._counters = Counters()
+        self._plan: StepPlan | None = None
+        self._saves: list[BlockStore] = []  # of the plan being carried out
+        self._loads: list[BlockLoad] = []
+        self._num_found: dict[str, int] = {}  # of what is being loaded: leading blocks that need no copy
+        self._returned: set[str] = set()  # not run since: the workers need their whole block table
+
+    # -- a step -----------------------------------------------------------------------------------------------
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        begin_s = time.perf_counter()
+        self._report_ended()
+        self._set_aside()
+        self._admit_unblocked()
+        self._gpu.publish()
+        events, self._events = self._events, []
+        self._controller.apply(events)
+        plan = self._plan = self._controller.plan_step(time.monotonic())
+        self._make_room(plan)
+        for item in plan.prefetch:
+            self._prefetch(plan, item)
+        output = self._run(plan)
+        self._counters.schedule_s += time.perf_counter() - begin_s
+        return output
+
+    def _set_aside(self) -> None:
+        """Empty vLLM's queues: what ran last, and what arrived since."""
+        for request in self.running:
+            self._started[request.request_id] = request
+        self.running = []
+        for queue in (self.kv_holding_waiting, self.waiting):
+            while queue:
+                request = queue.pop_request()
+                if self._is_blocked_waiting_status(request.status):
+                    self._blocked[request.request_id] = request
+                else:
+                    self._admit(request)
+
+    def _admit_unblocked(self) -> None:
+        for request in [*self._blocked.values()]:
+            if self._handle_blocked_waiting_request(request):
+                del self._blocked[request.request_id]
+                self.deferred_waiting.discard(request)
+                self._admit(request)
+
+    def _admit(self, request: Request) -> None:
+        self._not_started[request.request_id] = request
+        room = self.max_model_len - request.num_prompt_tokens
+        spec = RequestSpec(
+            request_id=RequestId(request.request_id),
+            prompt_tokens=request.num_prompt_tokens,
+            max_tokens=max(1, min(request.max_tokens, room)),
+            # Who must not read the prefix cache finds nothing of it on the GPU.
+            prefix=None if request.skip_reading_prefix_cache else self._prefixes.find(request.block_hashes),
+        )
+        self._events.append(RequestAdmitted(request=spec))
+
+    def _make_room(self, plan: StepPlan) -> None:
+        for request_id in plan.recompute:
+            request = self._started.pop(request_id)
+            super()._preempt_request(request, time.monotonic())
+            self.waiting.remove_request(request)
+            self._not_started[request_id] = request
+            self._forget_kv(request_id)
+        for request_id in plan.evict:
+            last = self._host.save_last(request_id)
+            if last is not None:
+                source = self._gpu.block(request_id, last.block_index)
+                self._saves.append(BlockStore(source=source, target=last.host_block))
+            self._gpu.evict(self._started[request_id])
+            self._forget_return(request_id)
+
+    def _prefetch(self, plan: StepPlan, item: Prefetch) -> None:
+        """GPU blocks for the whole request with its first part; then the copies of what is not there any more."""
+        request_id = item.request_id
+        if item.is_first:
+            num_found = self._gpu.bring_back(self._started[request_id])
+            if num_found is None:
+                self._events.append(PrefetchRefused(step_id=plan.step_id, request_id=request_id))
+                return
+            self._num_found[request_id] = num_found
+            self._returned.add(request_id)
+            self._counters.prefetches += 1
+            self._counters.found_blocks += num_found
+        # The first part begins where the GPU ends to have it, wherever the plan thought that is.
+        first_block = 0 if item.is_first else item.first_block
+        first_block = max(first_block, self._num_found[request_id])
+        gpu_blocks, host_blocks = self._gpu.blocks(request_id), self._host.blocks(request_id)
+        loads = [
+            BlockLoad(source=host_blocks[index], target=gpu_blocks[index])
+            for index in range(first_block, item.first_block + item.num_blocks)
+        ]
+        self._loads += loads
+        self._counters.prefetched_blocks += len(loads)
+        if item.is_last:
+            del self._num_found[request_id]
+            self._gpu.publish_later(self._started[request_id])
+
+    def _run(self, plan: StepPlan) -> SchedulerOutput:
+        """vLLM's own step, over the planned requests; then what became of them."""
+        new_requests: list[Request] = []
+        for request_id in plan.run:
+            if (request := self._started.pop(request_id, None)) is not None:
+                self.running.append(request)
+            else:
+                new_requests.append(self._not_started.pop(request_id))
+                self.waiting.add_request(new_requests[-1])
+        self._planned_tokens: dict[str, int] = dict(zip(plan.run, plan.run_tokens, strict=True))
+        output = super().schedule()
+        while self.waiting:  # without blocks
+            request = self.waiting.pop_request()
+            self._not_started[request.request_id] = request
+        ran: dict[str, int] = output.num_scheduled_tokens
+        for request_id in plan.run:
+            if request_id not in ran:
+                self._events.append(RunRefused(step_id=plan.step_id, request_id=request_id))
+        for request in new_requests:
+            num_found = request.num_computed_tokens - ran.get(request.request_id, 0)
+            if num_found > 0:
+                hit = PrefixCacheHit(
+                    step_id=plan.step_id, request_id=RequestId(request.request_id), num_tokens=num_found
+                )
+                self._events.append(hit)
+        self._events.append(GpuBlocksObserved(num_free=self._gpu.num_free))
+        self._counters.count_run(plan, len(ran))
+        return output
+
+    # -- what vLLM's step asks --------------------------------------------------------------------------------
+
+    def _reserve_prefill_lookahead(
+        self, request: Request, num_computed_tokens: int, num_new_tokens: int
+    ) -> int:
+        """Asked for each request how many tokens it may run at most: those planned."""
+        return min(num_new_tokens, self._planned_tokens[request.request_id])
+
+    def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
+        """A found prefix whose blocks nobody holds takes them out of the free ones, which the plan counted on for
+        the chunk behind it: where both do not fit, only what others hold is taken.
+        """
+        blocks, num_found, boundary, diverged = super()._get_local_prefix_cache_hit(request)
+        (found,) = blocks.blocks
+        num_held = sum(block.ref_cnt > 0 for block in found)
+        num_tokens = min(request.num_tokens, num_found + self._planned_tokens[request.request_id])
+        if ceil_div(num_tokens, self.block_size) - num_held > self._gpu.num_free:
+            num_found = num_held * self.block_size
+            blocks = self.kv_cache_manager.truncate_computed_blocks(blocks, num_found)
+        return blocks, num_found, boundary, diverged
+
+    def _make_cached_request_data(
+        self,
+        running_reqs: list[Request],
+        resumed_reqs: list[Request],
+        num_scheduled_tokens: dict[str, int],
+        spec_decode_tokens: dict[str, list[int]],
+        req_to_new_blocks: dict[str, KVCacheBlocks],
+    ) -> CachedRequestData:
+        """Who came back to other GPU blocks is sent as resumed, with all of them: the workers replace its table."""
+        resumed_reqs = list(resumed_reqs)
+        for request in running_reqs:
+            if request.request_id in self._returned:
+                req_to_new_blocks[request.request_id] = self.kv_cache_manager.get_blocks(request.request_id)
+                resumed_reqs.append(request)
+        running_reqs = [request for request in running_reqs if request.request_id not in self._returned]
+        self._returned.difference_update(num_scheduled_tokens)
+        # The workers know the tokens of every request; vLLM would send those of all who did not run last.
+        self.prev_step_scheduled_req_ids.update(num_scheduled_tokens)
+        return super()._make_cached_request_data(
+            running_reqs, resumed_reqs, num_scheduled_tokens, spec_decode_tokens, req_to_new_blocks
+        )
+
+    def _build_kv_connector_meta(self, connector: Any, scheduler_output: SchedulerOutput) -> StepMetadata:
+        """The plan's loads, and the stores that keep every replica complete."""
+        assert self._plan is not None
+        stores: list[BlockStore] = []
+        for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
+            request = self.requests[request_id]
+            # From what the host has, not from what is computed: KV found on the GPU is replicated too.
+            full_blocks = self._host.extend(
+                request_id, request.num_computed_tokens + num_tokens, request.block_hashes
+            )
+            stores += [
+                BlockStore(source=self._gpu.block(request_id, block_index), target=host_block)
+                for block_index, host_block in full_blocks
+            ]
+        copies = StepCopies(saves=tuple(self._saves), loads=tuple(self._loads), stores=tuple(stores))
+        self._saves.clear()
+        self._loads.clear()
+        return StepMetadata(self._plan.step_id, copies)
+
+    # -- outputs, and whatever ends requests ------------------------------------------------------------------
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> Any:
+        self._report_ended()
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        ran = scheduler_output.num_scheduled_tokens
+        if ran:
+            finished = tuple(RequestId(request_id) for request_id in self._ended if request_id in ran)
+            metadata = scheduler_output.kv_connector_metadata
+            assert isinstance(metadata, StepMetadata), metadata
+            self._events.append(StepCompleted(step_id=metadata.step_id, finished=finished))
+            self._ended = [request_id for request_id in self._ended if request_id not in ran]
+        self._take_reports(model_runner_output)
+        return outputs
+
+    def _take_reports(self, model_runner_output: ModelRunnerOutput) -> None:
+        connector_output = model_runner_output.kv_connector_output
+        reports = connector_output.kv_connector_worker_meta if connector_output else None
+        if reports is not None:
+            assert isinstance(reports, WorkerReports), reports
+            self._events += self._reports.take_in(reports.by_stage)
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
+        stats = super().make_stats(*args, **kwargs)
+        if stats is not None and self._plan is not None:
+            counts = self._counters.to_stats(self._controller, self._plan, self._reports.stall_s)
+            stats.kv_connector_stats = counts
+        return stats
+
+    def _report_ended(self) -> None:
+        """Who ended outside of a step's outputs was given up."""
+        self._events += [RequestAborted(request_id=RequestId(request_id)) for request_id in self._ended]
+        self._ended.clear()
+
+    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
+        """Finished or aborted, wherever it is."""
+        transfer_params = super()._free_request(request, delay_free_blocks)
+        request_id = request.request_id
+        self._ended.append(request_id)
+        for aside in (self._started, self._not_started, self._blocked):
+            aside.pop(request_id, None)
+        self._forget_kv(request_id)
+        return transfer_params
+
+    def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
+        """vLLM drops a request's KV by itself, when its prefix cache is reset."""
+        super()._preempt_request(request, timestamp, drop_stale_output)
+        self.waiting.remove_request(request)
+        self._not_started[request.request_id] = request
+        self._forget_kv(request.request_id)
+        self._events.append(RequestPreempted(request_id=RequestId(request.request_id)))
+
+    def _forget_kv(self, request_id: str) -> None:
+        self._host.release(request_id)
+        self._forget_return(request_id)
+
+    def _forget_return(self, request_id: str) -> None:
+        self._returned.discard(request_id)
+        self._num_found.pop(request_id, None)
+
+    def get_request_counts(self) -> tuple[int, int]:
+        """(running, waiting): those set aside included."""
+        num_running, num_waiting = super().get_request_counts()
+        return num_running + len(self._started), num_waiting + len(self._not_started) + len(self._blocked)

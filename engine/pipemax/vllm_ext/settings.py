@@ -1,0 +1,76 @@
+"""What the launcher tells the scheduler and the workers, through vLLM's ``kv_connector_extra_config``.
+
+They live in other processes and see nothing but that dictionary of plain values.
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from pipemax.control.config import ControllerConfig, StageConfig
+from pipemax.control.estimator import Segment, StepTimeModel
+
+_KEY = "pipemax"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeSettings:
+    """Plain values alone: they are pickled and hashed by vLLM."""
+
+    host_blocks: int
+    """KV blocks of the host pool, the same on every stage."""
+    num_batches: int
+    """n of the paper."""
+    stages: tuple[dict[str, Any], ...]
+    """A ``StageConfig`` each, encoded."""
+    controller: dict[str, Any] = field(default_factory=dict)
+    """Further fields of ``ControllerConfig``, by name."""
+
+    def to_extra_config(self) -> dict[str, Any]:
+        return {_KEY: asdict(self)}
+
+    @classmethod
+    def from_extra_config(cls, extra_config: dict[str, Any]) -> Self:
+        values = dict(extra_config[_KEY])
+        values["stages"] = tuple(values["stages"])
+        return cls(**values)
+
+    def controller_config(
+        self,
+        *,
+        gpu_blocks: int,
+        block_tokens: int,
+        max_num_seqs: int,
+        prefill_chunk_tokens: int,
+        max_slots: int,
+    ) -> ControllerConfig:
+        """Completed by what the scheduler knows. ``ValueError`` on a bad value."""
+        known: dict[str, Any] = {
+            "num_batches": self.num_batches,
+            "stages": tuple(_decode_stage(stage) for stage in self.stages),
+            "gpu_blocks": gpu_blocks,
+            "host_blocks": self.host_blocks,
+            "block_tokens": block_tokens,
+            "max_num_seqs": max_num_seqs,
+            "prefill_chunk_tokens": prefill_chunk_tokens,
+            "max_resident_requests": max_slots,
+        }
+        return ControllerConfig(**(known | self.controller))
+
+
+def encode_stage(stage: StageConfig) -> dict[str, Any]:
+    return asdict(stage)
+
+
+def _decode_stage(values: dict[str, Any]) -> StageConfig:
+    return StageConfig(
+        kv_bytes_per_token=values["kv_bytes_per_token"],
+        h2d_bytes_per_s=values["h2d_bytes_per_s"],
+        decode_time=_decode_model(values["decode_time"]),
+        prefill_time=_decode_model(values["prefill_time"]),
+    )
+
+
+def _decode_model(values: dict[str, Any]) -> StepTimeModel:
+    return StepTimeModel(
+        segments=tuple(Segment(**segment) for segment in values["segments"]), beta_s=values["beta_s"]
+    )

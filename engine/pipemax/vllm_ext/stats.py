@@ -1,0 +1,72 @@
+"""What the scheduler counts, and its way out: in the place where vLLM's statistics have those of the KV connector."""
+
+from dataclasses import dataclass
+
+from pipemax.control.controller import Controller
+from pipemax.domain.plan import Phase, StepPlan
+
+
+@dataclass(slots=True)
+class Counters:
+    """Written by the scheduler as it carries plans out."""
+
+    prefill_steps: int = 0
+    decode_steps: int = 0
+    empty_steps: int = 0
+    decoded_tokens: int = 0
+    evictions: int = 0
+    recomputes: int = 0
+    prefetches: int = 0
+    prefetched_blocks: int = 0
+    """Copied."""
+    found_blocks: int = 0
+    """Of returning requests: still on the GPU, or shared with a resident one."""
+    refused: int = 0
+    schedule_s: float = 0.0
+    """Spent in planning and scheduling."""
+
+    def count_run(self, plan: StepPlan, num_ran: int) -> None:
+        self.evictions += len(plan.evict)
+        self.recomputes += len(plan.recompute)
+        self.refused += len(plan.run) - num_ran
+        if num_ran == 0:
+            self.empty_steps += 1
+        elif plan.phase is Phase.DECODE:
+            self.decode_steps += 1
+            self.decoded_tokens += num_ran
+        else:
+            self.prefill_steps += 1
+
+    def to_stats(self, controller: Controller, plan: StepPlan, stall_s: list[float]) -> dict[str, float]:
+        """Counts since the engine's start, and the last plan's figures."""
+        decision = plan.decision
+        error = max(controller.times.decode_error(), key=lambda error: error.mean)
+        values: dict[str, float] = {
+            "prefill_steps": self.prefill_steps,
+            "decode_steps": self.decode_steps,
+            "empty_steps": self.empty_steps,
+            "decoded_tokens": self.decoded_tokens,
+            "evictions": self.evictions,
+            "recomputes": self.recomputes,
+            "prefetches": self.prefetches,
+            "prefetched_blocks": self.prefetched_blocks,
+            "found_blocks": self.found_blocks,
+            "refused": self.refused,
+            "schedule_s": self.schedule_s,
+            "phase_switches": controller.num_switches,
+            "is_decode_phase": int(controller.phase is Phase.DECODE),
+            "is_steady": int(controller.is_steady),
+            "prefetch_stall_s": max(stall_s),
+            "predicted_step_s": decision.predicted_step_s,
+            "budget_blocks": decision.budget_blocks,
+            "waiting_requests": decision.num_waiting,
+            "parked_requests": decision.num_parked,
+            "resident_requests": decision.num_resident,
+            "free_gpu_blocks": decision.free_gpu_blocks,
+            "free_host_blocks": decision.free_host_blocks,
+            "live_blocks": decision.live_blocks,
+            "steps_within_5_percent": error.within_5_percent,
+            "worst_step_error": error.worst,
+            "mean_step_error": error.mean,
+        }
+        return {name: float(value) for name, value in values.items()}

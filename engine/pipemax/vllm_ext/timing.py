@@ -1,0 +1,97 @@
+"""Step and transfer times on their way from the stages' workers to the controller.
+
+Each stage reports a step with the next one; the scheduler waits until all stages have reported it. Reports lag by
+the depth of the pipeline, which the controller expects.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
+
+from pipemax.domain.events import Event, StepTimed, TransferTimed
+from pipemax.domain.plan import StepId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """One step on one stage."""
+
+    step_id: StepId
+    compute_s: float
+    """Without the wait for copies and for the stage before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """One step's prefetch on one stage."""
+
+    step_id: StepId
+    num_blocks: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageReport:
+    """What a stage has to say since it spoke last."""
+
+    steps: tuple[StepReport, ...] = ()
+    loads: tuple[LoadReport, ...] = ()
+    stall_s: float = 0.0
+    """Waited for copies."""
+
+
+@dataclass
+class WorkerReports(KVConnectorWorkerMetadata):
+    """By stage; vLLM merges the workers' into one."""
+
+    by_stage: dict[int, list[StageReport]]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerReports":
+        assert isinstance(other, WorkerReports)
+        for stage, reports in other.by_stage.items():
+            self.by_stage.setdefault(stage, []).extend(reports)
+        return self
+
+
+class ReportBook:
+    """Joins the stages' reports; a step is told of once all of them have been heard."""
+
+    def __init__(self, num_stages: int) -> None:
+        self._steps: list[deque[StepReport]] = [deque() for _ in range(num_stages)]
+        self._loads: list[deque[LoadReport]] = [deque() for _ in range(num_stages)]
+        self.stall_s = [0.0] * num_stages
+        """Waited for copies since the start, by stage."""
+
+    def take_in(self, reports: Mapping[int, Sequence[StageReport]]) -> list[Event]:
+        for stage, stage_reports in reports.items():
+            for report in stage_reports:
+                self._steps[stage].extend(report.steps)
+                self._loads[stage].extend(report.loads)
+                self.stall_s[stage] += report.stall_s
+        return [*self._complete_steps(), *self._complete_loads()]
+
+    def _complete_steps(self) -> list[Event]:
+        events: list[Event] = []
+        while all(self._steps):
+            row = [queue.popleft() for queue in self._steps]
+            assert len({report.step_id for report in row}) == 1, f"stages report different steps: {row}"
+            events.append(
+                StepTimed(step_id=row[0].step_id, stage_s=tuple(report.compute_s for report in row))
+            )
+        return events
+
+    def _complete_loads(self) -> list[Event]:
+        events: list[Event] = []
+        while all(self._loads):
+            row = [queue.popleft() for queue in self._loads]
+            assert len({report.step_id for report in row}) == 1, f"stages report different loads: {row}"
+            events.append(
+                TransferTimed(
+                    step_id=row[0].step_id,
+                    num_blocks=row[0].num_blocks,
+                    stage_s=tuple(report.seconds for report in row),
+                )
+            )
+        return events

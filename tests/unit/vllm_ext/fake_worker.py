@@ -1,0 +1,215 @@
+"""vLLM's scheduler, ours on top, and in place of the workers something that knows what every block must hold.
+
+Blocks of both pools hold the tokens whose KV they would hold, and None where KV would be garbage. A step that would
+read anything but its request's own tokens fails, so that eviction, prefetch, sharing and reuse are checked without a
+model, thousands of steps a second. Output tokens are a function of all the tokens before them.
+"""
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from pipemax.config import EngineConfig
+from pipemax.domain.units import ceil_div
+from pipemax.transfer.commands import BlockStore
+from pipemax.vllm_ext.connector import StepMetadata
+from pipemax.vllm_ext.launch import launch_environment, make_vllm_config
+from pipemax.vllm_ext.scheduler import PipeMaxScheduler
+from pipemax.vllm_ext.settings import RuntimeSettings
+
+BLOCK_TOKENS = 4
+MAX_MODEL_LEN = 64
+MODEL = Path(__file__).parents[3] / "examples" / "model"
+
+
+def make_scheduler(
+    *,
+    gpu_blocks: int,
+    host_blocks: int,
+    num_batches: int,
+    stages: int = 1,
+    chunk_tokens: int = 64,
+    **more: Any,
+) -> PipeMaxScheduler:
+    """As the engine core would make it."""
+    config = EngineConfig(
+        model=str(MODEL),
+        policy="pipemax",
+        pipeline_parallel_size=stages,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=more.pop("max_num_seqs", 16),
+        max_num_batched_tokens=chunk_tokens,
+        num_batches=num_batches,
+        vllm={"enable_chunked_prefill": True},
+    )
+    with launch_environment(config):
+        vllm_config = make_vllm_config(config)
+    vllm_config.cache_config.num_gpu_blocks = gpu_blocks + 1  # vLLM keeps one as its null block
+    extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
+    settings = RuntimeSettings.from_extra_config(extra_config)
+    small = RuntimeSettings(
+        host_blocks=host_blocks, num_batches=num_batches, stages=settings.stages, controller=more
+    )
+    extra_config.update(small.to_extra_config())
+    spec = FullAttentionSpec(
+        block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=vllm_config.model_config.dtype
+    )
+    init_none_hash(sha256)
+    return PipeMaxScheduler(
+        vllm_config=vllm_config,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=gpu_blocks + 1,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(layer_names=["layer"], kv_cache_spec=spec)],
+        ),
+        structured_output_manager=StructuredOutputManager(vllm_config),
+        block_size=BLOCK_TOKENS,
+        log_stats=True,
+    )
+
+
+def make_request(request_id: str, prompt: list[int], max_tokens: int) -> Request:
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        sampling_params=SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
+        pooling_params=None,
+        block_hasher=get_request_block_hasher(BLOCK_TOKENS, sha256),
+    )
+
+
+def next_token(tokens: list[int]) -> int:
+    return (hash(tuple(tokens)) % 997) + 3
+
+
+def expected_output(prompt: list[int], max_tokens: int) -> list[int]:
+    tokens = [*prompt]
+    for _ in range(max_tokens):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class FakeWorker:
+    """One stage; what it computes, it computes at once, first in, first out."""
+
+    def __init__(self) -> None:
+        self.gpu: dict[int, list[int | None]] = {}
+        self.host: dict[int, list[int | None]] = {}
+        self._tokens: dict[str, list[int]] = {}
+        self._tables: dict[str, list[int]] = {}
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        metadata = output.kv_connector_metadata
+        assert isinstance(metadata, StepMetadata)
+        self._store(metadata.copies.saves)
+        for load in metadata.copies.loads:
+            assert load.source in self.host, f"host block {load.source} was never stored"
+            self.gpu[load.target] = [None] * BLOCK_TOKENS  # garbage until the step is over
+        for request_id in output.finished_req_ids:
+            self._tokens.pop(request_id, None)
+            self._tables.pop(request_id, None)
+        self._update_tables(output)
+        sampled = {name: self._run(name, count) for name, count in output.num_scheduled_tokens.items()}
+        self._store(metadata.copies.stores)
+        for load in metadata.copies.loads:
+            self.gpu[load.target] = [*self.host[load.source]]
+        names = [*sampled]
+        return ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=[sampled[name] for name in names],
+        )
+
+    def _store(self, stores: tuple[BlockStore, ...]) -> None:
+        for store in stores:
+            self.host[store.target] = [*self.gpu[store.source]]
+
+    def _update_tables(self, output: SchedulerOutput) -> None:
+        self._computed: dict[str, int] = {}
+        for new in output.scheduled_new_reqs:
+            self._tokens[new.req_id] = [*new.prompt_token_ids]
+            self._tables[new.req_id] = [*new.block_ids[0]]
+            self._computed[new.req_id] = new.num_computed_tokens
+        cached = output.scheduled_cached_reqs
+        for index, name in enumerate(cached.req_ids):
+            blocks = cached.new_block_ids[index]
+            if name in cached.resumed_req_ids:
+                self._tables[name] = [*blocks[0]]
+            elif blocks is not None:
+                self._tables[name] += blocks[0]
+            self._computed[name] = cached.num_computed_tokens[index]
+
+    def _run(self, name: str, count: int) -> list[int]:
+        computed, tokens, table = self._computed[name], self._tokens[name], self._tables[name]
+        assert len(table) >= ceil_div(computed + count, BLOCK_TOKENS), (name, computed, count, table)
+        seen = [self._slot(table, position) for position in range(computed)]
+        assert seen == tokens[:computed], f"{name} attends to {seen}, not to {tokens[:computed]}"
+        for position in range(computed, computed + count):
+            block = self.gpu.setdefault(table[position // BLOCK_TOKENS], [None] * BLOCK_TOKENS)
+            block[position % BLOCK_TOKENS] = tokens[position]
+        if computed + count < len(tokens):
+            return []
+        tokens.append(next_token(tokens))
+        return tokens[-1:]
+
+    def _slot(self, table: list[int], position: int) -> int | None:
+        return self.gpu[table[position // BLOCK_TOKENS]][position % BLOCK_TOKENS]
+
+
+class FakeCore:
+    """vLLM's engine core: schedules up to ``depth`` steps before it takes the first one's outputs."""
+
+    def __init__(self, scheduler: PipeMaxScheduler, depth: int = 1) -> None:
+        self.scheduler = scheduler
+        self.worker = FakeWorker()
+        self.outputs: dict[str, list[int]] = {}
+        self._depth = depth
+        self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+        self.num_steps = 0
+
+    def add(self, request: Request) -> None:
+        self.scheduler.add_request(request)
+
+    def abort(self, request_ids: list[str]) -> None:
+        self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+
+    def step(self) -> SchedulerOutput:
+        output = self.scheduler.schedule()
+        self._in_flight.append((output, self.worker.execute(output)))
+        self._check()
+        self.num_steps += 1
+        if len(self._in_flight) == self._depth or not output.num_scheduled_tokens:
+            self._complete()
+        return output
+
+    def run(self, max_steps: int = 20_000) -> dict[str, list[int]]:
+        while self.scheduler.get_num_unfinished_requests():
+            assert self.num_steps < max_steps, "requests do not finish"
+            self.step()
+        while self._in_flight:
+            self._complete()
+        return self.outputs
+
+    def _complete(self) -> None:
+        outputs = self.scheduler.update_from_output(*self._in_flight.popleft())
+        for client_outputs in outputs.values():
+            for output in client_outputs.outputs:
+                self.outputs.setdefault(output.request_id, []).extend(output.new_token_ids)
+        self._check()
+
+    def _check(self) -> None:
+        scheduler = self.scheduler
+        scheduler._host.check_integrity()
+        pool = scheduler.kv_cache_manager.block_pool
+        (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
+        held = {block.block_id for blocks in manager.req_to_blocks.values() for block in blocks}
+        assert pool.get_num_free_blocks() + len(held) == pool.num_gpu_blocks - 1, "GPU blocks leak"

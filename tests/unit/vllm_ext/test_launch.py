@@ -1,0 +1,102 @@
+"""From a config to vLLM's arguments, without starting anything."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pipemax.config import EngineConfig
+from pipemax.control.config import StageConfig
+from pipemax.control.estimator import StepTimeModel
+from pipemax.vllm_ext import compat
+from pipemax.vllm_ext.launch import (
+    _cores_of_stages,
+    launch_environment,
+    make_vllm_config,
+    pipeline_parallel_size,
+)
+from pipemax.vllm_ext.settings import RuntimeSettings, encode_stage
+
+DEMO_MODEL = str(Path(__file__).parents[3] / "examples" / "model")
+
+
+def config(**values: object) -> EngineConfig:
+    return EngineConfig.parse({"model": DEMO_MODEL, "policy": "pipemax", "max_model_len": 512} | values)
+
+
+def test_settings_survive_the_way_to_the_other_processes() -> None:
+    model = StepTimeModel.linear(alpha_s=1e-3, beta_s=1e-7, delta_s=1e-2)
+    stage = StageConfig(kv_bytes_per_token=10, h2d_bytes_per_s=1e9, decode_time=model, prefill_time=model)
+    settings = RuntimeSettings(
+        host_blocks=7, num_batches=3, stages=(encode_stage(stage),), controller={"steady_window": 4}
+    )
+    read = RuntimeSettings.from_extra_config(settings.to_extra_config())
+    assert read == settings
+    controller = read.controller_config(
+        gpu_blocks=5, block_tokens=32, max_num_seqs=8, prefill_chunk_tokens=64, max_slots=100
+    )
+    assert controller.stages == (stage,)
+    assert (controller.host_blocks, controller.num_batches, controller.steady_window) == (7, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("cores", "num_stages", "expected"),
+    [
+        ([0, 1], 2, "0|1"),
+        ([0, 1], 4, "0|1|0|1"),
+        ([0, 1, 2, 3], 2, "0,1|2,3"),
+        ([4, 5, 6], 2, "4|5,6"),
+        ([0], 2, "0|0"),
+    ],
+)
+def test_stages_share_the_cores(cores: list[int], num_stages: int, expected: str) -> None:
+    assert _cores_of_stages(cores, num_stages) == expected
+
+
+def test_the_environment_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "1|0")
+    before = dict(os.environ)
+    with launch_environment(config(pipeline_parallel_size=2)):
+        assert os.environ["VLLM_KV_CACHE_LAYOUT"] == "BLHNC"
+        assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "1|0", "the user's own wins"
+    assert dict(os.environ) == before
+
+
+def test_a_pipemax_engine_is_vllm_with_our_scheduler_worker_and_connector() -> None:
+    vllm_config = make_vllm_config(config(pipeline_parallel_size=2, host_kv_gib=0.125, dtype="float32"))
+    settings = RuntimeSettings.from_extra_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
+    assert settings.num_batches == 2
+    assert len(settings.stages) == 2
+    assert vllm_config.scheduler_config.scheduler_cls.endswith("PipeMaxScheduler")
+    assert not vllm_config.scheduler_config.async_scheduling
+    per_token = settings.stages[0]["kv_bytes_per_token"]
+    assert settings.host_blocks == 2**27 // (per_token * vllm_config.cache_config.block_size)
+
+
+def test_a_host_pool_below_one_sequence_is_refused() -> None:
+    with pytest.raises(ValueError, match="one request of max_model_len 512 needs"):
+        make_vllm_config(config(host_kv_gib=1e-4))
+
+
+def test_tensor_parallelism_needs_gpus() -> None:
+    with pytest.raises(ValueError, match="tensor_parallel_size 2 needs GPUs"):
+        pipeline_parallel_size(config(tensor_parallel_size=2), num_gpus=0)
+
+
+def test_another_vllm_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "SUPPORTED_VERSION", "0.31.0")
+    with pytest.raises(ValueError, match=r"runs on vLLM 0\.31\.0, .* policy vllm runs on any"):
+        make_vllm_config(config())
+
+
+def test_speculative_decoding_is_refused_under_pipemax() -> None:
+    speculative = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
+    with pytest.raises(ValueError, match="speculative decoding is on"):
+        make_vllm_config(config(vllm={"speculative_config": speculative}))
+
+
+def test_asynchronous_scheduling_is_refused_under_pipemax() -> None:
+    vllm_config = make_vllm_config(config())
+    vllm_config.scheduler_config.async_scheduling = True
+    with pytest.raises(ValueError, match=r"asynchronous scheduling is on\. Use policy: vllm"):
+        compat.check_model(vllm_config)

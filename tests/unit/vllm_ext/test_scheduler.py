@@ -1,0 +1,131 @@
+"""The scheduler on real vLLM structures, with a fake worker that knows what every KV block must hold."""
+
+import time
+from random import Random
+
+import pytest
+
+from tests.unit.vllm_ext.fake_worker import FakeCore, expected_output, make_request, make_scheduler
+
+
+def random_prompt(rng: Random, templates: list[list[int]], longest: int = 40) -> list[int]:
+    template = rng.choice(templates) if templates and rng.random() < 0.7 else []
+    own = [rng.randrange(1000, 1999) for _ in range(rng.randint(1, longest - len(template)))]
+    return template + own
+
+
+def counts(core: FakeCore) -> dict[str, float]:
+    counters = core.scheduler._counters
+    return {
+        name: getattr(counters, name) for name in ("evictions", "prefetches", "found_blocks", "recomputes")
+    }
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("num_batches", [2, 3, 4])
+@pytest.mark.parametrize("templated", [False, True], ids=["plain", "templated"])
+def test_every_request_sees_its_own_kv_whatever_moves(depth: int, num_batches: int, templated: bool) -> None:
+    rng = Random(1000 * depth + 10 * num_batches + templated)
+    templates = [[rng.randrange(1000) for _ in range(length)] for length in (8, 13, 21)] if templated else []
+    core = FakeCore(
+        make_scheduler(gpu_blocks=24, host_blocks=120, num_batches=num_batches, stages=depth), depth
+    )
+    expected: dict[str, list[int]] = {}
+    for index in range(60):
+        prompt, max_tokens = random_prompt(rng, templates), rng.randint(1, 20)
+        expected[str(index)] = expected_output(prompt, max_tokens)
+        core.add(make_request(str(index), prompt, max_tokens))
+    assert core.run() == expected
+    assert counts(core)["evictions"] > 0
+    assert counts(core)["prefetches"] > 0
+    if templated:
+        assert counts(core)["found_blocks"] > 0, "shared blocks come back without a copy"
+    assert core.scheduler._host.num_free == 120
+    assert core.scheduler._gpu.num_free == 24
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_arrivals_and_aborts_at_any_moment(seed: int) -> None:
+    rng = Random(seed)
+    templates = [[rng.randrange(1000) for _ in range(12)]]
+    depth = rng.randint(1, 3)
+    core = FakeCore(
+        make_scheduler(
+            gpu_blocks=rng.randint(17, 40),
+            host_blocks=rng.randint(40, 160),
+            num_batches=rng.randint(2, 4),
+            stages=depth,
+            chunk_tokens=rng.choice([17, 64]),
+        ),
+        depth,
+    )
+    expected: dict[str, list[int]] = {}
+    for index in range(250):
+        if rng.random() < 0.4:
+            prompt, max_tokens = random_prompt(rng, templates), rng.randint(1, 20)
+            expected[str(index)] = expected_output(prompt, max_tokens)
+            core.add(make_request(str(index), prompt, max_tokens))
+        if expected and rng.random() < 0.1:
+            name = rng.choice([*expected])
+            if name in core.scheduler.requests:
+                core.abort([name])
+                del expected[name]
+        core.step()
+    outputs = core.run()
+    assert {name: outputs[name] for name in expected} == expected
+    assert core.scheduler._host.num_free == core.scheduler._host.num_blocks
+    assert not core.scheduler.requests
+
+
+def test_an_id_may_come_again_after_an_abort() -> None:
+    core = FakeCore(make_scheduler(gpu_blocks=24, host_blocks=60, num_batches=2))
+    core.add(make_request("a", [1, 2, 3], 10))
+    core.step()
+    core.abort(["a"])
+    core.add(make_request("a", [7, 8], 3))
+    assert core.run()["a"][-3:] == expected_output([7, 8], 3)
+
+
+def test_blocks_that_nobody_overwrote_come_back_without_a_copy() -> None:
+    scheduler = make_scheduler(gpu_blocks=40, host_blocks=100, num_batches=2)
+    core = FakeCore(scheduler)
+    core.add(make_request("a", list(range(100, 120)), 10))
+    core.step()
+    core.step()
+    request = scheduler.requests["a"]
+    scheduler._gpu.evict(request)
+    num_full = request.num_computed_tokens // 4
+    assert scheduler._gpu.bring_back(request) == num_full
+    assert num_full == 5
+
+
+def test_a_step_costs_the_same_however_many_requests_are_parked() -> None:
+    """The steps' own sizes are equal; what differs is how many others there are: 500 or 20,000."""
+
+    def step_s(num_requests: int) -> float:
+        # Prompts of one block, outputs that do not end: the host holds them all, the GPU 64.
+        scheduler = make_scheduler(
+            gpu_blocks=128, host_blocks=8 * num_requests, num_batches=2, chunk_tokens=4096, max_num_seqs=32
+        )
+        core = FakeCore(scheduler)
+        core._check = lambda: None  # type: ignore[method-assign]
+        for index in range(num_requests):
+            core.add(make_request(str(index), [index % 900, index // 900, 5], 28))
+        while scheduler._controller.phase.value == "prefill" or core.num_steps < 4:
+            core.step()
+        for _ in range(20):
+            core.step()
+        assert len(scheduler._started) > 0.9 * num_requests
+        samples = []
+        for _ in range(60):
+            begin_s = time.perf_counter()
+            scheduler_output = scheduler.schedule()
+            middle_s = time.perf_counter()
+            outputs = core.worker.execute(scheduler_output)
+            resumed_s = time.perf_counter()
+            scheduler.update_from_output(scheduler_output, outputs)
+            samples.append(middle_s - begin_s + time.perf_counter() - resumed_s)
+        return sorted(samples)[len(samples) // 4]
+
+    few, many = step_s(500), step_s(20_000)
+    assert many < 2.5 * few + 1e-3, f"{few * 1e3:.2f} ms with 500 requests, {many * 1e3:.2f} ms with 20,000"
