@@ -24,6 +24,7 @@ from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.generation import Completion, EngineStats, GenerationRequest, RequestError, Sampling
 from pipemax.prompts import PromptEncoder
 from pipemax.vllm_ext.launch import kv_capacity_tokens, launch_environment, make_vllm_config
+from pipemax.vllm_ext.step_watch import StepWatch
 from pipemax.wire import ErrorCode
 
 _QUEUE_DEPTH = 2
@@ -76,6 +77,7 @@ class VllmEngine:
         # Request id → most tokens it can come to hold. An id leaves when it completes or is aborted.
         self._held_tokens: dict[str, int] = {}
         self._died: EngineDiedError | None = None
+        self._steps = StepWatch()
         self._thread = threading.Thread(target=self._run, name="engine-step", daemon=True)
         self._thread.start()
 
@@ -123,6 +125,9 @@ class VllmEngine:
                 wait_s = 0.0 if ended else max(0.0, deadline_s - time.monotonic())
                 item = self._completions.get(timeout=wait_s) if wait_s else self._completions.get_nowait()
             except queue.Empty:
+                if not ended and (fault := self._steps.fault()):
+                    self._died = EngineDiedError(fault)
+                    raise self._died from None
                 return ended
             if isinstance(item, EngineDiedError):
                 self._died = item
@@ -144,7 +149,9 @@ class VllmEngine:
             while self._take_commands(wait=not self._engine.has_unfinished_requests()):
                 if not self._engine.has_unfinished_requests():
                     continue
-                finished = [self._completion(o) for o in self._engine.step() if o.finished]
+                with self._steps.step():
+                    outputs = self._engine.step()
+                finished = [self._completion(output) for output in outputs if output.finished]
                 if finished:
                     self._release([completion.request_id for completion in finished])
                     self._completions.put(finished)

@@ -1,0 +1,32 @@
+"""Notices a step of the engine that does not come back: a worker that hangs raises nothing by itself."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+STEP_TIMEOUT_S = 600.0
+"""Longer than vLLM's own limit for one execution of the model, and than any step of a healthy engine."""
+
+
+class StepWatch:
+    """One thread steps, another asks."""
+
+    def __init__(self, timeout_s: float = STEP_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+        self._began_s: float | None = None
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around each step."""
+        self._began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._began_s = None
+
+    def fault(self) -> str | None:
+        """What is wrong, once a step takes too long."""
+        began_s = self._began_s
+        if began_s is None or time.monotonic() - began_s < self._timeout_s:
+            return None
+        return f"the engine hangs: one step has not ended within {self._timeout_s:.0f} s"
