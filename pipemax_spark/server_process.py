@@ -98,7 +98,8 @@ class ServerFiles:
     def recorded_suspects(self) -> int | None:
         """Rows that may have killed an engine here, as that server knew when it started; it looks for the culprit."""
         record = self._read_record()
-        return None if record is None else int(record["suspects"])
+        # A server of another version says nothing of them, and its session will name the mismatch.
+        return None if record is None else int(record.get("suspects", 0))
 
     def _read_record(self) -> Any:
         try:

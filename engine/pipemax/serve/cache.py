@@ -53,16 +53,23 @@ class ResultCache:
 
 def cache_key(engine_id: str, request: GenerationRequest) -> bytes:
     """Equal for requests that this engine must answer alike, in every process: all but the request's id counts."""
-    turns = [[turn.role, turn.content] for turn in request.messages] if request.messages is not None else None
-    content = json.dumps([engine_id, request.prompt, turns, request.system, _sampling_text(request.sampling)])
-    return hashlib.blake2b(content.encode(), digest_size=KEY_BYTES).digest()
+    if request.messages is None and request.prompt is not None:
+        content = b"prompt" + request.prompt.encode(errors="surrogatepass")
+    else:
+        turns = request.messages and [[turn.role, turn.content] for turn in request.messages]
+        content = json.dumps([request.prompt, turns]).encode()
+    # Of one length, so that where it ends is plain.
+    common = _common_key(engine_id, request.system, request.sampling)
+    return hashlib.blake2b(common + content, digest_size=KEY_BYTES).digest()
 
 
 @lru_cache(maxsize=1_024)
-def _sampling_text(sampling: Sampling) -> str:
+def _common_key(engine_id: str, system: str | None, sampling: Sampling) -> bytes:
+    """What most rows of a job have in common."""
     # Floats as floats: 1 and 1.0 are one entry of this cache, and must be one text.
     floats = {"temperature": float(sampling.temperature), "top_p": float(sampling.top_p)}
-    return json.dumps(asdict(sampling) | floats, sort_keys=True)
+    content = json.dumps([engine_id, system, asdict(sampling) | floats], sort_keys=True)
+    return hashlib.blake2b(content.encode(), digest_size=KEY_BYTES).digest()
 
 
 def _size(completion: Completion) -> int:
