@@ -54,6 +54,9 @@ LOADING_SILENCE_FACTOR = 10
 """So many times longer while an engine loads: importing its libraries from a cold disk holds up every thread."""
 MAX_DEATHS = 3
 """After this many servers in a row that ended without a single completion, the task gives up."""
+MAX_SUSPECT_DEATHS = 200
+"""The same for servers that were looking for the row that kills them. A last resort: each such death brings the
+culprit nearer, at most 18 of them for one among 65,536 rows, and the server itself refuses when it finds no end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,24 +112,34 @@ class _Completer:
         self._files = server_files(self._executor, options.engine_python, options.log_dir)
         self._header = _header(options, task, self._executor)
         self._deaths = 0
+        self._suspect_deaths = 0
+        self._has_suspects = False
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         while self._feed.has_rows():
             try:
                 for batch in self._one_session():
-                    self._deaths = 0
+                    self._deaths = self._suspect_deaths = 0
                     yield batch
             except _ServerLostError as lost:
                 self._feed.raise_error()
-                self._deaths += 1
-                log.warning("the engine server was lost (%d in a row): %s", self._deaths, lost)
-                if self._deaths >= MAX_DEATHS:
+                self._count_death(str(lost))
+                if self._deaths >= MAX_DEATHS or self._suspect_deaths >= MAX_SUSPECT_DEATHS:
                     raise self._give_up(str(lost)) from lost
 
+    def _count_death(self, reason: str) -> None:
+        if self._has_suspects:
+            self._suspect_deaths += 1
+        else:
+            self._deaths += 1
+        in_a_row = self._deaths + self._suspect_deaths
+        log.warning("the engine server was lost (%d in a row): %s", in_a_row, reason)
+
     def _give_up(self, reason: str) -> EngineSessionError:
+        in_a_row = self._deaths + self._suspect_deaths
         return EngineSessionError(
             SessionErrorCode.ENGINE_DIED,
-            f"the engine server was lost {self._deaths} times in a row without completing a row: {reason}. "
+            f"the engine server was lost {in_a_row} times in a row without completing a row: {reason}. "
             + self._files.log_tail(),
         )
 
@@ -134,6 +147,9 @@ class _Completer:
         options = self._options
         deadline_s = time.monotonic() + options.start_timeout_s
         server = ensure_server(self._files, self._executor, options.engine_python, deadline_s=deadline_s)
+        suspects = self._files.recorded_suspects()
+        if suspects is not None:  # else it has ended already: what was last known holds
+            self._has_suspects = suspects > 0
         with connect(self._files) as client:
             descriptor = flight.FlightDescriptor.for_command(self._header.to_bytes())
             try:
@@ -246,10 +262,12 @@ class _Session:
         code = message.code or SessionErrorCode.ENGINE_DIED
         if code in (SessionErrorCode.ENGINE_DIED, SessionErrorCode.SHUTTING_DOWN):
             raise _ServerLostError(message.detail)
-        log_hint = (
-            f" The engine's log: {self._files.log}" if code is SessionErrorCode.ENGINE_START_FAILED else ""
-        )
-        raise EngineSessionError(code, message.detail + log_hint)
+        hint = ""
+        if code is SessionErrorCode.ENGINE_START_FAILED:
+            hint = f" The engine's log: {self._files.log}"
+        elif code is SessionErrorCode.ENGINE_UNUSABLE:
+            hint = f" {self._files.log_tail()}"
+        raise EngineSessionError(code, message.detail + hint)
 
 
 class _Watchdog:

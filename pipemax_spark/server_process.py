@@ -3,7 +3,8 @@
 One server per executor, that is per JVM: the nearest ``java`` above this process. Without one (plain Python,
 tests) the process itself is the executor, or the one that ``PIPEMAX_EXECUTOR_PID`` names, which several processes
 can share. A server's files lie in ``/tmp/pipemax-UID``, named after a digest of the executor and ``engine_python``:
-the socket, a record of who serves it, the lock under which it is started, and its log.
+the socket, a record of who serves it, the lock under which it is started, the server's journal of what its engine
+runs, and its log.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import flight
@@ -91,11 +93,20 @@ class ServerFiles:
 
     def recorded(self) -> ProcessIdentity | None:
         """The server that last said it serves here, dead or alive."""
+        record = self._read_record()
+        return record and ProcessIdentity(pid=record["pid"], start_ticks=record["start_ticks"])
+
+    def recorded_suspects(self) -> int | None:
+        """Rows that may have killed an engine here, as that server knew when it started; it looks for the culprit."""
+        record = self._read_record()
+        # A server of another version says nothing of them, and its session will name the mismatch.
+        return None if record is None else int(record.get("suspects", 0))
+
+    def _read_record(self) -> Any:
         try:
-            record = json.loads(self.record.read_text())
+            return json.loads(self.record.read_text())
         except FileNotFoundError:
             return None
-        return ProcessIdentity(pid=record["pid"], start_ticks=record["start_ticks"])
 
 
 def find_executor() -> Executor:
@@ -286,7 +297,7 @@ def _sweep(directory: Path) -> None:
                 continue
             server = ServerFiles(socket=lock.with_suffix(".sock"), log=lock).recorded()
             if server is None or not server.is_running():
-                for suffix in (".sock", ".json", ".lock"):
+                for suffix in (".sock", ".json", ".journal", ".journal-draft", ".lock"):
                     lock.with_suffix(suffix).unlink(missing_ok=True)
     for log_path in directory.glob("pipemax-engine-*.log"):
         with contextlib.suppress(FileNotFoundError):

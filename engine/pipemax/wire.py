@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 PACKAGE_VERSION = pipemax.__version__
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Raised whenever a schema or message below changes its meaning; both sides must agree exactly."""
 
 VERSION_METADATA = {
@@ -122,6 +122,7 @@ class SessionErrorCode(StrEnum):
     ENGINE_CONFLICT = "engine_conflict"  # another engine config is in use within the same stage
     ENGINE_START_FAILED = "engine_start_failed"
     ENGINE_DIED = "engine_died"
+    ENGINE_UNUSABLE = "engine_unusable"  # it dies whatever row it runs
     SHUTTING_DOWN = "shutting_down"
 
 

@@ -5,7 +5,8 @@ windows of wall time in an order other than that of their submission. How it beh
 ``vllm: {fake: {...}}`` with the fields of ``FakeOptions``, or by marks in a prompt:
 
 - ``[[die]]``: the engine dies; ``[[die-once PATH]]``: unless the file exists, which it then makes;
-- ``[[crash-once PATH]]``: likewise, but the whole server process is killed;
+- ``[[crash]]``, ``[[crash-once PATH]]``: likewise, but the whole server process is killed;
+- ``[[abort]]``, ``[[abort-once PATH]]``: likewise, by abort(), as a failed assertion in C would;
 - ``[[hang-once PATH]]``: likewise, ``poll`` never comes back; ``[[slow SECONDS]]``: this row takes so long;
 - ``[[error]]``: this row alone fails;
 - the answer is, for ``[[seed]]``, the row's seed; for ``[[environ]]``, the server's environment as JSON; for
@@ -25,7 +26,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipemax.api import Completion, EngineStats, GenerationRequest, RequestError
 from pipemax.config import EngineConfig
@@ -54,6 +55,8 @@ class FakeOptions:
     child_process: bool = False
     """Start a process that watches the server as vLLM's do, and say its pid in the metrics."""
     close_s: float = 0.0
+    dies: Literal["at once", "of any row"] | None = None
+    """At its first poll, or at the first poll after a row was submitted, whichever row it is."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -94,12 +97,16 @@ class FakeEngine:
         self._busy_until_s = time.monotonic()
         self._death: str | None = None
         self._hangs = False
+        if self._options.dies == "at once":
+            self._death = "the fake died at once, as it was told"
         self.counts = FakeCounts()
         self._child = _start_child() if self._options.child_process else None
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         with self._changed:
             self._raise_if_dead()
+            if self._options.dies == "of any row":
+                self._death = "the fake died of a row, as it was told"
             for request in requests:
                 self.counts.submitted += 1
                 self._in_flight.add(request.request_id)
@@ -234,6 +241,8 @@ class FakeEngine:
                 self._hangs = True
             case "crash":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "abort":
+                os.abort()
             case _:
                 raise ValueError(f"unknown mark [[{name} {argument}]]")
 

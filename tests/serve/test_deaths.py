@@ -82,12 +82,12 @@ def test_all_sessions_survive_an_engine_that_dies_once(
 def test_a_server_that_dies_each_time_is_given_up_with_its_last_words(
     fake_engine_python: EnginePython,
 ) -> None:
-    opts = options(fake_engine_python())
+    opts = options(fake_engine_python(), dies="at once")
     with pytest.raises(EngineSessionError, match="3 times in a row") as caught:
-        run_prompts(["[[die]]"], opts)
+        run_prompts(["one"], opts)
     assert caught.value.code is SessionErrorCode.ENGINE_DIED
     assert str(files_of(opts).log) in str(caught.value)
-    assert "the fake died, as it was told" in str(caught.value)
+    assert "the fake died at once, as it was told" in str(caught.value)
 
 
 def test_deaths_with_completions_between_them_do_not_end_the_task(

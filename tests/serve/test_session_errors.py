@@ -17,6 +17,7 @@ from pyarrow import flight
 from pipemax.wire import (
     COMPLETION_SCHEMA,
     PACKAGE_VERSION,
+    WIRE_VERSION,
     GenerationSpec,
     MessageKind,
     ProcessIdentity,
@@ -160,7 +161,7 @@ def test_the_server_refuses_a_client_of_another_version(shared_engine_python: st
         assert message.code == code
         assert PACKAGE_VERSION in message.detail
     assert "install the same version" in message.detail
-    headless = b'{"wire_version": 1, "package_version": "%s"}' % PACKAGE_VERSION.encode()
+    headless = json.dumps({"wire_version": WIRE_VERSION, "package_version": PACKAGE_VERSION}).encode()
     assert _first_message(files_of(opts).location, headless).code is SessionErrorCode.INVALID_HEADER
 
 

@@ -10,9 +10,11 @@ import sys
 import threading
 from collections import OrderedDict
 from dataclasses import asdict, replace
+from functools import lru_cache
 
-from pipemax.api import Completion, GenerationRequest
+from pipemax.api import Completion, GenerationRequest, Sampling
 
+KEY_BYTES = 16
 _ENTRY_BYTES = 600
 """An entry without its texts, roughly: key, completion, and their places in the table."""
 
@@ -50,9 +52,24 @@ class ResultCache:
 
 
 def cache_key(engine_id: str, request: GenerationRequest) -> bytes:
-    """Equal for requests that this engine must answer alike: all but the request's id counts."""
-    content = json.dumps([engine_id, {**asdict(request), "request_id": ""}], sort_keys=True)
-    return hashlib.blake2b(content.encode(errors="surrogatepass"), digest_size=16).digest()
+    """Equal for requests that this engine must answer alike, in every process: all but the request's id counts."""
+    if request.messages is None and request.prompt is not None:
+        content = b"prompt" + request.prompt.encode(errors="surrogatepass")
+    else:
+        turns = request.messages and [[turn.role, turn.content] for turn in request.messages]
+        content = json.dumps([request.prompt, turns]).encode()
+    # Of one length, so that where it ends is plain.
+    common = _common_key(engine_id, request.system, request.sampling)
+    return hashlib.blake2b(common + content, digest_size=KEY_BYTES).digest()
+
+
+@lru_cache(maxsize=1_024)
+def _common_key(engine_id: str, system: str | None, sampling: Sampling) -> bytes:
+    """What most rows of a job have in common."""
+    # Floats as floats: 1 and 1.0 are one entry of this cache, and must be one text.
+    floats = {"temperature": float(sampling.temperature), "top_p": float(sampling.top_p)}
+    content = json.dumps([engine_id, system, asdict(sampling) | floats], sort_keys=True)
+    return hashlib.blake2b(content.encode(), digest_size=KEY_BYTES).digest()
 
 
 def _size(completion: Completion) -> int:

@@ -57,8 +57,10 @@ class HostCallbacks:
     """Rows in the engine, as the sessions count them."""
     changed: Callable[[], None]
     """An engine is ready, or did not start: whoever waits shall look again."""
+    dying: Callable[[], None]
+    """The engine is gone, and nobody has heard of it yet."""
     died: Callable[[str], None]
-    """The engine is gone, and why."""
+    """The engine is gone, and why; the sessions know."""
 
 
 @dataclass(slots=True)
@@ -213,6 +215,7 @@ class EngineHost:
         except Exception as error:
             # Whatever ends this thread ends the engine's usefulness: tell everyone, never die in silence.
             log.exception("the engine died")
+            self._callbacks.dying()
             detail = str(error) if isinstance(error, EngineDiedError) else f"the engine died: {error!r}"
             self.stop(Refused(code=SessionErrorCode.ENGINE_DIED, detail=detail))
             self._callbacks.died(detail)

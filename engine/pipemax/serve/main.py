@@ -46,6 +46,11 @@ class ServerOptions:
         """Where the server says who it is, for clients that find it hanging."""
         return self.socket.with_suffix(".json")
 
+    @property
+    def journal(self) -> Path:
+        """Where the server says what it runs, for its successor."""
+        return self.socket.with_suffix(".journal")
+
 
 def parse_options(arguments: Sequence[str]) -> ServerOptions:
     parser = argparse.ArgumentParser(prog="python -m pipemax.serve", description=__doc__)
@@ -118,6 +123,7 @@ def _detach(log_path: Path) -> Callable[[], None]:
 
 
 def _serve(options: ServerOptions, factory: "EngineFactory", tell_listening: Callable[[], None]) -> int:
+    from pipemax.serve.journal import Journal
     from pipemax.serve.lifecycle import Exit, Lifecycle
     from pipemax.serve.server import EngineServer
     from pipemax.wire import ProcessIdentity
@@ -129,14 +135,17 @@ def _serve(options: ServerOptions, factory: "EngineFactory", tell_listening: Cal
     lifecycle = Lifecycle(ProcessIdentity(pid=pid, start_ticks=ticks), options.timings)
     signal.signal(signal.SIGTERM, lambda *_: lifecycle.stop(Exit(reason="SIGTERM")))
     os.umask(0o077)
+    journal = Journal(options.journal)
+    suspects = journal.suspects.count
     server = EngineServer(
         str(options.socket),
         engine_factory=factory,
         lifecycle=lifecycle,
+        journal=journal,
         timings=options.timings,
         limits=options.limits,
     )
-    _write_record(options)
+    _write_record(options, suspects)
     lifecycle.start()
     log.info("listening, pid %d, for the executor with pid %d", own.pid, pid)
     tell_listening()
@@ -146,7 +155,7 @@ def _serve(options: ServerOptions, factory: "EngineFactory", tell_listening: Cal
     return cause.status
 
 
-def _write_record(options: ServerOptions) -> None:
+def _write_record(options: ServerOptions, suspects: int) -> None:
     import json
 
     from pipemax.wire import ProcessIdentity
@@ -160,6 +169,7 @@ def _write_record(options: ServerOptions) -> None:
                 "start_ticks": own.start_ticks,
                 "executor": list(options.watch_jvm),
                 "log": str(options.log),
+                "suspects": suspects,
             }
         )
     )

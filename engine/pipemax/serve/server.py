@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 
 from pyarrow import flight
 
-from pipemax.api import Completion
+from pipemax.api import Completion, Engine
 from pipemax.config import EngineConfig
 from pipemax.serve.cache import ResultCache
 from pipemax.serve.credit import CreditWindow
 from pipemax.serve.host import EngineFactory, EngineHost, HostCallbacks
+from pipemax.serve.journal import Journal
 from pipemax.serve.lifecycle import Exit, Lifecycle
 from pipemax.serve.membership import Refused
 from pipemax.serve.pacing import Pacer
@@ -23,6 +24,7 @@ from pipemax.serve.rows import job_sampling
 from pipemax.serve.session import ClientGoneError, Session, SessionFailedError, SessionTerms, refuse
 from pipemax.serve.settings import Timings, WindowLimits
 from pipemax.serve.stats import StatsBook
+from pipemax.serve.turns import Turns
 from pipemax.wire import (
     COMPLETION_SCHEMA,
     PACKAGE_VERSION,
@@ -50,6 +52,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         *,
         engine_factory: EngineFactory,
         lifecycle: Lifecycle,
+        journal: Journal,
         timings: Timings,
         limits: WindowLimits,
     ) -> None:
@@ -58,6 +61,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         self._window = CreditWindow(limits)
         self._pacer = Pacer(self._window)
         self._cache = ResultCache(limits.cache_bytes)
+        self._turns = Turns(journal)
         self._numbers = itertools.count(1)
         self._sessions_lock = threading.Lock()
         self._sessions: dict[int, Session] = {}
@@ -65,9 +69,10 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         self._host_name = socket.gethostname()
         callbacks = HostCallbacks(
             deliver=self._route,
-            observe=self._pacer.resize,
+            observe=self._observe,
             running_rows=lambda: self._window.running_rows,
             changed=self._wake_all,
+            dying=self._turns.freeze,
             died=self._engine_died,
         )
         self._host = EngineHost(engine_factory, callbacks, timings)
@@ -83,6 +88,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
 
     def stop(self, cause: Exit, *, close_timeout_s: float) -> bool:
         """Refuse everyone, give clients a moment to hear it, close the engine. False if that takes too long."""
+        self._turns.close(in_order=cause.status != EXIT_ENGINE_DIED)
         self._host.stop(Refused(code=SessionErrorCode.SHUTTING_DOWN, detail=cause.reason))
         self._wake_all()
         deadline_s = time.monotonic() + min(2.0, close_timeout_s)
@@ -104,6 +110,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         writer.begin(COMPLETION_SCHEMA.with_metadata(VERSION_METADATA))
         try:
             terms = check_header(next(self._numbers), descriptor.command)
+            self._refuse_useless_engine(terms.header.job_id)
         except SessionFailedError as failure:
             log.warning("a session was refused: %s", failure.detail)
             refuse(failure, reader, writer)
@@ -142,6 +149,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             host=self._host,
             credit=self._window.open_stream(),
             stats=self._stats,
+            turns=self._turns,
             cache=self._cache if header.reuses_results else None,
             context=context,
             reader=reader,
@@ -168,7 +176,13 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             self._lifecycle.close_session()
             log.info("session %d %s", terms.number, outcome)
 
+    def _refuse_useless_engine(self, job_id: str) -> None:
+        reason = self._turns.join(job_id)
+        if reason is not None:
+            raise SessionFailedError(SessionErrorCode.ENGINE_UNUSABLE, reason)
+
     def _route(self, completions: Sequence[Completion]) -> None:
+        self._turns.record_ends(completions)
         self._pacer.learn(completions)
         by_session: dict[int, list[Completion]] = defaultdict(list)
         for completion in completions:
@@ -178,6 +192,10 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
                 session = self._sessions.get(number)
             if session is not None:  # else it ended meanwhile, and nobody waits for its rows
                 session.deliver(own)
+
+    def _observe(self, engine: Engine, config: EngineConfig) -> None:
+        self._pacer.resize(engine, config)
+        self._turns.release(engine)
 
     def _wake_all(self) -> None:
         with self._sessions_lock:

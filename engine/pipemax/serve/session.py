@@ -27,6 +27,7 @@ from pipemax.serve.host import EngineHost
 from pipemax.serve.membership import Member, Ready, Refused
 from pipemax.serve.rows import FinishedRow, completion_batch, requests_of
 from pipemax.serve.stats import StatsBook
+from pipemax.serve.turns import Turns
 from pipemax.wire import HEARTBEAT_PERIOD_S, MessageKind, ServerMessage, SessionErrorCode, SessionHeader
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class Session:
         host: EngineHost,
         credit: StreamCredit,
         stats: StatsBook,
+        turns: Turns,
         cache: ResultCache | None,
         context: CallContext,
         reader: flight.MetadataRecordBatchReader,
@@ -91,6 +93,7 @@ class Session:
         self._host = host
         self._credit = credit
         self._stats = stats
+        self._turns = turns
         self._cache = cache
         self._engine_id = terms.config.engine_id()
         self._context = context
@@ -199,7 +202,7 @@ class Session:
                 has_finished = bool(self._outbox)
             if has_finished:
                 time.sleep(_LINGER_S)
-            self._heartbeat(f"{running} rows of this task in the engine")
+            self._heartbeat(self._turns.describe() or f"{running} rows of this task in the engine")
 
     def _write_finished(self) -> bool:
         """Send what has finished and what credit there is; true when a full message went out."""
@@ -297,29 +300,32 @@ class Session:
         self._stats.count_received(self._job_id, len(row_ids))
         self._host.note_movement()
         self.deliver([Completion(request_id=f"{self._id_prefix}{row}", error=fault) for row, fault in faults])
+        keys = [cache_key(self._engine_id, request) for request in requests]
         if self._cache is not None:
-            requests = self._answer_from_cache(self._cache, requests)
+            requests, keys = self._answer_from_cache(self._cache, requests, keys)
         if requests:
-            engine.submit(requests)
+            condemned = self._turns.submit(engine, requests, keys)
+            if condemned:
+                self.deliver(condemned)
 
     def _answer_from_cache(
-        self, cache: ResultCache, requests: Sequence[GenerationRequest]
-    ) -> list[GenerationRequest]:
-        """Deliver what is known; the rest, for the engine."""
-        known, unknown = [], []
-        for request in requests:
-            key = cache_key(self._engine_id, request)
+        self, cache: ResultCache, requests: Sequence[GenerationRequest], keys: Sequence[bytes]
+    ) -> tuple[list[GenerationRequest], list[bytes]]:
+        """Deliver what is known; the rest with its keys, for the engine."""
+        known, unknown, unknown_keys = [], [], []
+        for request, key in zip(requests, keys, strict=True):
             completion = cache.find(key, request_id=request.request_id)
             if completion is not None:
                 known.append(completion)
                 continue
             unknown.append(request)
+            unknown_keys.append(key)
             with self._changed:
                 self._cache_keys[request.request_id] = key
         if known:
             self._stats.count_reused(self._job_id, len(known))
             self.deliver(known)
-        return unknown
+        return unknown, unknown_keys
 
     def _keep(self, completions: Sequence[Completion]) -> None:
         if self._cache is None:
@@ -340,7 +346,7 @@ class Session:
         if left:
             log.info("aborting %d rows of %s", len(left), self._terms.header.task)
             try:
-                engine.abort(left)
+                self._turns.abort(engine, left)
             except EngineDiedError as error:
                 log.info("nothing is left to abort: %s", error)  # the engine's thread reports the death
 

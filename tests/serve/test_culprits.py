@@ -1,0 +1,164 @@
+"""Rows that kill the engine, through the real server: found, alone turned into error rows, and nobody else."""
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pipemax.wire import ErrorCode, SessionErrorCode
+from pipemax_spark.client import EngineOptions, EngineSessionError, complete
+from pipemax_spark.server_process import STREAM_ERRORS
+from tests.fakes.engine import expected_text
+from tests.serve.support import files_of, options, request_batch, run_prompts, server_of, server_stats
+
+EnginePython = Callable[..., str]
+
+
+def _run_sessions(prompts: Sequence[Sequence[str]], opts: EngineOptions) -> list[list[dict[str, Any]]]:
+    """Each list of prompts in a session of its own, all at once."""
+    results: dict[int, list[dict[str, Any]]] = {}
+
+    def session(number: int) -> None:
+        results[number] = run_prompts(prompts[number], opts)
+
+    threads = [threading.Thread(target=session, args=(number,)) for number in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[number] for number in range(len(prompts))]
+
+
+def _culprits(prompts: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The prompts condemned; every other row must have its own answer."""
+    culprits = []
+    for prompt, row in zip(prompts, rows, strict=True):
+        if row["error_code"] is None:
+            assert row["text"] == expected_text(prompt)
+        else:
+            assert row["error_code"] == ErrorCode.ENGINE_DIED
+            assert "by itself" in row["error_message"]
+            culprits.append(prompt)
+    return culprits
+
+
+def _has_rows(opts: EngineOptions) -> bool:
+    """Whether its engine has been given rows: kills before that teach nothing, and three in a row end a task."""
+    with contextlib.suppress(*STREAM_ERRORS):
+        jobs = server_stats(opts).jobs
+        return "job" in jobs and jobs["job"].rows_received > 0
+    return False
+
+
+def _servers_started(opts: EngineOptions) -> int:
+    return files_of(opts).log.read_text().count("listening")
+
+
+def test_one_row_that_kills_the_engine_among_two_sessions_is_an_error_row(
+    fake_engine_python: EnginePython,
+) -> None:
+    opts = options(fake_engine_python(), max_num_seqs=64, latency_s=0.02)
+    prompts = [[f"session {session} row {row}" for row in range(150)] for session in range(2)]
+    prompts[1][77] += " [[die]]"
+    rows = _run_sessions(prompts, opts)
+    assert _culprits(prompts[0], rows[0]) == []
+    assert _culprits(prompts[1], rows[1]) == [prompts[1][77]]
+    assert _servers_started(opts) - 1 <= 9 + 2  # log2(300), rounded up, and the two deaths alone
+
+
+@pytest.mark.parametrize("mark", ["[[crash]]", "[[abort]]"])
+def test_a_row_that_kills_the_whole_server_is_found_and_not_run_again(
+    fake_engine_python: EnginePython, mark: str
+) -> None:
+    opts = options(fake_engine_python(), latency_s=0.02)
+    prompts = [f"row {row}" for row in range(40)]
+    prompts[20] += f" {mark}"
+    assert _culprits(prompts, run_prompts(prompts, opts)) == [prompts[20]]
+    started = _servers_started(opts)
+    assert started - 1 <= 6 + 2
+    # The same row again in this application, in another task: answered without a death.
+    again = [prompts[20], "another"]
+    assert _culprits(again, run_prompts(again, opts)) == [prompts[20]]
+    assert _servers_started(opts) == started
+
+
+def test_two_rows_that_kill_the_engine_are_both_found(fake_engine_python: EnginePython) -> None:
+    opts = options(fake_engine_python(), latency_s=0.02)
+    prompts = [f"row {row}" for row in range(30)]
+    for row in (5, 24):
+        prompts[row] += " [[die]]"
+    assert _culprits(prompts, run_prompts(prompts, opts)) == [prompts[5], prompts[24]]
+    assert _servers_started(opts) - 1 <= 2 * (5 + 2)
+
+
+def test_a_row_that_hangs_the_engine_is_found(fake_engine_python: EnginePython) -> None:
+    opts = options(fake_engine_python("--poll-stall-s=0.3"), silence_timeout_s=1.3, latency_s=0.02)
+    prompts = ["one", "two [[hang]]", "three"]
+    assert _culprits(prompts, run_prompts(prompts, opts)) == [prompts[1]]
+
+
+def test_kills_at_random_condemn_nobody(fake_engine_python: EnginePython) -> None:
+    opts = options(fake_engine_python(), latency_s=0.1)
+    prompts = [[f"session {session} row {row}" for row in range(300)] for session in range(2)]
+    rng, killed, over = random.Random(7), 0, threading.Event()
+
+    def kill_at_random() -> None:
+        nonlocal killed
+        while not over.wait(0.02) and killed < 6:
+            if _has_rows(opts):
+                over.wait(rng.uniform(0.0, 0.5))
+                os.kill(server_of(opts).pid, signal.SIGKILL)
+                killed += 1
+
+    killer = threading.Thread(target=kill_at_random)
+    killer.start()
+    try:
+        rows = _run_sessions(prompts, opts)
+    finally:
+        over.set()
+        killer.join()
+    assert [_culprits(*session) for session in zip(prompts, rows, strict=True)] == [[], []]
+    assert killed == 6
+
+
+def test_a_task_that_ends_leaves_no_suspects_behind(fake_engine_python: EnginePython) -> None:
+    opts = options(fake_engine_python())
+    results = _start([f"[[slow 600]] row {row}" for row in range(20)], opts)
+    os.kill(server_of(opts).pid, signal.SIGKILL)
+    started_s = time.monotonic()
+    results.close()
+    prompts = [f"row {row}" for row in range(30)]
+    assert _culprits(prompts, run_prompts(prompts, opts)) == []
+    assert time.monotonic() - started_s < 8.0
+
+
+def test_an_engine_that_dies_of_every_row_ends_in_a_clear_error(fake_engine_python: EnginePython) -> None:
+    engine_python = fake_engine_python()
+    opts = options(engine_python, dies="of any row")
+    prompts = [f"row {row}" for row in range(8)]
+    with pytest.raises(EngineSessionError, match="whatever row it runs") as caught:
+        run_prompts(prompts, opts)
+    assert caught.value.code is SessionErrorCode.ENGINE_UNUSABLE
+    assert str(files_of(opts).log) in str(caught.value)
+    started = _servers_started(opts)
+    assert started - 1 <= 3 * (3 + 2)
+    with pytest.raises(EngineSessionError, match="whatever row it runs"):
+        run_prompts(prompts, opts)  # a retried task of the job
+    assert _servers_started(opts) == started
+    # Another job, with an engine in order: nothing is held against its rows.
+    mended = options(engine_python, job_id="another")
+    assert _culprits(prompts, run_prompts(prompts, mended)) == []
+    assert server_stats(mended).jobs["another"].rows_done == 8
+
+
+def _start(prompts: Sequence[str], opts: EngineOptions) -> Generator[pa.RecordBatch, None, None]:
+    results = complete([request_batch(["quick", *prompts])], opts, task="task")
+    next(results)
+    return results
