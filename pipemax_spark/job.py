@@ -308,6 +308,9 @@ class AnnotationJob:
                 )
                 with self._progress(collector, rows.rows, runner) as progress:
                     self._run_chunks(runner, progress, tracker)
+                # A short job may end before anyone looks.
+                if reason := self._limits().reason_to_stop(collector.totals()):
+                    raise JobFailedError(reason)
                 engines = collector.engines()
             status = "FINISHED"
         except KeyboardInterrupt:
@@ -333,6 +336,9 @@ class AnnotationJob:
 
         runner.run(progress.rows_per_s, every_second=track)
 
+    def _limits(self) -> ErrorLimits:
+        return ErrorLimits(max_rate=self._options.max_error_rate, fails_on_first=self._options.fails_on_error)
+
     @contextmanager
     def _progress(self, collector: Collector, rows: int, runner: ChunkRunner) -> Iterator[Progress]:
         options = self._options
@@ -341,7 +347,7 @@ class AnnotationJob:
             Progress(
                 collector,
                 rows_total=rows,
-                limits=ErrorLimits(max_rate=options.max_error_rate, fails_on_first=options.fails_on_error),
+                limits=self._limits(),
                 stop_job=runner.cancel,
                 show=show,
                 show_period_s=period_s,
