@@ -55,7 +55,7 @@ def kill_when(condition: Callable[[], bool], job: subprocess.Popen[bytes], optio
     finally:
         os.killpg(job.pid, signal.SIGKILL)
         job.wait()
-    wait_until(lambda: not servers_of(options.engine_python or ""), 15, "the killed job's engine ends")
+    wait_until(lambda: not servers_of(options.log_dir), 15, "the killed job's engine ends")
 
 
 def test_killed_and_run_again_on_a_longer_table_every_row_is_there_as_often_as_in_the_input(

@@ -31,6 +31,13 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
     if config.policy is Policy.PIPEMAX:
         check_version()
     vllm_config = engine_args(config).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    num_stages = vllm_config.parallel_config.pipeline_parallel_size
+    num_layers = vllm_config.model_config.get_total_num_hidden_layers()
+    if num_stages > num_layers:
+        raise ValueError(
+            f"pipeline_parallel_size {num_stages} is more than the {num_layers} layers of {config.model!r}: each stage "
+            "needs one"
+        )
     if config.policy is Policy.PIPEMAX:
         check_model(vllm_config)
         settings = _runtime_settings(config, vllm_config)

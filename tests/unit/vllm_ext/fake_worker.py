@@ -49,7 +49,8 @@ def make_scheduler(
         max_num_seqs=more.pop("max_num_seqs", 16),
         max_num_batched_tokens=chunk_tokens,
         num_batches=num_batches,
-        vllm={"enable_chunked_prefill": True},
+        # No weights are loaded: any number of layers will do, and each stage needs one.
+        vllm={"enable_chunked_prefill": True, "hf_overrides": {"num_hidden_layers": 8}},
     )
     with launch_environment(config):
         vllm_config = make_vllm_config(config)

@@ -100,3 +100,9 @@ def test_asynchronous_scheduling_is_refused_under_pipemax() -> None:
     vllm_config.scheduler_config.async_scheduling = True
     with pytest.raises(ValueError, match=r"asynchronous scheduling is on\. Use policy: vllm"):
         compat.check_model(vllm_config)
+
+
+@pytest.mark.parametrize("policy", ["vllm", "pipemax"])
+def test_more_stages_than_layers_are_refused(policy: str) -> None:
+    with pytest.raises(ValueError, match="pipeline_parallel_size 3 is more than the 2 layers of"):
+        make_vllm_config(config(policy=policy, pipeline_parallel_size=3))
