@@ -1,0 +1,68 @@
+"""What is wrong with a model or a schema is said in words, before weights are loaded."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipemax.preflight import preflight
+from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest
+from tests.engine.conftest import DEMO_MODEL
+
+SCHEMA = (Path(__file__).parents[2] / "examples" / "section.schema.json").read_text()
+
+
+def ask(
+    engine: dict[str, Any] | None = None, prompts: list[str | None] | None = None, **generation: Any
+) -> PreflightReply:
+    config = {"model": str(DEMO_MODEL), **(engine or {})}
+    request = PreflightRequest(engine=config, generation=GenerationSpec(**generation), prompts=prompts or [])
+    return PreflightReply.from_bytes(preflight(request).to_bytes())
+
+
+def test_a_good_request_is_told_what_it_will_get() -> None:
+    reply = ask({"max_model_len": 512}, ["Package: hello", None, "word " * 600], response_format=SCHEMA)
+    assert not reply.error
+    assert reply.max_model_len == 512
+    assert "Package: hello" in reply.first_prompt
+    assert reply.first_prompt.startswith("<|begin|>"), "as the chat template renders it"
+    good, empty, too_long = reply.prompt_tokens
+    assert good > 0
+    assert (empty, too_long) == (0, 0), "neither can be a request"
+    assert reply.versions["pipemax-spark"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "generation", "told"),
+    [
+        ({"model": "/no/such/model"}, {}, "model directory '/no/such/model' does not exist on"),
+        ({"model": "/tmp"}, {}, "model directory '/tmp' holds no config.json"),
+        ({"model": __file__}, {}, "is a file; give the checkpoint's directory"),
+        ({"max_model_len": 4096}, {}, "was made for at most 1024 tokens"),
+        ({"max_model_length": 5}, {}, "unknown field 'max_model_length'"),
+        ({}, {"response_format": '{"type": "objekt"}'}, "response_format is no valid JSON schema: at type"),
+        ({}, {"response_format": "{"}, "response_format is not JSON"),
+        ({}, {"temperature": -1.0}, "temperature is -1.0"),
+        ({}, {"max_tokens": 0}, "max_tokens is 0"),
+    ],
+)
+def test_a_wrong_one_is_told_why(engine: dict[str, Any], generation: dict[str, Any], told: str) -> None:
+    assert told in ask(engine, **generation).error
+
+
+def test_a_system_prompt_without_a_chat_template_is_refused(tmp_path: Path) -> None:
+    model = shutil.copytree(DEMO_MODEL, tmp_path / "model")
+    (model / "chat_template.jinja").unlink()
+    assert "a system prompt needs a chat template" in ask({"model": str(model)}, system="Be brief.").error
+    assert not ask({"model": str(model)}).error
+
+
+def test_the_fingerprint_is_of_the_content_not_of_the_place(tmp_path: Path) -> None:
+    model = shutil.copytree(DEMO_MODEL, tmp_path / "model")
+    (model / "README.md").write_text("prose")
+    assert ask({"model": str(model)}).model_fingerprint == ask().model_fingerprint
+    weights = bytearray((model / "model.safetensors").read_bytes())
+    weights[len(weights) // 2 :: 1_000] = bytes(len(weights[len(weights) // 2 :: 1_000]))  # as training would
+    (model / "model.safetensors").write_bytes(weights)
+    assert ask({"model": str(model)}).model_fingerprint != ask().model_fingerprint
