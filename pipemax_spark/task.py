@@ -119,13 +119,13 @@ class PendingRows:
         for batch in self._batches:
             for start in range(0, batch.num_rows, PIECE_ROWS):
                 piece = _copied(batch.slice(start, PIECE_ROWS))
-                # Kept before the request is sent: its completions may come at once.
+                # Kept before the request is sent, or answered by the spool: its completions may be taken at once.
                 self._open_rows[number] = piece.num_rows
+                self._pieces[number] = _without_helpers(piece)
                 request = _request(piece, number * PIECE_ROWS)
                 if KEY_COLUMN in piece.schema.names:
-                    self._keys[number] = piece.column(KEY_COLUMN).to_pylist()
-                    request = self._without_recalled(request, self._keys[number])
-                self._pieces[number] = _without_helpers(piece)
+                    keys = self._keys[number] = piece.column(KEY_COLUMN).to_pylist()
+                    request = self._without_recalled(request, keys)
                 yield request
                 number += 1
 

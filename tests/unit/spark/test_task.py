@@ -1,11 +1,14 @@
 """What a task keeps while the engine works: rows in pieces, each let go once it is complete."""
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipemax.wire import COMPLETION_SCHEMA
 from pipemax_spark.spool import Spool
-from pipemax_spark.task import PROMPT_COLUMN, PendingRows
+from pipemax_spark.task import KEY_COLUMN, PROMPT_COLUMN, PendingRows
 
 
 @given(sizes=st.lists(st.integers(0, 700), min_size=1, max_size=5), seed=st.randoms())
@@ -38,3 +41,33 @@ def test_rows_come_back_beside_their_own_completions_in_any_order(sizes: list[in
         seen += rows.column("n").to_pylist()
     assert sorted(seen) == list(range(total))
     assert not pending._pieces, "every piece is let go"
+
+
+class EagerSpool(Spool):
+    """Knows every row; whoever waits for its completions takes them the moment they are there."""
+
+    def __init__(self) -> None:
+        super().__init__(None, partition=0)
+        self.pending: PendingRows | None = None
+        self.taken: list[int] = []
+
+    def recall(self, keys: Sequence[str], row_ids: pa.Array) -> pa.RecordBatch:
+        completions = pa.RecordBatch.from_pylist(
+            [{"row_id": row_id, "text": "known"} for row_id in row_ids.to_pylist()], schema=COMPLETION_SCHEMA
+        )
+        assert self.pending is not None
+        rows, _ = self.pending.take(completions)
+        self.taken += rows.column("n").to_pylist()
+        return completions
+
+
+def test_what_the_spool_knows_can_be_taken_before_the_request_is_out() -> None:
+    spool = EagerSpool()
+    batch = pa.RecordBatch.from_pydict(
+        {"n": list(range(600)), PROMPT_COLUMN: ["p"] * 600, KEY_COLUMN: [str(n) for n in range(600)]}
+    )
+    spool.pending = PendingRows(iter([batch]), spool)
+    assert [request.num_rows for request in spool.pending.requests()] == [0, 0, 0], (
+        "the engine is asked nothing"
+    )
+    assert spool.taken == list(range(600))
