@@ -78,30 +78,55 @@ def annotate(
         seed=seed,
         response_format=schema_text(response_format),
     )
+    plan = draft_plan(
+        config,
+        generation,
+        output_column=output_column,
+        on_error=on_error,
+        engine_python=engine_python,
+        log_dir=log_dir,
+    )
+    # Wrong columns are found before the executors are asked.
+    annotated_schema(df.schema, plan)
+    prepared = prepare_columns(df, source, overrides_column)
+    return map_rows(prepared, df.schema, checked_plan(df.sparkSession, plan, source))
+
+
+def draft_plan(
+    engine: Mapping[str, Any],
+    generation: GenerationSpec,
+    *,
+    output_column: str,
+    on_error: str,
+    engine_python: str | None,
+    log_dir: str | None,
+    reuses_results: bool = False,
+) -> TaskPlan:
+    """The plan of a run of its own, before anybody has checked it. ``JobError`` for an unknown ``on_error``."""
     run_id = uuid.uuid4().hex
-    plan = TaskPlan(
+    return TaskPlan(
         options=EngineOptions(
-            engine=config, generation=generation, job_id=run_id, engine_python=engine_python, log_dir=log_dir
+            engine=engine,
+            generation=generation,
+            job_id=run_id,
+            engine_python=engine_python,
+            log_dir=log_dir,
+            reuses_results=reuses_results,
         ),
         spec_hash="",
         run_id=run_id,
         output_column=output_column,
         fails_on_error=fails_on_error(on_error),
     )
-    # Wrong columns are found before the executors are asked.
-    annotated_schema(df.schema, plan)
-    prepared = prepare_columns(df, source, overrides_column)
-    reply = run_preflight(
-        df.sparkSession, PreflightRequest(engine=config, generation=generation), engine_python=engine_python
-    )
-    spec = AnnotationSpec.of(
-        model=config["model"],
-        fingerprint=reply.model_fingerprint,
-        source=source,
-        generation=generation,
-        engine=reply.engine,
-    )
-    return map_rows(prepared, df.schema, replace(plan, spec_hash=spec.hash))
+
+
+def checked_plan(spark: Any, plan: TaskPlan, source: PromptSource | None) -> TaskPlan:
+    """The plan with its spec's hash, once an executor has found engine and generation fine; else ``JobError``."""
+    options = plan.options
+    request = PreflightRequest(engine=dict(options.engine), generation=options.generation)
+    reply = run_preflight(spark, request, engine_python=options.engine_python)
+    spec = AnnotationSpec.of(reply, source=source, generation=options.generation)
+    return replace(plan, spec_hash=spec.hash)
 
 
 def annotate_with(

@@ -89,7 +89,7 @@ class Collector:
 
     def totals(self) -> Totals:
         with self._lock:
-            jobs = [stats.jobs.get(self._job_id, JobStats()) for _, stats in self._latest.values()]
+            jobs = [self.job_of(stats) for _, stats in self._latest.values()]
         errors: Counter[str] = Counter()
         examples: dict[str, str] = {}
         for job in jobs:
@@ -109,7 +109,7 @@ class Collector:
             return sum(
                 1
                 for _, stats in self._latest.values()
-                if stats.state != TASK_STATE and stats.jobs.get(self._job_id, JobStats()).rows_done
+                if stats.state != TASK_STATE and self.job_of(stats).rows_done
             )
 
     def job_of(self, stats: ServerStats) -> JobStats:

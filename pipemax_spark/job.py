@@ -122,13 +122,7 @@ class AnnotationJob:
         self._terminal.say(
             "Model", f"{reply.model}, prompt and output at most {reply.max_model_len:,} tokens"
         )
-        spec = AnnotationSpec.of(
-            model=reply.model,
-            fingerprint=reply.model_fingerprint,
-            source=options.source,
-            generation=options.generation,
-            engine=reply.engine,
-        )
+        spec = AnnotationSpec.of(reply, source=options.source, generation=options.generation)
         self._check_spec(spec)
         return _Checked(
             source=source,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from pipemax.wire import GenerationSpec
+from pipemax.wire import GenerationSpec, PreflightReply
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.response_format import load_schema
 
@@ -29,17 +29,10 @@ class AnnotationSpec:
     values: Mapping[str, Any]
 
     @classmethod
-    def of(
-        cls,
-        *,
-        model: str,
-        fingerprint: str,
-        source: PromptSource | None,
-        generation: GenerationSpec,
-        engine: Mapping[str, Any],
-    ) -> Self:
-        """``engine`` is the config with its defaults filled in; without a ``source``, prompts come as they are."""
-        values: dict[str, Any] = {"model": fingerprint}
+    def of(cls, reply: PreflightReply, *, source: PromptSource | None, generation: GenerationSpec) -> Self:
+        """``reply`` has the model, and the engine's config with its defaults filled in; without a ``source``, prompts
+        come as they are."""
+        values: dict[str, Any] = {"model": reply.model_fingerprint}
         if source is not None:
             values |= {name: value for name, value in asdict(source).items() if value is not None}
         values |= {name: value for name, value in asdict(generation).items() if value not in (None, ())}
@@ -47,8 +40,10 @@ class AnnotationSpec:
             # Parsed, so that white space does not make another spec. The order of properties stays: it is the
             # order in which the model writes them.
             values["response_format"] = load_schema(generation.response_format)
-        values["engine"] = {name: engine[name] for name in _ENGINE_FIELDS if engine.get(name) is not None}
-        return cls(model=model, values=json.loads(json.dumps(values)))
+        values["engine"] = {
+            name: reply.engine[name] for name in _ENGINE_FIELDS if reply.engine.get(name) is not None
+        }
+        return cls(model=reply.model, values=json.loads(json.dumps(values)))
 
     @property
     def hash(self) -> str:

@@ -7,7 +7,7 @@ so memory is bounded by the server's credit and one Arrow batch, whatever the pa
 import contextlib
 import queue
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,10 +131,8 @@ class PendingRows:
 
     def take(self, completions: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """The input rows of these completions, which are forgotten, and the completions in the same order."""
-        places: dict[int, list[int]] = {}  # piece → where in ``completions`` its rows are
         row_ids: list[int] = completions.column("row_id").to_pylist()
-        for i, row_id in enumerate(row_ids):
-            places.setdefault(row_id // PIECE_ROWS, []).append(i)
+        places = by_piece(row_ids)
         parts = []
         # Piece by piece: taking from all pieces at once would copy every one of them whole.
         for number, indices in places.items():
@@ -220,6 +218,14 @@ class Annotator:
         for code, message in zip(codes, messages, strict=True):
             if code is not None:
                 raise RowFailedError(f"a row failed with {code}: {message}")
+
+
+def by_piece(row_ids: Sequence[int]) -> dict[int, list[int]]:
+    """Piece → where in ``row_ids`` its rows are."""
+    places: dict[int, list[int]] = {}
+    for i, row_id in enumerate(row_ids):
+        places.setdefault(row_id // PIECE_ROWS, []).append(i)
+    return places
 
 
 def request_batch(first_row_id: int, rows: int, **given: pa.Array) -> pa.RecordBatch:

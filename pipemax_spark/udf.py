@@ -10,30 +10,22 @@ never drains between two.
 
 import contextlib
 import threading
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from pipemax.wire import GenerationSpec, PreflightRequest
-from pipemax_spark.annotate import engine_config, fails_on_error, schema_text
-from pipemax_spark.client import EngineOptions, complete
+from pipemax.wire import GenerationSpec
+from pipemax_spark.annotate import checked_plan, draft_plan, engine_config, schema_text
+from pipemax_spark.client import complete
 from pipemax_spark.errors import JobError
-from pipemax_spark.preflight import run_preflight
-from pipemax_spark.spec import AnnotationSpec
-from pipemax_spark.task import PIECE_ROWS, Annotator, TaskPlan, request_batch, task_label
+from pipemax_spark.task import PIECE_ROWS, Annotator, TaskPlan, by_piece, request_batch, task_label
 
 _MOST_PIECES_AHEAD = 256
 """Answers behind a slow row wait for it in memory: no more than so many pieces of 256 rows."""
-_ALIASES = {
-    "endpoint": "model",
-    "responseFormat": "response_format",
-    "failOnError": "on_error",
-    "modelParameters": None,
-}
-"""``ai_query``'s names → ours; the model parameters are arguments of their own here."""
+_ALIASES = {"endpoint": "model", "responseFormat": "response_format"}
+"""``ai_query``'s names → ours, where the value is the same."""
 
 
 def pipemax_udf(
@@ -74,31 +66,16 @@ def pipemax_udf(
         seed=0 if seed is None and temperature > 0 else seed,
         response_format=schema_text(response_format),
     )
-    run_id = uuid.uuid4().hex
-    plan = TaskPlan(
-        options=EngineOptions(
-            engine=config,
-            generation=generation,
-            job_id=run_id,
-            engine_python=engine_python,
-            log_dir=log_dir,
-            reuses_results=True,
-        ),
-        spec_hash="",
-        run_id=run_id,
+    plan = draft_plan(
+        config,
+        generation,
         output_column="",
-        fails_on_error=fails_on_error(on_error),
+        on_error=on_error,
+        engine_python=engine_python,
+        log_dir=log_dir,
+        reuses_results=True,
     )
-    request = PreflightRequest(engine=config, generation=generation)
-    reply = run_preflight(spark, request, engine_python=engine_python)
-    spec = AnnotationSpec.of(
-        model=config["model"],
-        fingerprint=reply.model_fingerprint,
-        source=None,
-        generation=generation,
-        engine=reply.engine,
-    )
-    return _spark_function(replace(plan, spec_hash=spec.hash))
+    return _spark_function(checked_plan(spark, plan, source=None))
 
 
 def register(spark: Any, name: str = "pipemax", **options: Any) -> None:
@@ -113,9 +90,13 @@ def register(spark: Any, name: str = "pipemax", **options: Any) -> None:
 def _without_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
     ours: dict[str, Any] = {}
     for name, value in options.items():
-        new = value if name == "modelParameters" else {_ALIASES.get(name) or name: value}
-        if name == "failOnError":
-            new = {"on_error": "fail" if value else "row"}
+        match name:
+            case "modelParameters":
+                new = value
+            case "failOnError":
+                new = {"on_error": "fail" if value else "row"}
+            case _:
+                new = {_ALIASES.get(name, name): value}
         if doubled := ours.keys() & new.keys():
             raise JobError(f"{', '.join(sorted(doubled))} is given twice, once as {name}; give it once")
         ours |= new
@@ -196,11 +177,8 @@ class OrderedRows:
 
     def put(self, row_ids: Sequence[int], annotations: pa.Array) -> None:
         """Answers to these rows."""
-        places: dict[int, list[int]] = {}
-        for i, row_id in enumerate(row_ids):
-            places.setdefault(row_id // PIECE_ROWS, []).append(i)
         with self._changed:
-            for number, indices in places.items():
+            for number, indices in by_piece(row_ids).items():
                 answers = annotations.take(pa.array(indices, pa.int32()))
                 self._answers[number].append(([row_ids[i] % PIECE_ROWS for i in indices], answers))
                 self._open_rows[number] -= len(indices)

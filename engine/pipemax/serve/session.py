@@ -317,11 +317,11 @@ class Session:
             completion = cache.find(key, request_id=request.request_id)
             if completion is not None:
                 known.append(completion)
-                continue
-            unknown.append(request)
-            unknown_keys.append(key)
-            with self._changed:
-                self._cache_keys[request.request_id] = key
+            else:
+                unknown.append(request)
+                unknown_keys.append(key)
+        with self._changed:
+            self._cache_keys.update((r.request_id, key) for r, key in zip(unknown, unknown_keys, strict=True))
         if known:
             self._stats.count_reused(self._job_id, len(known))
             self.deliver(known)
@@ -330,9 +330,9 @@ class Session:
     def _keep(self, completions: Sequence[Completion]) -> None:
         if self._cache is None:
             return
-        for completion in completions:
-            with self._changed:
-                key = self._cache_keys.pop(completion.request_id, None)
+        with self._changed:
+            keys = [self._cache_keys.pop(completion.request_id, None) for completion in completions]
+        for key, completion in zip(keys, completions, strict=True):
             if key is not None:
                 self._cache.keep(key, completion)
 

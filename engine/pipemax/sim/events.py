@@ -18,7 +18,7 @@ class Priority(IntEnum):
 
 
 class VirtualClock:
-    """A ``pipemax.domain.clock.Clock`` that the event queue moves."""
+    """A clock that the event queue moves."""
 
     def __init__(self) -> None:
         self._now_s = 0.0

@@ -1,13 +1,14 @@
 """The machine that every system runs on: a pipeline of stages, the links, and what is measured of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, kv_capacity
 from pipemax.sim.events import EventQueue
 from pipemax.sim.links import Direction, Links
 from pipemax.sim.pipeline import Pipeline, Step, StepKind
-from pipemax.sim.result import DecodeSample, Recording, Usage
+from pipemax.sim.result import DecodeSample, Progress, Recording, SimulationResult, Usage, summarize
 from pipemax.sim.stage_times import StageTimes, StepWork
+from pipemax.sim.workloads import Workload
 
 BLOCK_TOKENS = 16
 _PREFILL_STEP_TOKENS = (1024, 2048, 4096, 8192)
@@ -122,3 +123,27 @@ class Machine:
         if not self._activation_priority:
             delay_s += self.links.queued_s(self.gpus_of(stage)[0], Direction.HOST_TO_GPU)
         return delay_s
+
+
+def summarize_machines(
+    system: str,
+    workload: Workload,
+    machines: Sequence[Machine],
+    progress: Progress,
+    *,
+    recomputed_tokens: int = 0,
+) -> SimulationResult:
+    """The figures of a run that has ended now, on machines of one node and queue; the last of them decoded."""
+    last = machines[-1]
+    return summarize(
+        system,
+        workload,
+        [machine.usage for machine in machines],
+        last.links,
+        progress,
+        last.recording,
+        num_gpus=last.node.num_gpus,
+        gpu_kv_tokens=last.capacity.gpu_tokens,
+        seconds=last.queue.now_s(),
+        recomputed_tokens=recomputed_tokens,
+    )

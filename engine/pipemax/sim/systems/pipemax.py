@@ -18,9 +18,9 @@ from pipemax.domain.specs import Parallelism
 from pipemax.domain.units import RequestId
 from pipemax.sim.events import Priority
 from pipemax.sim.links import Direction
-from pipemax.sim.machine import BLOCK_TOKENS, Machine
+from pipemax.sim.machine import BLOCK_TOKENS, Machine, summarize_machines
 from pipemax.sim.pipeline import Step
-from pipemax.sim.result import Progress, SimulationResult, summarize
+from pipemax.sim.result import Progress, SimulationResult
 from pipemax.sim.systems.calibration import PipeMaxOptions, controller_config, pieces_per_block
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.systems.tokens import StartedStep, TokenBook
@@ -93,16 +93,11 @@ class PipeMaxSystem:
         self._plan_soon()
         with self._trace or nullcontext():
             self._queue.run()
-        return summarize(
+        return summarize_machines(
             self._options.name,
             self._scenario.workload,
-            [self._machine.usage],
-            self._links,
+            [self._machine],
             self._progress,
-            self._machine.recording,
-            num_gpus=self._n,
-            gpu_kv_tokens=self._machine.capacity.gpu_tokens,
-            seconds=self._queue.now_s(),
             recomputed_tokens=self._tokens.recomputed_tokens,
         )
 

@@ -13,9 +13,9 @@ from pipemax.domain.specs import Parallelism
 from pipemax.domain.units import ceil_div
 from pipemax.sim.events import Priority
 from pipemax.sim.links import Direction
-from pipemax.sim.machine import BLOCK_TOKENS, Machine
+from pipemax.sim.machine import BLOCK_TOKENS, Machine, summarize_machines
 from pipemax.sim.pipeline import Step
-from pipemax.sim.result import Progress, SimulationResult, summarize
+from pipemax.sim.result import Progress, SimulationResult
 from pipemax.sim.running import RunningSet
 from pipemax.sim.stage_times import StepWork
 from pipemax.sim.systems.prompts import BlockPool, Prompt, add_prefill, require_fit, waiting_prompts
@@ -70,16 +70,11 @@ class Seesaw:
     def simulate(self) -> SimulationResult:
         self._feed_prefill()
         self._queue.run()
-        return summarize(
+        return summarize_machines(
             self._name,
             self._scenario.workload,
-            [self._prefill.usage, self._decode.usage],
-            self._links,
+            [self._prefill, self._decode],
             self._progress,
-            self._decode.recording,
-            num_gpus=self._n,
-            gpu_kv_tokens=self._decode.capacity.gpu_tokens,
-            seconds=self._queue.now_s(),
         )
 
     # Prefill.

@@ -14,9 +14,9 @@ from functools import partial
 import numpy as np
 
 from pipemax.domain.specs import Parallelism
-from pipemax.sim.machine import BLOCK_TOKENS, Machine
+from pipemax.sim.machine import BLOCK_TOKENS, Machine, summarize_machines
 from pipemax.sim.pipeline import Step
-from pipemax.sim.result import Progress, SimulationResult, summarize
+from pipemax.sim.result import Progress, SimulationResult
 from pipemax.sim.running import RunningSet
 from pipemax.sim.stage_times import StepWork
 from pipemax.sim.systems.prompts import BlockPool, Prompt, add_prefill, require_fit, waiting_prompts
@@ -63,16 +63,11 @@ class TdPipe:
     def simulate(self) -> SimulationResult:
         self._start_prefill()
         self._queue.run()
-        return summarize(
+        return summarize_machines(
             "td_pipe" if self._refill_share is None else "td_pipe_tuned",
             self._scenario.workload,
-            [self._machine.usage],
-            self._links,
+            [self._machine],
             self._progress,
-            self._machine.recording,
-            num_gpus=self._scenario.node.num_gpus,
-            gpu_kv_tokens=self._machine.capacity.gpu_tokens,
-            seconds=self._queue.now_s(),
             recomputed_tokens=self._recomputed_tokens,
         )
 
