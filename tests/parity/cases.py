@@ -92,5 +92,6 @@ def engine_config(model: str, **values: object) -> EngineConfig:
         "block_size": BLOCK_TOKENS,
         "cpu_kv_gib": 0.25,
         "chat": "never",
+        "calibrate_at_start_s": 0,  # seconds for each engine, and poisoned blocks in its copies
     }
     return EngineConfig.parse(defaults | values)

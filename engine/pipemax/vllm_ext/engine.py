@@ -23,6 +23,7 @@ from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.generation import Completion, EngineStats, GenerationRequest, RequestError, Sampling
 from pipemax.prompts import PromptEncoder
+from pipemax.vllm_ext.calibrate import calibrate_at_start
 from pipemax.vllm_ext.launch import kv_capacity_tokens, launch_environment, make_vllm_config
 from pipemax.vllm_ext.step_watch import StepWatch
 from pipemax.wire import ErrorCode
@@ -60,6 +61,7 @@ class VllmEngine:
                     vllm_config,
                     stat_loggers=[lambda vllm_config, engine_index: _StatLogger(self._latest)],
                 )
+                self.measured = calibrate_at_start(self._engine, vllm_config, config)
             self._encoder = PromptEncoder(
                 self._engine.renderer.tokenizer,
                 chat=config.chat,

@@ -35,10 +35,11 @@ from pipemax.domain.units import RequestId, ceil_div
 from pipemax.transfer.commands import BlockLoad, BlockStore, StepCopies
 from pipemax.vllm_ext.compat import check_kv_cache
 from pipemax.vllm_ext.connector import StepMetadata
+from pipemax.vllm_ext.core_calls import answer_calls, encode_profile
 from pipemax.vllm_ext.gpu_blocks import GpuBlocks
 from pipemax.vllm_ext.host_blocks import HostBlocks
 from pipemax.vllm_ext.prefixes import PrefixFinder
-from pipemax.vllm_ext.settings import RuntimeSettings
+from pipemax.vllm_ext.settings import RuntimeSettings, decode_stage
 from pipemax.vllm_ext.stats import Counters
 from pipemax.vllm_ext.timing import ReportBook, WorkerReports
 
@@ -84,6 +85,22 @@ class PipeMaxScheduler(Scheduler):
         self._loads: list[BlockLoad] = []
         self._num_found: dict[str, int] = {}  # of what is being loaded: leading blocks that need no copy
         self._returned: set[str] = set()  # not run since: the workers need their whole block table
+        answer_calls()
+
+    # -- calibration, while nothing runs ----------------------------------------------------------------------
+
+    def take_profile(self) -> dict[str, Any]:
+        """See ``core_calls.take_profile``."""
+        times = self._controller.times
+        profile = encode_profile([*times.timed_steps], [*times.timed_copies])
+        times.timed_steps.clear()
+        times.timed_copies.clear()
+        return profile
+
+    def recalibrate(self, stages: list[dict[str, Any]]) -> None:
+        """See ``core_calls.recalibrate``. Counts begin anew, too."""
+        self._controller.recalibrate([decode_stage(stage) for stage in stages])
+        self._counters = Counters()
 
     # -- a step -----------------------------------------------------------------------------------------------
 
