@@ -24,6 +24,7 @@ from pipemax_spark.findings import find_results, run_totals
 from pipemax_spark.hadoop import HadoopFiles
 from pipemax_spark.left import check_columns, check_ids, rows_left
 from pipemax_spark.options import JobOptions
+from pipemax_spark.policy import PolicyNotes, wants_row_lengths
 from pipemax_spark.preflight import run_preflight
 from pipemax_spark.progress import ErrorLimits, Progress, Sample
 from pipemax_spark.prompts import find_field, resolve_column, resolve_names
@@ -113,10 +114,12 @@ class AnnotationJob:
             check_ids(source.rows, id_columns)
         rows_in = source.rows.count()
         self._terminal.say("Input", f"{source.description}: {rows_in:,} rows")
+        samples = options.is_dry_run or wants_row_lengths(options.engine)
         request = PreflightRequest(
             engine=dict(options.engine),
             generation=options.generation,
-            prompts=sample_prompts(source.rows, options.source, rows_in) if options.is_dry_run else [],
+            prompts=sample_prompts(source.rows, options.source, rows_in) if samples else [],
+            rows=rows_in,
         )
         reply = run_preflight(self._spark, request, engine_python=options.engine_python)
         self._terminal.say(
@@ -130,7 +133,7 @@ class AnnotationJob:
             id_columns=id_columns,
             reply=reply,
             spec=spec,
-            plan=replace(plan, spec_hash=spec.hash),
+            plan=replace(plan, spec_hash=spec.hash, options=_told_of_rows(plan.options, reply)),
         )
 
     def _plan(self) -> TaskPlan:
@@ -300,8 +303,10 @@ class AnnotationJob:
                     note_chunk=lambda: work.write_manifest(self._manifest(checked), chunks.chunks),
                     spool=self._spools(work),
                 )
+                policies = PolicyNotes(collector, self._terminal, tracker)
                 with self._progress(collector, rows.rows, runner) as progress:
-                    self._run_chunks(runner, progress, tracker)
+                    self._run_chunks(runner, progress, tracker, policies)
+                policies.look()
                 # A short job may end before anyone looks.
                 if reason := self._limits().reason_to_stop(collector.totals()):
                     raise JobFailedError(reason)
@@ -317,13 +322,17 @@ class AnnotationJob:
         seconds = time.monotonic() - started_s
         committed = self._table.rows_committed(note_prefix(self._run_id), since_version=rows_version)
         summary = self._summarise(checked.rows_in, skipped, committed, seconds, engines)
+        summary = replace(summary, policies=policies.choices)
         return self._conclude(checked, summary, samples, tracker)
 
-    def _run_chunks(self, runner: ChunkRunner, progress: Progress, tracker: Tracker) -> None:
+    def _run_chunks(
+        self, runner: ChunkRunner, progress: Progress, tracker: Tracker, policies: PolicyNotes
+    ) -> None:
         next_logged_s = 0.0
 
         def track() -> None:
             nonlocal next_logged_s
+            policies.look()
             if time.monotonic() >= next_logged_s:
                 next_logged_s = time.monotonic() + _TRACKING_PERIOD_S
                 tracker.log_samples(progress.samples)
@@ -431,6 +440,13 @@ class AnnotationJob:
             "version.python": sys.version.split()[0],
             **{f"version.{name}": version for name, version in checked.reply.versions.items()},
         }
+
+
+def _told_of_rows(options: EngineOptions, reply: PreflightReply) -> EngineOptions:
+    """The engine config with the lengths of the sampled rows, where its policy depends on them."""
+    if reply.row_lengths is None:
+        return options
+    return replace(options, engine={**options.engine, "row_lengths": reply.row_lengths})
 
 
 def _holds(table_schema: Any, needed: Any) -> bool:

@@ -38,6 +38,9 @@ class Summary:
     mlflow_run_id: str | None = None
     engines: int = 0
     """Engine servers that have done rows of this run."""
+    policies: Sequence[Mapping[str, Any]] = ()
+    """What the engines ran by, one entry a different choice: ``chosen``, ``reason``, ``predicted_tokens_per_s`` by
+    policy, ``inputs``."""
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from pipemax.generation import (
     RequestError,
     Sampling,
 )
+from pipemax.sim.measured import MeasuredEngine
 
 __all__ = [
     "Completion",
@@ -48,6 +49,8 @@ class OfflineEngine:
 
         started = start_engine(config)
         self._engine: Engine = started.engine
+        self.measured: MeasuredEngine | None = started.engine.measured
+        """What the simulator needs to know; None under stock vLLM, and where nothing was measured."""
         self.policy_choice: PolicyChoice = started.choice
         """Which scheduler runs underneath, and why."""
 

@@ -32,7 +32,7 @@ def forecast(config: EngineConfig) -> Forecast:
             vllm_config = make_vllm_config(config)
         calibration = known_calibration(config, vllm_config)
     except ValueError as error:
-        return Forecast(refusal=str(error))
+        return Forecast(refusal=str(error).removesuffix(". Use policy: vllm"))
     gpu_blocks = expected_gpu_blocks(vllm_config)
     engine = None
     if calibration is not None and gpu_blocks is not None:
@@ -52,14 +52,14 @@ def expected_gpu_blocks(vllm_config: VllmConfig) -> int | None:
 
 
 def measured_engine(vllm_config: VllmConfig, calibration: Calibration, *, gpu_blocks: int) -> MeasuredEngine:
-    """What the simulator needs to know."""
+    """What the simulator needs to know. Of ``gpu_blocks`` vLLM keeps one as its null block."""
     cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
     settings = runtime_settings(vllm_config)
     return MeasuredEngine(
         stages=calibration.stages,
         round_trip_s=calibration.round_trip_s,
         capacity=KvCapacity(
-            block_tokens=cache.block_size, gpu_blocks=gpu_blocks, host_blocks=settings.host_blocks
+            block_tokens=cache.block_size, gpu_blocks=gpu_blocks - 1, host_blocks=settings.host_blocks
         ),
         num_batches=settings.num_batches,
         max_num_seqs=scheduler.max_num_seqs,
