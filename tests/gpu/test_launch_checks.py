@@ -8,7 +8,7 @@ import torch
 
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer import reference
-from pipemax.transfer.commands import BlockStore
+from pipemax.transfer.commands import BlockStore, TokenStore
 from pipemax.transfer.cpu import CpuCopyBackend
 from pipemax.transfer.cuda.launch_checks import (
     check_devices,
@@ -17,6 +17,7 @@ from pipemax.transfer.cuda.launch_checks import (
     check_tokens,
     piece_geometry,
     token_geometry,
+    token_table,
 )
 from pipemax.transfer.layout import describe_layers, layer_views
 from tests.gpu.pools import CASES, POISON, Case, poisoned_pool, random_pool, seeds
@@ -60,6 +61,16 @@ class TestTokens:
         with pytest.raises(ValueError, match=message):
             check_tokens(tokens, LAYOUT, num_gpu_blocks=4, num_host_blocks=9)
         check_tokens(tokens[:1], LAYOUT, num_gpu_blocks=4, num_host_blocks=9)
+
+    def test_a_table_has_a_row_for_each_token_of_the_stores(self) -> None:
+        stores = [
+            TokenStore(GpuBlockId(7), HostBlockId(2), first_slot=3, num_slots=2),
+            TokenStore(GpuBlockId(5), HostBlockId(9), first_slot=0, num_slots=1),
+        ]
+        table = token_table(stores)
+        assert table.dtype == np.int32
+        assert table.tolist() == [[7, 3, 2], [7, 4, 2], [5, 0, 9]]
+        assert token_table([]).shape == (0, 3)
 
     def test_other_tables_are_refused(self) -> None:
         with pytest.raises(ValueError, match=r"int32 of shape \(num_tokens, 3\), not int64"):

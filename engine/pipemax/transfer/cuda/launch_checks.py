@@ -3,12 +3,14 @@
 A kernel checks nothing itself; a wrong block id there writes over somebody's KV, or over memory of the driver.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pipemax.transfer.commands import TokenStore
 from pipemax.transfer.layout import BlockLayout
 
 TokenTable = NDArray[np.int32]
@@ -65,6 +67,19 @@ def check_tokens(
         if wrong.size:
             row = int(wrong[0])
             raise ValueError(f"token {row}: {name} {int(values[row])} is not in [0, {limit})")
+
+
+def token_table(stores: Sequence[TokenStore]) -> TokenTable:
+    """A row for each token of ``stores``, in their order."""
+    fields = np.array(stores, dtype=np.int32).reshape(-1, 4)
+    source, target, first_slot, num_slots = fields.T
+    within = np.arange(num_slots.sum(), dtype=np.int32) - np.repeat(
+        np.cumsum(num_slots) - num_slots, num_slots
+    )
+    slots = np.repeat(first_slot, num_slots) + within
+    return np.stack((np.repeat(source, num_slots), slots, np.repeat(target, num_slots)), axis=1).astype(
+        np.int32
+    )
 
 
 def check_pieces(pieces: PieceTable, piece_bytes: int, *, source_bytes: int, target_bytes: int) -> None:
