@@ -55,3 +55,13 @@ class LoadTiming:
 
     num_blocks: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWait:
+    """What the beginning of a step found."""
+
+    stall_s: float
+    """How long steps had to wait for earlier copies and their own saves. On a GPU, of steps that are done since."""
+    loads: tuple[LoadTiming, ...]
+    """Of steps before it, in their order, each once it is known."""

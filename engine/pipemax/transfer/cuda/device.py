@@ -88,7 +88,7 @@ class KernelCall(Protocol):
 
 
 class CopyDevice(Protocol):
-    """One GPU and its two pools. Every method returns at once; all may be called from any thread.
+    """One GPU and its two pools. Every method but ``synchronize`` returns at once; all may be called from any thread.
 
     ``TransferError`` where CUDA refuses, or reports that something submitted earlier has failed.
     """
@@ -114,6 +114,9 @@ class CopyDevice(Protocol):
 
     def launch(self, lane: Lane, call: KernelCall) -> None:
         """Enqueue a kernel behind everything on the lane."""
+
+    def synchronize(self) -> None:
+        """The caller waits until everything on the load and the store lane is done."""
 
 
 class HostRegistry(Protocol):
