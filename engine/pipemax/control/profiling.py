@@ -65,6 +65,8 @@ class WaveLimits:
     max_model_len: int
     gpu_kv_tokens: int
     host_kv_tokens: int
+    most_wave_tokens: int | None = None
+    """A wave's KV tokens, for who has little time; None lets it fill the GPU's pool, and one overflow it."""
 
 
 def design_waves(limits: WaveLimits) -> list[Wave]:
@@ -75,8 +77,9 @@ def design_waves(limits: WaveLimits) -> list[Wave]:
     longest = limits.max_model_len - WAVE_OUTPUT_TOKENS
     contexts = sorted({max(1, min(longest, 16)), max(1, longest // 4), max(1, longest)})
     grid: list[list[Wave]] = []
+    room = min(limits.gpu_kv_tokens, limits.most_wave_tokens or limits.gpu_kv_tokens)
     for context in contexts:
-        fits = limits.gpu_kv_tokens // (context + WAVE_OUTPUT_TOKENS)
+        fits = room // (context + WAVE_OUTPUT_TOKENS)
         most = max(1, min(limits.max_num_seqs, fits // limits.num_batches))
         sizes = _powers_up_to(most)
         grid.append(
@@ -92,7 +95,8 @@ def design_waves(limits: WaveLimits) -> list[Wave]:
 def _overflowing_wave(limits: WaveLimits, context: int) -> Wave | None:
     tokens = context + 2 * WAVE_OUTPUT_TOKENS
     num_requests = math.ceil(1.5 * limits.gpu_kv_tokens / tokens)
-    if num_requests * tokens > limits.host_kv_tokens:
+    most = min(limits.host_kv_tokens, 2 * (limits.most_wave_tokens or limits.host_kv_tokens))
+    if num_requests * tokens > most:
         return None
     return Wave(num_requests=num_requests, prompt_tokens=context, output_tokens=2 * WAVE_OUTPUT_TOKENS)
 

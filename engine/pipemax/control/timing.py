@@ -39,6 +39,8 @@ class StageTimes:
         self.timed_steps: deque[TimedStep] = deque(maxlen=self.MAX_TIMED)
         self.timed_copies: deque[TimedCopy] = deque(maxlen=self.MAX_TIMED)
         self.recalibrate(config.stages)
+        self.last_step_s = 0.0
+        """Of the step that was timed last, on its slowest stage."""
         self._untimed: OrderedDict[StepId, StepWork] = OrderedDict()
         self._budgets: OrderedDict[StepId, int] = OrderedDict()
 
@@ -95,6 +97,7 @@ class StageTimes:
 
     def observe_step(self, event: StepTimed) -> None:
         self._check_stages(event.stage_s)
+        self.last_step_s = max(event.stage_s)
         work = self._untimed.pop(event.step_id, None)
         if work is None:
             return

@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 _FEWEST_WAVES = 4
 """A single request, and the corners: run whatever time they take."""
+_PREFILL_STEPS_AT_START = 8
+"""Of a wave: to fill a GPU of today with KV takes a minute."""
 _LEAST_TOKEN_ID, _MOST_TOKEN_ID = 10, 30_000
 """Special tokens have the lowest ids, as a rule; what a token means does not matter here."""
 
@@ -72,11 +74,13 @@ def measure(
     config: EngineConfig,
     *,
     time_limit_s: float,
+    most_wave_tokens: int | None = None,
     on_wave: OnWave = lambda done, designed, seconds: None,
 ) -> Measurement:
-    """Runs waves until all are done or the time is up. ``ValueError`` where that left a phase without a step."""
+    """Runs waves, none of more KV than ``most_wave_tokens``, until all are done or the time is up. ``ValueError`` where
+    that left a phase without a step."""
     settings = runtime_settings(vllm_config)
-    waves = design_waves(wave_limits(vllm_config))
+    waves = design_waves(wave_limits(vllm_config, most_wave_tokens))
     runner = _WaveRunner(engine, vllm_config)
     begin_s = time.monotonic()
     steps, copies = list[TimedStep](), list[TimedCopy]()
@@ -161,7 +165,7 @@ def run_mixed(engine: LLMEngine, vllm_config: VllmConfig, *, num_requests: int, 
     return take_profile(engine)[0]
 
 
-def wave_limits(vllm_config: VllmConfig) -> WaveLimits:
+def wave_limits(vllm_config: VllmConfig, most_wave_tokens: int | None = None) -> WaveLimits:
     """Of an engine that has started: its pools are known."""
     cache, settings = vllm_config.cache_config, runtime_settings(vllm_config)
     return WaveLimits(
@@ -170,6 +174,7 @@ def wave_limits(vllm_config: VllmConfig) -> WaveLimits:
         max_model_len=vllm_config.model_config.max_model_len,
         gpu_kv_tokens=(cache.num_gpu_blocks or 0) * cache.block_size,
         host_kv_tokens=settings.host_blocks * cache.block_size,
+        most_wave_tokens=most_wave_tokens,
     )
 
 

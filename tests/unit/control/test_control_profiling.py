@@ -55,6 +55,20 @@ def test_without_a_host_pool_to_speak_of_nothing_overflows() -> None:
     assert all(wave.kv_tokens <= small.gpu_kv_tokens for wave in design_waves(small))
 
 
+def test_who_has_little_time_fills_no_pool_of_a_gpu() -> None:
+    large = WaveLimits(
+        num_batches=8,
+        max_num_seqs=256,
+        max_model_len=8192,
+        gpu_kv_tokens=300_000,
+        host_kv_tokens=3_000_000,
+        most_wave_tokens=65_536,
+    )
+    waves = design_waves(large)
+    assert max(wave.kv_tokens for wave in waves) <= 65_536
+    assert {wave.prompt_tokens for wave in waves[1:4]} == {16, 2046, 8184}
+
+
 def test_alike_steps_become_their_median() -> None:
     steps = [decode_step(8, 800 + 8 * i, noise=30.0 if i == 3 else 1.0) for i in range(7)]
     (row,) = profile_rows(steps, Phase.DECODE, stage=0)

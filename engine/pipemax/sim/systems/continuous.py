@@ -35,6 +35,8 @@ class ContinuousPolicy:
     """Share of the pool that an admission leaves free."""
     max_running: int | None = None
     """Most requests that run at once, over all groups."""
+    keeps_preempted: bool = False
+    """What a preempted request held stays in the prefix cache until others need its blocks."""
 
 
 VLLM_TP = ContinuousPolicy(
@@ -51,6 +53,17 @@ VLLM_032_PP = ContinuousPolicy(
     max_batched_tokens=8192,
     watermark=0.0,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Dropped:
+    """Blocks of a preempted request at the end of the queue of free ones."""
+
+    num_blocks: int
+    num_ahead: int
+    """Free blocks that are taken before them."""
+    num_taken: int
+    """Blocks taken of the pool until then."""
 
 
 class _Group:
@@ -73,6 +86,7 @@ class ContinuousBatching:
                 policy,
                 max_batched_tokens=scenario.measured.max_batched_tokens,
                 max_running=scenario.measured.max_num_seqs,
+                keeps_preempted=True,
             )
         self._policy = policy
         self._num_running = 0
@@ -96,6 +110,7 @@ class ContinuousBatching:
         self._progress = Progress(scenario.workload, self._queue, [self._machine.usage])
         self._recomputed_tokens = 0
         self._prefilled_of_head: dict[int, int] = {}  # request → own tokens computed of a prompt begun
+        self._dropped: dict[int, _Dropped] = {}  # preempted requests that may find blocks again
         self._groups = self._make_groups(layout.pipeline)
 
     def simulate(self) -> SimulationResult:
@@ -153,7 +168,10 @@ class ContinuousBatching:
         return len(running) < before
 
     def _preempt(self, group: _Group, request: int) -> None:
-        group.pool.give_back(group.running.blocks_of(request))
+        pool, num_blocks = group.pool, group.running.blocks_of(request)
+        if self._policy.keeps_preempted:
+            self._dropped[request] = _Dropped(num_blocks, pool.num_free, pool.num_taken)
+        pool.give_back(num_blocks)
         context_tokens, outputs = group.running.leave(request)
         # The token sampled last has no KV yet: it is computed with the others.
         again = Prompt(request=request, tokens=context_tokens + 1, outputs=outputs)
@@ -178,6 +196,7 @@ class ContinuousBatching:
                     return
                 if self._policy.prefill_first and prompt.tokens > budget and work.prefill_tokens:
                     return
+                computed = self._take_found(pool, prompt)
                 pool.take(need)
                 self._num_running += 1
             tokens = prompt.tokens - computed
@@ -192,6 +211,18 @@ class ContinuousBatching:
             self._prefilled_of_head.pop(prompt.request, None)
             group.waiting.popleft()
             ended.append(prompt)
+
+    def _take_found(self, pool: BlockPool, prompt: Prompt) -> int:
+        """Leading tokens of a preempted request whose blocks nobody has taken since: the last ones go first."""
+        dropped = self._dropped.pop(prompt.request, None)
+        if dropped is None:
+            return 0
+        num_lost = max(0, pool.num_taken - dropped.num_taken - dropped.num_ahead)
+        # Only full blocks are found, and the last token is computed whatever is found.
+        found = min(max(0, dropped.num_blocks - num_lost), (prompt.tokens - 1) // pool.block_tokens)
+        self._recomputed_tokens -= found * pool.block_tokens
+        self._machine.usage.tokens_done += found * pool.block_tokens
+        return found * pool.block_tokens
 
     def _complete(self, group: _Group, decoded: bool, prompts: list[Prompt], _: Step) -> None:
         group.in_flight = False
