@@ -136,7 +136,7 @@ class RecordedStage(KvStage):
             queue,
             KvModel(torch.from_numpy(device.memory[Pool.GPU]).view(-1, block_bytes), TINY),
             layout=TINY,
-            make_token_store=self._token_store if has_kernel else None,
+            make_token_store=fake_token_store(device, TINY) if has_kernel else None,
             writes_through=rng.random() < 0.5 if writes_through is None else writes_through,
             submitter=Submitter(queue) if is_threaded else None,
             go_on=self._go_on_at_random,
@@ -157,19 +157,25 @@ class RecordedStage(KvStage):
             else:
                 self.device.advance(self._rng.choice(list(Lane)))
 
-    def _token_store(self, stores: Sequence[TokenStore]) -> tuple[KernelCall, int]:
-        def spans(pool: Pool, block: int, store: TokenStore) -> list[Span]:
-            slots = range(store.first_slot, store.first_slot + store.num_slots)
-            return token_spans(pool, TINY, [(block, slot) for slot in slots])
 
+def fake_token_store(device: RecordingDevice, layout: BlockLayout) -> MakeTokenStore:
+    """In the place of the kernel that stores single tokens."""
+
+    def spans(pool: Pool, block: int, store: TokenStore) -> list[Span]:
+        slots = range(store.first_slot, store.first_slot + store.num_slots)
+        return token_spans(pool, layout, [(block, slot) for slot in slots])
+
+    def make(stores: Sequence[TokenStore]) -> tuple[KernelCall, int]:
         sources = [span for store in stores for span in spans(Pool.GPU, store.source, store)]
         targets = [span for store in stores for span in spans(Pool.HOST, store.target, store)]
 
         def copy() -> None:
             for source, target in zip(sources, targets, strict=True):
-                self.device.bytes_of(target)[:] = self.device.bytes_of(source)
+                device.bytes_of(target)[:] = device.bytes_of(source)
 
         return FakeKernel(sources, targets, copy), sum(span.num_bytes for span in sources)
+
+    return make
 
 
 def token_spans(pool: Pool, layout: BlockLayout, places: Sequence[tuple[int, int]]) -> list[Span]:
