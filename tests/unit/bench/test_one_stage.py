@@ -1,16 +1,21 @@
 """The one-stage harness at a size for CPUs: real controller, real copies, every policy; pools full of NaN."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from bench import one_stage
 from bench.stage.driver import StageDriver
 from bench.stage.experiment import POLICIES, Experiment, OpenTransfers, Setup
 from bench.stage.pools import PoolPlan
+from bench.stage.tables import environment, write_json
+from pipemax.domain.specs import KvLayout
 from pipemax.sim.workloads import Workload
 from pipemax.transfer.backend import StepTransfers
 from pipemax.transfer.commands import StepCopies, StepWait
@@ -113,3 +118,39 @@ def test_each_policy_decodes_on_kv_that_is_whole(policy: str) -> None:
         assert outcome.prefetched_blocks > 0
         assert experiment.num_compared > 0
         assert run.loads
+
+
+class TestCommand:
+    def test_without_a_gpu_it_says_so_in_one_sentence(self) -> None:
+        if torch.cuda.is_available():
+            pytest.skip("this machine has a CUDA GPU")
+        with pytest.raises(SystemExit, match=r"measures a CUDA GPU, and torch .* finds none on this machine"):
+            one_stage.main([])
+
+    def test_the_stage_is_that_of_the_papers_node(self) -> None:
+        options = one_stage.parse(["--host-gib", "48"])
+        setup = one_stage.make_setup(options, torch.device("cpu"))
+        assert setup.num_layers == 10
+        assert setup.pools(KvLayout.BLOCK_FIRST).block.block_bytes == 655_360
+        assert 17_000 < setup.gpu_blocks < 18_500
+        assert setup.host_blocks == 78_643
+
+    def test_figures_picture_and_json_come_out(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        outcomes, details = one_stage.measure(
+            Experiment(SETUP, workload(120)), ["pipemax"], tmp_path / "a.png"
+        )
+        assert (tmp_path / "a.png").stat().st_size > 1000
+        assert "| policy | steps | mean_batch | step_ms |" in capsys.readouterr().out
+        write_json(tmp_path / "a.json", environment(SETUP.device, ["x"]), {"policies": details})
+        document = json.loads((tmp_path / "a.json").read_text())
+        assert document["measured_on"]["device"] == "CPU"
+        (policy,) = document["policies"]
+        assert policy["mean_batch"] == outcomes[0].mean_batch
+        assert len(policy["decode_steps"]) == SETUP.decode_steps
+
+    def test_too_few_requests_are_refused_with_the_numbers(self) -> None:
+        setup = replace(SETUP, decode_steps=2000, warm_up_steps=1500)
+        with pytest.raises(ValueError, match=r"ended after \d+ decode steps, before the warm-up of 1500"):
+            Experiment(setup, workload(8)).run("pipemax")
