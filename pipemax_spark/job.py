@@ -25,6 +25,7 @@ from pipemax_spark.hadoop import HadoopFiles
 from pipemax_spark.left import check_columns, check_ids, rows_left
 from pipemax_spark.options import JobOptions
 from pipemax_spark.preflight import run_preflight
+from pipemax_spark.profiles import discovery_script_of
 from pipemax_spark.progress import ErrorLimits, Progress, Sample
 from pipemax_spark.prompts import find_field, resolve_column, resolve_names
 from pipemax_spark.recovery import commit_spooled
@@ -142,6 +143,7 @@ class AnnotationJob:
                 generation=options.generation,
                 job_id=self._run_id,
                 engine_python=options.engine_python,
+                gpu_discovery_script=discovery_script_of(self._spark),
                 # On other machines this path means nothing: servers log beside their sockets there.
                 log_dir=str(options.log_dir) if is_local else None,
             ),
