@@ -146,6 +146,9 @@ class FakeEngine:
             self._queue = [entry for entry in self._queue if entry[2] not in known]
             heapq.heapify(self._queue)
 
+    def set_input_open(self, is_open: bool) -> None:
+        pass
+
     def admission_credit_tokens(self) -> int:
         return self._options.admission_credit_tokens
 

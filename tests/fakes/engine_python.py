@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+ENGINE_ENVIRONMENT_VARIABLE = "PIPEMAX_TEST_ENGINE_PYTHON"
+"""Names the interpreter whose environment has the engine's packages, for tests that run in one without them."""
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 _SCRIPT = """#!{interpreter}
@@ -24,7 +26,7 @@ main(sys.argv[1:], server_flags={server_flags!r})
 
 def write_engine_python(path: Path, *server_flags: str) -> str:
     """Write the executable; ``server_flags`` such as ``--idle-exit-s=2`` are added to the server's own."""
-    interpreter = sys.executable
+    interpreter = os.environ.get(ENGINE_ENVIRONMENT_VARIABLE, sys.executable)
     assert " " not in interpreter, "a '#!' line cannot name an interpreter with a space in its path"
     script = _SCRIPT.format(
         interpreter=interpreter,
