@@ -43,7 +43,7 @@ class _Loading(NamedTuple):
 
 
 class CudaTransfers:
-    """Implements ``StepTransfers``. ``make_token_store`` may be missing where no step stores single tokens."""
+    """Implements ``StepTransfers``."""
 
     def __init__(
         self,
@@ -54,7 +54,9 @@ class CudaTransfers:
         make_token_store: MakeTokenStore | None = None,
         submitter: Submitter | None = None,
     ) -> None:
-        """``queue`` belongs to ``device``. Without a ``submitter`` the caller pumps the queue."""
+        """``queue`` belongs to ``device``. Without ``make_token_store``, for kernels reach pinned memory alone, blocks
+        with new tokens are stored whole. Without a ``submitter`` the caller pumps the queue.
+        """
         self._device = device
         self._queue = queue
         self._block_bytes = block_bytes
@@ -66,6 +68,7 @@ class CudaTransfers:
         self._loads: Ticket | None = None  # of the step before
         self._stores: Ticket | None = None
         self._store_marks: deque[_StoreMark] = deque()  # that no computation has waited for
+        self._stores_open_blocks = False  # the step before stored whole what this one goes on filling
         self._newest_store: DeviceEvent | None = None  # that no load has waited for
         self._loading: deque[_Loading] = deque()
         self._stalls: deque[tuple[DeviceEvent, DeviceEvent]] = deque()
@@ -85,6 +88,9 @@ class CudaTransfers:
             self._save(copies.saves, begun)
         if copies.store_fence is not None:
             self._wait_for_stores(through_step=self._step - copies.store_fence)
+        if self._stores_open_blocks:
+            self._wait_for_stores(through_step=self._step - 1)
+            self._stores_open_blocks = False
         self._stalls.append((before, self._device.record(Lane.COMPUTE)))
         if copies.loads:
             self._load(copies.loads, begun)
@@ -97,9 +103,7 @@ class CudaTransfers:
         self._computed = self._device.record(Lane.COMPUTE)
         chunks = self._chunks(copies.stores, Lane.STORE)
         if copies.token_stores:
-            assert self._make_token_store is not None, "nothing here stores single tokens"
-            call, num_bytes = self._make_token_store(copies.token_stores)
-            chunks.append(Chunk(lane=Lane.STORE, work=call, num_bytes=num_bytes))
+            chunks += self._token_chunks(copies.token_stores)
         if chunks:
             self._device.wait(Lane.STORE, self._computed, Fence.STORE_AFTER_COMPUTE)
             self._stores = self._queue.put(chunks, priority=Priority.OFFLOAD, after=self._computed)
@@ -162,6 +166,14 @@ class CudaTransfers:
         return copy_chunks(
             pairs, lane=lane, block_bytes=self._block_bytes, chunk_bytes=self._queue.limits.chunk_bytes
         )
+
+    def _token_chunks(self, stores: Sequence[TokenStore]) -> list[Chunk]:
+        if self._make_token_store is not None:
+            call, num_bytes = self._make_token_store(stores)
+            return [Chunk(lane=Lane.STORE, work=call, num_bytes=num_bytes)]
+        self._stores_open_blocks = True
+        blocks = [BlockStore(source=store.source, target=store.target) for store in stores]
+        return self._chunks(blocks, Lane.STORE)
 
     def _wake(self) -> None:
         if self._submitter is not None:
