@@ -53,7 +53,9 @@ class FakeOptions:
     """Rows that end within one such window come in an order of their own."""
     admission_credit_tokens: int = 0
     child_process: bool = False
-    """Start a process that watches the server as vLLM's do, and say its pid in the metrics."""
+    """Start a process that watches the server and holds its GPUs as vLLM's do, and say its pid in the metrics."""
+    child_ends_after_s: float = 0.0
+    """How long that process outlives the server."""
     close_s: float = 0.0
     dies: Literal["at once", "of any row"] | None = None
     """At its first poll, or at the first poll after a row was submitted, whichever row it is."""
@@ -100,7 +102,7 @@ class FakeEngine:
         if self._options.dies == "at once":
             self._death = "the fake died at once, as it was told"
         self.counts = FakeCounts()
-        self._child = _start_child() if self._options.child_process else None
+        self._child = _start_child(self._options) if self._options.child_process else None
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         with self._changed:
@@ -139,6 +141,9 @@ class FakeEngine:
             # What is left of a row in the heap would keep the engine busy: an aborted row frees its time.
             self._queue = [entry for entry in self._queue if entry[2] not in known]
             heapq.heapify(self._queue)
+
+    def set_input_open(self, is_open: bool) -> None:
+        pass
 
     def admission_credit_tokens(self) -> int:
         return self._options.admission_credit_tokens
@@ -283,14 +288,27 @@ def _error(request: GenerationRequest, code: ErrorCode, message: str) -> Complet
 
 
 _CHILD = """
-import os, select
+import os, select, sys, time
+sys.path.insert(0, sys.argv[1])
+from pipemax.lifetime import hold_gpus
+hold_gpus()
 pid = int(os.environ["PIPEMAX_SERVER_IDENTITY"].partition(":")[0])
 poll = select.poll()
 poll.register(os.pidfd_open(pid), select.POLLIN)
+print("ready", flush=True)
 poll.poll()
+time.sleep(float(sys.argv[2]))
 """
 
 
-def _start_child() -> subprocess.Popen[bytes]:
-    # In a session of its own: killing the server's process group must not be what ends it.
-    return subprocess.Popen([sys.executable, "-I", "-c", _CHILD], start_new_session=True)
+def _start_child(options: FakeOptions) -> subprocess.Popen[bytes]:
+    engine = Path(__file__).resolve().parents[2] / "engine"
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-c", _CHILD, str(engine), str(options.child_ends_after_s)],
+        stdout=subprocess.PIPE,
+        # In a session of its own: killing the server's process group must not be what ends it.
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    return child

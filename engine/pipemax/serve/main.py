@@ -51,6 +51,11 @@ class ServerOptions:
         """Where the server says what it runs, for its successor."""
         return self.socket.with_suffix(".journal")
 
+    @property
+    def gpu_locks(self) -> Path:
+        """Directory of the locks that all servers of this user and machine share."""
+        return self.socket.with_name("gpus")
+
 
 def parse_options(arguments: Sequence[str]) -> ServerOptions:
     parser = argparse.ArgumentParser(prog="python -m pipemax.serve", description=__doc__)
@@ -123,6 +128,7 @@ def _detach(log_path: Path) -> Callable[[], None]:
 
 
 def _serve(options: ServerOptions, factory: "EngineFactory", tell_listening: Callable[[], None]) -> int:
+    from pipemax.serve.gpus import GpuLocks, visible_gpus
     from pipemax.serve.journal import Journal
     from pipemax.serve.lifecycle import Exit, Lifecycle
     from pipemax.serve.server import EngineServer
@@ -135,6 +141,8 @@ def _serve(options: ServerOptions, factory: "EngineFactory", tell_listening: Cal
     lifecycle = Lifecycle(ProcessIdentity(pid=pid, start_ticks=ticks), options.timings)
     signal.signal(signal.SIGTERM, lambda *_: lifecycle.stop(Exit(reason="SIGTERM")))
     os.umask(0o077)
+    gpus = GpuLocks(options.gpu_locks, visible_gpus(os.environ))
+    os.environ.update(gpus.environment)
     journal = Journal(options.journal)
     suspects = journal.suspects.count
     server = EngineServer(
@@ -144,6 +152,7 @@ def _serve(options: ServerOptions, factory: "EngineFactory", tell_listening: Cal
         journal=journal,
         timings=options.timings,
         limits=options.limits,
+        gpus=gpus,
     )
     _write_record(options, suspects)
     lifecycle.start()

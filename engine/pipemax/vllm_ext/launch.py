@@ -16,7 +16,7 @@ from vllm.usage.usage_lib import UsageContext
 
 from pipemax.config import EngineConfig, Policy
 from pipemax.control.calibration import load_calibration
-from pipemax.control.config import StageConfig
+from pipemax.control.config import HOST_HIGH_WATERMARK, StageConfig
 from pipemax.control.estimator import StepTimeModel
 from pipemax.domain.units import GIB, ceil_div
 from pipemax.vllm_ext.compat import check_model, check_version
@@ -24,6 +24,8 @@ from pipemax.vllm_ext.settings import RuntimeSettings, encode_stage
 
 KV_LAYOUT = "BLHNC"
 """Block-first: see ``pipemax.transfer.layout``."""
+_QUEUE_DEPTH = 2
+"""How many times its KV capacity stock vLLM is sent."""
 
 
 def make_vllm_config(config: EngineConfig) -> VllmConfig:
@@ -46,14 +48,16 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
     return vllm_config
 
 
-def kv_capacity_tokens(vllm_config: VllmConfig) -> int:
-    """Tokens whose KV the engine holds at once: in the host pool under PipeMax, else in the GPU's."""
+def admission_capacity_tokens(vllm_config: VllmConfig) -> int:
+    """Tokens of requests that an empty engine may be sent: under PipeMax what the host pool holds up to its high
+    watermark, else twice what the GPU's holds: what runs, and as much waiting behind it.
+    """
     cache = vllm_config.cache_config
-    num_blocks = cache.num_gpu_blocks or 0
-    if vllm_config.kv_transfer_config is not None:
-        extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
-        num_blocks = RuntimeSettings.from_extra_config(extra_config).host_blocks
-    return num_blocks * cache.block_size
+    if vllm_config.kv_transfer_config is None:
+        return _QUEUE_DEPTH * (cache.num_gpu_blocks or 0) * cache.block_size
+    settings = RuntimeSettings.from_extra_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
+    watermark = settings.controller.get("host_high_watermark", HOST_HIGH_WATERMARK)
+    return int(watermark * settings.host_blocks) * cache.block_size
 
 
 def engine_args(config: EngineConfig) -> EngineArgs:
