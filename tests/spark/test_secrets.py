@@ -75,7 +75,7 @@ def left_files(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, bytes]:
 
 
 def content_of(path: Path) -> bytes:
-    if path.suffix == ".parquet":
+    if path.suffix == ".parquet" and path.stat().st_size:  # a cancelled task leaves empty ones
         return str(pq.read_table(path).to_pylist()).encode()
     return path.read_bytes()
 
