@@ -233,7 +233,7 @@ def _start(
         *("--watch-jvm", f"{watched.pid}:{watched.start_ticks}"),
         *("--log", str(files.log)),
     )
-    with files.log.open("ab") as output:
+    with os.fdopen(os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
         try:
             # Ends as soon as the server, which has detached itself, listens: status 0; or has failed.
             status = subprocess.run(
