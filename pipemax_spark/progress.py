@@ -142,6 +142,11 @@ class Progress:
         with self._lock:
             return list(self._samples)
 
+    def expect(self, rows: int) -> None:
+        """So many more rows are to be done than was said before."""
+        with self._lock:
+            self._rows_total += rows
+
     def rows_per_s(self) -> float | None:
         """Since the first rows were done; None before, and while that is too short ago to tell."""
         with self._lock:

@@ -58,6 +58,10 @@ class OfflineEngine:
         """See ``Engine.abort``."""
         self._engine.abort(request_ids)
 
+    def set_input_open(self, is_open: bool) -> None:
+        """See ``Engine.set_input_open``."""
+        self._engine.set_input_open(is_open)
+
     def admission_credit_tokens(self) -> int:
         """See ``Engine.admission_credit_tokens``."""
         return self._engine.admission_credit_tokens()

@@ -114,8 +114,13 @@ class Engine(Protocol):
     def abort(self, request_ids: Sequence[str]) -> None:
         """Stop requests; they do not come back from ``poll`` unless they had ended already. Unknown ids pass."""
 
+    def set_input_open(self, is_open: bool) -> None:
+        """Whether more requests may come soon. At first it is not; while it is, a prefill phase that has room left
+        waits a moment for them."""
+
     def admission_credit_tokens(self) -> int:
-        """Tokens (prompt and expected output) that the engine could take in now beyond what it holds."""
+        """Tokens (prompt and expected output) that the engine could take in beyond what it holds, by the end of its
+        next prefill phase."""
 
     def stats(self) -> EngineStats: ...
 

@@ -32,6 +32,9 @@ class ListEngine:
         self.running = []
         return done
 
+    def set_input_open(self, is_open: bool) -> None:
+        pass
+
     def admission_credit_tokens(self) -> int:
         return 0
 

@@ -5,6 +5,9 @@ from enum import StrEnum
 
 from pipemax.control.estimator import StepTimeModel
 
+HOST_HIGH_WATERMARK = 0.95
+"""Share of the host pool that prefill fills, unless told otherwise."""
+
 
 class VictimPolicy(StrEnum):
     """Who of the overwritten batch D_k leaves the GPU first; the paper says "overwrite" and no more."""
@@ -52,7 +55,7 @@ class ControllerConfig:
     prefill_chunk_tokens: int = 2048
     """Tokens of one prefill step; equal steps keep all stages busy (Section 3.1.1)."""
 
-    host_high_watermark: float = 0.95
+    host_high_watermark: float = HOST_HIGH_WATERMARK
     """Prefill admits up to this share of the host pool; the rest is headroom for decode growth."""
     gpu_low_watermark: float = 1.5
     """Back to prefill once live KV is under this many GPU pools. Section 3.1.3 has 1.0; but what was evicted in the

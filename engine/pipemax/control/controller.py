@@ -121,6 +121,17 @@ class Controller:
         blocks = self._phases.admission_demand_blocks(self._phase, self._load())
         return blocks * self.config.block_tokens
 
+    @property
+    def kv_tokens_per_request(self) -> float | None:
+        """Mean tokens of KV that a live request takes of the host pool up to its expected end, a shared prefix
+        counted once; None without requests.
+        """
+        table = self._table
+        if not table.states:
+            return None
+        reserved_tokens = table.ledger.host.num_used * table.block_tokens
+        return (reserved_tokens + table.waiting_kv_tokens) / len(table.states)
+
     def check_integrity(self) -> None:
         """Recount everything from the requests; ``AssertionError`` with the values where counts differ. O(live)."""
         check_integrity(self._table, self._rotation)

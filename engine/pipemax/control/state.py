@@ -32,7 +32,7 @@ class RequestState:
     target_tokens: int
     """Tokens whose KV a prefill must make: the prompt, and after a recompute the output so far."""
     expected_kv_tokens: int
-    """Forecast at admission of its KV at its end: what it counts for while it waits."""
+    """Forecast at admission of its KV at its end beside its shared prefix: what it counts for while it waits."""
     place: Place = Place.WAITING
     computed_tokens: int = 0
     cached_tokens: int = 0

@@ -38,7 +38,7 @@ class RequestTable:
         self.unassigned = Batch()  # residents of no decode batch: all of them in prefill
         self.parked = LengthIndex()  # parked with nothing in flight: what may be prefetched
         self.parked_in_order: OrderedDict[RequestId, RequestState] = OrderedDict()  # longest parked first
-        self.waiting_kv_tokens = 0  # Σ expected_kv_tokens of those that wait
+        self.waiting_kv_tokens = 0  # Σ expected_kv_tokens of those that wait: their shared prefixes apart
         self._started: OrderedDict[RequestId, RequestState] = OrderedDict()  # all but those that wait, by age
         self._prefix_tokens: dict[PrefixId, int] = {}
         self.kept: set[RequestId] = set()  # must stay for this plan: others in it rely on their prefix
@@ -127,15 +127,16 @@ class RequestTable:
                 f"request {spec.request_id} may need {needed} blocks, more than the smaller pool's {room}"
             )
         shared = self._shared_blocks(spec)
+        shared_tokens = shared.num_blocks * self.block_tokens if shared else 0
         state = RequestState(
             spec=spec,
             id=spec.request_id,
             shared=shared,
             target_tokens=spec.prompt_tokens,
-            expected_kv_tokens=expected_kv_tokens,
+            expected_kv_tokens=max(0, expected_kv_tokens - shared_tokens),
         )
         self.states[state.id] = self.waiting[state.id] = state
-        self.waiting_kv_tokens += expected_kv_tokens
+        self.waiting_kv_tokens += state.expected_kv_tokens
 
     def _shared_blocks(self, spec: RequestSpec) -> SharedBlocks | None:
         """None where nothing can be shared: at least one token of a prompt is always computed."""
@@ -167,7 +168,7 @@ class RequestTable:
         state.num_in_flight = 0
         state.computed_tokens = state.cached_tokens = state.blocks = state.loaded_blocks = 0
         state.target_tokens = state.spec.prompt_tokens + state.output_tokens
-        state.expected_kv_tokens = state.max_kv_tokens
+        state.expected_kv_tokens = state.max_kv_tokens - state.num_shared_blocks * self.block_tokens
         state.place = Place.WAITING
         self.dropped[state.id] = state
         self.waiting_kv_tokens += state.expected_kv_tokens

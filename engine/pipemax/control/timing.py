@@ -36,6 +36,8 @@ class StageTimes:
         self.decode = tuple(OnlineEstimator(stage.decode_time) for stage in config.stages)
         self.prefill = tuple(OnlineEstimator(stage.prefill_time) for stage in config.stages)
         self.h2d = tuple(BandwidthEstimator(stage.h2d_bytes_per_s) for stage in config.stages)
+        self.last_step_s = 0.0
+        """Of the step that was timed last, on its slowest stage."""
         self._untimed: OrderedDict[StepId, StepWork] = OrderedDict()
         self._budgets: OrderedDict[StepId, int] = OrderedDict()
 
@@ -85,6 +87,7 @@ class StageTimes:
 
     def observe_step(self, event: StepTimed) -> None:
         self._check_stages(event.stage_s)
+        self.last_step_s = max(event.stage_s)
         work = self._untimed.pop(event.step_id, None)
         if work is None:
             return

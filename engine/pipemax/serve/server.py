@@ -14,6 +14,7 @@ from pipemax.api import Completion, Engine
 from pipemax.config import EngineConfig
 from pipemax.serve.cache import ResultCache
 from pipemax.serve.credit import CreditWindow
+from pipemax.serve.gpu_locks import GpuLocks
 from pipemax.serve.host import EngineFactory, EngineHost, HostCallbacks
 from pipemax.serve.journal import Journal
 from pipemax.serve.lifecycle import Exit, Lifecycle
@@ -55,6 +56,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         journal: Journal,
         timings: Timings,
         limits: WindowLimits,
+        gpus: GpuLocks,
     ) -> None:
         self._lifecycle = lifecycle
         self._stats = StatsBook()
@@ -75,7 +77,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             dying=self._turns.freeze,
             died=self._engine_died,
         )
-        self._host = EngineHost(engine_factory, callbacks, timings)
+        self._host = EngineHost(engine_factory, callbacks, timings, gpus)
         self._reporter = Reporter(self._stats.collectors, self._stats_for, timings.stats_push_s)
         # Last: calls may arrive as soon as the base class is made.
         super().__init__(f"grpc+unix://{socket_path}")

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
@@ -17,18 +16,18 @@ from vllm.inputs import tokens_input
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.llm_engine import LLMEngine
-from vllm.v1.metrics.loggers import StatLoggerBase
 
-from pipemax.config import EngineConfig
+from pipemax.config import EngineConfig, Policy
 from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.generation import Completion, EngineStats, GenerationRequest, RequestError, Sampling
 from pipemax.prompts import PromptEncoder
-from pipemax.vllm_ext.launch import kv_capacity_tokens, launch_environment, make_vllm_config
+from pipemax.time_account import TimeAccount, TimePart
+from pipemax.vllm_ext.admission import AdmissionBook
+from pipemax.vllm_ext.launch import admission_capacity_tokens, launch_environment, make_vllm_config
+from pipemax.vllm_ext.settings import INPUT_ENDED, INPUT_OPENED
+from pipemax.vllm_ext.stat_logger import EngineLedger, StatLogger
 from pipemax.vllm_ext.step_watch import StepWatch
 from pipemax.wire import ErrorCode
-
-_QUEUE_DEPTH = 2
-"""How many times the KV capacity the engine takes in: what runs, and as much waiting behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +42,11 @@ class _Abort:
     request_ids: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Input:
+    is_open: bool
+
+
 class _Stop:
     pass
 
@@ -52,13 +56,13 @@ class VllmEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         """Blocks until the model is loaded. ``EngineStartError`` says why it could not be."""
-        self._latest = _LatestStats()
+        self._ledger = EngineLedger(time=TimeAccount(time.monotonic()))
         try:
             with launch_environment(config):
                 vllm_config = make_vllm_config(config)
                 self._engine = LLMEngine.from_vllm_config(
                     vllm_config,
-                    stat_loggers=[lambda vllm_config, engine_index: _StatLogger(self._latest)],
+                    stat_loggers=[lambda vllm_config, engine_index: StatLogger(self._ledger)],
                 )
             self._encoder = PromptEncoder(
                 self._engine.renderer.tokenizer,
@@ -70,15 +74,15 @@ class VllmEngine:
                 f"model {config.model!r} could not be loaded: {_innermost(error)}"
             ) from error
         self._max_model_len: int = vllm_config.model_config.max_model_len
-        self._kv_capacity_tokens = kv_capacity_tokens(vllm_config)
-        self._commands: queue.SimpleQueue[_Add | _Abort | _Stop] = queue.SimpleQueue()
+        self._hears_of_input = config.policy is Policy.PIPEMAX
+        self._admission = AdmissionBook(admission_capacity_tokens(vllm_config))
+        self._commands: queue.SimpleQueue[_Add | _Abort | _Input | _Stop] = queue.SimpleQueue()
         self._completions: queue.SimpleQueue[list[Completion] | EngineDiedError] = queue.SimpleQueue()
-        self._held_lock = threading.Lock()
-        # Request id → most tokens it can come to hold. An id leaves when it completes or is aborted.
-        self._held_tokens: dict[str, int] = {}
         self._died: EngineDiedError | None = None
         self._steps = StepWatch()
         self._thread = threading.Thread(target=self._run, name="engine-step", daemon=True)
+        self._ledger.time.charge(time.monotonic(), {TimePart.START_UP: 1.0})
+        self._ledger.admission = self._admission
         self._thread.start()
 
     # -- any thread -------------------------------------------------------------------------------------------
@@ -89,29 +93,24 @@ class VllmEngine:
             if isinstance(encoded, RequestError):
                 refused.append(Completion(request_id=request.request_id, error=encoded))
                 continue
-            with self._held_lock:
-                self._held_tokens[request.request_id] = min(
-                    len(encoded) + request.sampling.max_tokens, self._max_model_len
-                )
+            most_tokens = min(len(encoded) + request.sampling.max_tokens, self._max_model_len)
+            self._admission.submit(request.request_id, most_tokens)
             self._commands.put(_Add(request.request_id, encoded, request.sampling))
         if refused:
             self._completions.put(refused)
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        self._release(request_ids)
+        self._admission.end(request_ids)
         self._commands.put(_Abort(tuple(request_ids)))
 
+    def set_input_open(self, is_open: bool) -> None:
+        self._commands.put(_Input(is_open))
+
     def admission_credit_tokens(self) -> int:
-        with self._held_lock:
-            held = sum(self._held_tokens.values())
-        return max(0, _QUEUE_DEPTH * self._kv_capacity_tokens - held)
+        return self._admission.credit_tokens()
 
     def stats(self) -> EngineStats:
-        with self._held_lock:
-            is_idle = not self._held_tokens
-        latest = self._latest.stats
-        # vLLM reports only after a step, so its last word before a pause still shows requests.
-        return EngineStats(metrics=latest.metrics) if is_idle else latest
+        return self._ledger.stats()
 
     # -- the one caller of poll -------------------------------------------------------------------------------
 
@@ -153,7 +152,7 @@ class VllmEngine:
                     outputs = self._engine.step()
                 finished = [self._completion(output) for output in outputs if output.finished]
                 if finished:
-                    self._release([completion.request_id for completion in finished])
+                    self._admission.end(completion.request_id for completion in finished)
                     self._completions.put(finished)
         except Exception as error:  # whatever ends this thread must reach the one who polls
             died = EngineDiedError(f"the engine died: {_innermost(error)}")
@@ -167,12 +166,16 @@ class VllmEngine:
                 command = self._commands.get(block=wait)
             except queue.Empty:
                 return True
+            if wait:
+                self._ledger.time.charge(time.monotonic(), {TimePart.WAITING_FOR_INPUT: 1.0})
             wait = False
             match command:
                 case _Add():
                     self._add(command)
                 case _Abort():
                     self._engine.abort_request(list(command.request_ids))
+                case _Input():
+                    self._tell_input(command.is_open)
                 case _Stop():
                     return False
 
@@ -182,16 +185,18 @@ class VllmEngine:
                 command.request_id, tokens_input(command.token_ids), _sampling_params(command.sampling)
             )
         except (ValueError, VLLMValidationError) as error:  # vLLM's verdict on this one request
-            self._release([command.request_id])
+            self._admission.end([command.request_id])
             refusal = RequestError(
                 code=ErrorCode.ENGINE_ERROR, message=f"the engine refused the row: {error}"
             )
             self._completions.put([Completion(request_id=command.request_id, error=refusal)])
+        else:
+            self._admission.send(command.request_id)
 
-    def _release(self, request_ids: Sequence[str]) -> None:
-        with self._held_lock:
-            for request_id in request_ids:
-                self._held_tokens.pop(request_id, None)
+    def _tell_input(self, is_open: bool) -> None:
+        self._ledger.input_open = is_open
+        if self._hears_of_input:
+            self._engine.engine_core.abort_requests([INPUT_OPENED if is_open else INPUT_ENDED])
 
     @staticmethod
     def _completion(output: RequestOutput | PoolingRequestOutput) -> Completion:
@@ -212,62 +217,6 @@ class VllmEngine:
             token_ids=tuple(sequence.token_ids),
             error=error,
         )
-
-
-class _LatestStats:
-    """The engine's last report; replaced whole, so that a reader sees one instant."""
-
-    def __init__(self) -> None:
-        self.stats = EngineStats()
-
-
-class _StatLogger(StatLoggerBase):
-    """Turns vLLM's per-step statistics into ours."""
-
-    def __init__(self, latest: _LatestStats) -> None:
-        self._latest = latest
-        self._preemptions = 0
-        self._prefix_queries = 0
-        self._prefix_hits = 0
-
-    def record(
-        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
-    ) -> None:
-        if scheduler_stats is None:
-            return
-        prefilling = decoding = 0
-        if iteration_stats is not None:
-            self._preemptions += iteration_stats.num_preempted_reqs
-            prefilling = iteration_stats.num_prompt_tokens
-            decoding = iteration_stats.num_generation_tokens
-        self._prefix_queries += scheduler_stats.prefix_cache_stats.queries
-        self._prefix_hits += scheduler_stats.prefix_cache_stats.hits
-        self._latest.stats = EngineStats(
-            phase=_phase(prefilling, decoding),
-            running_requests=scheduler_stats.num_running_reqs,
-            waiting_requests=scheduler_stats.num_waiting_reqs,
-            kv_usage=scheduler_stats.kv_cache_usage,
-            metrics={
-                "preemptions": float(self._preemptions),
-                "prefix_cache_hit_rate": self._prefix_hits / max(1, self._prefix_queries),
-                **(scheduler_stats.kv_connector_stats or {}),  # PipeMax's own counts
-            },
-        )
-
-    def log_engine_initialized(self) -> None:
-        pass
-
-
-def _phase(prompt_tokens: int, generated_tokens: int) -> str:
-    match prompt_tokens > 0, generated_tokens > 0:
-        case True, True:
-            return "mixed"
-        case True, False:
-            return "prefill"
-        case False, True:
-            return "decode"
-        case _:
-            return "idle"
 
 
 def _sampling_params(sampling: Sampling) -> SamplingParams:

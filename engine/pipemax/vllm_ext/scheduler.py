@@ -8,6 +8,7 @@ requests are set aside, in dictionaries that no step walks through.
 """
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -15,12 +16,14 @@ from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from pipemax.control.controller import Controller
 from pipemax.domain.events import (
     Event,
     GpuBlocksObserved,
+    InputEnded,
+    InputOpened,
     PrefetchRefused,
     PrefixCacheHit,
     RequestAborted,
@@ -39,12 +42,13 @@ from pipemax.vllm_ext.connector import StepMetadata
 from pipemax.vllm_ext.gpu_blocks import GpuBlocks
 from pipemax.vllm_ext.host_blocks import HostBlocks
 from pipemax.vllm_ext.prefixes import PrefixFinder
-from pipemax.vllm_ext.settings import RuntimeSettings
-from pipemax.vllm_ext.stats import Counters
+from pipemax.vllm_ext.settings import INPUT_ENDED, INPUT_OPENED, RuntimeSettings
+from pipemax.vllm_ext.stats import Counters, demand_stats
 from pipemax.vllm_ext.timing import ReportBook, WorkerReports
 
 _UNLIMITED_SLOTS = 1 << 30
 """vLLM's V1 runner keeps the state of every request, by its id."""
+_INPUT_EVENTS: dict[str, Event] = {INPUT_OPENED: InputOpened(), INPUT_ENDED: InputEnded()}
 
 
 class PipeMaxScheduler(Scheduler):
@@ -85,11 +89,24 @@ class PipeMaxScheduler(Scheduler):
         self._blocked: dict[str, Request] = {}  # unknown to the controller: their grammar is being compiled
         self._ended: list[str] = []  # finished or aborted, not yet told
         self._counters = Counters()
+        self._num_added = 0
         self._plan: StepPlan | None = None
         self._saves: list[BlockStore] = []  # of the plan being carried out
         self._loads: list[BlockLoad] = []
         self._num_found: dict[str, int] = {}  # of what is being loaded: leading blocks that need no copy
         self._returned: set[str] = set()  # not run since: the workers need their whole block table
+
+    # -- what the engine's side says --------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)
+        self._num_added += 1
+
+    def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> Any:
+        """Also told whether more input may come, by names of no request."""
+        if isinstance(request_ids, list):
+            self._events += [_INPUT_EVENTS[name] for name in request_ids if name in _INPUT_EVENTS]
+        return super().finish_requests(request_ids, finished_status)
 
     # -- a step -----------------------------------------------------------------------------------------------
 
@@ -314,8 +331,14 @@ class PipeMaxScheduler(Scheduler):
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
         stats = super().make_stats(*args, **kwargs)
         if stats is not None and self._plan is not None:
-            counts = self._counters.to_stats(self._controller, self._plan, self._reports.stall_s)
-            stats.kv_connector_stats = counts
+            stats.kv_connector_stats = {
+                **self._counters.to_stats(self._controller, self._plan, self._reports.stall_s),
+                **demand_stats(
+                    self._controller,
+                    num_known=self._num_added - len(self.waiting) - len(self.kv_holding_waiting),
+                    num_blocked=len(self._blocked),
+                ),
+            }
         return stats
 
     def _report_ended(self) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pipemax.control.controller import Controller
-from pipemax.domain.plan import Phase, StepPlan
+from pipemax.domain.plan import Phase, PhaseReason, StepPlan
 
 
 @dataclass(slots=True)
@@ -25,13 +25,18 @@ class Counters:
     schedule_s: float = 0.0
     """Spent in planning and scheduling."""
 
+    batch_size: int = 0
+    """Requests of the last step that ran any."""
+
     def count_run(self, plan: StepPlan, num_ran: int) -> None:
         self.evictions += len(plan.evict)
         self.recomputes += len(plan.recompute)
         self.refused += len(plan.run) - num_ran
         if num_ran == 0:
             self.empty_steps += 1
-        elif plan.phase is Phase.DECODE:
+            return
+        self.batch_size = num_ran
+        if plan.phase is Phase.DECODE:
             self.decode_steps += 1
             self.decoded_tokens += num_ran
         else:
@@ -39,7 +44,8 @@ class Counters:
 
     def to_stats(self, controller: Controller, plan: StepPlan, stall_s: list[float]) -> dict[str, float]:
         """Counts since the engine's start, and the last plan's figures."""
-        decision = plan.decision
+        decision, config = plan.decision, controller.config
+        block_bytes = config.block_tokens * sum(stage.kv_bytes_per_token for stage in config.stages)
         error = max(controller.times.decode_error(), key=lambda error: error.mean)
         values: dict[str, float] = {
             "prefill_steps": self.prefill_steps,
@@ -57,6 +63,13 @@ class Counters:
             "is_decode_phase": int(controller.phase is Phase.DECODE),
             "is_steady": int(controller.is_steady),
             "prefetch_stall_s": max(stall_s),
+            "batch_size": self.batch_size,
+            "measured_step_s": controller.times.last_step_s,
+            "prefetched_bytes": self.prefetched_blocks * block_bytes,
+            "budget_bytes": decision.budget_blocks * block_bytes,
+            "host_kv_usage": 1 - decision.free_host_blocks / config.host_blocks,
+            "gpu_kv_usage": 1 - max(0, decision.free_gpu_blocks) / config.gpu_blocks,
+            "awaits_input": int(decision.reason is PhaseReason.AWAIT_INPUT),
             "predicted_step_s": decision.predicted_step_s,
             "budget_blocks": decision.budget_blocks,
             "waiting_requests": decision.num_waiting,
@@ -70,3 +83,15 @@ class Counters:
             "mean_step_error": error.mean,
         }
         return {name: float(value) for name, value in values.items()}
+
+
+def demand_stats(controller: Controller, *, num_known: int, num_blocked: int) -> dict[str, float]:
+    """What further input there is room for. ``num_known`` requests have ever been taken in, of which ``num_blocked``
+    wait for their grammar, unknown to the controller; those sent since are yet to be subtracted.
+    """
+    mean_tokens = controller.kv_tokens_per_request
+    return {
+        "admission_demand_tokens": controller.admission_demand_tokens - num_blocked * (mean_tokens or 0.0),
+        "kv_tokens_per_request": mean_tokens or 0.0,
+        "known_requests": float(num_known),
+    }

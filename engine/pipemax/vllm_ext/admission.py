@@ -1,0 +1,69 @@
+"""How many tokens of further requests the engine may be sent, in between the scheduler's reports.
+
+The scheduler says what it has room for, but a step late: what was sent since is subtracted here. Without such a
+report (stock vLLM) the room is what the KV cache holds, as often as was said.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+
+
+class AdmissionBook:
+    """Which requests the engine holds, and which of them its scheduler has not heard of. Thread-safe."""
+
+    def __init__(self, capacity_tokens: int) -> None:
+        """``capacity_tokens``: what an empty engine may be sent."""
+        self._capacity_tokens = capacity_tokens
+        self._lock = threading.Lock()
+        # Request id → most tokens that it can come to hold. An id leaves when it completes or is aborted.
+        self._held: dict[str, int] = {}
+        self._held_tokens = 0
+        self._unknown: dict[str, int] = {}
+        self._sent: deque[str] = deque()  # in the order in which the scheduler hears of them
+        self._num_known = 0
+        self._demand_tokens: float | None = None
+        self._mean_tokens = 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        with self._lock:
+            return not self._held
+
+    def submit(self, request_id: str, tokens: int) -> None:
+        with self._lock:
+            self._held[request_id] = self._unknown[request_id] = tokens
+            self._held_tokens += tokens
+
+    def send(self, request_id: str) -> None:
+        """It is on its way to the scheduler, behind all that were sent before."""
+        with self._lock:
+            self._sent.append(request_id)
+
+    def end(self, request_ids: Iterable[str]) -> None:
+        """Completed, refused or aborted; ids that are not held pass."""
+        with self._lock:
+            for request_id in request_ids:
+                self._held_tokens -= self._held.pop(request_id, 0)
+                self._unknown.pop(request_id, None)
+
+    def report(self, *, demand_tokens: float, mean_tokens: float, num_known: int) -> None:
+        """The scheduler's word: the room beyond the first ``num_known`` requests that it was ever sent, and the mean
+        tokens of a request (0 where it has none)."""
+        with self._lock:
+            while self._num_known < num_known and self._sent:
+                self._unknown.pop(self._sent.popleft(), None)
+                self._num_known += 1
+            self._demand_tokens = demand_tokens
+            self._mean_tokens = mean_tokens
+
+    def credit_tokens(self) -> int:
+        with self._lock:
+            if not self._held:
+                return self._capacity_tokens
+            if self._demand_tokens is None:
+                return max(0, self._capacity_tokens - self._held_tokens)
+            unknown_tokens = (
+                len(self._unknown) * self._mean_tokens if self._mean_tokens else sum(self._unknown.values())
+            )
+            return max(0, int(self._demand_tokens - unknown_tokens))
