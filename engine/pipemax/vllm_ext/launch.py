@@ -21,7 +21,7 @@ from pipemax.control.estimator import StepTimeModel
 from pipemax.domain.units import GIB, ceil_div
 from pipemax.lifetime import SERVER_IDENTITY_VARIABLE
 from pipemax.parallelism import pipeline_parallel_size
-from pipemax.vllm_ext.compat import check_model, check_version
+from pipemax.vllm_ext.compat import check_model, check_runner, check_version
 from pipemax.vllm_ext.settings import RuntimeSettings, encode_stage
 
 KV_LAYOUT = "BLHNC"
@@ -44,10 +44,23 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
         )
     if config.policy is Policy.PIPEMAX:
         check_model(vllm_config)
+        check_runner(vllm_config)
         settings = _runtime_settings(config, vllm_config)
         assert vllm_config.kv_transfer_config is not None
+        _fit_scheduler(vllm_config, settings)
         vllm_config.kv_transfer_config.kv_connector_extra_config.update(settings.to_extra_config())
     return vllm_config
+
+
+def _fit_scheduler(vllm_config: VllmConfig, settings: RuntimeSettings) -> None:
+    """Our scheduler over the one of vLLM's two that the config and the platform have come to."""
+    scheduler = vllm_config.scheduler_config
+    if scheduler.scheduler_cls is None:
+        name = "PipeMaxAsyncScheduler" if scheduler.async_scheduling else "PipeMaxScheduler"
+        scheduler.scheduler_cls = f"pipemax.vllm_ext.scheduler.{name}"
+    if vllm_config.use_v2_model_runner:
+        # To vLLM this is both the most requests in one step and the runner's slots. All batches need slots.
+        scheduler.max_num_seqs *= settings.num_batches
 
 
 def admission_capacity_tokens(vllm_config: VllmConfig) -> int:
@@ -103,9 +116,6 @@ def _pipemax_args(*, num_gpus: int) -> dict[str, Any]:
     if num_gpus:
         raise ValueError("policy pipemax runs on a CPU only, so far: its copies for CUDA are not built yet")
     return {
-        "scheduler_cls": "pipemax.vllm_ext.scheduler.PipeMaxScheduler",
-        # With a scheduler_cls vLLM checks neither: the two must match.
-        "async_scheduling": False,
         "worker_cls": "pipemax.vllm_ext.worker.PipeMaxCpuWorker",
         "kv_transfer_config": KVTransferConfig(
             kv_connector="PipeMaxConnector",
@@ -129,6 +139,7 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
         host_blocks=host_blocks,
         num_batches=config.num_batches or max(2, vllm_config.max_concurrent_batches),
         stages=tuple(encode_stage(stage) for stage in _stages(config, vllm_config)),
+        max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
     )
 
 
