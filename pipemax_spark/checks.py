@@ -12,6 +12,7 @@ from pipemax_spark.left import check_columns, check_ids
 from pipemax_spark.options import JobOptions
 from pipemax_spark.policy import wants_row_lengths
 from pipemax_spark.preflight import run_preflight
+from pipemax_spark.profiles import discovery_script_of
 from pipemax_spark.prompts import find_field, resolve_column, resolve_names
 from pipemax_spark.sources import Source, read_source
 from pipemax_spark.spec import AnnotationSpec
@@ -101,6 +102,7 @@ def _plan(spark: Any, options: JobOptions, run_id: str) -> TaskPlan:
             generation=options.generation,
             job_id=run_id,
             engine_python=options.engine_python,
+            gpu_discovery_script=discovery_script_of(spark),
             # On other machines this path means nothing: servers log beside their sockets there.
             log_dir=str(options.log_dir) if is_local else None,
         ),

@@ -230,6 +230,15 @@ def annotate(
     raise typer.Exit(_run(make_options, console, logs))
 
 
+def main() -> None:
+    """The command; comes back after success, for a scheduler that calls it may take any SystemExit for a failure."""
+    try:
+        app()
+    except SystemExit as end:
+        if end.code:
+            raise
+
+
 def _run(make_options: Any, console: Console, logs: Path) -> int:
     """The exit code."""
     try:
@@ -242,7 +251,8 @@ def _run(make_options: Any, console: Console, logs: Path) -> int:
         spark = get_session("pipemax-annotate", log_dir=logs)
         AnnotationJob(spark, options, console).run()
         # Not in a ``finally``: after a failure the process ends at once, and the JVM with it.
-        spark.stop()
+        if "DATABRICKS_RUNTIME_VERSION" not in os.environ:  # there the session is the cluster's
+            spark.stop()
         return 0
     except JobError as error:
         log.info("refused", exc_info=True)

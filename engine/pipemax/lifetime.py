@@ -6,16 +6,22 @@ and ends the process when the server is gone. Outside a server (the variables be
 nothing.
 """
 
+import faulthandler
 import fcntl
 import os
 import select
+import signal
 import threading
 from pathlib import Path
 
 SERVER_IDENTITY_VARIABLE = "PIPEMAX_SERVER_IDENTITY"
 """``PID:START_TICKS`` of the engine server, set by the server before it starts an engine."""
 GPU_USERS_VARIABLE = "PIPEMAX_GPU_USERS"
-"""The files whose shared locks say that somebody uses a GPU, parted by colons; see ``pipemax.serve.gpus``."""
+"""The files whose shared locks say that somebody uses a GPU, parted by colons; see ``pipemax.serve.gpu_locks``."""
+
+
+STACKS_SIGNAL = signal.SIGUSR2
+"""Has a process of the engine write the stacks of all its threads to the log."""
 
 
 def end_with_server() -> None:
@@ -26,6 +32,7 @@ def end_with_server() -> None:
     pid, start_ticks = (int(part) for part in identity.split(":"))
     if pid == os.getpid() or any(thread.name == _THREAD_NAME for thread in threading.enumerate()):
         return
+    write_stacks_when_told()
     # First: a server that is found alive after this cannot have a successor which has found the GPUs unused.
     hold_gpus()
     try:
@@ -36,6 +43,12 @@ def end_with_server() -> None:
     if _start_ticks(pid) != start_ticks:
         os._exit(1)
     threading.Thread(target=_exit_when_gone, args=(pidfd,), name=_THREAD_NAME, daemon=True).start()
+
+
+def write_stacks_when_told() -> None:
+    """On ``STACKS_SIGNAL``, and on a crash: what a process that hangs is in, without its help."""
+    faulthandler.enable()
+    faulthandler.register(STACKS_SIGNAL)
 
 
 def hold_gpus() -> None:

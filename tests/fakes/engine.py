@@ -7,6 +7,7 @@ windows of wall time in an order other than that of their submission. How it beh
 - ``[[die]]``: the engine dies; ``[[die-once PATH]]``: unless the file exists, which it then makes;
 - ``[[crash]]``, ``[[crash-once PATH]]``: likewise, but the whole server process is killed;
 - ``[[abort]]``, ``[[abort-once PATH]]``: likewise, by abort(), as a failed assertion in C would;
+- ``[[memory-once PATH]]``: likewise, the engine asks for more memory than there is;
 - ``[[hang-once PATH]]``: likewise, ``poll`` never comes back; ``[[slow SECONDS]]``: this row takes so long;
 - ``[[error]]``: this row alone fails;
 - the answer is, for ``[[seed]]``, the row's seed; for ``[[environ]]``, the server's environment as JSON; for
@@ -99,6 +100,7 @@ class FakeEngine:
         self._busy_until_s = time.monotonic()
         self._death: str | None = None
         self._hangs = False
+        self._wants_memory = False
         if self._options.dies == "at once":
             self._death = "the fake died at once, as it was told"
         self.counts = FakeCounts()
@@ -124,6 +126,8 @@ class FakeEngine:
                 self._raise_if_dead()
                 while self._hangs:
                     self._changed.wait()
+                if self._wants_memory:
+                    bytearray(2**62)
                 now_s = time.monotonic()
                 done = self._pop_ended(int(now_s / self._options.window_s))
                 if done or now_s >= deadline_s:
@@ -254,6 +258,8 @@ class FakeEngine:
                 self._death = "the fake died, as it was told"
             case "hang":
                 self._hangs = True
+            case "memory":
+                self._wants_memory = True
             case "crash":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "abort":
@@ -262,6 +268,8 @@ class FakeEngine:
                 raise ValueError(f"unknown mark [[{name} {argument}]]")
 
     def _raise_if_dead(self) -> None:
+        if self._death is None and self._child is not None and self._child.poll() is not None:
+            self._death = f"worker {self._child.pid} of the engine died with status {self._child.returncode}"
         if self._death is not None:
             raise EngineDiedError(self._death)
 

@@ -60,6 +60,8 @@ def _load_fake_engine():  # type: ignore[no-untyped-def]
 def _preflight(text: bytes) -> bytes:
     """As ``pipemax preflight``: checks config and generation, counts the prompts' words as tokens."""
     from pipemax.config import EngineConfig
+    from pipemax.gpus import visible_gpus
+    from pipemax.parallelism import pipeline_parallel_size
     from pipemax.serve.rows import job_sampling
     from pipemax.wire import PACKAGE_VERSION, PreflightReply, PreflightRequest, SessionErrorCode
     from tests.fakes.engine import DEFAULT_MAX_MODEL_LEN, count_tokens
@@ -67,6 +69,7 @@ def _preflight(text: bytes) -> bytes:
     request = PreflightRequest.from_bytes(text)
     try:
         config = EngineConfig.parse(request.engine)
+        pipeline_parallel_size(config, num_gpus=len(visible_gpus(os.environ)))
     except ValueError as error:
         return PreflightReply(error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=str(error)).to_bytes()
     try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pipemax.api import Completion, Engine, EngineStats
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError, EngineStartError
-from pipemax.serve.gpus import GpuLocks
+from pipemax.serve.gpu_locks import GpuLocks
 from pipemax.serve.membership import (
     Member,
     Readiness,

@@ -14,7 +14,7 @@ from pipemax.api import Completion, Engine
 from pipemax.config import EngineConfig
 from pipemax.serve.cache import ResultCache
 from pipemax.serve.credit import CreditWindow
-from pipemax.serve.gpus import GpuLocks
+from pipemax.serve.gpu_locks import GpuLocks
 from pipemax.serve.host import EngineFactory, EngineHost, HostCallbacks
 from pipemax.serve.journal import Journal
 from pipemax.serve.lifecycle import Exit, Lifecycle

@@ -16,8 +16,10 @@ from pipemax.config import EngineConfig, Policy
 from pipemax.control.config import HOST_HIGH_WATERMARK, StageConfig
 from pipemax.control.estimator import StepTimeModel
 from pipemax.domain.units import GIB, ceil_div
+from pipemax.lifetime import SERVER_IDENTITY_VARIABLE
+from pipemax.parallelism import pipeline_parallel_size
 from pipemax.vllm_ext.calibrations import known_calibration, kv_bytes_per_token
-from pipemax.vllm_ext.compat import check_model, check_version
+from pipemax.vllm_ext.compat import check_model, check_runner, check_version
 from pipemax.vllm_ext.settings import RuntimeSettings, encode_stage
 
 KV_LAYOUT = "BLHNC"
@@ -40,10 +42,23 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
         )
     if config.policy is Policy.PIPEMAX:
         check_model(vllm_config)
+        check_runner(vllm_config)
         settings = _runtime_settings(config, vllm_config)
         assert vllm_config.kv_transfer_config is not None
+        _fit_scheduler(vllm_config, settings)
         vllm_config.kv_transfer_config.kv_connector_extra_config.update(settings.to_extra_config())
     return vllm_config
+
+
+def _fit_scheduler(vllm_config: VllmConfig, settings: RuntimeSettings) -> None:
+    """Our scheduler over the one of vLLM's two that the config and the platform have come to."""
+    scheduler = vllm_config.scheduler_config
+    if scheduler.scheduler_cls is None:
+        name = "PipeMaxAsyncScheduler" if scheduler.async_scheduling else "PipeMaxScheduler"
+        scheduler.scheduler_cls = f"pipemax.vllm_ext.scheduler.{name}"
+    if vllm_config.use_v2_model_runner:
+        # To vLLM this is both the most requests in one step and the runner's slots. All batches need slots.
+        scheduler.max_num_seqs *= settings.num_batches
 
 
 def admission_capacity_tokens(vllm_config: VllmConfig) -> int:
@@ -95,33 +110,10 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         ) from error
 
 
-def pipeline_parallel_size(config: EngineConfig, *, num_gpus: int) -> int:
-    """The stages to run: as asked, else one for each group of ``tensor_parallel_size`` GPUs."""
-    if num_gpus == 0:
-        if config.tensor_parallel_size > 1:
-            raise ValueError(
-                f"tensor_parallel_size {config.tensor_parallel_size} needs GPUs, and this machine shows none"
-            )
-        return config.pipeline_parallel_size or 1
-    needed = (config.pipeline_parallel_size or 1) * config.tensor_parallel_size
-    if needed > num_gpus:
-        raise ValueError(
-            f"pipeline_parallel_size {config.pipeline_parallel_size or 1} × tensor_parallel_size "
-            f"{config.tensor_parallel_size} needs {needed} GPUs, and this machine shows {num_gpus} "
-            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')})"
-        )
-    if config.pipeline_parallel_size is not None:
-        return config.pipeline_parallel_size
-    return max(1, num_gpus // config.tensor_parallel_size)
-
-
 def _pipemax_args(*, num_gpus: int) -> dict[str, Any]:
     if num_gpus:
         raise ValueError("policy pipemax runs on a CPU only, so far: its copies for CUDA are not built yet")
     return {
-        "scheduler_cls": "pipemax.vllm_ext.scheduler.PipeMaxScheduler",
-        # With a scheduler_cls vLLM checks neither: the two must match.
-        "async_scheduling": False,
         "worker_cls": "pipemax.vllm_ext.worker.PipeMaxCpuWorker",
         "kv_transfer_config": KVTransferConfig(
             kv_connector="PipeMaxConnector",
@@ -148,6 +140,7 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
         host_blocks=host_blocks,
         num_batches=config.num_batches or max(2, vllm_config.max_concurrent_batches),
         stages=tuple(encode_stage(stage) for stage in stages),
+        max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
     )
 
 
@@ -164,10 +157,12 @@ def _uncalibrated_stage(kv_bytes_per_token: int) -> StageConfig:
 @contextmanager
 def launch_environment(config: EngineConfig) -> Iterator[None]:
     """What vLLM's processes read from the environment while they start. Afterwards it is as it was."""
-    # The server has threads (gRPC's among them), and a forked child would inherit their locks, held.
-    values = {"VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn"}
     # Reports of use would leave the user's network, and a closed network makes their thread wait.
-    values["VLLM_NO_USAGE_STATS"] = os.environ.get("VLLM_NO_USAGE_STATS", "1")
+    values = {"VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1")}
+    if SERVER_IDENTITY_VARIABLE in os.environ:
+        # A server has threads (gRPC's among them): a forked child would inherit their locks, held. Nor would vLLM
+        # load its plugins again in a forked child, and then nothing would end it with the server.
+        values["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     if config.policy is Policy.PIPEMAX:
         values["VLLM_KV_CACHE_LAYOUT"] = KV_LAYOUT
     if current_platform.is_cpu() and (config.pipeline_parallel_size or 1) > 1:

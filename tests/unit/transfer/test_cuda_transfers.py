@@ -124,11 +124,16 @@ class TestSteps:
         transfers.close()
         assert (device.memory[Pool.HOST][2 * BLOCK_BYTES : 3 * BLOCK_BYTES] == 7).all()
 
-    def test_single_tokens_need_a_kernel(self, transfers: CudaTransfers) -> None:
-        transfers.begin_step(StepCopies())
-        tokens = TokenStore(source=GpuBlockId(0), target=HostBlockId(0), first_slot=1, num_slots=1)
-        with pytest.raises(AssertionError, match="single tokens"):
-            transfers.end_step(StepCopies(token_stores=(tokens,)))
+    def test_without_a_kernel_blocks_with_new_tokens_are_stored_whole(
+        self, transfers: CudaTransfers, device: RecordingDevice
+    ) -> None:
+        transfers.begin_step(StepCopies(store_fence=None))
+        tokens = TokenStore(source=GpuBlockId(3), target=HostBlockId(5), first_slot=1, num_slots=1)
+        transfers.end_step(StepCopies(token_stores=(tokens,)))
+        transfers.begin_step(StepCopies(store_fence=None))
+        (batch,) = device.copies
+        assert batch.copies[0].source == (Pool.GPU, 3 * BLOCK_BYTES, BLOCK_BYTES)
+        assert device.waits[-1] == (Lane.COMPUTE, Fence.COMPUTE_AFTER_STORE), "it goes on filling the block"
 
 
 class TestSends:

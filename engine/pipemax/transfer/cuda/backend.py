@@ -43,7 +43,7 @@ class _Loading(NamedTuple):
 
 
 class CudaTransfers:
-    """Implements ``StepTransfers``. ``make_token_store`` may be missing where no step stores single tokens."""
+    """Implements ``StepTransfers``."""
 
     def __init__(
         self,
@@ -54,8 +54,10 @@ class CudaTransfers:
         make_token_store: MakeTokenStore | None = None,
         submitter: Submitter | None = None,
     ) -> None:
-        """``queue`` belongs to ``device``. Without a ``submitter`` the caller pumps the queue."""
-        self._device = device
+        """``queue`` belongs to ``device``. Without ``make_token_store``, for kernels reach pinned memory alone, blocks
+        with new tokens are stored whole. Without a ``submitter`` the caller pumps the queue.
+        """
+        self.device = device
         self._queue = queue
         self._block_bytes = block_bytes
         self._make_token_store = make_token_store
@@ -66,6 +68,7 @@ class CudaTransfers:
         self._loads: Ticket | None = None  # of the step before
         self._stores: Ticket | None = None
         self._store_marks: deque[_StoreMark] = deque()  # that no computation has waited for
+        self._stores_open_blocks = False  # the step before stored whole what this one goes on filling
         self._newest_store: DeviceEvent | None = None  # that no load has waited for
         self._loading: deque[_Loading] = deque()
         self._stalls: deque[tuple[DeviceEvent, DeviceEvent]] = deque()
@@ -75,17 +78,20 @@ class CudaTransfers:
         self._is_in_step = True
         self._step += 1
         self._put_earlier_copies_on_lanes()
-        before = self._device.record(Lane.COMPUTE)
+        before = self.device.record(Lane.COMPUTE)
         if self._loads is not None:
-            self._device.wait(Lane.COMPUTE, _end(self._loads), Fence.COMPUTE_AFTER_LOAD)
+            self.device.wait(Lane.COMPUTE, _end(self._loads), Fence.COMPUTE_AFTER_LOAD)
             self._loads = None
         # Behind the kernels and the loads of all earlier steps.
-        begun = self._device.record(Lane.COMPUTE)
+        begun = self.device.record(Lane.COMPUTE)
         if copies.saves:
             self._save(copies.saves, begun)
         if copies.store_fence is not None:
             self._wait_for_stores(through_step=self._step - copies.store_fence)
-        self._stalls.append((before, self._device.record(Lane.COMPUTE)))
+        if self._stores_open_blocks:
+            self._wait_for_stores(through_step=self._step - 1)
+            self._stores_open_blocks = False
+        self._stalls.append((before, self.device.record(Lane.COMPUTE)))
         if copies.loads:
             self._load(copies.loads, begun)
         return StepWait(stall_s=self._take_stall_s(), loads=tuple(self._take_load_timings()))
@@ -94,14 +100,12 @@ class CudaTransfers:
         assert self._is_in_step, "no step has begun"
         self._is_in_step = False
         self._check()
-        self._computed = self._device.record(Lane.COMPUTE)
+        self._computed = self.device.record(Lane.COMPUTE)
         chunks = self._chunks(copies.stores, Lane.STORE)
         if copies.token_stores:
-            assert self._make_token_store is not None, "nothing here stores single tokens"
-            call, num_bytes = self._make_token_store(copies.token_stores)
-            chunks.append(Chunk(lane=Lane.STORE, work=call, num_bytes=num_bytes))
+            chunks += self._token_chunks(copies.token_stores)
         if chunks:
-            self._device.wait(Lane.STORE, self._computed, Fence.STORE_AFTER_COMPUTE)
+            self.device.wait(Lane.STORE, self._computed, Fence.STORE_AFTER_COMPUTE)
             self._stores = self._queue.put(chunks, priority=Priority.OFFLOAD, after=self._computed)
             self._wake()
 
@@ -114,7 +118,7 @@ class CudaTransfers:
         if self._submitter is not None:
             self._submitter.close()
         self._queue.flush()
-        self._device.synchronize()
+        self.device.synchronize()
 
     # -- the parts of a step --------------------------------------------------------------------------------------
 
@@ -126,7 +130,7 @@ class CudaTransfers:
             self._stores = None
 
     def _save(self, saves: Sequence[BlockStore], begun: DeviceEvent) -> None:
-        self._device.wait(Lane.STORE, begun, Fence.SAVE_AFTER_COMPUTE)
+        self.device.wait(Lane.STORE, begun, Fence.SAVE_AFTER_COMPUTE)
         ticket = self._queue.put(self._chunks(saves, Lane.STORE), priority=Priority.OFFLOAD)
         self._queue.flush()  # this step's loads and computation may wait for it
         self._mark_stores(2 * self._step, ticket)
@@ -136,7 +140,7 @@ class CudaTransfers:
         self._store_marks.append(_StoreMark(moment, self._newest_store))
         if len(self._store_marks) > _MAX_STORE_MARKS:
             oldest = self._store_marks.popleft()
-            self._device.wait(Lane.COMPUTE, oldest.event, Fence.COMPUTE_AFTER_STORE)
+            self.device.wait(Lane.COMPUTE, oldest.event, Fence.COMPUTE_AFTER_STORE)
 
     def _wait_for_stores(self, *, through_step: int) -> None:
         """A later event on the lane covers the earlier ones."""
@@ -144,12 +148,12 @@ class CudaTransfers:
         while self._store_marks and self._store_marks[0].moment <= 2 * through_step + 1:
             last = self._store_marks.popleft().event
         if last is not None:
-            self._device.wait(Lane.COMPUTE, last, Fence.COMPUTE_AFTER_STORE)
+            self.device.wait(Lane.COMPUTE, last, Fence.COMPUTE_AFTER_STORE)
 
     def _load(self, loads: Sequence[BlockLoad], begun: DeviceEvent) -> None:
-        self._device.wait(Lane.LOAD, begun, Fence.LOAD_AFTER_COMPUTE)
+        self.device.wait(Lane.LOAD, begun, Fence.LOAD_AFTER_COMPUTE)
         if self._newest_store is not None:
-            self._device.wait(Lane.LOAD, self._newest_store, Fence.LOAD_AFTER_STORE)
+            self.device.wait(Lane.LOAD, self._newest_store, Fence.LOAD_AFTER_STORE)
             self._newest_store = None
         self._loads = self._queue.put(
             self._chunks(loads, Lane.LOAD), priority=Priority.PREFETCH, needed_by=self._step + 1
@@ -163,6 +167,14 @@ class CudaTransfers:
             pairs, lane=lane, block_bytes=self._block_bytes, chunk_bytes=self._queue.limits.chunk_bytes
         )
 
+    def _token_chunks(self, stores: Sequence[TokenStore]) -> list[Chunk]:
+        if self._make_token_store is not None:
+            call, num_bytes = self._make_token_store(stores)
+            return [Chunk(lane=Lane.STORE, work=call, num_bytes=num_bytes)]
+        self._stores_open_blocks = True
+        blocks = [BlockStore(source=store.source, target=store.target) for store in stores]
+        return self._chunks(blocks, Lane.STORE)
+
     def _wake(self) -> None:
         if self._submitter is not None:
             self._submitter.wake()
@@ -175,17 +187,17 @@ class CudaTransfers:
 
     def _take_stall_s(self) -> float:
         stall_s = 0.0
-        while self._stalls and self._device.is_done(self._stalls[0][1]):
-            stall_s += self._device.elapsed_s(*self._stalls.popleft())
+        while self._stalls and self.device.is_done(self._stalls[0][1]):
+            stall_s += self.device.elapsed_s(*self._stalls.popleft())
         return stall_s
 
     def _take_load_timings(self) -> list[LoadTiming]:
         timings: list[LoadTiming] = []
         while self._loading:
             num_blocks, ticket = self._loading[0]
-            if ticket.begin is None or ticket.end is None or not self._device.is_done(ticket.end):
+            if ticket.begin is None or ticket.end is None or not self.device.is_done(ticket.end):
                 break
-            seconds = self._device.elapsed_s(ticket.begin, ticket.end)
+            seconds = self.device.elapsed_s(ticket.begin, ticket.end)
             timings.append(LoadTiming(num_blocks=num_blocks, seconds=seconds))
             self._loading.popleft()
         return timings

@@ -10,14 +10,11 @@ It sees the servers of this user on this machine (in a container, of this contai
 driver have no locks.
 """
 
-import csv
 import fcntl
 import logging
 import os
-import shutil
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipemax.lifetime import GPU_USERS_VARIABLE
@@ -25,45 +22,13 @@ from pipemax.lifetime import GPU_USERS_VARIABLE
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.1
-_SMI_TIMEOUT_S = 60.0
-_SMI = ("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader")
-
-
-def visible_gpus(environ: Mapping[str, str]) -> list[str]:
-    """The UUIDs of the GPUs that CUDA would show under this environment; empty without NVIDIA's driver.
-
-    A name in ``CUDA_VISIBLE_DEVICES`` that the driver does not list (a MIG instance) stands for itself.
-    """
-    command = shutil.which(_SMI[0], path=environ.get("PATH"))
-    if command is None:
-        return []
-    try:
-        listed = subprocess.run(
-            [command, *_SMI[1:]], capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        log.warning("nvidia-smi does not list the GPUs (%s): they are not locked", error)
-        return []
-    known = {row[0]: row[1] for row in csv.reader(listed.splitlines(), skipinitialspace=True) if row}
-    chosen = environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return sorted(known.values())
-    names = [name.strip() for name in chosen.split(",") if name.strip()]
-    return sorted({_uuid(name, known) for name in names})
-
-
-def _uuid(name: str, known: Mapping[str, str]) -> str:
-    if name in known:
-        return known[name]
-    # CUDA takes the beginning of a UUID for the whole.
-    return next((uuid for uuid in known.values() if uuid.startswith(name)), name)
 
 
 class GpuLocks:
     """The GPUs of this server. ``take`` on the engine's thread, ``wait_reason`` on any."""
 
     def __init__(self, directory: Path, gpus: Sequence[str]) -> None:
-        """Makes the files in ``directory``; ``gpus`` as from ``visible_gpus``."""
+        """Makes the files in ``directory``; ``gpus`` as from ``pipemax.gpus``."""
         if gpus:
             directory.mkdir(mode=0o700, exist_ok=True)
         # Every server takes them in the same order: two of overlapping sets never wait for each other.
