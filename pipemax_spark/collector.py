@@ -16,7 +16,7 @@ from typing import Any, Self
 import pyarrow as pa
 from pyarrow import flight
 
-from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobStats, ServerStats
+from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobOutlook, JobStats, ServerStats
 from pipemax_spark.task_reports import TASK_STATE
 
 log = logging.getLogger(__name__)
@@ -45,26 +45,29 @@ class Totals:
 class Collector:
     """Listens from entry to exit."""
 
-    def __init__(self, *, host: str, bind_hosts: list[str], job_id: str) -> None:
-        """``host`` is what executors call; of ``bind_hosts`` the first that can be bound is listened on."""
+    def __init__(
+        self, *, host: str, bind_hosts: list[str], job_id: str, rows_total: int | None = None
+    ) -> None:
+        """``host`` is what executors call; of ``bind_hosts`` the first that can be bound is listened on.
+        ``rows_total``, the job's rows, lets the servers know how many are left."""
         self._host = host
         self._bind_hosts = bind_hosts
         self._job_id = job_id
+        self._rows_total = rows_total
         self._token = secrets.token_urlsafe(24)
         self._lock = threading.Lock()
         self._latest: dict[str, tuple[float, ServerStats]] = {}
 
     @classmethod
-    def for_session(cls, spark: Any, job_id: str) -> Self:
+    def for_session(cls, spark: Any, job_id: str, *, rows_total: int | None = None) -> Self:
         """Reachable where Spark's own driver is."""
         conf = spark.sparkContext.getConf()
         if conf.get("spark.master", "").startswith("local["):
-            return cls(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id=job_id)
+            return cls(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id=job_id, rows_total=rows_total)
         host = conf.get("spark.driver.host", "127.0.0.1")
         # In a container the advertised address may be one that only the outside knows.
-        return cls(
-            host=host, bind_hosts=[conf.get("spark.driver.bindAddress", host), host, "0.0.0.0"], job_id=job_id
-        )
+        bind_hosts = [conf.get("spark.driver.bindAddress", host), host, "0.0.0.0"]
+        return cls(host=host, bind_hosts=bind_hosts, job_id=job_id, rows_total=rows_total)
 
     def __enter__(self) -> Self:
         self._server = self._listen()
@@ -112,6 +115,19 @@ class Collector:
                 if stats.state != TASK_STATE and self.job_of(stats).rows_done
             )
 
+    def outlook(self) -> JobOutlook | None:
+        """What is left for the engines; None where the job's size is not known."""
+        if self._rows_total is None:
+            return None
+        alive = {server.server_id for server in self.servers()}
+        with self._lock:
+            taken = 0
+            for _, stats in self._latest.values():
+                job = self.job_of(stats)
+                # What a dead server had received and not done is sent to another.
+                taken += job.rows_received if stats.server_id in alive else job.rows_done
+        return JobOutlook(job_id=self._job_id, rows_left=max(0, self._rows_total - taken), engines=len(alive))
+
     def job_of(self, stats: ServerStats) -> JobStats:
         """This job's part of a server's report."""
         return stats.jobs.get(self._job_id, JobStats())
@@ -120,10 +136,14 @@ class Collector:
         failures = []
         for host in dict.fromkeys(self._bind_hosts):
             try:
-                return _StatsServer(f"grpc+tcp://{host}:0", self._token, self._take)
+                return _StatsServer(f"grpc+tcp://{host}:0", self._token, self._answer)
             except (flight.FlightError, pa.ArrowException, OSError) as error:
                 failures.append(f"{host}: {error}")
         raise OSError(f"the driver cannot listen for reports of the engines: {'; '.join(failures)}")
+
+    def _answer(self, stats: ServerStats) -> JobOutlook | None:
+        self._take(stats)
+        return self.outlook() if stats.state != TASK_STATE else None
 
     def _take(self, stats: ServerStats) -> None:
         with self._lock:
@@ -145,12 +165,12 @@ class _TokenCheck(flight.ServerMiddlewareFactory):
 
 
 class _StatsServer(flight.FlightServerBase):
-    def __init__(self, location: str, token: str, take: Callable[[ServerStats], None]) -> None:
+    def __init__(self, location: str, token: str, answer: Callable[[ServerStats], JobOutlook | None]) -> None:
         super().__init__(location, middleware={"token": _TokenCheck(token)})
-        self._take = take
+        self._answer = answer
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
         if action.type != COLLECTOR_ACTION_STATS:
             raise flight.FlightServerError(f"the collector knows no action {action.type!r}")
-        self._take(ServerStats.from_bytes(action.body.to_pybytes()))
-        return []
+        outlook = self._answer(ServerStats.from_bytes(action.body.to_pybytes()))
+        return [outlook.to_bytes()] if outlook is not None else []

@@ -286,7 +286,7 @@ class AnnotationJob:
         status, progress = "FAILED", None
         started_s = time.monotonic()
         try:
-            with Collector.for_session(self._spark, self._run_id) as collector:
+            with Collector.for_session(self._spark, self._run_id, rows_total=rows.rows) as collector:
                 reporting = replace(checked.plan.options, collector=collector.address)
                 runner = ChunkRunner(
                     self._spark,
