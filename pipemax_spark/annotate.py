@@ -16,6 +16,7 @@ from pipemax.wire import GenerationSpec, PreflightRequest
 from pipemax_spark.client import EngineOptions
 from pipemax_spark.errors import JobError
 from pipemax_spark.preflight import run_preflight
+from pipemax_spark.profiles import discovery_script_of
 from pipemax_spark.prompts import PromptSource, find_field, quoted, resolve_column
 from pipemax_spark.response_format import compile_schema, load_schema
 from pipemax_spark.spec import AnnotationSpec
@@ -53,6 +54,7 @@ def annotate(
     engine_python: str | None = None,
     log_dir: str | None = None,
     output_column: str = ANNOTATION,
+    profile: Any = None,
 ) -> Any:
     """``df`` with one more column, a struct {text, parsed (with a ``response_format``), finish_reason,
     prompt_tokens, completion_tokens, error {code, message}, spec_hash, run_id, completed_at}.
@@ -61,6 +63,8 @@ def annotate(
     ``messages_column`` (array<struct<role, content>>) and ``template`` (such as ``"Summarise: {text}"``).
     ``overrides_column`` is a struct with any of max_tokens, temperature, top_p, top_k, seed, stop for its row.
     ``response_format`` is a JSON schema; how it becomes a type is in ``pipemax_spark.response_format``.
+    ``profile`` is the ``ResourceProfile`` of executors with GPUs (``pipemax_spark.profiles.gpu_profile``), for a
+    session whose own executors have none.
 
     The result is lazy, like any transformation, and every action evaluates it anew: write it to a table before
     using it twice. A small Spark job runs at once: it checks model, engine and schema on an executor, without
@@ -89,7 +93,7 @@ def annotate(
     # Wrong columns are found before the executors are asked.
     annotated_schema(df.schema, plan)
     prepared = prepare_columns(df, source, overrides_column)
-    return map_rows(prepared, df.schema, checked_plan(df.sparkSession, plan, source))
+    return map_rows(prepared, df.schema, checked_plan(df.sparkSession, plan, source, profile), profile)
 
 
 def draft_plan(
@@ -120,13 +124,14 @@ def draft_plan(
     )
 
 
-def checked_plan(spark: Any, plan: TaskPlan, source: PromptSource | None) -> TaskPlan:
+def checked_plan(spark: Any, plan: TaskPlan, source: PromptSource | None, profile: Any = None) -> TaskPlan:
     """The plan with its spec's hash, once an executor has found engine and generation fine; else ``JobError``."""
     options = plan.options
     request = PreflightRequest(engine=dict(options.engine), generation=options.generation)
-    reply = run_preflight(spark, request, engine_python=options.engine_python)
+    reply = run_preflight(spark, request, engine_python=options.engine_python, profile=profile)
     spec = AnnotationSpec.of(reply, source=source, generation=options.generation)
-    return replace(plan, spec_hash=spec.hash)
+    options = replace(options, gpu_discovery_script=discovery_script_of(spark, profile))
+    return replace(plan, spec_hash=spec.hash, options=options)
 
 
 def annotate_with(
@@ -156,8 +161,8 @@ def with_keys(df: Any, source: PromptSource, overrides_column: str | None) -> An
     return prepared.select(*(prepared[quoted(name)] for name in df.columns), key.alias(KEY_COLUMN))
 
 
-def map_rows(prepared: Any, input_schema: Any, plan: TaskPlan) -> Any:
-    return prepared.mapInArrow(AnnotateTask(plan), annotated_schema(input_schema, plan))
+def map_rows(prepared: Any, input_schema: Any, plan: TaskPlan, profile: Any = None) -> Any:
+    return prepared.mapInArrow(AnnotateTask(plan), annotated_schema(input_schema, plan), profile=profile)
 
 
 def annotated_schema(input_schema: Any, plan: TaskPlan) -> Any:

@@ -115,10 +115,14 @@ def _spark_hash(value: int) -> int:
 class ChunkPlan:
     """Hands out chunks, each slice once. Thread-safe."""
 
-    def __init__(self, *, rows: int, slices: int, slots: int, commit_every_s: float) -> None:
+    def __init__(
+        self, *, rows: int, slices: int, slots: int, commit_every_s: float, first_number: int = 0
+    ) -> None:
+        """``first_number`` goes on from the run's chunks of other rows: a number stands for one chunk of a run."""
         self._rows_per_slice = rows / slices
         self._slices = slices
         self._commit_every_s = commit_every_s
+        self.first_number = first_number
         self._first_rows = _FIRST_CHUNK_ROWS_PER_SLOT * slots
         self._lock = threading.Lock()
         self._chunks: list[Chunk] = []
@@ -140,7 +144,7 @@ class ChunkPlan:
             if left < count * 5 / 4:
                 count = left
             chunk = Chunk(
-                number=len(self._chunks),
+                number=self.first_number + len(self._chunks),
                 first_slice=first,
                 end_slice=first + count,
                 rows=round(count * self._rows_per_slice),

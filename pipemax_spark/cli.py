@@ -53,6 +53,22 @@ def annotate(
         _option(_INPUT, "Columns that tell rows apart, comma-separated; default: the whole row's content."),
     ] = None,
     limit: Annotated[int | None, _option(_INPUT, "At most so many new rows in this run.", min=1)] = None,
+    incremental: Annotated[
+        bool,
+        typer.Option(
+            "--incremental",
+            help="Only what was appended to the input, a Delta table, since the last such run.",
+            rich_help_panel=_INPUT,
+        ),
+    ] = False,
+    skip_changes: Annotated[
+        bool,
+        typer.Option(
+            "--skip-changes",
+            help="With --incremental: pass over commits that updated or deleted rows of the input.",
+            rich_help_panel=_INPUT,
+        ),
+    ] = False,
     prompt_column: Annotated[str | None, _option(_PROMPT, "Column that is the prompt.")] = None,
     messages_column: Annotated[
         str | None, _option(_PROMPT, "Column of conversations, array<struct<role, content>>.")
@@ -113,6 +129,10 @@ def annotate(
         _option(
             _RUN, "Storage for work in progress that all executors see; default: in the output's directory."
         ),
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        _option(_RUN, "Directory for the checkpoints of --incremental; default: in the work directory."),
     ] = None,
     mlflow_experiment: Annotated[
         str, _option(_RUN, "MLflow experiment; the store is MLFLOW_TRACKING_URI, or beside the output.")
@@ -196,6 +216,9 @@ def annotate(
             work_dir=work_dir,
             commit_every_s=_seconds(commit_every),
             limit=limit,
+            is_incremental=incremental,
+            checkpoint=checkpoint,
+            skips_changes=skip_changes,
             mlflow_experiment=mlflow_experiment,
             price_per_hour=price_per_hour,
             gold_column=gold_column,
@@ -205,6 +228,15 @@ def annotate(
         )
 
     raise typer.Exit(_run(make_options, console, logs))
+
+
+def main() -> None:
+    """The command; comes back after success, for a scheduler that calls it may take any SystemExit for a failure."""
+    try:
+        app()
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 def _run(make_options: Any, console: Console, logs: Path) -> int:
@@ -219,7 +251,8 @@ def _run(make_options: Any, console: Console, logs: Path) -> int:
         spark = get_session("pipemax-annotate", log_dir=logs)
         AnnotationJob(spark, options, console).run()
         # Not in a ``finally``: after a failure the process ends at once, and the JVM with it.
-        spark.stop()
+        if "DATABRICKS_RUNTIME_VERSION" not in os.environ:  # there the session is the cluster's
+            spark.stop()
         return 0
     except JobError as error:
         log.info("refused", exc_info=True)

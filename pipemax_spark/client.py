@@ -72,6 +72,8 @@ class EngineOptions:
     collector: CollectorAddress | None = None
     reuses_results: bool = False
     """Rows that this server has answered before are answered from its cache."""
+    gpu_discovery_script: str | None = None
+    """Prints the executor's GPUs, where nothing else tells them; see ``pipemax_spark.resources``."""
     log_dir: str | None = None
     """For the server's log; ``None`` is the directory of its socket."""
     start_timeout_s: float = 3600.0
@@ -146,7 +148,13 @@ class _Completer:
     def _one_session(self) -> Iterator[pa.RecordBatch]:
         options = self._options
         deadline_s = time.monotonic() + options.start_timeout_s
-        server = ensure_server(self._files, self._executor, options.engine_python, deadline_s=deadline_s)
+        server = ensure_server(
+            self._files,
+            self._executor,
+            options.engine_python,
+            deadline_s=deadline_s,
+            gpu_discovery_script=options.gpu_discovery_script,
+        )
         suspects = self._files.recorded_suspects()
         if suspects is not None:  # else it has ended already: what was last known holds
             self._has_suspects = suspects > 0

@@ -1,64 +1,46 @@
 """The annotation job, step by step: read, check, fix what is left, run it in chunks, report.
 
-Whatever ends a run, the next one finds what is left from the output table alone.
+The rows come in batches: the whole input is one, a stream has as many as it has to read. Whatever ends a run, the
+next one finds what is left from the output table alone.
 """
 
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Console
 
-from pipemax.wire import PreflightReply, PreflightRequest
 from pipemax_spark.annotate import ANNOTATION, annotated_schema, with_keys
-from pipemax_spark.chunks import ChunkPlan, SlicedRows, number_of_slices, write_slices
-from pipemax_spark.client import EngineOptions
-from pipemax_spark.collector import Collector
-from pipemax_spark.dry_run import print_dry_run, sample_prompts
-from pipemax_spark.errors import JobError, JobFailedError
+from pipemax_spark.checks import Checked, check_job
+from pipemax_spark.chunks import SlicedRows, number_of_slices, write_slices
+from pipemax_spark.dry_run import print_dry_run
+from pipemax_spark.errors import JobFailedError
 from pipemax_spark.findings import find_results, run_totals
 from pipemax_spark.hadoop import HadoopFiles
-from pipemax_spark.left import check_columns, check_ids, rows_left
+from pipemax_spark.incremental import Batch, MicroBatches
+from pipemax_spark.left import check_ids, rows_left
 from pipemax_spark.options import JobOptions
-from pipemax_spark.preflight import run_preflight
-from pipemax_spark.progress import ErrorLimits, Progress, Sample
-from pipemax_spark.prompts import find_field, resolve_column, resolve_names
+from pipemax_spark.prompts import find_field
 from pipemax_spark.recovery import commit_spooled
 from pipemax_spark.report import Findings, Summary, print_report
-from pipemax_spark.runner import ChunkRunner, note_prefix, recovery_transaction
+from pipemax_spark.run import Run
+from pipemax_spark.runner import Transactions, note_prefix
 from pipemax_spark.slots import task_slots
-from pipemax_spark.sources import Source, read_source
 from pipemax_spark.spec import AnnotationSpec
-from pipemax_spark.spool import spool_fault
 from pipemax_spark.tables import RUN_PROPERTY, DeltaTable, is_path, spec_property, spec_texts
-from pipemax_spark.task import TaskPlan
 from pipemax_spark.terminal import Terminal
-from pipemax_spark.tracking import Tracker
-from pipemax_spark.workdir import ChunkSpools, WorkDirectory
+from pipemax_spark.workdir import WorkDirectory
 
-_TRACKING_PERIOD_S = 10.0
 _FIXING_ATTEMPTS = 3
 _REPORTED_CONF = (
     *("spark.master", "spark.executor.instances", "spark.executor.cores", "spark.executor.memory"),
     *("spark.task.cpus", "spark.executor.resource.gpu.amount", "spark.task.resource.gpu.amount"),
     *("spark.dynamicAllocation.enabled", "spark.speculation"),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Checked:
-    """What is known once everything that can be wrong beforehand has been looked at."""
-
-    source: Source
-    rows_in: int
-    id_columns: tuple[str, ...]
-    reply: PreflightReply
-    spec: AnnotationSpec
-    plan: TaskPlan
 
 
 class AnnotationJob:
@@ -72,102 +54,42 @@ class AnnotationJob:
         self._files = HadoopFiles(spark)
         output = self._files.qualified(options.output) if is_path(options.output) else options.output
         self._table = DeltaTable(spark, output)
+        self._is_empty = False
 
     def run(self) -> Summary | None:
         """The summary; None after a dry run. ``JobError`` for what the user can mend, ``JobFailedError`` for a job
         that ended itself."""
-        checked = self._check()
-        if self._options.is_dry_run:
+        options = self._options
+        checked = check_job(self._spark, options, self._table, run_id=self._run_id, terminal=self._terminal)
+        if options.is_dry_run:
             self._dry_run(checked)
             return None
-        is_new = self._make_output(checked)
-        root = self._options.work_dir or f"{self._table.location().rstrip('/')}/_pipemax"
+        self._is_empty = self._make_output(checked)
+        root = options.work_dir or f"{self._table.location().rstrip('/')}/_pipemax"
         with WorkDirectory(self._files, root, run_id=self._run_id, say=self._terminal.warn) as work:
-            if self._options.retries_errors and not is_new:
+            if options.retries_errors and not self._is_empty:
                 self._delete_errors(checked.spec)
-            self._recover(checked, work)
-            rows = self._fix_rows(checked, work, is_new=is_new)
-            if rows is None:
-                return self._nothing_to_do(checked)
-            return self._annotate(checked, work, rows)
+            run = Run(
+                self._spark,
+                options,
+                self._terminal,
+                table=self._table,
+                plan=checked.plan,
+                work=work,
+                params=self._params(checked),
+                manifest=self._manifest(checked),
+            )
+            version = self._table.version()
+            with run, self._batches(checked, work) as batches:
+                rows_in, skipped = self._do_batches(checked, work, run, batches)
+                run.check_limits()
+                engines = run.engines
+            if not run.has_begun:
+                return self._nothing_to_do(checked, rows_in)
+            summary = self._summarise(rows_in, skipped, version, run.seconds, engines)
+            return self._conclude(checked, summary, run)
 
-    # Before any engine starts.
-
-    def _check(self) -> _Checked:
-        """Nothing is written yet."""
-        options = self._options
-        source = read_source(
-            self._spark, options.input, file_format=options.input_format, options=options.input_options
-        )
-        schema = source.rows.schema
-        plan = self._plan()
-        annotated_schema(schema, plan)
-        options.source.column(schema)
-        for name in (options.gold_column, options.overrides_column):
-            if name is not None:
-                resolve_column(name, schema)
-        id_columns = tuple(resolve_names(options.id_columns, schema))
-        if self._table.exists():
-            check_columns(schema, self._table.read().schema, id_columns)
-        if id_columns:
-            check_ids(source.rows, id_columns)
-        rows_in = source.rows.count()
-        self._terminal.say("Input", f"{source.description}: {rows_in:,} rows")
-        request = PreflightRequest(
-            engine=dict(options.engine),
-            generation=options.generation,
-            prompts=sample_prompts(source.rows, options.source, rows_in) if options.is_dry_run else [],
-        )
-        reply = run_preflight(self._spark, request, engine_python=options.engine_python)
-        self._terminal.say(
-            "Model", f"{reply.model}, prompt and output at most {reply.max_model_len:,} tokens"
-        )
-        spec = AnnotationSpec.of(reply, source=options.source, generation=options.generation)
-        self._check_spec(spec)
-        return _Checked(
-            source=source,
-            rows_in=rows_in,
-            id_columns=id_columns,
-            reply=reply,
-            spec=spec,
-            plan=replace(plan, spec_hash=spec.hash),
-        )
-
-    def _plan(self) -> TaskPlan:
-        options = self._options
-        is_local = self._spark.sparkContext.master.startswith("local")
-        return TaskPlan(
-            options=EngineOptions(
-                engine=options.engine,
-                generation=options.generation,
-                job_id=self._run_id,
-                engine_python=options.engine_python,
-                # On other machines this path means nothing: servers log beside their sockets there.
-                log_dir=str(options.log_dir) if is_local else None,
-            ),
-            spec_hash="",
-            run_id=self._run_id,
-            output_column=ANNOTATION,
-            fails_on_error=options.fails_on_error,
-        )
-
-    def _check_spec(self, spec: AnnotationSpec) -> None:
-        """``JobError`` where the output holds rows of another spec, unless that is allowed."""
-        if not self._table.exists():
-            return
-        known = spec_texts(self._table.properties())
-        if find_field(ANNOTATION, self._table.read().schema) is None:
-            raise JobError(f"output {self._table.name!r} is a table without annotations; name another one")
-        if not known or spec.hash in known or self._options.allows_new_spec:
-            return
-        latest = AnnotationSpec.from_json(list(known.values())[-1])
-        raise JobError(
-            f"output {self._table.name!r} holds rows that were annotated in another way: "
-            f"{'; '.join(spec.changes_from(latest))}. Name another output, or give --new-spec to annotate all rows "
-            f"anew beside the old ones ({ANNOTATION}.spec_hash tells them apart)"
-        )
-
-    def _dry_run(self, checked: _Checked) -> None:
+    def _dry_run(self, checked: Checked) -> None:
         done = self._done_rows(checked) if self._table.exists() else None
         left = rows_left(checked.source.rows, done, checked.id_columns).count()
         print_dry_run(
@@ -182,7 +104,7 @@ class AnnotationJob:
 
     # The output, and what is left.
 
-    def _make_output(self, checked: _Checked) -> bool:
+    def _make_output(self, checked: Checked) -> bool:
         """Make the table, or add what it lacks; true when it is new. All changes of its schema happen here: beside
         a running chunk they would make its commit fail."""
         schema = annotated_schema(checked.source.rows.schema, checked.plan)
@@ -201,25 +123,75 @@ class AnnotationJob:
         )
         self._terminal.say("", f"{deleted:,} error rows were taken out of the output, to be tried again")
 
-    def _done_rows(self, checked: _Checked, version: int | None = None) -> Any:
+    def _batches(self, checked: Checked, work: WorkDirectory) -> AbstractContextManager[Iterable[Batch]]:
+        options = self._options
+        if not options.is_incremental:
+            return nullcontext([Batch(rows=checked.source.rows)])
+        return MicroBatches(
+            self._spark,
+            checked.source,
+            checkpoints=options.checkpoint or work.checkpoints_path,
+            spec_hash=checked.spec.hash,
+            options=options.input_options,
+            skips_changes=options.skips_changes,
+        )
+
+    def _do_batches(
+        self, checked: Checked, work: WorkDirectory, run: Run, batches: Iterable[Batch]
+    ) -> tuple[int, int]:
+        """(rows of all batches, those of them that were done before)."""
+        table_id = self._table.table_id()
+        rows_in = skipped = 0
+        for number, batch in enumerate(batches):
+            rows = self._rows_of(checked, batch)
+            rows_in += rows
+            transactions = Transactions(table_id=table_id, run_id=self._run_id, stream=batch.stream)
+            self._recover(checked, work, batch, transactions)
+            sliced = self._fix_rows(checked, work.rows_path(number), batch, rows)
+            if sliced is None:
+                skipped += rows
+                continue
+            before = rows - sliced.rows if self._options.limit is None else self._done_rows(checked).count()
+            skipped += before
+            self._terminal.say(
+                "Output", f"{self._table.name}: {before:,} rows done before, {sliced.rows:,} to do"
+            )
+            self._is_empty = False
+            run.do(sliced, transactions)
+            work.delete_rows(number)
+        work.drop_left_spools()
+        return rows_in, skipped
+
+    def _rows_of(self, checked: Checked, batch: Batch) -> int:
+        if batch.stream is None:
+            return checked.rows_in
+        if checked.id_columns:
+            check_ids(batch.rows, checked.id_columns)
+        rows: int = batch.rows.count()
+        self._terminal.say(
+            "Stream", f"batch {batch.stream.batch_id}: {rows:,} rows were appended to the input"
+        )
+        return rows
+
+    def _done_rows(self, checked: Checked, version: int | None = None) -> Any:
         return self._table.read(version=version).where(f"{ANNOTATION}.spec_hash = '{checked.spec.hash}'")
 
-    def _fix_rows(self, checked: _Checked, work: WorkDirectory, *, is_new: bool) -> SlicedRows | None:
+    def _fix_rows(self, checked: Checked, path: str, batch: Batch, rows_in: int) -> SlicedRows | None:
         """Write down what is left, and make this run the only one that may commit; None when nothing is left."""
-        options, source = self._options, checked.source
+        options, schema = self._options, checked.source.rows.schema
         slots = task_slots(self._spark)
         for _ in range(_FIXING_ATTEMPTS):
             version = self._table.version()
-            done = None if is_new else self._done_rows(checked, version)
-            left = rows_left(source.rows, done, checked.id_columns)
-            expected = checked.rows_in - (done.count() if done is not None else 0)
+            done = None if self._is_empty else self._done_rows(checked, version)
+            left = rows_left(batch.rows, done, checked.id_columns, whole=batch.whole)
+            # Of a stream's batch, as a rule nothing is done.
+            expected = rows_in - (done.count() if done is not None and batch.stream is None else 0)
             if options.limit is not None:
                 left, expected = left.limit(options.limit), min(expected, options.limit)
             slices = number_of_slices(expected, slots)
-            text = options.source.text_column(source.rows.schema)
             keyed = with_keys(left, options.source, options.overrides_column)
-            write_slices(keyed, text, work.rows_path, slices=slices, slots=slots)
-            rows = SlicedRows(self._spark, work.rows_path, source.rows.schema, slices=slices)
+            write_slices(keyed, options.source.text_column(schema), path, slices=slices, slots=slots)
+            rows = SlicedRows(self._spark, path, schema, slices=slices)
             if rows.rows == 0:
                 return None
             properties = {RUN_PROPERTY: self._run_id}
@@ -229,130 +201,42 @@ class AnnotationJob:
             if self._table.version() == version + 1:
                 return rows
             # Someone committed between the look and the claim: those rows may be among what was left.
-            self._files.delete(work.rows_path)
+            self._files.delete(path)
         raise JobFailedError(f"others keep committing to {self._table.name!r}; run the job when they do not")
 
-    def _recover(self, checked: _Checked, work: WorkDirectory) -> None:
-        """Commit what dead runs had completed under this spec."""
+    def _recover(
+        self, checked: Checked, work: WorkDirectory, batch: Batch, transactions: Transactions
+    ) -> None:
+        """Commit what dead runs had completed of these rows under this spec: a stream's first batch is the one that
+        they had not finished."""
         for spool in work.left_spools:
             if spool.spec_hash != checked.spec.hash:
                 continue
             # From here on the dead run, should it only have been paused, cannot commit.
             self._table.set_properties({RUN_PROPERTY: f"{self._run_id}, recovering {spool.run_id}"})
-            left = rows_left(checked.source.rows, self._done_rows(checked), checked.id_columns)
+            left = rows_left(batch.rows, self._done_rows(checked), checked.id_columns, whole=batch.whole)
             rows = commit_spooled(
                 self._spark,
                 self._table,
                 with_keys(left, self._options.source, self._options.overrides_column),
                 spool,
                 plan=checked.plan,
-                transaction=recovery_transaction(self._table.table_id(), spool.run_id),
+                transaction=transactions.recovery(spool.run_id),
             )
             self._terminal.say("", f"{rows:,} rows that run {spool.run_id} had completed were committed now")
         work.drop_left_spools()
 
-    def _spools(self, work: WorkDirectory) -> ChunkSpools:
-        if fault := spool_fault(work.spool_path):
-            self._terminal.warn(
-                f"tasks cannot keep their completions in {work.spool_path} ({fault}), so a failure costs those of the "
-                "chunks that are not committed; give --work-dir a path that all executors see"
-            )
-            return ChunkSpools(self._files, None)
-        return ChunkSpools(self._files, work.spool_path)
-
-    def _nothing_to_do(self, checked: _Checked) -> Summary:
+    def _nothing_to_do(self, checked: Checked, rows_in: int) -> Summary:
         self._terminal.say("Output", f"{self._table.name}: nothing new to do, no engine was started")
-        summary = Summary(rows_in=checked.rows_in, rows_skipped=checked.rows_in, output=self._table.name)
+        summary = Summary(rows_in=rows_in, rows_skipped=rows_in, output=self._table.name)
         self._finish(summary, self._find(checked, shows_sample=False), {})
         return summary
 
-    # Running.
-
-    def _annotate(self, checked: _Checked, work: WorkDirectory, rows: SlicedRows) -> Summary:
-        options, slots = self._options, task_slots(self._spark)
-        skipped = checked.rows_in - rows.rows if options.limit is None else self._done_rows(checked).count()
-        self._terminal.say("Output", f"{self._table.name}: {skipped:,} rows done before, {rows.rows:,} to do")
-        self._terminal.say(
-            "Spark", f"{self._spark.version}, {self._spark.sparkContext.master}, {slots} task slots"
-        )
-        tracker = Tracker(
-            options.mlflow_experiment, local_store=options.driver_dir / "mlflow", warn=self._terminal.warn
-        )
-        tracker.start(self._run_id, self._params(checked))
-        rows_version = self._table.version()
-        chunks = ChunkPlan(
-            rows=rows.rows, slices=rows.slices, slots=slots, commit_every_s=options.commit_every_s
-        )
-        status, progress = "FAILED", None
-        started_s = time.monotonic()
-        try:
-            with Collector.for_session(self._spark, self._run_id, rows_total=rows.rows) as collector:
-                reporting = replace(checked.plan.options, collector=collector.address)
-                runner = ChunkRunner(
-                    self._spark,
-                    table=self._table,
-                    rows=rows,
-                    chunks=chunks,
-                    source=options.source,
-                    overrides_column=options.overrides_column,
-                    plan=replace(checked.plan, options=reporting),
-                    slots=slots,
-                    note_chunk=lambda: work.write_manifest(self._manifest(checked), chunks.chunks),
-                    spool=self._spools(work),
-                )
-                with self._progress(collector, rows.rows, runner) as progress:
-                    self._run_chunks(runner, progress, tracker)
-                # A short job may end before anyone looks.
-                if reason := self._limits().reason_to_stop(collector.totals()):
-                    raise JobFailedError(reason)
-                engines = collector.engines()
-            status = "FINISHED"
-        except KeyboardInterrupt:
-            status = "KILLED"
-            raise
-        finally:
-            samples = [] if progress is None else progress.samples
-            if status != "FINISHED":
-                tracker.finish(status, samples)
-        seconds = time.monotonic() - started_s
-        committed = self._table.rows_committed(note_prefix(self._run_id), since_version=rows_version)
-        summary = self._summarise(checked.rows_in, skipped, committed, seconds, engines)
-        return self._conclude(checked, summary, samples, tracker)
-
-    def _run_chunks(self, runner: ChunkRunner, progress: Progress, tracker: Tracker) -> None:
-        next_logged_s = 0.0
-
-        def track() -> None:
-            nonlocal next_logged_s
-            if time.monotonic() >= next_logged_s:
-                next_logged_s = time.monotonic() + _TRACKING_PERIOD_S
-                tracker.log_samples(progress.samples)
-
-        runner.run(progress.rows_per_s, every_second=track)
-
-    def _limits(self) -> ErrorLimits:
-        return ErrorLimits(max_rate=self._options.max_error_rate, fails_on_first=self._options.fails_on_error)
-
-    @contextmanager
-    def _progress(self, collector: Collector, rows: int, runner: ChunkRunner) -> Iterator[Progress]:
-        options = self._options
-        with (
-            self._terminal.progress_line() as (show, period_s),
-            Progress(
-                collector,
-                rows_total=rows,
-                limits=self._limits(),
-                stop_job=runner.cancel,
-                show=show,
-                show_period_s=period_s,
-                price_per_hour=options.price_per_hour,
-            ) as progress,
-        ):
-            yield progress
-
     # After.
 
-    def _summarise(self, rows_in: int, skipped: int, committed: int, seconds: float, engines: int) -> Summary:
+    def _summarise(self, rows_in: int, skipped: int, version: int, seconds: float, engines: int) -> Summary:
+        """``version`` of the output, from before the first commit."""
+        committed = self._table.rows_committed(note_prefix(self._run_id), since_version=version)
         totals = run_totals(self._table, self._run_id)
         return Summary(
             rows_in=rows_in,
@@ -368,11 +252,12 @@ class AnnotationJob:
             engines=engines,
         )
 
-    def _conclude(
-        self, checked: _Checked, summary: Summary, samples: Sequence[Sample], tracker: Tracker
-    ) -> Summary:
-        run_dir = self._options.driver_dir / "runs" / self._run_id
-        artifacts, places = [run_dir / "summary.json"], {}
+    def _conclude(self, checked: Checked, summary: Summary, run: Run) -> Summary:
+        samples, tracker = run.samples, run.tracker
+        run_dir = run.directory
+        artifacts, places = [run_dir / "summary.json", run_dir / "engine_metrics.parquet"], {}
+        account = {part: round(seconds, 3) for part, seconds in run.time_account().items()}
+        summary = replace(summary, time_account_s=account)
         try:
             from pipemax_spark.plot import plot
 
@@ -385,6 +270,7 @@ class AnnotationJob:
         summary.write(artifacts[0])
         findings = self._find(checked, shows_sample=True)
         figures = {key: float(v) for key, v in asdict(summary).items() if isinstance(v, int | float)}
+        figures |= {f"time_{part}_s": seconds for part, seconds in account.items()}
         if findings.accuracy is not None and findings.accuracy.rows:
             figures["accuracy"] = findings.accuracy.right / findings.accuracy.rows
         tracker.finish("FINISHED", samples, figures, artifacts)
@@ -393,7 +279,7 @@ class AnnotationJob:
         self._finish(summary, findings, {"MLflow run": tracker.place, **places})
         return summary
 
-    def _find(self, checked: _Checked, *, shows_sample: bool) -> Findings:
+    def _find(self, checked: Checked, *, shows_sample: bool) -> Findings:
         return find_results(
             self._table,
             spec_hash=checked.spec.hash,
@@ -410,11 +296,11 @@ class AnnotationJob:
         places = {"Delta table": summary.output, **places, "Logs": str(options.log_dir)}
         print_report(self._terminal.console, summary, findings, places, price_per_hour=options.price_per_hour)
 
-    def _manifest(self, checked: _Checked) -> dict[str, Any]:
+    def _manifest(self, checked: Checked) -> dict[str, Any]:
         source = {"name": checked.source.name, "version": checked.source.version}
         return {"source": source, "spec_hash": checked.spec.hash, "spec": dict(checked.spec.values)}
 
-    def _params(self, checked: _Checked) -> dict[str, Any]:
+    def _params(self, checked: Checked) -> dict[str, Any]:
         conf = self._spark.sparkContext.getConf()
         generation = asdict(self._options.generation)
         return {

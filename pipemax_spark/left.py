@@ -52,8 +52,13 @@ def check_ids(rows: Any, id_columns: Sequence[str]) -> None:
     )
 
 
-def check_columns(input_schema: Any, output_schema: Any, id_columns: Sequence[str]) -> None:
-    """``JobError`` where the input's rows cannot be compared with the output's, or not be added to them."""
+def check_columns(
+    input_schema: Any, output_schema: Any, id_columns: Sequence[str], *, only_appended: bool = False
+) -> None:
+    """``JobError`` where the input's rows cannot be compared with the output's, or not be added to them.
+
+    ``only_appended``: a column that is new in the input is null in all rows that the output may hold.
+    """
     for field in input_schema.fields:
         same = find_field(field.name, output_schema)
         if same is not None and same.dataType.simpleString() != field.dataType.simpleString():
@@ -62,7 +67,7 @@ def check_columns(input_schema: Any, output_schema: Any, id_columns: Sequence[st
                 f"{same.dataType.simpleString()} in the output; cast it, or name another output"
             )
     new = [field.name for field in input_schema.fields if find_field(field.name, output_schema) is None]
-    if new and not id_columns:
+    if new and not id_columns and not only_appended:
         raise JobError(
             f"the input has the column(s) {', '.join(new)}, which the output lacks, so its rows cannot be found again "
             "by their content; give --id-columns, or name another output"
@@ -74,24 +79,38 @@ def check_columns(input_schema: Any, output_schema: Any, id_columns: Sequence[st
         )
 
 
-def rows_left(rows: Any, done: Any | None, id_columns: Sequence[str]) -> Any:
-    """The rows of the input that ``done`` (the output's rows under the spec, or None) does not hold."""
+def rows_left(rows: Any, done: Any | None, id_columns: Sequence[str], *, whole: Any | None = None) -> Any:
+    """The rows that ``done`` (the output's rows under the spec, or None) does not hold.
+
+    ``rows`` are the whole input or, where that is given, a part of ``whole``. By content, a part's row is left only
+    while the output holds fewer of its equals than the whole input does: so a part that comes a second time, or that
+    was done in another run, adds nothing.
+    """
     if done is None:
         return rows
     if id_columns:
         return rows.join(done.select(*map(quoted, id_columns)), on=list(id_columns), how="left_anti")
-    return _rows_left_by_content(rows, done)
+    return _rows_left_by_content(rows, done, whole)
 
 
-def _rows_left_by_content(rows: Any, done: Any) -> Any:
+def _rows_left_by_content(rows: Any, done: Any, whole: Any | None) -> Any:
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
     columns = [quoted(name) for name in rows.columns]
     content = F.sha2(F.to_json(F.struct(*columns), _JSON_OPTIONS), 256)
-    done_counts = (
-        done.select(*columns).select(content.alias(_KEY)).groupBy(_KEY).agg(F.count(F.lit(1)).alias(_DONE))
-    )
+
+    def signed(frame: Any, sign: int) -> Any:
+        # A column that was added later is null in older rows, and JSON leaves nulls out.
+        nulls = [F.lit(None).alias(name) for name in rows.columns if find_field(name, frame.schema) is None]
+        known = [quoted(name) for name in rows.columns if find_field(name, frame.schema) is not None]
+        return frame.select(*known, *nulls).select(content.alias(_KEY), F.lit(sign).alias(_DONE))
+
+    counted_as_done = signed(done, 1)
+    if whole is not None:
+        # What the whole input has beyond these rows is as yet, or will be, other rows' business.
+        counted_as_done = counted_as_done.unionAll(signed(whole, -1)).unionAll(signed(rows, 1))
+    done_counts = counted_as_done.groupBy(_KEY).agg(F.sum(_DONE).alias(_DONE))
     # Equal rows are interchangeable, so which of them is the first does not matter.
     number = F.row_number().over(Window.partitionBy(_KEY).orderBy(_KEY))
     counted = rows.withColumn(_KEY, content).withColumn(_OCCURRENCE, number)

@@ -35,6 +35,12 @@ class JobOptions:
     work_dir: str | None = None
     commit_every_s: float = 900.0
     limit: int | None = None
+    is_incremental: bool = False
+    """What was appended to a Delta input since the last run, by Structured Streaming."""
+    checkpoint: str | None = None
+    """Directory for the checkpoints of such runs; default: in the work directory."""
+    skips_changes: bool = False
+    """Pass over commits to the input that updated or deleted rows."""
     mlflow_experiment: str = "pipemax"
     price_per_hour: float | None = None
     """Of all machines of the job together, in any currency."""
@@ -49,6 +55,7 @@ class JobOptions:
                 f"input and output are both {self.output!r}; name another output, which will hold the input's columns "
                 "too"
             )
+        self._check_incremental()
         if self.gold_column is not None:
             text = self.generation.response_format
             properties = load_schema(text).get("properties", {}) if text else {}
@@ -56,6 +63,21 @@ class JobOptions:
                 raise JobError(
                     f"gold-column {self.gold_column!r} is compared with the property of that name in "
                     f"--response-format, which has {', '.join(properties) or 'none'}"
+                )
+
+    def _check_incremental(self) -> None:
+        if not self.is_incremental:
+            for name, value in (("checkpoint", self.checkpoint), ("skip-changes", self.skips_changes)):
+                if value:
+                    raise JobError(
+                        f"--{name} says how --incremental reads its input; give that too, or neither"
+                    )
+            return
+        for name, value in (("limit", self.limit is not None), ("retry-errors", self.retries_errors)):
+            if value:
+                raise JobError(
+                    f"--{name} does not go with --incremental, which reads each appended row once; run the job once "
+                    "without --incremental: what either has done, the other knows"
                 )
 
     @property

@@ -9,36 +9,44 @@ import pyarrow as pa
 from pipemax.wire import PreflightReply, PreflightRequest
 from pipemax_spark.client import engine_command, engine_environment
 from pipemax_spark.errors import JobError
+from pipemax_spark.profiles import discovery_script_of
+from pipemax_spark.resources import gpu_environment
+from pipemax_spark.server_process import find_executor
 
 _TIMEOUT_S = 600
 _SHOWN_LINES = 3
 
 
-def run_preflight(spark: Any, request: PreflightRequest, *, engine_python: str | None) -> PreflightReply:
-    """``JobError`` with the engine side's own sentence where something is wrong."""
+def run_preflight(
+    spark: Any, request: PreflightRequest, *, engine_python: str | None, profile: Any = None
+) -> PreflightReply:
+    """``JobError`` with the engine side's own sentence where something is wrong. ``profile`` is the resource profile
+    of the stage that will run the engine."""
+    script = discovery_script_of(spark, profile)
 
     def ask(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            replies = [_ask(engine_python, payload) for payload in batch.column(0).to_pylist()]
+            replies = [_ask(engine_python, payload, script) for payload in batch.column(0).to_pylist()]
             yield pa.RecordBatch.from_arrays([pa.array(replies, pa.binary())], names=["reply"])
 
     row = spark.createDataFrame([(bytearray(request.to_bytes()),)], "request binary").coalesce(1)
-    answer = row.mapInArrow(ask, "reply binary").collect()[0]["reply"]
+    answer = row.mapInArrow(ask, "reply binary", profile=profile).collect()[0]["reply"]
     reply = PreflightReply.from_bytes(bytes(answer))
     if reply.error:
         raise JobError(reply.error)
     return reply
 
 
-def _ask(engine_python: str | None, payload: bytes) -> bytes:
+def _ask(engine_python: str | None, payload: bytes, discovery_script: str | None) -> bytes:
     """On the executor: a reply, or one that says why there is none."""
     command = engine_command(engine_python, "pipemax", "preflight")
+    gpus = gpu_environment(find_executor().process.pid, discovery_script)
     try:
         done = subprocess.run(
             command,
             input=payload,
             capture_output=True,
-            env=engine_environment(),
+            env=engine_environment() | gpus,
             cwd="/",
             timeout=_TIMEOUT_S,
             check=False,

@@ -4,28 +4,55 @@ Looked up in this order:
 
 1. the file in which Spark's worker names the executor's resources (standalone and local-cluster);
 2. else what the executor's own environment says (``CUDA_VISIBLE_DEVICES``, as set by a container or by hand);
-3. else nothing: every GPU that the executor's process can see, as in a container of YARN or Kubernetes, or where an
-   executor has its node to itself.
+3. else what Spark's own discovery script prints here, where the application names one: YARN and Kubernetes run it
+   for each executor, and tell nobody what it said;
+4. else nothing: every GPU that the executor's process can see, as in a container, or where an executor has its node
+   to itself.
 """
 
 import json
 import logging
+import os
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+_SCRIPT_TIMEOUT_S = 60.0
 
 
-def gpu_environment(executor_pid: int) -> dict[str, str]:
-    """Variables for the engine of the executor whose JVM this is; empty where there is nothing to add."""
-    addresses = _addresses(executor_pid)
-    return {} if addresses is None else {_VISIBLE_DEVICES: ",".join(addresses)}
+def gpu_environment(executor_pid: int, discovery_script: str | None = None) -> dict[str, str]:
+    """Variables for the engine of the executor whose JVM this is; empty where there is nothing to add.
+
+    ``discovery_script`` is the application's, if it has one (``pipemax_spark.profiles``).
+    """
+    addresses = _resource_file_addresses(executor_pid)
+    if addresses is None and discovery_script is not None and _VISIBLE_DEVICES not in os.environ:
+        addresses = _discovered_addresses(discovery_script)
+    if addresses is None:
+        return {}
+    # Discovery scripts number GPUs as nvidia-smi does; CUDA by itself would begin with the fastest.
+    return {_VISIBLE_DEVICES: ",".join(addresses), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def _addresses(executor_pid: int) -> list[str] | None:
-    """The GPUs that Spark gave to the executor; None where it says nothing of GPUs."""
+def _discovered_addresses(script: str) -> list[str] | None:
+    """What the script prints, as Spark reads it: ``{"name": "gpu", "addresses": ["0", "1"]}``."""
+    try:
+        printed = subprocess.run(
+            [script], capture_output=True, text=True, timeout=_SCRIPT_TIMEOUT_S, check=True
+        ).stdout
+        return [str(address) for address in json.loads(printed)["addresses"]]
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
+        log.warning(
+            "the GPU discovery script %s fails here (%r): the engine takes every GPU it sees", script, error
+        )
+        return None
+
+
+def _resource_file_addresses(executor_pid: int) -> list[str] | None:
+    """The GPUs that Spark's worker gave to the executor; None where it says nothing of GPUs."""
     try:
         arguments = Path(f"/proc/{executor_pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         if "--resourcesFile" not in arguments:

@@ -19,12 +19,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipemax_spark.annotate import annotate_with
 from pipemax_spark.chunks import Chunk, ChunkPlan, SlicedRows
 from pipemax_spark.errors import JobFailedError
+from pipemax_spark.incremental import StreamBatch
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.slots import partitions_for
 from pipemax_spark.tables import DeltaTable, Transaction
@@ -42,15 +43,37 @@ def note_prefix(run_id: str) -> str:
     return f"pipemax run {run_id} chunk "
 
 
-def recovery_transaction(table_id: str, run_id: str) -> Transaction:
-    """For what a dead run had completed: committed once, however often it is tried."""
-    return Transaction(
-        app_id=f"{_app_id(table_id, run_id)}-spool", version=0, note=f"pipemax run {run_id} from its spool"
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transactions:
+    """Names the appends of one run's chunks.
+
+    Those of a stream carry the checkpoint's query id and the batch's number too. These two alone would not do: a
+    batch is cut into several commits, and a run that takes a batch over from a dead one cuts what is left of it
+    anew, so that Delta would drop other rows under a pair that it knows.
+    """
+
+    table_id: str
+    run_id: str
+    stream: StreamBatch | None = None
+
+    def chunk(self, number: int, *, lane: int) -> Transaction:
+        scope, note = self.run_id, f"{note_prefix(self.run_id)}{number}"
+        if (stream := self.stream) is not None:
+            scope = f"{scope}/{stream.query_id}/{stream.batch_id}"
+            note = f"{note} of batch {stream.batch_id} of stream {stream.query_id}"
+        return Transaction(app_id=f"{_app_id(self.table_id, scope)}-{lane}", version=number, note=note)
+
+    def recovery(self, dead_run_id: str) -> Transaction:
+        """For what a dead run had completed: committed once, however often it is tried."""
+        return Transaction(
+            app_id=f"{_app_id(self.table_id, dead_run_id)}-spool",
+            version=0,
+            note=f"pipemax run {dead_run_id} from its spool",
+        )
 
 
-def _app_id(table_id: str, run_id: str) -> str:
-    return f"pipemax-{hashlib.sha256(f'{table_id}/{run_id}'.encode()).hexdigest()[:32]}"
+def _app_id(table_id: str, scope: str) -> str:
+    return f"pipemax-{hashlib.sha256(f'{table_id}/{scope}'.encode()).hexdigest()[:32]}"
 
 
 class ChunkRunner:
@@ -68,20 +91,23 @@ class ChunkRunner:
         plan: TaskPlan,
         slots: int,
         note_chunk: Callable[[], None],
-        spool: ChunkSpools,
+        spool: ChunkSpools | None,
+        transactions: Transactions,
     ) -> None:
-        """``note_chunk`` is called before each chunk starts, when ``chunks`` holds it already."""
+        """``note_chunk`` is called before each chunk starts, when ``chunks`` holds it already. Without a ``spool``,
+        completions that are not committed are lost with their task."""
         self._spark = spark
         self._table = table
-        self._table_id = table.table_id()
         self._rows = rows
         self._chunks = chunks
+        self._first_number = chunks.first_number
         self._source = source
         self._overrides_column = overrides_column
         self._plan = plan
         self._slots = slots
         self._note_chunk = note_chunk
         self._spool = spool
+        self._transactions = transactions
         self._lock = threading.Lock()
         self._committed_rows = 0
         self._ended_chunks: set[int] = set()
@@ -124,13 +150,12 @@ class ChunkRunner:
         context = self._spark.sparkContext
         # Of this thread alone, as is the group below.
         context.addJobTag(self._plan.run_id)
-        app_id = f"{_app_id(self._table_id, self._plan.run_id)}-{lane}"
         while (chunk := self._next(rows_per_s())) is not None:
             if not self._wait_for_turn(chunk):
                 return
             description = f"pipemax run {self._plan.run_id}, chunk {chunk.number}"
             context.setJobGroup(self._group(chunk.number), description, interruptOnCancel=True)
-            self._run_chunk(chunk, app_id)
+            self._run_chunk(chunk, self._transactions.chunk(chunk.number, lane=lane))
             with self._lock:
                 self._committed_rows += chunk.rows
                 self._ended_chunks.add(chunk.number)
@@ -143,7 +168,7 @@ class ChunkRunner:
             with self._lock:
                 if self._failure is not None:
                     return False
-                if before < 0 or before in self._ended_chunks:
+                if before < self._first_number or before in self._ended_chunks:
                     return True
             if self._has_running_tasks(before):
                 return True
@@ -178,18 +203,15 @@ class ChunkRunner:
                 self._note_chunk()
             return chunk
 
-    def _run_chunk(self, chunk: Chunk, app_id: str) -> None:
+    def _run_chunk(self, chunk: Chunk, transaction: Transaction) -> None:
         rows = self._rows.read(chunk, partitions=partitions_for(chunk.rows, self._slots))
-        plan = replace(self._plan, spool=self._spool.directory(chunk.number))
-        self._table.append(
-            annotate_with(rows, self._source, plan, overrides_column=self._overrides_column),
-            Transaction(
-                app_id=app_id,
-                version=chunk.number,
-                note=f"{note_prefix(self._plan.run_id)}{chunk.number}",
-            ),
-        )
-        self._spool.delete(chunk.number)
+        plan = self._plan
+        if self._spool is not None:
+            plan = replace(plan, spool=self._spool.directory(chunk.number))
+        annotated = annotate_with(rows, self._source, plan, overrides_column=self._overrides_column)
+        self._table.append(annotated, transaction)
+        if self._spool is not None:
+            self._spool.delete(chunk.number)
 
     def _cancel_jobs(self) -> None:
         self._spark.sparkContext.cancelJobsWithTag(self._plan.run_id)

@@ -18,7 +18,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,9 @@ _HANG_S = 300.0
 """A server that is there but answers no probe for this long is killed. Not sooner: one that imports its engine's
 libraries from a cold disk answers as little."""
 _RETRY_S = 0.1
+_STACKS_SIGNAL = signal.SIGUSR2
+"""The server's side registers it: ``pipemax.lifetime``."""
+_STACKS_S = 1.0
 _OLD_LOG_S = 7 * 24 * 3600.0
 _CHANNEL_OPTIONS = [
     # What the consumer has not taken must wait in the server, which counts it, not in gRPC's window.
@@ -140,7 +143,12 @@ def connect(files: ServerFiles) -> flight.FlightClient:
 
 
 def ensure_server(
-    files: ServerFiles, executor: Executor, engine_python: str | None, *, deadline_s: float
+    files: ServerFiles,
+    executor: Executor,
+    engine_python: str | None,
+    *,
+    deadline_s: float,
+    gpu_discovery_script: str | None = None,
 ) -> ProcessIdentity:
     """The server that runs now, started if there was none. ``deadline_s`` is on the monotonic clock."""
     identity = _serving(files)
@@ -148,16 +156,21 @@ def ensure_server(
         return identity
     with _locked(files.lock, executor.process, deadline_s):
         identity = _wait_for_predecessor(files, deadline_s)
-        return identity or _start(files, executor, engine_python, deadline_s)
+        if identity is not None:
+            return identity
+        gpus = gpu_environment(executor.process.pid, gpu_discovery_script)
+        return _start(files, executor, engine_python, deadline_s, gpus)
 
 
 def kill_server(identity: ProcessIdentity, reason: str) -> None:
-    """SIGKILL the server and its process group, if it still is that very process."""
+    """SIGKILL the server and its process group, if it still is that very process. Its log gets their stacks first."""
     if not identity.is_running():
         return
     log.warning("killing the engine server, pid %d: %s", identity.pid, reason)
     # It leads its group (it called setsid). What it started outside the group watches it and ends by itself.
     with contextlib.suppress(ProcessLookupError):
+        os.killpg(identity.pid, _STACKS_SIGNAL)
+        time.sleep(_STACKS_S)
         os.killpg(identity.pid, signal.SIGKILL)
 
 
@@ -200,7 +213,11 @@ def _wait_for_predecessor(files: ServerFiles, deadline_s: float) -> ProcessIdent
 
 
 def _start(
-    files: ServerFiles, executor: Executor, engine_python: str | None, deadline_s: float
+    files: ServerFiles,
+    executor: Executor,
+    engine_python: str | None,
+    deadline_s: float,
+    gpus: Mapping[str, str],
 ) -> ProcessIdentity:
     fault = address_space_limit_fault()
     if fault is None and not executor.process.is_running():
@@ -216,12 +233,12 @@ def _start(
         *("--watch-jvm", f"{watched.pid}:{watched.start_ticks}"),
         *("--log", str(files.log)),
     )
-    with files.log.open("ab") as output:
+    with os.fdopen(os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
         try:
             # Ends as soon as the server, which has detached itself, listens: status 0; or has failed.
             status = subprocess.run(
                 command,
-                env=engine_environment() | gpu_environment(watched.pid),
+                env=engine_environment() | dict(gpus),
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -72,6 +72,11 @@ class DeltaTable:
             reader = reader.option("versionAsOf", version)
         return reader.load(self.name) if self._by_path else reader.table(self.name)
 
+    def read_stream(self, options: Mapping[str, str]) -> Any:
+        """Its rows of now, and then what is appended, as a streaming DataFrame."""
+        reader = self._spark.readStream.format("delta").options(**options)
+        return reader.load(self.name) if self._by_path else reader.table(self.name)
+
     def version(self) -> int:
         return int(self._spark.sql(f"DESCRIBE HISTORY {self.sql_name} LIMIT 1").head()["version"])
 

@@ -109,17 +109,33 @@ def _spark_function(plan: TaskPlan) -> Callable[..., Any]:
 
     returned = from_arrow_type(plan.annotation_type(), prefer_timestamp_ntz=False)
     task = UdfTask(plan)
-    if hasattr(F, "arrow_udf"):  # Spark 4.1 and newer
-
-        def pipemax(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
-            return task(batches)
-
-        made = F.arrow_udf(pipemax, returnType=returned)
-    else:
-        raise JobError("pipemax_udf needs Spark 4.1 or newer; use annotate() on older ones")
+    make = _arrow_udf if hasattr(F, "arrow_udf") else _pandas_udf
+    made = make(F, task, returned)
     # Else Spark takes it as free, and evaluates it again for every filter and every field.
     function: Callable[..., Any] = made.asNondeterministic()
     return function
+
+
+def _arrow_udf(functions: Any, task: "UdfTask", returned: Any) -> Any:
+    """Spark 4.1 and newer."""
+
+    def pipemax(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        return task(batches)
+
+    return functions.arrow_udf(pipemax, returnType=returned)
+
+
+def _pandas_udf(functions: Any, task: "UdfTask", returned: Any) -> Any:
+    """Spark 4.0, which hands over Arrow's arrays only by way of pandas."""
+    import pandas as pd
+
+    from pipemax_spark.pandas_bridge import array_of_prompts, frame_of_annotations
+
+    def pipemax(batches: Iterator[pd.Series]) -> Iterator[pd.DataFrame]:
+        for annotations in task(array_of_prompts(batch) for batch in batches):
+            yield frame_of_annotations(annotations)
+
+    return functions.pandas_udf(pipemax, returnType=returned)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -24,6 +24,8 @@ from pipemax_spark.hadoop import HadoopFiles
 
 log = logging.getLogger(__name__)
 
+_CHECKPOINTS = "checkpoints"
+"""Of streams: no run's, and kept."""
 _ENDED = "ended"
 """Marks the directory of a run that failed in order, so that nobody waits to see whether it lives."""
 _HEARTBEAT_S = 10.0
@@ -43,18 +45,16 @@ class LeftSpool:
 class ChunkSpools:
     """Where the tasks of each chunk of a run keep completions until the chunk is committed."""
 
-    def __init__(self, files: HadoopFiles, root: str | None) -> None:
-        """Without a ``root`` nothing is kept."""
+    def __init__(self, files: HadoopFiles, root: str) -> None:
         self._files = files
         self._root = root
 
-    def directory(self, chunk: int) -> str | None:
-        return None if self._root is None else f"{self._root}/chunk-{chunk}"
+    def directory(self, chunk: int) -> str:
+        return f"{self._root}/chunk-{chunk}"
 
     def delete(self, chunk: int) -> None:
         """After the chunk's commit."""
-        if (directory := self.directory(chunk)) is not None:
-            self._files.delete(directory)
+        self._files.delete(self.directory(chunk))
 
 
 class WorkDirectory:
@@ -84,7 +84,16 @@ class WorkDirectory:
         return f"{self._root}/{self._run_id}"
 
     @property
-    def rows_path(self) -> str:
+    def checkpoints_path(self) -> str:
+        """Of the streams that read into this output, for all runs."""
+        return f"{self._root}/{_CHECKPOINTS}"
+
+    def rows_path(self, batch: int) -> str:
+        """Of the run's first, second, … batch of rows."""
+        return f"{self._rows_path}/{batch}"
+
+    @property
+    def _rows_path(self) -> str:
         return f"{self.path}/rows"
 
     @property
@@ -98,7 +107,7 @@ class WorkDirectory:
         self._thread.start()
         try:
             for other in self._files.list(self._root):
-                if other.is_directory and other.name != self._run_id:
+                if other.is_directory and other.name not in (self._run_id, _CHECKPOINTS):
                     self._take_over(other.path, other.name)
         except BaseException:
             self.__exit__(None)
@@ -110,10 +119,17 @@ class WorkDirectory:
         self._thread.join()
         if kind is not None and self._files.list(self.spool_path):
             self._files.write_text(f"{self.path}/{_ENDED}", "")
-            self._files.delete(self.rows_path)
+            self._files.delete(self._rows_path)
             return
         self._files.delete(self.path)
         self._files.delete_if_empty(self._root)
+
+    def chunk_spools(self) -> ChunkSpools:
+        """For this run's chunks."""
+        return ChunkSpools(self._files, self.spool_path)
+
+    def delete_rows(self, batch: int) -> None:
+        self._files.delete(self.rows_path(batch))
 
     def drop_left_spools(self) -> None:
         """What they held is committed now, or of no use."""
@@ -121,7 +137,7 @@ class WorkDirectory:
             self._files.delete(f"{self._root}/{spool.run_id}")
         self.left_spools.clear()
 
-    def write_manifest(self, facts: dict[str, Any], chunks: Sequence[Chunk]) -> None:
+    def write_manifest(self, facts: Mapping[str, Any], chunks: Sequence[Chunk]) -> None:
         """Before a chunk starts: what its rows are stands here from then on."""
         manifest = {"run_id": self._run_id, **facts, "chunks": [asdict(chunk) for chunk in chunks]}
         self._files.write_text(f"{self.path}/manifest.json", json.dumps(manifest, indent=1))

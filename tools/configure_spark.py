@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pyspark
 
-DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
-"""The Delta release made for the pyspark of the lock."""
+from pipemax_spark.session import DELTA_PACKAGES
+
+DELTA_PACKAGE = DELTA_PACKAGES[".".join(pyspark.__version__.split(".")[:2])]
+"""The Delta release made for this pyspark."""
 
 # One resolver: with Spark's defaults, every look-up that another repository would answer prints an error page.
 IVY_SETTINGS = """<ivysettings>

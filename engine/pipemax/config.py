@@ -105,6 +105,16 @@ class EngineConfig(BaseModel):
             raise ValueError("is empty; give a checkpoint directory or a hub name")
         return model
 
+    @field_validator("vllm")
+    @classmethod
+    def _token_is_not_written_down(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        if arguments.get("hf_token"):
+            raise ValueError(
+                "hf_token would stand in logs and in MLflow; leave it out and set the variable HF_TOKEN for the "
+                "executors, from your cluster's store of secrets"
+            )
+        return arguments
+
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:
         """From parsed YAML or JSON. ``ValueError`` in one readable line a fault, with the field's name."""
@@ -144,6 +154,8 @@ def _readable(error: ValidationError, *, known: list[str]) -> str:
                 faults.append(f"unknown field {name!r}; known fields: {', '.join(known)}")
             case "missing":
                 faults.append(f"field {name!r} is missing")
+            case _ if name == "vllm":  # what was given may hold what nobody should read
+                faults.append(f"{name}: {fault['msg']}")
             case _:
                 faults.append(f"{name}: {fault['msg']} (got {fault['input']!r})")
     return "; ".join(faults)

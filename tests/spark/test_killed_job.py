@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SLOW = fake_config(tokens_per_s=1_500)
 
 
-def start_job(options: JobOptions, *, commit_every: str) -> subprocess.Popen[bytes]:
+def start_job(options: JobOptions, *arguments: str, commit_every: str) -> subprocess.Popen[bytes]:
     """The same job as a process group of its own, driver and JVM."""
     engine_file = options.log_dir.parent / "engine.yaml"
     engine_file.write_text("model: fake\nmax_num_seqs: 16\nvllm: {fake: {tokens_per_s: 1500}}\n")
@@ -36,6 +36,7 @@ def start_job(options: JobOptions, *, commit_every: str) -> subprocess.Popen[byt
             *("--template", options.source.template or "", "--engine", engine_file),
             *("--max-tokens", str(options.generation.max_tokens), "--commit-every", commit_every),
             *("--engine-python", options.engine_python or "", "--log-dir", options.log_dir),
+            *arguments,
         ],
         env={**os.environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"},
         start_new_session=True,

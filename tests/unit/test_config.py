@@ -56,3 +56,13 @@ def test_a_broken_yaml_file_is_named(tmp_path: Path, text: str) -> None:
 def test_a_missing_yaml_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"none\.yaml"):
         EngineConfig.load(tmp_path / "none.yaml")
+
+
+def test_code_of_a_checkpoint_runs_only_when_asked_for() -> None:
+    assert EngineConfig(model="m").trust_remote_code is False
+
+
+def test_a_hub_token_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ValueError, match="set the variable HF_TOKEN for the executors") as refused:
+        EngineConfig.parse({"model": "m", "vllm": {"hf_token": "hf_secret"}})
+    assert "hf_secret" not in str(refused.value)

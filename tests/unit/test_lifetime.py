@@ -1,10 +1,14 @@
 """A child of the engine server ends when the server does."""
 
+import fcntl
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-from pipemax.lifetime import SERVER_IDENTITY_VARIABLE
+import pytest
+
+from pipemax.lifetime import GPU_USERS_VARIABLE, SERVER_IDENTITY_VARIABLE
 from pipemax.wire import ProcessIdentity
 
 CHILD = (
@@ -12,13 +16,13 @@ CHILD = (
 )
 
 
-def start_child(server: ProcessIdentity) -> subprocess.Popen[str]:
+def start_child(server: ProcessIdentity, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", CHILD],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, SERVER_IDENTITY_VARIABLE: f"{server.pid}:{server.start_ticks}"},
+        env={**os.environ, SERVER_IDENTITY_VARIABLE: f"{server.pid}:{server.start_ticks}", **variables},
     )
 
 
@@ -35,6 +39,26 @@ def test_a_child_ends_when_the_server_is_killed() -> None:
 def test_a_child_ends_at_once_when_the_server_is_gone_already() -> None:
     gone = ProcessIdentity(pid=os.getpid(), start_ticks=1)
     assert start_child(gone).wait(timeout=10) == 1
+
+
+def test_a_child_holds_the_server_s_gpus_until_it_ends(tmp_path: Path) -> None:
+    users = [tmp_path / "0.users", tmp_path / "1.users"]
+    server = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    variables = {GPU_USERS_VARIABLE: ":".join(map(str, users))}
+    children = [start_child(ProcessIdentity.of(server.pid), **variables) for _ in range(2)]
+    for child in children:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+    for path in users:
+        with path.open() as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    server.kill()
+    server.wait()
+    for child in children:
+        child.wait(timeout=10)
+    for path in users:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_outside_a_server_nothing_happens() -> None:

@@ -37,7 +37,8 @@ class StageTimes:
         self.prefill = tuple(OnlineEstimator(stage.prefill_time) for stage in config.stages)
         self.h2d = tuple(BandwidthEstimator(stage.h2d_bytes_per_s) for stage in config.stages)
         self.last_step_s = 0.0
-        """Of the step that was timed last, on its slowest stage."""
+        """Of the step that was timed last, on its slowest stage; and what was predicted of it just before."""
+        self.last_predicted_s = 0.0
         self._untimed: OrderedDict[StepId, StepWork] = OrderedDict()
         self._budgets: OrderedDict[StepId, int] = OrderedDict()
 
@@ -87,10 +88,10 @@ class StageTimes:
 
     def observe_step(self, event: StepTimed) -> None:
         self._check_stages(event.stage_s)
-        self.last_step_s = max(event.stage_s)
         work = self._untimed.pop(event.step_id, None)
         if work is None:
             return
+        self.last_step_s, self.last_predicted_s = max(event.stage_s), max(self.predict(work))
         for estimator, seconds in zip(self._estimators(work.phase), event.stage_s, strict=True):
             estimator.observe(work.size, work.kv_tokens, seconds)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pipemax.api import Completion, Engine, EngineStats
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError, EngineStartError
+from pipemax.serve.gpu_locks import GpuLocks
 from pipemax.serve.membership import (
     Member,
     Readiness,
@@ -91,8 +92,11 @@ class _State:
 class EngineHost:
     """Owns the resident engine. Every public method is thread-safe and returns at once, but ``stop``."""
 
-    def __init__(self, factory: EngineFactory, callbacks: HostCallbacks, timings: Timings) -> None:
+    def __init__(
+        self, factory: EngineFactory, callbacks: HostCallbacks, timings: Timings, gpus: GpuLocks
+    ) -> None:
         self._factory = factory
+        self._gpus = gpus
         self._callbacks = callbacks
         self._timings = timings
         self._changed = threading.Condition()
@@ -198,7 +202,10 @@ class EngineHost:
         assert state.loading is not None
         seconds = int(now_s - state.loading_since_s)
         other = state.loading.engine_id != member.engine_id
-        detail = f"loading model {state.loading.config.model}{state.loading_instead_of}, {seconds} s"
+        doing = (
+            self._gpus.wait_reason or f"loading model {state.loading.config.model}{state.loading_instead_of}"
+        )
+        detail = f"{doing}, {seconds} s"
         return Waiting(detail=f"{detail} (another job's)" if other else detail, other_config=other)
 
     def _still_s(self, member: Member, now_s: float) -> float:
@@ -251,6 +258,8 @@ class EngineHost:
             "loading model %s (config %s)%s", target.config.model, target.engine_id, state.loading_instead_of
         )
         self._close_resident()
+        if not self._gpus.take(gives_up=lambda: state.refusal is not None):
+            return
         try:
             engine = self._factory(target.config)
         except (EngineStartError, EngineDiedError) as error:

@@ -1,4 +1,4 @@
-"""When the server ends: its executor is gone, its Python daemons are gone, it idles, or it is told.
+"""When the server ends: its executor, its Python daemons or its socket are gone, it idles, or it is told.
 
 It watches processes by pidfd, which a reused pid cannot deceive and which also fires for a zombie. It only
 decides; ``main`` takes the server down.
@@ -11,6 +11,7 @@ import select
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipemax.serve.settings import Timings
 from pipemax.wire import ProcessIdentity
@@ -70,8 +71,9 @@ class WatchedProcess:
 class Lifecycle:
     """Decides when the server ends. Thread-safe."""
 
-    def __init__(self, executor: ProcessIdentity, timings: Timings) -> None:
+    def __init__(self, executor: ProcessIdentity, timings: Timings, *, socket: Path) -> None:
         self._timings = timings
+        self._socket = socket
         self._executor = WatchedProcess(executor)
         self._lock = threading.Lock()
         self._daemons: dict[ProcessIdentity, WatchedProcess] = {}
@@ -128,6 +130,9 @@ class Lifecycle:
         now_s = time.monotonic()
         if self._executor.is_gone():
             return Exit(reason=f"the executor, pid {self._executor.identity.pid}, is gone", at_once=True)
+        if not self._socket.exists():
+            # No new task can find this server: it would keep the GPUs from the one that is started instead.
+            return Exit(reason=f"its socket {self._socket} was deleted")
         with self._lock:
             for identity in [i for i, daemon in self._daemons.items() if daemon.is_gone()]:
                 self._daemons.pop(identity).close()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipemax.lifetime import SERVER_IDENTITY_VARIABLE
+from pipemax.lifetime import SERVER_IDENTITY_VARIABLE, write_stacks_when_told
 from pipemax.serve.settings import Timings, WindowLimits
 
 if TYPE_CHECKING:
@@ -50,6 +50,11 @@ class ServerOptions:
     def journal(self) -> Path:
         """Where the server says what it runs, for its successor."""
         return self.socket.with_suffix(".journal")
+
+    @property
+    def gpu_locks(self) -> Path:
+        """Directory of the locks that all servers of this user and machine share."""
+        return self.socket.with_name("gpus")
 
 
 def parse_options(arguments: Sequence[str]) -> ServerOptions:
@@ -111,6 +116,7 @@ def _detach(log_path: Path) -> Callable[[], None]:
         os.dup2(source, target)
     os.close(empty)
     os.close(output)
+    write_stacks_when_told()
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -123,6 +129,8 @@ def _detach(log_path: Path) -> Callable[[], None]:
 
 
 def _serve(options: ServerOptions, factory: "EngineFactory", tell_listening: Callable[[], None]) -> int:
+    from pipemax.gpus import visible_gpus
+    from pipemax.serve.gpu_locks import GpuLocks
     from pipemax.serve.journal import Journal
     from pipemax.serve.lifecycle import Exit, Lifecycle
     from pipemax.serve.server import EngineServer
@@ -132,9 +140,11 @@ def _serve(options: ServerOptions, factory: "EngineFactory", tell_listening: Cal
     # The engine's processes inherit it, and end when the process that it names has.
     os.environ[SERVER_IDENTITY_VARIABLE] = f"{own.pid}:{own.start_ticks}"
     pid, ticks = options.watch_jvm
-    lifecycle = Lifecycle(ProcessIdentity(pid=pid, start_ticks=ticks), options.timings)
+    lifecycle = Lifecycle(ProcessIdentity(pid=pid, start_ticks=ticks), options.timings, socket=options.socket)
     signal.signal(signal.SIGTERM, lambda *_: lifecycle.stop(Exit(reason="SIGTERM")))
     os.umask(0o077)
+    gpus = GpuLocks(options.gpu_locks, visible_gpus(os.environ))
+    os.environ.update(gpus.environment)
     journal = Journal(options.journal)
     suspects = journal.suspects.count
     server = EngineServer(
@@ -144,6 +154,7 @@ def _serve(options: ServerOptions, factory: "EngineFactory", tell_listening: Cal
         journal=journal,
         timings=options.timings,
         limits=options.limits,
+        gpus=gpus,
     )
     _write_record(options, suspects)
     lifecycle.start()

@@ -14,6 +14,7 @@ from pipemax.api import Completion, Engine
 from pipemax.config import EngineConfig
 from pipemax.serve.cache import ResultCache
 from pipemax.serve.credit import CreditWindow
+from pipemax.serve.gpu_locks import GpuLocks
 from pipemax.serve.host import EngineFactory, EngineHost, HostCallbacks
 from pipemax.serve.inputs import InputWatch
 from pipemax.serve.journal import Journal
@@ -56,6 +57,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         journal: Journal,
         timings: Timings,
         limits: WindowLimits,
+        gpus: GpuLocks,
     ) -> None:
         self._lifecycle = lifecycle
         self._stats = StatsBook()
@@ -78,7 +80,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             dying=self._turns.freeze,
             died=self._engine_died,
         )
-        self._host = EngineHost(engine_factory, callbacks, timings)
+        self._host = EngineHost(engine_factory, callbacks, timings, gpus)
         self._reporter = Reporter(
             self._stats.collectors, self._stats_for, self._inputs.hear, timings.stats_push_s
         )

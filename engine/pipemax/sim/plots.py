@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from pipemax.sim.result import SimulationResult
+from pipemax.sim.result import DecodeSample, SimulationResult
 from pipemax.sim.study import Study
 
 _DPI = 150
@@ -78,15 +78,20 @@ def plot_normalized(
 
 
 def plot_runtime(result: SimulationResult, path: Path) -> Path:
-    """Decode step time and KV per batch over the run: ``fig:time_and_memory`` (a) and (b)."""
+    """``plot_decode`` of a simulated run. ``ValueError`` where it has no decode steps."""
     samples = result.recording.decode_samples
     if not samples:
         raise ValueError(f"the run of {result.system} has no decode steps")
+    return plot_decode(samples, result.gpu_kv_tokens, path)
+
+
+def plot_decode(samples: Sequence[DecodeSample], gpu_kv_tokens: int, path: Path) -> Path:
+    """Decode step time and KV per batch over a run, simulated or measured: ``fig:time_and_memory`` (a) and (b)."""
     window = np.ones(_SMOOTHING_STEPS) / _SMOOTHING_STEPS
     step_ms = np.array([sample.step_s * 1e3 for sample in samples])
-    kv = np.array([sample.kv_tokens for sample in samples]) / result.gpu_kv_tokens
+    kv = np.array([sample.kv_tokens for sample in samples]) / gpu_kv_tokens
     # What was copied beside one step belongs to the batch of the next.
-    prefetched = np.array([0, *(sample.prefetched_tokens for sample in samples[:-1])]) / result.gpu_kv_tokens
+    prefetched = np.array([0, *(sample.prefetched_tokens for sample in samples[:-1])]) / gpu_kv_tokens
     if len(samples) > _SMOOTHING_STEPS:
         step_ms, kv, prefetched = (
             np.convolve(line, window, mode="valid") for line in (step_ms, kv, prefetched)

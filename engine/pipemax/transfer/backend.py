@@ -1,9 +1,25 @@
-"""What moves the bytes. The CPU backend is the first; one for CUDA fits behind the same five words."""
+"""What a stage asks of its copies, and what moves the bytes where copies are waited for one by one."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from pipemax.transfer.commands import BlockLoad, BlockStore, LoadTiming
+from pipemax.transfer.commands import BlockLoad, BlockStore, LoadTiming, StepCopies, StepWait
+
+
+class StepTransfers(Protocol):
+    """The copies of a stage's steps: ``Orchestrator`` over a CPU, ``CudaTransfers`` on a GPU.
+
+    One caller, strictly begin, end, begin, end. ``TransferError`` where a copy has failed.
+    """
+
+    def begin_step(self, copies: StepCopies) -> StepWait:
+        """Before the step touches KV: from here on it sees all copies of earlier steps. Its loads start."""
+
+    def end_step(self, copies: StepCopies) -> None:
+        """The step's KV is computed, or what computes it is enqueued: start its stores."""
+
+    def close(self) -> None:
+        """Finish what is queued and stop. Safe to call twice."""
 
 
 class CopyBackend(Protocol):

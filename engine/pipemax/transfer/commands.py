@@ -23,6 +23,15 @@ class BlockStore(NamedTuple):
     target: HostBlockId
 
 
+class TokenStore(NamedTuple):
+    """GPU → host, some tokens of one block, at the same slots of it. For kernels that keep a block's tokens apart."""
+
+    source: GpuBlockId
+    target: HostBlockId
+    first_slot: int
+    num_slots: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCopies:
     """The copies of one step."""
@@ -33,6 +42,11 @@ class StepCopies:
     """While it computes: prefetches."""
     stores: tuple[BlockStore, ...] = ()
     """Once it has computed: the blocks that it filled."""
+    token_stores: tuple[TokenStore, ...] = ()
+    """Once it has computed: what it wrote to blocks that it did not fill."""
+    store_fence: int | None = 0
+    """How many steps back the last one lies whose stores or saves read a block that this step's computation
+    overwrites; 0 is this step itself, None is no step. It must wait for all stores up to that one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,3 +55,13 @@ class LoadTiming:
 
     num_blocks: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWait:
+    """What the beginning of a step found."""
+
+    stall_s: float
+    """How long steps had to wait for earlier copies and their own saves. On a GPU, of steps that are done since."""
+    loads: tuple[LoadTiming, ...]
+    """Of steps before it, in their order, each once it is known."""

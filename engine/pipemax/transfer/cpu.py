@@ -20,7 +20,7 @@ class CpuCopyBackend:
     """Implements ``CopyBackend`` where the "GPU" pool is ordinary memory too."""
 
     def __init__(self, gpu_rows: ByteRows, host_rows: ByteRows) -> None:
-        """Both ``(num_blocks, layers · kv_heads, block_tokens, content bytes)``."""
+        """Both ``(num_blocks, block_bytes)``."""
         if gpu_rows.shape[1:] != host_rows.shape[1:]:
             raise ValueError(f"the pools' blocks differ: {gpu_rows.shape[1:]} and {host_rows.shape[1:]}")
         self._gpu = gpu_rows

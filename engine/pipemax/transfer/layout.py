@@ -1,12 +1,16 @@
-"""How one pipeline stage's KV blocks lie in memory. Both pools have this one layout.
+"""How one pipeline stage's KV blocks lie in memory. Both pools have this one layout, on whatever device.
 
-    # one block, block-first, keys and values packed in the content:
-    # (layers, kv_heads, block_tokens, content)
-    # one pool:
+    # one pool, block-first, keys and values packed in the content (vLLM's BLHNC):
     # (num_blocks, layers, kv_heads, block_tokens, content)
+    #
+    # one block, a contiguous row over all layers of the stage, so that moving it is one copy:
+    # | layer 0: head 0 [ token 0 | token 1 | … ], head 1 […], … | pad | layer 1 … | pad | … | pad |
+    # '------------------- layer_stride_bytes -------------------'
+    # '------------------------------------- block_bytes -------------------------------------------'
 
-A block is one contiguous row over all layers of the stage (vLLM's ``BLHNC``), so that moving it is one copy. Within a
-layer's part kernels may order the values as they like (vLLM's for CPUs transpose the keys): only whole blocks move.
+vLLM pads where an attention kernel wants aligned pages or blocks; pads move with their block. A token's keys and
+values of one layer are ``kv_heads`` runs of ``content_bytes``. Kernels for CPUs order the values within a layer's
+part otherwise (they transpose the keys): there only whole blocks may move, never single tokens.
 """
 
 from collections.abc import Mapping
@@ -17,32 +21,82 @@ import torch
 from numpy.typing import NDArray
 
 ByteRows = NDArray[np.uint8]
-"""(num_blocks, layers · kv_heads, block_tokens, content bytes): a pool as raw bytes, whatever the KV's dtype."""
+"""(num_blocks, block_bytes): a pool as raw bytes, whatever the KV's dtype."""
+
+KV_DTYPES = (
+    torch.bfloat16,
+    torch.float16,
+    torch.float32,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.uint8,  # how vLLM stores fp8
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockLayout:
-    """The shape of one block on one stage."""
+    """The shape of one block on one stage, in bytes where it is not counted."""
 
     num_layers: int
     num_kv_heads: int
     block_tokens: int
     content_bytes: int
     """Keys and values of one token and head."""
+    layer_stride_bytes: int
+    """From one layer's part of a block to the next."""
+    block_bytes: int
+    """From one block to the next, pads included."""
+
+    def __post_init__(self) -> None:
+        counts = (self.num_layers, self.num_kv_heads, self.block_tokens, self.content_bytes)
+        if min(counts) < 1:
+            raise ValueError(f"a block layout's counts are at least 1: {self}")
+        if self.layer_stride_bytes < self.layer_bytes or self.block_bytes < self._end_of_last_layer:
+            raise ValueError(f"the layers of a block overlap: {self}")
+
+    @classmethod
+    def compact(
+        cls, *, num_layers: int, num_kv_heads: int, block_tokens: int, content_bytes: int
+    ) -> "BlockLayout":
+        """Without pads."""
+        layer_bytes = num_kv_heads * block_tokens * content_bytes
+        return cls(
+            num_layers=num_layers,
+            num_kv_heads=num_kv_heads,
+            block_tokens=block_tokens,
+            content_bytes=content_bytes,
+            layer_stride_bytes=layer_bytes,
+            block_bytes=num_layers * layer_bytes,
+        )
 
     @property
-    def block_bytes(self) -> int:
-        return self.num_layers * self.num_kv_heads * self.block_tokens * self.content_bytes
+    def head_bytes(self) -> int:
+        """One head's part of one layer: ``block_tokens`` runs."""
+        return self.block_tokens * self.content_bytes
 
-    def pool_shape(self, num_blocks: int) -> tuple[int, int, int, int]:
-        return (num_blocks, self.num_layers * self.num_kv_heads, self.block_tokens, self.content_bytes)
+    @property
+    def layer_bytes(self) -> int:
+        """One layer's part of a block, without its pad."""
+        return self.num_kv_heads * self.head_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """KV of one token over all layers of the stage."""
+        return self.num_layers * self.num_kv_heads * self.content_bytes
+
+    def pool_shape(self, num_blocks: int) -> tuple[int, int]:
+        return (num_blocks, self.block_bytes)
+
+    @property
+    def _end_of_last_layer(self) -> int:
+        return (self.num_layers - 1) * self.layer_stride_bytes + self.layer_bytes
 
 
 def describe_layers(layers: Mapping[str, torch.Tensor]) -> tuple[BlockLayout, torch.Tensor]:
     """The layout of a stage's KV caches, and all of them as one tensor of bytes without a copy.
 
-    ``layers``: by name, in any order, each ``(num_blocks, kv_heads, block_tokens, content)``. The result is
-    ``(num_blocks, layers · kv_heads, block_tokens, content bytes)``. ``ValueError`` where the layers do not
+    ``layers``: by name, in any order, each ``(num_blocks, kv_heads, block_tokens, content)`` of a dtype in
+    ``KV_DTYPES``. The result is ``(num_blocks, block_bytes)`` on their device. ``ValueError`` where the layers do not
     interleave block-first in one storage.
     """
     if not layers:
@@ -53,24 +107,32 @@ def describe_layers(layers: Mapping[str, torch.Tensor]) -> tuple[BlockLayout, to
         raise ValueError(
             f"a layer's KV cache has the shape {tuple(first.shape)}, not (blocks, heads, tokens, content)"
         )
+    if first.dtype not in KV_DTYPES:
+        raise ValueError(f"KV caches of {first.dtype} are not supported; {_names(KV_DTYPES)} are")
     num_blocks, num_heads, block_tokens, content = first.shape
     layer_values = num_heads * block_tokens * content
-    row_values = len(tensors) * layer_values
-    interior = (block_tokens * content, content, 1)
+    layer_stride = (
+        int(tensors[1].storage_offset() - first.storage_offset()) if len(tensors) > 1 else layer_values
+    )
+    # A block may be longer than its layers. With one block, strides over blocks mean nothing.
+    least_values = (len(tensors) - 1) * layer_stride + layer_values
+    row_values = max(int(first.stride(0)), least_values) if num_blocks > 1 else least_values
     for index, layer in enumerate(tensors):
-        expected_offset = first.storage_offset() + index * layer_values
+        expected_offset = first.storage_offset() + index * layer_stride
+        stride = (row_values if num_blocks > 1 else layer.stride(0), block_tokens * content, content, 1)
         is_block_first = (
             layer.shape == first.shape
             and layer.dtype == first.dtype
             and layer.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-            and layer.stride() == (row_values, *interior)
+            and layer_stride >= layer_values
+            and layer.stride() == stride
             and layer.storage_offset() == expected_offset
         )
         if not is_block_first:
             raise ValueError(
                 f"KV caches are not block-first: layer {index} of {len(tensors)} has shape {tuple(layer.shape)}, "
-                f"stride {layer.stride()}, offset {layer.storage_offset()}; stride {(row_values, *interior)} and "
-                f"offset {expected_offset} are needed"
+                f"stride {layer.stride()}, offset {layer.storage_offset()}; stride {stride} and "
+                f"offset {expected_offset} are needed (vLLM: VLLM_KV_CACHE_LAYOUT=BLHNC)"
             )
     value_bytes = first.element_size()
     layout = BlockLayout(
@@ -78,8 +140,48 @@ def describe_layers(layers: Mapping[str, torch.Tensor]) -> tuple[BlockLayout, to
         num_kv_heads=num_heads,
         block_tokens=block_tokens,
         content_bytes=content * value_bytes,
+        layer_stride_bytes=layer_stride * value_bytes,
+        block_bytes=row_values * value_bytes,
     )
-    rows = torch.empty(0, dtype=torch.uint8, device=first.device).set_(first.untyped_storage())
-    first_byte = first.storage_offset() * value_bytes
-    rows = rows[first_byte : first_byte + num_blocks * layout.block_bytes]
-    return layout, rows.view(layout.pool_shape(num_blocks))
+    return layout, _as_bytes(first, layout, num_blocks)
+
+
+def _as_bytes(first: torch.Tensor, layout: BlockLayout, num_blocks: int) -> torch.Tensor:
+    """The blocks whose first layer is ``first``."""
+    storage = first.untyped_storage()
+    first_byte = first.storage_offset() * first.element_size()
+    num_bytes = num_blocks * layout.block_bytes
+    if first_byte + num_bytes > storage.nbytes():
+        raise ValueError(
+            f"KV caches end after {storage.nbytes():,} bytes, {num_blocks} blocks of {layout.block_bytes:,} need "
+            f"{first_byte + num_bytes:,}"
+        )
+    memory = torch.empty(0, dtype=torch.uint8, device=first.device).set_(storage)
+    return memory[first_byte : first_byte + num_bytes].view(layout.pool_shape(num_blocks))
+
+
+def layer_views(rows: torch.Tensor, layout: BlockLayout, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Each layer of a pool, zero-copy: what ``describe_layers`` takes apart, put together again.
+
+    ``rows``: ``(num_blocks, block_bytes)`` bytes on any device. Each view is ``(num_blocks, kv_heads, block_tokens,
+    content)`` of ``dtype``. ``ValueError`` where rows or dtype do not fit the layout.
+    """
+    if rows.dim() != 2 or rows.shape[1] != layout.block_bytes or rows.dtype != torch.uint8:
+        raise ValueError(
+            f"a pool of this layout is bytes of shape (num_blocks, {layout.block_bytes}), not {rows.dtype} of "
+            f"{tuple(rows.shape)}"
+        )
+    size = dtype.itemsize
+    if any(n % size for n in (layout.content_bytes, layout.layer_stride_bytes, layout.block_bytes)):
+        raise ValueError(f"{dtype} values of {size} bytes do not fit {layout}")
+    values = rows.view(dtype)
+    views = []
+    for layer in range(layout.num_layers):
+        begin = layer * layout.layer_stride_bytes // size
+        part = values[:, begin : begin + layout.layer_bytes // size]
+        views.append(part.view(len(rows), layout.num_kv_heads, layout.block_tokens, -1))
+    return views
+
+
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)

@@ -17,20 +17,9 @@ So no completion is ever reported to the scheduler. Idea: Section 3.4 of the pap
 """
 
 import time
-from dataclasses import dataclass
 
 from pipemax.transfer.backend import CopyBackend
-from pipemax.transfer.commands import LoadTiming, StepCopies
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepWait:
-    """What ``begin_step`` found."""
-
-    stall_s: float
-    """How long the step had to wait for earlier copies and its own saves."""
-    loads: tuple[LoadTiming, ...]
-    """Of the steps before it."""
+from pipemax.transfer.commands import StepCopies, StepWait
 
 
 class Orchestrator:
@@ -57,6 +46,7 @@ class Orchestrator:
     def end_step(self, copies: StepCopies) -> None:
         """This step's KV is computed: start its stores."""
         assert self._is_in_step, "no step has begun"
+        assert not copies.token_stores, "kernels on a CPU order a block's tokens: it moves whole"
         self._is_in_step = False
         if copies.stores:
             self._backend.submit_stores(copies.stores)

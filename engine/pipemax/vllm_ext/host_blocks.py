@@ -5,7 +5,8 @@ A request's replica is a table of host blocks beside its GPU block table. A bloc
 prefix is replicated once. Blocks are released when their last request goes; nothing is kept beyond that.
 
 A block is stored when it is full. The last one of a request, partly filled, is saved when the request is evicted: one
-block a victim, where writing every token through would copy that block at every step.
+block a victim, where writing every token through would copy that block at every step. On GPUs a kernel stores single
+tokens instead (``stores_tokens``), and an eviction copies nothing.
 
 An id may be handed out again at once: whatever was to read or write it belongs to an earlier step, and steps wait
 for the copies of the steps before them (``pipemax.transfer.orchestrator``).
@@ -20,11 +21,13 @@ from pipemax.domain.units import HostBlockId, ceil_div
 
 
 class Replicated(NamedTuple):
-    """One of a request's blocks, to be copied to the host."""
+    """One of a request's blocks, or some slots of it, to be copied to the host."""
 
     block_index: int
     """Within the request's sequence."""
     host_block: HostBlockId
+    first_slot: int
+    num_slots: int
 
 
 @dataclass(slots=True)
@@ -38,9 +41,10 @@ class _Table:
 class HostBlocks:
     """Tables, references and the free list. Not thread-safe."""
 
-    def __init__(self, *, num_blocks: int, block_tokens: int) -> None:
+    def __init__(self, *, num_blocks: int, block_tokens: int, stores_tokens: bool = False) -> None:
         self.num_blocks = num_blocks
         self._block_tokens = block_tokens
+        self._stores_tokens = stores_tokens
         self._free = [HostBlockId(block) for block in range(num_blocks - 1, -1, -1)]
         self._num_references: dict[HostBlockId, int] = {}
         self._by_hash: dict[bytes, HostBlockId] = {}
@@ -56,7 +60,8 @@ class HostBlocks:
         return self._tables[request_id].blocks
 
     def extend(self, request_id: str, num_tokens: int, block_hashes: Sequence[bytes]) -> list[Replicated]:
-        """A request's KV grows to ``num_tokens``: the blocks that are full now and not on the host yet.
+        """A request's KV grows to ``num_tokens``: the blocks that are full now and not on the host yet, and the new
+        slots of the last one where single tokens are stored.
 
         ``block_hashes``: of its full blocks, as far as they are known. ``PoolExhaustedError`` without free blocks;
         that ends the engine, for the controller counts no fewer than are used.
@@ -72,14 +77,25 @@ class HostBlocks:
             if index == len(table.blocks):
                 table.blocks.append(self._take() if shared is None else self._share(shared))
             if shared is None:
-                stores.append(Replicated(index, table.blocks[index]))
+                stores.append(self._part(table, index, num_tokens))
                 if content is not None:
                     self._by_hash[content] = table.blocks[index]
                     self._hashes[table.blocks[index]] = content
         if ceil_div(num_tokens, size) > len(table.blocks):  # so that an eviction never lacks a block
             table.blocks.append(self._take())
+        if self._stores_tokens:
+            if num_tokens % size:
+                stores.append(self._part(table, num_tokens // size, num_tokens))
+            table.saved_tokens = num_tokens
         table.num_tokens = num_tokens
         return stores
+
+    def _part(self, table: _Table, index: int, num_tokens: int) -> Replicated:
+        """What the host lacks of one block of a sequence that grows to ``num_tokens``."""
+        size = self._block_tokens
+        first_slot = max(0, table.num_tokens - index * size) if self._stores_tokens else 0
+        end_slot = min(size, num_tokens - index * size)
+        return Replicated(index, table.blocks[index], first_slot, end_slot - first_slot)
 
     def save_last(self, request_id: str) -> Replicated | None:
         """A request leaves the GPU: its last block, if that is partly filled and has grown since it was saved."""
@@ -87,7 +103,7 @@ class HostBlocks:
         if table.num_tokens % self._block_tokens == 0 or table.saved_tokens == table.num_tokens:
             return None
         table.saved_tokens = table.num_tokens
-        return Replicated(len(table.blocks) - 1, table.blocks[-1])
+        return Replicated(len(table.blocks) - 1, table.blocks[-1], 0, self._block_tokens)
 
     def release(self, request_id: str) -> None:
         """A request is gone; an unknown one passes."""

@@ -19,6 +19,8 @@ from pipemax.control.calibration import load_calibration
 from pipemax.control.config import HOST_HIGH_WATERMARK, StageConfig
 from pipemax.control.estimator import StepTimeModel
 from pipemax.domain.units import GIB, ceil_div
+from pipemax.lifetime import SERVER_IDENTITY_VARIABLE
+from pipemax.parallelism import pipeline_parallel_size
 from pipemax.vllm_ext.compat import check_model, check_version
 from pipemax.vllm_ext.settings import RuntimeSettings, encode_stage
 
@@ -95,26 +97,6 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         raise ValueError(
             f"vllm: {error} (these are the arguments of vLLM {vllm.__version__}'s EngineArgs)"
         ) from error
-
-
-def pipeline_parallel_size(config: EngineConfig, *, num_gpus: int) -> int:
-    """The stages to run: as asked, else one for each group of ``tensor_parallel_size`` GPUs."""
-    if num_gpus == 0:
-        if config.tensor_parallel_size > 1:
-            raise ValueError(
-                f"tensor_parallel_size {config.tensor_parallel_size} needs GPUs, and this machine shows none"
-            )
-        return config.pipeline_parallel_size or 1
-    needed = (config.pipeline_parallel_size or 1) * config.tensor_parallel_size
-    if needed > num_gpus:
-        raise ValueError(
-            f"pipeline_parallel_size {config.pipeline_parallel_size or 1} × tensor_parallel_size "
-            f"{config.tensor_parallel_size} needs {needed} GPUs, and this machine shows {num_gpus} "
-            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')})"
-        )
-    if config.pipeline_parallel_size is not None:
-        return config.pipeline_parallel_size
-    return max(1, num_gpus // config.tensor_parallel_size)
 
 
 def _pipemax_args(*, num_gpus: int) -> dict[str, Any]:
@@ -196,10 +178,12 @@ def _uncalibrated_stage(kv_bytes_per_token: int) -> StageConfig:
 @contextmanager
 def launch_environment(config: EngineConfig) -> Iterator[None]:
     """What vLLM's processes read from the environment while they start. Afterwards it is as it was."""
-    # The server has threads (gRPC's among them), and a forked child would inherit their locks, held.
-    values = {"VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn"}
     # Reports of use would leave the user's network, and a closed network makes their thread wait.
-    values["VLLM_NO_USAGE_STATS"] = os.environ.get("VLLM_NO_USAGE_STATS", "1")
+    values = {"VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1")}
+    if SERVER_IDENTITY_VARIABLE in os.environ:
+        # A server has threads (gRPC's among them): a forked child would inherit their locks, held. Nor would vLLM
+        # load its plugins again in a forked child, and then nothing would end it with the server.
+        values["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     if config.policy is Policy.PIPEMAX:
         values["VLLM_KV_CACHE_LAYOUT"] = KV_LAYOUT
     if current_platform.is_cpu() and (config.pipeline_parallel_size or 1) > 1:

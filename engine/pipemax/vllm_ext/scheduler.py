@@ -34,8 +34,9 @@ from pipemax.domain.events import (
 )
 from pipemax.domain.plan import Prefetch, StepPlan
 from pipemax.domain.request import RequestSpec
-from pipemax.domain.units import RequestId, ceil_div
-from pipemax.transfer.commands import BlockLoad, BlockStore, StepCopies
+from pipemax.domain.units import GpuBlockId, RequestId, ceil_div
+from pipemax.transfer.commands import BlockLoad, BlockStore, StepCopies, TokenStore
+from pipemax.transfer.store_fences import StoreFences
 from pipemax.vllm_ext.compat import check_kv_cache
 from pipemax.vllm_ext.connector import StepMetadata
 from pipemax.vllm_ext.gpu_blocks import GpuBlocks
@@ -64,7 +65,12 @@ class PipeMaxScheduler(Scheduler):
         assert transfer_config is not None, "PipeMax's scheduler runs with its connector alone"
         settings = RuntimeSettings.from_extra_config(transfer_config.kv_connector_extra_config)
         self._gpu = GpuBlocks(self.kv_cache_manager, self.block_size)
-        self._host = HostBlocks(num_blocks=settings.host_blocks, block_tokens=self.block_size)
+        self._host = HostBlocks(
+            num_blocks=settings.host_blocks,
+            block_tokens=self.block_size,
+            stores_tokens=settings.stores_tokens,
+        )
+        self._store_fences = StoreFences()
         self._prefixes = PrefixFinder(self.block_size)
         self._reports = ReportBook(self.parallel_config.pipeline_parallel_size)
         self._controller = Controller(
@@ -269,17 +275,31 @@ class PipeMaxScheduler(Scheduler):
         """The plan's loads, and the stores that keep every replica complete."""
         assert self._plan is not None
         stores: list[BlockStore] = []
+        token_stores: list[TokenStore] = []
+        overwrites: list[GpuBlockId] = []
         for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
             request = self.requests[request_id]
+            computed = request.num_computed_tokens
+            first, end = (ceil_div(count, self.block_size) for count in (computed, computed + num_tokens))
+            overwrites += [self._gpu.block(request_id, index) for index in range(first, end)]
             # From what the host has, not from what is computed: KV found on the GPU is replicated too.
-            full_blocks = self._host.extend(
-                request_id, request.num_computed_tokens + num_tokens, request.block_hashes
-            )
-            stores += [
-                BlockStore(source=self._gpu.block(request_id, block_index), target=host_block)
-                for block_index, host_block in full_blocks
-            ]
-        copies = StepCopies(saves=tuple(self._saves), loads=tuple(self._loads), stores=tuple(stores))
+            for part in self._host.extend(request_id, computed + num_tokens, request.block_hashes):
+                source = self._gpu.block(request_id, part.block_index)
+                if part.num_slots == self.block_size:
+                    stores.append(BlockStore(source=source, target=part.host_block))
+                else:
+                    slots = (part.first_slot, part.num_slots)
+                    token_stores.append(TokenStore(source, part.host_block, *slots))
+        fence = self._store_fences.plan_step(
+            overwrites=overwrites, saves=self._saves, stores=stores, token_stores=token_stores
+        )
+        copies = StepCopies(
+            saves=tuple(self._saves),
+            loads=tuple(self._loads),
+            stores=tuple(stores),
+            token_stores=tuple(token_stores),
+            store_fence=fence,
+        )
         self._saves.clear()
         self._loads.clear()
         return StepMetadata(self._plan.step_id, copies)

@@ -28,6 +28,8 @@ class RuntimeSettings:
     """n of the paper."""
     stages: tuple[dict[str, Any], ...]
     """A ``StageConfig`` each, encoded."""
+    stores_tokens: bool = False
+    """New tokens' KV goes to the host one by one after each step, where the device has a kernel for it."""
     controller: dict[str, Any] = field(default_factory=dict)
     """Further fields of ``ControllerConfig``, by name."""
 

@@ -38,6 +38,7 @@ def make_scheduler(
     num_batches: int,
     stages: int = 1,
     chunk_tokens: int = 64,
+    stores_tokens: bool = False,
     **more: Any,
 ) -> PipeMaxScheduler:
     """As the engine core would make it."""
@@ -58,7 +59,11 @@ def make_scheduler(
     extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
     settings = RuntimeSettings.from_extra_config(extra_config)
     small = RuntimeSettings(
-        host_blocks=host_blocks, num_batches=num_batches, stages=settings.stages, controller=more
+        host_blocks=host_blocks,
+        num_batches=num_batches,
+        stages=settings.stages,
+        stores_tokens=stores_tokens,
+        controller=more,
     )
     extra_config.update(small.to_extra_config())
     spec = FullAttentionSpec(
@@ -121,6 +126,10 @@ class FakeWorker:
         self._update_tables(output)
         sampled = {name: self._run(name, count) for name, count in output.num_scheduled_tokens.items()}
         self._store(metadata.copies.stores)
+        for tokens in metadata.copies.token_stores:
+            slots = slice(tokens.first_slot, tokens.first_slot + tokens.num_slots)
+            kept = self.host.setdefault(tokens.target, [None] * BLOCK_TOKENS)
+            kept[slots] = self.gpu[tokens.source][slots]
         for load in metadata.copies.loads:
             self.gpu[load.target] = [*self.host[load.source]]
         names = [*sampled]

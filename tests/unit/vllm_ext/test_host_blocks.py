@@ -12,8 +12,8 @@ from pipemax.vllm_ext.host_blocks import HostBlocks, Replicated
 SIZE = 4
 
 
-def pool(num_blocks: int = 10) -> HostBlocks:
-    return HostBlocks(num_blocks=num_blocks, block_tokens=SIZE)
+def pool(num_blocks: int = 10, *, stores_tokens: bool = False) -> HostBlocks:
+    return HostBlocks(num_blocks=num_blocks, block_tokens=SIZE, stores_tokens=stores_tokens)
 
 
 def hashes(text: str) -> list[bytes]:
@@ -23,10 +23,10 @@ def hashes(text: str) -> list[bytes]:
 
 def test_blocks_are_stored_when_they_are_full() -> None:
     host = pool()
-    assert host.extend("a", 6, hashes("abcdef")) == [Replicated(0, host.blocks("a")[0])]
+    assert host.extend("a", 6, hashes("abcdef")) == [Replicated(0, host.blocks("a")[0], 0, SIZE)]
     assert len(host.blocks("a")) == 2
     assert host.extend("a", 7, hashes("abcdefg")) == []
-    assert host.extend("a", 9, hashes("abcdefghi")) == [Replicated(1, host.blocks("a")[1])]
+    assert host.extend("a", 9, hashes("abcdefghi")) == [Replicated(1, host.blocks("a")[1], 0, SIZE)]
     assert host.num_free == 7
     host.check_integrity()
 
@@ -34,12 +34,27 @@ def test_blocks_are_stored_when_they_are_full() -> None:
 def test_the_last_block_is_saved_once_for_each_time_it_grew() -> None:
     host = pool()
     host.extend("a", 5, [])
-    assert host.save_last("a") == Replicated(1, host.blocks("a")[1])
+    assert host.save_last("a") == Replicated(1, host.blocks("a")[1], 0, SIZE)
     assert host.save_last("a") is None
     host.extend("a", 6, [])
-    assert host.save_last("a") == Replicated(1, host.blocks("a")[1])
+    assert host.save_last("a") == Replicated(1, host.blocks("a")[1], 0, SIZE)
     host.extend("a", 8, [])
     assert host.save_last("a") is None
+
+
+def test_single_tokens_are_stored_once_each_and_leave_nothing_to_save() -> None:
+    host = pool(stores_tokens=True)
+    assert host.extend("a", 6, hashes("abcdef")) == [
+        Replicated(0, host.blocks("a")[0], 0, SIZE),
+        Replicated(1, host.blocks("a")[1], 0, 2),
+    ]
+    assert host.save_last("a") is None
+    assert host.extend("a", 7, hashes("abcdefg")) == [Replicated(1, host.blocks("a")[1], 2, 1)]
+    assert host.extend("a", 9, hashes("abcdefghi")) == [
+        Replicated(1, host.blocks("a")[1], 3, 1),
+        Replicated(2, host.blocks("a")[2], 0, 1),
+    ]
+    assert host.extend("b", 6, hashes("abcdxx")) == [Replicated(1, host.blocks("b")[1], 0, 2)]
 
 
 def test_equal_prefixes_share_their_blocks_until_the_last_holder_goes() -> None:

@@ -103,6 +103,10 @@ class TokenBook:
                 finished.append(request)
         return tuple(finished)
 
+    def kv_tokens(self, request: RequestId) -> int:
+        """Of a request: what steps have computed, or will have once those under way are through."""
+        return self._kv[int(request)]
+
     def recompute(self, request: RequestId) -> None:
         """Its KV is dropped."""
         self.recomputed_tokens += self._kv[int(request)]

@@ -1,0 +1,115 @@
+"""One pipeline stage of eight: PipeMax against static prefetch, no prefetch and a layer-first pool, on one GPU.
+
+    python bench/one_stage.py [--json FILE] [--plot FILE] [--policies NAME ...] [--steps N] [--host-gib GIB]
+
+Ten layers of LLaMA-2-70B with dummy weights in bf16, the KV pool that eight 32 GB cards have, eight batches in
+rotation, ShareGPT-like lengths, decided by the real controller and copied for real. Attention is our Triton kernel
+(``bench/stage/attention.py``). The other seven stages are taken to last as long as this one, so tokens/s are those of
+a balanced pipeline. Prompts are booked, not computed: what differs between the policies is decode. First the decode
+times of the stage are profiled, as ``pipemax calibrate`` does; the estimator's error is against that profile as it
+refines itself. Needs a CUDA GPU with about 40 GB, and host memory for ``--host-gib``.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.stage.attention import KERNEL_NAME
+from bench.stage.driver import Run
+from bench.stage.experiment import POLICIES, Experiment, Outcome, Setup, as_json
+from bench.stage.tables import environment, print_table, require_cuda, write_json
+from pipemax.domain.specs import Parallelism, kv_capacity
+from pipemax.domain.units import GIB
+from pipemax.presets import load_model, load_node
+from pipemax.sim.plots import plot_decode
+from pipemax.sim.result import DecodeSample
+from pipemax.sim.study import open_workload
+
+NUM_STAGES = 8
+BLOCK_TOKENS = 16
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="also write everything, each decode step included, as JSON")
+    parser.add_argument("--plot", type=Path, help="draw PipeMax's step times and KV over the run (PNG)")
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    parser.add_argument("--steps", type=int, default=400, help="decode steps of each policy (default 400)")
+    parser.add_argument("--warm-up", type=int, default=100, help="of these, not counted (default 100)")
+    parser.add_argument("--host-gib", type=float, default=48.0, help="host KV pool (default 48)")
+    parser.add_argument("--requests", type=int, default=6000, help="of the workload (default 6000)")
+    return parser.parse_args(arguments)
+
+
+def make_setup(options: argparse.Namespace, device: torch.device) -> Setup:
+    """The stage of the paper's node: its layers and its GPU pool; the host pool as asked for."""
+    node, model = load_node("rtx5090x8"), load_model("llama2-70b")
+    pipeline = Parallelism(pipeline=NUM_STAGES, tensor=1)
+    num_layers = pipeline.layers_of(model)[1]
+    block_bytes = BLOCK_TOKENS * num_layers * model.kv_bytes_per_token_and_layer
+    return Setup(
+        model=model,
+        num_layers=num_layers,
+        num_stages=NUM_STAGES,
+        device=device,
+        dtype=torch.bfloat16,
+        gpu_blocks=kv_capacity(node, model, pipeline, block_tokens=BLOCK_TOKENS).gpu_blocks,
+        host_blocks=int(options.host_gib * GIB) // block_bytes,
+        block_tokens=BLOCK_TOKENS,
+        decode_steps=options.steps,
+        warm_up_steps=options.warm_up,
+    )
+
+
+def decode_samples(run: Run, block_tokens: int) -> list[DecodeSample]:
+    """As the simulator records them, for the same picture."""
+    time_s, samples = 0.0, []
+    for step in run.steps:
+        time_s += step.begin_to_begin_s
+        samples.append(
+            DecodeSample(
+                time_s=time_s,
+                step_s=step.begin_to_begin_s,
+                batch=step.batch,
+                kv_tokens=step.kv_tokens,
+                prefetched_tokens=step.prefetched_blocks * block_tokens,
+            )
+        )
+    return samples
+
+
+def measure(
+    experiment: Experiment, policies: list[str], plot: Path | None
+) -> tuple[list[Outcome], list[dict[str, Any]]]:
+    outcomes, details = [], []
+    setup = experiment.setup
+    for policy in policies:
+        outcome, run, _ = experiment.run(policy)
+        outcomes.append(outcome)
+        details.append(as_json(outcome, run))
+        print_table(policy, [outcome])
+        if policy == "pipemax" and plot is not None:
+            plot_decode(decode_samples(run, setup.block_tokens), setup.gpu_blocks * setup.block_tokens, plot)
+    return outcomes, details
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    device = require_cuda("bench/one_stage.py")
+    experiment = Experiment(make_setup(options, device), open_workload("sharegpt", options.requests))
+    measured_on = environment(device, ["python", "bench/one_stage.py", *arguments])
+    print(f"{measured_on}\nattention: {KERNEL_NAME}\n{experiment.setup}")
+    outcomes, details = measure(experiment, options.policies, options.plot)
+    print_table("All policies", outcomes)
+    if options.json:
+        write_json(options.json, measured_on, {"attention": KERNEL_NAME, "policies": details})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

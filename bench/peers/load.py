@@ -1,0 +1,113 @@
+"""The load that every system gets: one table, one model, one set of engine arguments. It knows no system."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+WARM_UP_ROWS = 32
+UDF_BATCH_ROWS = 64
+"""Rows that a plain UDF generates at a time."""
+_WORDS = (
+    "the",
+    "a",
+    "package",
+    "library",
+    "of",
+    "for",
+    "tool",
+    "that",
+    "data",
+    "files",
+    "small",
+    "fast",
+    "text",
+    "old",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Where the inputs of a comparison lie, and how they are to be run."""
+
+    directory: str
+    """Holds ``model/`` and ``prompts.parquet``: (id int64, prompt string, max_tokens int32)."""
+    rows: int
+    lengths: str
+    repeats: int
+    cores: tuple[int, ...]
+    """What every system may use, in all."""
+
+    @property
+    def model(self) -> str:
+        return str(Path(self.directory) / "model")
+
+    @property
+    def table(self) -> str:
+        return str(Path(self.directory) / "prompts.parquet")
+
+    def prompts(self, limit: int | None = None) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = pq.read_table(self.table).slice(0, limit).to_pylist()
+        return rows
+
+    def vllm_arguments(self) -> dict[str, Any]:
+        """Of vLLM's ``LLM``; ``pipemax_engine`` says the same in PipeMax's words."""
+        return {
+            "model": self.model,
+            "dtype": "float32",
+            "max_model_len": 512,
+            "max_num_seqs": 64,
+            "max_num_batched_tokens": 2048,
+            "kv_cache_memory_bytes": 1 << 28,
+            "enforce_eager": True,
+        }
+
+    def pipemax_engine(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "policy": "vllm",  # the same engine in all systems: what is compared is how it is fed
+            "pipeline_parallel_size": 1,
+            "dtype": "float32",
+            "max_model_len": 512,
+            "max_num_seqs": 64,
+            "max_num_batched_tokens": 2048,
+            "cpu_kv_gib": 0.25,
+            "chat": "never",
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        values = json.loads(text)
+        return cls(**{**values, "cores": tuple(values["cores"])})
+
+
+def write_table(load: Load) -> None:
+    """Prompts of 20 to 60 words; how many tokens are asked for depends on ``lengths``."""
+    rng = Random(0)
+    rows = [
+        {
+            "id": number,
+            "prompt": " ".join(rng.choice(_WORDS) for _ in range(rng.randint(20, 60))),
+            "max_tokens": _output_tokens(rng, load.lengths),
+        }
+        for number in range(load.rows)
+    ]
+    schema = pa.schema([("id", pa.int64()), ("prompt", pa.string()), ("max_tokens", pa.int32())])
+    pq.write_table(pa.Table.from_pylist(rows, schema), load.table)
+
+
+def _output_tokens(rng: Random, lengths: str) -> int:
+    match lengths:
+        case "uniform":
+            return 28
+        case "skewed":  # the same mean, about: most answers are short, some are long
+            return rng.choices((4, 32, 200), weights=(70, 20, 10))[0]
+        case _:
+            raise ValueError(f"lengths is {lengths!r}, must be uniform or skewed")

@@ -1,0 +1,130 @@
+"""Which blocks requests hold in both pools, and what a plan's step copies: what vLLM and its extension keep
+otherwise. Carries plans out in block ids; decides nothing and moves nothing.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipemax.domain.plan import Prefetch, StepPlan
+from pipemax.domain.units import GpuBlockId, HostBlockId, RequestId, ceil_div
+from pipemax.transfer.commands import BlockLoad, BlockStore, StepCopies, TokenStore
+from pipemax.transfer.store_fences import StoreFences
+
+
+@dataclass(slots=True)
+class Held:
+    """One request's KV."""
+
+    gpu: list[GpuBlockId]
+    """Empty while it is on the host alone."""
+    host: list[HostBlockId]
+    num_tokens: int
+    """With KV in both pools once its last step's stores are through."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A run of new tokens of one request in this step."""
+
+    request_id: RequestId
+    first_token: int
+    num_tokens: int
+
+
+class BlockBooks:
+    """Free blocks are taken oldest first, as vLLM does. ``AssertionError`` where a plan asks for more than is free."""
+
+    def __init__(
+        self, *, gpu_blocks: int, host_blocks: int, block_tokens: int, keeps_replica: bool = True
+    ) -> None:
+        """``keeps_replica``: store what steps compute; a system without prefetch does not."""
+        self._block_tokens = block_tokens
+        self._keeps_replica = keeps_replica
+        self._free_gpu = deque(GpuBlockId(block) for block in range(gpu_blocks))
+        self._free_host = deque(HostBlockId(block) for block in range(host_blocks))
+        self.held: dict[RequestId, Held] = {}
+        self._fences = StoreFences()
+
+    def begin(self, plan: StepPlan) -> tuple[BlockLoad, ...]:
+        """Free what the plan takes off the GPU, allocate what it brings there. The loads."""
+        for request_id in plan.recompute:
+            self.finish(request_id)
+        for request_id in plan.evict:
+            held = self.held[request_id]
+            self._free_gpu.extend(held.gpu)
+            held.gpu = []
+        return tuple(load for item in plan.prefetch for load in self._prefetch(item))
+
+    def grow(self, pieces: Iterable[Piece]) -> None:
+        """Allocate what the step's new tokens need, in both pools."""
+        for piece in pieces:
+            held = self.held.setdefault(piece.request_id, Held([], [], 0))
+            assert held.num_tokens == piece.first_token, (piece, held)
+            held.num_tokens += piece.num_tokens
+            num_blocks = ceil_div(held.num_tokens, self._block_tokens)
+            while len(held.gpu) < num_blocks:
+                held.gpu.append(self._take_gpu())
+            while len(held.host) < num_blocks:
+                assert self._free_host, "the host pool is used up"
+                held.host.append(self._free_host.popleft())
+
+    def copies(self, pieces: Iterable[Piece], loads: tuple[BlockLoad, ...]) -> StepCopies:
+        """Everything that the step copies. Whole blocks by copy engine, the rest token by token."""
+        stores: list[BlockStore] = []
+        token_stores: list[TokenStore] = []
+        overwritten: list[GpuBlockId] = []
+        for piece in pieces:
+            held = self.held[piece.request_id]
+            end = piece.first_token + piece.num_tokens
+            for index in range(piece.first_token // self._block_tokens, ceil_div(end, self._block_tokens)):
+                first = max(0, piece.first_token - index * self._block_tokens)
+                last = min(self._block_tokens, end - index * self._block_tokens)
+                gpu, host = held.gpu[index], held.host[index]
+                if first == 0:
+                    overwritten.append(gpu)
+                if last - first == self._block_tokens:
+                    stores.append(BlockStore(gpu, host))
+                else:
+                    token_stores.append(TokenStore(gpu, host, first_slot=first, num_slots=last - first))
+        if not self._keeps_replica:
+            stores, token_stores, loads = [], [], ()
+        fence = self._fences.plan_step(
+            overwrites=overwritten, saves=(), stores=stores, token_stores=token_stores
+        )
+        return StepCopies(
+            loads=loads, stores=tuple(stores), token_stores=tuple(token_stores), store_fence=fence
+        )
+
+    def finish(self, request_id: RequestId) -> None:
+        """Its blocks are free, in both pools."""
+        held = self.held.pop(request_id, None)
+        if held is not None:
+            self._free_gpu.extend(held.gpu)
+            self._free_host.extend(held.host)
+
+    @property
+    def num_free_gpu(self) -> int:
+        return len(self._free_gpu)
+
+    def tables(self, requests: Iterable[RequestId]) -> np.ndarray:
+        """int32 (requests, most blocks): GPU blocks in order, padded with block 0."""
+        rows = [self.held[request_id].gpu for request_id in requests]
+        tables = np.zeros((len(rows), max(map(len, rows))), dtype=np.int32)
+        for table, row in zip(tables, rows, strict=True):
+            table[: len(row)] = row
+        return tables
+
+    def _prefetch(self, item: Prefetch) -> list[BlockLoad]:
+        held = self.held[item.request_id]
+        if item.is_first:
+            assert not held.gpu, f"{item.request_id} is on the GPU already"
+            held.gpu = [self._take_gpu() for _ in range(ceil_div(held.num_tokens + 1, self._block_tokens))]
+        blocks = range(item.first_block, item.first_block + item.num_blocks)
+        return [BlockLoad(held.host[block], held.gpu[block]) for block in blocks]
+
+    def _take_gpu(self) -> GpuBlockId:
+        assert self._free_gpu, "the GPU pool is used up"
+        return self._free_gpu.popleft()

@@ -1,0 +1,217 @@
+"""A step's new KV on its way to the host, in three ways: our kernel after the step, whole blocks after the step, and
+the paper's copy of every layer with re-layout on the CPU. Each alone and beside the computation that it should hide
+behind (``fig:runtime`` (b)).
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from bench.stage.clock import synchronize
+from bench.stage.model import OnLayer
+from bench.stage.pools import PoolPlan
+from pipemax.transfer import reference
+from pipemax.transfer.cuda.device import Copy, Lane, Pool, Span
+from pipemax.transfer.cuda.launch_checks import TokenTable
+from pipemax.transfer.per_layer import PerLayerOffload
+
+if TYPE_CHECKING:
+    from pipemax.transfer.cuda.cuda_device import CudaDevice
+
+
+_STEPS = 8
+"""That follow each other where offload and computation are measured together."""
+
+
+class Way(StrEnum):
+    KERNEL = "kernel after the step"
+    WHOLE_BLOCKS = "whole blocks"
+    PER_LAYER = "per layer, packed by the CPU"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakdownRow:
+    """One kind of step and one way."""
+
+    phase: str
+    size: int
+    """Requests in decode; the prompts' length in prefill."""
+    tokens: int
+    way: str
+    compute_ms: float
+    offload_ms: float
+    """Alone; on the device, or for the CPU's part until it is done."""
+    pack_ms: float
+    """Of the CPU, alone."""
+    together_ms: float
+    hidden: float
+    """Share of offload and packing that costs the step nothing."""
+    moved_mib: float
+
+
+class Offloader:
+    """One way, for one kind of step. Pools are block-first; ``host_rows`` pinned where the GPU is one."""
+
+    def __init__(
+        self,
+        way: Way,
+        plan: PoolPlan,
+        gpu_rows: torch.Tensor,
+        host_rows: torch.Tensor,
+        dtype: torch.dtype,
+        tokens: TokenTable,
+    ) -> None:
+        self.way = way
+        self._layout = plan.block
+        self._gpu_rows, self._host_rows = gpu_rows, host_rows
+        self.tokens = tokens
+        self._device = _cuda_device(gpu_rows, host_rows) if gpu_rows.is_cuda else None
+        self._stream = self._device.stream(Lane.STORE) if self._device is not None else None
+        self._done: torch.cuda.Event | None = None
+        self._per_layer = PerLayerOffload(plan.block, dtype, max_tokens=len(tokens), stream=self._stream)
+        self._enqueue = self._make_enqueue()
+
+    @property
+    def on_layer(self) -> OnLayer | None:
+        return self._per_layer.offload_layer if self.way is Way.PER_LAYER else None
+
+    @property
+    def moved_bytes(self) -> int:
+        if self.way is Way.WHOLE_BLOCKS:
+            return len(self._touched()) * self._layout.block_bytes
+        return len(self.tokens) * self._layout.token_bytes
+
+    def after_step(self) -> None:
+        """Enqueue what comes after the step's last kernel."""
+        if self.way is not Way.PER_LAYER:
+            if self._stream is not None:
+                self._stream.wait_stream(torch.cuda.current_stream(self._gpu_rows.device))
+            self._enqueue()
+        if self._stream is not None:
+            self._done = self._stream.record_event()
+
+    def finish(self) -> None:
+        """Until all of it has reached its blocks in the host pool, packing included. Of the step that ended last."""
+        if self._done is not None:
+            self._done.synchronize()
+        self.pack()
+
+    def pack(self) -> None:
+        """The CPU's part; the copies are done."""
+        if self.way is Way.PER_LAYER:
+            self._per_layer.pack(self._host_rows, torch.from_numpy(self.tokens))
+
+    def _touched(self) -> np.ndarray:
+        """(GPU block, host block) pairs, each once."""
+        return np.unique(self.tokens[:, [0, 2]], axis=0)
+
+    def _make_enqueue(self) -> Callable[[], None]:
+        """Checked beforehand: what is timed is the copy."""
+        if self.way is Way.WHOLE_BLOCKS:
+            return self._whole_blocks
+        if self._stream is None:
+            tokens = torch.from_numpy(self.tokens)
+            return lambda: reference.offload_tokens(self._gpu_rows, self._host_rows, self._layout, tokens)
+        from pipemax.transfer.cuda.kernels import KvKernels  # needs cuda-core
+
+        stream = self._stream.cuda_stream
+        call = KvKernels(self._gpu_rows.device).offload_tokens(
+            self._gpu_rows, self._host_rows, self._layout, self.tokens
+        )
+        return lambda: call.launch(stream)
+
+    def _whole_blocks(self) -> None:
+        size, pairs = self._layout.block_bytes, self._touched().tolist()
+        if self._device is None:
+            for gpu, host in pairs:
+                self._host_rows[host] = self._gpu_rows[gpu]
+            return
+        copies = [
+            Copy(Span(Pool.GPU, gpu * size, size), Span(Pool.HOST, host * size, size)) for gpu, host in pairs
+        ]
+        self._device.copy(Lane.STORE, copies)
+
+
+def _cuda_device(gpu_rows: torch.Tensor, host_rows: torch.Tensor) -> "CudaDevice":
+    from pipemax.transfer.cuda.cuda_device import CudaDevice  # needs cuda-bindings
+
+    return CudaDevice(gpu_rows, host_rows)
+
+
+def measure_breakdown(
+    phase: str,
+    size: int,
+    compute: Callable[[OnLayer | None], None],
+    offloaders: tuple[Offloader, Offloader],
+    layers: list[tuple[torch.Tensor, torch.Tensor]],
+    *,
+    device: torch.device,
+    repeats: int,
+) -> BreakdownRow:
+    """``compute`` runs one step; ``layers``: keys and values such as it makes, for the offload alone.
+
+    Together, steps follow each other; the end of a step's offload, packing included, runs in a thread beside the next
+    step, hence two offloaders in turn. Only the last one has nothing to hide behind.
+    """
+    first = offloaders[0]
+
+    def compute_alone() -> None:
+        for _ in range(_STEPS):
+            compute(None)
+
+    def offload_alone() -> None:
+        if first.on_layer is not None:
+            for layer, (keys, values) in enumerate(layers):
+                first.on_layer(layer, keys, values)
+        first.after_step()
+
+    def together() -> None:
+        with ThreadPoolExecutor(1) as thread:
+            ends: list[Future[None]] = []
+            for step in range(_STEPS):
+                offloader = offloaders[step % 2]
+                if step >= 2:
+                    ends[step - 2].result()  # its staging is free again
+                compute(offloader.on_layer)
+                offloader.after_step()
+                ends.append(thread.submit(offloader.finish))
+            for end in ends:
+                end.result()
+
+    compute_s = _wall_s(compute_alone, device, repeats) / _STEPS
+    offload_s = _wall_s(offload_alone, device, repeats)
+    pack_s = _wall_s(first.pack, device, repeats)
+    together_s = _wall_s(together, device, repeats) / _STEPS
+    beside_s = offload_s + pack_s
+    return BreakdownRow(
+        phase=phase,
+        size=size,
+        tokens=len(first.tokens),
+        way=str(first.way),
+        compute_ms=compute_s * 1e3,
+        offload_ms=offload_s * 1e3,
+        pack_ms=pack_s * 1e3,
+        together_ms=together_s * 1e3,
+        hidden=1 - min(1.0, max(0.0, together_s - compute_s) / beside_s),
+        moved_mib=first.moved_bytes / 2**20,
+    )
+
+
+def _wall_s(work: Callable[[], None], device: torch.device, repeats: int) -> float:
+    """Median until the device is idle: what a CPU does afterwards counts too. One warm-up."""
+    seconds = []
+    for repeat in range(repeats + 1):
+        synchronize(device)
+        begin_s = time.perf_counter()
+        work()
+        synchronize(device)
+        if repeat:
+            seconds.append(time.perf_counter() - begin_s)
+    return median(seconds)

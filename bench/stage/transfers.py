@@ -1,0 +1,47 @@
+"""A stage's real transfers on whatever device its pool is: CUDA's streams, or the CPU backend's thread."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from bench.stage.pools import PoolPlan
+from pipemax.transfer.backend import StepTransfers
+from pipemax.transfer.commands import BlockStore, StepCopies
+from pipemax.transfer.cpu import CpuCopyBackend
+from pipemax.transfer.host_pool import HostPool
+from pipemax.transfer.orchestrator import Orchestrator
+
+
+@contextmanager
+def stage_transfers(
+    plan: PoolPlan, gpu_rows: torch.Tensor
+) -> Iterator[tuple[StepTransfers, torch.Tensor | None]]:
+    """The transfers, and on a CPU the host pool's rows for whoever compares them."""
+    if gpu_rows.is_cuda:
+        from pipemax.transfer.cuda.start import cuda_transfers  # needs cuda-core
+
+        with cuda_transfers(plan.part, gpu_rows, plan.host_parts) as transfers:
+            yield transfers, None
+        return
+    pool = HostPool(plan.part, plan.host_parts)
+    orchestrator = Orchestrator(CpuCopyBackend(gpu_rows.numpy(), pool.rows))
+    try:
+        yield orchestrator, pool.tensor
+    finally:
+        orchestrator.close()
+
+
+def copies_for(plan: PoolPlan, copies: StepCopies, device: torch.device) -> StepCopies:
+    """A step's block copies as copies of the pools' parts; the CPU backend stores whole blocks only."""
+    token_stores, stores = copies.token_stores, copies.stores
+    if device.type != "cuda":
+        stores += tuple(BlockStore(store.source, store.target) for store in token_stores)
+        token_stores = ()
+    return StepCopies(
+        saves=plan.stores(copies.saves),
+        loads=plan.loads(copies.loads),
+        stores=plan.stores(stores),
+        token_stores=plan.token_stores(token_stores),
+        store_fence=copies.store_fence,
+    )

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Make the engine's environment and pack it: pack_engine.sh LOCK WHEEL ARCHIVE [DIRECTORY]
+# To be run once, on a node of the very runtime that will unpack it (a %sh cell, the web terminal): the environment keeps
+# the runtime's own interpreter under it, and its scripts know their directory by its path.
+#   bash pack_engine.sh gpu.lock pipemax_spark-0.1.0-py3-none-any.whl /Volumes/main/pipemax/files/engine.tar
+set -euo pipefail
+lock=$1 wheel=$2 archive=$3 directory=${4:-/local_disk0/pipemax}
+
+python3 -m venv --clear "$directory"
+"$directory/bin/python" -m pip install --quiet uv
+# uv stays out of what it is told to install, hence not "sync", which would remove it.
+"$directory/bin/uv" pip install --quiet --python "$directory/bin/python" --requirement "$lock"
+"$directory/bin/uv" pip install --quiet --python "$directory/bin/python" --no-deps "$wheel"
+"$directory/bin/python" -c 'import pipemax.serve.main'
+
+# Volumes take whole files, written from front to back: first here, then there.
+local_archive=$(mktemp)
+tar --create --file "$local_archive" --directory "$directory" .
+cp "$local_archive" "$archive"
+rm "$local_archive"
+echo "$archive: $(du --human-readable "$archive" | cut -f1), to be unpacked at $directory"

@@ -1,0 +1,94 @@
+// What one thread copies. Plain C++, so that a test without a GPU runs this very code, thread after thread
+// (tests/gpu/host_threads.cpp); kv_copy.cu wraps it into kernels and is compiled right behind it.
+//
+// Pools are block-first (pipemax/transfer/layout.py):
+//   pool + block * block_bytes + layer * layer_stride + head * head_bytes + slot * content_bytes
+// Blocks and slots were checked against both pools before the launch: nothing is checked here.
+#pragma once
+
+#if defined(__CUDACC__)
+#define KV_INLINE __host__ __device__ __forceinline__
+#else
+#define KV_INLINE inline
+#endif
+
+namespace kv {
+
+using Bytes = long long;
+
+// As many bytes as one thread moves at once. Addresses must be multiples of the size.
+struct alignas(16) Word16 {
+  unsigned int part[4];
+};
+using Word4 = unsigned int;
+using Word1 = unsigned char;
+
+// Where a token's KV is, and where its replica goes: one row of an int32 table (num_tokens, 3).
+struct TokenRow {
+  int gpu_block;
+  int slot;
+  int host_block;
+};
+
+// One contiguous piece: one row of an int64 table (num_pieces, 2) of offsets.
+struct Piece {
+  Bytes source;
+  Bytes target;
+};
+
+struct PoolShape {
+  Bytes block_bytes;
+  Bytes layer_stride;
+  int num_layers;
+  int num_heads;
+  int block_tokens;
+  int content_bytes;
+};
+
+// A thread's place: its group (CUDA's block) among the groups, itself among the group's threads.
+struct Place {
+  int group;
+  int num_groups;
+  int thread;
+  int num_threads;
+};
+
+// Every layer's KV of single tokens, GPU to host. A group takes a token's part of one layer at a time; its threads
+// take the words of all heads, so that a warp writes one head's run of content in whole PCIe packets.
+template <class Word>
+KV_INLINE void offload_tokens(const unsigned char* gpu_pool, unsigned char* host_pool, const TokenRow* tokens,
+                              int num_tokens, const PoolShape& shape, const Place& place) {
+  const int words_per_run = shape.content_bytes / static_cast<int>(sizeof(Word));
+  const int num_words = shape.num_heads * words_per_run;
+  const Bytes head_bytes = static_cast<Bytes>(shape.block_tokens) * shape.content_bytes;
+  const Bytes num_parts = static_cast<Bytes>(num_tokens) * shape.num_layers;
+  for (Bytes part = place.group; part < num_parts; part += place.num_groups) {
+    const TokenRow token = tokens[part / shape.num_layers];
+    const Bytes in_block =
+        (part % shape.num_layers) * shape.layer_stride + static_cast<Bytes>(token.slot) * shape.content_bytes;
+    const unsigned char* source = gpu_pool + token.gpu_block * shape.block_bytes + in_block;
+    unsigned char* target = host_pool + token.host_block * shape.block_bytes + in_block;
+    for (int word = place.thread; word < num_words; word += place.num_threads) {
+      const int head = word / words_per_run;
+      const Bytes offset = head * head_bytes + (word - head * words_per_run) * static_cast<Bytes>(sizeof(Word));
+      *reinterpret_cast<Word*>(target + offset) = *reinterpret_cast<const Word*>(source + offset);
+    }
+  }
+}
+
+// Pieces of one size between any two buffers, in either direction: the copy that uses SMs instead of a copy engine.
+template <class Word>
+KV_INLINE void copy_pieces(const unsigned char* source, unsigned char* target, const Piece* pieces, int num_pieces,
+                           Bytes piece_bytes, const Place& place) {
+  const Bytes num_words = piece_bytes / static_cast<Bytes>(sizeof(Word));
+  for (int index = place.group; index < num_pieces; index += place.num_groups) {
+    const Piece piece = pieces[index];
+    const Word* from = reinterpret_cast<const Word*>(source + piece.source);
+    Word* to = reinterpret_cast<Word*>(target + piece.target);
+    for (Bytes word = place.thread; word < num_words; word += place.num_threads) {
+      to[word] = from[word];
+    }
+  }
+}
+
+}  // namespace kv

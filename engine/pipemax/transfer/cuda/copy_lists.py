@@ -1,0 +1,65 @@
+"""Spans of pools as addresses, checked: what CUDA's copy calls take. Pure: runs, and is tested, without a GPU.
+
+# the host pool is registered in pieces; CUDA does not know that they are neighbours:
+# | piece 0 | piece 1 | …        a copy over a border becomes two
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pipemax.transfer.cuda.device import Copy, Pool, Span
+
+
+class CopyList(NamedTuple):
+    """Three lists of one length."""
+
+    targets: list[int]
+    """Addresses."""
+    sources: list[int]
+    sizes: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolMap:
+    """Where the pools are."""
+
+    addresses: Mapping[Pool, int]
+    num_bytes: Mapping[Pool, int]
+    host_piece_bytes: int | None = None
+    """Registered together; None is the whole pool."""
+
+    def resolve(self, copies: Sequence[Copy]) -> CopyList:
+        """``ValueError`` where a span leaves its pool, or the lengths of a copy's spans differ."""
+        targets: list[int] = []
+        sources: list[int] = []
+        sizes: list[int] = []
+        for copy in copies:
+            self._check(copy)
+            for offset, size in self._parts(copy):
+                targets.append(self.addresses[copy.target.pool] + copy.target.first_byte + offset)
+                sources.append(self.addresses[copy.source.pool] + copy.source.first_byte + offset)
+                sizes.append(size)
+        return CopyList(targets, sources, sizes)
+
+    def _check(self, copy: Copy) -> None:
+        if copy.source.num_bytes != copy.target.num_bytes:
+            raise ValueError(f"a copy's two spans differ in length: {copy.source} and {copy.target}")
+        for span in copy:
+            limit = self.num_bytes[span.pool]
+            if not 0 <= span.first_byte < span.first_byte + span.num_bytes <= limit:
+                raise ValueError(f"{span} leaves its pool of {limit:,} bytes")
+
+    def _parts(self, copy: Copy) -> Iterator[tuple[int, int]]:
+        """(offset, size) of what lies within one piece of the host pool."""
+        host: Span | None = next((span for span in copy if span.pool is Pool.HOST), None)
+        num_bytes = copy.source.num_bytes
+        if host is None or self.host_piece_bytes is None:
+            yield 0, num_bytes
+            return
+        offset = 0
+        while offset < num_bytes:
+            room = self.host_piece_bytes - (host.first_byte + offset) % self.host_piece_bytes
+            size = min(room, num_bytes - offset)
+            yield offset, size
+            offset += size

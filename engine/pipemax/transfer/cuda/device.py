@@ -1,0 +1,129 @@
+"""The thin seam to a CUDA device: three lanes of work, events that order them, copies and kernels on them.
+
+Everything above this seam says in bytes of which pool it reads and writes, and names each wait with the hazard that it
+prevents. So a device that only records what it is asked can prove that no two conflicting accesses are unordered, and
+a test can take any one fence away. It knows nothing of blocks, steps or requests.
+
+    # one pool, block-first: block b is the bytes [b · block_bytes, (b + 1) · block_bytes)
+"""
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import NamedTuple, Protocol
+
+
+class Pool(Enum):
+    """Two pieces of memory between which KV moves."""
+
+    GPU = auto()
+    HOST = auto()
+    """Pinned, and mapped into the device's addresses."""
+
+
+class Lane(Enum):
+    """Work on one lane runs in the order of its submission; lanes run beside each other."""
+
+    COMPUTE = auto()
+    """The model's own stream: the one that is current for the thread that runs the model."""
+    LOAD = auto()
+    """Host → GPU."""
+    STORE = auto()
+    """GPU → host: copies, and kernels that write to the host."""
+
+
+class Fence(Enum):
+    """A lane waits for an event of another one. Each is needed: without it some step's bytes are wrong."""
+
+    COMPUTE_AFTER_LOAD = auto()
+    """A step reads, or overwrites, blocks that earlier steps' loads write."""
+    COMPUTE_AFTER_STORE = auto()
+    """A step overwrites blocks that were freed while a store still reads them."""
+    LOAD_AFTER_COMPUTE = auto()
+    """A load overwrites blocks that earlier steps' kernels still use."""
+    LOAD_AFTER_STORE = auto()
+    """A load reads host blocks that a store still writes, or overwrites blocks that a store still reads."""
+    STORE_AFTER_COMPUTE = auto()
+    """A store reads what its step computes."""
+    SAVE_AFTER_COMPUTE = auto()
+    """A save, made before its step computes, reads what earlier steps computed."""
+
+
+class Hold(Enum):
+    """A lane waits for the sake of time, not of order: nothing is wrong without it."""
+
+    AFTER_SEND = auto()
+    """Copies leave the link to a stage's activations."""
+
+
+class Span(NamedTuple):
+    """The bytes ``[first_byte, first_byte + num_bytes)`` of a pool."""
+
+    pool: Pool
+    first_byte: int
+    num_bytes: int
+
+
+class Copy(NamedTuple):
+    """One contiguous copy; both spans have the same length."""
+
+    source: Span
+    target: Span
+
+
+class DeviceEvent(Protocol):
+    """A mark on a lane: done once all that was submitted to the lane before it is done. Opaque to its users."""
+
+
+class KernelCall(Protocol):
+    """A kernel with its arguments, already checked; it runs where the device puts it."""
+
+    def launch(self, stream: int) -> None:
+        """Enqueue it on a CUDA stream, given by its handle; returns at once."""
+
+    def reads(self) -> Sequence[Span]:
+        """What of the pools it reads. Asked by the checker alone, so it may be slow."""
+
+    def writes(self) -> Sequence[Span]:
+        """What of the pools it writes."""
+
+
+class CopyDevice(Protocol):
+    """One GPU and its two pools. Every method but ``synchronize`` returns at once; all may be called from any thread.
+
+    ``TransferError`` where CUDA refuses, or reports that something submitted earlier has failed.
+    """
+
+    def record(self, lane: Lane) -> DeviceEvent:
+        """A mark behind everything on the lane."""
+
+    def wait(self, lane: Lane, event: DeviceEvent, reason: Fence | Hold) -> None:
+        """What is submitted to the lane from now on runs after the event; the caller does not wait."""
+
+    def is_done(self, event: DeviceEvent) -> bool:
+        """Without waiting."""
+
+    def elapsed_s(self, begin: DeviceEvent, end: DeviceEvent) -> float:
+        """Between two events that are done, by the device's clock."""
+
+    def copy(self, lane: Lane, copies: Sequence[Copy]) -> None:
+        """Enqueue copies, in no order among themselves, behind everything on the lane.
+
+        The sources are read in the lane's order, never earlier. ``ValueError`` where a span leaves its pool or two
+        lengths differ.
+        """
+
+    def launch(self, lane: Lane, call: KernelCall) -> None:
+        """Enqueue a kernel behind everything on the lane."""
+
+    def synchronize(self) -> None:
+        """The caller waits until everything on the load and the store lane is done."""
+
+
+class HostRegistry(Protocol):
+    """Pins memory that is already allocated. ``TransferError`` where the system refuses."""
+
+    def register(self, address: int, num_bytes: int) -> None:
+        """Pin it, for all devices, and map it into their addresses."""
+
+    def unregister(self, address: int) -> None:
+        """Of one earlier ``register``."""

@@ -1,0 +1,211 @@
+"""The KV kernels of ``transfer/csrc``, ready to launch on one GPU.
+
+Each call is checked when it is made (``launch_checks``), on the thread that made it, and is a ``KernelCall`` of the
+device's seam: plain to launch anywhere later. What they compute, ``pipemax.transfer.reference`` says in torch.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from cuda.core import Device, Kernel, LaunchConfig, ObjectCode, Stream, launch
+
+from pipemax.domain.errors import TransferError
+from pipemax.transfer.cuda.compile import compile_kernels
+from pipemax.transfer.cuda.device import Pool, Span
+from pipemax.transfer.cuda.launch_checks import (
+    DEFAULT_MAX_GROUPS,
+    Geometry,
+    PieceTable,
+    TokenTable,
+    check_devices,
+    check_pieces,
+    check_pool,
+    check_tokens,
+    piece_geometry,
+    token_geometry,
+)
+from pipemax.transfer.layout import BlockLayout
+
+
+class KvKernels:
+    """The kernels, compiled for one device (at the first use on a machine; about half a second)."""
+
+    def __init__(self, device: torch.device, *, max_groups: int = DEFAULT_MAX_GROUPS) -> None:
+        """``max_groups``: most thread blocks of a launch, so that a copy leaves the SMs to the model.
+
+        ``TransferError`` where the device cannot reach registered host memory by its host address.
+        """
+        cuda_device = Device(device.index)
+        cuda_device.set_current()
+        if not cuda_device.properties.can_use_host_pointer_for_registered_mem:
+            raise TransferError(
+                f"{cuda_device.name} cannot use host addresses of pinned memory: KV cannot be offloaded by kernels"
+            )
+        self._device = device
+        self._max_groups = max_groups
+        self._code: ObjectCode = compile_kernels(f"sm_{cuda_device.arch}")
+
+    def offload_tokens(
+        self, gpu_rows: torch.Tensor, host_rows: torch.Tensor, layout: BlockLayout, tokens: TokenTable
+    ) -> "OffloadTokens":
+        """Copy all layers' KV of single tokens to their host blocks.
+
+        ``gpu_rows`` and ``host_rows``: ``(num_blocks, block_bytes)`` bytes, the latter pinned. ``tokens``: int32
+        ``(num_tokens, 3)`` of (GPU block, slot, host block); no two with the same target. ``ValueError`` for the
+        first thing that does not fit.
+        """
+        check_pool("GPU", gpu_rows, layout)
+        check_pool("host", host_rows, layout)
+        check_devices(gpu_rows, host_rows, self._device)
+        check_tokens(tokens, layout, num_gpu_blocks=len(gpu_rows), num_host_blocks=len(host_rows))
+        geometry = token_geometry(
+            layout, len(tokens), gpu_rows.data_ptr(), host_rows.data_ptr(), max_groups=self._max_groups
+        )
+        kernel = self._code.get_kernel(f"offload_tokens_{geometry.word_bytes}")
+        return OffloadTokens(kernel, geometry, gpu_rows, host_rows, layout, tokens)
+
+    def copy_pieces(
+        self, source: torch.Tensor, target: torch.Tensor, pieces: PieceTable, piece_bytes: int
+    ) -> "CopyPieces":
+        """Copy pieces of one size between two buffers of bytes, either of which may be pinned host memory.
+
+        ``pieces``: int64 ``(num_pieces, 2)`` of (offset in source, offset in target) in bytes; targets do not
+        overlap. ``ValueError`` for the first thing that does not fit.
+        """
+        gpu, host = (source, target) if source.is_cuda else (target, source)
+        if not host.is_cuda:
+            check_devices(gpu, host, self._device)
+        for name, buffer in (("source", source), ("target", target)):
+            if buffer.dtype != torch.uint8 or not buffer.is_contiguous():
+                raise ValueError(
+                    f"the {name} must be contiguous bytes, not {buffer.dtype} of {buffer.stride()}"
+                )
+        check_pieces(pieces, piece_bytes, source_bytes=source.numel(), target_bytes=target.numel())
+        geometry = piece_geometry(
+            pieces, piece_bytes, source.data_ptr(), target.data_ptr(), max_groups=self._max_groups
+        )
+        kernel = self._code.get_kernel(f"copy_pieces_{geometry.word_bytes}")
+        return CopyPieces(kernel, geometry, source, target, pieces, piece_bytes)
+
+
+class OffloadTokens:
+    """One checked launch; implements ``KernelCall``."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        geometry: Geometry,
+        gpu_rows: torch.Tensor,
+        host_rows: torch.Tensor,
+        layout: BlockLayout,
+        tokens: TokenTable,
+    ) -> None:
+        self._kernel = kernel
+        self._geometry = geometry
+        self._gpu_rows = gpu_rows
+        self._host_rows = host_rows
+        self._layout = layout
+        self._tokens = tokens
+
+    def launch(self, stream: int) -> None:
+        layout = self._layout
+        _launch(
+            self._kernel,
+            self._geometry,
+            stream,
+            self._gpu_rows.device,
+            self._tokens,
+            [self._gpu_rows.data_ptr(), self._host_rows.data_ptr()],
+            [
+                np.int32(len(self._tokens)),
+                np.int64(layout.block_bytes),
+                np.int64(layout.layer_stride_bytes),
+                np.int32(layout.num_layers),
+                np.int32(layout.num_kv_heads),
+                np.int32(layout.block_tokens),
+                np.int32(layout.content_bytes),
+            ],
+        )
+
+    def reads(self) -> Sequence[Span]:
+        return token_spans(Pool.GPU, self._layout, self._tokens[:, 0], self._tokens[:, 1])
+
+    def writes(self) -> Sequence[Span]:
+        return token_spans(Pool.HOST, self._layout, self._tokens[:, 2], self._tokens[:, 1])
+
+
+class CopyPieces:
+    """One checked launch between buffers that need not be the pools: for measurements."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        geometry: Geometry,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        pieces: PieceTable,
+        piece_bytes: int,
+    ) -> None:
+        self._kernel = kernel
+        self._geometry = geometry
+        self._source = source
+        self._target = target
+        self._pieces = pieces
+        self._piece_bytes = piece_bytes
+
+    def launch(self, stream: int) -> None:
+        device = self._source.device if self._source.is_cuda else self._target.device
+        _launch(
+            self._kernel,
+            self._geometry,
+            stream,
+            device,
+            self._pieces,
+            [self._source.data_ptr(), self._target.data_ptr()],
+            [np.int32(len(self._pieces)), np.int64(self._piece_bytes)],
+        )
+
+
+def token_spans(pool: Pool, layout: BlockLayout, blocks: np.ndarray, slots: np.ndarray) -> list[Span]:
+    """The bytes of single tokens: a run for each token, layer and head."""
+    return [
+        Span(
+            pool,
+            int(block) * layout.block_bytes
+            + layer * layout.layer_stride_bytes
+            + head * layout.head_bytes
+            + int(slot) * layout.content_bytes,
+            layout.content_bytes,
+        )
+        for block, slot in zip(blocks, slots, strict=True)
+        for layer in range(layout.num_layers)
+        for head in range(layout.num_kv_heads)
+    ]
+
+
+def _launch(
+    kernel: Kernel,
+    geometry: Geometry,
+    stream: int,
+    device: torch.device,
+    table: TokenTable | PieceTable,
+    addresses: list[int],
+    rest: list[np.integer],
+) -> None:
+    """Upload the table and run the kernel behind it, both on ``stream``; nothing for an empty table.
+
+    torch keeps the table's pinned and device memory until the stream is past them.
+    """
+    if len(table) == 0:
+        return
+    with torch.cuda.stream(torch.cuda.get_stream_from_external(stream, device)):
+        on_device = torch.from_numpy(table).pin_memory().to(device, non_blocking=True)
+        launch(
+            Stream.from_handle(stream),
+            LaunchConfig(grid=geometry.num_groups, block=geometry.num_threads),
+            kernel,
+            *addresses,
+            on_device.data_ptr(),
+            *rest,
+        )

@@ -1,0 +1,42 @@
+"""Which NUMA node a GPU hangs on, and memory bound to it: pinned pages cannot migrate later.
+
+Through libnuma where the machine has it; everything here says None, or does nothing, where it has not.
+"""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+
+
+def numa_node_of_gpu(device: torch.device, pci_devices: Path = _PCI_DEVICES) -> int | None:
+    """None where the machine has one node, or does not say."""
+    properties: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack the PCI fields
+    address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    return read_numa_node(pci_devices / address)
+
+
+def read_numa_node(pci_device: Path) -> int | None:
+    """Of a PCI device's directory under ``/sys``."""
+    try:
+        node = int((pci_device / "numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None  # Linux writes -1 for "unknown"
+
+
+def bind_memory(address: int, num_bytes: int, node: int) -> bool:
+    """Take the pages of an untouched mapping from ``node``. Whether that was possible."""
+    try:
+        libnuma = ctypes.CDLL("libnuma.so.1")
+    except OSError:
+        return False
+    if libnuma.numa_available() < 0 or node > libnuma.numa_max_node():
+        return False
+    libnuma.numa_tonode_memory.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    libnuma.numa_tonode_memory.restype = None
+    libnuma.numa_tonode_memory(address, num_bytes, node)
+    return True

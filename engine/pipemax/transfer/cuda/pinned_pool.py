@@ -1,0 +1,186 @@
+"""The host pool of a GPU's stage: pinned, near its GPU, in huge pages where the system grants them.
+
+    # one anonymous mapping, registered in pieces of whole blocks and whole pages, at most 64 GiB each:
+    # | block 0 | block 1 | … | block p − 1 | block p | …        | … tail |
+    # '------------- piece 0 --------------' '----- piece 1 ----' …
+
+The order matters: bind to the node, ask for huge pages, touch (which is when pages are taken), then pin (which takes
+about 0.1 s for each GB, and less when the pages are there). Who may use which block, the scheduler knows.
+"""
+
+import logging
+import math
+import mmap
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pipemax.domain.errors import EngineStartError, TransferError
+from pipemax.domain.units import GIB, MIB, ceil_div
+from pipemax.transfer.cuda.device import HostRegistry
+from pipemax.transfer.cuda.numa import bind_memory
+from pipemax.transfer.layout import BlockLayout, ByteRows
+
+log = logging.getLogger(__name__)
+
+MAX_PIECE_BYTES = 64 * GIB
+"""Drivers refuse to register much more at once."""
+_TOUCH_BYTES = 256 * MIB
+_MAX_TOUCH_THREADS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStartUp:
+    """What starting the pool took, and what it got."""
+
+    num_bytes: int
+    touch_s: float
+    pin_s: float
+    num_pieces: int
+    """Registered; 0 where pinning was refused."""
+    numa_node: int | None
+    """Bound to; None where there is nothing to choose."""
+    asked_for_huge_pages: bool
+
+    def __str__(self) -> str:
+        pinned = (
+            f"pinned in {self.pin_s:.1f} s in {self.num_pieces} pieces" if self.num_pieces else "not pinned"
+        )
+        node = "" if self.numa_node is None else f", on NUMA node {self.numa_node}"
+        return f"host pool of {self.num_bytes / GIB:.1f} GiB touched in {self.touch_s:.1f} s, {pinned}{node}"
+
+
+class PinnedHostPool:
+    """``num_blocks`` rows of bytes, like ``HostPool``; ``close`` it after the last copy."""
+
+    def __init__(
+        self,
+        layout: BlockLayout,
+        num_blocks: int,
+        registry: HostRegistry,
+        *,
+        numa_node: int | None = None,
+        max_piece_bytes: int = MAX_PIECE_BYTES,
+    ) -> None:
+        """``ValueError`` without blocks; ``EngineStartError`` where memory does not suffice. Where the system refuses
+        to pin, a warning: ``is_pinned`` is False then, copies are slow and kernels cannot reach the pool.
+        """
+        if num_blocks < 1:
+            raise ValueError(f"the host pool has at least 1 block, not {num_blocks}")
+        num_bytes = num_blocks * layout.block_bytes
+        require_memory(num_bytes, available_host_bytes())
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self._registry = registry
+        self._mapping = mmap.mmap(-1, ceil_div(num_bytes, mmap.PAGESIZE) * mmap.PAGESIZE)
+        self.rows: ByteRows = np.frombuffer(self._mapping, dtype=np.uint8, count=num_bytes).reshape(
+            layout.pool_shape(num_blocks)
+        )
+        self.tensor = torch.from_numpy(self.rows)
+        node = numa_node if numa_node is not None and self._bind(numa_node) else None
+        huge = self._ask_for_huge_pages()
+        touch_s = _touch(np.frombuffer(self._mapping, dtype=np.uint8))
+        self.piece_blocks = blocks_of_a_piece(layout.block_bytes, max_piece_bytes)
+        """Blocks registered together: a copy must not cross from one piece to the next."""
+        begin_s = time.perf_counter()
+        self._registered: list[int] = []
+        self._pin()
+        self.start_up = PoolStartUp(
+            num_bytes=num_bytes,
+            touch_s=touch_s,
+            pin_s=time.perf_counter() - begin_s,
+            num_pieces=len(self._registered),
+            numa_node=node,
+            asked_for_huge_pages=huge,
+        )
+        log.info("%s", self.start_up)
+
+    @property
+    def is_pinned(self) -> bool:
+        return bool(self._registered)
+
+    def close(self) -> None:
+        """Unpin. Copies and kernels that use the pool have ended. Safe to call twice."""
+        while self._registered:
+            self._registry.unregister(self._registered.pop())
+
+    def _bind(self, node: int) -> bool:
+        bound = bind_memory(self.rows.ctypes.data, len(self._mapping), node)
+        if not bound:
+            log.warning("the host pool is not bound to NUMA node %d: libnuma cannot be used here", node)
+        return bound
+
+    def _ask_for_huge_pages(self) -> bool:
+        try:
+            self._mapping.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:  # a kernel without transparent huge pages
+            return False
+        return True
+
+    def _pin(self) -> None:
+        address, num_bytes = self.rows.ctypes.data, len(self._mapping)
+        piece_bytes = self.piece_blocks * self.layout.block_bytes
+        for begin in range(0, num_bytes, piece_bytes):
+            length = min(piece_bytes, num_bytes - begin)
+            try:
+                self._registry.register(address + begin, length)
+            except TransferError as error:
+                self.close()
+                log.warning(
+                    "the host pool of %.1f GiB is not pinned, copies will be slow (raise the limit on locked "
+                    "memory, ulimit -l): %s",
+                    num_bytes / GIB,
+                    error,
+                )
+                return
+            self._registered.append(address + begin)
+
+
+def blocks_of_a_piece(block_bytes: int, max_piece_bytes: int) -> int:
+    """The most blocks that are whole pages together within ``max_piece_bytes``; at least the fewest that are."""
+    least = math.lcm(block_bytes, mmap.PAGESIZE) // block_bytes
+    return max(1, max_piece_bytes // (least * block_bytes)) * least
+
+
+def require_memory(num_bytes: int, available_bytes: int) -> None:
+    """``EngineStartError`` with both numbers where they do not fit."""
+    if num_bytes > available_bytes:
+        raise EngineStartError(
+            f"the host KV pool needs {num_bytes / GIB:.1f} GiB, {available_bytes / GIB:.1f} GiB of host memory are "
+            "available: lower host_kv_gib"
+        )
+
+
+def available_host_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """What this process may still take: the machine's available memory, or what its container leaves."""
+    machine = dict(line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines())
+    available = int(machine["MemAvailable"].split()[0]) * 1024
+    try:
+        limit = (cgroup / "memory.max").read_text(encoding="ascii").strip()
+        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
+        stat = (cgroup / "memory.stat").read_text(encoding="ascii")
+    except OSError:
+        return available
+    if limit == "max":
+        return available
+    # Cached files count as used, but give way.
+    cached = int(dict(line.split(" ", 1) for line in stat.splitlines())["inactive_file"])
+    return min(available, max(0, int(limit) - used + cached))
+
+
+def _touch(memory: ByteRows) -> float:
+    """Write to each page, many threads at once: the kernel zeroes pages on the core that asks. Seconds."""
+    begin_s = time.perf_counter()
+
+    def touch(begin: int) -> None:
+        memory[begin : begin + _TOUCH_BYTES : mmap.PAGESIZE] = 0
+
+    threads = min(_MAX_TOUCH_THREADS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(touch, range(0, len(memory), _TOUCH_BYTES)))
+    return time.perf_counter() - begin_s

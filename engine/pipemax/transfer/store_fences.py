@@ -1,0 +1,50 @@
+"""Which stores a step must wait for: those that still read a block that it overwrites.
+
+Stores run beside later steps. Blocks freed while a store reads them are mostly reused much later, for free blocks
+are taken oldest first; so a step that waited for all stores before it would wait for nothing. Made by the scheduler,
+since workers do not know what a step writes. Counts steps by itself; not thread-safe.
+"""
+
+from collections.abc import Iterable
+from itertools import chain
+
+from pipemax.domain.units import GpuBlockId
+from pipemax.transfer.commands import BlockStore, TokenStore
+
+
+class StoreFences:
+    """Remembers, of every GPU block, the last store that read it.
+
+    Moments are counted in half steps: ``2 · step`` are a step's saves, ``2 · step + 1`` its stores.
+    """
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._fenced = -1
+        self._last_stored: dict[GpuBlockId, int] = {}
+
+    def plan_step(
+        self,
+        *,
+        overwrites: Iterable[GpuBlockId],
+        saves: Iterable[BlockStore],
+        stores: Iterable[BlockStore],
+        token_stores: Iterable[TokenStore] = (),
+    ) -> int | None:
+        """The next step's ``StepCopies.store_fence``.
+
+        ``overwrites``: the blocks that its computation writes from their first slot on. A block that it goes on
+        filling is not among them: stores read other slots of it.
+        """
+        now = 2 * self._step
+        for save in saves:
+            self._last_stored[save.source] = now
+        last = max((self._last_stored.pop(block, -1) for block in overwrites), default=-1)
+        sources = chain((store.source for store in stores), (store.source for store in token_stores))
+        self._last_stored.update(dict.fromkeys(sources, now + 1))
+        fence = None
+        if last > self._fenced:
+            fence = self._step - last // 2
+            self._fenced = now if fence == 0 else last | 1
+        self._step += 1
+        return fence

@@ -1,0 +1,70 @@
+"""Spark's side of GPUs: the stage-level profile of executors that have some, and who discovers them.
+
+A task's own addresses play no part: an executor's tasks feed one engine that owns all GPUs of the executor
+(``pipemax_spark.resources``). So a profile asks for whole executors and for as many task slots as feed them well.
+"""
+
+import math
+from typing import Any
+
+from pipemax_spark.errors import JobError
+
+_GPU = "gpu"
+_SCRIPT_CONF = "spark.executor.resource.gpu.discoveryScript"
+
+
+def gpu_profile(
+    spark: Any,
+    *,
+    gpus_per_executor: int,
+    task_slots: int = 4,
+    memory: str | None = None,
+    memory_overhead: str | None = None,
+    discovery_script: str | None = None,
+) -> Any:
+    """A ``ResourceProfile`` for ``annotate(..., profile=)``: executors of ``gpus_per_executor`` GPUs, for these
+    stages alone, ``task_slots`` tasks at once on each.
+
+    ``memory`` and ``memory_overhead`` are Spark's spellings (``"8g"``); host KV counts as overhead. The discovery
+    script is the session's unless given. ``JobError`` where the cluster can start no such executors.
+    """
+    from pyspark.resource import ExecutorResourceRequests, ResourceProfileBuilder, TaskResourceRequests
+
+    if gpus_per_executor < 1 or task_slots < 1:
+        raise JobError(
+            f"gpus_per_executor is {gpus_per_executor} and task_slots is {task_slots}; both must be 1 or more"
+        )
+    _check_cluster(spark)
+    script = discovery_script or discovery_script_of(spark) or ""
+    executor = ExecutorResourceRequests().cores(task_slots).resource(_GPU, gpus_per_executor, script)
+    if memory is not None:
+        executor.memory(memory)
+    if memory_overhead is not None:
+        executor.memoryOverhead(memory_overhead)
+    # The cores bound the tasks. Of the GPUs each asks for as much as lets that many run, as Spark counts: one, or
+    # one part of a whole number of parts.
+    share = 1.0 / math.ceil(task_slots / gpus_per_executor)
+    task = TaskResourceRequests().cpus(1).resource(_GPU, share)
+    return ResourceProfileBuilder().require(executor).require(task).build
+
+
+def discovery_script_of(spark: Any, profile: Any = None) -> str | None:
+    """The script that finds an executor's GPUs: the profile's, else the session's."""
+    if profile is not None and (request := profile.executorResources.get(_GPU)) and request.discoveryScript:
+        return str(request.discoveryScript)
+    script: str | None = spark.sparkContext.getConf().get(_SCRIPT_CONF)
+    return script
+
+
+def _check_cluster(spark: Any) -> None:
+    conf = spark.sparkContext.getConf()
+    master = conf.get("spark.master", "")
+    if master.startswith("local["):
+        raise JobError(
+            f"master {master!r} has no executors to give GPUs to: its engine takes every GPU it sees, leave profile out"
+        )
+    if conf.get("spark.dynamicAllocation.enabled", "false") != "true":
+        raise JobError(
+            "executors of another shape for some stages need spark.dynamicAllocation.enabled=true; else leave profile "
+            "out and give all executors their GPUs (spark.executor.resource.gpu.amount)"
+        )

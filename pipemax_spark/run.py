@@ -1,0 +1,199 @@
+"""What runs beside the chunks of one run, from its first batch to its last: reports, progress, tracking, limits.
+
+A run has one batch, the whole input, or as many as a stream hands out. Nothing starts before there are rows.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from pipemax_spark.chunks import ChunkPlan, SlicedRows
+from pipemax_spark.collector import Collector
+from pipemax_spark.engine_log import EngineLog
+from pipemax_spark.errors import JobFailedError
+from pipemax_spark.options import JobOptions
+from pipemax_spark.progress import ErrorLimits, Progress, Sample
+from pipemax_spark.runner import ChunkRunner, Transactions
+from pipemax_spark.slots import task_slots
+from pipemax_spark.spool import spool_fault
+from pipemax_spark.tables import DeltaTable
+from pipemax_spark.task import TaskPlan
+from pipemax_spark.terminal import Terminal
+from pipemax_spark.time_accounts import whole_account
+from pipemax_spark.tracking import Tracker
+from pipemax_spark.workdir import ChunkSpools, WorkDirectory
+
+_TRACKING_PERIOD_S = 30.0
+
+
+class Run:
+    """``with`` it; ``do`` each batch, then ``check_limits``."""
+
+    def __init__(
+        self,
+        spark: Any,
+        options: JobOptions,
+        terminal: Terminal,
+        *,
+        table: DeltaTable,
+        plan: TaskPlan,
+        work: WorkDirectory,
+        params: Mapping[str, Any],
+        manifest: Mapping[str, Any],
+    ) -> None:
+        """``params`` are for MLflow, ``manifest`` is what each manifest of chunks begins with."""
+        self._spark = spark
+        self._options = options
+        self._terminal = terminal
+        self._table = table
+        self._plan = plan
+        self._work = work
+        self._params = params
+        self._manifest = manifest
+        self._slots = task_slots(spark)
+        self._stack = ExitStack()
+        self._collector: Collector | None = None
+        self._progress: Progress | None = None
+        self._lock = threading.Lock()
+        self._runner: ChunkRunner | None = None
+        self._stop_reason: str | None = None
+        self._num_chunks = 0
+        self._spools: ChunkSpools | None = None
+        self._started_s = time.monotonic()
+        self._next_logged_s = 0.0
+        self.seconds = 0.0
+        """From the first chunk's start to the last one's commit."""
+        self.tracker = Tracker(
+            options.mlflow_experiment, local_store=options.driver_dir / "mlflow", warn=terminal.warn
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._stack.close()
+        if kind is not None and self.has_begun:
+            status = "KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED"
+            self.tracker.finish(status, self.samples)
+
+    @property
+    def has_begun(self) -> bool:
+        """There was something to do."""
+        return self._collector is not None
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        return [] if self._progress is None else self._progress.samples
+
+    @property
+    def engines(self) -> int:
+        """Engine servers that have done rows."""
+        return 0 if self._collector is None else self._collector.engines()
+
+    @property
+    def directory(self) -> Path:
+        """Where the driver keeps what it knows of this run."""
+        return self._options.driver_dir / "runs" / self._plan.run_id
+
+    def time_account(self) -> dict[str, float]:
+        """Where the engines' time went: seconds by part, together ``seconds`` for each engine."""
+        if self._collector is None:
+            return {}
+        return whole_account(self._collector.time_account(), engines=self.engines, seconds=self.seconds)
+
+    def do(self, rows: SlicedRows, transactions: Transactions) -> None:
+        """Annotate and commit these rows, chunk by chunk."""
+        collector, progress = self._begin(rows.rows)
+        collector.expect(rows.rows)
+        chunks = ChunkPlan(
+            rows=rows.rows,
+            slices=rows.slices,
+            slots=self._slots,
+            commit_every_s=self._options.commit_every_s,
+            first_number=self._num_chunks,
+        )
+        reporting = replace(self._plan.options, collector=collector.address)
+        runner = ChunkRunner(
+            self._spark,
+            table=self._table,
+            rows=rows,
+            chunks=chunks,
+            source=self._options.source,
+            overrides_column=self._options.overrides_column,
+            plan=replace(self._plan, options=reporting),
+            slots=self._slots,
+            note_chunk=lambda: self._work.write_manifest(self._manifest, chunks.chunks),
+            spool=self._spools,
+            transactions=transactions,
+        )
+        with self._lock:
+            self._runner = runner
+            if self._stop_reason is not None:
+                raise JobFailedError(self._stop_reason)
+        runner.run(progress.rows_per_s, every_second=self._track)
+        self._num_chunks += len(chunks.chunks)
+        self.seconds = time.monotonic() - self._started_s
+
+    def check_limits(self) -> None:
+        """``JobFailedError`` where too many rows failed: a short job may end before anyone looks."""
+        if self._collector is None:
+            return
+        if reason := self._limits().reason_to_stop(self._collector.totals()):
+            raise JobFailedError(reason)
+
+    def _begin(self, rows: int) -> tuple[Collector, Progress]:
+        """Once; after that only the number of rows grows."""
+        if self._collector is not None and self._progress is not None:
+            self._progress.expect(rows)
+            return self._collector, self._progress
+        context = self._spark.sparkContext
+        self._terminal.say("Spark", f"{self._spark.version}, {context.master}, {self._slots} task slots")
+        self.tracker.start(self._plan.run_id, self._params)
+        self._spools = self._make_spools()
+        self._started_s = time.monotonic()
+        engine_log = self._stack.enter_context(EngineLog(self.directory / "engine_metrics.parquet"))
+        self._collector = self._stack.enter_context(
+            Collector.for_session(self._spark, self._plan.run_id, on_report=engine_log.add)
+        )
+        show, period_s = self._stack.enter_context(self._terminal.progress_line())
+        self._progress = self._stack.enter_context(
+            Progress(
+                self._collector,
+                rows_total=rows,
+                limits=self._limits(),
+                stop_job=self._stop,
+                show=show,
+                show_period_s=period_s,
+                price_per_hour=self._options.price_per_hour,
+            )
+        )
+        return self._collector, self._progress
+
+    def _stop(self, reason: str) -> None:
+        with self._lock:
+            self._stop_reason = reason
+            runner = self._runner
+        if runner is not None:
+            runner.cancel(reason)
+
+    def _limits(self) -> ErrorLimits:
+        return ErrorLimits(max_rate=self._options.max_error_rate, fails_on_first=self._options.fails_on_error)
+
+    def _track(self) -> None:
+        if time.monotonic() >= self._next_logged_s:
+            self._next_logged_s = time.monotonic() + _TRACKING_PERIOD_S
+            self.tracker.log_samples(self.samples)
+
+    def _make_spools(self) -> ChunkSpools | None:
+        path = self._work.spool_path
+        if fault := spool_fault(path):
+            self._terminal.warn(
+                f"tasks cannot keep their completions in {path} ({fault}), so a failure costs those of the chunks that "
+                "are not committed; give --work-dir a path that all executors see"
+            )
+            return None
+        return self._work.chunk_spools()

@@ -1,0 +1,123 @@
+"""The kernels on a GPU write what the torch reference writes, over poison, and nothing else."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("cuda.core", reason="cuda-core is not installed: kernels cannot be compiled")
+
+from pipemax.transfer import reference
+from pipemax.transfer.cuda.cuda_device import CudaHostRegistry
+from pipemax.transfer.cuda.kernels import KvKernels
+from pipemax.transfer.cuda.pinned_pool import PinnedHostPool
+from pipemax.transfer.per_layer import PerLayerOffload
+from tests.gpu.pools import CASES, POISON, Case, poisoned_pool, random_pool, random_tokens, seeds
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: kernels cannot run"),
+]
+
+GPU_BLOCKS, HOST_BLOCKS, TOKENS = 9, 13, 29
+
+
+@pytest.fixture(scope="module")
+def device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.fixture(scope="module")
+def kernels(device: torch.device) -> KvKernels:
+    return KvKernels(device)
+
+
+@pytest.fixture
+def host_pool(case: Case) -> Iterator[PinnedHostPool]:
+    pool = PinnedHostPool(case.layout, HOST_BLOCKS, CudaHostRegistry())
+    assert pool.is_pinned
+    pool.tensor.fill_(POISON)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_tokens_arrive_and_nothing_else_is_touched(
+    case: Case, kernels: KvKernels, host_pool: PinnedHostPool, device: torch.device
+) -> None:
+    stream = torch.cuda.Stream(device)
+    for rng in seeds(4):
+        gpu = random_pool(case.layout, GPU_BLOCKS, rng)
+        on_gpu = gpu.to(device)
+        tokens = random_tokens(case.layout, TOKENS, GPU_BLOCKS, HOST_BLOCKS, rng)
+        expected = poisoned_pool(case.layout, HOST_BLOCKS)
+        reference.offload_tokens(gpu, expected, case.layout, torch.from_numpy(tokens))
+        host_pool.tensor.fill_(POISON)
+        torch.cuda.synchronize(device)
+        kernels.offload_tokens(on_gpu, host_pool.tensor, case.layout, tokens).launch(stream.cuda_stream)
+        stream.synchronize()
+        assert torch.equal(host_pool.tensor, expected)
+        assert torch.equal(on_gpu.cpu(), gpu)
+
+
+@pytest.mark.parametrize("case", CASES[:1], ids=lambda case: case.name)
+@pytest.mark.parametrize("to_gpu", [True, False])
+def test_pieces_arrive_and_nothing_else_is_touched(
+    case: Case, to_gpu: bool, kernels: KvKernels, host_pool: PinnedHostPool, device: torch.device
+) -> None:
+    (rng,) = seeds(1)
+    size = case.layout.layer_bytes
+    gpu = poisoned_pool(case.layout, GPU_BLOCKS).to(device)
+    content = torch.from_numpy(rng.integers(0, 256, host_pool.tensor.numel(), dtype=np.uint8))
+    host_pool.tensor.flatten().copy_(content)
+    host, other = (host_pool.tensor, gpu) if to_gpu else (gpu, host_pool.tensor)
+    count = min(host.numel(), other.numel()) // size
+    pieces = np.stack((rng.permutation(count), rng.permutation(count)), axis=1).astype(np.int64)[: count // 2]
+    pieces *= size
+    expected = other.cpu().clone().flatten()
+    reference.copy_pieces(host.cpu().flatten(), expected, torch.from_numpy(pieces), size)
+    stream = torch.cuda.Stream(device)
+    torch.cuda.synchronize(device)
+    kernels.copy_pieces(host, other, pieces, size).launch(stream.cuda_stream)
+    stream.synchronize()
+    assert torch.equal(other.cpu().flatten(), expected)
+
+
+@pytest.mark.parametrize("case", CASES[:1], ids=lambda case: case.name)
+def test_an_empty_table_launches_nothing(
+    case: Case, kernels: KvKernels, host_pool: PinnedHostPool, device: torch.device
+) -> None:
+    gpu = poisoned_pool(case.layout, 1).to(device)
+    kernels.offload_tokens(gpu, host_pool.tensor, case.layout, np.zeros((0, 3), np.int32)).launch(0)
+    torch.cuda.synchronize(device)
+    assert (host_pool.tensor == POISON).all()
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.name in ("bf16", "fp16", "fp8")], ids=lambda c: c.name
+)
+def test_the_per_layer_way_makes_the_same_rows(
+    case: Case, host_pool: PinnedHostPool, device: torch.device
+) -> None:
+    layout = case.layout
+    (rng,) = seeds(1)
+    tokens = torch.from_numpy(random_tokens(layout, TOKENS, GPU_BLOCKS, HOST_BLOCKS, rng))
+    head_dim = layout.content_bytes // (2 * case.dtype.itemsize)
+    shape = (layout.num_layers, TOKENS, layout.num_kv_heads, head_dim)
+    keys, values = (torch.randn(shape).to(case.dtype) for _ in range(2))
+    expected = poisoned_pool(layout, HOST_BLOCKS)
+    reference.pack_tokens(expected, layout, tokens, keys, values)
+    offload = PerLayerOffload(layout, case.dtype, max_tokens=TOKENS, stream=torch.cuda.Stream(device))
+    for layer in range(layout.num_layers):
+        offload.offload_layer(layer, keys[layer].to(device), values[layer].to(device))
+    offload.wait()
+    offload.pack(host_pool.tensor, tokens)
+    assert torch.equal(host_pool.tensor, expected)
+
+
+def test_memory_that_a_kernel_cannot_reach_is_refused(kernels: KvKernels, device: torch.device) -> None:
+    layout = CASES[0].layout
+    gpu = poisoned_pool(layout, 1).to(device)
+    with pytest.raises(ValueError, match="pageable: use PinnedHostPool"):
+        kernels.offload_tokens(gpu, poisoned_pool(layout, 1), layout, np.zeros((1, 3), np.int32))

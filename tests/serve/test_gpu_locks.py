@@ -1,0 +1,88 @@
+"""A GPU has one engine at a time, the processes that a dead engine left behind included."""
+
+import os
+import signal
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipemax.gpus import visible_gpus
+from pipemax.wire import ProcessIdentity
+from pipemax_spark.client import EngineSessionError
+from tests.serve.support import FakeJvm, files_of, options, run_prompts, server_of, server_stats, wait_until
+
+EnginePython = Callable[..., str]
+
+
+@pytest.fixture
+def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Three GPUs that no other test knows, as an ``nvidia-smi`` on the PATH lists them."""
+    uuids = [f"GPU-{uuid.uuid4()}" for _ in range(3)]
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    lines = "\n".join(f"{index}, {name}" for index, name in enumerate(uuids))
+    smi.write_text(f"#!/bin/sh\ncat <<END\n{lines}\nEND\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(smi.parent), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    yield uuids
+    for file in Path(f"/tmp/pipemax-{os.getuid()}/gpus").glob("*"):
+        if file.stem in uuids:
+            file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("visible", "indices"),
+    [(None, [0, 1, 2]), ("1,0", [0, 1]), ("", []), ("GPU-prefix", [2])],
+    ids=["all", "by index", "none", "by UUID"],
+)
+def test_the_gpus_of_an_engine_are_those_that_cuda_shows(
+    gpus: list[str], visible: str | None, indices: list[int]
+) -> None:
+    environ = dict(os.environ)
+    if visible is not None:
+        environ["CUDA_VISIBLE_DEVICES"] = gpus[2][:12] if visible == "GPU-prefix" else visible
+    assert visible_gpus(environ) == sorted(gpus[index] for index in indices)
+
+
+def test_a_mig_instance_stands_for_itself(gpus: list[str]) -> None:
+    assert visible_gpus({**os.environ, "CUDA_VISIBLE_DEVICES": "MIG-1234"}) == ["MIG-1234"]
+
+
+def test_without_the_driver_nothing_is_locked(tmp_path: Path) -> None:
+    assert visible_gpus({"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"}) == []
+
+
+def test_a_killed_server_s_successor_waits_for_a_worker_that_outlives_it(
+    fake_engine_python: EnginePython, gpus: list[str]
+) -> None:
+    opts = options(fake_engine_python(), child_process=True, child_ends_after_s=2.0)
+    run_prompts(["one"], opts)
+    wait_until(lambda: server_stats(opts).engine_metrics, 5.0)
+    worker = ProcessIdentity.of(int(server_stats(opts).engine_metrics["child_pid"]))
+    os.kill(server_of(opts).pid, signal.SIGKILL)
+    run_prompts(["two"], opts)
+    assert not worker.is_running(), "the successor loaded its engine beside a worker of the dead one"
+    log = files_of(opts).log.read_text()
+    assert "waiting for GPU" in log
+    assert f"which process {worker.pid} (" in log
+
+
+def test_engines_of_other_gpus_do_not_wait_and_those_of_the_same_say_for_whom(
+    fake_engine_python: EnginePython, gpus: list[str], jvm: FakeJvm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = options(fake_engine_python()), options(fake_engine_python(), start_timeout_s=6.0)
+    third = options(fake_engine_python())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    run_prompts(["one"], first)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
+    run_prompts(["two"], third)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"2,{gpus[0]}")
+    holders = f"process ({server_of(first).pid}|{server_of(third).pid}) "
+    with pytest.raises(EngineSessionError, match=f"no engine after .*waiting for GPU .* which {holders}"):
+        run_prompts(["three"], second)
+    for server in (server_of(first), server_of(third)):
+        os.kill(server.pid, signal.SIGKILL)
+    run_prompts(["three"], options(second.engine_python or ""))

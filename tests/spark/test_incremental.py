@@ -1,0 +1,209 @@
+"""Nightly runs over a Delta table that grows: every appended row once, whatever happened the night before."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipemax_spark.errors import JobError, JobFailedError
+from pipemax_spark.incremental import MicroBatches
+from pipemax_spark.sources import read_source
+from tests.fakes.engine import expected_text
+from tests.spark.conftest import Jobs
+from tests.spark.test_killed_job import SLOW, kill_when, start_job
+
+MakeJobs = Callable[[], Jobs]
+
+
+class Nights:
+    """An input table, and one job a night over what it got."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self.jobs = jobs
+        self.input = str(jobs.directory / "in")
+
+    def append(self, rows: list[tuple[Any, ...]], schema: str = "id long, text string") -> None:
+        frame = self.jobs.spark.createDataFrame(rows, schema)
+        frame.write.format("delta").mode("append").option("mergeSchema", "true").save(self.input)
+
+    def run(self, **changes: Any) -> tuple[int, int, int]:
+        """(rows in, skipped, out)."""
+        summary = self.jobs.run(input=self.input, **{"is_incremental": True, **changes})
+        assert summary is not None
+        return summary.rows_in, summary.rows_skipped, summary.rows_out
+
+    def sql(self, statement: str) -> None:
+        self.jobs.spark.sql(statement.format(input=f"delta.`{self.input}`"))
+
+    def ids(self) -> list[int]:
+        return sorted(row["id"] for row in self.jobs.rows())
+
+    def appends(self) -> list[tuple[str, int]]:
+        """By Delta's own history: the note and the rows of each commit that added any, oldest first."""
+        history = (
+            self.jobs.spark.sql(f"DESCRIBE HISTORY delta.`{self.jobs.output}`").orderBy("version").collect()
+        )
+        commits = [
+            (row["userMetadata"] or "", row["operationMetrics"].get("numOutputRows")) for row in history
+        ]
+        return [(note, int(rows)) for note, rows in commits if rows and int(rows)]
+
+
+@pytest.fixture
+def nights(jobs: MakeJobs) -> Nights:
+    return Nights(jobs())
+
+
+def words(first: int, end: int) -> list[tuple[int, str]]:
+    return [(i, f"word {i}") for i in range(first, end)]
+
+
+@pytest.mark.parametrize("id_columns", [("id",), ()])
+def test_each_night_does_what_was_appended_also_under_a_new_schema(
+    nights: Nights, id_columns: tuple[str, ...]
+) -> None:
+    nights.append(words(0, 200))
+    nights.append(words(200, 300))
+    assert nights.run(id_columns=id_columns) == (300, 0, 300)
+    assert nights.run(id_columns=id_columns) == (0, 0, 0)
+    assert "nothing new to do" in nights.jobs.printed
+
+    nights.append([(i, text, "de") for i, text in words(300, 310)], "id long, text string, language string")
+    assert nights.run(id_columns=id_columns) == (10, 0, 10)
+    rows = nights.jobs.rows()
+    assert sorted(row["id"] for row in rows) == list(range(310))
+    assert Counter(row["language"] for row in rows) == {None: 300, "de": 10}
+    assert all(row["annotation"]["text"] == expected_text(f"Say {row['text']}", 16) for row in rows)
+
+    # What a run over the whole table has done, the stream knows; and the other way round.
+    nights.append([(i, text, "fr") for i, text in words(310, 320)], "id long, text string, language string")
+    assert nights.run(id_columns=id_columns, is_incremental=False) == (320, 310, 10)
+    assert nights.run(id_columns=id_columns) == (10, 10, 0)
+    assert nights.ids() == list(range(320))
+    notes = [note for note, _ in nights.appends()]
+    assert ["of batch 0 of stream" in notes[0], "of batch 1 of stream" in notes[1]] == [True, True]
+    assert [rows for _, rows in nights.appends()] == [300, 10, 10]
+
+
+def test_equal_rows_are_counted_over_all_nights(nights: Nights) -> None:
+    nights.append([(1, "a"), (1, "a"), (2, "b")])
+    nights.run()
+    nights.append([(1, "a"), (3, "c")])
+    nights.run()
+    nights.append([(1, "a"), (1, "a")])
+    assert nights.run() == (2, 0, 2)
+    assert nights.ids() == [1, 1, 1, 1, 1, 2, 3]
+
+
+@pytest.mark.parametrize("lost", ["the batch's entry", "the checkpoint"])
+@pytest.mark.parametrize("id_columns", [("id",), ()])
+def test_a_night_that_ended_between_commit_and_checkpoint_adds_nothing_when_it_comes_again(
+    nights: Nights, id_columns: tuple[str, ...], lost: str
+) -> None:
+    nights.append([*words(0, 50), *([] if id_columns else words(0, 5))])
+    nights.run(id_columns=id_columns)
+    before = nights.appends()
+    (checkpoint,) = Path(nights.jobs.output, "_pipemax", "checkpoints").iterdir()
+    if lost == "the checkpoint":
+        checkpoint.rename(nights.jobs.directory / "lost")
+    else:
+        (checkpoint / "commits" / "0").unlink()
+        (checkpoint / "commits" / ".0.crc").unlink(missing_ok=True)
+    rows_in, skipped, rows_out = nights.run(id_columns=id_columns)
+    assert (rows_in, rows_out) == (skipped, 0)
+    assert rows_in > 0, "the same batch came again"
+    assert nights.appends() == before
+
+    nights.append(words(50, 60))
+    assert nights.run(id_columns=id_columns) == (10, 0, 10)
+
+
+def test_a_batch_that_failed_half_way_comes_again_and_only_its_rest_is_done(nights: Nights) -> None:
+    """The first chunk is committed, then a row ends the run."""
+    nights.append([*words(0, 3_000)])
+    nights.append([(3_000, None)])
+    failing: dict[str, Any] = {"fails_on_error": True, "commit_every_s": 0.1}
+    with pytest.raises((JobFailedError, Exception), match="a row failed with empty_prompt"):
+        nights.run(engine=SLOW, **failing)
+    committed = len(nights.jobs.rows())
+    nights.append(words(4_000, 4_010))
+    rows_in, skipped, rows_out = nights.run()
+    assert (rows_in, skipped + rows_out) == (3_011, 3_011)
+    assert skipped >= committed
+    assert nights.ids() == [*range(3_001), *range(4_000, 4_010)]
+
+
+def test_killed_in_the_midst_of_a_batch_the_same_command_repairs_it(nights: Nights) -> None:
+    rows = [(i, f"word {i % 2_000}") for i in range(8_000)]
+    nights.append(rows)
+    job = start_job(replaced_input(nights), "--incremental", commit_every="1h")
+    spooled = Path(nights.jobs.output, "_pipemax")
+    kill_when(lambda: any(spooled.glob("*/spool/*/part-*.parquet")), job, nights.jobs.defaults)
+    assert nights.jobs.rows() == []
+
+    nights.append(words(9_000, 9_010))
+    rows_in, skipped, rows_out = nights.run(engine=SLOW)
+    assert "had completed were committed now" in nights.jobs.printed
+    assert skipped > 0, "what the killed run had completed was not asked for again"
+    assert (rows_in, skipped + rows_out) == (8_010, 8_010)
+    assert nights.ids() == [*range(8_000), *range(9_000, 9_010)]
+
+
+def replaced_input(nights: Nights) -> Any:
+    from dataclasses import replace
+
+    return replace(nights.jobs.defaults, input=nights.input)
+
+
+def test_an_update_stops_the_night_unless_it_is_to_be_skipped(nights: Nights) -> None:
+    nights.append(words(0, 20))
+    nights.run(id_columns=("id",))
+    nights.append(words(20, 30))
+    nights.sql("UPDATE {input} SET text = 'changed' WHERE id = 3")
+    with pytest.raises(JobError, match=r"were updated or deleted since the last run.*--skip-changes"):
+        nights.run(id_columns=("id",))
+    assert nights.run(id_columns=("id",), skips_changes=True) == (10, 0, 10)
+    nights.sql("DELETE FROM {input} WHERE id = 4")
+    with pytest.raises(JobError, match="were updated or deleted"):
+        nights.run(id_columns=("id",))
+    nights.append(words(30, 31))
+    assert nights.run(id_columns=("id",), skips_changes=True) == (1, 0, 1)
+    texts = {row["id"]: row["text"] for row in nights.jobs.rows()}
+    assert texts == dict(words(0, 31)), "a row stays as it was when it was appended"
+
+
+def test_what_cannot_be_followed_is_said_at_once(nights: Nights) -> None:
+    nights.append([(1, "a"), (1, "b")])
+    with pytest.raises(JobError, match=r"ids are not unique: id=1 \(2 rows\)"):
+        nights.run(id_columns=("id",))
+    nights.jobs.write_input([(1, "a")])
+    with pytest.raises(JobError, match=r"--incremental reads what was appended to a Delta table"):
+        nights.jobs.run(is_incremental=True)
+    for wrong in ({"limit": 3}, {"retries_errors": True}):
+        with pytest.raises(JobError, match="does not go with --incremental"):
+            nights.run(**wrong)
+    with pytest.raises(JobError, match="--skip-changes says how --incremental reads"):
+        nights.run(is_incremental=False, skips_changes=True)
+
+
+def test_a_batch_is_done_when_the_next_one_is_asked_for(nights: Nights, spark: Any, tmp_path: Path) -> None:
+    nights.append(words(0, 3))
+
+    def batches() -> MicroBatches:
+        source = read_source(spark, nights.input)
+        return MicroBatches(
+            spark, source, checkpoints=str(tmp_path / "c"), spec_hash="h", options={}, skips_changes=False
+        )
+
+    def seen(stream: Iterator[Any]) -> list[tuple[int, int]]:
+        return [(batch.stream.batch_id, batch.rows.count()) for batch in stream]
+
+    with batches() as stream:
+        assert next(iter(stream)).rows.count() == 3
+    nights.append(words(3, 5))
+    with batches() as stream:
+        assert seen(iter(stream)) == [(0, 3), (1, 2)]
+    with batches() as stream:
+        assert seen(iter(stream)) == []

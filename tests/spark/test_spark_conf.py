@@ -1,0 +1,76 @@
+"""``conf/spark``: each file is one that Spark can read, and says of executors and engines what it must."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipemax_spark.session import DELTA_PACKAGES
+
+CONF = Path(__file__).resolve().parents[2] / "conf" / "spark"
+FILES = sorted(CONF.glob("*.conf"))
+ON_GPUS = [file for file in FILES if file.stem != "local"]
+KUBERNETES, YARN = (
+    "org.apache.spark.deploy.k8s.Config$",
+    "org.apache.spark.deploy.yarn.config.package$",
+)
+"""Spark registers its settings when these are loaded."""
+FAMILIES = re.compile(
+    r"spark\.master|spark\.(executor|task)\.resource\.gpu\.(amount|vendor|discoveryScript)"
+    r"|spark\.kubernetes\.executor\.(secretKeyRef\.\w+"
+    r"|volumes\.persistentVolumeClaim\.\w+\.(options\.claimName|mount\.(path|readOnly)))"
+)
+"""Names that Spark composes, so that no list has them."""
+
+
+def settings_of(file: Path) -> dict[str, str]:
+    lines = [line.strip() for line in file.read_text().splitlines()]
+    pairs = [line.split(maxsplit=1) for line in lines if line and not line.startswith("#")]
+    names = [pair[0] for pair in pairs]
+    assert len(set(names)) == len(names), f"{file.name} sets something twice"
+    return dict(pairs)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_spark_knows_every_setting_and_can_read_its_value(spark: Any, file: Path) -> None:
+    jvm = spark._jvm
+    for registry in (KUBERNETES, YARN):
+        jvm.java.lang.Class.forName(registry)
+    for name, value in settings_of(file).items():
+        entry = jvm.org.apache.spark.internal.config.ConfigEntry.findEntry(name)
+        assert entry is not None or FAMILIES.fullmatch(name), f"{file.name}: Spark has no setting {name}"
+        if entry is not None:
+            entry.valueConverter().apply(value)
+
+
+def test_a_wrong_value_is_noticed(spark: Any) -> None:
+    entry = spark._jvm.org.apache.spark.internal.config.ConfigEntry.findEntry("spark.executor.memory")
+    with pytest.raises(Exception, match="sixteen"):
+        entry.valueConverter().apply("sixteen")
+
+
+@pytest.mark.parametrize("file", ON_GPUS, ids=lambda file: file.stem)
+def test_an_executor_s_gpus_and_cores_make_the_same_number_of_tasks(file: Path) -> None:
+    settings = settings_of(file)
+    slots = int(settings["spark.executor.cores"]) / int(settings["spark.task.cpus"])
+    gpus = int(settings["spark.executor.resource.gpu.amount"])
+    assert gpus / int(settings["spark.task.resource.gpu.amount"]) == slots >= 2
+    assert settings["spark.speculation"] == settings["spark.dynamicAllocation.enabled"] == "false"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_delta_fits_the_spark_of_the_lock_and_no_engine_is_kept_from_starting(file: Path) -> None:
+    settings = settings_of(file)
+    assert settings["spark.jars.packages"] == DELTA_PACKAGES["4.2"]
+    assert "spark.executor.pyspark.memory" not in settings
+
+
+def test_the_pod_template_is_where_the_settings_say_and_has_shared_memory() -> None:
+    name = settings_of(CONF / "kubernetes.conf")["spark.kubernetes.executor.podTemplateFile"]
+    template = yaml.safe_load((CONF.parents[1] / name).read_text())
+    (container,) = template["spec"]["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    (volume,) = template["spec"]["volumes"]
+    assert (mounts[volume["name"]], volume["emptyDir"]["medium"]) == ("/dev/shm", "Memory")

@@ -1,0 +1,156 @@
+"""The one-stage harness at a size for CPUs: real controller, real copies, every policy; pools full of NaN."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bench import one_stage
+from bench.stage.driver import StageDriver
+from bench.stage.experiment import POLICIES, Experiment, OpenTransfers, Setup
+from bench.stage.pools import PoolPlan
+from bench.stage.tables import environment, write_json
+from pipemax.domain.specs import KvLayout
+from pipemax.sim.workloads import Workload
+from pipemax.transfer.backend import StepTransfers
+from pipemax.transfer.commands import StepCopies, StepWait
+from tests.unit.bench.test_stage_model import TINY
+
+SETUP = Setup(
+    model=TINY,
+    num_layers=2,
+    num_stages=4,
+    device=torch.device("cpu"),
+    dtype=torch.float32,
+    gpu_blocks=48,
+    host_blocks=240,
+    block_tokens=4,
+    decode_steps=60,
+    warm_up_steps=10,
+    profile_batches=(1, 8),
+    profile_contexts=(4, 16),
+    profile_repeats=1,
+    computes_prefill=True,
+)
+
+
+def workload(num_requests: int) -> Workload:
+    rng = np.random.default_rng(0)
+    return Workload(
+        name="test",
+        prompt_tokens=rng.integers(3, 14, num_requests),
+        output_tokens=rng.integers(8, 30, num_requests),
+        shared_prefix_tokens=0,
+    )
+
+
+class Poisoned(Experiment):
+    """Nothing is in the GPU pool that was not computed or loaded; every replica is compared at the end."""
+
+    num_compared = 0
+
+    def prepare(self, gpu_rows: torch.Tensor) -> None:
+        gpu_rows.fill_(0xFF)
+
+    def check(self, driver: StageDriver, plan: PoolPlan, gpu_rows, host_rows, transfers) -> None:
+        transfers.close()
+        assert driver.last_hidden is not None
+        assert driver.last_hidden.isfinite().all()
+        views = [plan.layer_views(gpu_rows, plan.gpu_blocks, torch.float32)]
+        views.append(plan.layer_views(host_rows, plan.host_blocks, torch.float32))
+        for gpu, host in zip(*views, strict=True):
+            for held in driver.books.held.values():
+                whole = min(held.num_tokens // plan.block.block_tokens, len(held.gpu))
+                assert torch.equal(gpu[held.gpu[:whole]], host[held.host[:whole]])
+                self.num_compared += whole
+
+
+class Lossy:
+    """Transfers that lose a load now and then."""
+
+    def __init__(self, inner: StepTransfers) -> None:
+        self._inner = inner
+
+    def begin_step(self, copies: StepCopies) -> StepWait:
+        return self._inner.begin_step(replace(copies, loads=copies.loads[1:] or copies.loads))
+
+    def end_step(self, copies: StepCopies) -> None:
+        self._inner.end_step(copies)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class LossyExperiment(Poisoned):
+    def open_transfers(self, plan: PoolPlan, gpu_rows: torch.Tensor) -> OpenTransfers:
+        @contextmanager
+        def lossy() -> Iterator[tuple[StepTransfers, torch.Tensor | None]]:
+            with super(LossyExperiment, self).open_transfers(plan, gpu_rows) as (transfers, host_rows):
+                yield Lossy(transfers), host_rows
+
+        return lossy()
+
+
+def test_a_lost_load_would_be_noticed() -> None:
+    with pytest.raises(AssertionError):
+        LossyExperiment(SETUP, workload(120)).run("pipemax")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_each_policy_decodes_on_kv_that_is_whole(policy: str) -> None:
+    experiment = Poisoned(SETUP, workload(120))
+    if policy == "none":
+        experiment.check = lambda *_: None  # type: ignore[method-assign]  # it keeps no replica
+    outcome, run, stage = experiment.run(policy)
+    assert outcome.steps == 50
+    assert stage.h2d_bytes_per_s > 0
+    assert run.num_prefill_steps > 0
+    assert outcome.tokens_per_s > 0
+    if policy == "none":
+        assert outcome.prefetched_blocks == 0
+        assert not run.loads
+    else:
+        assert outcome.prefetched_blocks > 0
+        assert experiment.num_compared > 0
+        assert run.loads
+
+
+class TestCommand:
+    def test_without_a_gpu_it_says_so_in_one_sentence(self) -> None:
+        if torch.cuda.is_available():
+            pytest.skip("this machine has a CUDA GPU")
+        with pytest.raises(SystemExit, match=r"measures a CUDA GPU, and torch .* finds none on this machine"):
+            one_stage.main([])
+
+    def test_the_stage_is_that_of_the_papers_node(self) -> None:
+        options = one_stage.parse(["--host-gib", "48"])
+        setup = one_stage.make_setup(options, torch.device("cpu"))
+        assert setup.num_layers == 10
+        assert setup.pools(KvLayout.BLOCK_FIRST).block.block_bytes == 655_360
+        assert 17_000 < setup.gpu_blocks < 18_500
+        assert setup.host_blocks == 78_643
+
+    def test_figures_picture_and_json_come_out(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        outcomes, details = one_stage.measure(
+            Experiment(SETUP, workload(120)), ["pipemax"], tmp_path / "a.png"
+        )
+        assert (tmp_path / "a.png").stat().st_size > 1000
+        assert "| policy | steps | mean_batch | step_ms |" in capsys.readouterr().out
+        write_json(tmp_path / "a.json", environment(SETUP.device, ["x"]), {"policies": details})
+        document = json.loads((tmp_path / "a.json").read_text())
+        assert document["measured_on"]["device"] == "CPU"
+        (policy,) = document["policies"]
+        assert policy["mean_batch"] == outcomes[0].mean_batch
+        assert len(policy["decode_steps"]) == SETUP.decode_steps
+
+    def test_too_few_requests_are_refused_with_the_numbers(self) -> None:
+        setup = replace(SETUP, decode_steps=2000, warm_up_steps=1500)
+        with pytest.raises(ValueError, match=r"ended after \d+ decode steps, before the warm-up of 1500"):
+            Experiment(setup, workload(8)).run("pipemax")

@@ -1,0 +1,31 @@
+"""Prompts and annotations as pandas holds them, for the UDF on Spark 4.0."""
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from pipemax_spark.pandas_bridge import array_of_prompts, frame_of_annotations
+
+
+def test_texts_and_nulls() -> None:
+    assert array_of_prompts(pd.Series(["a", None])).equals(pa.array(["a", None], pa.string()))
+
+
+def test_conversations_come_as_arrays_of_dicts() -> None:
+    message = {"role": "user", "content": "hello"}
+    array = array_of_prompts(pd.Series([np.array([message], dtype=object), None]))
+    assert array.to_pylist() == [[message], None]
+
+
+def test_nested_fields_are_dicts_and_whole_numbers_stay_whole() -> None:
+    rows = [
+        {"parsed": {"label": "a", "counts": [("x", 1)]}, "prompt_tokens": 2**53 + 1},
+        {"parsed": None, "prompt_tokens": None},
+    ]
+    counts = pa.map_(pa.string(), pa.int64())
+    parsed = pa.struct([("label", pa.string()), ("counts", counts)])
+    frame = frame_of_annotations(
+        pa.array(rows, pa.struct([("parsed", parsed), ("prompt_tokens", pa.int64())]))
+    )
+    assert frame["parsed"].tolist() == [{"label": "a", "counts": {"x": 1}}, None]
+    assert frame["prompt_tokens"].tolist() == [2**53 + 1, None]

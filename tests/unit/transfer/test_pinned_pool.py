@@ -1,0 +1,140 @@
+"""A pool is registered in pieces of whole blocks and pages, and what the system refuses or lacks is said."""
+
+import logging
+import mmap
+from pathlib import Path
+
+import pytest
+
+from pipemax.domain.errors import EngineStartError, TransferError
+from pipemax.domain.units import GIB, MIB
+from pipemax.transfer.cuda.numa import bind_memory, read_numa_node
+from pipemax.transfer.cuda.pinned_pool import (
+    PinnedHostPool,
+    available_host_bytes,
+    blocks_of_a_piece,
+    require_memory,
+)
+from pipemax.transfer.layout import BlockLayout
+
+LAYOUT = BlockLayout.compact(num_layers=3, num_kv_heads=1, block_tokens=16, content_bytes=64)  # 3 KiB
+
+
+class Registry:
+    """Implements ``HostRegistry``: remembers what is pinned, refuses after ``limit`` pieces."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.pinned: dict[int, int] = {}
+        self._limit = limit
+
+    def register(self, address: int, num_bytes: int) -> None:
+        if len(self.pinned) == self._limit:
+            raise TransferError("out of locked memory")
+        assert address % mmap.PAGESIZE == 0
+        self.pinned[address] = num_bytes
+
+    def unregister(self, address: int) -> None:
+        del self.pinned[address]
+
+
+def test_pieces_cover_the_pool_and_no_block_lies_on_a_seam() -> None:
+    registry = Registry()
+    pool = PinnedHostPool(LAYOUT, 100, registry, max_piece_bytes=50_000)
+    assert LAYOUT.block_bytes == 3072
+    assert pool.piece_blocks == 16  # 4 blocks are 3 pages
+    piece_bytes = 16 * 3072
+    begins = sorted(registry.pinned)
+    assert begins[0] == pool.tensor.data_ptr() == pool.rows.ctypes.data
+    assert [b - begins[0] for b in begins] == [piece * piece_bytes for piece in range(7)]
+    assert sum(registry.pinned.values()) == 75 * mmap.PAGESIZE  # 100 blocks are whole pages, as it happens
+    assert pool.is_pinned
+    assert pool.start_up.num_pieces == 7
+    pool.close()
+    assert not registry.pinned
+    pool.close()
+
+
+def test_rows_and_tensor_are_one_memory_of_zeros() -> None:
+    pool = PinnedHostPool(LAYOUT, 5, Registry())
+    assert pool.tensor.shape == (5, 3072)
+    assert not pool.tensor.any()
+    pool.tensor[4, 7] = 9
+    assert pool.rows[4, 7] == 9
+
+
+def test_refused_pinning_is_a_warning_and_leaves_nothing_pinned(caplog: pytest.LogCaptureFixture) -> None:
+    registry = Registry(limit=2)
+    with caplog.at_level(logging.WARNING):
+        pool = PinnedHostPool(LAYOUT, 100, registry, max_piece_bytes=50_000)
+    assert not pool.is_pinned
+    assert not registry.pinned
+    assert "is not pinned, copies will be slow" in caplog.text
+    assert "out of locked memory" in caplog.text
+    assert pool.start_up.num_pieces == 0
+
+
+def test_start_up_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        pool = PinnedHostPool(LAYOUT, 4096, Registry())
+    assert "GiB touched in" in caplog.text
+    assert "in 1 pieces" in caplog.text
+    assert pool.start_up.num_bytes == 12 * MIB
+    assert pool.start_up.touch_s > 0
+
+
+def test_memory_that_does_not_suffice_is_an_error_with_the_numbers() -> None:
+    require_memory(2 * GIB, 2 * GIB)
+    with pytest.raises(EngineStartError, match=r"needs 3\.0 GiB, 2\.0 GiB of host memory are available"):
+        require_memory(3 * GIB, 2 * GIB)
+    with pytest.raises(EngineStartError, match="lower host_kv_gib"):
+        PinnedHostPool(LAYOUT, 1 << 40, Registry())
+    with pytest.raises(ValueError, match="at least 1 block, not 0"):
+        PinnedHostPool(LAYOUT, 0, Registry())
+
+
+class TestAvailableMemory:
+    @pytest.fixture
+    def meminfo(self, tmp_path: Path) -> Path:
+        path = tmp_path / "meminfo"
+        path.write_text("MemTotal: 8192 kB\nMemAvailable:    4096 kB\n")
+        return path
+
+    def test_of_the_machine(self, meminfo: Path, tmp_path: Path) -> None:
+        assert available_host_bytes(meminfo, tmp_path / "none") == 4 * MIB
+
+    def test_of_a_container(self, meminfo: Path, tmp_path: Path) -> None:
+        (tmp_path / "memory.max").write_text(f"{3 * MIB}\n")
+        (tmp_path / "memory.current").write_text(f"{2 * MIB}\n")
+        (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {MIB // 2}\n")
+        assert available_host_bytes(meminfo, tmp_path) == 3 * MIB // 2
+        (tmp_path / "memory.max").write_text("max\n")
+        assert available_host_bytes(meminfo, tmp_path) == 4 * MIB
+
+
+@pytest.mark.parametrize("block_bytes", [655_360, 3072, 1000, 4096, 7])
+@pytest.mark.parametrize("max_piece_bytes", [1, 10 * MIB, 64 * GIB])
+def test_a_piece_is_whole_blocks_and_pages(block_bytes: int, max_piece_bytes: int) -> None:
+    blocks = blocks_of_a_piece(block_bytes, max_piece_bytes)
+    assert blocks >= 1
+    assert blocks * block_bytes % mmap.PAGESIZE == 0
+    fewest = blocks_of_a_piece(block_bytes, 1)
+    assert blocks * block_bytes <= max_piece_bytes or blocks == fewest
+    assert (blocks + fewest) * block_bytes > max_piece_bytes
+
+
+class TestNuma:
+    def test_a_gpus_node_is_read_where_it_is_known(self, tmp_path: Path) -> None:
+        (tmp_path / "numa_node").write_text("1\n")
+        assert read_numa_node(tmp_path) == 1
+        (tmp_path / "numa_node").write_text("-1\n")
+        assert read_numa_node(tmp_path) is None
+        assert read_numa_node(tmp_path / "none") is None
+
+    def test_a_node_that_does_not_exist_is_not_bound_to(self) -> None:
+        with mmap.mmap(-1, mmap.PAGESIZE) as mapping:
+            assert not bind_memory(0, len(mapping), 4711)
+
+    def test_a_pool_starts_on_a_machine_without_the_node(self, caplog: pytest.LogCaptureFixture) -> None:
+        pool = PinnedHostPool(LAYOUT, 1, Registry(), numa_node=4711)
+        assert pool.start_up.numa_node is None
+        assert "not bound to NUMA node 4711" in caplog.text

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# The tests of the UDF, of annotate() and of the job on each Spark of tools/make_versions.sh, with the engine's side in BIN.
+# tools/test_versions.sh BIN DIRECTORY [PYTEST ARGUMENTS]: ends with the first release that fails.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export PIPEMAX_TEST_ENGINE_PYTHON=$PWD/$1/python
+repository=$PWD directory=$2
+shift 2
+# The tests without the packages beside them: what is imported is the wheel that each environment has.
+ln -sfn "$repository/tests" "$directory/tests"
+cd "$directory"
+job=tests/spark/test_job.py
+[ $# -gt 0 ] || set -- tests/spark/test_udf.py tests/spark/test_annotate.py \
+    $job::test_every_row_is_answered_once_and_a_rerun_does_only_what_is_new \
+    $job::test_bad_rows_become_error_rows_and_are_tried_again_when_asked
+for environment in "$PWD"/[0-9]*.[0-9]*; do
+    "$environment/bin/python" - <<'PYTHON'
+import pipemax_spark, pyarrow, pyspark
+print(f"\nSpark {pyspark.__version__}, pyarrow {pyarrow.__version__}: {pipemax_spark.__file__}", flush=True)
+PYTHON
+    env -u PYTHONPATH "$environment/bin/python" -m pytest -c "$repository/pyproject.toml" --rootdir "$repository" "$@"
+done
