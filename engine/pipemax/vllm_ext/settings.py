@@ -26,6 +26,8 @@ class RuntimeSettings:
     """KV blocks of the host pool, the same on every stage."""
     num_batches: int
     """n of the paper."""
+    max_num_seqs: int
+    """Most requests in one step; vLLM's own number of that name is the runner's slots."""
     stages: tuple[dict[str, Any], ...]
     """A ``StageConfig`` each, encoded."""
     stores_tokens: bool = False
@@ -47,7 +49,6 @@ class RuntimeSettings:
         *,
         gpu_blocks: int,
         block_tokens: int,
-        max_num_seqs: int,
         prefill_chunk_tokens: int,
         max_slots: int,
     ) -> ControllerConfig:
@@ -58,7 +59,7 @@ class RuntimeSettings:
             "gpu_blocks": gpu_blocks,
             "host_blocks": self.host_blocks,
             "block_tokens": block_tokens,
-            "max_num_seqs": max_num_seqs,
+            "max_num_seqs": self.max_num_seqs,
             "prefill_chunk_tokens": prefill_chunk_tokens,
             "max_resident_requests": max_slots,
         }
