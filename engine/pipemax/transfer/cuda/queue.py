@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from pipemax.domain.units import MIB
+from pipemax.domain.units import GIB, MIB
 from pipemax.transfer.cuda.chunks import Chunk
 from pipemax.transfer.cuda.device import CopyDevice, DeviceEvent, Hold, KernelCall, Lane
 
@@ -69,6 +69,15 @@ class CopyCounters:
     """Chunks that a flush submitted: the copies of that step took longer than the step."""
     peak_in_flight_bytes: int = 0
     """In one direction, flushes included."""
+
+    def __str__(self) -> str:
+        waited = ", ".join(f"{priority.name.lower()} {s:.2f} s" for priority, s in self.queue_s.items() if s)
+        loaded, stored = (self.bytes_by_lane[lane] / GIB for lane in (Lane.LOAD, Lane.STORE))
+        return (
+            f"{loaded:.2f} GiB loaded, {stored:.2f} GiB stored in {self.num_chunks} chunks, {self.num_flushed} of them "
+            f"at a step's beginning; at most {self.peak_in_flight_bytes / MIB:.1f} MiB in flight; waited in the queue: "
+            f"{waited or 'none'}"
+        )
 
 
 @dataclass(slots=True, order=True)
