@@ -166,9 +166,8 @@ class CudaTransfers:
         self._wake()
 
     def _chunks(self, copies: Sequence[BlockLoad] | Sequence[BlockStore], lane: Lane) -> list[Chunk]:
-        pairs = [(int(copy.source), int(copy.target)) for copy in copies]
         return copy_chunks(
-            pairs, lane=lane, block_bytes=self._block_bytes, chunk_bytes=self._queue.limits.chunk_bytes
+            copies, lane=lane, block_bytes=self._block_bytes, chunk_bytes=self._queue.limits.chunk_bytes
         )
 
     def _token_chunks(self, stores: Sequence[TokenStore]) -> list[Chunk]:

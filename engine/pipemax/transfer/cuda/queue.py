@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from pipemax.domain.units import GIB, MIB
-from pipemax.transfer.cuda.chunks import Chunk
-from pipemax.transfer.cuda.device import CopyDevice, DeviceEvent, Hold, KernelCall, Lane
+from pipemax.transfer.cuda.chunks import Chunk, CopyRuns
+from pipemax.transfer.cuda.device import CopyDevice, DeviceEvent, Hold, Lane
 
 
 class Priority(IntEnum):
@@ -193,11 +193,10 @@ class ChunkQueue:
         ticket, chunk = entry.ticket, entry.chunk
         if ticket.begin is None:
             ticket.begin = self._device.record(lane)
-        if isinstance(chunk.work, tuple):
+        if isinstance(chunk.work, CopyRuns):
             self._device.copy(lane, chunk.work)
         else:
-            call: KernelCall = chunk.work
-            self._device.launch(lane, call)
+            self._device.launch(lane, chunk.work)
         end = self._device.record(lane)
         heapq.heappop(self._waiting[lane])  # a chunk that the device refuses stays, and fails again in flush
         ticket.num_waiting -= 1
