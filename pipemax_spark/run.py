@@ -8,10 +8,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 
 from pipemax_spark.chunks import ChunkPlan, SlicedRows
 from pipemax_spark.collector import Collector
+from pipemax_spark.engine_log import EngineLog
 from pipemax_spark.errors import JobFailedError
 from pipemax_spark.options import JobOptions
 from pipemax_spark.policy import PolicyNotes
@@ -22,10 +24,11 @@ from pipemax_spark.spool import spool_fault
 from pipemax_spark.tables import DeltaTable
 from pipemax_spark.task import TaskPlan
 from pipemax_spark.terminal import Terminal
+from pipemax_spark.time_accounts import whole_account
 from pipemax_spark.tracking import Tracker
 from pipemax_spark.workdir import ChunkSpools, WorkDirectory
 
-_TRACKING_PERIOD_S = 10.0
+_TRACKING_PERIOD_S = 30.0
 
 
 class Run:
@@ -98,9 +101,21 @@ class Run:
         """What the engines ran by, and why."""
         return [] if self._policies is None else self._policies.choices
 
+    @property
+    def directory(self) -> Path:
+        """Where the driver keeps what it knows of this run."""
+        return self._options.driver_dir / "runs" / self._plan.run_id
+
+    def time_account(self) -> dict[str, float]:
+        """Where the engines' time went: seconds by part, together ``seconds`` for each engine."""
+        if self._collector is None:
+            return {}
+        return whole_account(self._collector.time_account(), engines=self.engines, seconds=self.seconds)
+
     def do(self, rows: SlicedRows, transactions: Transactions) -> None:
         """Annotate and commit these rows, chunk by chunk."""
         collector, progress = self._begin(rows.rows)
+        collector.expect(rows.rows)
         chunks = ChunkPlan(
             rows=rows.rows,
             slices=rows.slices,
@@ -148,7 +163,10 @@ class Run:
         self.tracker.start(self._plan.run_id, self._params)
         self._spools = self._make_spools()
         self._started_s = time.monotonic()
-        self._collector = self._stack.enter_context(Collector.for_session(self._spark, self._plan.run_id))
+        engine_log = self._stack.enter_context(EngineLog(self.directory / "engine_metrics.parquet"))
+        self._collector = self._stack.enter_context(
+            Collector.for_session(self._spark, self._plan.run_id, on_report=engine_log.add)
+        )
         self._policies = PolicyNotes(self._collector, self._terminal, self.tracker)
         show, period_s = self._stack.enter_context(self._terminal.progress_line())
         self._progress = self._stack.enter_context(

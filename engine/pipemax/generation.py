@@ -122,7 +122,7 @@ class Engine(Protocol):
 
     def admission_credit_tokens(self) -> int:
         """Tokens (prompt and expected output) that the engine could take in beyond what it holds, by the end of its
-        next prefill phase."""
+        next prefill phase; negative where more waits than will fit."""
 
     def stats(self) -> EngineStats: ...
 

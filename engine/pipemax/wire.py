@@ -38,6 +38,7 @@ __all__ = [
     "CollectorAddress",
     "ErrorCode",
     "GenerationSpec",
+    "JobOutlook",
     "JobStats",
     "MessageKind",
     "PreflightReply",
@@ -255,7 +256,7 @@ class ServerAction(StrEnum):
 
 COLLECTOR_ACTION_STATS = "stats"
 """The collector's one Flight action: its body is a ``ServerStats``; the ``authorization`` header is
-``Bearer TOKEN``."""
+``Bearer TOKEN``. It answers a ``JobOutlook``, or nothing where the job's size is not known."""
 
 
 class MessageKind(StrEnum):
@@ -309,6 +310,24 @@ class JobStats:
     """ErrorCode → the first message seen with it."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOutlook:
+    """What a collector answers to a server's report: how much of its job is still to come, over all engines."""
+
+    job_id: str
+    rows_left: int
+    """Rows that no engine has received yet, as far as the reports tell."""
+    engines: int
+    """Servers that report."""
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Self:
+        return cls(**json.loads(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,8 +53,9 @@ def main(arguments: Sequence[str], *, server_flags: Sequence[str] = ()) -> None:
 
 def _load_fake_engine():  # type: ignore[no-untyped-def]
     from tests.fakes.engine import FakeEngine
+    from tests.fakes.virtual_engine import VirtualEngine
 
-    return FakeEngine
+    return lambda config: VirtualEngine(config) if "virtual" in config.vllm else FakeEngine(config)
 
 
 def _preflight(text: bytes) -> bytes:

@@ -38,7 +38,7 @@ def test_a_job_is_one_run_with_what_is_needed_to_understand_it(tracked_jobs: Cal
     assert len(history) >= 2, "metrics over time"
     assert max(point.value for point in history) == 600
     artifacts = {artifact.path for artifact in client.list_artifacts(recorded.info.run_id)}
-    assert artifacts == {"summary.json", "throughput.png"}
+    assert artifacts == {"summary.json", "throughput.png", "engine_metrics.parquet"}
     (stored,) = Path(run.directory, "mlflow", "artifacts").rglob("summary.json")
     assert json.loads(stored.read_text())["rows_out"] == 600
 

@@ -125,7 +125,8 @@ class Controller:
     @property
     def admission_demand_tokens(self) -> int:
         """KV tokens (prompt + expected output) of further requests that the host pool could take in up to its
-        high watermark by the end of the next prefill phase: what the input side may send (DESIGN §5).
+        high watermark by the end of the next prefill phase: what the input side may send (DESIGN §5). Negative
+        where more waits already.
         """
         blocks = self._phases.admission_demand_blocks(self._phase, self._load())
         return blocks * self.config.block_tokens

@@ -40,7 +40,8 @@ class StageTimes:
         self.timed_copies: deque[TimedCopy] = deque(maxlen=self.MAX_TIMED)
         self.recalibrate(config.stages)
         self.last_step_s = 0.0
-        """Of the step that was timed last, on its slowest stage."""
+        """Of the step that was timed last, on its slowest stage; and what was predicted of it just before."""
+        self.last_predicted_s = 0.0
         self._untimed: OrderedDict[StepId, StepWork] = OrderedDict()
         self._budgets: OrderedDict[StepId, int] = OrderedDict()
 
@@ -97,13 +98,13 @@ class StageTimes:
 
     def observe_step(self, event: StepTimed) -> None:
         self._check_stages(event.stage_s)
-        self.last_step_s = max(event.stage_s)
         work = self._untimed.pop(event.step_id, None)
         if work is None:
             return
         self.timed_steps.append(
             TimedStep(phase=work.phase, size=work.size, kv_tokens=work.kv_tokens, stage_s=event.stage_s)
         )
+        self.last_step_s, self.last_predicted_s = max(event.stage_s), max(self.predict(work))
         for estimator, seconds in zip(self._estimators(work.phase), event.stage_s, strict=True):
             estimator.observe(work.size, work.kv_tokens, seconds)
 
