@@ -169,9 +169,17 @@ def fit_measured(rows: Sequence[ProfileRow]) -> StepTimeModel:
         raise ValueError("nothing was measured of one of the phases; give the calibration more time")
     for max_segments in _SEGMENT_CHOICES:
         model = fit_step_time(rows, max_segments=max_segments)
-        if all(segment.alpha_s >= 0 and segment.delta_s >= 0 for segment in model.segments):
+        if _never_gains_by_size(model):
             return model
     return _through_origin_or_flat(rows, model)
+
+
+def _never_gains_by_size(model: StepTimeModel) -> bool:
+    """No line falls, and none begins below the end of the one before."""
+    lines = model.segments
+    return all(line.alpha_s >= 0 and line.delta_s >= 0 for line in lines) and all(
+        model.batch_s(line.min_size) >= model.batch_s(line.min_size - 1) for line in lines[1:]
+    )
 
 
 def _through_origin_or_flat(rows: Sequence[ProfileRow], line: StepTimeModel) -> StepTimeModel:

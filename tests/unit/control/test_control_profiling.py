@@ -124,5 +124,7 @@ def test_no_fit_says_that_a_larger_batch_is_faster(seed: int) -> None:
         for context in (16, 100, 400)
     ]
     model = fit_measured(rows)
-    assert all(segment.alpha_s >= 0 and segment.delta_s >= 0 for segment in model.segments)
+    seconds = [model.batch_s(size) for size in range(1, 64)]
+    assert seconds == sorted(seconds)
+    assert seconds[0] > 0
     assert model.beta_s >= 0
