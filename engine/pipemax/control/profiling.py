@@ -197,6 +197,18 @@ def _copy_bytes_per_s(copies: Iterable[TimedCopy], stage: int, *, block_bytes: i
     return median(copy.num_blocks * block_bytes / copy.stage_s[stage] for copy in timed)
 
 
+def round_trip_s(
+    token_gaps_s: Sequence[float], steps: Iterable[TimedStep], *, num_batches: int
+) -> list[float]:
+    """What a batch's step takes beyond its time on the stages, of one wave whose batches, no more than there are
+    stages, take turns: tokens come out once a step. At most one value; none of a wave without decode steps.
+    """
+    decode_s = [sum(step.stage_s) for step in steps if step.phase is Phase.DECODE]
+    if not (token_gaps_s and decode_s):
+        return []
+    return [max(0.0, num_batches * median(token_gaps_s) - median(decode_s))]
+
+
 # Judging.
 
 
