@@ -32,7 +32,7 @@ test-versions: $(VENV)/ready  ## The wheel on Spark 4.0, 4.1 and 4.2, each in a 
 	@bash tools/make_versions.sh "$(BIN)" .venv-versions
 	@bash tools/test_versions.sh "$(BIN)" .venv-versions
 
-parity-full: $(VENV)/ready  ## Four stages and random pools against stock vLLM: half an hour
+parity-full: $(VENV)/ready  ## Every kind of engine with every load and n, and random ones, against stock vLLM
 	@$(BIN)/python -m pytest -m "parity_full or not parity_full" tests/parity tests/unit/vllm_ext tests/unit/transfer
 
 lint: $(VENV)/ready

@@ -11,6 +11,7 @@ refines itself. Needs a CUDA GPU with about 40 GB, and host memory for ``--host-
 """
 
 import argparse
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,7 @@ def measure(
 
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # what starting the host pool took
     device = require_cuda("bench/one_stage.py")
     experiment = Experiment(make_setup(options, device), open_workload("sharegpt", options.requests))
     measured_on = environment(device, ["python", "bench/one_stage.py", *arguments])

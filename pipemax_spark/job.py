@@ -87,6 +87,7 @@ class AnnotationJob:
             if not run.has_begun:
                 return self._nothing_to_do(checked, rows_in)
             summary = self._summarise(rows_in, skipped, version, run.seconds, engines)
+            summary = replace(summary, policies=run.policies)
             return self._conclude(checked, summary, run)
 
     def _dry_run(self, checked: Checked) -> None:

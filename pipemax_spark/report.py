@@ -40,6 +40,9 @@ class Summary:
     mlflow_run_id: str | None = None
     engines: int = 0
     """Engine servers that have done rows of this run."""
+    policies: Sequence[Mapping[str, Any]] = ()
+    """What the engines ran by, one entry a different choice: ``chosen``, ``reason``, ``predicted_tokens_per_s`` by
+    policy, ``inputs``."""
     time_account_s: dict[str, float] = field(default_factory=dict)
     """Where the engines' time went: part → seconds over all of them, together ``seconds`` for each."""
 

@@ -16,6 +16,7 @@ from pipemax_spark.collector import Collector
 from pipemax_spark.engine_log import EngineLog
 from pipemax_spark.errors import JobFailedError
 from pipemax_spark.options import JobOptions
+from pipemax_spark.policy import PolicyNotes
 from pipemax_spark.progress import ErrorLimits, Progress, Sample
 from pipemax_spark.runner import ChunkRunner, Transactions
 from pipemax_spark.slots import task_slots
@@ -57,6 +58,7 @@ class Run:
         self._slots = task_slots(spark)
         self._stack = ExitStack()
         self._collector: Collector | None = None
+        self._policies: PolicyNotes | None = None
         self._progress: Progress | None = None
         self._lock = threading.Lock()
         self._runner: ChunkRunner | None = None
@@ -93,6 +95,11 @@ class Run:
     def engines(self) -> int:
         """Engine servers that have done rows."""
         return 0 if self._collector is None else self._collector.engines()
+
+    @property
+    def policies(self) -> list[dict[str, Any]]:
+        """What the engines ran by, and why."""
+        return [] if self._policies is None else self._policies.choices
 
     @property
     def directory(self) -> Path:
@@ -135,6 +142,7 @@ class Run:
             if self._stop_reason is not None:
                 raise JobFailedError(self._stop_reason)
         runner.run(progress.rows_per_s, every_second=self._track)
+        self._look_at_policies()  # a short batch may end before anyone looks
         self._num_chunks += len(chunks.chunks)
         self.seconds = time.monotonic() - self._started_s
 
@@ -159,6 +167,7 @@ class Run:
         self._collector = self._stack.enter_context(
             Collector.for_session(self._spark, self._plan.run_id, on_report=engine_log.add)
         )
+        self._policies = PolicyNotes(self._collector, self._terminal, self.tracker)
         show, period_s = self._stack.enter_context(self._terminal.progress_line())
         self._progress = self._stack.enter_context(
             Progress(
@@ -183,7 +192,12 @@ class Run:
     def _limits(self) -> ErrorLimits:
         return ErrorLimits(max_rate=self._options.max_error_rate, fails_on_first=self._options.fails_on_error)
 
+    def _look_at_policies(self) -> None:
+        if self._policies is not None:
+            self._policies.look()
+
     def _track(self) -> None:
+        self._look_at_policies()
         if time.monotonic() >= self._next_logged_s:
             self._next_logged_s = time.monotonic() + _TRACKING_PERIOD_S
             self.tracker.log_samples(self.samples)

@@ -88,6 +88,10 @@ class Tracker:
         if self._work.qsize() < _MOST_QUEUED:
             self._work.put(lambda: self._log_samples(samples))
 
+    def tag(self, tags: Mapping[str, str]) -> None:
+        """Facts that are known only while the run goes on."""
+        self._work.put(lambda: self._tag(tags))
+
     def finish(
         self,
         status: str,
@@ -160,6 +164,10 @@ class Tracker:
             self._client.log_batch(self.run_id, metrics=metrics[first : first + _METRICS_PER_CALL])
         if samples:
             self._logged_until_s = samples[-1].seconds
+
+    def _tag(self, tags: Mapping[str, str]) -> None:
+        for name, value in tags.items():
+            self._client.set_tag(self.run_id, name, value[:_LONGEST_VALUE])
 
     def _finish(self, status: str, totals: Mapping[str, float], artifacts: Sequence[Path]) -> None:
         from mlflow.entities import Metric

@@ -5,6 +5,7 @@ otherwise. Carries plans out in block ids; decides nothing and moves nothing.
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -112,9 +113,10 @@ class BlockBooks:
     def tables(self, requests: Iterable[RequestId]) -> np.ndarray:
         """int32 (requests, most blocks): GPU blocks in order, padded with block 0."""
         rows = [self.held[request_id].gpu for request_id in requests]
-        tables = np.zeros((len(rows), max(map(len, rows))), dtype=np.int32)
-        for table, row in zip(tables, rows, strict=True):
-            table[: len(row)] = row
+        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+        tables = np.zeros((len(rows), int(lengths.max())), dtype=np.int32)
+        blocks = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(lengths.sum()))
+        tables[np.arange(tables.shape[1]) < lengths[:, None]] = blocks
         return tables
 
     def _prefetch(self, item: Prefetch) -> list[BlockLoad]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from bench.stage.books import BlockBooks, Piece
+from bench.stage.books import BlockBooks, Held, Piece
 from bench.stage.clock import Mark, synchronize
 from bench.stage.model import DecodeBatch, LlamaStage, PromptChunk, TokenPlaces
 from bench.stage.pools import PoolPlan
@@ -27,7 +27,7 @@ from pipemax.domain.units import RequestId
 from pipemax.sim.systems.tokens import StartedStep, TokenBook
 from pipemax.sim.workloads import Workload
 from pipemax.transfer.backend import StepTransfers
-from pipemax.transfer.commands import StepWait
+from pipemax.transfer.commands import BlockLoad, StepWait
 
 _STEPS_AHEAD = 2
 """How far the host plans ahead of the device, so that the device does not wait for it."""
@@ -45,16 +45,18 @@ class DecodeStep:
     """From when it had its copies to its end."""
     begin_to_begin_s: float
     """To the next step's begin: with whatever the stage waited for."""
+    host_s: float
+    """Of the thread that plans and enqueues: where it exceeds the step, the device waits for Python."""
     free_gpu_blocks: int
 
 
 @dataclass(slots=True)
 class _Launched:
     plan: StepPlan
-    started: StartedStep
     begin: Mark
     ready: Mark
     end: Mark
+    host_s: float
     free_gpu_blocks: int
 
 
@@ -83,14 +85,19 @@ class StageDriver:
         num_stages: int,
         computes_prefill: bool,
         keeps_replica: bool = True,
+        stores_tokens: bool = True,
     ) -> None:
-        """``computes_prefill``: False books prompts without computing them, for what matters here is decode."""
+        """``computes_prefill``: False books prompts without computing them, for what matters here is decode.
+
+        ``stores_tokens``: whether ``transfers`` take single tokens, or whole blocks only.
+        """
         self._controller = controller
         self._stage = stage
         self._plan = plan
         self._transfers = transfers
         self._num_stages = num_stages
         self._computes_prefill = computes_prefill
+        self._stores_tokens = stores_tokens
         self._kv = plan.layer_views(gpu_rows, plan.gpu_blocks, stage.dtype)
         self._tokens = TokenBook(workload)
         self.books = BlockBooks(
@@ -103,6 +110,7 @@ class StageDriver:
         self._launched: deque[_Launched] = deque()
         self._loading: deque[tuple[StepId, int]] = deque()
         self._events: list[Event] = [*self._tokens.admissions()]
+        self._turn_began_s = 0.0
         self.run = Run()
         self.last_hidden: torch.Tensor | None = None
 
@@ -110,6 +118,7 @@ class StageDriver:
         """Until so many decode steps have run, or every request has finished."""
         launched = 0
         while launched < num_decode_steps:
+            self._turn_began_s = time.perf_counter()
             self._controller.apply(self._events)
             self._events = []
             if self._controller.num_unfinished == 0:
@@ -141,13 +150,13 @@ class StageDriver:
         if is_booked_only:
             self.run.num_prefill_steps += 1
         else:
-            self._step(plan, started, pieces, loads)
+            self._step(plan, pieces, loads)
         if plan.run:
             self._in_flight.append((plan.step_id, started))
 
-    def _step(self, plan: StepPlan, started: StartedStep, pieces: list[Piece], loads: tuple) -> None:
+    def _step(self, plan: StepPlan, pieces: list[Piece], loads: tuple[BlockLoad, ...]) -> None:
         device = self._stage.device
-        copies = copies_for(self._plan, self.books.copies(pieces, loads), device)
+        copies = copies_for(self._plan, self.books.copies(pieces, loads), stores_tokens=self._stores_tokens)
         if copies.loads:
             self._loading.append((plan.step_id, len(loads)))
         begin = Mark(device)
@@ -163,7 +172,14 @@ class StageDriver:
         self._transfers.end_step(copies)
         if plan.run and plan.phase is Phase.DECODE:
             self._launched.append(
-                _Launched(plan, started, begin, ready, Mark(device), self.books.num_free_gpu)
+                _Launched(
+                    plan,
+                    begin,
+                    ready,
+                    end=Mark(device),
+                    host_s=time.perf_counter() - self._turn_began_s,
+                    free_gpu_blocks=self.books.num_free_gpu,
+                )
             )
 
     def _pieces(self, plan: StepPlan) -> list[Piece]:
@@ -198,7 +214,7 @@ class StageDriver:
             )
             self._stage.prefill(self._stage.hidden(piece.num_tokens), self._kv, chunk)
 
-    def _places(self, runs: list[tuple]) -> TokenPlaces:
+    def _places(self, runs: list[tuple[Held, int, int]]) -> TokenPlaces:
         """Where tokens ``[first, first + count)`` of each request go on the GPU."""
         block_tokens = self._plan.block.block_tokens
         places = [
@@ -249,6 +265,7 @@ class StageDriver:
                     predicted_s=step.plan.decision.predicted_step_s,
                     compute_s=compute_s,
                     begin_to_begin_s=step.begin.seconds_until(after),
+                    host_s=step.host_s,
                     free_gpu_blocks=step.free_gpu_blocks,
                 )
             )

@@ -82,6 +82,8 @@ class Outcome:
     step_ms: float
     """From begin to begin, with stalls."""
     compute_ms: float
+    host_ms: float
+    """Python's part of a step; above ``step_ms`` it is what is measured."""
     tokens_per_s: float
     """Of a balanced pipeline of such stages."""
     prefetched_blocks: float
@@ -156,6 +158,7 @@ class Experiment:
                 num_stages=setup.num_stages,
                 computes_prefill=setup.computes_prefill,
                 keeps_replica=policy != "none",
+                stores_tokens=setup.device.type == "cuda",
             )
             self.prepare(gpu_rows)
             run = driver.drive(setup.decode_steps)
@@ -232,6 +235,7 @@ def summarize(policy: str, run: Run, setup: Setup, plan: PoolPlan) -> Outcome:
         mean_batch=mean_batch,
         step_ms=step_s * 1e3,
         compute_ms=compute_s * 1e3,
+        host_ms=fmean(step.host_s for step in counted) * 1e3,
         tokens_per_s=mean_batch / step_s,
         prefetched_blocks=fmean(step.prefetched_blocks for step in counted),
         stall_share=1 - compute_s / step_s,

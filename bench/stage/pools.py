@@ -64,6 +64,8 @@ class PoolPlan:
 
     def loads(self, loads: Iterable[BlockLoad]) -> tuple[BlockLoad, ...]:
         """Block copies as copies of parts."""
+        if self.parts_per_block == 1:
+            return tuple(loads)
         return tuple(
             BlockLoad(
                 HostBlockId(layer * self.host_blocks + load.source),
@@ -74,6 +76,8 @@ class PoolPlan:
         )
 
     def stores(self, stores: Iterable[BlockStore]) -> tuple[BlockStore, ...]:
+        if self.parts_per_block == 1:
+            return tuple(stores)
         return tuple(
             BlockStore(
                 GpuBlockId(layer * self.gpu_blocks + store.source),
@@ -84,6 +88,8 @@ class PoolPlan:
         )
 
     def token_stores(self, stores: Iterable[TokenStore]) -> tuple[TokenStore, ...]:
+        if self.parts_per_block == 1:
+            return tuple(stores)
         return tuple(
             store._replace(
                 source=GpuBlockId(layer * self.gpu_blocks + store.source),

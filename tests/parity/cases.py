@@ -1,96 +1,129 @@
-"""Requests for parity runs: seeded, of many lengths, plain and templated."""
+"""Requests for parity runs: seeded, of many lengths, plain and templated, with every way of choosing tokens."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 
-from pipemax.api import Completion, GenerationRequest, OfflineEngine, Sampling
-from pipemax.config import EngineConfig
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 BLOCK_TOKENS = 32
 MAX_MODEL_LEN = 512
-_LETTERS = "abcdefghijklmnopqrstuvwxyz ,.;"
+FIRST_TOKEN = 3  # behind the special ones
+VOCABULARY = 512
 HEX_SCHEMA = '{"type": "object", "properties": {"code": {"type": "string", "pattern": "^[0-9a-f]{12}$"}}, '
 HEX_SCHEMA += '"required": ["code"], "additionalProperties": false}'
 
 
 @dataclass(frozen=True, kw_only=True)
-class Requests:
-    """A reproducible set."""
+class Request:
+    """One row for vLLM itself: what it can, policy pipemax must."""
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+
+
+Choose = Callable[[int], SamplingParams]
+
+
+def greedy(index: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0)
+
+
+def seeded(index: int) -> SamplingParams:
+    return SamplingParams(temperature=0.9, top_p=0.95, top_k=100, seed=index)
+
+
+def everything(index: int) -> SamplingParams:
+    """Greedy in one way or another, so that both runners agree."""
+    match index % 6:
+        case 0:
+            return SamplingParams(temperature=0.0, presence_penalty=1.5, frequency_penalty=0.7)
+        case 1:
+            return SamplingParams(
+                temperature=0.0, structured_outputs=StructuredOutputsParams(json=HEX_SCHEMA)
+            )
+        case 2:
+            return SamplingParams(temperature=0.0, repetition_penalty=1.6)
+        case 3:
+            return SamplingParams(temperature=0.0, logprobs=3)
+        case 4:
+            return SamplingParams(temperature=0.0, stop=["e", "qu"])
+        case _:
+            return SamplingParams(temperature=0.0, ignore_eos=True, min_tokens=5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """A reproducible set of requests."""
 
     count: int = 28
     seed: int = 0
     template_tokens: int = 0
-    """Leading characters (a token each) that two of three requests have in common."""
+    """Leading tokens that two of three requests have in common."""
     prompt_tokens: tuple[int, int] = (10, 170)
     output_tokens: tuple[int, int] = (8, 56)
-    sampled: bool = False
-    """With temperature and a seed each."""
-    stop: tuple[str, ...] = ()
-    structured: bool = False
-    """Every other one must match a schema."""
+    choose: Choose = greedy
 
-    def make(self) -> list[GenerationRequest]:
+    def make(self) -> list[Request]:
         rng = Random(self.seed)
-        template = _text(rng, self.template_tokens)
-        requests: list[GenerationRequest] = []
+        template = _tokens(rng, self.template_tokens)
+        requests: list[Request] = []
         for index in range(self.count):
-            prompt = (template if index % 3 else "") + _text(rng, rng.randint(*self.prompt_tokens))
-            sampling = Sampling(
-                max_tokens=rng.randint(*self.output_tokens),
-                temperature=0.9 if self.sampled else 0.0,
-                seed=index if self.sampled else None,
-                stop=self.stop,
-                response_format=HEX_SCHEMA if self.structured and index % 2 else None,
-            )
-            requests.append(GenerationRequest(request_id=str(index), prompt=prompt, sampling=sampling))
+            own = _tokens(rng, rng.randint(*self.prompt_tokens))
+            params = self.choose(index)
+            params.max_tokens = rng.randint(*self.output_tokens)
+            params.output_kind = RequestOutputKind.FINAL_ONLY
+            prompt = (template if index % 3 else ()) + own
+            requests.append(Request(id=str(index), prompt=prompt, params=params))
         return requests
 
 
-def _text(rng: Random, length: int) -> str:
-    return "".join(rng.choice(_LETTERS) for _ in range(length))
+def _tokens(rng: Random, count: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(count))
+
+
+PLAIN = Load()
+TEMPLATED = Load(seed=1, template_tokens=150)
+SEEDED = Load(seed=2, choose=seeded)
+EVERYTHING = Load(seed=3, choose=everything, output_tokens=(20, 60))
+LONG = Load(seed=5, count=8, prompt_tokens=(300, 440), output_tokens=(20, 60))
+LOADS = {
+    "plain": PLAIN,
+    "templated": TEMPLATED,
+    "seeded": SEEDED,
+    "everything": EVERYTHING,
+    "long": LONG,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What came back of one set, and what the engine did for it."""
+class Answer:
+    """What a request got."""
 
-    tokens: dict[str, tuple[int, ...]]
-    texts: dict[str, str | None]
-    errors: dict[str, str]
-    metrics: dict[str, float]
-    """Increments of the engine's counts over the run."""
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: str | None
+    logprobs: tuple[dict[int, float], ...] = ()
+    """By position: token → logprob, of those asked for and the chosen one."""
 
-    @property
-    def num_distinct_tokens(self) -> int:
-        return len({token for tokens in self.tokens.values() for token in tokens})
-
-
-COUNTS = ("prefetches", "evictions", "prefetched_blocks", "found_blocks", "phase_switches", "decode_steps")
-
-
-def run(engine: OfflineEngine, requests: list[GenerationRequest]) -> Outcome:
-    """All of them at once."""
-    before = engine.stats().metrics
-    completions: list[Completion] = list(engine.generate(requests))
-    after = engine.stats().metrics
-    return Outcome(
-        tokens={done.request_id: done.token_ids for done in completions},
-        texts={done.request_id: done.text for done in completions},
-        errors={done.request_id: done.error.message for done in completions if done.error},
-        metrics={name: after.get(name, 0.0) - before.get(name, 0.0) for name in COUNTS},
-    )
+    def differs_from(self, other: "Answer") -> bool:
+        """Logprobs are sums over other batches: equal but for rounding."""
+        same = (self.tokens, self.text, self.finish_reason) == (other.tokens, other.text, other.finish_reason)
+        return not same or any(
+            mine.keys() != theirs.keys() or any(abs(mine[token] - theirs[token]) > 1e-3 for token in mine)
+            for mine, theirs in zip(self.logprobs, other.logprobs, strict=True)
+        )
 
 
-def engine_config(model: str, **values: object) -> EngineConfig:
-    """float32, because batches differ and their arithmetic must not."""
-    defaults: dict[str, object] = {
-        "model": model,
-        "dtype": "float32",
-        "max_model_len": MAX_MODEL_LEN,
-        "max_num_seqs": 48,
-        "max_num_batched_tokens": 256,
-        "block_size": BLOCK_TOKENS,
-        "cpu_kv_gib": 0.25,
-        "chat": "never",
-    }
-    return EngineConfig.parse(defaults | values)
+Answers = dict[str, Answer]
+
+
+def different(answers: Answers, expected: Answers) -> Iterator[str]:
+    """What is wrong with the answers, request by request."""
+    for name in answers.keys() | expected.keys():
+        if name not in answers or name not in expected:
+            yield f"request {name} is in one of the two only"
+        elif answers[name].differs_from(expected[name]):
+            yield f"request {name}: {answers[name]}, not {expected[name]}"

@@ -1,14 +1,31 @@
-"""Engines for parity, one of a kind for the whole session: each takes half a minute to start."""
+"""Engines for parity: at most one of PipeMax is up, beside stock vLLM's."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
-from pipemax.api import OfflineEngine
-from tests.parity.cases import Outcome, Requests, engine_config, run
+from tests.parity.cases import SEEDED, Answers, Load
+from tests.parity.engines import STOCK, Kind, ParityEngine
 from tests.parity.make_model import SMALL, make_model
+
+EngineOf = Callable[[Kind], ParityEngine]
+Reference = Callable[[Kind, Load], Answers]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one kind of engine become neighbours, so that each is started once."""
+    places = [place for place, item in enumerate(items) if _kind_of(item) is not None]
+    ordered = sorted((items[place] for place in places), key=lambda item: str(_kind_of(item)))
+    for place, item in zip(places, ordered, strict=True):
+        items[place] = item
+
+
+def _kind_of(item: pytest.Item) -> Kind | None:
+    callspec = getattr(item, "callspec", None)
+    kind = callspec.params.get("kind") if callspec else None
+    return kind if isinstance(kind, Kind) else None
 
 
 @pytest.fixture(scope="session")
@@ -19,71 +36,43 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def reference(model: str) -> Iterator[Callable[[Requests], Outcome]]:
-    """Stock vLLM with ample KV; each set is run once."""
-    known: dict[Requests, Outcome] = {}
+def engine_of(model: str) -> Iterator[EngineOf]:
+    """The engine of a kind; another kind ends it."""
     with ExitStack() as stack:
-        engines: list[OfflineEngine] = []
+        engines: dict[Kind, ParityEngine] = {}
 
-        def outcome(requests: Requests) -> Outcome:
-            if requests not in known:
-                if not engines:
-                    engines.append(stack.enter_context(OfflineEngine(engine_config(model, policy="vllm"))))
-                known[requests] = run(engines[0], requests.make())
-            return known[requests]
+        def engine_of(kind: Kind) -> ParityEngine:
+            if kind not in engines:
+                engines.clear()
+                stack.pop_all().close()
+                engines[kind] = stack.enter_context(closing(ParityEngine(model, kind)))
+            return engines[kind]
 
-        yield outcome
-
-
-def connector(name: str) -> dict[str, object]:
-    """vLLM arguments that put a connector of the tests in the place of ours."""
-    return {
-        "kv_transfer_config": {
-            "kv_connector": name,
-            "kv_connector_module_path": "tests.parity.faulty_connector",
-            "kv_role": "kv_both",
-        }
-    }
-
-
-MakeEngine = Callable[..., OfflineEngine]
+        yield engine_of
 
 
 @pytest.fixture(scope="session")
-def make_engine(model: str) -> Iterator[MakeEngine]:
-    """PipeMax with small pools; engines of equal arguments are one, and at most one is up."""
-    current: dict[str, object] = {}
+def reference(model: str, engine_of: EngineOf) -> Iterator[Reference]:
+    """Stock vLLM, one stage, synchronous, ample KV: each load is run once.
 
-    def make(
-        *,
-        pp: int,
-        gpu_blocks: int,
-        host_mib: int = 64,
-        num_batches: int | None = None,
-        faults: str = "PoisonedConnector",
-        **values: object,
-    ) -> OfflineEngine:
-        key = repr((pp, gpu_blocks, host_mib, num_batches, faults, sorted(values.items())))
-        if current.get("key") != key:
-            close()
-            config = engine_config(
-                model,
-                policy="pipemax",
-                pipeline_parallel_size=pp,
-                host_kv_gib=host_mib / 1024,
-                num_batches=num_batches,
-                vllm={"num_gpu_blocks_override": gpu_blocks, **connector(faults)},
-                **values,
-            )
-            current.update(key=key, engine=OfflineEngine(config))
-        engine = current["engine"]
-        assert isinstance(engine, OfflineEngine)
-        return engine
+    Seeds are the exception: the two runners draw differently, so V2's reference is vLLM's scheduler on V2.
+    """
+    known: dict[tuple[int, Load], Answers] = {}
+    with ExitStack() as stack:
+        engines: list[ParityEngine] = []
 
-    def close() -> None:
-        engine = current.pop("engine", None)
-        if isinstance(engine, OfflineEngine):
-            engine.close()
+        def stock() -> ParityEngine:
+            if not engines:
+                engines.append(stack.enter_context(closing(ParityEngine(model, Kind(policy="vllm")))))
+            return engines[0]
 
-    yield make
-    close()
+        def answers(kind: Kind, load: Load) -> Answers:
+            runner = kind.runner if load.choose is SEEDED.choose else 1
+            if (runner, load) not in known:
+                engine = stock() if runner == 1 else engine_of(kind)
+                if runner == 2:
+                    engine.reset(STOCK)
+                known[runner, load] = engine.run(load.make())
+            return known[runner, load]
+
+        yield answers

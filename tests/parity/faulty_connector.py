@@ -1,11 +1,14 @@
-"""Connectors that make hidden mistakes visible: NaN wherever nothing was written, and copies that go wrong."""
+"""A connector that makes hidden mistakes visible: NaN wherever nothing was written, and copies that go wrong."""
 
 from collections.abc import Sequence
+from enum import Enum
+from typing import Any
 
 import torch
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from pipemax.transfer.backend import CopyBackend
-from pipemax.transfer.commands import BlockLoad, BlockStore, LoadTiming
+from pipemax.transfer.commands import BlockLoad
 from pipemax.transfer.cpu import CpuCopyBackend
 from pipemax.transfer.host_pool import HostPool
 from pipemax.transfer.layout import ByteRows
@@ -15,54 +18,61 @@ NAN_BYTE = 0xFF
 """All bits set is NaN in every KV dtype."""
 
 
-class PoisonedConnector(PipeMaxConnector):
-    """The host pool is NaN where nothing was stored, and a GPU block is NaN from when its copy is queued until it
-    is done: what an eviction left behind, or a read that does not wait, cannot pass unnoticed.
-    """
+class Fault(Enum):
+    """How a stage's copies misbehave."""
 
+    NONE = "none"
+    POISON = "poison"
+    """The host pool is NaN where nothing was stored, and a GPU block is NaN from when its copy is queued until it is
+    done: what an eviction left behind, or a read that does not wait, cannot pass unnoticed."""
+    CORRUPT = "corrupt"
+    """The negative control: every few loads, a block's copy comes from its neighbour's source."""
+
+
+class FaultyConnector(PipeMaxConnector):
     def _make_backend(self, gpu_rows: torch.Tensor, pool: HostPool) -> CopyBackend:
-        pool.rows[:] = NAN_BYTE
-        return PoisoningBackend(gpu_rows.numpy(), pool.rows)
+        self.faults = FaultyBackend(gpu_rows.numpy(), pool.rows)
+        return self.faults
+
+    def begin(self, fault: Fault) -> None:
+        """Another scheduler begins, whose steps are counted anew."""
+        self.faults.begin(fault)
+        self._clock = type(self._clock)()
 
 
-class PoisoningBackend(CpuCopyBackend):
+class FaultyBackend(CpuCopyBackend):
+    CORRUPT_EVERY = 4
+
     def __init__(self, gpu_rows: ByteRows, host_rows: ByteRows) -> None:
         super().__init__(gpu_rows, host_rows)
         self._gpu_rows = gpu_rows
-
-    def submit_loads(self, loads: Sequence[BlockLoad]) -> None:
-        for load in loads:
-            self._gpu_rows[load.target] = NAN_BYTE
-        super().submit_loads(loads)
-
-
-class CorruptingConnector(PipeMaxConnector):
-    """The negative control: every few loads, a block's copy comes from its neighbour's source."""
-
-    def _make_backend(self, gpu_rows: torch.Tensor, pool: HostPool) -> CopyBackend:
-        return CorruptingBackend(CpuCopyBackend(gpu_rows.numpy(), pool.rows))
-
-
-class CorruptingBackend:
-    EVERY = 4
-
-    def __init__(self, backend: CopyBackend) -> None:
-        self._backend = backend
+        self._host_rows = host_rows
         self._num_loads = 0
+        self._fault = Fault.NONE
+
+    def begin(self, fault: Fault) -> None:
+        """While nothing is being copied that anybody needs."""
+        self.wait()
+        self._fault = fault
+        self._host_rows[:] = NAN_BYTE
 
     def submit_loads(self, loads: Sequence[BlockLoad]) -> None:
         self._num_loads += 1
-        if self._num_loads % self.EVERY == 0 and len(loads) > 1:
-            sources = [load.source for load in loads]
-            rotated = sources[1:] + sources[:1]
-            loads = [BlockLoad(source, load.target) for source, load in zip(rotated, loads, strict=True)]
-        self._backend.submit_loads(loads)
+        match self._fault:
+            case Fault.POISON:
+                for load in loads:
+                    self._gpu_rows[load.target] = NAN_BYTE
+            case Fault.CORRUPT if self._num_loads % self.CORRUPT_EVERY == 0 and len(loads) > 1:
+                sources = [load.source for load in loads]
+                rotated = sources[1:] + sources[:1]
+                loads = [BlockLoad(source, load.target) for source, load in zip(rotated, loads, strict=True)]
+            case _:
+                pass
+        super().submit_loads(loads)
 
-    def submit_stores(self, stores: Sequence[BlockStore]) -> None:
-        self._backend.submit_stores(stores)
 
-    def wait(self) -> list[LoadTiming]:
-        return self._backend.wait()
-
-    def close(self) -> None:
-        self._backend.close()
+def set_fault(worker: Any, fault: Fault) -> None:
+    """Called on each worker."""
+    connector = get_kv_transfer_group()
+    assert isinstance(connector, FaultyConnector), connector
+    connector.begin(fault)

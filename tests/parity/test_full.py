@@ -1,6 +1,6 @@
-"""The slow part, by ``make parity-full``: four stages, and random pools and loads for as long as one likes.
+"""The slow part, by ``make parity-full``: every kind of engine with every load and n, and random settings.
 
-``PIPEMAX_SOAK_ROUNDS`` (default 6) random rounds; the seed of a failing one is in its assertion.
+``PIPEMAX_SOAK_ROUNDS`` (default 6) random rounds for each kind; the seed of a failing one is in its name.
 """
 
 import os
@@ -8,49 +8,62 @@ from random import Random
 
 import pytest
 
-from tests.parity.cases import BLOCK_TOKENS, MAX_MODEL_LEN, Requests, run
-from tests.parity.conftest import MakeEngine
-from tests.parity.test_parity import SETS, Reference, assert_same
+from tests.parity.cases import BLOCK_TOKENS, LOADS, MAX_MODEL_LEN, Load, different, everything, greedy, seeded
+from tests.parity.conftest import EngineOf, Reference
+from tests.parity.engines import Kind, Setting
+from tests.parity.test_parity import TIGHT, check
 
 pytestmark = pytest.mark.parity_full
 
-FOUR_STAGES = {
-    "n4": {"pp": 4, "gpu_blocks": 30, "num_batches": 4},
-    "n5, host smaller than the work": {"pp": 4, "gpu_blocks": 22, "num_batches": 5, "host_mib": 4},
+KINDS = [
+    Kind(asynchronous=True),
+    *(Kind(pp=pp) for pp in (1, 2, 4)),
+    *(Kind(pp=pp, runner=2, asynchronous=asynchronous) for pp in (1, 2, 4) for asynchronous in (False, True)),
+]
+SETTINGS = {
+    "n2": Setting(num_batches=2),
+    "n3 tight": Setting(num_batches=3, **TIGHT),
+    "n4": Setting(num_batches=4, gpu_blocks=30),
+    "n5": Setting(num_batches=5, gpu_blocks=22, host_blocks=100),
 }
 
 
-@pytest.mark.parametrize("requests", SETS.values(), ids=SETS.keys())
-@pytest.mark.parametrize("arguments", FOUR_STAGES.values(), ids=FOUR_STAGES.keys())
-def test_four_stages(
-    arguments: dict[str, int], requests: Requests, make_engine: MakeEngine, reference: Reference
+@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS.keys())
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS.keys())
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_every_load_on_every_engine(
+    kind: Kind, setting: Setting, load: Load, engine_of: EngineOf, reference: Reference
 ) -> None:
-    expected = reference(requests)
-    assert_same(run(make_engine(**arguments), requests.make()), expected)
+    check(engine_of(kind), setting, load, reference(kind, load))
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("PIPEMAX_SOAK_ROUNDS", "6"))))
-def test_soak(seed: int, make_engine: MakeEngine, reference: Reference) -> None:
-    """A pipeline, pools and loads at random; several loads for each engine."""
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_soak(kind: Kind, seed: int, engine_of: EngineOf, reference: Reference) -> None:
+    """Pools, batches and loads at random, a fifth of the requests given up at random moments."""
     rng = Random(seed)
-    pp = rng.choice([1, 2, 2, 3])
     longest = MAX_MODEL_LEN // BLOCK_TOKENS + 1
-    engine = make_engine(
-        pp=pp,
-        gpu_blocks=rng.randint(longest + 1, 3 * longest),
+    setting = Setting(
         num_batches=rng.randint(2, 5),
-        host_mib=rng.randint(5, 40) // pp + 2,
-        max_num_batched_tokens=rng.choice([64, 100, 256]),
+        gpu_blocks=rng.randint(longest + 1, 3 * longest),
+        host_blocks=rng.randint(2 * longest, 256),
+        slots=rng.choice([None, 5, 12]) if kind.runner == 2 else None,
+        controller={"prefill_chunk_tokens": rng.choice([64, 100, 256])},
     )
-    for _ in range(3):
-        requests = Requests(
-            count=rng.randint(10, 60),
-            seed=rng.randrange(10**6),
-            template_tokens=rng.choice([0, 0, 70, 200]),
-            prompt_tokens=(1, rng.randint(20, 250)),
-            output_tokens=(1, rng.randint(2, 60)),
-            sampled=rng.random() < 0.3,
-            structured=rng.random() < 0.2,
-        )
-        outcome = run(engine, requests.make())
-        assert outcome.tokens == reference(requests).tokens, (seed, requests)
+    load = Load(
+        count=rng.randint(10, 60),
+        seed=rng.randrange(10**6),
+        template_tokens=rng.choice([0, 0, 70, 200]),
+        prompt_tokens=(1, rng.randint(20, 250)),
+        output_tokens=(1, rng.randint(2, 60)),
+        choose=rng.choice([greedy, seeded, everything]),
+    )
+    expected = reference(kind, load)
+    engine = engine_of(kind)
+    engine.reset(setting)
+    requests = load.make()
+    given_up = rng.sample([request.id for request in requests], len(requests) // 5)
+    abort_at = {rng.randint(1, 150): [name] for name in given_up}
+    answers = engine.run(requests, abort_at=abort_at)
+    assert {request.id for request in requests} - set(given_up) <= answers.keys()
+    assert not [*different(answers, {name: expected[name] for name in answers})]

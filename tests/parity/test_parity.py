@@ -2,101 +2,108 @@
 
 Host pools are NaN where nothing was stored, GPU blocks are NaN until their copy is done, and each case asserts that
 there were evictions and prefetches: an engine that never moved anything proves nothing.
-"""
 
-import time
-from collections.abc import Callable
+One engine for each kind takes on a pairwise cover of batches, pools and loads; ``test_full`` has the whole matrix.
+"""
 
 import pytest
 
-from pipemax.api import OfflineEngine
-from tests.parity.cases import Outcome, Requests, run
-from tests.parity.conftest import MakeEngine
+from tests.parity.cases import EVERYTHING, LONG, PLAIN, SEEDED, TEMPLATED, Answers, Load, different
+from tests.parity.conftest import EngineOf, Reference
+from tests.parity.engines import Kind, ParityEngine, Setting
+from tests.parity.faulty_connector import Fault
 
-Reference = Callable[[Requests], Outcome]
+V1 = Kind()
+V1_ASYNC = Kind(asynchronous=True)
+V1_PIPELINE = Kind(pp=2)
 
-PLAIN = Requests()
-TEMPLATED = Requests(seed=1, template_tokens=150)
-SAMPLED = Requests(seed=2, sampled=True)
-STRUCTURED = Requests(seed=3, structured=True, output_tokens=(40, 60))
-STOPPED = Requests(seed=4, stop=("e", "qu"))
-LONG = Requests(seed=5, count=8, prompt_tokens=(300, 440), output_tokens=(20, 60))
-SETS = {
-    "plain": PLAIN,
-    "templated": TEMPLATED,
-    "sampled": SAMPLED,
-    "structured": STRUCTURED,
-    "stop strings": STOPPED,
-    "long": LONG,
-}
-
-# One engine each; at least 17 GPU blocks hold a sequence of max_model_len and its next token.
-ENGINES = {
-    "pp1 n2": {"pp": 1, "gpu_blocks": 24, "num_batches": 2},
-    "pp1 n3, host smaller than the work": {"pp": 1, "gpu_blocks": 20, "num_batches": 3, "host_mib": 10},
-    "pp2 n2": {"pp": 2, "gpu_blocks": 24, "num_batches": 2},
-    "pp2 n3, a GPU pool of one long sequence": {"pp": 2, "gpu_blocks": 18, "num_batches": 3, "host_mib": 12},
-}
+TIGHT = {"gpu_blocks": 18, "host_blocks": 48}  # one long sequence on the GPU, three on the host
+CASES: list[tuple[Kind, Setting, Load]] = [
+    (V1, Setting(num_batches=2), PLAIN),
+    (V1, Setting(num_batches=3, **TIGHT), TEMPLATED),
+    (V1, Setting(num_batches=4, gpu_blocks=30), EVERYTHING),
+    (V1, Setting(num_batches=2, gpu_blocks=30, host_blocks=80), SEEDED),
+    (V1, Setting(num_batches=5), LONG),
+    (V1_ASYNC, Setting(num_batches=2), TEMPLATED),
+    (V1_ASYNC, Setting(num_batches=3), EVERYTHING),
+    (V1_ASYNC, Setting(num_batches=4, **TIGHT), PLAIN),
+    (V1_ASYNC, Setting(num_batches=3), SEEDED),
+    (V1_PIPELINE, Setting(num_batches=3, **TIGHT), EVERYTHING),
+    (V1_PIPELINE, Setting(num_batches=2), TEMPLATED),
+    (V1_PIPELINE, Setting(num_batches=5, gpu_blocks=30), PLAIN),
+    (V1_PIPELINE, Setting(num_batches=4), SEEDED),
+    (V1_PIPELINE, Setting(num_batches=2, **TIGHT), LONG),
+]
 
 
-def assert_same(outcome: Outcome, expected: Outcome) -> None:
-    assert not outcome.errors
-    different = {name: (expected.tokens[name], tokens) for name, tokens in outcome.tokens.items()}
-    different = {name: pair for name, pair in different.items() if pair[0] != pair[1]}
-    assert not different
-    assert outcome.tokens.keys() == expected.tokens.keys()
-    assert outcome.texts == expected.texts
-    assert outcome.metrics["prefetches"] > 0, outcome.metrics
-    assert outcome.metrics["evictions"] > 0, outcome.metrics
-    assert outcome.metrics["prefetched_blocks"] > 0, outcome.metrics
+def name_of(value: object) -> str:
+    match value:
+        case Setting():
+            slots = f" slots{value.slots}" if value.slots else ""
+            return f"n{value.num_batches} gpu{value.gpu_blocks} host{value.host_blocks}{slots}"
+        case Load():
+            return f"{value.choose.__name__}{' templated' if value.template_tokens else ''} {value.prompt_tokens[1]}"
+        case _:
+            return str(value)
 
 
-@pytest.mark.parametrize("requests", SETS.values(), ids=SETS.keys())
-@pytest.mark.parametrize("arguments", ENGINES.values(), ids=ENGINES.keys())
+def check(engine: ParityEngine, setting: Setting, load: Load, expected: Answers) -> None:
+    """The same answers, and they were hard to give."""
+    engine.reset(setting)
+    assert not [*different(engine.run(load.make()), expected)]
+    counters = engine.counters
+    assert counters.evictions > 0
+    assert counters.prefetches > 0
+    assert counters.prefetched_blocks > 0
+    if setting.slots is not None:
+        assert engine.num_sent_anew > 0
+
+
+@pytest.mark.parametrize(("kind", "setting", "load"), CASES, ids=name_of)
 def test_tokens_are_those_of_stock_vllm(
-    arguments: dict[str, int], requests: Requests, make_engine: MakeEngine, reference: Reference
+    kind: Kind, setting: Setting, load: Load, engine_of: EngineOf, reference: Reference
 ) -> None:
-    expected = reference(requests)
-    outcome = run(make_engine(**arguments), requests.make())
-    assert_same(outcome, expected)
-    if "host_mib" in arguments and requests.count > 20:
-        assert outcome.metrics["phase_switches"] > 2, outcome.metrics
+    check(engine_of(kind), setting, load, reference(kind, load))
+
+
+@pytest.mark.parametrize("kind", [V1_PIPELINE, V1_ASYNC], ids=str)
+def test_steps_are_in_flight_together_and_their_requests_are_evicted(
+    kind: Kind, engine_of: EngineOf, reference: Reference
+) -> None:
+    """As many steps as vLLM would have in flight: one more than stages with the V2 runner and asynchronous."""
+    engine = engine_of(kind)
+    assert engine.max_concurrent_batches == kind.depth
+    check(engine, Setting(num_batches=max(3, kind.depth)), PLAIN, reference(kind, PLAIN))
+    assert engine.max_left_in_flight == kind.depth - 1
+    assert engine.scheduler.num_evicted_in_flight > 0
+
+
+@pytest.mark.parametrize("kind", [V1_PIPELINE, V1_ASYNC], ids=str)
+def test_aborts_leave_the_others_as_they_are(kind: Kind, engine_of: EngineOf, reference: Reference) -> None:
+    """A third of the requests is given up, some at each of several moments, wherever they are."""
+    engine = engine_of(kind)
+    engine.reset(Setting(num_batches=3, **TIGHT))
+    requests = PLAIN.make()
+    given_up = [request.id for request in requests[::3]]
+    moments = {1: given_up[:2], 9: given_up[2:4], 25: given_up[4:7], 60: given_up[7:]}
+    answers = engine.run(requests, abort_at=moments)
+    expected = reference(kind, PLAIN)
+    kept = {request.id for request in requests} - set(given_up)
+    assert kept <= answers.keys()
+    assert not [*different(answers, {name: expected[name] for name in answers})]
+    assert engine.scheduler._host.num_free == engine.scheduler._host.num_blocks
 
 
 def test_the_models_output_varies(reference: Reference) -> None:
-    assert reference(PLAIN).num_distinct_tokens > 100
+    answers = reference(V1, PLAIN).values()
+    assert len({token for answer in answers for token in answer.tokens}) > 100
 
 
-@pytest.mark.parametrize("when", [0, 3, 12])
-def test_aborts_leave_the_others_as_they_are(
-    when: int, make_engine: MakeEngine, reference: Reference
-) -> None:
-    """``when``: completions seen before a third of the requests is given up, wherever they are."""
-    engine = make_engine(**ENGINES["pp2 n3, a GPU pool of one long sequence"])
-    requests = PLAIN.make()
-    engine.submit(requests)
-    tokens = poll_some(engine, when)
-    aborted = {request.request_id for request in requests[::3]} - tokens.keys()
-    engine.abort(sorted(aborted))
-    tokens |= poll_some(engine, len(requests) - len(aborted) - len(tokens))
-    assert not engine.poll(timeout_s=0.5)
-    expected = reference(PLAIN).tokens
-    assert tokens == {name: expected[name] for name in expected if name not in aborted}
-
-
-def poll_some(engine: OfflineEngine, count: int) -> dict[str, tuple[int, ...]]:
-    """At least ``count`` completions."""
-    tokens: dict[str, tuple[int, ...]] = {}
-    deadline_s = time.monotonic() + 120
-    while len(tokens) < count and time.monotonic() < deadline_s:
-        tokens |= {done.request_id: done.token_ids for done in engine.poll(timeout_s=1.0)}
-    assert len(tokens) >= count
-    return tokens
-
-
-def test_a_wrong_copy_shows_in_the_tokens(make_engine: MakeEngine, reference: Reference) -> None:
+@pytest.mark.parametrize("kind", [V1], ids=str)
+def test_a_wrong_copy_shows_in_the_tokens(kind: Kind, engine_of: EngineOf, reference: Reference) -> None:
     """The negative control: were this to pass unnoticed, the comparisons above would be worth nothing."""
-    engine = make_engine(pp=1, gpu_blocks=24, num_batches=2, faults="CorruptingConnector")
-    outcome = run(engine, PLAIN.make())
-    assert outcome.metrics["prefetches"] > 0
-    assert outcome.tokens != reference(PLAIN).tokens
+    engine = engine_of(kind)
+    engine.reset(Setting(num_batches=3, fault=Fault.CORRUPT))
+    answers = engine.run(PLAIN.make())
+    assert engine.counters.prefetches > 0
+    assert [*different(answers, reference(kind, PLAIN))]

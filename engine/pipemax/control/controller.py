@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pipemax.control.batches import Rotation
-from pipemax.control.config import ControllerConfig
+from pipemax.control.config import ControllerConfig, StageConfig
 from pipemax.control.decode import DecodePlanner, DecodeStep
 from pipemax.control.flights import Flights
 from pipemax.control.intake import Intake
@@ -88,6 +88,15 @@ class Controller:
         if self._trace is not None:
             self._trace.plan(now_s, plan)
         return plan
+
+    def recalibrate(self, stages: Sequence[StageConfig]) -> None:
+        """Predict by these coefficients from now on, and forget how long outputs were: what ran before was there to
+        be measured. A trace does not tell of it. ``ValueError`` for another number of stages.
+        """
+        if len(stages) != len(self.config.stages):
+            raise ValueError(f"a calibration of {len(stages)} stages for {len(self.config.stages)}")
+        self._times.recalibrate(stages)
+        self._outputs.forget()
 
     @property
     def phase(self) -> Phase:

@@ -244,6 +244,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             waiting_requests=engine.waiting_requests,
             kv_usage=engine.kv_usage,
             engine_metrics=engine.metrics,
+            policy=engine.policy,
             jobs=self._stats.jobs(collector) if with_jobs else {},
         )
 

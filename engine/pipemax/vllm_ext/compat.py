@@ -8,12 +8,15 @@ from typing import Any
 
 import vllm
 from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 SUPPORTED_VERSION = "0.32.0"
 
-_PRIVATE_NAMES: tuple[tuple[type, tuple[str, ...]], ...] = (
+Needed = tuple[tuple[type, tuple[str, ...]], ...]
+
+_PRIVATE_NAMES: Needed = (
     (
         Scheduler,
         (
@@ -21,12 +24,15 @@ _PRIVATE_NAMES: tuple[tuple[type, tuple[str, ...]], ...] = (
             "_free_request",
             "_get_local_prefix_cache_hit",
             "_handle_blocked_waiting_request",
+            "_is_blocked_waiting_status",
             "_make_cached_request_data",
             "_preempt_request",
             "_reserve_prefill_lookahead",
+            "_update_after_schedule",
             "get_request_counts",
         ),
     ),
+    (AsyncScheduler, ("_update_after_schedule", "_update_request_with_output")),
     (
         KVCacheManager,
         ("allocate_slots", "cache_blocks", "free", "get_computed_blocks", "truncate_computed_blocks"),
@@ -42,15 +48,34 @@ def check_version() -> None:
         raise ValueError(
             f"policy pipemax runs on vLLM {SUPPORTED_VERSION}, this is {vllm.__version__}; policy vllm runs on any"
         )
+    _check_names(_PRIVATE_NAMES)
+
+
+def check_runner(vllm_config: Any) -> None:
+    """``ValueError`` where the V2 model runner is on and lacks what ``pipemax.vllm_ext.runner_v2`` needs of it."""
+    if not vllm_config.use_v2_model_runner:
+        return
+    # Seconds to import, and other engines have no use for them.
+    from vllm.v1.worker.gpu.block_table import BlockTables
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    from vllm.v1.worker.gpu.states import RequestState
+
+    _check_names(
+        (
+            (GPUModelRunner, ("update_requests", "add_requests", "finish_requests")),
+            (BlockTables, ("append_block_ids",)),
+            (RequestState, ("add_request", "remove_request")),
+        )
+    )
+
+
+def _check_names(needed: Needed) -> None:
     missing = [
-        f"{owner.__name__}.{name}"
-        for owner, names in _PRIVATE_NAMES
-        for name in names
-        if not hasattr(owner, name)
+        f"{owner.__name__}.{name}" for owner, names in needed for name in names if not hasattr(owner, name)
     ]
     if missing:
         raise ValueError(
-            f"policy pipemax needs {', '.join(missing)} of vLLM, which this build of {version} lacks"
+            f"policy pipemax needs {', '.join(missing)} of vLLM, which this build of {vllm.__version__} lacks"
         )
 
 
@@ -69,10 +94,6 @@ def check_model(vllm_config: Any) -> None:
         reasons.append("it takes more than text")
     if vllm_config.speculative_config is not None:
         reasons.append("speculative decoding is on")
-    if vllm_config.use_v2_model_runner:
-        reasons.append("vLLM's V2 model runner is on (VLLM_USE_V2_MODEL_RUNNER=0 takes V1)")
-    if vllm_config.scheduler_config.async_scheduling:
-        reasons.append("asynchronous scheduling is on")
     if vllm_config.lora_config is not None:
         reasons.append("LoRA is on")
     if vllm_config.scheduler_config.policy != "fcfs":

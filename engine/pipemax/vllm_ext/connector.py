@@ -1,12 +1,12 @@
 """vLLM's KV connector as the road to the transfer engine: copies in with each step, times out with it.
 
 The scheduler's side carries nothing: ``pipemax.vllm_ext.scheduler`` makes the metadata itself. The worker's side
-owns this stage's host pool. ``handle_preemptions`` is the first hook of every step, empty ones included, and
-``wait_for_save`` the last after the forward pass: they are the begin and the end of the orchestrator's steps.
+owns this stage's host pool. ``handle_preemptions`` is the first hook of every step, empty ones included, and begins
+the step of the transfers. The first hook after the forward pass ends it: ``finish_forward`` of vLLM's V2 runner, which
+comes before the activations are sent, else ``wait_for_save``.
 """
 
-import time
-from collections import deque
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +18,19 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
-from vllm.distributed.parallel_state import get_pp_group
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
 from pipemax.domain.plan import StepId
-from pipemax.transfer.backend import CopyBackend
+from pipemax.transfer.backend import CopyBackend, StepTransfers
 from pipemax.transfer.commands import StepCopies
 from pipemax.transfer.cpu import CpuCopyBackend
+from pipemax.transfer.cuda.backend import CudaTransfers
 from pipemax.transfer.host_pool import HostPool
-from pipemax.transfer.layout import describe_layers
+from pipemax.transfer.layout import BlockLayout, describe_layers
 from pipemax.transfer.orchestrator import Orchestrator
 from pipemax.vllm_ext.settings import RuntimeSettings
-from pipemax.vllm_ext.timing import LoadReport, StageReport, StepReport, WorkerReports
+from pipemax.vllm_ext.stage_clock import GpuStageClock, StageClock
+from pipemax.vllm_ext.timing import WorkerReports
 
 
 @dataclass
@@ -39,6 +41,14 @@ class StepMetadata(KVConnectorMetadata):
     copies: StepCopies
 
 
+@dataclass(frozen=True)
+class GpuStage:
+    """One stage's transfers on its GPU, and its steps' times."""
+
+    transfers: CudaTransfers
+    clock: GpuStageClock
+
+
 class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
     """See the module's docstring."""
 
@@ -46,16 +56,34 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._settings = RuntimeSettings.from_extra_config(extra_config)
-        self._orchestrator: Orchestrator | None = None
-        self._clock = _StageClock()
+        self.gpu: GpuStage | None = None
+        """What the worker of a GPU uses too, once the KV caches exist."""
+        self._transfers: StepTransfers | None = None
+        self._resources = ExitStack()
+        self._is_in_step = False
+        self._clock: StageClock = StageClock()
 
     # -- worker ---------------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Called once this stage's GPU pool exists. ``ValueError`` unless it is block-first."""
         layout, gpu_rows = describe_layers(kv_caches)
-        pool = HostPool(layout, self._settings.host_blocks)
-        self._orchestrator = Orchestrator(self._make_backend(gpu_rows, pool))
+        if gpu_rows.is_cuda:
+            self._start_on_gpu(layout, gpu_rows)
+        else:
+            pool = HostPool(layout, self._settings.host_blocks)
+            self._transfers = Orchestrator(self._make_backend(gpu_rows, pool))
+            self._resources.callback(self._transfers.close)
+
+    def _start_on_gpu(self, layout: BlockLayout, gpu_rows: torch.Tensor) -> None:
+        # It needs cuda-core, which is installed where there are GPUs.
+        from pipemax.transfer.cuda.start import cuda_transfers
+
+        transfers = self._resources.enter_context(
+            cuda_transfers(layout, gpu_rows, self._settings.host_blocks)
+        )
+        self.gpu = GpuStage(transfers, GpuStageClock(transfers.device))
+        self._transfers, self._clock = self.gpu.transfers, self.gpu.clock
 
     def _make_backend(self, gpu_rows: torch.Tensor, pool: HostPool) -> CopyBackend:
         """Copies between the two pools; tests put a faulty one here."""
@@ -64,16 +92,23 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """A step begins."""
         assert isinstance(kv_connector_metadata, StepMetadata), kv_connector_metadata
-        assert self._orchestrator is not None, "a step before the KV caches exist"
-        wait = self._orchestrator.begin_step(kv_connector_metadata.copies)
-        self._clock.begin(kv_connector_metadata, wait.stall_s, [load.seconds for load in wait.loads])
+        assert self._transfers is not None, "a step before the KV caches exist"
+        wait = self._transfers.begin_step(kv_connector_metadata.copies)
+        self._is_in_step = True
+        self._clock.begin(kv_connector_metadata.step_id, kv_connector_metadata.copies, wait)
 
-    def wait_for_save(self) -> None:
-        """A step's KV is computed."""
-        assert self._orchestrator is not None
+    def finish_forward(self) -> None:
+        """A step's KV is computed, or what computes it is enqueued."""
+        assert self._transfers is not None
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, StepMetadata), metadata
-        self._orchestrator.end_step(metadata.copies)
+        self._transfers.end_step(metadata.copies)
+        self._is_in_step = False
+
+    def wait_for_save(self) -> None:
+        """Nothing is waited for."""
+        if self._is_in_step:
+            self.finish_forward()
 
     def add_compute_s(self, seconds: float) -> None:
         """The worker's own measure of the step that ran last; may come in parts."""
@@ -86,11 +121,12 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         report = self._clock.take_report()
-        return WorkerReports({get_pp_group().rank_in_group: [report]}) if report is not None else None
+        if report is None or get_tp_group().rank_in_group > 0:  # a stage speaks with one voice
+            return None
+        return WorkerReports({get_pp_group().rank_in_group: [report]})
 
     def shutdown(self) -> None:
-        if self._orchestrator is not None:
-            self._orchestrator.close()
+        self._resources.close()
 
     # Not used: there is one copy of everything per stage, and no layer is waited for on its own.
 
@@ -134,38 +170,3 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         return False, None
-
-
-class _StageClock:
-    """Collects a stage's times from one report to the next."""
-
-    def __init__(self) -> None:
-        self.begin_s = 0.0
-        self._step_id: StepId | None = None
-        self._compute_s = 0.0
-        self._loading: deque[tuple[StepId, int]] = deque()
-        self._steps: list[StepReport] = []
-        self._loads: list[LoadReport] = []
-        self._stall_s = 0.0
-
-    def begin(self, metadata: StepMetadata, stall_s: float, load_s: list[float]) -> None:
-        if self._step_id is not None and self._compute_s > 0:
-            self._steps.append(StepReport(step_id=self._step_id, compute_s=self._compute_s))
-        for seconds in load_s:
-            step_id, num_blocks = self._loading.popleft()
-            self._loads.append(LoadReport(step_id=step_id, num_blocks=num_blocks, seconds=seconds))
-        if metadata.copies.loads:
-            self._loading.append((metadata.step_id, len(metadata.copies.loads)))
-        self._stall_s += stall_s
-        self._step_id, self._compute_s = metadata.step_id, 0.0
-        self.begin_s = time.perf_counter()
-
-    def add_compute_s(self, seconds: float) -> None:
-        self._compute_s += seconds
-
-    def take_report(self) -> StageReport | None:
-        if not (self._steps or self._loads or self._stall_s):
-            return None
-        report = StageReport(steps=tuple(self._steps), loads=tuple(self._loads), stall_s=self._stall_s)
-        self._steps, self._loads, self._stall_s = [], [], 0.0
-        return report

@@ -5,6 +5,10 @@ alone and does all the rest: blocks, prefix cache, structured output, the messag
 requests are set aside, in dictionaries that no step walks through.
 
     set aside what vLLM holds → admit → plan → recompute, evict, prefetch → schedule the planned → report
+
+The same code runs over vLLM's synchronous scheduler and over its asynchronous one, which schedules a step before it
+has the outputs of the last: the controller plans only requests that have nothing in flight, so their tokens are
+known, while it evicts whom it likes, for steps are first in, first out on every worker.
 """
 
 import time
@@ -12,7 +16,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
@@ -39,20 +44,23 @@ from pipemax.transfer.commands import BlockLoad, BlockStore, StepCopies, TokenSt
 from pipemax.transfer.store_fences import StoreFences
 from pipemax.vllm_ext.compat import check_kv_cache
 from pipemax.vllm_ext.connector import StepMetadata
+from pipemax.vllm_ext.core_calls import answer_calls, encode_profile
 from pipemax.vllm_ext.gpu_blocks import GpuBlocks
 from pipemax.vllm_ext.host_blocks import HostBlocks
 from pipemax.vllm_ext.prefixes import PrefixFinder
-from pipemax.vllm_ext.settings import INPUT_ENDED, INPUT_OPENED, RuntimeSettings
+from pipemax.vllm_ext.settings import INPUT_ENDED, INPUT_OPENED, RuntimeSettings, decode_stage
+from pipemax.vllm_ext.slots import UNLIMITED, WorkerState
 from pipemax.vllm_ext.stats import Counters, demand_stats
 from pipemax.vllm_ext.timing import ReportBook, WorkerReports
 
-_UNLIMITED_SLOTS = 1 << 30
-"""vLLM's V1 runner keeps the state of every request, by its id."""
 _INPUT_EVENTS: dict[str, Event] = {INPUT_OPENED: InputOpened(), INPUT_ENDED: InputEnded()}
 
 
 class PipeMaxScheduler(Scheduler):
-    """Over vLLM's synchronous scheduler; what it relies on there is listed in ``compat``."""
+    """Over vLLM's synchronous scheduler; what it relies on there is listed in ``compat``.
+
+    Every ``super()`` call goes to the asynchronous scheduler where that is a base too: see below.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -73,13 +81,14 @@ class PipeMaxScheduler(Scheduler):
         self._store_fences = StoreFences()
         self._prefixes = PrefixFinder(self.block_size)
         self._reports = ReportBook(self.parallel_config.pipeline_parallel_size)
+        num_slots = self.max_num_running_reqs if self.use_v2_model_runner else UNLIMITED
+        self._workers = WorkerState(num_slots)
         self._controller = Controller(
             settings.controller_config(
                 gpu_blocks=self._gpu.num_free,
                 block_tokens=self.block_size,
-                max_num_seqs=self.max_num_running_reqs,
                 prefill_chunk_tokens=self.max_num_scheduled_tokens,
-                max_slots=_UNLIMITED_SLOTS,
+                max_slots=num_slots,
             )
         )
         self._events: list[Event] = []
@@ -94,7 +103,23 @@ class PipeMaxScheduler(Scheduler):
         self._saves: list[BlockStore] = []  # of the plan being carried out
         self._loads: list[BlockLoad] = []
         self._num_found: dict[str, int] = {}  # of what is being loaded: leading blocks that need no copy
-        self._returned: set[str] = set()  # not run since: the workers need their whole block table
+        self._sent_anew: list[NewRequestData] = []  # of the step being made: they had lost their slots
+        answer_calls()
+
+    # -- calibration, while nothing runs ----------------------------------------------------------------------
+
+    def take_profile(self) -> dict[str, Any]:
+        """See ``core_calls.take_profile``."""
+        times = self._controller.times
+        profile = encode_profile([*times.timed_steps], [*times.timed_copies])
+        times.timed_steps.clear()
+        times.timed_copies.clear()
+        return profile
+
+    def recalibrate(self, stages: list[dict[str, Any]]) -> None:
+        """See ``core_calls.recalibrate``. Counts begin anew, too."""
+        self._controller.recalibrate([decode_stage(stage) for stage in stages])
+        self._counters, self._num_added = Counters(), 0
 
     # -- what the engine's side says --------------------------------------------------------------------------
 
@@ -171,7 +196,8 @@ class PipeMaxScheduler(Scheduler):
                 source = self._gpu.block(request_id, last.block_index)
                 self._saves.append(BlockStore(source=source, target=last.host_block))
             self._gpu.evict(self._started[request_id])
-            self._forget_return(request_id)
+            self._workers.leave_gpu(request_id)
+            self._num_found.pop(request_id, None)
 
     def _prefetch(self, plan: StepPlan, item: Prefetch) -> None:
         """GPU blocks for the whole request with its first part; then the copies of what is not there any more."""
@@ -182,7 +208,7 @@ class PipeMaxScheduler(Scheduler):
                 self._events.append(PrefetchRefused(step_id=plan.step_id, request_id=request_id))
                 return
             self._num_found[request_id] = num_found
-            self._returned.add(request_id)
+            self._workers.return_to_gpu(request_id)
             self._counters.prefetches += 1
             self._counters.found_blocks += num_found
         # The first part begins where the GPU ends to have it, wherever the plan thought that is.
@@ -210,6 +236,8 @@ class PipeMaxScheduler(Scheduler):
                 self.waiting.add_request(new_requests[-1])
         self._planned_tokens: dict[str, int] = dict(zip(plan.run, plan.run_tokens, strict=True))
         output = super().schedule()
+        output.scheduled_new_reqs.extend(self._sent_anew)
+        self._sent_anew.clear()
         while self.waiting:  # without blocks
             request = self.waiting.pop_request()
             self._not_started[request.request_id] = request
@@ -257,19 +285,42 @@ class PipeMaxScheduler(Scheduler):
         spec_decode_tokens: dict[str, list[int]],
         req_to_new_blocks: dict[str, KVCacheBlocks],
     ) -> CachedRequestData:
-        """Who came back to other GPU blocks is sent as resumed, with all of them: the workers replace its table."""
-        resumed_reqs = list(resumed_reqs)
-        for request in running_reqs:
-            if request.request_id in self._returned:
-                req_to_new_blocks[request.request_id] = self.kv_cache_manager.get_blocks(request.request_id)
-                resumed_reqs.append(request)
-        running_reqs = [request for request in running_reqs if request.request_id not in self._returned]
-        self._returned.difference_update(num_scheduled_tokens)
-        # The workers know the tokens of every request; vLLM would send those of all who did not run last.
-        self.prev_step_scheduled_req_ids.update(num_scheduled_tokens)
+        """Who came back to other GPU blocks is sent as resumed, with all of them: the workers replace its table.
+
+        Who lost its slot meanwhile is sent as new, with its tokens so far.
+        """
+        told = self._workers.tell(running_reqs, num_scheduled_tokens)
+        # vLLM's word for it: the V2 runner frees the slots of the preempted before it gives any out.
+        self.reset_preempted_req_ids.update(told.dropped)
+        for request in told.with_all_blocks:
+            req_to_new_blocks[request.request_id] = self.kv_cache_manager.get_blocks(request.request_id)
+        for request in told.anew:
+            blocks = self.kv_cache_manager.get_block_ids(request.request_id)
+            self._sent_anew.append(NewRequestData.from_request(request, blocks, request._all_token_ids))
+        if not self.scheduler_config.async_scheduling:
+            # The workers know the tokens of every request; vLLM would send those of all who did not run last. With
+            # asynchronous scheduling the V1 runner relies on that: it keeps the sampled tokens of one step only.
+            self.prev_step_scheduled_req_ids.update(num_scheduled_tokens)
         return super()._make_cached_request_data(
-            running_reqs, resumed_reqs, num_scheduled_tokens, spec_decode_tokens, req_to_new_blocks
+            told.as_they_are,
+            [*resumed_reqs, *told.with_all_blocks],
+            num_scheduled_tokens,
+            spec_decode_tokens,
+            req_to_new_blocks,
         )
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        super()._update_after_schedule(scheduler_output)
+        if not (self.use_v2_model_runner and self.use_pp):
+            return
+        # The V2 runner's first stages take in a step's sampled tokens when they begin the step that comes as many
+        # steps later as there are stages. vLLM heeds that where it schedules asynchronously.
+        for request_id in scheduler_output.num_scheduled_tokens:
+            request = self.requests[request_id]
+            if not request.is_prefill_chunk:
+                request.next_decode_eligible_step = (
+                    self.current_step + self.parallel_config.pipeline_parallel_size
+                )
 
     def _build_kv_connector_meta(self, connector: Any, scheduler_output: SchedulerOutput) -> StepMetadata:
         """The plan's loads, and the stores that keep every replica complete."""
@@ -366,13 +417,14 @@ class PipeMaxScheduler(Scheduler):
 
     def _forget_kv(self, request_id: str) -> None:
         self._host.release(request_id)
-        self._forget_return(request_id)
-
-    def _forget_return(self, request_id: str) -> None:
-        self._returned.discard(request_id)
+        self._workers.release(request_id)
         self._num_found.pop(request_id, None)
 
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting): those set aside included."""
         num_running, num_waiting = super().get_request_counts()
         return num_running + len(self._started), num_waiting + len(self._not_started) + len(self._blocked)
+
+
+class PipeMaxAsyncScheduler(PipeMaxScheduler, AsyncScheduler):
+    """The same over vLLM's asynchronous scheduler, which counts tokens before it knows them."""

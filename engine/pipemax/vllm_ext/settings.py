@@ -26,6 +26,8 @@ class RuntimeSettings:
     """KV blocks of the host pool, the same on every stage."""
     num_batches: int
     """n of the paper."""
+    max_num_seqs: int
+    """Most requests in one step; vLLM's own number of that name is the runner's slots."""
     stages: tuple[dict[str, Any], ...]
     """A ``StageConfig`` each, encoded."""
     stores_tokens: bool = False
@@ -47,18 +49,17 @@ class RuntimeSettings:
         *,
         gpu_blocks: int,
         block_tokens: int,
-        max_num_seqs: int,
         prefill_chunk_tokens: int,
         max_slots: int,
     ) -> ControllerConfig:
         """Completed by what the scheduler knows. ``ValueError`` on a bad value."""
         known: dict[str, Any] = {
             "num_batches": self.num_batches,
-            "stages": tuple(_decode_stage(stage) for stage in self.stages),
+            "stages": tuple(decode_stage(stage) for stage in self.stages),
             "gpu_blocks": gpu_blocks,
             "host_blocks": self.host_blocks,
             "block_tokens": block_tokens,
-            "max_num_seqs": max_num_seqs,
+            "max_num_seqs": self.max_num_seqs,
             "prefill_chunk_tokens": prefill_chunk_tokens,
             "max_resident_requests": max_slots,
         }
@@ -69,7 +70,7 @@ def encode_stage(stage: StageConfig) -> dict[str, Any]:
     return asdict(stage)
 
 
-def _decode_stage(values: dict[str, Any]) -> StageConfig:
+def decode_stage(values: dict[str, Any]) -> StageConfig:
     return StageConfig(
         kv_bytes_per_token=values["kv_bytes_per_token"],
         h2d_bytes_per_s=values["h2d_bytes_per_s"],

@@ -17,6 +17,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from pipemax.vllm_ext.connector import PipeMaxConnector
+from pipemax.vllm_ext.runner_v2 import keep_slots_of_parked
 
 
 def _supported_kv_cache_layouts(cls: type) -> tuple[KVCacheLayout, ...]:
@@ -66,6 +67,11 @@ class CpuStageWorker(CPUWorker):
 
 class PipeMaxCpuWorker(CpuStageWorker):
     """Measures each step: the controller learns from it."""
+
+    def init_device(self) -> None:
+        super().init_device()  # type: ignore[no-untyped-call]
+        if self.use_v2_model_runner:
+            keep_slots_of_parked(self.model_runner)
 
     def execute_model(self, scheduler_output: Any) -> Any:
         output = super().execute_model(scheduler_output)

@@ -6,9 +6,12 @@ model, thousands of steps a second. Output tokens are a function of all the toke
 """
 
 from collections import deque
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -23,8 +26,9 @@ from pipemax.domain.units import ceil_div
 from pipemax.transfer.commands import BlockStore
 from pipemax.vllm_ext.connector import StepMetadata
 from pipemax.vllm_ext.launch import launch_environment, make_vllm_config
-from pipemax.vllm_ext.scheduler import PipeMaxScheduler
+from pipemax.vllm_ext.scheduler import PipeMaxAsyncScheduler, PipeMaxScheduler
 from pipemax.vllm_ext.settings import RuntimeSettings
+from tests.fakes.vllm_kinds import asynchronous_scheduling_on_cpu, runner_version
 
 BLOCK_TOKENS = 4
 MAX_MODEL_LEN = 64
@@ -39,38 +43,42 @@ def make_scheduler(
     stages: int = 1,
     chunk_tokens: int = 64,
     stores_tokens: bool = False,
+    max_num_seqs: int = 16,
+    runner: int = 1,
+    asynchronous: bool = False,
     **more: Any,
 ) -> PipeMaxScheduler:
-    """As the engine core would make it."""
+    """As the engine core would make it, for vLLM's model runner of this version."""
     config = EngineConfig(
         model=str(MODEL),
         policy="pipemax",
         pipeline_parallel_size=stages,
         max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=more.pop("max_num_seqs", 16),
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=chunk_tokens,
         num_batches=num_batches,
         # No weights are loaded: any number of layers will do, and each stage needs one.
         vllm={"enable_chunked_prefill": True, "hf_overrides": {"num_hidden_layers": 8}},
     )
-    with launch_environment(config):
+    synchrony = asynchronous_scheduling_on_cpu() if asynchronous else nullcontext()
+    with launch_environment(config), runner_version(runner), synchrony:
         vllm_config = make_vllm_config(config)
     vllm_config.cache_config.num_gpu_blocks = gpu_blocks + 1  # vLLM keeps one as its null block
     extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
     settings = RuntimeSettings.from_extra_config(extra_config)
-    small = RuntimeSettings(
-        host_blocks=host_blocks,
-        num_batches=num_batches,
-        stages=settings.stages,
-        stores_tokens=stores_tokens,
-        controller=more,
-    )
+    small = replace(settings, host_blocks=host_blocks, stores_tokens=stores_tokens, controller=more)
     extra_config.update(small.to_extra_config())
+    cls = PipeMaxAsyncScheduler if asynchronous else PipeMaxScheduler
+    with runner_version(runner):
+        return _construct(cls, vllm_config, gpu_blocks)
+
+
+def _construct(cls: type[PipeMaxScheduler], vllm_config: VllmConfig, gpu_blocks: int) -> PipeMaxScheduler:
     spec = FullAttentionSpec(
         block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=vllm_config.model_config.dtype
     )
     init_none_hash(sha256)
-    return PipeMaxScheduler(
+    return cls(
         vllm_config=vllm_config,
         kv_cache_config=KVCacheConfig(
             num_blocks=gpu_blocks + 1,
@@ -105,9 +113,18 @@ def expected_output(prompt: list[int], max_tokens: int) -> list[int]:
 
 
 class FakeWorker:
-    """One stage; what it computes, it computes at once, first in, first out."""
+    """The first stage; what it computes, it computes at once, first in, first out.
 
-    def __init__(self) -> None:
+    ``num_slots``: of the V2 runner, which forgets a request that is preempted; the V1 runner forgets none.
+    ``stages``: the V2 runner learns the tokens of a step that many steps later.
+    """
+
+    def __init__(self, num_slots: int | None = None, stages: int = 1) -> None:
+        self._num_slots = num_slots
+        self._stages = stages
+        self._num_steps = 0
+        self._sampled_at: dict[str, int] = {}
+        self.num_sent_anew = 0
         self.gpu: dict[int, list[int | None]] = {}
         self.host: dict[int, list[int | None]] = {}
         self._tokens: dict[str, list[int]] = {}
@@ -120,10 +137,14 @@ class FakeWorker:
         for load in metadata.copies.loads:
             assert load.source in self.host, f"host block {load.source} was never stored"
             self.gpu[load.target] = [None] * BLOCK_TOKENS  # garbage until the step is over
-        for request_id in output.finished_req_ids:
+        preempted = output.preempted_req_ids or set() if self._num_slots else set()
+        for request_id in output.finished_req_ids | preempted:
             self._tokens.pop(request_id, None)
             self._tables.pop(request_id, None)
+            self._sampled_at.pop(request_id, None)
+        self._num_steps += 1
         self._update_tables(output)
+        assert self._num_slots is None or len(self._tokens) <= self._num_slots, "no free slot"
         sampled = {name: self._run(name, count) for name, count in output.num_scheduled_tokens.items()}
         self._store(metadata.copies.stores)
         for tokens in metadata.copies.token_stores:
@@ -146,7 +167,8 @@ class FakeWorker:
     def _update_tables(self, output: SchedulerOutput) -> None:
         self._computed: dict[str, int] = {}
         for new in output.scheduled_new_reqs:
-            self._tokens[new.req_id] = [*new.prompt_token_ids]
+            self._tokens[new.req_id] = [*(new.prefill_token_ids or new.prompt_token_ids)]
+            self.num_sent_anew += len(self._tokens[new.req_id]) > len(new.prompt_token_ids)
             self._tables[new.req_id] = [*new.block_ids[0]]
             self._computed[new.req_id] = new.num_computed_tokens
         cached = output.scheduled_cached_reqs
@@ -166,8 +188,11 @@ class FakeWorker:
         for position in range(computed, computed + count):
             block = self.gpu.setdefault(table[position // BLOCK_TOKENS], [None] * BLOCK_TOKENS)
             block[position % BLOCK_TOKENS] = tokens[position]
+        if self._num_slots and name in self._sampled_at:
+            assert self._num_steps >= self._sampled_at[name] + self._stages, f"{name} lacks its last token"
         if computed + count < len(tokens):
             return []
+        self._sampled_at[name] = self._num_steps
         tokens.append(next_token(tokens))
         return tokens[-1:]
 
@@ -180,7 +205,10 @@ class FakeCore:
 
     def __init__(self, scheduler: PipeMaxScheduler, depth: int = 1) -> None:
         self.scheduler = scheduler
-        self.worker = FakeWorker()
+        self.worker = FakeWorker(
+            scheduler.max_num_running_reqs if scheduler.use_v2_model_runner else None,
+            scheduler.parallel_config.pipeline_parallel_size,
+        )
         self.outputs: dict[str, list[int]] = {}
         self._depth = depth
         self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()

@@ -1,9 +1,12 @@
 """From a config to vLLM's arguments, without starting anything."""
 
+import importlib
 import os
 from pathlib import Path
 
 import pytest
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.worker.gpu.block_table import BlockTables
 
 from pipemax.config import EngineConfig
 from pipemax.control.config import StageConfig
@@ -11,11 +14,13 @@ from pipemax.control.estimator import StepTimeModel
 from pipemax.vllm_ext import compat
 from pipemax.vllm_ext.launch import (
     _cores_of_stages,
+    _pipemax_args,
     launch_environment,
     make_vllm_config,
     pipeline_parallel_size,
 )
 from pipemax.vllm_ext.settings import RuntimeSettings, encode_stage
+from tests.fakes.vllm_kinds import asynchronous_scheduling_on_cpu, runner_version
 
 DEMO_MODEL = str(Path(__file__).parents[3] / "examples" / "model")
 
@@ -28,15 +33,18 @@ def test_settings_survive_the_way_to_the_other_processes() -> None:
     model = StepTimeModel.linear(alpha_s=1e-3, beta_s=1e-7, delta_s=1e-2)
     stage = StageConfig(kv_bytes_per_token=10, h2d_bytes_per_s=1e9, decode_time=model, prefill_time=model)
     settings = RuntimeSettings(
-        host_blocks=7, num_batches=3, stages=(encode_stage(stage),), controller={"steady_window": 4}
+        host_blocks=7,
+        num_batches=3,
+        max_num_seqs=8,
+        stages=(encode_stage(stage),),
+        controller={"steady_window": 4},
     )
     read = RuntimeSettings.from_extra_config(settings.to_extra_config())
     assert read == settings
-    controller = read.controller_config(
-        gpu_blocks=5, block_tokens=32, max_num_seqs=8, prefill_chunk_tokens=64, max_slots=100
-    )
+    controller = read.controller_config(gpu_blocks=5, block_tokens=32, prefill_chunk_tokens=64, max_slots=100)
     assert controller.stages == (stage,)
     assert (controller.host_blocks, controller.num_batches, controller.steady_window) == (7, 3, 4)
+    assert (controller.max_num_seqs, controller.max_on_gpu) == (8, 24)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +86,20 @@ def test_a_host_pool_below_one_sequence_is_refused() -> None:
         make_vllm_config(config(host_kv_gib=1e-4))
 
 
+@pytest.mark.parametrize(
+    ("num_gpus", "worker"),
+    [(0, "pipemax.vllm_ext.worker.PipeMaxCpuWorker"), (8, "pipemax.vllm_ext.gpu_worker.PipeMaxGpuWorker")],
+)
+def test_the_device_decides_on_the_worker(
+    num_gpus: int, worker: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = _pipemax_args(num_gpus=num_gpus)
+    assert args["worker_cls"] == worker
+    module, name = worker.rsplit(".", 1)
+    assert hasattr(importlib.import_module(module), name)
+    assert ("never ran on a GPU" in caplog.text) == (num_gpus > 0)
+
+
 def test_tensor_parallelism_needs_gpus() -> None:
     with pytest.raises(ValueError, match="tensor_parallel_size 2 needs GPUs"):
         pipeline_parallel_size(config(tensor_parallel_size=2), num_gpus=0)
@@ -89,17 +111,51 @@ def test_another_vllm_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch
         make_vllm_config(config())
 
 
+def test_a_vllm_that_lacks_what_is_hooked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(KVCacheManager, "truncate_computed_blocks")
+    with pytest.raises(ValueError, match=r"needs KVCacheManager\.truncate_computed_blocks of vLLM"):
+        make_vllm_config(config())
+
+
+def test_what_is_hooked_of_the_v2_runner_is_checked_where_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(BlockTables, "append_block_ids")
+    make_vllm_config(config())
+    with runner_version(2), pytest.raises(ValueError, match=r"needs BlockTables\.append_block_ids of vLLM"):
+        make_vllm_config(config())
+
+
 def test_speculative_decoding_is_refused_under_pipemax() -> None:
     speculative = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
     with pytest.raises(ValueError, match="speculative decoding is on"):
         make_vllm_config(config(vllm={"speculative_config": speculative}))
 
 
-def test_asynchronous_scheduling_is_refused_under_pipemax() -> None:
+@pytest.mark.parametrize(
+    ("runner", "stages", "scheduler", "depth"),
+    [
+        (1, 1, "PipeMaxAsyncScheduler", 2),
+        (1, 2, "PipeMaxScheduler", 2),
+        (2, 1, "PipeMaxAsyncScheduler", 2),
+        (2, 2, "PipeMaxAsyncScheduler", 3),
+    ],
+)
+def test_the_scheduler_is_the_one_that_fits_what_vllm_decided(
+    runner: int, stages: int, scheduler: str, depth: int
+) -> None:
+    with asynchronous_scheduling_on_cpu(), runner_version(runner):
+        vllm_config = make_vllm_config(config(pipeline_parallel_size=stages, max_num_seqs=16))
+        assert vllm_config.max_concurrent_batches == depth
+    assert vllm_config.scheduler_config.scheduler_cls == f"pipemax.vllm_ext.scheduler.{scheduler}"
+    settings = RuntimeSettings.from_extra_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
+    assert settings.num_batches == depth
+    assert settings.max_num_seqs == 16
+    slots = 16 * depth if runner == 2 else 16
+    assert vllm_config.scheduler_config.max_num_seqs == slots
+
+
+def test_on_a_cpu_scheduling_is_synchronous() -> None:
     vllm_config = make_vllm_config(config())
-    vllm_config.scheduler_config.async_scheduling = True
-    with pytest.raises(ValueError, match=r"asynchronous scheduling is on\. Use policy: vllm"):
-        compat.check_model(vllm_config)
+    assert vllm_config.scheduler_config.scheduler_cls == "pipemax.vllm_ext.scheduler.PipeMaxScheduler"
 
 
 @pytest.mark.parametrize("policy", ["vllm", "pipemax"])

@@ -44,20 +44,82 @@ def test_every_request_sees_its_own_kv_whatever_moves(depth: int, num_batches: i
     assert core.scheduler._gpu.num_free == 24
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("runner", "stages", "depth"),
+    [(1, 1, 2), (2, 1, 2), (2, 2, 3), (2, 4, 5)],
+    ids=["v1 pp1", "v2 pp1", "v2 pp2", "v2 pp4"],
+)
+@pytest.mark.parametrize("num_batches", [2, 3, 5])
+def test_asynchronous_scheduling_moves_kv_all_the_same(
+    num_batches: int, runner: int, stages: int, depth: int
+) -> None:
+    rng = Random(10 * num_batches + depth)
+    templates = [[rng.randrange(1000) for _ in range(length)] for length in (8, 13)]
+    scheduler = make_scheduler(
+        gpu_blocks=24,
+        host_blocks=120,
+        num_batches=num_batches,
+        stages=stages,
+        runner=runner,
+        asynchronous=True,
+    )
+    core = FakeCore(scheduler, depth)
+    expected: dict[str, list[int]] = {}
+    for index in range(60):
+        prompt, max_tokens = random_prompt(rng, templates), rng.randint(1, 20)
+        expected[str(index)] = expected_output(prompt, max_tokens)
+        core.add(make_request(str(index), prompt, max_tokens))
+    assert core.run() == expected
+    assert counts(core)["evictions"] > 0
+    assert counts(core)["prefetches"] > 0
+    assert core.scheduler._host.num_free == 120
+    assert core.scheduler._gpu.num_free == 24
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_few_slots_are_given_up_by_those_who_are_away(stages: int, asynchronous: bool) -> None:
+    """The V2 runner: two batches of three requests at most, and no more state than that on the workers."""
+    rng = Random(stages)
+    scheduler = make_scheduler(
+        gpu_blocks=40,
+        host_blocks=200,
+        num_batches=2,
+        stages=stages,
+        max_num_seqs=3,
+        runner=2,
+        asynchronous=asynchronous,
+    )
+    core = FakeCore(scheduler, stages + asynchronous)
+    expected: dict[str, list[int]] = {}
+    for index in range(40):
+        prompt, max_tokens = random_prompt(rng, []), rng.randint(1, 20)
+        expected[str(index)] = expected_output(prompt, max_tokens)
+        core.add(make_request(str(index), prompt, max_tokens))
+    assert core.run() == expected
+    assert core.worker.num_sent_anew > 0
+    assert counts(core)["prefetches"] > core.worker.num_sent_anew / 2
+    assert len(scheduler._workers.slots) == 0
+
+
+@pytest.mark.parametrize("seed", range(12))
 def test_arrivals_and_aborts_at_any_moment(seed: int) -> None:
     rng = Random(seed)
     templates = [[rng.randrange(1000) for _ in range(12)]]
-    depth = rng.randint(1, 3)
+    stages, runner = rng.randint(1, 3), rng.choice([1, 2])
+    asynchronous = rng.random() < 0.5 and (runner == 2 or stages == 1)
     core = FakeCore(
         make_scheduler(
             gpu_blocks=rng.randint(17, 40),
             host_blocks=rng.randint(40, 160),
             num_batches=rng.randint(2, 4),
-            stages=depth,
+            stages=stages,
             chunk_tokens=rng.choice([17, 64]),
+            max_num_seqs=rng.choice([4, 16]),
+            runner=runner,
+            asynchronous=asynchronous,
         ),
-        depth,
+        stages + asynchronous,
     )
     expected: dict[str, list[int]] = {}
     for index in range(250):

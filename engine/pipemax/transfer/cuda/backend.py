@@ -13,6 +13,7 @@ The one thing that the host orders itself: ``begin_step`` puts all copies of ear
 one cannot wait for what is not submitted.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -22,6 +23,8 @@ from pipemax.transfer.cuda.chunks import Chunk, copy_chunks
 from pipemax.transfer.cuda.device import CopyDevice, DeviceEvent, Fence, KernelCall, Lane
 from pipemax.transfer.cuda.queue import ChunkQueue, Priority, Ticket
 from pipemax.transfer.cuda.submitter import Submitter
+
+log = logging.getLogger(__name__)
 
 _MAX_STORE_MARKS = 256
 """Store events kept for fences; beyond, computation waits for the oldest, which was done long ago."""
@@ -57,7 +60,7 @@ class CudaTransfers:
         """``queue`` belongs to ``device``. Without ``make_token_store``, for kernels reach pinned memory alone, blocks
         with new tokens are stored whole. Without a ``submitter`` the caller pumps the queue.
         """
-        self._device = device
+        self.device = device
         self._queue = queue
         self._block_bytes = block_bytes
         self._make_token_store = make_token_store
@@ -78,12 +81,12 @@ class CudaTransfers:
         self._is_in_step = True
         self._step += 1
         self._put_earlier_copies_on_lanes()
-        before = self._device.record(Lane.COMPUTE)
+        before = self.device.record(Lane.COMPUTE)
         if self._loads is not None:
-            self._device.wait(Lane.COMPUTE, _end(self._loads), Fence.COMPUTE_AFTER_LOAD)
+            self.device.wait(Lane.COMPUTE, _end(self._loads), Fence.COMPUTE_AFTER_LOAD)
             self._loads = None
         # Behind the kernels and the loads of all earlier steps.
-        begun = self._device.record(Lane.COMPUTE)
+        begun = self.device.record(Lane.COMPUTE)
         if copies.saves:
             self._save(copies.saves, begun)
         if copies.store_fence is not None:
@@ -91,7 +94,7 @@ class CudaTransfers:
         if self._stores_open_blocks:
             self._wait_for_stores(through_step=self._step - 1)
             self._stores_open_blocks = False
-        self._stalls.append((before, self._device.record(Lane.COMPUTE)))
+        self._stalls.append((before, self.device.record(Lane.COMPUTE)))
         if copies.loads:
             self._load(copies.loads, begun)
         return StepWait(stall_s=self._take_stall_s(), loads=tuple(self._take_load_timings()))
@@ -100,12 +103,12 @@ class CudaTransfers:
         assert self._is_in_step, "no step has begun"
         self._is_in_step = False
         self._check()
-        self._computed = self._device.record(Lane.COMPUTE)
+        self._computed = self.device.record(Lane.COMPUTE)
         chunks = self._chunks(copies.stores, Lane.STORE)
         if copies.token_stores:
             chunks += self._token_chunks(copies.token_stores)
         if chunks:
-            self._device.wait(Lane.STORE, self._computed, Fence.STORE_AFTER_COMPUTE)
+            self.device.wait(Lane.STORE, self._computed, Fence.STORE_AFTER_COMPUTE)
             self._stores = self._queue.put(chunks, priority=Priority.OFFLOAD, after=self._computed)
             self._wake()
 
@@ -118,7 +121,8 @@ class CudaTransfers:
         if self._submitter is not None:
             self._submitter.close()
         self._queue.flush()
-        self._device.synchronize()
+        self.device.synchronize()
+        log.info("KV copies: %s", self._queue.counters)
 
     # -- the parts of a step --------------------------------------------------------------------------------------
 
@@ -130,7 +134,7 @@ class CudaTransfers:
             self._stores = None
 
     def _save(self, saves: Sequence[BlockStore], begun: DeviceEvent) -> None:
-        self._device.wait(Lane.STORE, begun, Fence.SAVE_AFTER_COMPUTE)
+        self.device.wait(Lane.STORE, begun, Fence.SAVE_AFTER_COMPUTE)
         ticket = self._queue.put(self._chunks(saves, Lane.STORE), priority=Priority.OFFLOAD)
         self._queue.flush()  # this step's loads and computation may wait for it
         self._mark_stores(2 * self._step, ticket)
@@ -140,7 +144,7 @@ class CudaTransfers:
         self._store_marks.append(_StoreMark(moment, self._newest_store))
         if len(self._store_marks) > _MAX_STORE_MARKS:
             oldest = self._store_marks.popleft()
-            self._device.wait(Lane.COMPUTE, oldest.event, Fence.COMPUTE_AFTER_STORE)
+            self.device.wait(Lane.COMPUTE, oldest.event, Fence.COMPUTE_AFTER_STORE)
 
     def _wait_for_stores(self, *, through_step: int) -> None:
         """A later event on the lane covers the earlier ones."""
@@ -148,12 +152,12 @@ class CudaTransfers:
         while self._store_marks and self._store_marks[0].moment <= 2 * through_step + 1:
             last = self._store_marks.popleft().event
         if last is not None:
-            self._device.wait(Lane.COMPUTE, last, Fence.COMPUTE_AFTER_STORE)
+            self.device.wait(Lane.COMPUTE, last, Fence.COMPUTE_AFTER_STORE)
 
     def _load(self, loads: Sequence[BlockLoad], begun: DeviceEvent) -> None:
-        self._device.wait(Lane.LOAD, begun, Fence.LOAD_AFTER_COMPUTE)
+        self.device.wait(Lane.LOAD, begun, Fence.LOAD_AFTER_COMPUTE)
         if self._newest_store is not None:
-            self._device.wait(Lane.LOAD, self._newest_store, Fence.LOAD_AFTER_STORE)
+            self.device.wait(Lane.LOAD, self._newest_store, Fence.LOAD_AFTER_STORE)
             self._newest_store = None
         self._loads = self._queue.put(
             self._chunks(loads, Lane.LOAD), priority=Priority.PREFETCH, needed_by=self._step + 1
@@ -162,9 +166,8 @@ class CudaTransfers:
         self._wake()
 
     def _chunks(self, copies: Sequence[BlockLoad] | Sequence[BlockStore], lane: Lane) -> list[Chunk]:
-        pairs = [(int(copy.source), int(copy.target)) for copy in copies]
         return copy_chunks(
-            pairs, lane=lane, block_bytes=self._block_bytes, chunk_bytes=self._queue.limits.chunk_bytes
+            copies, lane=lane, block_bytes=self._block_bytes, chunk_bytes=self._queue.limits.chunk_bytes
         )
 
     def _token_chunks(self, stores: Sequence[TokenStore]) -> list[Chunk]:
@@ -187,17 +190,17 @@ class CudaTransfers:
 
     def _take_stall_s(self) -> float:
         stall_s = 0.0
-        while self._stalls and self._device.is_done(self._stalls[0][1]):
-            stall_s += self._device.elapsed_s(*self._stalls.popleft())
+        while self._stalls and self.device.is_done(self._stalls[0][1]):
+            stall_s += self.device.elapsed_s(*self._stalls.popleft())
         return stall_s
 
     def _take_load_timings(self) -> list[LoadTiming]:
         timings: list[LoadTiming] = []
         while self._loading:
             num_blocks, ticket = self._loading[0]
-            if ticket.begin is None or ticket.end is None or not self._device.is_done(ticket.end):
+            if ticket.begin is None or ticket.end is None or not self.device.is_done(ticket.end):
                 break
-            seconds = self._device.elapsed_s(ticket.begin, ticket.end)
+            seconds = self.device.elapsed_s(ticket.begin, ticket.end)
             timings.append(LoadTiming(num_blocks=num_blocks, seconds=seconds))
             self._loading.popleft()
         return timings

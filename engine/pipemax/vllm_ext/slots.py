@@ -1,0 +1,109 @@
+"""Whose state the workers keep, in terms of the slots that vLLM's V2 model runner has for it.
+
+A slot holds a request's tokens, sampling state and block table. Requests that left the GPU keep theirs while free
+ones remain, so that coming back is one overwritten block table; beyond that, the one that is away longest gives its
+slot up, and comes back like a new request that brings its tokens along. The V1 runner has no such limit.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from vllm.v1.request import Request
+
+UNLIMITED = 1 << 30
+"""Slots of a runner that keeps the state of every request, by its id."""
+
+
+class RunnerSlots:
+    """The scheduler's view of the slots: who has one. Not thread-safe."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._on_gpu: set[str] = set()
+        self._away: OrderedDict[str, None] = OrderedDict()  # without KV on the GPU; the longest away first
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._on_gpu or request_id in self._away
+
+    def __len__(self) -> int:
+        return len(self._on_gpu) + len(self._away)
+
+    def take(self, request_ids: Iterable[str]) -> list[str]:
+        """A step runs these: each has a slot from now on. Those who gave theirs up for it.
+
+        At most ``num_slots`` requests may have KV on the GPU, so that there is always somebody away.
+        """
+        for request_id in request_ids:
+            self._away.pop(request_id, None)
+            self._on_gpu.add(request_id)
+        excess = len(self) - self.num_slots
+        assert excess <= len(self._away), (
+            f"{len(self._on_gpu)} requests on the GPU, {self.num_slots} slots of the runner"
+        )
+        return [self._away.popitem(last=False)[0] for _ in range(excess)]
+
+    def leave_gpu(self, request_id: str) -> None:
+        """Its KV is on the host alone; it keeps its slot, if it has one, until another one needs it."""
+        if request_id in self._on_gpu:
+            self._on_gpu.remove(request_id)
+            self._away[request_id] = None
+
+    def return_to_gpu(self, request_id: str) -> None:
+        """Its KV comes back, and with it the claim to keep the slot, if it still has one."""
+        if request_id in self._away:
+            del self._away[request_id]
+            self._on_gpu.add(request_id)
+
+    def release(self, request_id: str) -> None:
+        """The workers forget it."""
+        self._on_gpu.discard(request_id)
+        self._away.pop(request_id, None)
+
+
+class Told(NamedTuple):
+    """How the workers are told of the requests that a step runs and that they may know."""
+
+    as_they_are: list[Request]
+    """They know all but the new blocks."""
+    with_all_blocks: list[Request]
+    """They came back to other GPU blocks: their block tables are replaced."""
+    anew: list[Request]
+    """They lost their slots meanwhile: sent with their tokens so far."""
+    dropped: list[str]
+    """These give their slots up."""
+
+
+class WorkerState:
+    """What the workers know of each request that has started. Not thread-safe."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.slots = RunnerSlots(num_slots)
+        self._returned: set[str] = set()  # to other blocks, and not run since
+
+    def leave_gpu(self, request_id: str) -> None:
+        self.slots.leave_gpu(request_id)
+        self._returned.discard(request_id)
+
+    def return_to_gpu(self, request_id: str) -> None:
+        self.slots.return_to_gpu(request_id)
+        self._returned.add(request_id)
+
+    def release(self, request_id: str) -> None:
+        """The workers forget it, or are about to."""
+        self.slots.release(request_id)
+        self._returned.discard(request_id)
+
+    def tell(self, started: Sequence[Request], scheduled: Iterable[str]) -> Told:
+        """A step runs all of ``scheduled``; ``started`` are those among them that ran before."""
+        told = Told([], [], [], [])
+        for request in started:
+            if request.request_id not in self.slots:
+                told.anew.append(request)
+            elif request.request_id in self._returned:
+                told.with_all_blocks.append(request)
+            else:
+                told.as_they_are.append(request)
+        self._returned.difference_update(scheduled)
+        told.dropped.extend(self.slots.take(scheduled))
+        return told

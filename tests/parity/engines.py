@@ -1,0 +1,269 @@
+"""Engines that are started once and take on many settings: pools, batches, faults and policy change while idle.
+
+An engine core runs in this process, its workers in theirs. Between two loads the core gets a new scheduler, and the
+workers' copies are told to go wrong or not; the model stays loaded. Tests drive vLLM's ``LLMEngine`` themselves.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.envs import disable_envs_cache
+from vllm.inputs import tokens_input
+from vllm.outputs import RequestOutput
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from pipemax.config import EngineConfig
+from pipemax.domain.plan import StepId, StepPlan
+from pipemax.transfer.commands import StepCopies
+from pipemax.vllm_ext.connector import StepMetadata
+from pipemax.vllm_ext.launch import launch_environment, make_vllm_config
+from pipemax.vllm_ext.scheduler import PipeMaxAsyncScheduler, PipeMaxScheduler
+from pipemax.vllm_ext.settings import RuntimeSettings
+from tests.fakes.vllm_kinds import asynchronous_scheduling_on_cpu, runner_version
+from tests.parity.cases import BLOCK_TOKENS, MAX_MODEL_LEN, Answer, Answers, Request
+from tests.parity.faulty_connector import Fault, set_fault
+
+_REPOSITORY = Path(__file__).parents[2]
+GPU_BLOCKS = 320  # at start; settings take fewer
+HOST_MIB = 96
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What an engine is for its whole life."""
+
+    pp: int = 1
+    runner: int = 1
+    asynchronous: bool = False
+    policy: str = "pipemax"
+
+    @property
+    def depth(self) -> int:
+        """Steps that can be in flight."""
+        return self.pp + self.asynchronous
+
+    def __str__(self) -> str:
+        return f"pp{self.pp} V{self.runner} {'async' if self.asynchronous else 'sync'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What can change while an engine is idle."""
+
+    num_batches: int = 2
+    gpu_blocks: int = 24
+    """At least 17 hold a sequence of ``MAX_MODEL_LEN`` and its next token."""
+    host_blocks: int = 256
+    slots: int | None = None
+    """Of the V2 runner; default: as many as it has."""
+    fault: Fault = Fault.POISON
+    is_stock: bool = False
+    """vLLM's own scheduler, with ample blocks: what the answers must be."""
+    controller: dict[str, Any] = field(default_factory=dict)
+
+
+STOCK = Setting(is_stock=True, gpu_blocks=GPU_BLOCKS - 1, fault=Fault.NONE)
+
+
+class _ObservedScheduler(PipeMaxScheduler):
+    """Ours, watched."""
+
+    num_evicted_in_flight = 0
+    num_sent_anew = 0
+
+    def _make_cached_request_data(self, *args: Any) -> CachedRequestData:
+        cached = super()._make_cached_request_data(*args)
+        self.num_sent_anew += len(self._sent_anew)
+        return cached
+
+    def _make_room(self, plan: StepPlan) -> None:
+        self.num_evicted_in_flight += sum(
+            self.requests[victim].num_in_flight_tokens > 0 for victim in plan.evict
+        )
+        super()._make_room(plan)
+
+
+class _ObservedAsyncScheduler(_ObservedScheduler, PipeMaxAsyncScheduler):
+    pass
+
+
+class _StockScheduler(Scheduler):
+    """vLLM's own, beside a connector that has nothing to do."""
+
+    def _build_kv_connector_meta(self, connector: Any, scheduler_output: SchedulerOutput) -> StepMetadata:
+        return StepMetadata(StepId(self.current_step), StepCopies())
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
+        model_runner_output.kv_connector_output = None  # measured times, for ours alone
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+
+class _StockAsyncScheduler(_StockScheduler, AsyncScheduler):
+    pass
+
+
+class ParityEngine:
+    """One engine. Not thread-safe: the caller steps it."""
+
+    def __init__(self, model: str, kind: Kind) -> None:
+        self.kind = kind
+        config = _engine_config(model, kind)
+        with _starting(config, kind):
+            vllm_config = make_vllm_config(config)
+            self.max_concurrent_batches = vllm_config.max_concurrent_batches
+            self._llm = LLMEngine.from_vllm_config(
+                vllm_config, usage_context=UsageContext.ENGINE_CONTEXT, disable_log_stats=True
+            )
+        self._core: Any = self._llm.engine_core.engine_core
+        self._num_slots = vllm_config.scheduler_config.max_num_seqs
+        self._num_runs = 0
+        self.max_left_in_flight = 0
+        """Most steps with requests that were in flight after a step of the core, since the last ``reset``."""
+
+    @property
+    def scheduler(self) -> Any:
+        return self._core.scheduler
+
+    @property
+    def counters(self) -> Any:
+        """Since the last ``reset``."""
+        return self._core.scheduler._counters
+
+    @property
+    def num_sent_anew(self) -> int:
+        """Requests that had lost their slot when they came back, since the last ``reset``."""
+        return int(self._core.scheduler.num_sent_anew)
+
+    def reset(self, setting: Setting) -> None:
+        """A new scheduler, empty pools; NaN in the host's, if the fault is that."""
+        self._drain()
+        self.max_left_in_flight = 0
+        core, old = self._core, self._core.scheduler
+        config = core.vllm_config
+        config.cache_config.num_gpu_blocks = setting.gpu_blocks + 1  # vLLM keeps one as its null block
+        config.scheduler_config.max_num_seqs = setting.slots or self._num_slots
+        extra_config = config.kv_transfer_config.kv_connector_extra_config
+        settings = RuntimeSettings.from_extra_config(extra_config)
+        extra_config.update(
+            replace(
+                settings,
+                num_batches=setting.num_batches,
+                host_blocks=setting.host_blocks,
+                controller=setting.controller,
+            ).to_extra_config()
+        )
+        with runner_version(self.kind.runner):
+            core.scheduler = _scheduler_class(setting, self.kind)(
+                vllm_config=config,
+                kv_cache_config=replace(old.kv_cache_config, num_blocks=setting.gpu_blocks + 1),
+                structured_output_manager=core.structured_output_manager,
+                block_size=BLOCK_TOKENS,
+            )
+        core.scheduler.finished_req_ids = old.finished_req_ids  # the workers have not heard of them
+        core.model_executor.collective_rpc(set_fault, args=(setting.fault,))
+
+    def run(self, requests: Sequence[Request], abort_at: dict[int, Sequence[str]] | None = None) -> Answers:
+        """All at once; ``abort_at``: who is given up after how many steps. Answers of all that ended by themselves."""
+        with runner_version(self.kind.runner):  # vLLM asks the environment for each request
+            return self._run(requests, abort_at or {})
+
+    def _run(self, requests: Sequence[Request], abort_at: dict[int, Sequence[str]]) -> Answers:
+        self._num_runs += 1
+        names: dict[str, str] = {}
+        for request in requests:
+            unique = f"{request.id}-run{self._num_runs}"  # an aborted id's last step may still be in flight
+            names[unique] = request.id
+            self._llm.add_request(unique, tokens_input(list(request.prompt)), request.params)
+        answers: Answers = {}
+        num_steps = 0
+        while self._llm.has_unfinished_requests():
+            for output in self._llm.step():
+                if output.finished:
+                    assert isinstance(output, RequestOutput)
+                    answers[names[output.request_id]] = _answer(output)
+            left = [
+                output for _, output, _ in self._core.batch_queue or () if output.total_num_scheduled_tokens
+            ]
+            self.max_left_in_flight = max(self.max_left_in_flight, len(left))
+            num_steps += 1
+            given_up = abort_at.get(num_steps, ())
+            self._llm.abort_request([unique for unique, name in names.items() if name in given_up])
+        return {name: answer for name, answer in answers.items() if answer.finish_reason != "abort"}
+
+    def _drain(self) -> None:
+        """Steps that were still in flight when the last request ended."""
+        while self._core.batch_queue:
+            self._core.step_fn()
+
+    def close(self) -> None:
+        self._llm.engine_core.shutdown()
+
+
+def _scheduler_class(setting: Setting, kind: Kind) -> type[Scheduler]:
+    if setting.is_stock:
+        return _StockAsyncScheduler if kind.asynchronous else _StockScheduler
+    return _ObservedAsyncScheduler if kind.asynchronous else _ObservedScheduler
+
+
+def _answer(output: RequestOutput) -> Answer:
+    (sequence,) = output.outputs
+    return Answer(
+        tokens=tuple(sequence.token_ids),
+        text=sequence.text,
+        finish_reason=sequence.finish_reason,
+        logprobs=tuple(
+            {token: entry.logprob for token, entry in position.items()}
+            for position in sequence.logprobs or ()
+        ),
+    )
+
+
+def _engine_config(model: str, kind: Kind) -> EngineConfig:
+    """float32, because batches differ and their arithmetic must not."""
+    own: dict[str, Any] = {}
+    if kind.policy == "pipemax":
+        own["kv_transfer_config"] = {
+            "kv_connector": "FaultyConnector",
+            "kv_connector_module_path": "tests.parity.faulty_connector",
+            "kv_role": "kv_both",
+        }
+    return EngineConfig(
+        model=model,
+        policy=kind.policy,
+        dtype="float32",
+        pipeline_parallel_size=kind.pp,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=24,
+        max_num_batched_tokens=256,
+        block_size=BLOCK_TOKENS,
+        cpu_kv_gib=0.25,
+        host_kv_gib=HOST_MIB / 1024,
+        vllm={"num_gpu_blocks_override": GPU_BLOCKS, "distributed_executor_backend": "mp", **own},
+    )
+
+
+@contextmanager
+def _starting(config: EngineConfig, kind: Kind) -> Iterator[None]:
+    with ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv(
+            "VLLM_ENABLE_V1_MULTIPROCESSING", "0"
+        )  # the core in this process, so that it can be reset
+        patch.setenv("PYTHONPATH", str(_REPOSITORY), prepend=os.pathsep)  # the workers import the tests
+        stack.enter_context(launch_environment(config))
+        stack.enter_context(runner_version(kind.runner))
+        if kind.asynchronous:
+            stack.enter_context(asynchronous_scheduling_on_cpu())
+        stack.callback(
+            disable_envs_cache
+        )  # a core that started keeps the environment, and the next kind differs
+        yield
