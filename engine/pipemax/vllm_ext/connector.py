@@ -177,6 +177,6 @@ def _check_block_tokens(layout: BlockLayout, block_size: int) -> None:
     """``ValueError`` where an attention kernel's blocks are not those that the scheduler counts."""
     if layout.block_tokens != block_size:
         raise ValueError(
-            f"the attention kernel keeps KV in blocks of {layout.block_tokens} tokens, vLLM's scheduler counts blocks of "
+            f"attention kernels keep KV in blocks of {layout.block_tokens} tokens, vLLM's scheduler counts blocks of "
             f"{block_size}: set block_size {layout.block_tokens}, or run policy: vllm"
         )
