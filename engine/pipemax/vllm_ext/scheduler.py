@@ -44,10 +44,11 @@ from pipemax.transfer.commands import BlockLoad, BlockStore, StepCopies, TokenSt
 from pipemax.transfer.store_fences import StoreFences
 from pipemax.vllm_ext.compat import check_kv_cache
 from pipemax.vllm_ext.connector import StepMetadata
+from pipemax.vllm_ext.core_calls import answer_calls, encode_profile
 from pipemax.vllm_ext.gpu_blocks import GpuBlocks
 from pipemax.vllm_ext.host_blocks import HostBlocks
 from pipemax.vllm_ext.prefixes import PrefixFinder
-from pipemax.vllm_ext.settings import INPUT_ENDED, INPUT_OPENED, RuntimeSettings
+from pipemax.vllm_ext.settings import INPUT_ENDED, INPUT_OPENED, RuntimeSettings, decode_stage
 from pipemax.vllm_ext.slots import UNLIMITED, WorkerState
 from pipemax.vllm_ext.stats import Counters, demand_stats
 from pipemax.vllm_ext.timing import ReportBook, WorkerReports
@@ -103,6 +104,22 @@ class PipeMaxScheduler(Scheduler):
         self._loads: list[BlockLoad] = []
         self._num_found: dict[str, int] = {}  # of what is being loaded: leading blocks that need no copy
         self._sent_anew: list[NewRequestData] = []  # of the step being made: they had lost their slots
+        answer_calls()
+
+    # -- calibration, while nothing runs ----------------------------------------------------------------------
+
+    def take_profile(self) -> dict[str, Any]:
+        """See ``core_calls.take_profile``."""
+        times = self._controller.times
+        profile = encode_profile([*times.timed_steps], [*times.timed_copies])
+        times.timed_steps.clear()
+        times.timed_copies.clear()
+        return profile
+
+    def recalibrate(self, stages: list[dict[str, Any]]) -> None:
+        """See ``core_calls.recalibrate``. Counts begin anew, too."""
+        self._controller.recalibrate([decode_stage(stage) for stage in stages])
+        self._counters, self._num_added = Counters(), 0
 
     # -- what the engine's side says --------------------------------------------------------------------------
 
