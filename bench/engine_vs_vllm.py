@@ -1,16 +1,20 @@
 """Stock vLLM and PipeMax on this machine's CPU, with the same KV bytes on every pipeline stage.
 
     python bench/engine_vs_vllm.py [--json FILE] [--pp 1 2 4] [--requests 64] [--gpu-blocks 60] [--rounds 1]
-                                   [--loads uniform/plain sharegpt/plain uniform/templated]
+                                   [--loads uniform/plain sharegpt/plain uniform/templated] [--calibrate-s 60]
 
 A random model of 93 million parameters in float32 (its output varies, so that tokens can be compared), 60 KV blocks of
 32 tokens a stage, as many stages as asked, on whatever cores there are. Per configuration one warm-up round, then the
 rounds that count, the two policies one after the other. A CPU stands in for the GPUs: ratios say something about the
 scheduling, tokens per second nothing about GPUs.
+
+The engine under PipeMax measures its step times at its start (in an empty cache, so that it does); simulations of both
+policies over what it measured, of the very requests that run, predict the ratio.
 """
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,8 +23,13 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
+import numpy as np
+
 from pipemax.api import GenerationRequest, OfflineEngine, Sampling
+from pipemax.choose import PolicyChoice, choose_for_engine
 from pipemax.config import EngineConfig
+from pipemax.sim.measured import MeasuredEngine
+from pipemax.sim.workloads import Workload
 from tests.parity.make_model import MEDIUM, make_model
 
 BLOCK_TOKENS = 32
@@ -74,6 +83,9 @@ class Result:
     seconds: list[float]
     """Of each round."""
     ratio_to_vllm: float
+    predicted_tokens_per_s: float
+    """By the simulator, from the engine's own calibration."""
+    predicted_ratio_to_vllm: float
     tokens_identical: bool
     """To stock vLLM's in the same run."""
     metrics: dict[str, float]
@@ -108,7 +120,9 @@ def _text(rng: Random, length: int) -> str:
     return "".join(rng.choice(_LETTERS) for _ in range(length))
 
 
-def engine_config(model: str, policy: str, pp: int, gpu_blocks: int) -> EngineConfig:
+def engine_config(
+    model: str, policy: str, pp: int, gpu_blocks: int, calibrate_s: float = 0.0
+) -> EngineConfig:
     return EngineConfig(
         model=model,
         policy=policy,
@@ -121,6 +135,7 @@ def engine_config(model: str, policy: str, pp: int, gpu_blocks: int) -> EngineCo
         cpu_kv_gib=0.5,
         host_kv_gib=1.5 / pp,
         chat="never",
+        calibrate_at_start_s=calibrate_s,
         vllm={"num_gpu_blocks_override": gpu_blocks},
     )
 
@@ -130,6 +145,7 @@ class Measured:
     load: Load
     seconds: list[float]
     tokens: dict[str, tuple[int, ...]]
+    prompt_tokens: dict[str, int]
     metrics: dict[str, float]
 
     @property
@@ -146,6 +162,7 @@ def measure(engine: OfflineEngine, load: Load, *, count: int, rounds: int) -> Me
         completions = list(engine.generate(requests))
         seconds.append(time.perf_counter() - begin_s)
         tokens = {done.request_id: done.token_ids for done in completions}
+        prompt_tokens = {done.request_id: done.prompt_tokens for done in completions}
     after = engine.stats().metrics
     metrics = {name: after[name] - before.get(name, 0.0) for name in _COUNTS if name in after}
     if metrics.get("decode_steps"):
@@ -153,20 +170,40 @@ def measure(engine: OfflineEngine, load: Load, *, count: int, rounds: int) -> Me
     for name in ("steps_within_5_percent", "worst_step_error", "mean_step_error"):
         if name in after:
             metrics[name] = after[name]
-    return Measured(load=load, seconds=seconds[1:], tokens=tokens, metrics=metrics)
+    return Measured(
+        load=load, seconds=seconds[1:], tokens=tokens, prompt_tokens=prompt_tokens, metrics=metrics
+    )
+
+
+def predict(engine: MeasuredEngine, measured: Measured) -> PolicyChoice:
+    """Of the same requests, in the order in which they were sent."""
+    ids = sorted(measured.tokens, key=int)
+    workload = Workload(
+        name=measured.load.lengths,
+        prompt_tokens=np.array([measured.prompt_tokens[name] for name in ids]),
+        output_tokens=np.array([len(measured.tokens[name]) for name in ids]),
+        shared_prefix_tokens=_TEMPLATE_CHARACTERS if measured.load.prompts == "templated" else 0,
+    )
+    return choose_for_engine(engine, workload, is_whole_table=True, inputs={})
 
 
 def compare(model: str, pp: int, arguments: argparse.Namespace) -> Iterator[Result]:
     """Both policies under every load."""
     measured: dict[str, list[Measured]] = {}
     for policy in ("vllm", "pipemax"):
-        with OfflineEngine(engine_config(model, policy, pp, arguments.gpu_blocks)) as engine:
+        config = engine_config(model, policy, pp, arguments.gpu_blocks, arguments.calibrate_s)
+        with OfflineEngine(config) as engine:
+            calibrated = engine.measured
             measured[policy] = [
                 measure(engine, LOADS[load], count=arguments.requests, rounds=arguments.rounds)
                 for load in arguments.loads
             ]
+    assert calibrated is not None, "the engine could not be calibrated"
     for policy, outcomes in measured.items():
         for stock, outcome in zip(measured["vllm"], outcomes, strict=True):
+            predicted = predict(calibrated, outcome)
+            output_tokens = sum(map(len, outcome.tokens.values()))
+            output_share = output_tokens / (output_tokens + sum(outcome.prompt_tokens.values()))
             yield Result(
                 pp=pp,
                 lengths=outcome.load.lengths,
@@ -175,6 +212,8 @@ def compare(model: str, pp: int, arguments: argparse.Namespace) -> Iterator[Resu
                 tokens_per_s=round(outcome.tokens_per_s, 1),
                 seconds=[round(seconds, 2) for seconds in outcome.seconds],
                 ratio_to_vllm=round(outcome.tokens_per_s / stock.tokens_per_s, 3),
+                predicted_tokens_per_s=round(output_share * predicted.predicted_tokens_per_s[policy], 1),
+                predicted_ratio_to_vllm=round(predicted.speedup, 3) if policy == "pipemax" else 1.0,
                 tokens_identical=outcome.tokens == stock.tokens,
                 metrics={name: round(value, 4) for name, value in outcome.metrics.items()},
             )
@@ -190,18 +229,25 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=1, help="rounds that count, after one to warm up")
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=[*LOADS])
+    parser.add_argument(
+        "--calibrate-s", type=float, default=60.0, help="measure step times for so long, after loading"
+    )
     arguments = parser.parse_args()
     results: list[Result] = []
     with tempfile.TemporaryDirectory() as directory:
-        make_model(Path(directory), MEDIUM)
+        model = Path(directory) / "model"
+        model.mkdir()
+        make_model(model, MEDIUM)
+        os.environ["XDG_CACHE_HOME"] = directory
         for pp in arguments.pp:
-            for result in compare(directory, pp, arguments):
+            for result in compare(str(model), pp, arguments):
                 results.append(result)
                 batch = result.metrics.get("mean_decode_batch")
                 of_batch = "" if batch is None else f"  mean batch {batch:.1f}"
                 print(
                     f"pp={pp} {result.lengths:8} {result.prompts:9} {result.policy:7} {result.tokens_per_s:7.1f} tok/s"
-                    f"  ×{result.ratio_to_vllm:.2f}  identical={result.tokens_identical}{of_batch}",
+                    f"  ×{result.ratio_to_vllm:.2f}  predicted {result.predicted_tokens_per_s:7.1f} tok/s"
+                    f"  ×{result.predicted_ratio_to_vllm:.2f}  identical={result.tokens_identical}{of_batch}",
                     flush=True,
                 )
             if arguments.json:  # after each number of stages: a run takes half an hour

@@ -10,6 +10,7 @@ from pipemax_spark.dry_run import sample_prompts
 from pipemax_spark.errors import JobError
 from pipemax_spark.left import check_columns, check_ids
 from pipemax_spark.options import JobOptions
+from pipemax_spark.policy import wants_row_lengths
 from pipemax_spark.preflight import run_preflight
 from pipemax_spark.profiles import discovery_script_of
 from pipemax_spark.prompts import find_field, resolve_column, resolve_names
@@ -51,10 +52,12 @@ def check_job(
         check_ids(source.rows, id_columns)
     rows_in = source.rows.count()
     terminal.say("Input", f"{source.description}: {rows_in:,} rows")
+    samples = options.is_dry_run or wants_row_lengths(options.engine)
     request = PreflightRequest(
         engine=dict(options.engine),
         generation=options.generation,
-        prompts=sample_prompts(source.rows, options.source, rows_in) if options.is_dry_run else [],
+        prompts=sample_prompts(source.rows, options.source, rows_in) if samples else [],
+        rows=rows_in or None,
     )
     reply = run_preflight(spark, request, engine_python=options.engine_python)
     terminal.say("Model", f"{reply.model}, prompt and output at most {reply.max_model_len:,} tokens")
@@ -66,8 +69,15 @@ def check_job(
         id_columns=id_columns,
         reply=reply,
         spec=spec,
-        plan=replace(plan, spec_hash=spec.hash),
+        plan=replace(plan, spec_hash=spec.hash, options=_told_of_rows(plan.options, reply)),
     )
+
+
+def _told_of_rows(options: EngineOptions, reply: PreflightReply) -> EngineOptions:
+    """The engine config with the lengths of the sampled rows, where its policy depends on them."""
+    if reply.row_lengths is None:
+        return options
+    return replace(options, engine={**options.engine, "row_lengths": reply.row_lengths})
 
 
 def _check_columns(source: Source, options: JobOptions, table: DeltaTable, plan: TaskPlan) -> tuple[str, ...]:

@@ -16,8 +16,9 @@ from typing import Any, Self
 import pyarrow as pa
 from pyarrow import flight
 
-from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobStats, ServerStats
+from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobOutlook, JobStats, ServerStats
 from pipemax_spark.task_reports import TASK_STATE
+from pipemax_spark.time_accounts import TimeAccounts
 
 log = logging.getLogger(__name__)
 
@@ -45,28 +46,41 @@ class Totals:
 class Collector:
     """Listens from entry to exit."""
 
-    def __init__(self, *, host: str, bind_hosts: list[str], job_id: str) -> None:
-        """``host`` is what executors call; of ``bind_hosts`` the first that can be bound is listened on."""
+    def __init__(
+        self,
+        *,
+        host: str,
+        bind_hosts: list[str],
+        job_id: str,
+        on_report: Callable[[ServerStats, JobStats], None] | None = None,
+    ) -> None:
+        """``host`` is what executors call; of ``bind_hosts`` the first that can be bound is listened on.
+        ``on_report`` gets every report of an engine server, on any thread."""
         self._host = host
         self._bind_hosts = bind_hosts
         self._job_id = job_id
+        self._on_report = on_report
+        self._rows_total: int | None = None
+        self._accounts = TimeAccounts()
         self._token = secrets.token_urlsafe(24)
         self._lock = threading.Lock()
         self._latest: dict[str, tuple[float, ServerStats]] = {}
 
     @classmethod
-    def for_session(cls, spark: Any, job_id: str) -> Self:
+    def for_session(
+        cls, spark: Any, job_id: str, *, on_report: Callable[[ServerStats, JobStats], None] | None = None
+    ) -> Self:
         """Reachable where Spark's own driver is."""
         conf = spark.sparkContext.getConf()
         if conf.get("spark.master", "").startswith("local["):
-            return cls(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id=job_id)
+            return cls(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id=job_id, on_report=on_report)
         host = conf.get("spark.driver.host", "127.0.0.1")
         # In a container the advertised address may be one that only the outside knows.
-        return cls(
-            host=host, bind_hosts=[conf.get("spark.driver.bindAddress", host), host, "0.0.0.0"], job_id=job_id
-        )
+        bind_hosts = [conf.get("spark.driver.bindAddress", host), host, "0.0.0.0"]
+        return cls(host=host, bind_hosts=bind_hosts, job_id=job_id, on_report=on_report)
 
     def __enter__(self) -> Self:
+        self._started_s = time.monotonic()
         self._server = self._listen()
         return self
 
@@ -76,6 +90,16 @@ class Collector:
     @property
     def address(self) -> CollectorAddress:
         return CollectorAddress(host=self._host, port=self._server.port, token=self._token)
+
+    def expect(self, rows: int) -> None:
+        """So many more rows are to be done: lets the servers know how many are left."""
+        with self._lock:
+            self._rows_total = (self._rows_total or 0) + rows
+
+    def time_account(self) -> dict[str, float]:
+        """Seconds by what the engines were doing, over all of them."""
+        with self._lock:
+            return self._accounts.total()
 
     def servers(self) -> list[ServerStats]:
         """The latest word of each engine server that still reports, by name."""
@@ -112,6 +136,20 @@ class Collector:
                 if stats.state != TASK_STATE and self.job_of(stats).rows_done
             )
 
+    def outlook(self) -> JobOutlook | None:
+        """What is left for the engines; None where the job's size is not known."""
+        alive = {server.server_id for server in self.servers()}
+        with self._lock:
+            if self._rows_total is None:
+                return None
+            taken = 0
+            for _, stats in self._latest.values():
+                job = self.job_of(stats)
+                # What a dead server had received and not done is sent to another.
+                taken += job.rows_received if stats.server_id in alive else job.rows_done
+            rows_left = max(0, self._rows_total - taken)
+        return JobOutlook(job_id=self._job_id, rows_left=rows_left, engines=len(alive))
+
     def job_of(self, stats: ServerStats) -> JobStats:
         """This job's part of a server's report."""
         return stats.jobs.get(self._job_id, JobStats())
@@ -120,10 +158,18 @@ class Collector:
         failures = []
         for host in dict.fromkeys(self._bind_hosts):
             try:
-                return _StatsServer(f"grpc+tcp://{host}:0", self._token, self._take)
+                return _StatsServer(f"grpc+tcp://{host}:0", self._token, self._answer)
             except (flight.FlightError, pa.ArrowException, OSError) as error:
                 failures.append(f"{host}: {error}")
         raise OSError(f"the driver cannot listen for reports of the engines: {'; '.join(failures)}")
+
+    def _answer(self, stats: ServerStats) -> JobOutlook | None:
+        self._take(stats)
+        if stats.state == TASK_STATE:
+            return None
+        if self._on_report is not None:
+            self._on_report(stats, self.job_of(stats))
+        return self.outlook()
 
     def _take(self, stats: ServerStats) -> None:
         with self._lock:
@@ -131,6 +177,7 @@ class Collector:
             # Reports may overtake one another on their way.
             if known is None or known[1].at_unix_s <= stats.at_unix_s:
                 self._latest[stats.server_id] = (time.monotonic(), stats)
+                self._accounts.add(stats, job_age_s=time.monotonic() - self._started_s)
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):
@@ -145,12 +192,12 @@ class _TokenCheck(flight.ServerMiddlewareFactory):
 
 
 class _StatsServer(flight.FlightServerBase):
-    def __init__(self, location: str, token: str, take: Callable[[ServerStats], None]) -> None:
+    def __init__(self, location: str, token: str, answer: Callable[[ServerStats], JobOutlook | None]) -> None:
         super().__init__(location, middleware={"token": _TokenCheck(token)})
-        self._take = take
+        self._answer = answer
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
         if action.type != COLLECTOR_ACTION_STATS:
             raise flight.FlightServerError(f"the collector knows no action {action.type!r}")
-        self._take(ServerStats.from_bytes(action.body.to_pybytes()))
-        return []
+        outlook = self._answer(ServerStats.from_bytes(action.body.to_pybytes()))
+        return [outlook.to_bytes()] if outlook is not None else []

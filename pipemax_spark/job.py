@@ -87,6 +87,7 @@ class AnnotationJob:
             if not run.has_begun:
                 return self._nothing_to_do(checked, rows_in)
             summary = self._summarise(rows_in, skipped, version, run.seconds, engines)
+            summary = replace(summary, policies=run.policies)
             return self._conclude(checked, summary, run)
 
     def _dry_run(self, checked: Checked) -> None:
@@ -254,8 +255,10 @@ class AnnotationJob:
 
     def _conclude(self, checked: Checked, summary: Summary, run: Run) -> Summary:
         samples, tracker = run.samples, run.tracker
-        run_dir = self._options.driver_dir / "runs" / self._run_id
-        artifacts, places = [run_dir / "summary.json"], {}
+        run_dir = run.directory
+        artifacts, places = [run_dir / "summary.json", run_dir / "engine_metrics.parquet"], {}
+        account = {part: round(seconds, 3) for part, seconds in run.time_account().items()}
+        summary = replace(summary, time_account_s=account)
         try:
             from pipemax_spark.plot import plot
 
@@ -268,6 +271,7 @@ class AnnotationJob:
         summary.write(artifacts[0])
         findings = self._find(checked, shows_sample=True)
         figures = {key: float(v) for key, v in asdict(summary).items() if isinstance(v, int | float)}
+        figures |= {f"time_{part}_s": seconds for part, seconds in account.items()}
         if findings.accuracy is not None and findings.accuracy.rows:
             figures["accuracy"] = findings.accuracy.right / findings.accuracy.rows
         tracker.finish("FINISHED", samples, figures, artifacts)

@@ -6,8 +6,8 @@ Knows nothing of Spark: it reads the collector and calls back. Samples are what 
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Self
 
 from pipemax.wire import ServerStats
@@ -21,6 +21,20 @@ _PERIOD_S = 1.0
 _MAX_SAMPLES = 4_000
 """Beyond this every other one is dropped: hours stay as readable as minutes, and memory stays flat."""
 MIN_ROWS_FOR_ERROR_RATE = 1_000
+
+
+SHOWN_METRICS = (
+    *(
+        "batch_size",
+        "predicted_step_s",
+        "measured_step_s",
+        "host_kv_usage",
+        "budget_bytes",
+        "prefetched_bytes",
+    ),
+    *("prefetch_stall_s", "evictions", "phase_switches", "preemptions", "prefix_cache_hit_rate"),
+)
+"""Of the engines' own figures, those for MLflow and the plot; all of them are in the run's Parquet file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +51,8 @@ class EngineSample:
     kv_usage: float
     phase: str
     """The engine's, or the server's state while there is none."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Those of ``SHOWN_METRICS`` that the engine tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +83,14 @@ class Sample:
     @property
     def kv_usage(self) -> float:
         return max((engine.kv_usage for engine in self.engines.values()), default=0.0)
+
+    def engine_means(self) -> dict[str, float]:
+        """Of ``SHOWN_METRICS``, over the engines that tell them."""
+        told = {
+            name: [e.metrics[name] for e in self.engines.values() if name in e.metrics]
+            for name in SHOWN_METRICS
+        }
+        return {name: sum(values) / len(values) for name, values in told.items() if values}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +240,9 @@ class Progress:
             waiting_requests=server.waiting_requests,
             kv_usage=server.kv_usage,
             phase=server.phase if server.state == "ready" else server.state,
+            metrics={
+                name: server.engine_metrics[name] for name in SHOWN_METRICS if name in server.engine_metrics
+            },
         )
 
     def line(self, sample: Sample) -> str:

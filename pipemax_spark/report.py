@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pipemax_spark.time_accounts import describe_account
+
 _TEXT_WIDTH = 60
 _LABEL_WIDTH = 19
 
@@ -38,6 +40,11 @@ class Summary:
     mlflow_run_id: str | None = None
     engines: int = 0
     """Engine servers that have done rows of this run."""
+    policies: Sequence[Mapping[str, Any]] = ()
+    """What the engines ran by, one entry a different choice: ``chosen``, ``reason``, ``predicted_tokens_per_s`` by
+    policy, ``inputs``."""
+    time_account_s: dict[str, float] = field(default_factory=dict)
+    """Where the engines' time went: part → seconds over all of them, together ``seconds`` for each."""
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,6 +119,8 @@ def _facts(summary: Summary, findings: Findings, price_per_hour: float | None) -
                 "start included",
             )
         )
+    if summary.time_account_s:
+        facts.append(("Engine time", describe_account(summary.time_account_s)))
     if price_per_hour is not None and summary.rows_out:
         cost = summary.seconds / 3600 * price_per_hour
         per_million = cost / summary.rows_out * 1e6

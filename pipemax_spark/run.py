@@ -8,12 +8,15 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 
 from pipemax_spark.chunks import ChunkPlan, SlicedRows
 from pipemax_spark.collector import Collector
+from pipemax_spark.engine_log import EngineLog
 from pipemax_spark.errors import JobFailedError
 from pipemax_spark.options import JobOptions
+from pipemax_spark.policy import PolicyNotes
 from pipemax_spark.progress import ErrorLimits, Progress, Sample
 from pipemax_spark.runner import ChunkRunner, Transactions
 from pipemax_spark.slots import task_slots
@@ -21,10 +24,11 @@ from pipemax_spark.spool import spool_fault
 from pipemax_spark.tables import DeltaTable
 from pipemax_spark.task import TaskPlan
 from pipemax_spark.terminal import Terminal
+from pipemax_spark.time_accounts import whole_account
 from pipemax_spark.tracking import Tracker
 from pipemax_spark.workdir import ChunkSpools, WorkDirectory
 
-_TRACKING_PERIOD_S = 10.0
+_TRACKING_PERIOD_S = 30.0
 
 
 class Run:
@@ -54,6 +58,7 @@ class Run:
         self._slots = task_slots(spark)
         self._stack = ExitStack()
         self._collector: Collector | None = None
+        self._policies: PolicyNotes | None = None
         self._progress: Progress | None = None
         self._lock = threading.Lock()
         self._runner: ChunkRunner | None = None
@@ -91,9 +96,26 @@ class Run:
         """Engine servers that have done rows."""
         return 0 if self._collector is None else self._collector.engines()
 
+    @property
+    def policies(self) -> list[dict[str, Any]]:
+        """What the engines ran by, and why."""
+        return [] if self._policies is None else self._policies.choices
+
+    @property
+    def directory(self) -> Path:
+        """Where the driver keeps what it knows of this run."""
+        return self._options.driver_dir / "runs" / self._plan.run_id
+
+    def time_account(self) -> dict[str, float]:
+        """Where the engines' time went: seconds by part, together ``seconds`` for each engine."""
+        if self._collector is None:
+            return {}
+        return whole_account(self._collector.time_account(), engines=self.engines, seconds=self.seconds)
+
     def do(self, rows: SlicedRows, transactions: Transactions) -> None:
         """Annotate and commit these rows, chunk by chunk."""
         collector, progress = self._begin(rows.rows)
+        collector.expect(rows.rows)
         chunks = ChunkPlan(
             rows=rows.rows,
             slices=rows.slices,
@@ -120,6 +142,7 @@ class Run:
             if self._stop_reason is not None:
                 raise JobFailedError(self._stop_reason)
         runner.run(progress.rows_per_s, every_second=self._track)
+        self._look_at_policies()  # a short batch may end before anyone looks
         self._num_chunks += len(chunks.chunks)
         self.seconds = time.monotonic() - self._started_s
 
@@ -140,7 +163,11 @@ class Run:
         self.tracker.start(self._plan.run_id, self._params)
         self._spools = self._make_spools()
         self._started_s = time.monotonic()
-        self._collector = self._stack.enter_context(Collector.for_session(self._spark, self._plan.run_id))
+        engine_log = self._stack.enter_context(EngineLog(self.directory / "engine_metrics.parquet"))
+        self._collector = self._stack.enter_context(
+            Collector.for_session(self._spark, self._plan.run_id, on_report=engine_log.add)
+        )
+        self._policies = PolicyNotes(self._collector, self._terminal, self.tracker)
         show, period_s = self._stack.enter_context(self._terminal.progress_line())
         self._progress = self._stack.enter_context(
             Progress(
@@ -165,7 +192,12 @@ class Run:
     def _limits(self) -> ErrorLimits:
         return ErrorLimits(max_rate=self._options.max_error_rate, fails_on_first=self._options.fails_on_error)
 
+    def _look_at_policies(self) -> None:
+        if self._policies is not None:
+            self._policies.look()
+
     def _track(self) -> None:
+        self._look_at_policies()
         if time.monotonic() >= self._next_logged_s:
             self._next_logged_s = time.monotonic() + _TRACKING_PERIOD_S
             self.tracker.log_samples(self.samples)

@@ -9,7 +9,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
+_APART_S = 5.0
+"""Between two points of a metric: what is finer is in the run's Parquet file."""
 _METRICS = (
     "rows_done",
     "rows_error",
@@ -85,6 +87,10 @@ class Tracker:
         """Those that are new since the last call; left for the next call while the store is behind."""
         if self._work.qsize() < _MOST_QUEUED:
             self._work.put(lambda: self._log_samples(samples))
+
+    def tag(self, tags: Mapping[str, str]) -> None:
+        """Facts that are known only while the run goes on."""
+        self._work.put(lambda: self._tag(tags))
 
     def finish(
         self,
@@ -147,18 +153,21 @@ class Tracker:
         metrics = [
             Metric(
                 name,
-                float(getattr(sample, name)),
+                value,
                 timestamp=round((self._started_unix_s + sample.seconds) * 1000),
                 step=round(sample.seconds),
             )
-            for sample in samples
-            if sample.seconds > self._logged_until_s
-            for name in _METRICS
+            for sample in _thinned(samples, after_s=self._logged_until_s)
+            for name, value in _figures(sample).items()
         ]
         for first in range(0, len(metrics), _METRICS_PER_CALL):
             self._client.log_batch(self.run_id, metrics=metrics[first : first + _METRICS_PER_CALL])
         if samples:
             self._logged_until_s = samples[-1].seconds
+
+    def _tag(self, tags: Mapping[str, str]) -> None:
+        for name, value in tags.items():
+            self._client.set_tag(self.run_id, name, value[:_LONGEST_VALUE])
 
     def _finish(self, status: str, totals: Mapping[str, float], artifacts: Sequence[Path]) -> None:
         from mlflow.entities import Metric
@@ -169,3 +178,15 @@ class Tracker:
         for artifact in artifacts:
             self._client.log_artifact(self.run_id, str(artifact))
         self._client.set_terminated(self.run_id, status=status)
+
+
+def _thinned(samples: Sequence[Sample], *, after_s: float) -> Iterator[Sample]:
+    """Those that are new and far enough apart, and the last."""
+    for sample in samples:
+        if sample.seconds >= after_s + _APART_S or (sample is samples[-1] and sample.seconds > after_s):
+            after_s = sample.seconds
+            yield sample
+
+
+def _figures(sample: Sample) -> dict[str, float]:
+    return {name: float(getattr(sample, name)) for name in _METRICS} | sample.engine_means()

@@ -6,8 +6,10 @@
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Self
 
+from pipemax.choose import PolicyChoice
 from pipemax.config import EngineConfig
 from pipemax.generation import (
     Completion,
@@ -18,6 +20,7 @@ from pipemax.generation import (
     RequestError,
     Sampling,
 )
+from pipemax.sim.measured import MeasuredEngine
 
 __all__ = [
     "Completion",
@@ -42,9 +45,14 @@ class OfflineEngine:
     def __init__(self, config: EngineConfig) -> None:
         """Blocks until the model is loaded; ``EngineStartError`` says why it could not be."""
         # vLLM takes ten seconds to import: only a process that runs an engine pays for it.
-        from pipemax.vllm_ext.engine import VllmEngine
+        from pipemax.start import start_engine
 
-        self._engine: Engine = VllmEngine(config)
+        started = start_engine(config)
+        self._engine: Engine = started.engine
+        self.measured: MeasuredEngine | None = started.engine.measured
+        """What the simulator needs to know; None under stock vLLM, and where nothing was measured."""
+        self.policy_choice: PolicyChoice = started.choice
+        """Which scheduler runs underneath, and why."""
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """See ``Engine.submit``."""
@@ -68,7 +76,7 @@ class OfflineEngine:
 
     def stats(self) -> EngineStats:
         """See ``Engine.stats``."""
-        return self._engine.stats()
+        return replace(self._engine.stats(), policy=asdict(self.policy_choice))
 
     def close(self) -> None:
         """See ``Engine.close``."""

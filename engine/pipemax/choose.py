@@ -1,21 +1,23 @@
-"""``pipemax plan-capacity`` and ``policy: auto``: simulations of PipeMax and of stock vLLM, compared.
+"""PipeMax or stock vLLM: simulations of both, compared.
 
-Pure functions of profiles and length statistics. A sample of the table is simulated and its steady rate taken for
-the whole table, so the answer comes in seconds; the drain at the table's end is not in it. It knows nothing of
-engines or configs.
+``choose_for_engine`` is what ``policy: auto`` asks of an engine whose step times were measured; ``plan_capacity`` is
+``pipemax plan-capacity``, over profiles of nodes and models. Pure functions: a sample of the table is simulated and its
+steady rate taken for the whole table, so the answer comes in seconds; the drain at the table's end is not in it. They
+know nothing of running engines.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
 
 from pipemax.domain.specs import ModelSpec, NodeSpec
+from pipemax.sim.measured import MeasuredEngine
 from pipemax.sim.result import SimulationResult
 from pipemax.sim.systems.catalog import simulate
-from pipemax.sim.systems.scenario import Scenario
-from pipemax.sim.workloads import WorkloadSpec, draw_workload
+from pipemax.sim.systems.scenario import Scenario, measured_scenario
+from pipemax.sim.workloads import Workload, WorkloadSpec, draw_workload
 
 _SECONDS_PER_HOUR = 3600.0
 SAMPLE_REQUESTS = 1500
@@ -49,16 +51,20 @@ class CapacityOption:
 class PolicyChoice:
     """PipeMax or stock vLLM, and why."""
 
-    policy: ChosenPolicy
-    pipemax_tokens_per_s: float
-    vllm_tokens_per_s: float
-    vllm_system: str
+    chosen: ChosenPolicy
     reason: str
+    """One clause, for people."""
+    predicted_tokens_per_s: Mapping[str, float] = field(default_factory=dict)
+    """By policy, prompts and outputs; empty where nothing had to be simulated."""
+    inputs: Mapping[str, float | str] = field(default_factory=dict)
+    """What the simulations were given."""
 
     @property
     def speedup(self) -> float:
         """Of PipeMax over stock vLLM."""
-        return self.pipemax_tokens_per_s / self.vllm_tokens_per_s
+        return (
+            self.predicted_tokens_per_s[ChosenPolicy.PIPEMAX] / self.predicted_tokens_per_s[ChosenPolicy.VLLM]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,26 +82,44 @@ class CapacityPlan:
         return self.options[0]
 
 
-def choose_policy(
-    node: NodeSpec,
-    model: ModelSpec,
-    statistics: WorkloadSpec,
-    *,
-    sample_requests: int = SAMPLE_REQUESTS,
-    seed: int = 0,
+def choose_for_engine(
+    engine: MeasuredEngine, workload: Workload, *, is_whole_table: bool, inputs: Mapping[str, float | str]
 ) -> PolicyChoice:
-    """What ``policy: auto`` asks: one engine on all GPUs. ``ValueError`` where the model does not fit."""
-    plan = plan_capacity(
-        node,
-        model,
-        statistics,
-        rows=1,
-        price_per_hour=0.0,
-        gpus_per_engine=[node.num_gpus],
-        sample_requests=sample_requests,
-        seed=seed,
+    """What ``policy: auto`` takes, by simulations of the measured engine under either policy.
+
+    Of a sample the steady rates count, of a whole table the time to its end. ``inputs`` are added to the choice's own.
+    """
+    rates: dict[str, float] = {}
+    batches: dict[str, float] = {}
+    for policy, system in ((ChosenPolicy.PIPEMAX, "pipemax"), (ChosenPolicy.VLLM, "vllm_032_pp")):
+        result = simulate(system, measured_scenario(engine, workload))
+        rates[policy] = result.total_tokens_per_s if is_whole_table else result.steady_tokens_per_s
+        batches[policy] = result.mean_decode_batch
+    speedup = rates[ChosenPolicy.PIPEMAX] / rates[ChosenPolicy.VLLM]
+    chosen, why = _verdict(speedup)
+    return PolicyChoice(
+        chosen=chosen,
+        reason=f"{why}: simulated {rates['pipemax']:,.0f} tokens/s against {rates['vllm']:,.0f} for stock vLLM, "
+        f"{speedup:.2f}×, in decode batches of {batches['pipemax']:.0f} and {batches['vllm']:.0f}",
+        predicted_tokens_per_s={name: round(rate, 3) for name, rate in rates.items()},
+        inputs={
+            **inputs,
+            "stages": len(engine.stages),
+            "num_batches": engine.num_batches,
+            "gpu_kv_tokens": engine.capacity.gpu_tokens,
+            "host_kv_tokens": engine.capacity.host_blocks * engine.capacity.block_tokens,
+            "simulated_rows": len(workload),
+            "mean_prompt_tokens": round(float(workload.prompt_tokens.mean()), 1),
+            "mean_output_tokens": round(float(workload.output_tokens.mean()), 1),
+            "shared_prefix_tokens": workload.shared_prefix_tokens,
+        },
     )
-    return plan.choice
+
+
+def _verdict(speedup: float) -> tuple[ChosenPolicy, str]:
+    if speedup >= WORTHWHILE_GAIN:
+        return ChosenPolicy.PIPEMAX, "PipeMax is faster"
+    return ChosenPolicy.VLLM, f"PipeMax gains less than {WORTHWHILE_GAIN - 1:.0%}"
 
 
 def plan_capacity(
@@ -187,14 +211,13 @@ def _choose(options: Sequence[CapacityOption], not_possible: Sequence[str]) -> P
         f"batches of {pipemax.mean_decode_batch:.0f}) against {stock.tokens_per_s:,.0f} for stock vLLM "
         f"({stock.system}, {stock.gpus_per_engine} GPUs, batches of {stock.mean_decode_batch:.0f}): {speedup:.2f}×"
     )
-    if speedup >= WORTHWHILE_GAIN:
-        policy, why = ChosenPolicy.PIPEMAX, "PipeMax is faster"
-    else:
-        policy, why = ChosenPolicy.VLLM, f"PipeMax gains less than {WORTHWHILE_GAIN - 1:.0%}"
+    chosen, why = _verdict(speedup)
     return PolicyChoice(
-        policy=policy,
-        pipemax_tokens_per_s=pipemax.tokens_per_s,
-        vllm_tokens_per_s=stock.tokens_per_s,
-        vllm_system=stock.system,
+        chosen=chosen,
         reason=f"{why}: {figures}",
+        predicted_tokens_per_s={
+            ChosenPolicy.PIPEMAX: pipemax.tokens_per_s,
+            ChosenPolicy.VLLM: stock.tokens_per_s,
+        },
+        inputs={"vllm_system": stock.system},
     )

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pipemax import __version__
+from pipemax.commands.calibrate import calibrate
 from pipemax.commands.capacity import plan_capacity
 from pipemax.commands.simulate import simulate
 from pipemax.commands.trace import trace_app
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.command()(simulate)
 app.command()(plan_capacity)
+app.command()(calibrate)
 app.add_typer(trace_app, name="trace")
 
 

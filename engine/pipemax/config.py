@@ -21,6 +21,8 @@ class Policy(StrEnum):
     """Stock vLLM: continuous batching, the KV cache on the GPU alone."""
     PIPEMAX = "pipemax"
     """PipeMax inside vLLM: every request's KV also in host memory, batches rotated through the GPU."""
+    AUTO = "auto"
+    """The one of the two that simulations of the measured engine find faster; see docs/engine.md."""
 
 
 class ChatMode(StrEnum):
@@ -32,8 +34,24 @@ class ChatMode(StrEnum):
     NEVER = "never"
 
 
+class RowLengths(BaseModel):
+    """Of the rows to come, as a sample of the table told them: what ``policy: auto`` decides by."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompt_tokens: tuple[int, ...] = Field(
+        min_length=1, description="Of sampled rows, a shared prefix included."
+    )
+    shared_prefix_tokens: int = Field(0, ge=0, description="Leading tokens that all prompts have in common.")
+    max_tokens: int = Field(ge=1, description="Most output tokens of a row.")
+    mean_output_tokens: float | None = Field(
+        None, gt=0.0, description="Output tokens that a row is expected to have; default: half of max_tokens."
+    )
+    rows: int | None = Field(None, ge=1, description="Rows of the table.")
+
+
 class EngineConfig(BaseModel):
-    """What engine to run. Two servers with equal configs are interchangeable."""
+    """What engine to run. Two servers with equal ``engine_id`` are interchangeable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,8 +59,9 @@ class EngineConfig(BaseModel):
     revision: str | None = Field(None, description="Branch, tag or commit of a hub model.")
     tokenizer: str | None = Field(None, description="Directory or hub name; default: the model's own.")
     policy: Policy = Field(
-        Policy.VLLM,
-        description="Scheduler: vllm is stock vLLM; pipemax keeps KV in host memory too (on a CPU only, so far).",
+        Policy.AUTO,
+        description="Scheduler: vllm is stock vLLM; pipemax keeps KV in host memory too (it never ran on a GPU yet); "
+        "auto measures the engine once, simulates both on a sample of the rows, and takes the faster; on GPUs, vllm.",
     )
     dtype: str = Field(
         "auto", description="Weights and activations: auto (the checkpoint's), bfloat16, float16, float32."
@@ -76,7 +95,8 @@ class EngineConfig(BaseModel):
     host_kv_gib: float | None = Field(
         None,
         gt=0.0,
-        description="policy pipemax: host memory of each stage for KV in GiB; default: 4 times cpu_kv_gib.",
+        description="policy pipemax: host memory of each stage for KV in GiB, of each GPU where several share one; "
+        "default: 4 times cpu_kv_gib, and on GPUs their share of half of what is available.",
     )
     num_batches: int | None = Field(
         None,
@@ -84,7 +104,17 @@ class EngineConfig(BaseModel):
         description="policy pipemax: decode batches in rotation; default: the steps that can be in flight, at least 2.",
     )
     calibration: Path | None = Field(
-        None, description="policy pipemax: measured step times and bandwidth; default: learned while running."
+        None,
+        description="policy pipemax and auto: a file of pipemax calibrate; default: what this machine measured before.",
+    )
+    calibrate_at_start_s: float = Field(
+        15.0,
+        ge=0.0,
+        description="policy pipemax and auto: seconds to measure step times in at an engine's first start, if nothing "
+        "is known of it; 0 begins with a guess and learns while running.",
+    )
+    row_lengths: RowLengths | None = Field(
+        None, description="policy auto: lengths of the rows; default: what the job samples."
     )
     enable_prefix_caching: bool = Field(True, description="Keep the KV of shared prompt prefixes.")
     enforce_eager: bool | None = Field(
@@ -140,8 +170,10 @@ class EngineConfig(BaseModel):
             raise ValueError(f"engine config {path}: {error}") from None
 
     def engine_id(self) -> str:
-        """A digest: equal configs have equal ids."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        """A digest: equal configs have equal ids, whatever rows they were sampled from. A job that finds the engine
+        of another's takes it as that one has chosen it: it need not load anew.
+        """
+        text = json.dumps(self.model_dump(mode="json", exclude={"row_lengths"}), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -5,7 +5,7 @@ Plain values below every engine: ``pipemax.api`` offers them to users, ``pipemax
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +97,8 @@ class EngineStats:
     """Share of the GPU's KV blocks in use, 0 to 1."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Further figures by name."""
+    policy: dict[str, Any] = field(default_factory=dict)
+    """The ``PolicyChoice`` that the engine runs by, as plain values."""
 
 
 class Engine(Protocol):
@@ -120,7 +122,7 @@ class Engine(Protocol):
 
     def admission_credit_tokens(self) -> int:
         """Tokens (prompt and expected output) that the engine could take in beyond what it holds, by the end of its
-        next prefill phase."""
+        next prefill phase; negative where more waits than will fit."""
 
     def stats(self) -> EngineStats: ...
 

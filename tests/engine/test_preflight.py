@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pipemax.config import RowLengths
 from pipemax.preflight import preflight
 from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest
 from tests.engine.conftest import DEMO_MODEL
@@ -31,6 +32,18 @@ def test_a_good_request_is_told_what_it_will_get() -> None:
     assert good > 0
     assert (empty, too_long) == (0, 0), "neither can be a request"
     assert reply.versions["pipemax-spark"]
+
+
+def test_sampled_rows_tell_their_lengths_to_policy_auto_alone() -> None:
+    prompts = ["Package: hello", "Package: hello world", None]
+    reply = ask({"policy": "auto"}, prompts, max_tokens=40)
+    lengths = RowLengths.model_validate(reply.row_lengths)
+    assert [*lengths.prompt_tokens] == sorted(reply.prompt_tokens)[1:], "without the row that is none"
+    assert 0 < lengths.shared_prefix_tokens < min(lengths.prompt_tokens)
+    assert lengths.max_tokens == 40
+    assert ask({"policy": "vllm"}, prompts).row_lengths is None
+    own = {"prompt_tokens": [5], "max_tokens": 3}
+    assert ask({"policy": "auto", "row_lengths": own}, prompts).row_lengths is None, "the config knows better"
 
 
 @pytest.mark.parametrize(

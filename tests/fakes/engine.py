@@ -158,8 +158,18 @@ class FakeEngine:
         metrics |= {name: float(value) for name, value in dataclasses.asdict(self.counts).items()}
         phase = "decode" if running else "idle"
         return EngineStats(
-            phase=phase, running_requests=running, kv_usage=min(1.0, running / 1000), metrics=metrics
+            phase=phase,
+            running_requests=running,
+            kv_usage=min(1.0, running / 1000),
+            metrics=metrics,
+            policy=self._policy(),
         )
+
+    def _policy(self) -> dict[str, Any]:
+        """As an engine reports its choice, with what it was told of the rows."""
+        lengths = self._config.row_lengths
+        inputs = {} if lengths is None else {"sampled_rows": len(lengths.prompt_tokens), "rows": lengths.rows}
+        return {"chosen": "vllm", "reason": "a fake has no scheduler", "inputs": inputs}
 
     def close(self) -> None:
         time.sleep(self._options.close_s)

@@ -53,8 +53,9 @@ def main(arguments: Sequence[str], *, server_flags: Sequence[str] = ()) -> None:
 
 def _load_fake_engine():  # type: ignore[no-untyped-def]
     from tests.fakes.engine import FakeEngine
+    from tests.fakes.virtual_engine import VirtualEngine
 
-    return FakeEngine
+    return lambda config: VirtualEngine(config) if "virtual" in config.vllm else FakeEngine(config)
 
 
 def _preflight(text: bytes) -> bytes:
@@ -78,12 +79,15 @@ def _preflight(text: bytes) -> bytes:
         return PreflightReply(error_code=SessionErrorCode.INVALID_GENERATION, error=str(error)).to_bytes()
     system = f"{request.generation.system} " if request.generation.system else ""
     prompts = [f"{system}{prompt or ''}" for prompt in request.prompts]
+    counts = [count_tokens(prompt) for prompt in prompts]
+    lengths = {"prompt_tokens": counts, "max_tokens": request.generation.max_tokens, "rows": request.rows}
     return PreflightReply(
         model=config.model,
         model_fingerprint=hashlib.sha256(f"{config.model}@{config.revision}".encode()).hexdigest()[:16],
         max_model_len=config.max_model_len or DEFAULT_MAX_MODEL_LEN,
         has_chat_template=True,
-        prompt_tokens=[count_tokens(prompt) for prompt in prompts],
+        prompt_tokens=counts,
+        row_lengths=lengths if config.policy == "auto" and counts else None,
         first_prompt=prompts[0] if prompts else "",
         engine=config.model_dump(mode="json"),
         versions={"pipemax-spark": PACKAGE_VERSION, "vllm": "fake"},

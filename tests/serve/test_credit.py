@@ -75,6 +75,20 @@ def test_a_row_larger_than_all_credit_overdraws_and_is_paid_back() -> None:
     assert paid_back.bytes >= 800
 
 
+def test_a_stream_whose_input_has_ended_keeps_no_credit_from_others() -> None:
+    window = CreditWindow(_LIMITS)
+    ended, other = window.open_stream(), window.open_stream()
+    grant = ended.grant()
+    assert grant is not None
+    ended.receive(rows=3, size=300)
+    ended.end_input()
+    window.check_integrity()
+    assert _send_all(other) >= _LIMITS.max_rows - 3 - _LIMITS.chunk_rows // 4
+    ended.close()
+    ended.end_input()
+    window.check_integrity()
+
+
 def test_more_rows_than_credit_are_an_error() -> None:
     stream = CreditWindow(_LIMITS).open_stream()
     with pytest.raises(AssertionError, match="1 rows sent on 0 rows of credit"):

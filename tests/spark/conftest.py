@@ -82,7 +82,7 @@ def tracked_jobs(spark: Any, tmp_path: Path, engine_python: str) -> Callable[[],
 @pytest.fixture
 def jobs(tracked_jobs: Callable[[], Jobs], monkeypatch: pytest.MonkeyPatch) -> Callable[[], Jobs]:
     """Without MLflow, whose store takes ten seconds to make; what it records is ``test_tracking``'s business."""
-    for method in ("_start", "_log_samples", "_finish"):
+    for method in ("_start", "_tag", "_log_samples", "_finish"):
         monkeypatch.setattr(f"pipemax_spark.tracking.Tracker.{method}", lambda *_: None)
     return tracked_jobs
 

@@ -17,6 +17,9 @@ def test_a_job_is_one_run_with_what_is_needed_to_understand_it(tracked_jobs: Cal
     run.write_input([(i, f"word {i}") for i in range(600)])
     summary = run.run(id_columns=("id",), engine=fake_config(tokens_per_s=600))
     assert summary is not None
+    (choice,) = summary.policies
+    assert choice["inputs"] == {"sampled_rows": 600, "rows": 600}, "what policy: auto decides by"
+    assert "Policy   vllm: a fake has no scheduler\n" in run.printed
     assert summary.mlflow_run_id is not None
     client = MlflowClient(tracking_uri=f"sqlite:///{run.directory / 'mlflow' / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("pipemax")
@@ -30,11 +33,12 @@ def test_a_job_is_one_run_with_what_is_needed_to_understand_it(tracked_jobs: Cal
     assert {"version.spark", "version.vllm", "spark.master", "spec_hash"} <= params.keys()
     assert metrics["total_rows_out"] == 600
     assert metrics["total_completion_tokens"] == summary.completion_tokens
+    assert recorded.data.tags["policy"] == "vllm"
     history = client.get_metric_history(recorded.info.run_id, "rows_done")
     assert len(history) >= 2, "metrics over time"
     assert max(point.value for point in history) == 600
     artifacts = {artifact.path for artifact in client.list_artifacts(recorded.info.run_id)}
-    assert artifacts == {"summary.json", "throughput.png"}
+    assert artifacts == {"summary.json", "throughput.png", "engine_metrics.parquet"}
     (stored,) = Path(run.directory, "mlflow", "artifacts").rglob("summary.json")
     assert json.loads(stored.read_text())["rows_out"] == 600
 

@@ -2,12 +2,26 @@
 
 import pytest
 
-from pipemax.choose import ChosenPolicy, choose_policy, plan_capacity
+from pipemax.choose import ChosenPolicy, PolicyChoice, plan_capacity
+from pipemax.domain.specs import NodeSpec
 from pipemax.presets import override
 from pipemax.sim.workloads import load_workload_spec
 from tests.unit.sim.machines import small_model, small_node
 
 SHAREGPT = load_workload_spec("sharegpt")
+
+
+def choice_on(node: NodeSpec, sample_requests: int) -> PolicyChoice:
+    """With one engine on all GPUs."""
+    return plan_capacity(
+        node,
+        small_model(),
+        SHAREGPT,
+        rows=1,
+        price_per_hour=0.0,
+        gpus_per_engine=[node.num_gpus],
+        sample_requests=sample_requests,
+    ).choice
 
 
 def test_plan_orders_options_and_reckons_hours_and_cost() -> None:
@@ -42,19 +56,19 @@ def test_divisions_that_do_not_fit_are_named_and_left_out() -> None:
 def test_nothing_that_fits_is_an_error_with_the_reason() -> None:
     node = override(small_node(), {"gpu.memory_bytes": 4e9})
     with pytest.raises(ValueError, match="the weights leave no room"):
-        choose_policy(node, small_model(), SHAREGPT, sample_requests=50)
+        choice_on(node, 50)
 
 
 def test_fast_all_reduce_makes_stock_vllm_the_choice() -> None:
     fast = override(small_node(), {"all_reduce.bus_bytes_per_s": 1e13, "all_reduce.latency_s": 0.0})
-    choice = choose_policy(fast, small_model(), SHAREGPT, sample_requests=150)
-    assert choice.policy is ChosenPolicy.VLLM
-    assert choice.vllm_system == "vllm_tp"
+    choice = choice_on(fast, 150)
+    assert choice.chosen is ChosenPolicy.VLLM
+    assert choice.inputs["vllm_system"] == "vllm_tp"
     assert f"{choice.speedup:.2f}×" in choice.reason
 
 
 def test_slow_all_reduce_and_scarce_memory_make_pipemax_the_choice() -> None:
     slow = override(small_node(num_gpus=8, kv_gb=0.6), {"all_reduce.bus_bytes_per_s": 5e9})
-    choice = choose_policy(slow, small_model(), SHAREGPT, sample_requests=400)
-    assert choice.policy is ChosenPolicy.PIPEMAX
+    choice = choice_on(slow, 400)
+    assert choice.chosen is ChosenPolicy.PIPEMAX
     assert choice.speedup > 1.0

@@ -71,7 +71,8 @@ def plan_capacity(
     """Hours and cost of a table on one node, and whether PipeMax beats stock vLLM there.
 
     A sample of rows with the table's length statistics is simulated under each way to run it, in seconds; its steady
-    rate is taken for the whole table. `policy: auto` decides by the same function.
+    rate is taken for the whole table. An engine's `policy: auto` compares the same simulated systems, over its own
+    measured step times in the place of a profile's.
 
     Example: pipemax plan-capacity --rows 10000000 --price 20 --prompt-mean 500 --prompt-median 400
     """
@@ -100,7 +101,7 @@ def plan_capacity(
         )
         console = Console(width=None if Console().is_terminal else FILE_COLUMNS)
         console.print(_table(plan, spec))
-        console.print(f"policy: {plan.choice.policy}. {plan.choice.reason}.", highlight=False)
+        console.print(f"policy: {plan.choice.chosen}. {plan.choice.reason}.", highlight=False)
         for reason in plan.not_possible:
             console.print(f"left out: {reason}", highlight=False)
         if json_file:
@@ -150,7 +151,7 @@ def _json_object(plan: "CapacityPlan") -> dict[str, Any]:
 
     return {
         "rows": plan.rows,
-        "policy": plan.choice.policy.value,
+        "policy": plan.choice.chosen.value,
         "reason": plan.choice.reason,
         "speedup": round(plan.choice.speedup, 3),
         "best": asdict(plan.best),

@@ -24,10 +24,14 @@ class Calibration:
     measured: str
     """Date, command and spread: what a reader needs to trust or repeat it."""
     stages: tuple[StageConfig, ...]
+    round_trip_s: float = 0.0
+    """From the end of a batch's step on the last stage to its next step on the first: outputs, scheduling, messages."""
 
     def __post_init__(self) -> None:
         if not (self.device and self.model and self.stages):
             raise ValueError("a calibration names its device and its model, and has at least one stage")
+        if self.round_trip_s < 0:
+            raise ValueError(f"round_trip_s must not be negative: {self.round_trip_s}")
 
 
 def calibration_path(directory: Path, device: str, model: str) -> Path:
@@ -53,6 +57,7 @@ def save_calibration(path: Path, calibration: Calibration) -> None:
         "device": calibration.device,
         "model": calibration.model,
         "measured": calibration.measured,
+        "round_trip_s": calibration.round_trip_s,
         "stages": [_encode_stage(stage) for stage in calibration.stages],
     }
     path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")

@@ -64,7 +64,7 @@ class ControllerConfig:
     """Hysteresis: back to prefill only if this share of the host pool can be filled, or all that waits fits."""
     initial_output_tokens: int | None = None
     """Output length assumed at admission until requests have finished; None is each request's max_tokens."""
-    input_grace_s: float = 0.25
+    input_grace_s: float = 1.0
     """With input open, how long a prefill phase waits for the next request before it decodes."""
 
     max_prefetch_requests: int = 64

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pipemax.control.batches import Rotation
-from pipemax.control.config import ControllerConfig
+from pipemax.control.config import ControllerConfig, StageConfig
 from pipemax.control.decode import DecodePlanner, DecodeStep
 from pipemax.control.flights import Flights
 from pipemax.control.intake import Intake
@@ -89,6 +89,15 @@ class Controller:
             self._trace.plan(now_s, plan)
         return plan
 
+    def recalibrate(self, stages: Sequence[StageConfig]) -> None:
+        """Predict by these coefficients from now on, and forget how long outputs were: what ran before was there to
+        be measured. A trace does not tell of it. ``ValueError`` for another number of stages.
+        """
+        if len(stages) != len(self.config.stages):
+            raise ValueError(f"a calibration of {len(stages)} stages for {len(self.config.stages)}")
+        self._times.recalibrate(stages)
+        self._outputs.forget()
+
     @property
     def phase(self) -> Phase:
         return self._phase
@@ -116,7 +125,8 @@ class Controller:
     @property
     def admission_demand_tokens(self) -> int:
         """KV tokens (prompt + expected output) of further requests that the host pool could take in up to its
-        high watermark by the end of the next prefill phase: what the input side may send (DESIGN §5).
+        high watermark by the end of the next prefill phase: what the input side may send (DESIGN §5). Negative
+        where more waits already.
         """
         blocks = self._phases.admission_demand_blocks(self._phase, self._load())
         return blocks * self.config.block_tokens

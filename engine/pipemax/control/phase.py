@@ -97,10 +97,10 @@ class PhasePolicy:
 
     def admission_demand_blocks(self, phase: Phase, load: Load) -> int:
         """Blocks that could be filled up to the high watermark by the end of the current or next prefill phase,
-        beyond what waits already.
+        beyond what waits already; negative where more waits than fits.
         """
         reserved = load.reserved_blocks
         if phase is Phase.DECODE:
             # By the time prefill resumes, live KV will have fallen under the GPU's capacity.
             reserved = min(reserved, int(self._low_blocks))
-        return max(0, self._high_blocks - reserved - load.waiting_blocks)
+        return self._high_blocks - reserved - load.waiting_blocks

@@ -28,6 +28,9 @@ class OutputLengths:
 
     def __init__(self, initial_tokens: int | None) -> None:
         self._initial_tokens = initial_tokens
+        self.forget()
+
+    def forget(self) -> None:
         self._num_finished = 0
         self._mean = 0.0
 

@@ -4,11 +4,13 @@ Stages differ (uneven layers, the output head), so every quantity is taken per s
 slowest stage, and the prefetch budget is the least of what the stages can take (Eq. "budget").
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipemax.control.config import ControllerConfig
+from pipemax.control.config import ControllerConfig, StageConfig
 from pipemax.control.estimator import BandwidthEstimator, OnlineEstimator, PredictionError
+from pipemax.control.profiling import TimedCopy, TimedStep
 from pipemax.domain.events import StepTimed, TransferTimed
 from pipemax.domain.plan import Phase, StepId
 
@@ -29,17 +31,26 @@ class StageTimes:
 
     MAX_UNTIMED = 256
     """Steps remembered until their times arrive."""
+    MAX_TIMED = 4096
+    """Timed steps and copies kept for whoever calibrates."""
 
     def __init__(self, config: ControllerConfig) -> None:
-        self._stages = config.stages
         self._block_tokens = config.block_tokens
-        self.decode = tuple(OnlineEstimator(stage.decode_time) for stage in config.stages)
-        self.prefill = tuple(OnlineEstimator(stage.prefill_time) for stage in config.stages)
-        self.h2d = tuple(BandwidthEstimator(stage.h2d_bytes_per_s) for stage in config.stages)
+        self.timed_steps: deque[TimedStep] = deque(maxlen=self.MAX_TIMED)
+        self.timed_copies: deque[TimedCopy] = deque(maxlen=self.MAX_TIMED)
+        self.recalibrate(config.stages)
         self.last_step_s = 0.0
-        """Of the step that was timed last, on its slowest stage."""
+        """Of the step that was timed last, on its slowest stage; and what was predicted of it just before."""
+        self.last_predicted_s = 0.0
         self._untimed: OrderedDict[StepId, StepWork] = OrderedDict()
         self._budgets: OrderedDict[StepId, int] = OrderedDict()
+
+    def recalibrate(self, stages: Sequence[StageConfig]) -> None:
+        """Begin anew from these coefficients, one entry a stage."""
+        self._stages = tuple(stages)
+        self.decode = tuple(OnlineEstimator(stage.decode_time) for stage in stages)
+        self.prefill = tuple(OnlineEstimator(stage.prefill_time) for stage in stages)
+        self.h2d = tuple(BandwidthEstimator(stage.h2d_bytes_per_s) for stage in stages)
 
     def _estimators(self, phase: Phase) -> tuple[OnlineEstimator, ...]:
         return self.decode if phase is Phase.DECODE else self.prefill
@@ -87,15 +98,19 @@ class StageTimes:
 
     def observe_step(self, event: StepTimed) -> None:
         self._check_stages(event.stage_s)
-        self.last_step_s = max(event.stage_s)
         work = self._untimed.pop(event.step_id, None)
         if work is None:
             return
+        self.timed_steps.append(
+            TimedStep(phase=work.phase, size=work.size, kv_tokens=work.kv_tokens, stage_s=event.stage_s)
+        )
+        self.last_step_s, self.last_predicted_s = max(event.stage_s), max(self.predict(work))
         for estimator, seconds in zip(self._estimators(work.phase), event.stage_s, strict=True):
             estimator.observe(work.size, work.kv_tokens, seconds)
 
     def observe_transfer(self, event: TransferTimed) -> None:
         self._check_stages(event.stage_s)
+        self.timed_copies.append(TimedCopy(num_blocks=event.num_blocks, stage_s=event.stage_s))
         budget = self._budgets.pop(event.step_id, None)
         # A copy of few blocks measures its latency, not the link.
         if budget is None or event.num_blocks < max(1, budget / 2):

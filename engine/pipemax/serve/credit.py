@@ -61,10 +61,11 @@ class CreditWindow:
             self._streams.add(stream)
         return stream
 
-    def resize(self, window_rows: int) -> None:
-        """Set how many rows may be granted or running; what is already granted stays."""
+    def resize(self, window_rows: int) -> bool:
+        """Set how many rows may be granted or running; what is already granted stays. True where it has grown."""
         with self._lock:
-            self._window_rows = min(window_rows, self.limits.max_rows)
+            before, self._window_rows = self._window_rows, min(window_rows, self.limits.max_rows)
+            return self._window_rows > before
 
     @property
     def running_rows(self) -> int:
@@ -107,6 +108,12 @@ class CreditWindow:
             # Under the same lock: another stream must not be granted the same room.
             self._move_locked(stream, _Count(unused=rows), _Count(unused=size))
         return Grant(rows=rows, bytes=size)
+
+    def _end_input(self, stream: "StreamCredit") -> None:
+        with self._lock:
+            if stream in self._streams:
+                rows, size = _Count(unused=-stream._rows.unused), _Count(unused=-stream._bytes.unused)
+                self._move_locked(stream, rows, size)
 
     def _close(self, stream: "StreamCredit") -> None:
         with self._lock:
@@ -158,6 +165,10 @@ class StreamCredit:
         """The client has taken finished rows."""
         self._window._move(self, rows=_Count(undelivered=-rows), size=_Count(undelivered=-output_size))
 
+    def end_input(self) -> None:
+        """The client sends no more: what it has not used is free for others, while its rows still run."""
+        self._window._end_input(self)
+
     def close(self) -> None:
         """Give back everything. Safe to call twice."""
         self._window._close(self)
@@ -165,6 +176,11 @@ class StreamCredit:
     @property
     def running_rows(self) -> int:
         return self._rows.running
+
+    @property
+    def is_low(self) -> bool:
+        """Whether more would be granted, had the window room."""
+        return self._rows.unused <= self._window.limits.chunk_rows // 2
 
 
 def _top_up(own: _Count, *, chunk: int, room: int, streams: int) -> int:

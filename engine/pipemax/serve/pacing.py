@@ -12,8 +12,8 @@ FLOOR_FACTOR = 3
 DEFAULT_MAX_NUM_SEQS = 256
 """vLLM's usual value, where the config leaves the choice to vLLM."""
 FIRST_GUESS_TOKENS_PER_ROW = 512.0
-"""Until rows have finished."""
-_RESIZE_PERIOD_S = 0.2
+"""Until rows have finished, or the engine says it."""
+_RESIZE_PERIOD_S = 0.05
 _MEMORY = 0.99
 """Weight of the past in the running mean of tokens per row: about the last hundred rows count."""
 
@@ -34,12 +34,20 @@ class Pacer:
                 tokens = completion.prompt_tokens + completion.completion_tokens
                 self._tokens_per_row = _MEMORY * self._tokens_per_row + (1 - _MEMORY) * max(1, tokens)
 
-    def resize(self, engine: Engine, config: EngineConfig) -> None:
-        """Set the window from the engine's admission credit; a few times a second at most for one config."""
+    def resize(self, engine: Engine, config: EngineConfig, *, rows_left: int | None = None) -> bool:
+        """Set the window from the engine's admission credit, not too often for one config; true when it has grown.
+
+        ``rows_left`` bounds what the engine takes beyond what it has: its share of the rows that are left.
+        """
         now_s = time.monotonic()
         if config is self._config and now_s - self._resized_at_s < _RESIZE_PERIOD_S:
-            return
+            return False
         self._config, self._resized_at_s = config, now_s
-        floor = FLOOR_FACTOR * (config.max_num_seqs or DEFAULT_MAX_NUM_SEQS)
-        more_rows = int(engine.admission_credit_tokens() / self._tokens_per_row)
-        self._window.resize(max(floor, self._window.running_rows + more_rows))
+        # An engine that counts shared prefixes once knows better what a row costs than its length does.
+        tokens_per_row = engine.stats().metrics.get("kv_tokens_per_request") or self._tokens_per_row
+        # One chunk more than fits: whether memory is full shows only in a request that does not fit any more.
+        fitting_rows = int(engine.admission_credit_tokens() / tokens_per_row)
+        more_rows = max(0, fitting_rows + self._window.limits.chunk_rows)
+        running = self._window.running_rows
+        window = max(FLOOR_FACTOR * (config.max_num_seqs or DEFAULT_MAX_NUM_SEQS), running + more_rows)
+        return self._window.resize(window if rows_left is None else min(window, running + rows_left))

@@ -1,4 +1,4 @@
-"""Reports to the driver's collectors: every two seconds, and once more when a job's last session ends.
+"""Reports to the driver's collectors: every second, and once more when a job's last session ends.
 
 A collector that cannot be reached costs one warning and no time: the job never waits for it twice.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pyarrow as pa
 from pyarrow import flight
 
-from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, ServerStats
+from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobOutlook, ServerStats
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +27,11 @@ class Reporter:
         self,
         collectors: Callable[[], set[CollectorAddress]],
         stats_for: Callable[[CollectorAddress], ServerStats],
+        hear: Callable[[JobOutlook], None],
         period_s: float,
     ) -> None:
+        """``hear`` is told what the collectors answer."""
+        self._hear = hear
         self._collectors = collectors
         self._stats_for = stats_for
         self._period_s = period_s
@@ -47,7 +50,9 @@ class Reporter:
         """Send the present totals and wait until the collector has them, or is known to be unreachable."""
         with self._lock:
             link = self._links.setdefault(collector, _Link(collector))
-        link.send(self._stats_for)
+        outlook = link.send(self._stats_for)
+        if outlook is not None:
+            self._hear(outlook)
 
     def _run(self) -> None:
         while not self._stopped.wait(self._period_s):
@@ -70,13 +75,14 @@ class _Link:
         self._warned = False
         self._not_before_s = float("-inf")
 
-    def send(self, stats_for: Callable[[CollectorAddress], ServerStats]) -> None:
+    def send(self, stats_for: Callable[[CollectorAddress], ServerStats]) -> JobOutlook | None:
+        """What the collector answers, if it was reached and says anything."""
         # The snapshot is taken under the lock: an older one must never arrive after a newer one.
         with self._lock:
             if time.monotonic() < self._not_before_s:
-                return
+                return None
             try:
-                self._push(stats_for(self._collector))
+                return self._push(stats_for(self._collector))
             except (flight.FlightError, pa.ArrowException, OSError) as error:
                 self._not_before_s = time.monotonic() + _RETRY_S
                 if not self._warned:
@@ -87,6 +93,7 @@ class _Link:
                         self._collector.port,
                         str(error).partition("\n")[0],
                     )
+        return None
 
     def close(self) -> None:
         with self._lock:
@@ -94,7 +101,7 @@ class _Link:
                 self._client.close()
                 self._client = None
 
-    def _push(self, stats: ServerStats) -> None:
+    def _push(self, stats: ServerStats) -> JobOutlook | None:
         if self._client is None:
             self._client = flight.FlightClient(
                 f"grpc+tcp://{self._collector.host}:{self._collector.port}",
@@ -104,4 +111,7 @@ class _Link:
         options = flight.FlightCallOptions(
             timeout=_TIMEOUT_S, headers=[(b"authorization", f"Bearer {self._collector.token}".encode())]
         )
-        list(self._client.do_action(flight.Action(COLLECTOR_ACTION_STATS, stats.to_bytes()), options))
+        answers = list(
+            self._client.do_action(flight.Action(COLLECTOR_ACTION_STATS, stats.to_bytes()), options)
+        )
+        return JobOutlook.from_bytes(answers[0].body.to_pybytes()) if answers else None

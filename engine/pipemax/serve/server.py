@@ -16,6 +16,7 @@ from pipemax.serve.cache import ResultCache
 from pipemax.serve.credit import CreditWindow
 from pipemax.serve.gpu_locks import GpuLocks
 from pipemax.serve.host import EngineFactory, EngineHost, HostCallbacks
+from pipemax.serve.inputs import InputWatch
 from pipemax.serve.journal import Journal
 from pipemax.serve.lifecycle import Exit, Lifecycle
 from pipemax.serve.membership import Refused
@@ -62,6 +63,8 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         self._stats = StatsBook()
         self._window = CreditWindow(limits)
         self._pacer = Pacer(self._window)
+        self._inputs = InputWatch(self._stats.received)
+        self._told_input: tuple[Engine, bool] | None = None
         self._cache = ResultCache(limits.cache_bytes)
         self._turns = Turns(journal)
         self._numbers = itertools.count(1)
@@ -78,7 +81,9 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             died=self._engine_died,
         )
         self._host = EngineHost(engine_factory, callbacks, timings, gpus)
-        self._reporter = Reporter(self._stats.collectors, self._stats_for, timings.stats_push_s)
+        self._reporter = Reporter(
+            self._stats.collectors, self._stats_for, self._inputs.hear, timings.stats_push_s
+        )
         # Last: calls may arrive as soon as the base class is made.
         super().__init__(f"grpc+unix://{socket_path}")
         self._host.start()
@@ -153,12 +158,14 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             stats=self._stats,
             turns=self._turns,
             cache=self._cache if header.reuses_results else None,
+            input_ended=lambda: self._inputs.end(terms.number),
             context=context,
             reader=reader,
             writer=writer,
         )
         with self._sessions_lock:
             self._sessions[terms.number] = session
+        self._inputs.open(terms.number, header.job_id)
         log.info("session %d opened: job %s, %s", terms.number, header.job_id, header.task)
         outcome = "broke off"
         try:
@@ -169,6 +176,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         except ClientGoneError as gone:
             outcome = f"lost its client: {str(gone).partition('.')[0]}"
         finally:
+            self._inputs.end(terms.number)
             with self._sessions_lock:
                 del self._sessions[terms.number]
             # Before this call returns, which is when the client sees the end: the totals must be exact by then.
@@ -196,7 +204,12 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
                 session.deliver(own)
 
     def _observe(self, engine: Engine, config: EngineConfig) -> None:
-        self._pacer.resize(engine, config)
+        if self._pacer.resize(engine, config, rows_left=self._inputs.rows_left()):
+            self._wake_all()  # there is credit to grant
+        told = (engine, self._inputs.is_open())
+        if told != self._told_input:
+            engine.set_input_open(told[1])
+            self._told_input = told
         self._turns.release(engine)
 
     def _wake_all(self) -> None:
@@ -231,6 +244,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             waiting_requests=engine.waiting_requests,
             kv_usage=engine.kv_usage,
             engine_metrics=engine.metrics,
+            policy=engine.policy,
             jobs=self._stats.jobs(collector) if with_jobs else {},
         )
 

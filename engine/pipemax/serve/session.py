@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -85,16 +85,19 @@ class Session:
         stats: StatsBook,
         turns: Turns,
         cache: ResultCache | None,
+        input_ended: Callable[[], None],
         context: CallContext,
         reader: flight.MetadataRecordBatchReader,
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
+        """``input_ended`` is called once the client has sent its last row."""
         self._terms = terms
         self._host = host
         self._credit = credit
         self._stats = stats
         self._turns = turns
         self._cache = cache
+        self._tell_input_ended = input_ended
         self._engine_id = terms.config.engine_id()
         self._context = context
         self._reader = reader
@@ -265,6 +268,8 @@ class Session:
             error = SessionFailedError(
                 SessionErrorCode.INVALID_HEADER, f"the server cannot take a batch: {bug!r}"
             )
+        self._credit.end_input()
+        self._tell_input_ended()
         with self._changed:
             self._input_ended = True
             self._input_error = error
@@ -297,6 +302,8 @@ class Session:
             self._credit.receive(rows=len(row_ids), size=charged)
             # Before the submission: a completion may be back before submit returns.
             self._running.update(zip(row_ids, sizes, strict=True))
+            if self._credit.is_low:
+                self._changed.notify_all()  # the session's thread grants more
         self._stats.count_received(self._job_id, len(row_ids))
         self._host.note_movement()
         self.deliver([Completion(request_id=f"{self._id_prefix}{row}", error=fault) for row, fault in faults])

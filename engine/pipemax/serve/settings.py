@@ -19,7 +19,7 @@ class Timings:
     """The same between tasks; longer, because the resident engine's input may only be slow."""
     poll_stall_s: float = 60.0
     """``Engine.poll`` has not come back for this long: the server stops vouching for the engine by heartbeats."""
-    stats_push_s: float = 2.0
+    stats_push_s: float = 1.0
     """Period of the reports to the collectors."""
     close_timeout_s: float = 30.0
     """How long an engine may take to close before its processes are killed."""

@@ -61,6 +61,11 @@ class StatsBook:
         with self._lock:
             self._jobs[job_id].rows_received += rows
 
+    def received(self, job_id: str) -> int:
+        """Rows so far; none of a job that is not known."""
+        with self._lock:
+            return self._jobs[job_id].rows_received if job_id in self._jobs else 0
+
     def count_reused(self, job_id: str, rows: int) -> None:
         """Rows that are answered from the cache; they count as done, too, once they are handed out."""
         with self._lock:

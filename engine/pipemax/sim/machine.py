@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, kv_capacity
-from pipemax.sim.events import EventQueue
+from pipemax.sim.events import EventQueue, Priority
 from pipemax.sim.links import Direction, Links
+from pipemax.sim.measured import MeasuredEngine, MeasuredTimes
 from pipemax.sim.pipeline import Pipeline, Step, StepKind
 from pipemax.sim.result import DecodeSample, Progress, Recording, SimulationResult, Usage, summarize
 from pipemax.sim.stage_times import StageTimes, StepWork
@@ -27,6 +28,7 @@ class Machine:
         parallelism: Parallelism,
         recording: Recording,
         *,
+        measured: MeasuredEngine | None = None,
         shared_tokens: int = 0,
         activation_priority: bool = True,
         gate: Callable[[int, Step], bool] | None = None,
@@ -39,8 +41,14 @@ class Machine:
         self.model = model
         self.parallelism = parallelism
         self.recording = recording
-        self.times = StageTimes(node, model, parallelism)
-        self.capacity: KvCapacity = kv_capacity(node, model, parallelism, block_tokens=BLOCK_TOKENS)
+        self.measured = measured
+        self.times: StageTimes | MeasuredTimes
+        self.capacity: KvCapacity
+        if measured is None:
+            self.times = StageTimes(node, model, parallelism)
+            self.capacity = kv_capacity(node, model, parallelism, block_tokens=BLOCK_TOKENS)
+        else:
+            self.times, self.capacity = MeasuredTimes(measured), measured.capacity
         self.usage = Usage()
         self._shared_tokens = shared_tokens
         self._activation_priority = activation_priority
@@ -59,8 +67,10 @@ class Machine:
         """Of one prefill step, in every system that separates prefill from decode.
 
         The least of the usual sizes whose arithmetic takes four times as long as reading the weights: larger steps
-        fill and drain the pipeline slower, but a mixture of experts needs them.
+        fill and drain the pipeline slower, but a mixture of experts needs them. A measured engine has its own.
         """
+        if self.measured is not None:
+            return self.measured.max_batched_tokens
         weights_s = self.model.weight_bytes / self.node.gpu.hbm_bytes_per_s
         token_s = 2 * self.model.active_params / self.node.gpu.flops_per_s
         enough = _PREFILL_ARITHMETIC_OVER_WEIGHTS * weights_s / token_s
@@ -68,8 +78,7 @@ class Machine:
 
     def block_bytes(self, stage: int) -> float:
         """Of one KV block on one GPU of a stage."""
-        layer_bytes = BLOCK_TOKENS * self.model.kv_bytes_per_token_and_layer
-        return self.times.layers[stage] * layer_bytes / self.model.kv_shards(self.parallelism.tensor)
+        return self.capacity.block_tokens * self.times.kv_bytes_per_token(stage)
 
     def gpus_of(self, stage: int) -> range:
         tensor = self.parallelism.tensor
@@ -104,7 +113,11 @@ class Machine:
                         prefetched_tokens=prefetched_tokens,
                     )
                 )
-            on_done(step)
+            if self.measured is None:
+                on_done(step)
+            else:
+                told_s = self.queue.now_s() + self.measured.round_trip_s
+                self.queue.at(told_s, Priority.ARRIVAL, lambda: on_done(step))
 
         step = Step(
             kind=kind,

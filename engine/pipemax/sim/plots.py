@@ -1,4 +1,5 @@
-"""Pictures after the paper's: ``fig:overall``, ``fig:static``, ``fig:runtime`` (a), ``fig:time_and_memory``.
+"""Pictures after the paper's: ``fig:overall``, ``fig:static``, ``fig:runtime`` (a), ``fig:time_and_memory``,
+``fig:predict``.
 
 Each function draws one file. This module imports matplotlib; nothing else in ``pipemax.sim`` does.
 """
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from pipemax.sim.result import DecodeSample, SimulationResult
 from pipemax.sim.study import Study
@@ -114,6 +116,30 @@ def plot_decode(samples: Sequence[DecodeSample], gpu_kv_tokens: int, path: Path)
 
 
 def _save(figure: Figure, path: Path) -> Path:
+    figure.tight_layout()
+    figure.savefig(path, dpi=_DPI)
+    return path
+
+
+def plot_predictions(pairs: Mapping[str, Sequence[tuple[float, float]]], path: Path, *, title: str) -> Path:
+    """(predicted, measured) seconds of steps, a panel each kind, as ``fig:predict``: the band is 5 % wide."""
+    kinds = {name: np.array(points) for name, points in pairs.items() if points}
+    figure = Figure(figsize=(3.4 * max(1, len(kinds)), 3.6))
+    for index, (name, points) in enumerate(kinds.items()):
+        axes = figure.add_subplot(1, len(kinds), index + 1)
+        predicted_ms, measured_ms = 1e3 * points.T
+        ends = np.array([points.min(), points.max()]) * 1e3
+        axes.plot(ends, ends, color="black", linewidth=0.8)
+        axes.fill_between(ends, 0.95 * ends, 1.05 * ends, color="0.85")
+        axes.scatter(measured_ms, predicted_ms, s=5, alpha=0.5)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.tick_params(which="both", labelsize=6)
+        axes.xaxis.set_minor_formatter(NullFormatter())  # they would overlap
+        axes.set_title(f"{name}, {len(points)} step times", fontsize=8)
+        axes.set_xlabel("measured, ms", fontsize=8)
+        axes.set_ylabel("predicted, ms", fontsize=8)
+    figure.suptitle(title, fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=_DPI)
     return path

@@ -83,6 +83,11 @@ class StageTimes:
         payload_bytes = tokens * self._model.hidden_size * self._model.bytes_per_value
         return 2 * self._node.all_reduce.time_s(payload_bytes, self._tensor)
 
+    def kv_bytes_per_token(self, stage: int) -> float:
+        """On one GPU of a stage."""
+        model = self._model
+        return self.layers[stage] * model.kv_bytes_per_token_and_layer / model.kv_shards(self._tensor)
+
     def activation_bytes(self, tokens: int) -> float:
         """Handed from each stage to the next, on each of its GPUs."""
         model = self._model

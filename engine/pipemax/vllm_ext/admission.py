@@ -58,12 +58,13 @@ class AdmissionBook:
             self._mean_tokens = mean_tokens
 
     def credit_tokens(self) -> int:
+        """Negative where more waits than will fit."""
         with self._lock:
             if not self._held:
                 return self._capacity_tokens
             if self._demand_tokens is None:
-                return max(0, self._capacity_tokens - self._held_tokens)
+                return self._capacity_tokens - self._held_tokens
             unknown_tokens = (
                 len(self._unknown) * self._mean_tokens if self._mean_tokens else sum(self._unknown.values())
             )
-            return max(0, int(self._demand_tokens - unknown_tokens))
+            return int(self._demand_tokens - unknown_tokens)

@@ -23,6 +23,7 @@ from pipemax.generation import Completion, EngineStats, GenerationRequest, Reque
 from pipemax.prompts import PromptEncoder
 from pipemax.time_account import TimeAccount, TimePart
 from pipemax.vllm_ext.admission import AdmissionBook
+from pipemax.vllm_ext.calibrate import calibrate_at_start
 from pipemax.vllm_ext.launch import admission_capacity_tokens, launch_environment, make_vllm_config
 from pipemax.vllm_ext.settings import INPUT_ENDED, INPUT_OPENED
 from pipemax.vllm_ext.stat_logger import EngineLedger, StatLogger
@@ -64,6 +65,7 @@ class VllmEngine:
                     vllm_config,
                     stat_loggers=[lambda vllm_config, engine_index: StatLogger(self._ledger)],
                 )
+                self.measured = calibrate_at_start(self._engine, vllm_config, config)
             self._encoder = PromptEncoder(
                 self._engine.renderer.tokenizer,
                 chat=config.chat,

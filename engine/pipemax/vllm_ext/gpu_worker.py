@@ -13,6 +13,7 @@ from vllm.distributed.parallel_state import get_pp_group
 from vllm.v1.worker.gpu_worker import AsyncIntermediateTensors, Worker
 
 from pipemax.vllm_ext.connector import GpuStage, PipeMaxConnector
+from pipemax.vllm_ext.runner_v2 import keep_slots_of_parked
 
 
 class PipeMaxGpuWorker(Worker):
@@ -22,6 +23,8 @@ class PipeMaxGpuWorker(Worker):
         super().init_device()
         self._send_stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         watch_received(self.model_runner, _mark_received)
+        if self.use_v2_model_runner:
+            keep_slots_of_parked(self.model_runner)
 
     def execute_model(self, scheduler_output: Any) -> Any:
         output = super().execute_model(scheduler_output)

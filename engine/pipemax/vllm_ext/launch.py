@@ -1,31 +1,35 @@
 """From an EngineConfig to a running vLLM engine: which arguments and which environment."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
-import torch
 import vllm
 from vllm.config import KVTransferConfig, VllmConfig
-from vllm.distributed.utils import get_pp_indices
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
 from pipemax.config import EngineConfig, Policy
-from pipemax.control.calibration import load_calibration
 from pipemax.control.config import HOST_HIGH_WATERMARK, StageConfig
 from pipemax.control.estimator import StepTimeModel
 from pipemax.domain.units import GIB, ceil_div
 from pipemax.lifetime import SERVER_IDENTITY_VARIABLE
 from pipemax.parallelism import pipeline_parallel_size
+from pipemax.transfer.cuda.pinned_pool import available_host_bytes
+from pipemax.vllm_ext.calibrations import known_calibration, kv_bytes_per_token
 from pipemax.vllm_ext.compat import check_model, check_runner, check_version
 from pipemax.vllm_ext.settings import RuntimeSettings, encode_stage
 
+log = logging.getLogger(__name__)
+
 KV_LAYOUT = "BLHNC"
 """Block-first: see ``pipemax.transfer.layout``."""
+_HOST_POOL_SHARE = 0.5
+"""Of the available host memory, on a machine with GPUs: pinned pages are lost to everything else."""
 _QUEUE_DEPTH = 2
 """How many times its KV capacity stock vLLM is sent."""
 
@@ -114,9 +118,10 @@ def engine_args(config: EngineConfig) -> EngineArgs:
 
 def _pipemax_args(*, num_gpus: int) -> dict[str, Any]:
     if num_gpus:
-        raise ValueError("policy pipemax runs on a CPU only, so far: its copies for CUDA are not built yet")
+        log.warning("policy pipemax never ran on a GPU yet: compare its output with that of policy vllm")
+    worker = "gpu_worker.PipeMaxGpuWorker" if num_gpus else "worker.PipeMaxCpuWorker"
     return {
-        "worker_cls": "pipemax.vllm_ext.worker.PipeMaxCpuWorker",
+        "worker_cls": f"pipemax.vllm_ext.{worker}",
         "kv_transfer_config": KVTransferConfig(
             kv_connector="PipeMaxConnector",
             kv_connector_module_path="pipemax.vllm_ext.connector",
@@ -126,8 +131,9 @@ def _pipemax_args(*, num_gpus: int) -> dict[str, Any]:
 
 
 def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeSettings:
-    block_bytes = max(_kv_bytes_per_token(vllm_config)) * vllm_config.cache_config.block_size
-    host_bytes = (config.host_kv_gib or 4 * config.cpu_kv_gib) * GIB
+    kv_bytes = kv_bytes_per_token(vllm_config)
+    block_bytes = max(kv_bytes) * vllm_config.cache_config.block_size
+    host_bytes = _host_bytes(config, vllm_config.parallel_config.world_size)
     host_blocks = int(host_bytes / block_bytes)
     longest = ceil_div(vllm_config.model_config.max_model_len, vllm_config.cache_config.block_size)
     if host_blocks < longest:
@@ -135,45 +141,24 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
             f"host_kv_gib {host_bytes / GIB:.3g} holds {host_blocks} KV blocks of {block_bytes} bytes; one request of "
             f"max_model_len {vllm_config.model_config.max_model_len} needs {longest}"
         )
+    calibration = known_calibration(config, vllm_config)
+    stages = calibration.stages if calibration else [_uncalibrated_stage(of_stage) for of_stage in kv_bytes]
     return RuntimeSettings(
         host_blocks=host_blocks,
         num_batches=config.num_batches or max(2, vllm_config.max_concurrent_batches),
-        stages=tuple(encode_stage(stage) for stage in _stages(config, vllm_config)),
+        stages=tuple(encode_stage(stage) for stage in stages),
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
+        stores_tokens=not current_platform.is_cpu(),
     )
 
 
-def _kv_bytes_per_token(vllm_config: VllmConfig) -> list[int]:
-    """By stage."""
-    model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    assert isinstance(model.dtype, torch.dtype), model.dtype
-    value_bytes = model.dtype.itemsize
-    values_per_layer = 2 * model.get_num_kv_heads(parallel) * model.get_head_size()
-    num_stages = parallel.pipeline_parallel_size
-    num_layers = model.get_total_num_hidden_layers()
-    return [
-        _layers_of_stage(num_layers, stage, num_stages) * values_per_layer * value_bytes
-        for stage in range(num_stages)
-    ]
-
-
-def _layers_of_stage(num_layers: int, stage: int, num_stages: int) -> int:
-    first, end = get_pp_indices(num_layers, stage, num_stages)
-    return end - first
-
-
-def _stages(config: EngineConfig, vllm_config: VllmConfig) -> list[StageConfig]:
-    kv_bytes = _kv_bytes_per_token(vllm_config)
-    if config.calibration is None:
-        return [_uncalibrated_stage(stage_kv_bytes) for stage_kv_bytes in kv_bytes]
-    calibration = load_calibration(config.calibration)
-    measured = [stage.kv_bytes_per_token for stage in calibration.stages]
-    if measured != kv_bytes:
-        raise ValueError(
-            f"calibration {config.calibration} is of stages with {measured} bytes of KV per token, this engine's "
-            f"have {kv_bytes}: it was measured for another model, dtype or number of stages"
-        )
-    return list(calibration.stages)
+def _host_bytes(config: EngineConfig, num_workers: int) -> float:
+    """Of one worker's host pool: as asked, else on GPUs an equal part of what this machine can spare."""
+    if config.host_kv_gib is not None:
+        return config.host_kv_gib * GIB
+    if current_platform.is_cpu():
+        return 4 * config.cpu_kv_gib * GIB
+    return _HOST_POOL_SHARE * available_host_bytes() / num_workers
 
 
 def _uncalibrated_stage(kv_bytes_per_token: int) -> StageConfig:

@@ -55,7 +55,7 @@ class RuntimeSettings:
         """Completed by what the scheduler knows. ``ValueError`` on a bad value."""
         known: dict[str, Any] = {
             "num_batches": self.num_batches,
-            "stages": tuple(_decode_stage(stage) for stage in self.stages),
+            "stages": tuple(decode_stage(stage) for stage in self.stages),
             "gpu_blocks": gpu_blocks,
             "host_blocks": self.host_blocks,
             "block_tokens": block_tokens,
@@ -70,7 +70,7 @@ def encode_stage(stage: StageConfig) -> dict[str, Any]:
     return asdict(stage)
 
 
-def _decode_stage(values: dict[str, Any]) -> StageConfig:
+def decode_stage(values: dict[str, Any]) -> StageConfig:
     return StageConfig(
         kv_bytes_per_token=values["kv_bytes_per_token"],
         h2d_bytes_per_s=values["h2d_bytes_per_s"],

@@ -50,7 +50,9 @@ class StatLogger(StatLoggerBase):
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
-        if scheduler_stats is None:
+        if (
+            scheduler_stats is None or self._ledger.admission is None
+        ):  # what it runs to measure itself is its start
             return
         prompt_tokens = output_tokens = 0
         if iteration_stats is not None:

@@ -70,7 +70,7 @@ class Counters:
             "host_kv_usage": 1 - decision.free_host_blocks / config.host_blocks,
             "gpu_kv_usage": 1 - max(0, decision.free_gpu_blocks) / config.gpu_blocks,
             "awaits_input": int(decision.reason is PhaseReason.AWAIT_INPUT),
-            "predicted_step_s": decision.predicted_step_s,
+            "predicted_step_s": controller.times.last_predicted_s,
             "budget_blocks": decision.budget_blocks,
             "waiting_requests": decision.num_waiting,
             "parked_requests": decision.num_parked,

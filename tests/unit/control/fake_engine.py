@@ -104,6 +104,8 @@ class FakeEngine:
     max_in_flight: int = 4
     trace: TraceSink | None = None
     checks_integrity: bool = True
+    checks_each_run: bool = True
+    """Whether each request's blocks are there when it runs, beside the sum over all after each step."""
     sequences: dict[RequestId, Sequence] = field(default_factory=dict)
     finished: dict[RequestId, int] = field(default_factory=dict)
     """Request → output tokens."""
@@ -274,7 +276,7 @@ class FakeEngine:
             else:
                 assert not sequence.is_prefilled, request_id
             # Hits on blocks that were free, earlier in this plan, may have left too few for this one.
-            fits = self._fits(sequence, sequence.computed_tokens + num_tokens)
+            fits = not self.checks_each_run or self._fits(sequence, sequence.computed_tokens + num_tokens)
             assert fits or self.faults.cache_hit, f"no room to run {request_id}"
             if not fits or self._chance(self.faults.refuse_run):
                 events.append(RunRefused(step_id=plan.step_id, request_id=request_id))

@@ -56,7 +56,7 @@ def test_input_used_up_switches_to_decode() -> None:
 def test_open_input_is_awaited_for_a_while_where_there_is_room() -> None:
     load = replace(FULL, num_waiting=0, waiting_blocks=0, reserved_blocks=500, input_open=True)
     assert chosen(Phase.PREFILL, load) == (Phase.PREFILL, PhaseReason.AWAIT_INPUT)
-    assert chosen(Phase.PREFILL, replace(load, awaited_s=0.3))[0] is Phase.DECODE
+    assert chosen(Phase.PREFILL, replace(load, awaited_s=1.1))[0] is Phase.DECODE
     assert chosen(Phase.PREFILL, replace(load, reserved_blocks=960))[0] is Phase.DECODE
 
 
@@ -95,5 +95,5 @@ def test_there_is_demand_for_input_up_to_the_high_watermark(phase: Phase) -> Non
     assert POLICY.admission_demand_blocks(phase, load) == expected
 
 
-def test_no_demand_once_enough_waits() -> None:
-    assert POLICY.admission_demand_blocks(Phase.DECODE, FULL) == 0
+def test_the_demand_is_negative_where_more_waits_than_fits() -> None:
+    assert POLICY.admission_demand_blocks(Phase.DECODE, FULL) == 950 - 150 - 2000

@@ -52,7 +52,7 @@ def test_no_more_is_reserved_on_the_host_than_the_high_watermark() -> None:
     prefill_plans(engine)
     started = sum(sequence.computed_tokens > 0 for sequence in engine.sequences.values())
     assert started == 190 // 8
-    assert engine.controller.admission_demand_tokens == 0
+    assert engine.controller.admission_demand_tokens < 0, "more waits than fits"
 
 
 def test_a_shared_prefix_is_computed_once() -> None:

@@ -9,6 +9,7 @@ from pipemax.control.config import ControllerConfig, StageConfig
 from pipemax.control.estimator import ProfileRow, fit_step_time
 from pipemax.domain.specs import KvLayout, ModelSpec, NodeSpec, Parallelism
 from pipemax.sim.machine import BLOCK_TOKENS, Machine
+from pipemax.sim.measured import MeasuredEngine
 from pipemax.sim.stage_times import StageTimes, StepWork, prompt_pairs
 from pipemax.sim.workloads import Workload
 
@@ -44,6 +45,9 @@ def pieces_per_block(layout: KvLayout, num_layers: int) -> int:
 def controller_config(machine: Machine, workload: Workload, options: PipeMaxOptions) -> ControllerConfig:
     """The controller is told the mean output length, as a sample of the table would tell it, and no more."""
     capacity = machine.capacity
+    if machine.measured is not None:
+        return replace(_measured_config(machine.measured), **options.controller)
+    assert isinstance(machine.times, StageTimes), machine.times
     config = ControllerConfig(
         num_batches=options.num_batches or len(machine.times.layers),
         stages=_stage_configs(machine.node, machine.model, machine.times, options),
@@ -57,6 +61,20 @@ def controller_config(machine: Machine, workload: Workload, options: PipeMaxOpti
         max_resident_requests=65536,
     )
     return replace(config, **options.controller)
+
+
+def _measured_config(engine: MeasuredEngine) -> ControllerConfig:
+    """As the engine's own scheduler makes it."""
+    return ControllerConfig(
+        num_batches=engine.num_batches,
+        stages=engine.stages,
+        gpu_blocks=engine.capacity.gpu_blocks,
+        host_blocks=engine.capacity.host_blocks,
+        block_tokens=engine.capacity.block_tokens,
+        prefill_chunk_tokens=engine.max_batched_tokens,
+        max_num_seqs=engine.max_num_seqs,
+        max_resident_requests=65536,
+    )
 
 
 def simulated_calibration(node: NodeSpec, model: ModelSpec) -> Calibration:

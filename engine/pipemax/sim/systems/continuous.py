@@ -6,11 +6,11 @@ is by recomputation, last in first out. KV lives on the GPU alone.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pipemax.domain.specs import Parallelism
-from pipemax.sim.machine import BLOCK_TOKENS, Machine, summarize_machines
+from pipemax.sim.machine import Machine, summarize_machines
 from pipemax.sim.pipeline import Step
 from pipemax.sim.result import Progress, SimulationResult
 from pipemax.sim.running import RunningSet
@@ -33,6 +33,10 @@ class ContinuousPolicy:
     max_batched_tokens: int
     watermark: float = 0.01
     """Share of the pool that an admission leaves free."""
+    max_running: int | None = None
+    """Most requests that run at once, over all groups."""
+    keeps_preempted: bool = False
+    """What a preempted request held stays in the prefix cache until others need its blocks."""
 
 
 VLLM_TP = ContinuousPolicy(
@@ -51,6 +55,17 @@ VLLM_032_PP = ContinuousPolicy(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Dropped:
+    """Blocks of a preempted request at the end of the queue of free ones."""
+
+    num_blocks: int
+    num_ahead: int
+    """Free blocks that are taken before them."""
+    num_taken: int
+    """Blocks taken of the pool until then."""
+
+
 class _Group:
     """Requests that decode in the same steps."""
 
@@ -66,7 +81,15 @@ class ContinuousBatching:
 
     def __init__(self, scenario: Scenario, policy: ContinuousPolicy) -> None:
         self._scenario = scenario
+        if scenario.measured is not None:
+            policy = replace(
+                policy,
+                max_batched_tokens=scenario.measured.max_batched_tokens,
+                max_running=scenario.measured.max_num_seqs,
+                keeps_preempted=True,
+            )
         self._policy = policy
+        self._num_running = 0
         self._queue, self._links, recording = scenario.start()
         num_gpus = scenario.node.num_gpus
         layout = Parallelism(
@@ -81,11 +104,13 @@ class ContinuousBatching:
             scenario.model,
             layout,
             recording,
+            measured=scenario.measured,
             shared_tokens=self._shared,
         )
         self._progress = Progress(scenario.workload, self._queue, [self._machine.usage])
         self._recomputed_tokens = 0
         self._prefilled_of_head: dict[int, int] = {}  # request → own tokens computed of a prompt begun
+        self._dropped: dict[int, _Dropped] = {}  # preempted requests that may find blocks again
         self._groups = self._make_groups(layout.pipeline)
 
     def simulate(self) -> SimulationResult:
@@ -103,15 +128,16 @@ class ContinuousBatching:
     def _make_groups(self, count: int) -> list[_Group]:
         prompts = waiting_prompts(self._scenario.workload)
         shares = count if self._policy.own_queues else 1
+        block_tokens = self._machine.capacity.block_tokens
         pools = [
-            BlockPool(self._machine.capacity.gpu_blocks // shares, BLOCK_TOKENS, self._shared)
+            BlockPool(self._machine.capacity.gpu_blocks // shares, block_tokens, self._shared)
             for _ in range(shares)
         ]
         require_fit(pools[0], prompts)
         # A request stays with the scheduler that had fewest unfinished: all arrive at once, so in turn.
         queues = [deque(list(prompts)[share::shares]) for share in range(shares)]
         return [
-            _Group(pools[i % shares], queues[i % shares], RunningSet(BLOCK_TOKENS, self._shared))
+            _Group(pools[i % shares], queues[i % shares], RunningSet(block_tokens, self._shared))
             for i in range(count)
         ]
 
@@ -142,11 +168,15 @@ class ContinuousBatching:
         return len(running) < before
 
     def _preempt(self, group: _Group, request: int) -> None:
-        group.pool.give_back(group.running.blocks_of(request))
+        pool, num_blocks = group.pool, group.running.blocks_of(request)
+        if self._policy.keeps_preempted:
+            self._dropped[request] = _Dropped(num_blocks, pool.num_free, pool.num_taken)
+        pool.give_back(num_blocks)
         context_tokens, outputs = group.running.leave(request)
         # The token sampled last has no KV yet: it is computed with the others.
         again = Prompt(request=request, tokens=context_tokens + 1, outputs=outputs)
         group.waiting.appendleft(again)
+        self._num_running -= 1
         self._recomputed_tokens += again.tokens
         self._machine.usage.tokens_done -= again.tokens + self._shared
 
@@ -158,13 +188,17 @@ class ContinuousBatching:
             prompt = group.waiting[0]
             computed = self._prefilled_of_head.get(prompt.request, 0)
             if computed == 0:
+                if self._num_running == self._policy.max_running:
+                    return
                 need = pool.blocks_of(prompt.tokens)
                 idle = pool.num_free == pool.num_blocks  # alone it may use the reserve
                 if need > pool.num_free - (0 if idle else reserve):
                     return
                 if self._policy.prefill_first and prompt.tokens > budget and work.prefill_tokens:
                     return
+                computed = self._take_found(pool, prompt)
                 pool.take(need)
+                self._num_running += 1
             tokens = prompt.tokens - computed
             if not self._policy.prefill_first:
                 tokens = min(tokens, budget)
@@ -178,19 +212,35 @@ class ContinuousBatching:
             group.waiting.popleft()
             ended.append(prompt)
 
+    def _take_found(self, pool: BlockPool, prompt: Prompt) -> int:
+        """Leading tokens of a preempted request whose blocks nobody has taken since: the last ones go first."""
+        dropped = self._dropped.pop(prompt.request, None)
+        if dropped is None:
+            return 0
+        num_lost = max(0, pool.num_taken - dropped.num_taken - dropped.num_ahead)
+        # Only full blocks are found, and the last token is computed whatever is found.
+        found = min(max(0, dropped.num_blocks - num_lost), (prompt.tokens - 1) // pool.block_tokens)
+        self._recomputed_tokens -= found * pool.block_tokens
+        self._machine.usage.tokens_done += found * pool.block_tokens
+        return found * pool.block_tokens
+
     def _complete(self, group: _Group, decoded: bool, prompts: list[Prompt], _: Step) -> None:
         group.in_flight = False
         if decoded:
             for request, num_blocks in group.running.step():
                 group.pool.give_back(num_blocks)
-                self._progress.finish(request)
+                self._finish(request)
         for prompt in prompts:
             if prompt.outputs == 1:
                 group.pool.give_back(group.pool.blocks_of(prompt.tokens))
-                self._progress.finish(prompt.request)
+                self._finish(prompt.request)
             else:
                 group.running.join(prompt.request, prompt.tokens, prompt.outputs - 1)
         self._scenario.report(self._progress.num_finished)
         self._schedule(group)
         for other in self._groups:
             self._schedule(other)
+
+    def _finish(self, request: int) -> None:
+        self._num_running -= 1
+        self._progress.finish(request)

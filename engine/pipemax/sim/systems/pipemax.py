@@ -18,7 +18,7 @@ from pipemax.domain.specs import Parallelism
 from pipemax.domain.units import RequestId
 from pipemax.sim.events import Priority
 from pipemax.sim.links import Direction
-from pipemax.sim.machine import BLOCK_TOKENS, Machine, summarize_machines
+from pipemax.sim.machine import Machine, summarize_machines
 from pipemax.sim.pipeline import Step
 from pipemax.sim.result import Progress, SimulationResult
 from pipemax.sim.systems.calibration import PipeMaxOptions, controller_config, pieces_per_block
@@ -70,6 +70,7 @@ class PipeMaxSystem:
             scenario.model,
             Parallelism(pipeline=self._n, tensor=1),
             recording,
+            measured=scenario.measured,
             activation_priority=self._options.activation_priority,
             gate=self._may_start,
             on_stage_start=self._store,
@@ -146,7 +147,7 @@ class PipeMaxSystem:
         step = self._machine.run(
             started.work,
             lambda step: self._part_done(step.number),
-            prefetched_tokens=num_blocks * BLOCK_TOKENS,
+            prefetched_tokens=num_blocks * self._machine.capacity.block_tokens,
         )
         flight.stage_s += step.stage_s
 
@@ -212,7 +213,7 @@ class PipeMaxSystem:
         self._links.copy(
             stage,
             Direction.GPU_TO_HOST,
-            num_bytes=step.tokens * layers * self._scenario.model.kv_bytes_per_token_and_layer,
+            num_bytes=step.tokens * self._machine.times.kv_bytes_per_token(stage),
             num_pieces=layers * STORED_TENSORS_PER_LAYER,
             on_done=partial(self._part_done, step.number),
         )

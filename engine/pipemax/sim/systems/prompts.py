@@ -26,6 +26,8 @@ class BlockPool:
         self.block_tokens = block_tokens
         self.num_blocks = num_blocks - ceil_div(shared_tokens, block_tokens)
         self.num_free = self.num_blocks
+        self.num_taken = 0
+        """Since the start."""
 
     def blocks_of(self, tokens: int) -> int:
         return ceil_div(tokens, self.block_tokens)
@@ -33,6 +35,7 @@ class BlockPool:
     def take(self, num_blocks: int) -> None:
         assert 0 <= num_blocks <= self.num_free, (num_blocks, self.num_free)
         self.num_free -= num_blocks
+        self.num_taken += num_blocks
 
     def give_back(self, num_blocks: int) -> None:
         self.num_free += num_blocks

@@ -7,6 +7,7 @@ from pathlib import Path
 from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.sim.events import EventQueue
 from pipemax.sim.links import Links
+from pipemax.sim.measured import MeasuredEngine
 from pipemax.sim.result import Recording
 from pipemax.sim.workloads import Workload
 
@@ -16,6 +17,8 @@ class Scenario:
     node: NodeSpec
     model: ModelSpec
     workload: Workload
+    measured: MeasuredEngine | None = None
+    """Takes the place of what node and model say of times and sizes; see ``measured_scenario``."""
     keep_spans: bool = False
     """Record every step on every stage, and every copy: for the Chrome trace."""
     decisions_path: Path | None = None
@@ -32,3 +35,8 @@ class Scenario:
     def report(self, num_finished: int) -> None:
         if self.on_progress is not None:
             self.on_progress(num_finished)
+
+
+def measured_scenario(engine: MeasuredEngine, workload: Workload) -> Scenario:
+    """For the systems that run on pipeline stages alone: ``pipemax`` and ``vllm_032_pp``."""
+    return Scenario(node=engine.node(), model=engine.model(), workload=workload, measured=engine)

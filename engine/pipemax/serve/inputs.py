@@ -1,0 +1,75 @@
+"""Whether more rows may come, and how many: from the streams that are open, and from what the driver says.
+
+A partition's end is not the table's: between two tasks of an executor there is a gap. So input counts as open for a
+while after the last stream's end, unless the job's driver has said that no row is left. It knows nothing of engines.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+from pipemax.domain.units import ceil_div
+from pipemax.wire import JobOutlook
+
+_GAP_S = 2.0
+"""After the last stream's end, where nothing is known of the job."""
+_LONG_GAP_S = 10.0
+"""The same where the job has rows left, here or elsewhere."""
+
+
+class InputWatch:
+    """Thread-safe."""
+
+    def __init__(self, received: Callable[[str], int], clock: Callable[[], float] = time.monotonic) -> None:
+        """``received`` says how many rows of a job have come so far."""
+        self._received = received
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._streams: dict[int, str] = {}  # number -> job, of those whose input has not ended
+        self._ended_job: str | None = None
+        self._ended_at_s = float("-inf")
+        self._outlooks: dict[str, JobOutlook] = {}
+        self._shares: dict[str, int] = {}  # job -> rows received by when this engine has had its share
+
+    def open(self, number: int, job_id: str) -> None:
+        with self._lock:
+            self._streams[number] = job_id
+
+    def end(self, number: int) -> None:
+        """The stream's input, or the stream itself. Safe to call twice."""
+        with self._lock:
+            job_id = self._streams.pop(number, None)
+            if job_id is not None:
+                self._ended_job, self._ended_at_s = job_id, self._clock()
+                self._forget_others()
+
+    def hear(self, outlook: JobOutlook) -> None:
+        """The driver's word on a job, as of a second or two ago."""
+        share = ceil_div(outlook.rows_left, max(1, outlook.engines))
+        with self._lock:
+            self._outlooks[outlook.job_id] = outlook
+            self._shares[outlook.job_id] = self._received(outlook.job_id) + share
+
+    def is_open(self) -> bool:
+        with self._lock:
+            if self._streams:
+                return True
+            outlook = self._outlooks.get(self._ended_job or "")
+            gap_s = _GAP_S if outlook is None else _LONG_GAP_S if outlook.rows_left else 0.0
+            return self._clock() - self._ended_at_s < gap_s
+
+    def rows_left(self) -> int | None:
+        """How many more rows this engine should take: its even share of what the jobs have left. None where that
+        bounds nothing: there is no other engine, or a job has not told."""
+        with self._lock:
+            jobs = set(self._streams.values())
+            outlooks = [self._outlooks.get(job_id) for job_id in jobs]
+            if not jobs or any(outlook is None or outlook.engines < 2 for outlook in outlooks):
+                return None
+            return sum(max(0, self._shares[job_id] - self._received(job_id)) for job_id in jobs)
+
+    def _forget_others(self) -> None:
+        wanted = {*self._streams.values(), self._ended_job}
+        for known in (self._outlooks, self._shares):
+            for job_id in known.keys() - wanted:
+                del known[job_id]

@@ -1,0 +1,66 @@
+"""Where the engines' time went during one job, from the servers' reports.
+
+An engine's account runs since its start (``pipemax.time_account``); of an engine that is older than the job, what it
+had when it was first heard of does not count.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from pipemax.wire import ServerStats
+
+_PREFIX, _SUFFIX = "time_", "_s"
+_TOLERANCE_S = 1.0
+NO_ENGINE = "no_engine"
+"""The job's time with no engine: Spark's own start, and the last commit."""
+
+
+class TimeAccounts:
+    """One job's; its owner sees to it that one thread at a time is here."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[str, int], Mapping[str, float]] = {}
+        self._latest: dict[tuple[str, int], Mapping[str, float]] = {}
+
+    def add(self, stats: ServerStats, *, job_age_s: float) -> None:
+        account = _account_of(stats)
+        if not account:
+            return
+        engine = (stats.server_id, stats.engine_starts)
+        if engine not in self._latest:
+            is_older = sum(account.values()) > job_age_s + _TOLERANCE_S
+            self._before[engine] = account if is_older else {}
+        self._latest[engine] = account
+
+    def total(self) -> dict[str, float]:
+        """Seconds by part, over all engines."""
+        total: defaultdict[str, float] = defaultdict(float)
+        for engine, account in self._latest.items():
+            for part, seconds in account.items():
+                total[part] += max(0.0, seconds - self._before[engine].get(part, 0.0))
+        return dict(total)
+
+
+def whole_account(account: Mapping[str, float], *, engines: int, seconds: float) -> dict[str, float]:
+    """With what is missing to ``seconds`` for each engine as time without one; together they are all of it."""
+    rest_s = engines * seconds - sum(account.values())
+    return {**account, NO_ENGINE: max(0.0, rest_s)} if account else {}
+
+
+def describe_account(account: Mapping[str, float]) -> str:
+    """Such as ``start-up 31%, prefill 20%, decode 49% of 62.1 s``; parts under half a percent are left out."""
+    total = sum(account.values())
+    shares = [
+        f"{part.replace('_', ' ').replace('start up', 'start-up')} {seconds / total:.0%}"
+        for part, seconds in account.items()
+        if seconds >= total / 200
+    ]
+    return f"{', '.join(shares)} of {total:,.1f} s"
+
+
+def _account_of(stats: ServerStats) -> dict[str, float]:
+    return {
+        name.removeprefix(_PREFIX).removesuffix(_SUFFIX): seconds
+        for name, seconds in stats.engine_metrics.items()
+        if name.startswith(_PREFIX) and name.endswith(_SUFFIX)
+    }

@@ -1,0 +1,43 @@
+"""What an engine knows of itself after its start, and which policy it took."""
+
+import pytest
+
+from pipemax.api import OfflineEngine
+from pipemax.auto import choose
+from pipemax.config import EngineConfig, RowLengths
+from pipemax.vllm_ext.forecast import forecast
+from tests.engine.conftest import DEMO_MODEL, MAX_MODEL_LEN, POLICIES
+
+
+def test_an_engine_of_one_stage_takes_stock_vllm_and_says_why(engine: OfflineEngine) -> None:
+    if engine.measured is not None:
+        pytest.skip("an engine of two stages, whose config names its policy")
+    assert engine.policy_choice.chosen == "vllm"
+    assert engine.policy_choice.reason.startswith("with one pipeline stage no batch waits")
+    assert engine.stats().policy["chosen"] == "vllm"
+
+
+def test_an_engine_under_pipemax_measures_itself_once_and_is_known_from_then_on(
+    engine: OfflineEngine,
+) -> None:
+    if engine.measured is None:
+        pytest.skip("an engine of one stage, which has nothing to measure")
+    stages = engine.measured.stages
+    assert len(stages) == 2
+    for stage in stages:
+        assert 0 < stage.decode_time.seconds(8, 800) < 10
+        assert stage.prefill_time.seconds(256, 256 * 128) > 0
+        assert stage.h2d_bytes_per_s > 1e6
+    config = {"model": str(DEMO_MODEL), "dtype": "float32", "max_model_len": MAX_MODEL_LEN}
+    config |= {"cpu_kv_gib": 0.25, "max_num_seqs": 32, **POLICIES["pipemax on two stages"]}
+    expected = forecast(EngineConfig.parse(config))
+    assert expected.engine == engine.measured, "known from the cache, before another engine starts"
+
+
+def test_what_was_measured_is_enough_to_choose_by(engine: OfflineEngine) -> None:
+    if engine.measured is None:
+        pytest.skip("an engine of one stage, which has nothing to measure")
+    lengths = RowLengths.model_validate({"prompt_tokens": [30, 60, 90], "max_tokens": 40})
+    choice = choose(engine.measured, lengths)
+    assert choice.predicted_tokens_per_s.keys() == {"pipemax", "vllm"}
+    assert min(choice.predicted_tokens_per_s.values()) > 0

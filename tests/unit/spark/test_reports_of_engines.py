@@ -1,0 +1,115 @@
+"""What the driver makes of the engines' reports: the account of time, the Parquet file, the picture, what is left."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipemax.wire import JobStats, ServerStats
+from pipemax_spark.collector import Collector
+from pipemax_spark.engine_log import EngineLog
+from pipemax_spark.plot import plot
+from pipemax_spark.progress import EngineSample, Sample
+from pipemax_spark.time_accounts import NO_ENGINE, TimeAccounts, describe_account, whole_account
+
+
+def report(
+    server: str = "a", *, starts: int = 1, at_s: float = 0.0, job: JobStats | None = None, **times: float
+) -> ServerStats:
+    return ServerStats(
+        server_id=server,
+        host="h",
+        pid=1,
+        at_unix_s=at_s,
+        state="ready",
+        engine_starts=starts,
+        engine_metrics={f"time_{part}_s": seconds for part, seconds in times.items()},
+        jobs={"job": job or JobStats()},
+    )
+
+
+def test_an_older_engines_earlier_time_is_not_the_jobs() -> None:
+    accounts = TimeAccounts()
+    accounts.add(report("old", start_up=30.0, decode=100.0), job_age_s=2.0)
+    accounts.add(report("old", start_up=30.0, decode=107.0), job_age_s=9.0)
+    accounts.add(report("new", start_up=5.0), job_age_s=9.0)
+    accounts.add(report("new", start_up=5.0, prefill=3.0), job_age_s=12.0)
+    accounts.add(report("new", starts=2, start_up=4.0), job_age_s=20.0)
+    assert accounts.total() == {"start_up": 9.0, "decode": 7.0, "prefill": 3.0}
+
+
+def test_the_whole_account_sums_to_the_time_of_all_engines_and_reads_in_one_line() -> None:
+    account = whole_account({"start_up": 40.0, "decode": 50.0, "drain": 0.1}, engines=2, seconds=60.0)
+    assert sum(account.values()) == pytest.approx(120.0)
+    assert account[NO_ENGINE] == pytest.approx(29.9)
+    assert describe_account(account) == "start-up 33%, decode 42%, no engine 25% of 120.0 s"
+    assert whole_account({}, engines=1, seconds=60.0) == {}
+
+
+def test_every_report_is_a_row_of_the_parquet_file(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "engine_metrics.parquet"
+    with EngineLog(path) as log:
+        for i in range(700):  # more than are written at once
+            stats = report(at_s=1_700_000_000.0 + i, decode=float(i))
+            log.add(stats, JobStats(rows_done=i))
+    log.add(stats, JobStats())  # a late one
+    table = pq.read_table(path)
+    assert table.num_rows == 700
+    last: dict[str, Any] = table.slice(699).to_pylist()[0]
+    assert (last["rows_done"], dict(last["metrics"])) == (699, {"time_decode_s": 699.0})
+    assert last["at"].timestamp() == 1_700_000_699.0
+
+
+def test_servers_are_told_what_is_left_for_them_once_the_jobs_size_is_known() -> None:
+    collector = Collector(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id="job")
+    with collector:
+        collector._answer(report("a", job=JobStats(rows_received=300)))
+        assert collector.outlook() is None
+        collector.expect(900)
+        collector.expect(100)
+        outlook = collector._answer(report("b", at_s=1.0, job=JobStats(rows_received=200)))
+    assert outlook is not None
+    assert (outlook.job_id, outlook.rows_left, outlook.engines) == ("job", 500, 2)
+
+
+@pytest.mark.parametrize("engines", [0, 1, 6])
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {},
+        {"measured_step_s": 0.02},
+        {"measured_step_s": 0.02, "predicted_step_s": 0.03, "host_kv_usage": 0.5},
+    ],
+)
+def test_a_picture_is_drawn_whatever_the_engines_tell(
+    tmp_path: Path, engines: int, metrics: dict[str, float]
+) -> None:
+    phases = ["loading", "prefill", "decode", "odd"]
+    samples = [
+        Sample(
+            seconds=float(second),
+            rows_done=second,
+            rows_error=0,
+            prompt_tokens=0,
+            completion_tokens=0,
+            rows_per_s=1.0,
+            tokens_per_s=1.0,
+            engines={
+                f"server {number}": EngineSample(
+                    reported_s=second - 0.5,
+                    rows_done=second,
+                    tokens=second,
+                    running_requests=1,
+                    waiting_requests=0,
+                    kv_usage=0.5,
+                    phase=phases[second // 5],
+                    metrics=metrics,
+                )
+                for number in range(engines)
+            },
+        )
+        for second in range(20)
+    ]
+    plot(samples, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
