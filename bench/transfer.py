@@ -11,6 +11,7 @@ has no peer). Needs a CUDA GPU with about 35 GB and pinned host memory for the p
 """
 
 import argparse
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -235,7 +236,6 @@ def _pools(
     from pipemax.transfer.cuda.pinned_pool import PinnedHostPool
 
     pool = PinnedHostPool(plan.part, plan.host_parts, CudaHostRegistry(), numa_node=numa_node_of_gpu(device))
-    print(pool.start_up)
     try:
         yield gpu_rows, pool.tensor, pool.piece_blocks
     finally:
@@ -287,6 +287,7 @@ def run(bench: Bench, sections: list[str]) -> dict[str, list[dict[str, Any]]]:
 
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # what starting the host pool took
     device = require_cuda("bench/transfer.py")
     measured_on = environment(device, ["python", "bench/transfer.py", *arguments])
     print(f"{measured_on}\nattention: {KERNEL_NAME}")

@@ -85,14 +85,19 @@ class StageDriver:
         num_stages: int,
         computes_prefill: bool,
         keeps_replica: bool = True,
+        stores_tokens: bool = True,
     ) -> None:
-        """``computes_prefill``: False books prompts without computing them, for what matters here is decode."""
+        """``computes_prefill``: False books prompts without computing them, for what matters here is decode.
+
+        ``stores_tokens``: whether ``transfers`` take single tokens, or whole blocks only.
+        """
         self._controller = controller
         self._stage = stage
         self._plan = plan
         self._transfers = transfers
         self._num_stages = num_stages
         self._computes_prefill = computes_prefill
+        self._stores_tokens = stores_tokens
         self._kv = plan.layer_views(gpu_rows, plan.gpu_blocks, stage.dtype)
         self._tokens = TokenBook(workload)
         self.books = BlockBooks(
@@ -151,7 +156,7 @@ class StageDriver:
 
     def _step(self, plan: StepPlan, pieces: list[Piece], loads: tuple[BlockLoad, ...]) -> None:
         device = self._stage.device
-        copies = copies_for(self._plan, self.books.copies(pieces, loads), device)
+        copies = copies_for(self._plan, self.books.copies(pieces, loads), stores_tokens=self._stores_tokens)
         if copies.loads:
             self._loading.append((plan.step_id, len(loads)))
         begin = Mark(device)

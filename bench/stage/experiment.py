@@ -158,6 +158,7 @@ class Experiment:
                 num_stages=setup.num_stages,
                 computes_prefill=setup.computes_prefill,
                 keeps_replica=policy != "none",
+                stores_tokens=setup.device.type == "cuda",
             )
             self.prepare(gpu_rows)
             run = driver.drive(setup.decode_steps)

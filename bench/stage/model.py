@@ -125,8 +125,8 @@ class LlamaStage:
         def attend(
             _layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
         ) -> torch.Tensor:
-            by_prompt = [t.unflatten(0, (-1, prompt_tokens)).transpose(1, 2) for t in (query, keys, values)]
-            heads = self._attend(*by_prompt, None, is_causal=True)
+            q, k, v = (t.unflatten(0, (-1, prompt_tokens)).transpose(1, 2) for t in (query, keys, values))
+            heads = self._attend(q, k, v, None, is_causal=True)
             return heads.transpose(1, 2).flatten(0, 1)
 
         return self._run(hidden, kv, places, attend, on_layer)

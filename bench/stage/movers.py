@@ -1,19 +1,23 @@
 """The copy calls behind ``prefetch.Mover``: CUDA's two and our kernel on a GPU, memcpy on a CPU."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from bench.stage.pools import PoolPlan
-from bench.stage.prefetch import Call, Mover
+from bench.stage.prefetch import Call, Moved, Mover
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockLoad
 from pipemax.transfer.cpu import CpuCopyBackend
 from pipemax.transfer.cuda.device import Copy, Lane, Pool, Span
 from pipemax.transfer.host_pool import HostPool
+
+if TYPE_CHECKING:
+    from pipemax.transfer.cuda.cuda_device import CudaDevice
 
 
 @contextmanager
@@ -46,11 +50,12 @@ class CpuMover:
     def __init__(self, backend: CpuCopyBackend) -> None:
         self._backend = backend
 
-    def load(self, pairs: list[tuple[int, int]], call: Call) -> float:
+    def load(self, pairs: list[tuple[int, int]], call: Call) -> Moved:
         begin_s = time.perf_counter()
         self._backend.submit_loads([BlockLoad(HostBlockId(s), GpuBlockId(t)) for s, t in pairs])
+        submit_s = time.perf_counter() - begin_s
         self._backend.wait()
-        return time.perf_counter() - begin_s
+        return Moved(device_s=time.perf_counter() - begin_s, submit_s=submit_s)
 
 
 class CudaMover:
@@ -75,21 +80,29 @@ class CudaMover:
         self._kernels = KvKernels(gpu_rows.device)
         self.calls = (*names, Call.KERNEL)
 
-    def load(self, pairs: list[tuple[int, int]], call: Call) -> float:
-        size = self._part_bytes
-        device = self._devices.get(call, self._devices[Call.SINGLE])
-        if call is Call.KERNEL:
-            pieces = np.array(pairs, dtype=np.int64) * size
-            copy = self._kernels.copy_pieces(self._host_rows, self._gpu_rows, pieces, size)
-            begin = device.record(Lane.LOAD)
-            copy.launch(device.stream(Lane.LOAD).cuda_stream)
-        else:
-            copies = [
-                Copy(Span(Pool.HOST, source * size, size), Span(Pool.GPU, target * size, size))
-                for source, target in pairs
-            ]
-            begin = device.record(Lane.LOAD)
-            device.copy(Lane.LOAD, copies)
+    def load(self, pairs: list[tuple[int, int]], call: Call) -> Moved:
+        submit = self._submission(pairs, call)
+        device = self._device_of(call)
+        begin = device.record(Lane.LOAD)
+        begin_s = time.perf_counter()
+        submit()
+        submit_s = time.perf_counter() - begin_s
         end = device.record(Lane.LOAD)
         device.synchronize()
-        return device.elapsed_s(begin, end)
+        return Moved(device_s=device.elapsed_s(begin, end), submit_s=submit_s)
+
+    def _device_of(self, call: Call) -> "CudaDevice":
+        return self._devices.get(call, self._devices[Call.SINGLE])
+
+    def _submission(self, pairs: list[tuple[int, int]], call: Call) -> Callable[[], None]:
+        """Described and checked beforehand."""
+        size, device = self._part_bytes, self._device_of(call)
+        if call is Call.KERNEL:
+            pieces = np.array(pairs, dtype=np.int64) * size
+            kernel = self._kernels.copy_pieces(self._host_rows, self._gpu_rows, pieces, size)
+            return lambda: kernel.launch(device.stream(Lane.LOAD).cuda_stream)
+        copies = [
+            Copy(Span(Pool.HOST, source * size, size), Span(Pool.GPU, target * size, size))
+            for source, target in pairs
+        ]
+        return lambda: device.copy(Lane.LOAD, copies)

@@ -69,7 +69,7 @@ def measure_overlap(
         pass
 
     stores = _token_stores(decode.places.blocks.tolist(), decode.places.slots.tolist())
-    stored = copies_for(plan, StepCopies(token_stores=stores), stage.device)
+    stored = copies_for(plan, StepCopies(token_stores=stores), stores_tokens=stage.device.type == "cuda")
     running = set(decode.tables.flatten().tolist())
     compute_s = step_s(StepCopies(), compute)
     probe = min(64, plan.gpu_blocks - len(running), plan.host_blocks)

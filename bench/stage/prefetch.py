@@ -1,6 +1,5 @@
 """Host → GPU: the peak of one large pinned copy, and scattered blocks by layout, block size and copy call."""
 
-import time
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
@@ -44,7 +43,16 @@ class PrefetchRow:
     gb_per_s: float
     of_peak: float
     submit_ms: float
-    """Of the submitting thread."""
+    """Of the submitting thread, within the copy calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """How long one batch of pieces took."""
+
+    device_s: float
+    submit_s: float
+    """Of the submitting thread, within the call."""
 
 
 class Mover(Protocol):
@@ -52,8 +60,8 @@ class Mover(Protocol):
 
     calls: tuple[Call, ...]
 
-    def load(self, pairs: list[tuple[int, int]], call: Call) -> float:
-        """Move (host part, GPU part) pairs; the seconds that it took on the device."""
+    def load(self, pairs: list[tuple[int, int]], call: Call) -> Moved:
+        """Move (host part, GPU part) pairs, with nothing else running."""
 
 
 def measure_peak(device: torch.device, num_bytes: int, repeats: int) -> list[PeakRow]:
@@ -82,15 +90,8 @@ def measure_prefetch(
     """``num_blocks`` blocks at random places of both pools, by each call; medians."""
     rows = []
     for call in mover.calls:
-        device_s, submit_s = [], []
-        for repeat in range(repeats + 1):
-            pairs = scattered_parts(plan, num_blocks, rng)
-            begin_s = time.perf_counter()
-            seconds = mover.load(pairs, call)
-            if repeat:
-                device_s.append(seconds)
-                submit_s.append(time.perf_counter() - begin_s - seconds)
-        rate = num_blocks * plan.block.block_bytes / median(device_s) / 1e9
+        moved = [mover.load(scattered_parts(plan, num_blocks, rng), call) for _ in range(repeats + 1)][1:]
+        rate = num_blocks * plan.block.block_bytes / median(m.device_s for m in moved) / 1e9
         rows.append(
             PrefetchRow(
                 layout=str(plan.layout),
@@ -100,7 +101,7 @@ def measure_prefetch(
                 pieces=num_blocks * plan.parts_per_block,
                 gb_per_s=rate,
                 of_peak=rate / peak_gb_per_s,
-                submit_ms=max(0.0, median(submit_s)) * 1e3,
+                submit_ms=median(m.submit_s for m in moved) * 1e3,
             )
         )
     return rows

@@ -32,10 +32,10 @@ def stage_transfers(
         orchestrator.close()
 
 
-def copies_for(plan: PoolPlan, copies: StepCopies, device: torch.device) -> StepCopies:
+def copies_for(plan: PoolPlan, copies: StepCopies, *, stores_tokens: bool) -> StepCopies:
     """A step's block copies as copies of the pools' parts; the CPU backend stores whole blocks only."""
     token_stores, stores = copies.token_stores, copies.stores
-    if device.type != "cuda":
+    if not stores_tokens:
         stores += tuple(BlockStore(store.source, store.target) for store in token_stores)
         token_stores = ()
     return StepCopies(

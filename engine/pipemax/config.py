@@ -60,8 +60,8 @@ class EngineConfig(BaseModel):
     tokenizer: str | None = Field(None, description="Directory or hub name; default: the model's own.")
     policy: Policy = Field(
         Policy.AUTO,
-        description="Scheduler: vllm is stock vLLM; pipemax keeps KV in host memory too (on a CPU only, so far); auto "
-        "measures the engine once, simulates both on a sample of the rows, and takes the faster.",
+        description="Scheduler: vllm is stock vLLM; pipemax keeps KV in host memory too (it never ran on a GPU yet); "
+        "auto measures the engine once, simulates both on a sample of the rows, and takes the faster; on GPUs, vllm.",
     )
     dtype: str = Field(
         "auto", description="Weights and activations: auto (the checkpoint's), bfloat16, float16, float32."
@@ -95,7 +95,8 @@ class EngineConfig(BaseModel):
     host_kv_gib: float | None = Field(
         None,
         gt=0.0,
-        description="policy pipemax: host memory of each stage for KV in GiB; default: 4 times cpu_kv_gib.",
+        description="policy pipemax: host memory of each stage for KV in GiB, of each GPU where several share one; "
+        "default: 4 times cpu_kv_gib, and on GPUs their share of half of what is available.",
     )
     num_batches: int | None = Field(
         None,

@@ -5,6 +5,7 @@ import logging
 import shutil
 import subprocess
 from collections.abc import Mapping
+from itertools import takewhile
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,9 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     if chosen is None:
         return sorted(known.values())
     names = [name.strip() for name in chosen.split(",") if name.strip()]
-    return sorted({_uuid(name, known) for name in names})
+    # CUDA takes a negative number as the list's end: -1 alone hides every GPU.
+    shown = takewhile(lambda name: not name.startswith("-"), names)
+    return sorted({_uuid(name, known) for name in shown})
 
 
 def _uuid(name: str, known: Mapping[str, str]) -> str:

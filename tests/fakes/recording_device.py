@@ -137,7 +137,7 @@ class RecordingDevice:
         assert end.done_tick is not None, "elapsed time of an event that is not done"
         return (end.done_tick - begin.done_tick) * 1e-3
 
-    def copy(self, lane: Lane, copies: Sequence[Copy]) -> None:
+    def copy(self, lane: Lane, copies: Iterable[Copy]) -> None:
         with self._lock:
             time = self._submit(lane)
             self.copies.append(RecordedCopies(lane, tuple(copies), self._lanes[lane].num_submitted))

@@ -77,6 +77,8 @@ class TestTokens:
             check_tokens(np.zeros((2, 3), np.int64), LAYOUT, num_gpu_blocks=1, num_host_blocks=1)
         with pytest.raises(ValueError, match=r"not int32 of \(2, 2\)"):
             check_tokens(np.zeros((2, 2), np.int32), LAYOUT, num_gpu_blocks=1, num_host_blocks=1)
+        with pytest.raises(ValueError, match="token table must be contiguous"):
+            check_tokens(np.zeros((3, 2), np.int32).T, LAYOUT, num_gpu_blocks=1, num_host_blocks=1)
 
 
 class TestPieces:

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pipemax.transfer.cuda.chunks import Chunk, coalesce, copy_chunks
-from pipemax.transfer.cuda.device import Copy, Lane, Pool, Span
+from pipemax.transfer.cuda.chunks import Chunk, copy_chunks
+from pipemax.transfer.cuda.device import Lane, Pool
 from pipemax.transfer.cuda.queue import ChunkQueue, CopyLimits, Priority
 from tests.fakes.recording_device import RecordedEvent, RecordingDevice
 
@@ -119,11 +119,9 @@ class CopyQueueMachine(RuleBasedStateMachine):
 
 
 def _chunk(lane: Lane, block: int, num_blocks: int) -> Chunk:
-    source, target = (Pool.HOST, Pool.GPU) if lane is Lane.LOAD else (Pool.GPU, Pool.HOST)
-    first, size = block * BLOCK_BYTES, num_blocks * BLOCK_BYTES
-    return Chunk(
-        lane=lane, work=(Copy(Span(source, first, size), Span(target, first, size)),), num_bytes=size
-    )
+    pairs = [(block + index, block + index) for index in range(num_blocks)]
+    (chunk,) = copy_chunks(pairs, lane=lane, block_bytes=BLOCK_BYTES, chunk_bytes=num_blocks * BLOCK_BYTES)
+    return chunk
 
 
 @given(
@@ -150,13 +148,15 @@ def test_chunks_copy_each_block_once_and_are_full(
     assert all(chunk.num_bytes == sum(copy.source.num_bytes for copy in chunk.work) for chunk in chunks)
 
 
-@given(
-    start=st.tuples(st.integers(0, 9), st.integers(0, 9)), num_blocks=st.integers(1, 20), seed=st.randoms()
-)
-def test_adjacent_blocks_become_one_run(start: tuple[int, int], num_blocks: int, seed: Random) -> None:
+@given(start=st.tuples(st.integers(0, 9), st.integers(0, 9)), num_blocks=st.integers(1, 20), rng=st.randoms())
+def test_adjacent_blocks_become_one_copy(start: tuple[int, int], num_blocks: int, rng: Random) -> None:
     pairs = [(start[0] + block, start[1] + block) for block in range(num_blocks)]
-    seed.shuffle(pairs)
-    assert coalesce(pairs) == [(*start, num_blocks)]
+    rng.shuffle(pairs)
+    (chunk,) = copy_chunks(pairs, lane=Lane.STORE, block_bytes=BLOCK_BYTES, chunk_bytes=1 << 20)
+    (copy,) = chunk.work
+    size = num_blocks * BLOCK_BYTES
+    assert copy.source == (Pool.GPU, start[0] * BLOCK_BYTES, size)
+    assert copy.target == (Pool.HOST, start[1] * BLOCK_BYTES, size)
 
 
 TestCopyQueue = CopyQueueMachine.TestCase

@@ -35,8 +35,8 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
 
 @pytest.mark.parametrize(
     ("visible", "indices"),
-    [(None, [0, 1, 2]), ("1,0", [0, 1]), ("", []), ("GPU-prefix", [2])],
-    ids=["all", "by index", "none", "by UUID"],
+    [(None, [0, 1, 2]), ("1,0", [0, 1]), ("", []), ("1,-1,0", [1]), ("GPU-prefix", [2])],
+    ids=["all", "by index", "none", "up to a negative one", "by UUID"],
 )
 def test_the_gpus_of_an_engine_are_those_that_cuda_shows(
     gpus: list[str], visible: str | None, indices: list[int]

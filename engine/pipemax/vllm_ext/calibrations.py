@@ -64,7 +64,8 @@ def kv_bytes_per_token(vllm_config: VllmConfig) -> list[int]:
     """By stage."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     assert isinstance(model.dtype, torch.dtype), model.dtype
-    value_bytes = model.dtype.itemsize
+    # vLLM names all of its KV dtypes of 8 bits so.
+    value_bytes = 1 if vllm_config.cache_config.cache_dtype.startswith("fp8") else model.dtype.itemsize
     values_per_layer = 2 * model.get_num_kv_heads(parallel) * model.get_head_size()
     num_stages = parallel.pipeline_parallel_size
     num_layers = model.get_total_num_hidden_layers()

@@ -27,6 +27,10 @@ class Forecast:
 
 def forecast(config: EngineConfig) -> Forecast:
     """``config`` has policy pipemax. Loads no weights."""
+    if not current_platform.is_cpu():
+        return Forecast(
+            refusal="PipeMax's copies for GPUs never ran on one yet: policy: pipemax asks for it by name"
+        )
     try:
         with launch_environment(config):
             vllm_config = make_vllm_config(config)

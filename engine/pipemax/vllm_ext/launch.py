@@ -1,5 +1,6 @@
 """From an EngineConfig to a running vLLM engine: which arguments and which environment."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +19,17 @@ from pipemax.control.estimator import StepTimeModel
 from pipemax.domain.units import GIB, ceil_div
 from pipemax.lifetime import SERVER_IDENTITY_VARIABLE
 from pipemax.parallelism import pipeline_parallel_size
+from pipemax.transfer.cuda.pinned_pool import available_host_bytes
 from pipemax.vllm_ext.calibrations import known_calibration, kv_bytes_per_token
 from pipemax.vllm_ext.compat import check_model, check_runner, check_version
 from pipemax.vllm_ext.settings import RuntimeSettings, encode_stage
 
+log = logging.getLogger(__name__)
+
 KV_LAYOUT = "BLHNC"
 """Block-first: see ``pipemax.transfer.layout``."""
+_HOST_POOL_SHARE = 0.5
+"""Of the available host memory, on a machine with GPUs: pinned pages are lost to everything else."""
 _QUEUE_DEPTH = 2
 """How many times its KV capacity stock vLLM is sent."""
 
@@ -112,9 +118,10 @@ def engine_args(config: EngineConfig) -> EngineArgs:
 
 def _pipemax_args(*, num_gpus: int) -> dict[str, Any]:
     if num_gpus:
-        raise ValueError("policy pipemax runs on a CPU only, so far: its copies for CUDA are not built yet")
+        log.warning("policy pipemax never ran on a GPU yet: compare its output with that of policy vllm")
+    worker = "gpu_worker.PipeMaxGpuWorker" if num_gpus else "worker.PipeMaxCpuWorker"
     return {
-        "worker_cls": "pipemax.vllm_ext.worker.PipeMaxCpuWorker",
+        "worker_cls": f"pipemax.vllm_ext.{worker}",
         "kv_transfer_config": KVTransferConfig(
             kv_connector="PipeMaxConnector",
             kv_connector_module_path="pipemax.vllm_ext.connector",
@@ -126,7 +133,7 @@ def _pipemax_args(*, num_gpus: int) -> dict[str, Any]:
 def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeSettings:
     kv_bytes = kv_bytes_per_token(vllm_config)
     block_bytes = max(kv_bytes) * vllm_config.cache_config.block_size
-    host_bytes = (config.host_kv_gib or 4 * config.cpu_kv_gib) * GIB
+    host_bytes = _host_bytes(config, vllm_config.parallel_config.world_size)
     host_blocks = int(host_bytes / block_bytes)
     longest = ceil_div(vllm_config.model_config.max_model_len, vllm_config.cache_config.block_size)
     if host_blocks < longest:
@@ -141,7 +148,17 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
         num_batches=config.num_batches or max(2, vllm_config.max_concurrent_batches),
         stages=tuple(encode_stage(stage) for stage in stages),
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
+        stores_tokens=not current_platform.is_cpu(),
     )
+
+
+def _host_bytes(config: EngineConfig, num_workers: int) -> float:
+    """Of one worker's host pool: as asked, else on GPUs an equal part of what this machine can spare."""
+    if config.host_kv_gib is not None:
+        return config.host_kv_gib * GIB
+    if current_platform.is_cpu():
+        return 4 * config.cpu_kv_gib * GIB
+    return _HOST_POOL_SHARE * available_host_bytes() / num_workers
 
 
 def _uncalibrated_stage(kv_bytes_per_token: int) -> StageConfig:

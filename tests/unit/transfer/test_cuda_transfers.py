@@ -116,11 +116,15 @@ class TestSteps:
         assert len(transfers._store_marks) <= 256
         assert device.waits.count((Lane.COMPUTE, Fence.COMPUTE_AFTER_STORE)) > 300
 
-    def test_close_finishes_what_is_queued(self, transfers: CudaTransfers, device: RecordingDevice) -> None:
+    def test_close_finishes_what_is_queued_and_tells_what_was_copied(
+        self, transfers: CudaTransfers, device: RecordingDevice, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("INFO")
         device.memory[Pool.GPU][:] = 7
         transfers.begin_step(StepCopies())
         transfers.end_step(StepCopies(stores=(store(3, 2),)))
         transfers.close()
+        assert "0.00 GiB stored in 1 chunks, 1 of them at a step's beginning" in caplog.text
         transfers.close()
         assert (device.memory[Pool.HOST][2 * BLOCK_BYTES : 3 * BLOCK_BYTES] == 7).all()
 

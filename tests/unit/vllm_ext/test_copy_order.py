@@ -27,8 +27,10 @@ GPU_BLOCKS, HOST_BLOCKS = 24, 120
 class RecordedWorker(FakeWorker):
     """Checks what is read as its parent does, and in which order it may be read."""
 
-    def __init__(self, rng: Random, dropped: Fence | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self, rng: Random, dropped: Fence | None = None, num_slots: int | None = None, stages: int = 1
+    ) -> None:
+        super().__init__(num_slots, stages)
         block_bytes = TINY.block_bytes
         self.device = RecordingDevice(
             gpu_blocks=GPU_BLOCKS + 1, host_blocks=HOST_BLOCKS, block_bytes=block_bytes, dropped=dropped
@@ -62,18 +64,22 @@ class RecordedWorker(FakeWorker):
         return result
 
 
-def run(seed: int, *, stores_tokens: bool, dropped: Fence | None = None) -> FakeCore:
+def run(seed: int, *, stores_tokens: bool, runner: int = 1, dropped: Fence | None = None) -> FakeCore:
+    """With the V2 runner also asynchronously: what is the default on GPUs."""
     rng = Random(seed)
-    depth = rng.randint(1, 3)
+    stages = rng.randint(1, 3)
     scheduler = make_scheduler(
         gpu_blocks=GPU_BLOCKS,
         host_blocks=HOST_BLOCKS,
         num_batches=rng.randint(2, 4),
-        stages=depth,
+        stages=stages,
         stores_tokens=stores_tokens,
+        runner=runner,
+        asynchronous=runner == 2,
     )
-    core = FakeCore(scheduler, depth)
-    core.worker = RecordedWorker(rng, dropped)
+    core = FakeCore(scheduler, depth=stages if runner == 1 else stages + 1)
+    num_slots = None if runner == 1 else scheduler.max_num_running_reqs
+    core.worker = RecordedWorker(rng, dropped, num_slots, stages)
     template = [rng.randrange(1000) for _ in range(13)]
     expected: dict[str, list[int]] = {}
     for index in range(40):
@@ -90,9 +96,10 @@ def run(seed: int, *, stores_tokens: bool, dropped: Fence | None = None) -> Fake
 
 
 @pytest.mark.parametrize("stores_tokens", [False, True], ids=["blocks", "tokens"])
-@pytest.mark.parametrize("seed", range(4))
-def test_no_step_of_the_scheduler_races_with_copies(seed: int, stores_tokens: bool) -> None:
-    core = run(seed, stores_tokens=stores_tokens)
+@pytest.mark.parametrize("runner", [1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_step_of_the_scheduler_races_with_copies(seed: int, runner: int, stores_tokens: bool) -> None:
+    core = run(seed, stores_tokens=stores_tokens, runner=runner)
     assert core.worker.device.races == []
     saved = (Lane.STORE, Fence.SAVE_AFTER_COMPUTE) in core.worker.device.waits
     assert saved is not stores_tokens, "an eviction copies nothing where tokens are stored"

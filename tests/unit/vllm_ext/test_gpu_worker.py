@@ -10,6 +10,7 @@ from pipemax.domain.plan import StepId
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockLoad, LoadTiming, StepCopies, StepWait
 from pipemax.transfer.cuda.device import Lane
+from pipemax.vllm_ext.connector import PipeMaxConnector
 from pipemax.vllm_ext.gpu_worker import watch_received
 from pipemax.vllm_ext.stage_clock import GpuStageClock
 from pipemax.vllm_ext.timing import StepReport
@@ -126,3 +127,7 @@ def test_activations_are_noticed_when_the_runner_waits_for_them() -> None:
     assert runner.log == ["begin", "wait", "received", "model"]
     assert runner.execute_model("step", None, dummy=True) == "output"
     assert runner.log[4:] == ["begin", "model"]
+
+
+def test_full_cuda_graphs_stay() -> None:
+    assert not PipeMaxConnector.requires_piecewise_for_cudagraph({})

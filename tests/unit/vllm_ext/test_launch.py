@@ -1,5 +1,6 @@
 """From a config to vLLM's arguments, without starting anything."""
 
+import importlib
 import os
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from pipemax.control.estimator import StepTimeModel
 from pipemax.vllm_ext import compat
 from pipemax.vllm_ext.launch import (
     _cores_of_stages,
+    _pipemax_args,
     launch_environment,
     make_vllm_config,
     pipeline_parallel_size,
@@ -82,6 +84,20 @@ def test_a_pipemax_engine_is_vllm_with_our_scheduler_worker_and_connector() -> N
 def test_a_host_pool_below_one_sequence_is_refused() -> None:
     with pytest.raises(ValueError, match="one request of max_model_len 512 needs"):
         make_vllm_config(config(host_kv_gib=1e-4))
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "worker"),
+    [(0, "pipemax.vllm_ext.worker.PipeMaxCpuWorker"), (8, "pipemax.vllm_ext.gpu_worker.PipeMaxGpuWorker")],
+)
+def test_the_device_decides_on_the_worker(
+    num_gpus: int, worker: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = _pipemax_args(num_gpus=num_gpus)
+    assert args["worker_cls"] == worker
+    module, name = worker.rsplit(".", 1)
+    assert hasattr(importlib.import_module(module), name)
+    assert ("never ran on a GPU" in caplog.text) == (num_gpus > 0)
 
 
 def test_tensor_parallelism_needs_gpus() -> None:

@@ -13,6 +13,7 @@ The one thing that the host orders itself: ``begin_step`` puts all copies of ear
 one cannot wait for what is not submitted.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -22,6 +23,8 @@ from pipemax.transfer.cuda.chunks import Chunk, copy_chunks
 from pipemax.transfer.cuda.device import CopyDevice, DeviceEvent, Fence, KernelCall, Lane
 from pipemax.transfer.cuda.queue import ChunkQueue, Priority, Ticket
 from pipemax.transfer.cuda.submitter import Submitter
+
+log = logging.getLogger(__name__)
 
 _MAX_STORE_MARKS = 256
 """Store events kept for fences; beyond, computation waits for the oldest, which was done long ago."""
@@ -119,6 +122,7 @@ class CudaTransfers:
             self._submitter.close()
         self._queue.flush()
         self.device.synchronize()
+        log.info("KV copies: %s", self._queue.counters)
 
     # -- the parts of a step --------------------------------------------------------------------------------------
 
@@ -162,9 +166,8 @@ class CudaTransfers:
         self._wake()
 
     def _chunks(self, copies: Sequence[BlockLoad] | Sequence[BlockStore], lane: Lane) -> list[Chunk]:
-        pairs = [(int(copy.source), int(copy.target)) for copy in copies]
         return copy_chunks(
-            pairs, lane=lane, block_bytes=self._block_bytes, chunk_bytes=self._queue.limits.chunk_bytes
+            copies, lane=lane, block_bytes=self._block_bytes, chunk_bytes=self._queue.limits.chunk_bytes
         )
 
     def _token_chunks(self, stores: Sequence[TokenStore]) -> list[Chunk]:

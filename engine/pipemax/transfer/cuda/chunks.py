@@ -1,75 +1,75 @@
 """Block copies of a step as few contiguous copies, cut into chunks that can be submitted one at a time.
 
 A copy engine works through what was submitted in the order in which it becomes ready, and ignores priorities: what
-must be able to overtake has to wait outside, in pieces (``queue``). Knows block ids and bytes, nothing of steps.
+must be able to overtake has to wait outside, in pieces (``queue``). Knows block ids and bytes, nothing of steps. It
+runs between two steps of the model, hence numpy: a thousand blocks take about half a millisecond.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipemax.transfer.cuda.device import Copy, KernelCall, Lane, Pool, Span
 
+Int64s = NDArray[np.int64]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CopyRuns(Iterable[Copy]):
+    """Copies from one pool to another, in arrays of one length."""
+
+    source: Pool
+    target: Pool
+    source_bytes: Int64s
+    """Each copy's first byte in its pool."""
+    target_bytes: Int64s
+    sizes: Int64s
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __iter__(self) -> Iterator[Copy]:
+        columns = (self.source_bytes.tolist(), self.target_bytes.tolist(), self.sizes.tolist())
+        for source_byte, target_byte, size in zip(*columns, strict=True):
+            yield Copy(Span(self.source, source_byte, size), Span(self.target, target_byte, size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chunk:
     """What is submitted at once."""
 
     lane: Lane
-    work: tuple[Copy, ...] | KernelCall
+    work: CopyRuns | KernelCall
     num_bytes: int
-
-
-def coalesce(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """``(source block, target block)`` pairs as runs ``(source, target, number of blocks)``, ordered by source.
-
-    Neighbours are joined where both sides are adjacent. Targets are distinct, so the order does not matter.
-    """
-    ordered = sorted(pairs)
-    if not ordered:
-        return []
-    begins = [0]
-    for index, (before, pair) in enumerate(pairwise(ordered), start=1):
-        if pair != (before[0] + 1, before[1] + 1):
-            begins.append(index)
-    return [(*ordered[begin], end - begin) for begin, end in pairwise([*begins, len(ordered)])]
 
 
 def copy_chunks(
     pairs: Sequence[tuple[int, int]], *, lane: Lane, block_bytes: int, chunk_bytes: int
 ) -> list[Chunk]:
     """Whole-block copies in the direction of ``lane``, in chunks of at most ``chunk_bytes``, or one block if that is
-    longer.
+    longer. ``pairs``: (source block, target block), the targets distinct.
+
+    Ordered by source; neighbours are one copy where both sides are adjacent.
     """
+    blocks = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    blocks = blocks[np.argsort(blocks[:, 0], kind="stable")]
+    places, limit = np.arange(len(blocks)), max(1, chunk_bytes // block_bytes)
+    is_adjacent = (np.diff(blocks, axis=0) == 1).all(axis=1)
+    begins = np.flatnonzero(np.r_[True, ~is_adjacent][: len(blocks)] | (places % limit == 0))
+    sizes = np.diff(begins, append=len(blocks)) * block_bytes
+    firsts = blocks[begins] * block_bytes
     source, target = (Pool.HOST, Pool.GPU) if lane is Lane.LOAD else (Pool.GPU, Pool.HOST)
-    limit = max(1, chunk_bytes // block_bytes)
     chunks: list[Chunk] = []
-    for runs in _grouped(coalesce(pairs), limit):
-        copies = tuple(
-            Copy(
-                Span(source, first_source * block_bytes, num_blocks * block_bytes),
-                Span(target, first_target * block_bytes, num_blocks * block_bytes),
-            )
-            for first_source, first_target, num_blocks in runs
+    for begin in range(0, len(blocks), limit):
+        part = slice(*np.searchsorted(begins, (begin, begin + limit)))
+        runs = CopyRuns(
+            source=source,
+            target=target,
+            source_bytes=firsts[part, 0],
+            target_bytes=firsts[part, 1],
+            sizes=sizes[part],
         )
-        num_bytes = sum(copy.source.num_bytes for copy in copies)
-        chunks.append(Chunk(lane=lane, work=copies, num_bytes=num_bytes))
+        chunks.append(Chunk(lane=lane, work=runs, num_bytes=int(runs.sizes.sum())))
     return chunks
-
-
-def _grouped(runs: Iterable[tuple[int, int, int]], limit: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Runs, cut where necessary, in groups of ``limit`` blocks; only the last may have fewer."""
-    group: list[tuple[int, int, int]] = []
-    room = limit
-    for source, target, num_blocks in runs:
-        begin = 0
-        while begin < num_blocks:
-            taken = min(room, num_blocks - begin)
-            group.append((source + begin, target + begin, taken))
-            begin += taken
-            room -= taken
-            if room == 0:
-                yield group
-                group, room = [], limit
-    if group:
-        yield group

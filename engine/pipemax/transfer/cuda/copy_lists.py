@@ -4,10 +4,11 @@
 # | piece 0 | piece 1 | …        a copy over a border becomes two
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pipemax.transfer.cuda.chunks import CopyRuns, Int64s
 from pipemax.transfer.cuda.device import Copy, Pool, Span
 
 
@@ -29,8 +30,14 @@ class PoolMap:
     host_piece_bytes: int | None = None
     """Registered together; None is the whole pool."""
 
-    def resolve(self, copies: Sequence[Copy]) -> CopyList:
+    def resolve(self, copies: Iterable[Copy]) -> CopyList:
         """``ValueError`` where a span leaves its pool, or the lengths of a copy's spans differ."""
+        if isinstance(copies, CopyRuns) and self._is_plain(copies):
+            return CopyList(
+                (copies.target_bytes + self.addresses[copies.target]).tolist(),
+                (copies.source_bytes + self.addresses[copies.source]).tolist(),
+                copies.sizes.tolist(),
+            )
         targets: list[int] = []
         sources: list[int] = []
         sizes: list[int] = []
@@ -41,6 +48,19 @@ class PoolMap:
                 sources.append(self.addresses[copy.source.pool] + copy.source.first_byte + offset)
                 sizes.append(size)
         return CopyList(targets, sources, sizes)
+
+    def _is_plain(self, runs: CopyRuns) -> bool:
+        """All within their pools, and none over a border of the host pool's pieces."""
+        for pool, firsts in ((runs.source, runs.source_bytes), (runs.target, runs.target_bytes)):
+            ends = firsts + runs.sizes
+            if (firsts < 0).any() or (runs.sizes < 1).any() or (ends > self.num_bytes[pool]).any():
+                return False
+            if pool is Pool.HOST and (self._piece_of(firsts) != self._piece_of(ends - 1)).any():
+                return False
+        return True
+
+    def _piece_of(self, host_bytes: Int64s) -> Int64s:
+        return host_bytes // (self.host_piece_bytes or self.num_bytes[Pool.HOST])
 
     def _check(self, copy: Copy) -> None:
         if copy.source.num_bytes != copy.target.num_bytes:

@@ -5,7 +5,7 @@ cudaMemcpyBatchAsync        one call for many copies, where the driver has it (1
 cudaMemcpyAsync             one call a copy: about 3.5 µs of the link's time each
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Any
@@ -77,7 +77,7 @@ class CudaDevice:
         with self._calls("ask for a time"):
             return float(_torch_event(begin).elapsed_time(_torch_event(end))) * 1e-3
 
-    def copy(self, lane: Lane, copies: Sequence[Copy]) -> None:
+    def copy(self, lane: Lane, copies: Iterable[Copy]) -> None:
         listed = self._pools.resolve(copies)
         stream = self.stream(lane).cuda_stream
         with self._calls("submit copies"):

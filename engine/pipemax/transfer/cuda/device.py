@@ -7,7 +7,7 @@ a test can take any one fence away. It knows nothing of blocks, steps or request
     # one pool, block-first: block b is the bytes [b · block_bytes, (b + 1) · block_bytes)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
@@ -105,7 +105,7 @@ class CopyDevice(Protocol):
     def elapsed_s(self, begin: DeviceEvent, end: DeviceEvent) -> float:
         """Between two events that are done, by the device's clock."""
 
-    def copy(self, lane: Lane, copies: Sequence[Copy]) -> None:
+    def copy(self, lane: Lane, copies: Iterable[Copy]) -> None:
         """Enqueue copies, in no order among themselves, behind everything on the lane.
 
         The sources are read in the lane's order, never earlier. ``ValueError`` where a span leaves its pool or two

@@ -4,7 +4,7 @@ Each call is checked when it is made (``launch_checks``), on the thread that mad
 device's seam: plain to launch anywhere later. What they compute, ``pipemax.transfer.reference`` says in torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from pipemax.transfer.cuda.launch_checks import (
     token_geometry,
 )
 from pipemax.transfer.layout import BlockLayout
+
+Argument = int | np.int32 | np.int64
+"""An address, or a number of the width that the kernel declares."""
 
 
 class KvKernels:
@@ -109,24 +112,24 @@ class OffloadTokens:
         self._tokens = tokens
 
     def launch(self, stream: int) -> None:
+        device = self._gpu_rows.device
+        _launch(self._kernel, self._geometry, stream, device, self._tokens, self.arguments)
+
+    def arguments(self, table_address: int) -> list[Argument]:
+        """As ``kv_copy.cu`` declares them; ``table_address``: of the token table on the device."""
         layout = self._layout
-        _launch(
-            self._kernel,
-            self._geometry,
-            stream,
-            self._gpu_rows.device,
-            self._tokens,
-            [self._gpu_rows.data_ptr(), self._host_rows.data_ptr()],
-            [
-                np.int32(len(self._tokens)),
-                np.int64(layout.block_bytes),
-                np.int64(layout.layer_stride_bytes),
-                np.int32(layout.num_layers),
-                np.int32(layout.num_kv_heads),
-                np.int32(layout.block_tokens),
-                np.int32(layout.content_bytes),
-            ],
-        )
+        return [
+            self._gpu_rows.data_ptr(),
+            self._host_rows.data_ptr(),
+            table_address,
+            np.int32(len(self._tokens)),
+            np.int64(layout.block_bytes),
+            np.int64(layout.layer_stride_bytes),
+            np.int32(layout.num_layers),
+            np.int32(layout.num_kv_heads),
+            np.int32(layout.block_tokens),
+            np.int32(layout.content_bytes),
+        ]
 
     def reads(self) -> Sequence[Span]:
         return token_spans(Pool.GPU, self._layout, self._tokens[:, 0], self._tokens[:, 1])
@@ -156,15 +159,17 @@ class CopyPieces:
 
     def launch(self, stream: int) -> None:
         device = self._source.device if self._source.is_cuda else self._target.device
-        _launch(
-            self._kernel,
-            self._geometry,
-            stream,
-            device,
-            self._pieces,
-            [self._source.data_ptr(), self._target.data_ptr()],
-            [np.int32(len(self._pieces)), np.int64(self._piece_bytes)],
-        )
+        _launch(self._kernel, self._geometry, stream, device, self._pieces, self.arguments)
+
+    def arguments(self, table_address: int) -> list[Argument]:
+        """As ``kv_copy.cu`` declares them; ``table_address``: of the piece table on the device."""
+        return [
+            self._source.data_ptr(),
+            self._target.data_ptr(),
+            table_address,
+            np.int32(len(self._pieces)),
+            np.int64(self._piece_bytes),
+        ]
 
 
 def token_spans(pool: Pool, layout: BlockLayout, blocks: np.ndarray, slots: np.ndarray) -> list[Span]:
@@ -190,8 +195,7 @@ def _launch(
     stream: int,
     device: torch.device,
     table: TokenTable | PieceTable,
-    addresses: list[int],
-    rest: list[np.integer],
+    arguments: Callable[[int], list[Argument]],
 ) -> None:
     """Upload the table and run the kernel behind it, both on ``stream``; nothing for an empty table.
 
@@ -205,7 +209,5 @@ def _launch(
             Stream.from_handle(stream),
             LaunchConfig(grid=geometry.num_groups, block=geometry.num_threads),
             kernel,
-            *addresses,
-            on_device.data_ptr(),
-            *rest,
+            *arguments(on_device.data_ptr()),
         )

@@ -56,6 +56,8 @@ def check_tokens(
         raise ValueError(
             f"the token table must be int32 of shape (num_tokens, 3), not {tokens.dtype} of {tokens.shape}"
         )
+    if not tokens.flags.c_contiguous:
+        raise ValueError(f"the token table must be contiguous, its strides are {tokens.strides}")
     columns = (
         ("GPU block", num_gpu_blocks),
         ("slot", layout.block_tokens),
@@ -90,6 +92,8 @@ def check_pieces(pieces: PieceTable, piece_bytes: int, *, source_bytes: int, tar
         raise ValueError(
             f"the piece table must be int64 of shape (num_pieces, 2), not {pieces.dtype} of {pieces.shape}"
         )
+    if not pieces.flags.c_contiguous:
+        raise ValueError(f"the piece table must be contiguous, its strides are {pieces.strides}")
     for column, (name, limit) in enumerate((("source", source_bytes), ("target", target_bytes))):
         offsets = pieces[:, column]
         wrong = np.flatnonzero((offsets < 0) | (offsets + piece_bytes > limit))

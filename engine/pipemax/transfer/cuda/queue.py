@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from pipemax.domain.units import MIB
-from pipemax.transfer.cuda.chunks import Chunk
-from pipemax.transfer.cuda.device import CopyDevice, DeviceEvent, Hold, KernelCall, Lane
+from pipemax.domain.units import GIB, MIB
+from pipemax.transfer.cuda.chunks import Chunk, CopyRuns
+from pipemax.transfer.cuda.device import CopyDevice, DeviceEvent, Hold, Lane
 
 
 class Priority(IntEnum):
@@ -69,6 +69,15 @@ class CopyCounters:
     """Chunks that a flush submitted: the copies of that step took longer than the step."""
     peak_in_flight_bytes: int = 0
     """In one direction, flushes included."""
+
+    def __str__(self) -> str:
+        waited = ", ".join(f"{priority.name.lower()} {s:.2f} s" for priority, s in self.queue_s.items() if s)
+        loaded, stored = (self.bytes_by_lane[lane] / GIB for lane in (Lane.LOAD, Lane.STORE))
+        return (
+            f"{loaded:.2f} GiB loaded, {stored:.2f} GiB stored in {self.num_chunks} chunks, {self.num_flushed} of them "
+            f"at a step's beginning; at most {self.peak_in_flight_bytes / MIB:.1f} MiB in flight; waited in the queue: "
+            f"{waited or 'none'}"
+        )
 
 
 @dataclass(slots=True, order=True)
@@ -184,11 +193,10 @@ class ChunkQueue:
         ticket, chunk = entry.ticket, entry.chunk
         if ticket.begin is None:
             ticket.begin = self._device.record(lane)
-        if isinstance(chunk.work, tuple):
+        if isinstance(chunk.work, CopyRuns):
             self._device.copy(lane, chunk.work)
         else:
-            call: KernelCall = chunk.work
-            self._device.launch(lane, call)
+            self._device.launch(lane, chunk.work)
         end = self._device.record(lane)
         heapq.heappop(self._waiting[lane])  # a chunk that the device refuses stays, and fails again in flush
         ticket.num_waiting -= 1

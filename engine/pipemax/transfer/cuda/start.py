@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from pipemax.transfer.commands import TokenStore
-from pipemax.transfer.cuda.backend import CudaTransfers
+from pipemax.transfer.cuda.backend import CudaTransfers, MakeTokenStore
 from pipemax.transfer.cuda.cuda_device import CudaDevice, CudaHostRegistry
 from pipemax.transfer.cuda.device import KernelCall
 from pipemax.transfer.cuda.kernels import KvKernels
@@ -32,20 +32,14 @@ def cuda_transfers(
         layout, host_blocks, CudaHostRegistry(), numa_node=numa_node_of_gpu(gpu_rows.device)
     )
     try:
-        kernels = KvKernels(gpu_rows.device)
-
-        def make_token_store(stores: Sequence[TokenStore]) -> tuple[KernelCall, int]:
-            tokens = token_table(stores)
-            call = kernels.offload_tokens(gpu_rows, pool.tensor, layout, tokens)
-            return call, len(tokens) * layout.token_bytes
-
         device = CudaDevice(gpu_rows, pool.tensor, host_piece_bytes=pool.piece_blocks * layout.block_bytes)
         queue = ChunkQueue(device, limits or CopyLimits())
         transfers = CudaTransfers(
             device,
             queue,
             block_bytes=layout.block_bytes,
-            make_token_store=make_token_store,
+            # Kernels reach pinned memory alone.
+            make_token_store=_token_stores(layout, gpu_rows, pool) if pool.is_pinned else None,
             submitter=Submitter(queue),
         )
         try:
@@ -54,3 +48,14 @@ def cuda_transfers(
             transfers.close()
     finally:
         pool.close()
+
+
+def _token_stores(layout: BlockLayout, gpu_rows: torch.Tensor, pool: PinnedHostPool) -> MakeTokenStore:
+    kernels = KvKernels(gpu_rows.device)
+
+    def make(stores: Sequence[TokenStore]) -> tuple[KernelCall, int]:
+        tokens = token_table(stores)
+        call = kernels.offload_tokens(gpu_rows, pool.tensor, layout, tokens)
+        return call, len(tokens) * layout.token_bytes
+
+    return make

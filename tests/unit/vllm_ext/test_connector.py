@@ -1,0 +1,72 @@
+"""The connector's hooks in the order in which vLLM's two model runners call them, over a CPU's KV caches."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+from pipemax.config import EngineConfig
+from pipemax.domain.plan import StepId
+from pipemax.domain.units import GpuBlockId, HostBlockId
+from pipemax.transfer.commands import BlockLoad, BlockStore, StepCopies
+from pipemax.transfer.layout import BlockLayout
+from pipemax.vllm_ext.connector import PipeMaxConnector, StepMetadata, _check_block_tokens
+from pipemax.vllm_ext.launch import launch_environment, make_vllm_config
+from tests.unit.vllm_ext.fake_worker import MODEL
+
+
+@pytest.fixture
+def kv() -> torch.Tensor:
+    # (num_blocks, layers, heads, tokens, content)
+    return torch.zeros(8, 2, 1, 4, 6)
+
+
+@pytest.fixture
+def connector(kv: torch.Tensor) -> Iterator[PipeMaxConnector]:
+    config = EngineConfig(model=str(MODEL), policy="pipemax", max_model_len=64)
+    with launch_environment(config):
+        vllm_config = make_vllm_config(config)
+    connector = PipeMaxConnector(vllm_config, KVConnectorRole.WORKER, None)
+    connector.register_kv_caches({f"layer.{layer}": kv[:, layer] for layer in range(2)})
+    yield connector
+    connector.shutdown()
+
+
+def run_step(connector: PipeMaxConnector, step: int, copies: StepCopies, hooks: tuple[str, ...]) -> None:
+    metadata = StepMetadata(StepId(step), copies)
+    connector.handle_preemptions(metadata)
+    connector.bind_connector_metadata(metadata)
+    for hook in hooks:
+        getattr(connector, hook)()
+    connector.clear_connector_metadata()
+
+
+@pytest.mark.parametrize("hooks", [("wait_for_save",), ("finish_forward", "wait_for_save")], ids=["V1", "V2"])
+def test_blocks_leave_and_come_back(
+    connector: PipeMaxConnector, kv: torch.Tensor, hooks: tuple[str, ...]
+) -> None:
+    kv[3] = 7
+    store = BlockStore(source=GpuBlockId(3), target=HostBlockId(5))
+    run_step(connector, 1, StepCopies(stores=(store,)), hooks)
+    run_step(connector, 2, StepCopies(), hooks)  # empty, and all the same begun and ended
+    kv[3] = 0
+    load = BlockLoad(source=HostBlockId(5), target=GpuBlockId(4))
+    run_step(connector, 3, StepCopies(loads=(load,)), hooks)
+    run_step(connector, 4, StepCopies(), hooks)
+    assert (kv[4] == 7).all()
+    assert not kv[3].any()
+    assert connector.gpu is None
+
+
+def test_caches_that_are_not_block_first_are_refused(connector: PipeMaxConnector) -> None:
+    layer_first = torch.zeros(2, 8, 1, 4, 6)
+    with pytest.raises(ValueError, match="not block-first"):
+        connector.register_kv_caches({str(layer): layer_first[layer] for layer in range(2)})
+
+
+def test_kernels_with_blocks_of_their_own_are_refused() -> None:
+    layout = BlockLayout.compact(num_layers=1, num_kv_heads=1, block_tokens=16, content_bytes=4)
+    _check_block_tokens(layout, 16)
+    with pytest.raises(ValueError, match="blocks of 16 tokens, vLLM's scheduler counts blocks of 64"):
+        _check_block_tokens(layout, 64)
