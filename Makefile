@@ -8,7 +8,7 @@ UV_VERSION := 0.13.8
 LOCK := requirements/cpu.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup annotate test test-versions parity-full lint lock clean
+.PHONY: help setup annotate compare test test-versions parity-full lint lock clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -21,6 +21,9 @@ $(VENV)/ready: $(LOCK) pyproject.toml tools/setup.sh tools/configure_spark.py
 
 annotate: $(VENV)/ready  ## Annotate the demo table with the demo model
 	@bash tools/annotate_demo.sh "$(BIN)" "$(DEMO)"
+
+compare: $(VENV)/ready  ## Stock vLLM and PipeMax side by side on a part of the demo table
+	@mkdir -p logs; $(BIN)/python bench/compare_policies.py 2>logs/compare.log || { code=$$?; tail -5 logs/compare.log; exit $$code; }
 
 test: $(VENV)/ready lint  ## Lint, types, import contracts and all tests
 	@$(BIN)/python -m pytest
