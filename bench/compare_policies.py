@@ -9,6 +9,7 @@ how the two schedule, not what GPUs would do.
 
 import argparse
 import json
+import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,9 +43,10 @@ class Result:
     recomputed_or_evicted: int
     """Requests that left the GPU: preempted to be computed anew, or evicted with their KV in host memory."""
     phase_switches: int
-    decode_steps: int
+    output_steps: int
+    """Steps that generated tokens."""
     mean_batch: float
-    """Requests in a decode step; 0 where the engine does not tell."""
+    """Tokens of such a step: requests that decode in it, or whose prompt it completes."""
     stall_s: float
     time_s: dict[str, float]
     """Where the time went, by part."""
@@ -79,7 +81,6 @@ def run(policy: str, rows: int) -> tuple[Result, dict[str, str | None]]:
         seconds = time.monotonic() - begin_s
         after = engine.stats().metrics
     counts = {name: value - before.get(name, 0.0) for name, value in after.items()}
-    decode_steps = counts.get("decode_steps", 0.0)
     result = Result(
         policy=policy,
         rows=rows,
@@ -89,8 +90,8 @@ def run(policy: str, rows: int) -> tuple[Result, dict[str, str | None]]:
         preemptions=int(counts.get("preemptions", 0)),
         recomputed_or_evicted=int(counts.get("evictions", counts.get("preemptions", 0))),
         phase_switches=int(counts.get("phase_switches", 0)),
-        decode_steps=int(decode_steps),
-        mean_batch=counts.get("decoded_tokens", 0.0) / decode_steps if decode_steps else 0.0,
+        output_steps=int(counts["output_steps"]),
+        mean_batch=counts["output_tokens"] / counts["output_steps"],
         stall_s=counts.get("prefetch_stall_s", 0.0),
         time_s={
             name.removeprefix("time_").removesuffix("_s"): round(value, 3)
@@ -110,8 +111,8 @@ def print_results(console: Console, vllm: Result, pipemax: Result, equal_texts: 
         "generated tokens/s": lambda r: f"{r.tokens_per_s:,.0f}",
         "rows/s": lambda r: f"{r.rows / r.seconds:,.1f}",
         "seconds, engine start apart": lambda r: f"{r.seconds:,.1f} (+ {r.start_s:,.0f} start)",
-        "decode steps": lambda r: f"{r.decode_steps:,}" if r.decode_steps else "not told",
-        "requests in a decode step, mean": lambda r: f"{r.mean_batch:,.1f}" if r.mean_batch else "not told",
+        "steps that generate": lambda r: f"{r.output_steps:,}",
+        "tokens of such a step, mean": lambda r: f"{r.mean_batch:,.1f}",
         "left the GPU (preempted or evicted)": lambda r: f"{r.recomputed_or_evicted:,}",
         "phase switches": lambda r: f"{r.phase_switches:,}",
         "prefetch stall, s": lambda r: f"{r.stall_s:,.2f}",
@@ -139,6 +140,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=600)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it logs to standard output
     vllm, vllm_texts = run("vllm", arguments.rows)
     pipemax, pipemax_texts = run("pipemax", arguments.rows)
     equal = sum(vllm_texts[name] == pipemax_texts[name] for name in vllm_texts)

@@ -70,7 +70,7 @@ def test_the_server_ends_with_its_jvm_in_the_midst_of_work(
 def test_the_server_ends_with_its_jvm_while_a_model_loads(
     fake_engine_python: EnginePython, jvm: FakeJvm
 ) -> None:
-    opts = options(fake_engine_python(), load_s=60, start_timeout_s=0.5)
+    opts = options(fake_engine_python(), load_s=60, start_timeout_s=5.0)
     with pytest.raises(EngineSessionError, match="no engine after"):
         run_prompts(["hello"], opts)
     server = server_of(opts)

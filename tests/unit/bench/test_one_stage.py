@@ -16,6 +16,8 @@ from bench.stage.experiment import POLICIES, Experiment, OpenTransfers, Outcome,
 from bench.stage.pools import PoolPlan
 from bench.stage.prediction import compare, counted_samples
 from bench.stage.tables import environment, write_json
+from pipemax.control.config import StageConfig
+from pipemax.control.estimator import StepTimeModel
 from pipemax.domain.specs import KvLayout
 from pipemax.sim.result import DecodeSample
 from pipemax.sim.workloads import Workload
@@ -120,6 +122,20 @@ def test_each_policy_decodes_on_kv_that_is_whole(policy: str) -> None:
         assert outcome.prefetched_blocks > 0
         assert experiment.num_compared > 0
         assert run.loads
+
+
+class NoisyProfile(Poisoned):
+    """Its profile fell from one request to eight: of larger batches it says that they take less than no time."""
+
+    def _stage_config(self, plan: PoolPlan, kv: list[torch.Tensor], transfers: StepTransfers) -> StageConfig:
+        falling = StepTimeModel.linear(alpha_s=-1e-3, beta_s=0.0, delta_s=4e-3)
+        return replace(super()._stage_config(plan, kv, transfers), decode_time=falling)
+
+
+def test_a_profile_that_falls_plans_no_negative_copies() -> None:
+    outcome, run, _ = NoisyProfile(SETUP, workload(120)).run("pipemax")
+    assert outcome.steps == 50
+    assert all(step.prefetched_blocks >= 0 for step in run.steps)
 
 
 OUTCOME = Outcome(

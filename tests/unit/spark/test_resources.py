@@ -16,10 +16,12 @@ def start_executor(tmp_path: Path) -> Iterator[Callable[..., int]]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*arguments: str) -> int:
-        started.append(
-            subprocess.Popen(["sh", "-c", "read line", "executor", *arguments], stdin=subprocess.PIPE)
-        )
-        return started[-1].pid
+        command = ["sh", "-c", "echo ready; read line", "executor", *arguments]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()  # before this its command line may still be empty
+        return process.pid
 
     yield start
     for process in started:
