@@ -142,7 +142,7 @@ def test_killed_in_the_midst_of_a_batch_the_same_command_repairs_it(nights: Nigh
     job = start_job(replaced_input(nights), "--incremental", commit_every="1h")
     spooled = Path(nights.jobs.output, "_pipemax")
     kill_when(lambda: any(spooled.glob("*/spool/*/part-*.parquet")), job, nights.jobs.defaults)
-    assert nights.jobs.rows() == []
+    assert len(nights.jobs.rows()) < len(rows)
 
     nights.append(words(9_000, 9_010))
     rows_in, skipped, rows_out = nights.run(engine=SLOW)
