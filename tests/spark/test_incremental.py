@@ -60,7 +60,7 @@ def words(first: int, end: int) -> list[tuple[int, str]]:
     return [(i, f"word {i}") for i in range(first, end)]
 
 
-@pytest.mark.parametrize("id_columns", [("id",), ()])
+@pytest.mark.parametrize("id_columns", [("id",), pytest.param((), marks=pytest.mark.long)])
 def test_each_night_does_what_was_appended_also_under_a_new_schema(
     nights: Nights, id_columns: tuple[str, ...]
 ) -> None:
@@ -98,7 +98,12 @@ def test_equal_rows_are_counted_over_all_nights(nights: Nights) -> None:
 
 
 @pytest.mark.parametrize(
-    ("id_columns", "lost"), [(("id",), "the checkpoint"), ((), "the checkpoint"), ((), "the batch's entry")]
+    ("id_columns", "lost"),
+    [
+        pytest.param(("id",), "the checkpoint", marks=pytest.mark.long),
+        ((), "the checkpoint"),
+        pytest.param((), "the batch's entry", marks=pytest.mark.long),
+    ],
 )
 def test_a_night_that_ended_between_commit_and_checkpoint_adds_nothing_when_it_comes_again(
     nights: Nights, id_columns: tuple[str, ...], lost: str
@@ -136,6 +141,7 @@ def test_a_batch_that_failed_half_way_comes_again_and_only_its_rest_is_done(nigh
     assert nights.ids() == [*range(1_201), *range(4_000, 4_010)]
 
 
+@pytest.mark.long
 def test_killed_in_the_midst_of_a_batch_the_same_command_repairs_it(nights: Nights) -> None:
     rows = [(i, f"word {i % 2_000}") for i in range(6_000)]
     nights.append(rows)
