@@ -50,8 +50,6 @@ log = logging.getLogger(__name__)
 
 _FEWEST_WAVES = 4
 """A single request, and the corners: run whatever time they take."""
-_PREFILL_STEPS_AT_START = 8
-"""Of a wave: to fill a GPU of today with KV takes a minute."""
 _LEAST_TOKEN_ID, _MOST_TOKEN_ID = 10, 30_000
 """Special tokens have the lowest ids, as a rule; what a token means does not matter here."""
 
