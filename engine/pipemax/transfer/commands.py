@@ -39,7 +39,12 @@ class StepCopies:
     saves: tuple[BlockStore, ...] = ()
     """Before it computes: what earlier steps wrote to blocks that this step may overwrite."""
     loads: tuple[BlockLoad, ...] = ()
-    """While it computes: prefetches."""
+    """While it computes: prefetches that the next step may read."""
+    later_loads: tuple[BlockLoad, ...] = ()
+    """Beside them, behind them: parts of prefetches that go on, so that no step before the next but one reads them."""
+    abandons_loads: bool = False
+    """A request has ended, or left, that was loaded in part: its blocks may be anyone's from this step on, which must
+    wait for all earlier loads."""
     stores: tuple[BlockStore, ...] = ()
     """Once it has computed: the blocks that it filled."""
     token_stores: tuple[TokenStore, ...] = ()
@@ -47,6 +52,10 @@ class StepCopies:
     store_fence: int | None = 0
     """How many steps back the last one lies whose stores or saves read a block that this step's computation
     overwrites; 0 is this step itself, None is no step. It must wait for all stores up to that one."""
+
+    @property
+    def num_loads(self) -> int:
+        return len(self.loads) + len(self.later_loads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,8 +39,8 @@ class Orchestrator:
             self._backend.submit_stores(copies.saves)
             self._backend.wait()
         stall_s = time.perf_counter() - begin_s
-        if copies.loads:
-            self._backend.submit_loads(copies.loads)
+        if copies.num_loads:
+            self._backend.submit_loads(copies.loads + copies.later_loads)
         return StepWait(stall_s=stall_s, loads=tuple(timings))
 
     def end_step(self, copies: StepCopies) -> None:
