@@ -74,3 +74,22 @@ class StepWait:
     """How long steps had to wait for earlier copies and their own saves. On a GPU, of steps that are done since."""
     loads: tuple[LoadTiming, ...]
     """Of steps before it, in their order, each once it is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyCounts:
+    """One stage's copies since its start."""
+
+    loaded_bytes: int = 0
+    """Host → GPU."""
+    stored_bytes: int = 0
+    """GPU → host."""
+    load_queue_s: float = 0.0
+    """Waiting times of the loads' pieces until they were submitted, added up."""
+    store_queue_s: float = 0.0
+    num_chunks: int = 0
+    """Pieces that were submitted."""
+    num_late_chunks: int = 0
+    """Of them: not before the next step began, for the copies took longer than their step."""
+    num_held_chunks: int = 0
+    """Of them: held back while the stage sent its activations."""

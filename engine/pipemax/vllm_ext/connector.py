@@ -7,7 +7,7 @@ comes before the activations are sent, else ``wait_for_save``.
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -124,6 +124,8 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         report = self._clock.take_report()
         if report is None or get_tp_group().rank_in_group > 0:  # a stage speaks with one voice
             return None
+        assert self._transfers is not None
+        report = replace(report, copies=self._transfers.counts)
         return WorkerReports({get_pp_group().rank_in_group: [report]})
 
     def shutdown(self) -> None:

@@ -347,7 +347,7 @@ class PipeMaxScheduler(Scheduler):
         stats = super().make_stats(*args, **kwargs)
         if stats is not None and self._plan is not None:
             stats.kv_connector_stats = {
-                **self._counters.to_stats(self._controller, self._plan, self._reports.stall_s),
+                **self._counters.to_stats(self._controller, self._plan, self._reports),
                 **demand_stats(
                     self._controller,
                     num_known=self._num_added - len(self.waiting) - len(self.kv_holding_waiting),

@@ -20,7 +20,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pipemax.transfer.commands import BlockLoad, BlockStore, LoadTiming, StepCopies, StepWait, TokenStore
+from pipemax.transfer.commands import (
+    BlockLoad,
+    BlockStore,
+    CopyCounts,
+    LoadTiming,
+    StepCopies,
+    StepWait,
+    TokenStore,
+)
 from pipemax.transfer.cuda.chunks import Chunk, copy_chunks
 from pipemax.transfer.cuda.device import CopyDevice, DeviceEvent, Fence, KernelCall, Lane
 from pipemax.transfer.cuda.queue import ChunkQueue, Priority, Ticket
@@ -88,6 +96,10 @@ class CudaTransfers:
         self._newest_store: DeviceEvent | None = None  # that no load has waited for
         self._loading: deque[_Loading] = deque()
         self._stalls: deque[tuple[DeviceEvent, DeviceEvent]] = deque()
+
+    @property
+    def counts(self) -> CopyCounts:
+        return self._queue.counters.to_counts()
 
     def begin_step(self, copies: StepCopies) -> StepWait:
         assert not self._is_in_step, "the step before has not ended"
