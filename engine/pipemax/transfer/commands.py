@@ -84,6 +84,8 @@ class CopyCounts:
     """Host → GPU."""
     stored_bytes: int = 0
     """GPU → host."""
+    packed_bytes: int = 0
+    """Of them: layer by layer, and put into blocks by the CPU."""
     load_queue_s: float = 0.0
     """Waiting times of the loads' pieces until they were submitted, added up."""
     store_queue_s: float = 0.0

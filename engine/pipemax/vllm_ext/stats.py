@@ -93,6 +93,7 @@ def _copy_stats(stages: list[CopyCounts]) -> dict[str, float]:
     return {
         "loaded_bytes": sum(stage.loaded_bytes for stage in stages),
         "stored_bytes": sum(stage.stored_bytes for stage in stages),
+        "packed_bytes": sum(stage.packed_bytes for stage in stages),
         "load_queue_s": max(stage.load_queue_s for stage in stages),
         "store_queue_s": max(stage.store_queue_s for stage in stages),
         "copy_chunks": sum(stage.num_chunks for stage in stages),
