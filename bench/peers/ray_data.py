@@ -44,7 +44,7 @@ def _run(load: Load, recorder: Recorder, begin_s: float) -> float:
 
     output = Path(load.directory) / "ray-out"
     shutil.rmtree(output, ignore_errors=True)
-    table = ray.data.read_parquet(load.table).repartition(load.rows // BATCH_ROWS)
+    table = ray.data.read_parquet(load.table).repartition(-(-load.rows // BATCH_ROWS))
     _processor(load)(table).write_parquet(str(output))
     ended_s = time.time()
     answers = pq.read_table(output)

@@ -82,7 +82,8 @@ def _table(lengths: str, rows: int, results: list[Result]) -> str:
         "| system | engines | rows/s | spread | output tokens/s | start, s | of bare engine | PipeMax ÷ it (range) |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    lines += [_line(result, measured.get(BARE), measured.get(OURS)) for result in measured.values()]
+    fastest_first = sorted(measured.values(), key=lambda result: result.median_s)
+    lines += [_line(result, measured.get(BARE), measured.get(OURS)) for result in fastest_first]
     lines += ["", *(f"- {each.system} failed: {each.failure}" for each in results if each.failure)]
     return "\n".join(lines).rstrip()
 
