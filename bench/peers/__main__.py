@@ -18,10 +18,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.peers.load import REPOSITORY, Load, write_model, write_table
+from bench.peers.load import LOGS, REPOSITORY, Load, write_model, write_table
 from bench.peers.recorder import Measurement
 from bench.peers.results import Result, add_result, markdown, read_results
 from bench.peers.systems import SYSTEMS
@@ -32,8 +33,9 @@ LENGTHS = ("skewed", "uniform")
 def measure(system: str, load: Load, arguments: argparse.Namespace) -> Result:
     """In a process of its own; what it measured before it failed is kept."""
     python = arguments.peers_python if SYSTEMS[system].is_peer else Path(sys.executable)
-    recorded, log = (Path(load.directory) / f"{system}.{suffix}" for suffix in ("json", "log"))
-    recorded.unlink(missing_ok=True)
+    name = f"{load.lengths}-{system}"
+    recorded, log = Path(load.directory) / f"{name}.json", LOGS / f"{name}.log"
+    LOGS.mkdir(parents=True, exist_ok=True)
     load_before = os.getloadavg()[0]
     failure = (
         _run_child(system, load, python, recorded, log, arguments.timeout_s)
@@ -70,7 +72,9 @@ def _run_child(
             # Also what a failed system left running: it would take cores from the next one.
             _kill_group(child)
     if failure:
-        print(f"{system}: {failure}; its last lines:\n{log.read_text()[-3000:]}", file=sys.stderr, flush=True)
+        print(
+            f"{system}: {failure}; the end of {log}:\n{log.read_text()[-2000:]}", file=sys.stderr, flush=True
+        )
     return failure
 
 
@@ -121,7 +125,7 @@ def compare(lengths: str, arguments: argparse.Namespace, directory: Path) -> lis
     return results
 
 
-def _names(known: tuple[str, ...]):  # type: ignore[no-untyped-def]
+def _names(known: tuple[str, ...]) -> Callable[[str], list[str]]:
     def parse(text: str) -> list[str]:
         names = text.split(",")
         if unknown := [name for name in names if name not in known]:
@@ -163,6 +167,8 @@ def main() -> None:
     if arguments.table:
         print(markdown(read_results(arguments.table)))
         return
+    # Else a stopped comparison would leave its system running.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     results: list[Result] = []
     with tempfile.TemporaryDirectory() as directory:
         for lengths in arguments.lengths:

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+LOGS = REPOSITORY / "logs" / "peers"
+"""What each system's processes print, until it is measured again."""
 WARM_UP_ROWS = 32
 BATCH_ROWS = 64
 """Rows that a system hands over at a time, where it has such a number; the engine's ``max_num_seqs`` as well."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from bench.peers.load import BATCH_ROWS, WARM_UP_ROWS, Load
+from bench.peers.load import BATCH_ROWS, LOGS, WARM_UP_ROWS, Load
 from bench.peers.recorder import Recorder, tokens_by_id
 
 
@@ -27,6 +27,7 @@ def pipemax_spark(load: Load, recorder: Recorder) -> None:
             prompt_column="prompt",
             overrides_column="overrides",
             engine=load.pipemax_engine(),
+            log_dir=str(LOGS),
         )
         return annotated.selectExpr("id", "annotation.text", "annotation.completion_tokens AS tokens")
 
