@@ -177,9 +177,8 @@ class EngineHost:
         with self._changed:
             state = self._state
             name, detail = "starting", ""
-            if state.refusal is not None:
-                died = state.refusal.code is SessionErrorCode.ENGINE_DIED
-                name, detail = ("failed" if died else "stopping"), state.refusal.detail
+            if state.refusal is not None:  # for good: clients wait for this server's successor
+                name, detail = "stopping", state.refusal.detail
             elif state.loading is not None:
                 name, detail = "loading", self._waiting_for_load(state.loading, now_s).detail
             elif state.resident is not None:
