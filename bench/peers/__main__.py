@@ -121,7 +121,8 @@ def compare(lengths: str, arguments: argparse.Namespace, directory: Path) -> lis
         results.append(measure(system, load, arguments))
         if arguments.json:
             add_result(arguments.json, results[-1])
-        print(f"{lengths} {system}: {results[-1].seconds} s, start {results[-1].start_s} s", flush=True)
+        outcome = results[-1].failure or f"{results[-1].seconds} s, start {results[-1].start_s} s"
+        print(f"{lengths} {system}: {outcome}", flush=True)
     return results
 
 
