@@ -313,6 +313,9 @@ class ServerStats:
     waiting_requests: int = 0
     kv_usage: float = 0.0
     """Share of the GPU's KV blocks in use, 0 to 1."""
+    window_rows: int = 0
+    """Rows that the server may have in the engine, and granted to its streams: what its memory has room for. 0 while
+    there is no engine."""
     engine_metrics: dict[str, float] = field(default_factory=dict)
     """Further figures of the engine, for MLflow: name → value."""
     policy: dict[str, Any] = field(default_factory=dict)

@@ -126,6 +126,20 @@ def test_a_dead_worker_of_the_engine_costs_no_row(fake_engine_python: EnginePyth
     assert server_of(opts) != first
 
 
+def test_a_server_that_takes_long_to_end_counts_as_one_death(
+    fake_engine_python: EnginePython, caplog: pytest.LogCaptureFixture
+) -> None:
+    opts = options(fake_engine_python(), max_num_seqs=32, child_process=True, latency_s=0.05, close_s=1.0)
+    results = complete(request_batches(200, 40), opts, task="task")
+    batches = [next(results)]
+    wait_until(lambda: server_stats(opts).engine_metrics, 5.0)
+    os.kill(int(server_stats(opts).engine_metrics["child_pid"]), signal.SIGKILL)
+    assert_exactly_once([*batches, *results], 200)
+    assert [record.message for record in caplog.records if "was lost" in record.message] == [
+        next(record.message for record in caplog.records if "(1 in a row)" in record.message)
+    ]
+
+
 def test_an_engine_without_memory_dies_and_its_rows_run_again(
     fake_engine_python: EnginePython, tmp_path: Path
 ) -> None:
