@@ -19,7 +19,7 @@ from pipemax_spark.prompts import PromptSource
 from pipemax_spark.task import TaskPlan
 from tests.fakes.engine import expected_text, fake_config
 from tests.spark.conftest import Jobs
-from tests.spark.processes import servers_of, wait_until
+from tests.spark.processes import SMALL_SPARK, servers_of, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SLOW = fake_config(tokens_per_s=1_500)
@@ -38,7 +38,11 @@ def start_job(options: JobOptions, *arguments: str, commit_every: str) -> subpro
             *("--engine-python", options.engine_python or "", "--log-dir", options.log_dir),
             *arguments,
         ],
-        env={**os.environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"},
+        env={
+            **os.environ,
+            "MLFLOW_TRACKING_URI": "http://127.0.0.1:9",
+            "PYSPARK_SUBMIT_ARGS": f"{SMALL_SPARK} pyspark-shell",
+        },
         start_new_session=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -65,7 +69,7 @@ def test_killed_and_run_again_on_a_longer_table_every_row_is_there_as_often_as_i
     jobs: Callable[[], Jobs],
 ) -> None:
     run = jobs()
-    rows = [(i % 900, f"word {i % 900}") for i in range(6_000)]  # texts repeat
+    rows = [(i % 900, f"word {i % 900}") for i in range(4_000)]  # texts repeat
     run.write_input(rows)
     job = start_job(run.defaults, commit_every="1s")
     kill_when(lambda: committed_chunks(run.output) >= 1, job, run.defaults)
@@ -74,7 +78,7 @@ def test_killed_and_run_again_on_a_longer_table_every_row_is_there_as_often_as_i
 
     more = [*rows, *rows[:50], (1_000, "a new word")]
     run.write_input(more)
-    summary = run.run(engine=SLOW)
+    summary = run.run()
     assert summary is not None
     assert summary.rows_skipped >= done
     assert summary.rows_out == len(more) - summary.rows_skipped
