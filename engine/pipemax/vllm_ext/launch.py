@@ -18,7 +18,7 @@ from pipemax.control.config import HOST_HIGH_WATERMARK
 from pipemax.domain.units import GIB, ceil_div
 from pipemax.lifetime import SERVER_IDENTITY_VARIABLE
 from pipemax.parallelism import pipeline_parallel_size
-from pipemax.transfer.cuda.pinned_pool import available_host_bytes
+from pipemax.transfer.cuda.pinned_pool import available_host_bytes, require_pools
 from pipemax.vllm_ext.calibrations import known_calibration, kv_bytes_per_token
 from pipemax.vllm_ext.compat import check_hooks_run, check_model, check_runner, check_version
 from pipemax.vllm_ext.first_guess import guess_stage
@@ -138,7 +138,10 @@ def _pipemax_args(config: EngineConfig, *, num_gpus: int) -> dict[str, Any]:
 def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeSettings:
     kv_bytes = kv_bytes_per_token(vllm_config)
     block_bytes = max(kv_bytes) * vllm_config.cache_config.block_size
-    host_bytes = _host_bytes(config, vllm_config.parallel_config.world_size)
+    num_workers = vllm_config.parallel_config.world_size
+    host_bytes = _host_bytes(config, num_workers)
+    if not current_platform.is_cpu():
+        require_pools(host_bytes, num_workers, available_host_bytes())
     host_blocks = int(host_bytes / block_bytes)
     longest = ceil_div(vllm_config.model_config.max_model_len, vllm_config.cache_config.block_size)
     if host_blocks < longest:
