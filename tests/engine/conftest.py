@@ -1,6 +1,5 @@
 """Real vLLM engines on the demo model, one for each policy: they take up to a minute to start."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,10 +63,7 @@ def started(
         "cpu_kv_gib": 0.25,
         "max_num_seqs": 32,
     }
-    own_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     with pytest.MonkeyPatch.context() as patch:
-        # Measured anew, but what vLLM knows of the model's class costs it a process of 10 s to find out.
-        patch.setenv("VLLM_CACHE_ROOT", os.environ.get("VLLM_CACHE_ROOT") or str(own_cache / "vllm"))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         with OfflineEngine(EngineConfig.parse(defaults | request.param)) as engine:
             yield StartedEngine(engine, PrefixCounters.now())
