@@ -20,7 +20,7 @@ from pipemax_spark.preflight import run_preflight
 from pipemax_spark.profiles import discovery_script_of
 from pipemax_spark.prompts import PromptSource, find_field, quoted, resolve_column
 from pipemax_spark.response_format import compile_schema, load_schema
-from pipemax_spark.slots import task_slots
+from pipemax_spark.slots import slots_of
 from pipemax_spark.spec import AnnotationSpec
 from pipemax_spark.spool import dealt_directory, spool_fault
 from pipemax_spark.task import (
@@ -244,7 +244,7 @@ def _with_spool(keyed: Any, plan: TaskPlan, work_dir: str, resume: str | None) -
     if resume is None:
         return keyed, replace(plan, spool=f"{work_dir}/{plan.run_id}")
     spark = keyed.sparkSession
-    wanted = max(int(spark.conf.get("spark.sql.shuffle.partitions")), 2 * task_slots(spark))
+    wanted = max(int(spark.conf.get("spark.sql.shuffle.partitions")), 2 * slots_of(spark).total)
     directory, partitions = dealt_directory(f"{work_dir}/{resume}-{plan.spec_hash}", wanted)
     return keyed.repartition(partitions, KEY_COLUMN), replace(plan, spool=directory)
 

@@ -12,6 +12,7 @@ EnginePython = Callable[..., str]
 
 def test_totals_are_exact_when_the_last_session_of_a_job_has_ended(shared_engine_python: str) -> None:
     engine_python = shared_engine_python
+    submitted = []
     with FakeCollector() as collector:
         for round_ in (1, 2):
             opts = options(engine_python, collector=collector.address("s3cret"), job_id="a")
@@ -21,7 +22,10 @@ def test_totals_are_exact_when_the_last_session_of_a_job_has_ended(shared_engine
             assert (totals.prompt_tokens, totals.completion_tokens) == (3 * round_, 7 * round_)
             assert totals.errors == {ErrorCode.EMPTY_PROMPT: round_, ErrorCode.ENGINE_ERROR: round_}
             assert totals.error_examples[ErrorCode.EMPTY_PROMPT] == "the prompt is empty"
+            submitted.append(collector.reports[-1].engine_metrics["submitted"])
         assert collector.authorizations == {"Bearer s3cret"}
+        # So are the engine's own figures, with the account of its time.
+        assert submitted[1] - submitted[0] == 4
         assert collector.reports[-1].state == "ready"
 
 
