@@ -89,11 +89,13 @@ def test_tokens_are_those_of_stock_vllm(
 def test_tokens_are_the_same_where_kv_leaves_layer_by_layer(
     kind: Kind, engine_of: EngineOf, reference: Reference
 ) -> None:
-    """On both stages most of what goes to the host is put into its blocks by the packing thread."""
+    """On both stages the packing thread puts into the host pool what steps fill; what is left of a block at an eviction
+    is saved whole, as always on a CPU, and small pools make that the most.
+    """
     engine = engine_of(kind)
     check(engine, Setting(num_batches=3, **TIGHT), TEMPLATED, reference(kind, TEMPLATED))
     for copies in engine.scheduler._reports.copies:
-        assert copies.packed_bytes > copies.stored_bytes / 2
+        assert 0 < copies.packed_bytes < copies.stored_bytes
 
 
 @pytest.mark.parametrize("kind", [V1_PIPELINE, V1_ASYNC, V2_PIPELINE], ids=str)

@@ -21,6 +21,7 @@ from tests.fakes.virtual_engine import (
     virtual_text,
 )
 from tests.spark.conftest import Jobs
+from tests.spark.test_killed_job import committed_chunks
 
 _ROWS, _MAX_TOKENS = 1_800, 40
 _POOLS: dict[str, Any] = {"gpu_blocks": 600, "host_blocks": 1_800, "input_grace_s": 60.0}
@@ -43,6 +44,7 @@ def test_no_partitions_and_no_chunks_end_ends_a_prefill_phase(
     )
     assert summary is not None
     assert summary.rows_out == _ROWS
+    assert committed_chunks(run.output) >= 2
     prompts = [f"Say row {i}" for i in range(_ROWS)]
     texts = {row["id"]: row["annotation"]["text"] for row in run.rows()}
     assert texts == dict(enumerate(map(virtual_text, prompts)))
