@@ -8,7 +8,7 @@ UV_VERSION := 0.13.8
 LOCK := requirements/cpu.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup annotate test test-versions parity-full lint lock clean
+.PHONY: help setup annotate test faults test-versions parity-full lint lock clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,6 +31,9 @@ test-versions: $(VENV)/ready  ## The wheel on Spark 4.0, 4.1 and 4.2, each in a 
 
 parity-full: $(VENV)/ready  ## Every kind of engine with every load and n, and random ones, against stock vLLM
 	@$(BIN)/python -m pytest -m "parity_full or not parity_full" tests/parity tests/unit/vllm_ext tests/unit/transfer
+
+faults: $(VENV)/ready  ## Kill processes of running jobs at 20 random points
+	@$(BIN)/python -m tests.spark.faults.random_kills --report docs/results/faults.md
 
 lint: $(VENV)/ready
 	@$(BIN)/ruff check .
