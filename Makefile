@@ -8,7 +8,7 @@ UV_VERSION := 0.13.8
 LOCK := requirements/cpu.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup annotate test faults test-versions parity-full lint lock clean
+.PHONY: help setup annotate compare test test-long faults test-versions parity-full lint lock clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,8 +22,14 @@ $(VENV)/ready: $(LOCK) pyproject.toml tools/setup.sh tools/configure_spark.py
 annotate: $(VENV)/ready  ## Annotate the demo table with the demo model
 	@bash tools/annotate_demo.sh "$(BIN)" "$(DEMO)"
 
+compare: $(VENV)/ready  ## Stock vLLM and PipeMax side by side on a part of the demo table
+	@mkdir -p logs; $(BIN)/python bench/compare_policies.py 2>logs/compare.log || { code=$$?; tail -5 logs/compare.log; exit $$code; }
+
 test: $(VENV)/ready lint  ## Lint, types, import contracts and all tests
 	@$(BIN)/python -m pytest
+
+test-long: $(VENV)/ready  ## Longer tests through Spark: a driver killed in mid-night, and more nights
+	@$(BIN)/python -m pytest -m long
 
 test-versions: $(VENV)/ready  ## The wheel on Spark 4.0, 4.1 and 4.2, each in a thin environment: a quarter of an hour
 	@bash tools/make_versions.sh "$(BIN)" .venv-versions

@@ -7,12 +7,16 @@ rotation, ShareGPT-like lengths, decided by the real controller and copied for r
 (``bench/stage/attention.py``). The other seven stages are taken to last as long as this one, so tokens/s are those of
 a balanced pipeline. Prompts are booked, not computed: what differs between the policies is decode. First the decode
 times of the stage are profiled, as ``pipemax calibrate`` does; the estimator's error is against that profile as it
-refines itself. Needs a CUDA GPU with about 40 GB, and host memory for ``--host-gib``.
+refines itself. ``--predict`` runs the simulator with the profile and
+the copy rate, and compares step time and tokens/s.
+
+Needs a CUDA GPU with about 40 GB, and host memory for ``--host-gib``.
 """
 
 import argparse
 import logging
 import sys
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ import torch
 from bench.stage.attention import KERNEL_NAME
 from bench.stage.driver import Run
 from bench.stage.experiment import POLICIES, Experiment, Outcome, Setup, as_json
+from bench.stage.prediction import Prediction, predict
 from bench.stage.tables import environment, print_table, require_cuda, write_json
 from pipemax.domain.specs import Parallelism, kv_capacity
 from pipemax.domain.units import GIB
@@ -43,6 +48,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=400, help="decode steps of each policy (default 400)")
     parser.add_argument("--warm-up", type=int, default=100, help="of these, not counted (default 100)")
     parser.add_argument("--host-gib", type=float, default=48.0, help="host KV pool (default 48)")
+    parser.add_argument(
+        "--predict",
+        nargs="*",
+        choices=POLICIES,
+        default=["pipemax"],
+        help="also simulate these with the measured stage (default pipemax; a minute of CPU each)",
+    )
     parser.add_argument("--requests", type=int, default=6000, help="of the workload (default 6000)")
     return parser.parse_args(arguments)
 
@@ -84,19 +96,30 @@ def decode_samples(run: Run, block_tokens: int) -> list[DecodeSample]:
     return samples
 
 
-def measure(
-    experiment: Experiment, policies: list[str], plot: Path | None
-) -> tuple[list[Outcome], list[dict[str, Any]]]:
-    outcomes, details = [], []
-    setup = experiment.setup
+@dataclass(slots=True, kw_only=True)
+class Results:
+    """Of all policies that ran."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    predictions: list[Prediction] = field(default_factory=list)
+    details: list[dict[str, Any]] = field(default_factory=list)
+    """For the JSON: each outcome with its decode steps and what the controller was told of the stage."""
+
+
+def measure(experiment: Experiment, policies: list[str], predicted: list[str], plot: Path | None) -> Results:
+    """Run, print and draw one policy after the other."""
+    results, setup = Results(), experiment.setup
     for policy in policies:
-        outcome, run, _ = experiment.run(policy)
-        outcomes.append(outcome)
-        details.append(as_json(outcome, run))
+        outcome, run, stage = experiment.run(policy)
+        results.outcomes.append(outcome)
+        results.details.append({**as_json(outcome, run), "stage": asdict(stage)})
         print_table(policy, [outcome])
+        if policy in predicted:
+            results.predictions.append(predict(setup, stage, experiment.workload, outcome))
+            print_table(f"{policy}, simulated with this stage", results.predictions[-1:])
         if policy == "pipemax" and plot is not None:
             plot_decode(decode_samples(run, setup.block_tokens), setup.gpu_blocks * setup.block_tokens, plot)
-    return outcomes, details
+    return results
 
 
 def main(arguments: list[str]) -> int:
@@ -106,10 +129,16 @@ def main(arguments: list[str]) -> int:
     experiment = Experiment(make_setup(options, device), open_workload("sharegpt", options.requests))
     measured_on = environment(device, ["python", "bench/one_stage.py", *arguments])
     print(f"{measured_on}\nattention: {KERNEL_NAME}\n{experiment.setup}")
-    outcomes, details = measure(experiment, options.policies, options.plot)
-    print_table("All policies", outcomes)
+    results = measure(experiment, options.policies, options.predict, options.plot)
+    print_table("All policies", results.outcomes)
     if options.json:
-        write_json(options.json, measured_on, {"attention": KERNEL_NAME, "policies": details})
+        sections = {
+            "attention": KERNEL_NAME,
+            "profile": [asdict(row) for row in experiment.profile],
+            "policies": results.details,
+            "predictions": [asdict(prediction) for prediction in results.predictions],
+        }
+        write_json(options.json, measured_on, sections)
     return 0
 
 

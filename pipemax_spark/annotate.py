@@ -5,6 +5,7 @@ order. This module builds the DataFrame; what runs in the tasks is ``pipemax_spa
 """
 
 import json
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,9 @@ from pipemax_spark.preflight import run_preflight
 from pipemax_spark.profiles import discovery_script_of
 from pipemax_spark.prompts import PromptSource, find_field, quoted, resolve_column
 from pipemax_spark.response_format import compile_schema, load_schema
+from pipemax_spark.slots import task_slots
 from pipemax_spark.spec import AnnotationSpec
+from pipemax_spark.spool import dealt_directory, spool_fault
 from pipemax_spark.task import (
     KEY_COLUMN,
     MESSAGES_COLUMN,
@@ -54,6 +57,8 @@ def annotate(
     engine_python: str | None = None,
     log_dir: str | None = None,
     output_column: str = ANNOTATION,
+    work_dir: str | None = None,
+    resume: str | None = None,
     profile: Any = None,
 ) -> Any:
     """``df`` with one more column, a struct {text, parsed (with a ``response_format``), finish_reason,
@@ -66,11 +71,18 @@ def annotate(
     ``profile`` is the ``ResourceProfile`` of executors with GPUs (``pipemax_spark.profiles.gpu_profile``), for a
     session whose own executors have none.
 
+    With ``work_dir``, a directory on storage that all executors see, tasks keep their completions there every 10 s:
+    a task that is tried again, or a second action over this result, asks the engine for the rest alone. With
+    ``resume``, a name, so does a later application that makes the same call under it: rows are then dealt to
+    partitions by their content (a shuffle), and found again in whatever order they come. Nothing in ``work_dir`` is
+    deleted here, for nobody knows here when the result is safe: delete it when it is.
+
     The result is lazy, like any transformation, and every action evaluates it anew: write it to a table before
     using it twice. A small Spark job runs at once: it checks model, engine and schema on an executor, without
     starting an engine. ``JobError``, a ``ValueError``, says what is wrong and what to do.
     """
     source = PromptSource(prompt_column=prompt_column, messages_column=messages_column, template=template)
+    _check_work_dir(work_dir, resume)
     config = engine_config(engine, model)
     generation = GenerationSpec(
         system=system,
@@ -92,8 +104,11 @@ def annotate(
     )
     # Wrong columns are found before the executors are asked.
     annotated_schema(df.schema, plan)
-    prepared = prepare_columns(df, source, overrides_column)
-    return map_rows(prepared, df.schema, checked_plan(df.sparkSession, plan, source, profile), profile)
+    prepare_columns(df, source, overrides_column)
+    plan = checked_plan(df.sparkSession, plan, source, profile)
+    if work_dir is not None:
+        df, plan = _with_spool(with_keys(df, source, overrides_column), plan, work_dir.rstrip("/"), resume)
+    return annotate_with(df, source, plan, overrides_column=overrides_column, profile=profile)
 
 
 def draft_plan(
@@ -135,11 +150,17 @@ def checked_plan(spark: Any, plan: TaskPlan, source: PromptSource | None, profil
 
 
 def annotate_with(
-    df: Any, source: PromptSource, plan: TaskPlan, *, overrides_column: str | None = None
+    df: Any,
+    source: PromptSource,
+    plan: TaskPlan,
+    *,
+    overrides_column: str | None = None,
+    profile: Any = None,
 ) -> Any:
     """As ``annotate``, from a ready plan and without any check on the executors; ``df`` may have a key column."""
     own = [field for field in df.schema.fields if field.name != KEY_COLUMN]
-    return map_rows(prepare_columns(df, source, overrides_column), type(df.schema)(own), plan)
+    prepared = prepare_columns(df, source, overrides_column)
+    return map_rows(prepared, type(df.schema)(own), plan, profile)
 
 
 def prepare_columns(df: Any, source: PromptSource, overrides_column: str | None) -> Any:
@@ -205,6 +226,27 @@ def fails_on_error(on_error: str) -> bool:
             f"on-error is {on_error!r}; give 'row' (keep error rows) or 'fail' (end at the first one)"
         )
     return on_error == "fail"
+
+
+def _check_work_dir(work_dir: str | None, resume: str | None) -> None:
+    if resume is not None and work_dir is None:
+        raise JobError(f"resume={resume!r} names what is kept in work_dir; give that too")
+    if resume is not None and not re.fullmatch(r"\w[\w.-]*", resume):
+        raise JobError(f"resume={resume!r} must be a name of letters, digits, '_', '-' and '.'")
+    if work_dir is not None and (fault := spool_fault(work_dir)):
+        raise JobError(
+            f"work_dir={work_dir!r} cannot be written to ({fault}); name one that all executors see"
+        )
+
+
+def _with_spool(keyed: Any, plan: TaskPlan, work_dir: str, resume: str | None) -> tuple[Any, TaskPlan]:
+    """The rows, which have keys, and the plan so that tasks find what earlier ones completed."""
+    if resume is None:
+        return keyed, replace(plan, spool=f"{work_dir}/{plan.run_id}")
+    spark = keyed.sparkSession
+    wanted = max(int(spark.conf.get("spark.sql.shuffle.partitions")), 2 * task_slots(spark))
+    directory, partitions = dealt_directory(f"{work_dir}/{resume}-{plan.spec_hash}", wanted)
+    return keyed.repartition(partitions, KEY_COLUMN), replace(plan, spool=directory)
 
 
 def _overrides(name: str, schema: Any) -> Any:

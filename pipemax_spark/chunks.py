@@ -1,8 +1,12 @@
 """Rows cut into slices that are fixed before any runs, and slices joined into chunks as the rate becomes known.
 
-What is left is written once, as Parquet, in slices that are alike: within each task the rows are sorted by the
-length of their prompt and dealt out one by one, so every slice, and every partition of a chunk, gets short and long
-ones in proportion. A chunk is a run of consecutive slices; its number never names other rows.
+What is left is written once, as Parquet, in slices. A chunk is a run of consecutive slices; its number never names
+other rows. There are two orders:
+
+- dealt: slices are alike. Within each task the rows are sorted by the length of their prompt and dealt out one by
+  one, so every slice, and every partition of a chunk, gets short and long ones in proportion;
+- by prefix: all rows are sorted by their prompt, slices are cut from end to end, and partitions of a chunk likewise,
+  so that prompts which begin alike reach the engine one behind the other.
 """
 
 import functools
@@ -15,7 +19,8 @@ from typing import Any
 from pipemax_spark.prompts import quoted
 from pipemax_spark.task import KEY_COLUMN
 
-_SLICE, _RANK, _LENGTH = "__pipemax_slice", "__pipemax_rank", "__pipemax_length"
+_SLICE, _RANK = "__pipemax_slice", "__pipemax_rank"
+_LENGTH, _TEXT = "__pipemax_length", "__pipemax_text"
 _MAX_SLICES = 1_024
 _MIN_SLICE_ROWS_PER_SLOT = 64
 _FIRST_CHUNK_ROWS_PER_SLOT = 256
@@ -41,30 +46,57 @@ def number_of_slices(rows: int, slots: int) -> int:
     return max(1, min(_MAX_SLICES, rows // (_MIN_SLICE_ROWS_PER_SLOT * slots)))
 
 
-def write_slices(rows: Any, prompt_text: Any, path: str, *, slices: int, slots: int) -> None:
-    """Materialise the rows, which have a ``KEY_COLUMN``. ``prompt_text`` is measured, not kept."""
+def write_slices(
+    rows: Any, prompt_text: Any, path: str, *, slices: int, slots: int, by_prefix: bool = False
+) -> None:
+    """Materialise the rows, which have a ``KEY_COLUMN``. ``prompt_text`` is looked at, not kept."""
+    if by_prefix:
+        arranged = _sorted_by_prompt(rows, prompt_text, slices)
+    else:
+        arranged = _dealt(rows, prompt_text, slices).repartition(min(slices, 4 * slots), _SLICE)
+    arranged.write.partitionBy(_SLICE).parquet(path)
+
+
+def _dealt(rows: Any, prompt_text: Any, slices: int) -> Any:
     from pyspark.sql import functions as F  # noqa: N812
 
-    place = F.monotonically_increasing_id().bitwiseAND((1 << _INDEX_BITS) - 1)
     # Each task begins elsewhere, else the first slices would get the longest rows of none.
-    dealt = place + F.spark_partition_id() * 97
-    (
+    dealt = _place_in_partition() + F.spark_partition_id() * 97
+    return (
         rows.withColumn(_LENGTH, F.coalesce(F.length(prompt_text), F.lit(0)))
         .sortWithinPartitions(_LENGTH)
         .withColumn(_RANK, dealt)
         .withColumn(_SLICE, (F.col(_RANK) % slices).cast("int"))
         .withColumn(_RANK, F.floor(F.col(_RANK) / slices))
         .drop(_LENGTH)
-        .repartition(min(slices, 4 * slots), _SLICE)
-        .write.partitionBy(_SLICE)
-        .parquet(path)
     )
+
+
+def _sorted_by_prompt(rows: Any, prompt_text: Any, slices: int) -> Any:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    # The second key lets rows of one prompt be cut where a slice is full.
+    return (
+        rows.withColumn(_TEXT, F.coalesce(prompt_text, F.lit("")))
+        .withColumn(_RANK, F.monotonically_increasing_id())
+        .repartitionByRange(slices, _TEXT, _RANK)
+        .sortWithinPartitions(_TEXT, _RANK)
+        .withColumn(_RANK, _place_in_partition())
+        .withColumn(_SLICE, F.spark_partition_id())
+        .drop(_TEXT)
+    )
+
+
+def _place_in_partition() -> Any:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.monotonically_increasing_id().bitwiseAND((1 << _INDEX_BITS) - 1)
 
 
 class SlicedRows:
     """What ``write_slices`` wrote, read chunk by chunk."""
 
-    def __init__(self, spark: Any, path: str, schema: Any, *, slices: int) -> None:
+    def __init__(self, spark: Any, path: str, schema: Any, *, slices: int, by_prefix: bool = False) -> None:
         from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
         # The file index is built here, once; the schema is given, for files do not keep which columns may be null.
@@ -74,16 +106,33 @@ class SlicedRows:
         self._columns = [*schema.names, KEY_COLUMN]
         self.slices = slices
         self.rows: int = self._all.count()
+        self._by_prefix = by_prefix
 
     def read(self, chunk: Chunk, *, partitions: int) -> Any:
-        """A chunk's rows with their keys, dealt out evenly over exactly so many partitions, which Spark does not
-        merge again; each time the same rows in the same partition."""
+        """A chunk's rows with their keys, spread evenly over exactly so many partitions, which Spark does not merge
+        again; each time the same rows in the same partition."""
         from pyspark.sql import functions as F  # noqa: N812
 
         keys = F.array(*(F.lit(key) for key in partition_keys(partitions)))
-        target = F.element_at(keys, (F.col(_RANK) % partitions).cast("int") + 1)
+        target = F.element_at(keys, self._target(chunk, partitions).cast("int") + 1)
         chosen = self._all.where(f"{_SLICE} >= {chunk.first_slice} AND {_SLICE} < {chunk.end_slice}")
-        return chosen.repartition(partitions, target).select(*map(quoted, self._columns))
+        spread = chosen.repartition(partitions, target)
+        if self._by_prefix:
+            spread = spread.sortWithinPartitions(_SLICE, _RANK)
+        return spread.select(*map(quoted, self._columns))
+
+    def _target(self, chunk: Chunk, partitions: int) -> Any:
+        """The number of the partition that a row goes to."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        if not self._by_prefix:
+            return F.col(_RANK) % partitions
+        # Slices are of about the same size: what is beyond the mean counts as the slice's last row.
+        slice_rows = max(1.0, self.rows / self.slices)
+        place = (F.col(_SLICE) - chunk.first_slice) * slice_rows + F.least(
+            F.col(_RANK), F.lit(slice_rows - 1)
+        )
+        return F.floor(place * partitions / ((chunk.end_slice - chunk.first_slice) * slice_rows))
 
 
 @functools.cache

@@ -124,6 +124,14 @@ def annotate(
     commit_every: Annotated[
         str, _option(_RUN, "How often finished rows are committed: 15m, 900s, 1h.")
     ] = "15m",
+    group_by_prefix: Annotated[
+        bool,
+        typer.Option(
+            "--group-by-prefix",
+            help="Sort the rows by prompt, so that the engine reads a beginning that many share once.",
+            rich_help_panel=_RUN,
+        ),
+    ] = False,
     work_dir: Annotated[
         str | None,
         _option(
@@ -213,6 +221,7 @@ def annotate(
             max_error_rate=max_error_rate,
             retries_errors=retry_errors,
             allows_new_spec=new_spec,
+            groups_by_prefix=group_by_prefix,
             work_dir=work_dir,
             commit_every_s=_seconds(commit_every),
             limit=limit,

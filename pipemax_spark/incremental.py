@@ -102,6 +102,8 @@ class MicroBatches:
                 if not is_active:
                     return None
                 continue
+            # Streams switch it off for their session: joins with the output would have 200 tasks for any batch.
+            rows.sparkSession.conf.set("spark.sql.adaptive.enabled", "true")
             stream = StreamBatch(query_id=str(self._query.id), batch_id=int(batch_id))
             return Batch(rows=rows, stream=stream, whole=self._table.read(options=self._read_options))
 

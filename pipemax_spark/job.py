@@ -24,6 +24,7 @@ from pipemax_spark.hadoop import HadoopFiles
 from pipemax_spark.incremental import Batch, MicroBatches
 from pipemax_spark.left import check_ids, rows_left
 from pipemax_spark.options import JobOptions
+from pipemax_spark.prefix import PrefixShare, sample_by_beginning, shared_prefixes
 from pipemax_spark.prompts import find_field
 from pipemax_spark.recovery import commit_spooled
 from pipemax_spark.report import Findings, Summary, print_report
@@ -55,6 +56,7 @@ class AnnotationJob:
         output = self._files.qualified(options.output) if is_path(options.output) else options.output
         self._table = DeltaTable(spark, output)
         self._is_empty = False
+        self._prefixes: PrefixShare | None = None
 
     def run(self) -> Summary | None:
         """The summary; None after a dry run. ``JobError`` for what the user can mend, ``JobFailedError`` for a job
@@ -83,11 +85,11 @@ class AnnotationJob:
             with run, self._batches(checked, work) as batches:
                 rows_in, skipped = self._do_batches(checked, work, run, batches)
                 run.check_limits()
-                engines = run.engines
+                engines, hit_rate = run.engines, run.prefix_cache_hit_rate
             if not run.has_begun:
                 return self._nothing_to_do(checked, rows_in)
             summary = self._summarise(rows_in, skipped, version, run.seconds, engines)
-            summary = replace(summary, policies=run.policies)
+            summary = replace(summary, policies=run.policies, prefix_cache_hit_rate=hit_rate)
             return self._conclude(checked, summary, run)
 
     def _dry_run(self, checked: Checked) -> None:
@@ -158,10 +160,16 @@ class AnnotationJob:
                 "Output", f"{self._table.name}: {before:,} rows done before, {sliced.rows:,} to do"
             )
             self._is_empty = False
+            if not self._options.groups_by_prefix and self._prefixes is None:
+                self._prefixes = self._shared_prefixes(batch, rows)
             run.do(sliced, transactions)
             work.delete_rows(number)
         work.drop_left_spools()
         return rows_in, skipped
+
+    def _shared_prefixes(self, batch: Batch, rows: int) -> PrefixShare:
+        text = self._options.source.text_column(batch.rows.schema)
+        return shared_prefixes(sample_by_beginning(batch.rows, text, rows_in=rows))
 
     def _rows_of(self, checked: Checked, batch: Batch) -> int:
         if batch.stream is None:
@@ -191,8 +199,9 @@ class AnnotationJob:
                 left, expected = left.limit(options.limit), min(expected, options.limit)
             slices = number_of_slices(expected, slots)
             keyed = with_keys(left, options.source, options.overrides_column)
-            write_slices(keyed, options.source.text_column(schema), path, slices=slices, slots=slots)
-            rows = SlicedRows(self._spark, path, schema, slices=slices)
+            text, by_prefix = options.source.text_column(schema), options.groups_by_prefix
+            write_slices(keyed, text, path, slices=slices, slots=slots, by_prefix=by_prefix)
+            rows = SlicedRows(self._spark, path, schema, slices=slices, by_prefix=by_prefix)
             if rows.rows == 0:
                 return None
             properties = {RUN_PROPERTY: self._run_id}
@@ -269,7 +278,8 @@ class AnnotationJob:
             self._terminal.warn(f"no plot was drawn, for matplotlib is not installed ({error})")
         summary = replace(summary, mlflow_run_id=tracker.run_id)
         summary.write(artifacts[0])
-        findings = self._find(checked, shows_sample=True)
+        advice = None if self._prefixes is None else self._prefixes.advice
+        findings = replace(self._find(checked, shows_sample=True), advice=advice)
         figures = {key: float(v) for key, v in asdict(summary).items() if isinstance(v, int | float)}
         figures |= {f"time_{part}_s": seconds for part, seconds in account.items()}
         if findings.accuracy is not None and findings.accuracy.rows:

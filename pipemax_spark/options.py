@@ -32,6 +32,8 @@ class JobOptions:
     max_error_rate: float = 0.5
     retries_errors: bool = False
     allows_new_spec: bool = False
+    groups_by_prefix: bool = False
+    """Sort the rows by prompt, so that the engine reads what neighbours share once."""
     work_dir: str | None = None
     commit_every_s: float = 900.0
     limit: int | None = None

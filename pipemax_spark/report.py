@@ -40,6 +40,8 @@ class Summary:
     mlflow_run_id: str | None = None
     engines: int = 0
     """Engine servers that have done rows of this run."""
+    prefix_cache_hit_rate: float | None = None
+    """Share of the prompts' tokens that the engines found in their KV cache, since their start."""
     policies: Sequence[Mapping[str, Any]] = ()
     """What the engines ran by, one entry a different choice: ``chosen``, ``reason``, ``predicted_tokens_per_s`` by
     policy, ``inputs``."""
@@ -69,6 +71,8 @@ class Findings:
     sample: Sequence[Mapping[str, Any]] = ()
     """Annotated rows: what to show of them, by column."""
     accuracy: Accuracy | None = None
+    advice: str | None = None
+    """What would make the next run faster."""
 
 
 def print_report(
@@ -119,6 +123,11 @@ def _facts(summary: Summary, findings: Findings, price_per_hour: float | None) -
                 "start included",
             )
         )
+    if summary.prefix_cache_hit_rate is not None:
+        rate = f"{summary.prefix_cache_hit_rate:.1%} of the prompts' tokens were found in it"
+        facts.append(("Prefix cache", rate))
+    if findings.advice is not None:
+        facts.append(("Worth a try", findings.advice))
     if summary.time_account_s:
         facts.append(("Engine time", describe_account(summary.time_account_s)))
     if price_per_hour is not None and summary.rows_out:

@@ -17,6 +17,7 @@ from pipemax_spark.engine_log import EngineLog
 from pipemax_spark.errors import JobFailedError
 from pipemax_spark.options import JobOptions
 from pipemax_spark.policy import PolicyNotes
+from pipemax_spark.prefix import hit_rate
 from pipemax_spark.progress import ErrorLimits, Progress, Sample
 from pipemax_spark.runner import ChunkRunner, Transactions
 from pipemax_spark.slots import task_slots
@@ -95,6 +96,10 @@ class Run:
     def engines(self) -> int:
         """Engine servers that have done rows."""
         return 0 if self._collector is None else self._collector.engines()
+
+    @property
+    def prefix_cache_hit_rate(self) -> float | None:
+        return None if self._collector is None else hit_rate(self._collector.servers())
 
     @property
     def policies(self) -> list[dict[str, Any]]:

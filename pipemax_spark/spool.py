@@ -25,8 +25,11 @@ log = logging.getLogger(__name__)
 
 KEY = "key"
 PERIOD_S = 10.0
+MOST_READ_BYTES = 256 << 20
+"""Of one partition's completions so many are held to be taken; the rows of the others are done again."""
 SPOOL_SCHEMA = COMPLETION_SCHEMA.insert(0, pa.field(KEY, pa.string()))
 _ROW_ID = SPOOL_SCHEMA.get_field_index("row_id")
+_DEALT = re.compile(r"of-(\d+)")
 _STORAGE_ERRORS = (OSError, pa.ArrowException)
 
 
@@ -37,7 +40,15 @@ class Spool:
     that fails costs a warning, and the spool.
     """
 
-    def __init__(self, directory: str | None, *, partition: int, period_s: float = PERIOD_S) -> None:
+    def __init__(
+        self,
+        directory: str | None,
+        *,
+        partition: int,
+        period_s: float = PERIOD_S,
+        most_read_bytes: int = MOST_READ_BYTES,
+    ) -> None:
+        self._most_read_bytes = most_read_bytes
         self._directory = directory
         self._prefix = f"part-{partition:05}-"
         self._attempt = uuid.uuid4().hex
@@ -51,7 +62,7 @@ class Spool:
 
     def __enter__(self) -> Self:
         if self._directory is not None:
-            self._known = _Completions(list(_read(self._directory, self._prefix)))
+            self._known = _Completions(list(_read(self._directory, self._prefix, self._most_read_bytes)))
             self._thread.start()
         return self
 
@@ -124,8 +135,10 @@ class _Completions:
         return pa.RecordBatch.from_arrays(columns, schema=COMPLETION_SCHEMA)
 
 
-def _read(directory: str, prefix: str) -> Iterator[pa.Table]:
-    """The files of one partition; one that cannot be read is passed over."""
+def _read(directory: str, prefix: str, most_bytes: int) -> Iterator[pa.Table]:
+    """The files of one partition, while they are no more than so many bytes in memory; one that cannot be read is
+    passed over."""
+    num_bytes = 0
     try:
         storage, path = _open(directory)
         files = storage.get_file_info(fs.FileSelector(path, allow_not_found=True))
@@ -136,9 +149,28 @@ def _read(directory: str, prefix: str) -> Iterator[pa.Table]:
         if not file.base_name.startswith(prefix):
             continue
         try:
-            yield pq.read_table(file.path, schema=SPOOL_SCHEMA, filesystem=storage)
+            table = pq.read_table(file.path, schema=SPOOL_SCHEMA, filesystem=storage)
         except _STORAGE_ERRORS as error:
             log.warning("%s is passed over, its rows are done again: %s", file.path, error)
+            continue
+        num_bytes += table.nbytes
+        if num_bytes > most_bytes:
+            log.warning(
+                "%s and what follows is passed over: only %d MB are read", file.path, most_bytes >> 20
+            )
+            return
+        yield table
+
+
+def dealt_directory(root: str, partitions: int) -> tuple[str, int]:
+    """(directory, number of partitions) for rows that are dealt to partitions by their key: as at the first call
+    with this root, so that a later one deals a row to the partition whose files hold it."""
+    storage, path = _open(root)
+    names = [entry.base_name for entry in storage.get_file_info(fs.FileSelector(path, allow_not_found=True))]
+    known = [int(found[1]) for name in names if (found := _DEALT.fullmatch(name))]
+    chosen = min(known, default=partitions)
+    storage.create_dir(f"{path}/of-{chosen}")
+    return f"{root}/of-{chosen}", chosen
 
 
 def spool_fault(directory: str) -> str | None:

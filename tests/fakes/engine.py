@@ -25,7 +25,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +60,8 @@ class FakeOptions:
     child_ends_after_s: float = 0.0
     """How long that process outlives the server."""
     close_s: float = 0.0
+    prefix_memory: int = 0
+    """Of so many last prompts the beginnings count as cached, word by word: for the hit rate in the metrics."""
     dies: Literal["at once", "of any row"] | None = None
     """At its first poll, or at the first poll after a row was submitted, whichever row it is."""
 
@@ -104,6 +108,8 @@ class FakeEngine:
         if self._options.dies == "at once":
             self._death = "the fake died at once, as it was told"
         self.counts = FakeCounts()
+        self._last_prompts: deque[list[str]] = deque(maxlen=self._options.prefix_memory)
+        self._prefix_words = self._prefix_hits = 0
         self._child = _start_child(self._options) if self._options.child_process else None
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
@@ -113,6 +119,7 @@ class FakeEngine:
                 self._death = "the fake died of a row, as it was told"
             for request in requests:
                 self.counts.submitted += 1
+                self._read_prefix(request.prompt or "")
                 self._in_flight.add(request.request_id)
                 completion, slow_s = self._answer(request)
                 heapq.heappush(self._queue, self._entry(completion, slow_s))
@@ -156,6 +163,8 @@ class FakeEngine:
         running = len(self._in_flight)
         metrics = {"child_pid": float(self._child.pid)} if self._child else {}
         metrics |= {name: float(value) for name, value in dataclasses.asdict(self.counts).items()}
+        if self._prefix_words:
+            metrics["prefix_cache_hit_rate"] = self._prefix_hits / self._prefix_words
         phase = "decode" if running else "idle"
         return EngineStats(
             phase=phase,
@@ -176,6 +185,18 @@ class FakeEngine:
         if self._child is not None:
             self._child.kill()
             self._child.wait()
+
+    def _read_prefix(self, prompt: str) -> None:
+        if not self._options.prefix_memory:
+            return
+        words = prompt.split()
+        known = (
+            takewhile(lambda pair: pair[0] == pair[1], zip(words, last, strict=False))
+            for last in self._last_prompts
+        )
+        self._prefix_hits += max((sum(1 for _ in pairs) for pairs in known), default=0)
+        self._prefix_words += len(words)
+        self._last_prompts.append(words)
 
     def _pop_ended(self, window: int) -> list[Completion]:
         done = []

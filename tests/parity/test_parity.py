@@ -6,6 +6,8 @@ there were evictions and prefetches: an engine that never moved anything proves 
 One engine for each kind takes on a pairwise cover of batches, pools and loads; ``test_full`` has the whole matrix.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from tests.parity.cases import EVERYTHING, LONG, PLAIN, SEEDED, TEMPLATED, Answers, Load, different
@@ -16,8 +18,17 @@ from tests.parity.faulty_connector import Fault
 V1 = Kind()
 V1_ASYNC = Kind(asynchronous=True)
 V1_PIPELINE = Kind(pp=2)
+V2 = Kind(runner=2)
+V2_PIPELINE = Kind(pp=2, runner=2, asynchronous=True)
 
 TIGHT = {"gpu_blocks": 18, "host_blocks": 48}  # one long sequence on the GPU, three on the host
+
+
+def light(load: Load) -> Load:
+    """For interpreted kernels: 50 ms a step and more."""
+    return replace(load, count=10, output_tokens=(4, 14))
+
+
 CASES: list[tuple[Kind, Setting, Load]] = [
     (V1, Setting(num_batches=2), PLAIN),
     (V1, Setting(num_batches=3, **TIGHT), TEMPLATED),
@@ -33,6 +44,12 @@ CASES: list[tuple[Kind, Setting, Load]] = [
     (V1_PIPELINE, Setting(num_batches=5, gpu_blocks=30), PLAIN),
     (V1_PIPELINE, Setting(num_batches=4), SEEDED),
     (V1_PIPELINE, Setting(num_batches=2, **TIGHT), LONG),
+    (V2, Setting(num_batches=2, gpu_blocks=18, slots=5), light(EVERYTHING)),
+    (V2, Setting(num_batches=3, gpu_blocks=18), light(TEMPLATED)),
+    (V2_PIPELINE, Setting(num_batches=3, gpu_blocks=18), light(EVERYTHING)),
+    (V2_PIPELINE, Setting(num_batches=4, slots=5), light(TEMPLATED)),
+    (V2_PIPELINE, Setting(num_batches=2, **TIGHT), light(PLAIN)),
+    (V2_PIPELINE, Setting(num_batches=5, gpu_blocks=18), light(SEEDED)),
 ]
 
 
@@ -66,28 +83,30 @@ def test_tokens_are_those_of_stock_vllm(
     check(engine_of(kind), setting, load, reference(kind, load))
 
 
-@pytest.mark.parametrize("kind", [V1_PIPELINE, V1_ASYNC], ids=str)
+@pytest.mark.parametrize("kind", [V1_PIPELINE, V1_ASYNC, V2_PIPELINE], ids=str)
 def test_steps_are_in_flight_together_and_their_requests_are_evicted(
     kind: Kind, engine_of: EngineOf, reference: Reference
 ) -> None:
     """As many steps as vLLM would have in flight: one more than stages with the V2 runner and asynchronous."""
     engine = engine_of(kind)
     assert engine.max_concurrent_batches == kind.depth
-    check(engine, Setting(num_batches=max(3, kind.depth)), PLAIN, reference(kind, PLAIN))
+    load = PLAIN if kind.runner == 1 else light(PLAIN)
+    check(engine, Setting(num_batches=max(3, kind.depth), gpu_blocks=18), load, reference(kind, load))
     assert engine.max_left_in_flight == kind.depth - 1
     assert engine.scheduler.num_evicted_in_flight > 0
 
 
-@pytest.mark.parametrize("kind", [V1_PIPELINE, V1_ASYNC], ids=str)
+@pytest.mark.parametrize("kind", [V1_PIPELINE, V1_ASYNC, V2_PIPELINE], ids=str)
 def test_aborts_leave_the_others_as_they_are(kind: Kind, engine_of: EngineOf, reference: Reference) -> None:
     """A third of the requests is given up, some at each of several moments, wherever they are."""
     engine = engine_of(kind)
     engine.reset(Setting(num_batches=3, **TIGHT))
-    requests = PLAIN.make()
+    load = PLAIN if kind.runner == 1 else light(PLAIN)
+    requests = load.make()
     given_up = [request.id for request in requests[::3]]
-    moments = {1: given_up[:2], 9: given_up[2:4], 25: given_up[4:7], 60: given_up[7:]}
+    moments = {1: given_up[:1], 9: given_up[1:2], 25: given_up[2:6], 60: given_up[6:]}
     answers = engine.run(requests, abort_at=moments)
-    expected = reference(kind, PLAIN)
+    expected = reference(kind, load)
     kept = {request.id for request in requests} - set(given_up)
     assert kept <= answers.keys()
     assert not [*different(answers, {name: expected[name] for name in answers})]

@@ -1,5 +1,6 @@
 """``annotate()``: a transformation like any other, checked before it runs."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from pyspark.testing import assertDataFrameEqual
 from pipemax_spark.annotate import annotate
 from pipemax_spark.errors import JobError
 from tests.fakes.engine import expected_text, fake_config
+from tests.spark.test_killed_job import num_requests
 
 
 def test_every_row_gets_an_annotation_beside_its_columns(spark: Any, engine_python: str) -> None:
@@ -50,6 +52,9 @@ def test_a_schema_makes_a_typed_column(spark: Any, engine_python: str) -> None:
         ({"messages_column": "text"}, "must be array<struct<role:string,content:string>>"),
         ({"prompt_column": "text", "overrides_column": "text"}, "must be a struct with some of max_tokens"),
         ({"prompt_column": "text", "max_tokens": 0}, "max_tokens is 0"),
+        ({"prompt_column": "text", "resume": "x"}, "resume='x' names what is kept in work_dir"),
+        ({"prompt_column": "text", "work_dir": "/tmp", "resume": "a/b"}, "must be a name of letters"),
+        ({"prompt_column": "text", "work_dir": "oddfs://x/y"}, "work_dir='oddfs://x/y' cannot be written to"),
     ],
 )
 def test_what_is_wrong_is_said_at_once(
@@ -58,3 +63,30 @@ def test_what_is_wrong_is_said_at_once(
     frame = spark.createDataFrame([("x",)], "text string")
     with pytest.raises(JobError, match=told):
         annotate(frame, **{"engine": fake_config(), "engine_python": engine_python, **options})
+
+
+def test_what_a_work_dir_holds_is_not_asked_again(spark: Any, engine_python: str, tmp_path: Path) -> None:
+    frame = spark.range(600, numPartitions=3).selectExpr("id", "concat('word ', id % 500) AS text")
+    options: dict[str, Any] = {
+        "prompt_column": "text",
+        "engine": fake_config(),
+        "engine_python": engine_python,
+        "work_dir": str(tmp_path),
+    }
+    asked = num_requests(spark, engine_python) + 1
+    once = annotate(frame, **options)
+    first = once.collect()
+    assert num_requests(spark, engine_python) - asked == 600
+    asked += 601
+    assert sorted(once.collect()) == sorted(first), "the very same completions, their times included"
+    assert num_requests(spark, engine_python) - asked == 0
+
+    # Under a name also another call, whatever the order of its rows.
+    asked += 1
+    named = annotate(frame, **options, resume="nightly").collect()
+    more = frame.orderBy("text").unionAll(spark.createDataFrame([(1_000, "new")], frame.schema))
+    again = annotate(more, **options, resume="nightly").collect()
+    assert num_requests(spark, engine_python) - asked == 601
+    assert sorted(row["id"] for row in again) == [*range(600), 1_000]
+    known = {row["text"]: row["annotation"]["text"] for row in named}
+    assert all(row["annotation"]["text"] == known[row["text"]] for row in again if row["id"] < 1_000)

@@ -31,6 +31,8 @@ def invoke(*arguments: str) -> tuple[int, str]:
         (("--input-option", "sep"), "input-option 'sep' is not of the form KEY=VALUE"),
         (("--gold-column", "label"), "gold-column 'label' is compared with the property of that name"),
         (("--output", "in.parquet"), "input and output are both 'in.parquet'"),
+        (("--incremental", "--limit", "3"), "--limit does not go with --incremental"),
+        (("--checkpoint", "c"), "--checkpoint says how --incremental reads its input"),
     ],
 )
 def test_a_wrong_call_ends_with_2_and_says_why(arguments: tuple[str, ...], told: str) -> None:

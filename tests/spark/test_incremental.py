@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipemax_spark.errors import JobError, JobFailedError
+from pipemax_spark.errors import JobError
 from pipemax_spark.incremental import MicroBatches
 from pipemax_spark.sources import read_source
 from tests.fakes.engine import expected_text
@@ -60,7 +60,7 @@ def words(first: int, end: int) -> list[tuple[int, str]]:
     return [(i, f"word {i}") for i in range(first, end)]
 
 
-@pytest.mark.parametrize("id_columns", [("id",), ()])
+@pytest.mark.parametrize("id_columns", [("id",), pytest.param((), marks=pytest.mark.long)])
 def test_each_night_does_what_was_appended_also_under_a_new_schema(
     nights: Nights, id_columns: tuple[str, ...]
 ) -> None:
@@ -97,8 +97,14 @@ def test_equal_rows_are_counted_over_all_nights(nights: Nights) -> None:
     assert nights.ids() == [1, 1, 1, 1, 1, 2, 3]
 
 
-@pytest.mark.parametrize("lost", ["the batch's entry", "the checkpoint"])
-@pytest.mark.parametrize("id_columns", [("id",), ()])
+@pytest.mark.parametrize(
+    ("id_columns", "lost"),
+    [
+        pytest.param(("id",), "the checkpoint", marks=pytest.mark.long),
+        ((), "the checkpoint"),
+        pytest.param((), "the batch's entry", marks=pytest.mark.long),
+    ],
+)
 def test_a_night_that_ended_between_commit_and_checkpoint_adds_nothing_when_it_comes_again(
     nights: Nights, id_columns: tuple[str, ...], lost: str
 ) -> None:
@@ -122,33 +128,34 @@ def test_a_night_that_ended_between_commit_and_checkpoint_adds_nothing_when_it_c
 
 def test_a_batch_that_failed_half_way_comes_again_and_only_its_rest_is_done(nights: Nights) -> None:
     """The first chunk is committed, then a row ends the run."""
-    nights.append([*words(0, 3_000)])
-    nights.append([(3_000, None)])
+    nights.append(words(0, 1_200))
+    nights.append([(1_200, None)])
     failing: dict[str, Any] = {"fails_on_error": True, "commit_every_s": 0.1}
-    with pytest.raises((JobFailedError, Exception), match="a row failed with empty_prompt"):
+    with pytest.raises(Exception, match="a row failed with empty_prompt"):
         nights.run(engine=SLOW, **failing)
     committed = len(nights.jobs.rows())
     nights.append(words(4_000, 4_010))
     rows_in, skipped, rows_out = nights.run()
-    assert (rows_in, skipped + rows_out) == (3_011, 3_011)
+    assert (rows_in, skipped + rows_out) == (1_211, 1_211)
     assert skipped >= committed
-    assert nights.ids() == [*range(3_001), *range(4_000, 4_010)]
+    assert nights.ids() == [*range(1_201), *range(4_000, 4_010)]
 
 
+@pytest.mark.long
 def test_killed_in_the_midst_of_a_batch_the_same_command_repairs_it(nights: Nights) -> None:
-    rows = [(i, f"word {i % 2_000}") for i in range(8_000)]
+    rows = [(i, f"word {i % 2_000}") for i in range(6_000)]
     nights.append(rows)
     job = start_job(replaced_input(nights), "--incremental", commit_every="1h")
     spooled = Path(nights.jobs.output, "_pipemax")
     kill_when(lambda: any(spooled.glob("*/spool/*/part-*.parquet")), job, nights.jobs.defaults)
-    assert nights.jobs.rows() == []
+    assert len(nights.jobs.rows()) < len(rows)
 
     nights.append(words(9_000, 9_010))
     rows_in, skipped, rows_out = nights.run(engine=SLOW)
     assert "had completed were committed now" in nights.jobs.printed
     assert skipped > 0, "what the killed run had completed was not asked for again"
-    assert (rows_in, skipped + rows_out) == (8_010, 8_010)
-    assert nights.ids() == [*range(8_000), *range(9_000, 9_010)]
+    assert (rows_in, skipped + rows_out) == (6_010, 6_010)
+    assert nights.ids() == [*range(6_000), *range(9_000, 9_010)]
 
 
 def replaced_input(nights: Nights) -> Any:

@@ -62,3 +62,35 @@ def test_equal_rows_are_counted_and_rows_that_differ_a_little_are_not_equal(spar
     left = rows_left(frame(values), frame([values[0], values[3]]), ())
     assert left.schema.simpleString() == frame(values).schema.simpleString()
     assertDataFrameEqual(left, frame([values[1], values[2], values[4]]))
+
+
+def test_sorted_slices_hold_each_row_once_and_keep_prompts_that_begin_alike_together(
+    spark: Any, tmp_path: Path
+) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    rows = spark.range(3_000, numPartitions=3).selectExpr(
+        "id", "concat('document ', id % 100, ' question ', id) AS text"
+    )
+    path = str(tmp_path / "rows")
+    keyed = rows.withColumn(KEY_COLUMN, F.md5("text"))
+    write_slices(keyed, F.col("text"), path, slices=6, slots=2, by_prefix=True)
+    sliced = SlicedRows(spark, path, rows.schema, slices=6, by_prefix=True)
+    chunks = [
+        Chunk(number=0, first_slice=0, end_slice=1, rows=500),
+        Chunk(number=1, first_slice=1, end_slice=6, rows=2_500),
+    ]
+    parts = [sliced.read(chunk, partitions=4) for chunk in chunks]
+    assertDataFrameEqual(parts[0].unionAll(parts[1]), keyed)
+    seen = [
+        (number, row["at"], row["text"].split(" question ")[0], row["text"])
+        for number, part in enumerate(parts)
+        for row in part.select("text", F.spark_partition_id().alias("at")).collect()
+    ]
+    assert len({place[:2] for place in seen}) == 8, "no partition is empty"
+    # Cut from end to end: beside a cut, a document's questions are in one piece, one behind the other.
+    pieces = {place[:3] for place in seen}
+    assert len(pieces) <= 100 + 8
+    for piece in {place[:2] for place in seen}:
+        texts = [text for *place, _, text in seen if tuple(place) == piece]
+        assert texts == sorted(texts)

@@ -131,7 +131,8 @@ class PrefetchPlanner:
     def _budget(self, stage_s: tuple[float, ...]) -> int:
         if self._config.static_prefetch_fraction is not None:
             return int(self._config.static_prefetch_fraction * self._config.gpu_blocks)
-        return self._times.budget_blocks(stage_s)
+        # A noisy profile's line may fall below zero; so would what is copied.
+        return max(0, self._times.budget_blocks(stage_s))
 
     def _choose_mode(self) -> PrefetchMode:
         if self._config.static_prefetch_fraction is not None:

@@ -169,9 +169,17 @@ def fit_measured(rows: Sequence[ProfileRow]) -> StepTimeModel:
         raise ValueError("nothing was measured of one of the phases; give the calibration more time")
     for max_segments in _SEGMENT_CHOICES:
         model = fit_step_time(rows, max_segments=max_segments)
-        if all(segment.alpha_s >= 0 and segment.delta_s >= 0 for segment in model.segments):
+        if _never_gains_by_size(model):
             return model
     return _through_origin_or_flat(rows, model)
+
+
+def _never_gains_by_size(model: StepTimeModel) -> bool:
+    """No line falls, and none begins below the end of the one before."""
+    lines = model.segments
+    return all(line.alpha_s >= 0 and line.delta_s >= 0 for line in lines) and all(
+        model.batch_s(line.min_size) >= model.batch_s(line.min_size - 1) for line in lines[1:]
+    )
 
 
 def _through_origin_or_flat(rows: Sequence[ProfileRow], line: StepTimeModel) -> StepTimeModel:
@@ -187,6 +195,18 @@ def _copy_bytes_per_s(copies: Iterable[TimedCopy], stage: int, *, block_bytes: i
     if not timed:
         return None
     return median(copy.num_blocks * block_bytes / copy.stage_s[stage] for copy in timed)
+
+
+def round_trip_s(
+    token_gaps_s: Sequence[float], steps: Iterable[TimedStep], *, num_batches: int
+) -> list[float]:
+    """What a batch's step takes beyond its time on the stages, of one wave whose batches, no more than there are
+    stages, take turns: tokens come out once a step. At most one value; none of a wave without decode steps.
+    """
+    decode_s = [sum(step.stage_s) for step in steps if step.phase is Phase.DECODE]
+    if not (token_gaps_s and decode_s):
+        return []
+    return [max(0.0, num_batches * median(token_gaps_s) - median(decode_s))]
 
 
 # Judging.

@@ -1,7 +1,8 @@
 """Whether more rows may come, and how many: from the streams that are open, and from what the driver says.
 
 A partition's end is not the table's: between two tasks of an executor there is a gap. So input counts as open for a
-while after the last stream's end, unless the job's driver has said that no row is left. It knows nothing of engines.
+while after a stream has closed, unless the job's driver has said that no row is left. A stream that has sent all and
+waits for its rows holds its task's slot: nothing can come in its place before it closes. It knows nothing of engines.
 """
 
 import threading
@@ -12,7 +13,7 @@ from pipemax.domain.units import ceil_div
 from pipemax.wire import JobOutlook
 
 _GAP_S = 2.0
-"""After the last stream's end, where nothing is known of the job."""
+"""After a stream has closed, where nothing is known of the job."""
 _LONG_GAP_S = 10.0
 """The same where the job has rows left, here or elsewhere."""
 
@@ -26,8 +27,8 @@ class InputWatch:
         self._clock = clock
         self._lock = threading.Lock()
         self._streams: dict[int, str] = {}  # number -> job, of those whose input has not ended
-        self._ended_job: str | None = None
-        self._ended_at_s = float("-inf")
+        self._closed_job: str | None = None
+        self._closed_at_s = float("-inf")
         self._outlooks: dict[str, JobOutlook] = {}
         self._shares: dict[str, int] = {}  # job -> rows received by when this engine has had its share
 
@@ -36,12 +37,16 @@ class InputWatch:
             self._streams[number] = job_id
 
     def end(self, number: int) -> None:
-        """The stream's input, or the stream itself. Safe to call twice."""
+        """The stream's input has ended; its rows may still run."""
         with self._lock:
-            job_id = self._streams.pop(number, None)
-            if job_id is not None:
-                self._ended_job, self._ended_at_s = job_id, self._clock()
-                self._forget_others()
+            self._streams.pop(number, None)
+
+    def close(self, number: int, job_id: str) -> None:
+        """The stream is gone: another may come in its place."""
+        with self._lock:
+            self._streams.pop(number, None)
+            self._closed_job, self._closed_at_s = job_id, self._clock()
+            self._forget_others()
 
     def hear(self, outlook: JobOutlook) -> None:
         """The driver's word on a job, as of a second or two ago."""
@@ -54,9 +59,9 @@ class InputWatch:
         with self._lock:
             if self._streams:
                 return True
-            outlook = self._outlooks.get(self._ended_job or "")
+            outlook = self._outlooks.get(self._closed_job or "")
             gap_s = _GAP_S if outlook is None else _LONG_GAP_S if outlook.rows_left else 0.0
-            return self._clock() - self._ended_at_s < gap_s
+            return self._clock() - self._closed_at_s < gap_s
 
     def rows_left(self) -> int | None:
         """How many more rows this engine should take: its even share of what the jobs have left. None where that
@@ -69,7 +74,7 @@ class InputWatch:
             return sum(max(0, self._shares[job_id] - self._received(job_id)) for job_id in jobs)
 
     def _forget_others(self) -> None:
-        wanted = {*self._streams.values(), self._ended_job}
+        wanted = {*self._streams.values(), self._closed_job}
         for known in (self._outlooks, self._shares):
             for job_id in known.keys() - wanted:
                 del known[job_id]

@@ -176,7 +176,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         except ClientGoneError as gone:
             outcome = f"lost its client: {str(gone).partition('.')[0]}"
         finally:
-            self._inputs.end(terms.number)
+            self._inputs.close(terms.number, header.job_id)
             with self._sessions_lock:
                 del self._sessions[terms.number]
             # Before this call returns, which is when the client sees the end: the totals must be exact by then.

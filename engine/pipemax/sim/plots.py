@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from pipemax.sim.result import DecodeSample, SimulationResult
 from pipemax.sim.study import Study
@@ -133,6 +134,8 @@ def plot_predictions(pairs: Mapping[str, Sequence[tuple[float, float]]], path: P
         axes.scatter(measured_ms, predicted_ms, s=5, alpha=0.5)
         axes.set_xscale("log")
         axes.set_yscale("log")
+        axes.tick_params(which="both", labelsize=6)
+        axes.xaxis.set_minor_formatter(NullFormatter())  # they would overlap
         axes.set_title(f"{name}, {len(points)} step times", fontsize=8)
         axes.set_xlabel("measured, ms", fontsize=8)
         axes.set_ylabel("predicted, ms", fontsize=8)

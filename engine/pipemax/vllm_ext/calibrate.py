@@ -32,6 +32,7 @@ from pipemax.control.profiling import (
     fit_stages,
     predicted_and_measured,
     prediction_error,
+    round_trip_s,
 )
 from pipemax.domain.plan import Phase
 from pipemax.sim.measured import MeasuredEngine
@@ -49,8 +50,6 @@ log = logging.getLogger(__name__)
 
 _FEWEST_WAVES = 4
 """A single request, and the corners: run whatever time they take."""
-_PREFILL_STEPS_AT_START = 8
-"""Of a wave: to fill a GPU of today with KV takes a minute."""
 _LEAST_TOKEN_ID, _MOST_TOKEN_ID = 10, 30_000
 """Special tokens have the lowest ids, as a rule; what a token means does not matter here."""
 
@@ -86,14 +85,15 @@ def measure(
     steps, copies = list[TimedStep](), list[TimedCopy]()
     runner.run(waves[0])  # the first steps of all warm up
     take_profile(engine)
-    round_trip_s = 0.0
+    round_trips_s = list[float]()
     for index, wave in enumerate(waves):
         token_gaps_s = runner.run(wave)
         new_steps, new_copies = take_profile(engine)
         steps += new_steps
         copies += new_copies
-        if wave.num_requests == 1 and not round_trip_s:
-            round_trip_s = _round_trip_s(token_gaps_s, new_steps)
+        batches = min(wave.num_requests, settings.num_batches)
+        if batches <= len(settings.stages):  # with more, a batch also waits for others
+            round_trips_s += round_trip_s(token_gaps_s, new_steps, num_batches=batches)
         seconds = time.monotonic() - begin_s
         on_wave(index + 1, len(waves), seconds)
         if seconds > time_limit_s and index + 1 >= _FEWEST_WAVES:
@@ -114,7 +114,7 @@ def measure(
         f"{len(copies)} copies{'' if copies else ' (so the bandwidth is a guess)'}; decode steps within 5 %: "
         f"{error.within_5_percent:.0%}, off by {error.mean:.0%} in the mean and {error.worst:.0%} at worst",
         stages=stages,
-        round_trip_s=round_trip_s,
+        round_trip_s=median(round_trips_s) if round_trips_s else 0.0,
     )
     return Measurement(calibration=calibration, steps=tuple(steps), copies=tuple(copies), seconds=seconds)
 
@@ -176,14 +176,6 @@ def wave_limits(vllm_config: VllmConfig, most_wave_tokens: int | None = None) ->
         host_kv_tokens=settings.host_blocks * cache.block_size,
         most_wave_tokens=most_wave_tokens,
     )
-
-
-def _round_trip_s(token_gaps_s: list[float], steps: list[TimedStep]) -> float:
-    """What a lone request's token takes beyond the stages' own time."""
-    decode = [sum(step.stage_s) for step in steps if step.phase is Phase.DECODE]
-    if not (token_gaps_s and decode):
-        return 0.0
-    return max(0.0, median(token_gaps_s) - median(decode))
 
 
 class _WaveRunner:

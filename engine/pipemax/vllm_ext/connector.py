@@ -76,6 +76,7 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
             self._resources.callback(self._transfers.close)
 
     def _start_on_gpu(self, layout: BlockLayout, gpu_rows: torch.Tensor) -> None:
+        _check_block_tokens(layout, self._vllm_config.cache_config.block_size)
         # It needs cuda-core, which is installed where there are GPUs.
         from pipemax.transfer.cuda.start import cuda_transfers
 
@@ -170,3 +171,12 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         return False, None
+
+
+def _check_block_tokens(layout: BlockLayout, block_size: int) -> None:
+    """``ValueError`` where an attention kernel's blocks are not those that the scheduler counts."""
+    if layout.block_tokens != block_size:
+        raise ValueError(
+            f"attention kernels keep KV in blocks of {layout.block_tokens} tokens, vLLM's scheduler counts blocks of "
+            f"{block_size}: set block_size {layout.block_tokens}, or run policy: vllm"
+        )

@@ -39,9 +39,7 @@ from pipemax.domain.events import (
 )
 from pipemax.domain.plan import Prefetch, StepPlan
 from pipemax.domain.request import RequestSpec
-from pipemax.domain.units import GpuBlockId, RequestId, ceil_div
-from pipemax.transfer.commands import BlockLoad, BlockStore, StepCopies, TokenStore
-from pipemax.transfer.store_fences import StoreFences
+from pipemax.domain.units import RequestId, ceil_div
 from pipemax.vllm_ext.compat import check_kv_cache
 from pipemax.vllm_ext.connector import StepMetadata
 from pipemax.vllm_ext.core_calls import answer_calls, encode_profile
@@ -51,6 +49,7 @@ from pipemax.vllm_ext.prefixes import PrefixFinder
 from pipemax.vllm_ext.settings import INPUT_ENDED, INPUT_OPENED, RuntimeSettings, decode_stage
 from pipemax.vllm_ext.slots import UNLIMITED, WorkerState
 from pipemax.vllm_ext.stats import Counters, demand_stats
+from pipemax.vllm_ext.step_copies import CopyGatherer
 from pipemax.vllm_ext.timing import ReportBook, WorkerReports
 
 _INPUT_EVENTS: dict[str, Event] = {INPUT_OPENED: InputOpened(), INPUT_ENDED: InputEnded()}
@@ -78,7 +77,7 @@ class PipeMaxScheduler(Scheduler):
             block_tokens=self.block_size,
             stores_tokens=settings.stores_tokens,
         )
-        self._store_fences = StoreFences()
+        self._copies = CopyGatherer(self._gpu, self._host, self.block_size)
         self._prefixes = PrefixFinder(self.block_size)
         self._reports = ReportBook(self.parallel_config.pipeline_parallel_size)
         num_slots = self.max_num_running_reqs if self.use_v2_model_runner else UNLIMITED
@@ -99,9 +98,7 @@ class PipeMaxScheduler(Scheduler):
         self._ended: list[str] = []  # finished or aborted, not yet told
         self._counters = Counters()
         self._num_added = 0
-        self._plan: StepPlan | None = None
-        self._saves: list[BlockStore] = []  # of the plan being carried out
-        self._loads: list[BlockLoad] = []
+        self._plan: StepPlan | None = None  # being carried out
         self._num_found: dict[str, int] = {}  # of what is being loaded: leading blocks that need no copy
         self._sent_anew: list[NewRequestData] = []  # of the step being made: they had lost their slots
         answer_calls()
@@ -191,10 +188,7 @@ class PipeMaxScheduler(Scheduler):
             self._not_started[request_id] = request
             self._forget_kv(request_id)
         for request_id in plan.evict:
-            last = self._host.save_last(request_id)
-            if last is not None:
-                source = self._gpu.block(request_id, last.block_index)
-                self._saves.append(BlockStore(source=source, target=last.host_block))
+            self._copies.save_last(request_id)
             self._gpu.evict(self._started[request_id])
             self._workers.leave_gpu(request_id)
             self._num_found.pop(request_id, None)
@@ -214,13 +208,8 @@ class PipeMaxScheduler(Scheduler):
         # The first part begins where the GPU ends to have it, wherever the plan thought that is.
         first_block = 0 if item.is_first else item.first_block
         first_block = max(first_block, self._num_found[request_id])
-        gpu_blocks, host_blocks = self._gpu.blocks(request_id), self._host.blocks(request_id)
-        loads = [
-            BlockLoad(source=host_blocks[index], target=gpu_blocks[index])
-            for index in range(first_block, item.first_block + item.num_blocks)
-        ]
-        self._loads += loads
-        self._counters.prefetched_blocks += len(loads)
+        end_block = item.first_block + item.num_blocks
+        self._counters.prefetched_blocks += self._copies.load(request_id, first_block, end_block)
         if item.is_last:
             del self._num_found[request_id]
             self._gpu.publish_later(self._started[request_id])
@@ -325,34 +314,7 @@ class PipeMaxScheduler(Scheduler):
     def _build_kv_connector_meta(self, connector: Any, scheduler_output: SchedulerOutput) -> StepMetadata:
         """The plan's loads, and the stores that keep every replica complete."""
         assert self._plan is not None
-        stores: list[BlockStore] = []
-        token_stores: list[TokenStore] = []
-        overwrites: list[GpuBlockId] = []
-        for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
-            request = self.requests[request_id]
-            computed = request.num_computed_tokens
-            first, end = (ceil_div(count, self.block_size) for count in (computed, computed + num_tokens))
-            overwrites += [self._gpu.block(request_id, index) for index in range(first, end)]
-            # From what the host has, not from what is computed: KV found on the GPU is replicated too.
-            for part in self._host.extend(request_id, computed + num_tokens, request.block_hashes):
-                source = self._gpu.block(request_id, part.block_index)
-                if part.num_slots == self.block_size:
-                    stores.append(BlockStore(source=source, target=part.host_block))
-                else:
-                    slots = (part.first_slot, part.num_slots)
-                    token_stores.append(TokenStore(source, part.host_block, *slots))
-        fence = self._store_fences.plan_step(
-            overwrites=overwrites, saves=self._saves, stores=stores, token_stores=token_stores
-        )
-        copies = StepCopies(
-            saves=tuple(self._saves),
-            loads=tuple(self._loads),
-            stores=tuple(stores),
-            token_stores=tuple(token_stores),
-            store_fence=fence,
-        )
-        self._saves.clear()
-        self._loads.clear()
+        copies = self._copies.take(self.requests, scheduler_output.num_scheduled_tokens)
         return StepMetadata(self._plan.step_id, copies)
 
     # -- outputs, and whatever ends requests ------------------------------------------------------------------

@@ -46,6 +46,8 @@ class StatLogger(StatLoggerBase):
         self._prefix_queries = 0
         self._prefix_hits = 0
         self._stall_s = 0.0
+        self._output_steps = 0
+        self._output_tokens = 0
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
@@ -59,6 +61,8 @@ class StatLogger(StatLoggerBase):
             self._preemptions += iteration_stats.num_preempted_reqs
             prompt_tokens = iteration_stats.num_prompt_tokens
             output_tokens = iteration_stats.num_generation_tokens
+        self._output_steps += output_tokens > 0
+        self._output_tokens += output_tokens
         self._prefix_queries += scheduler_stats.prefix_cache_stats.queries
         self._prefix_hits += scheduler_stats.prefix_cache_stats.hits
         counts: dict[str, float] = scheduler_stats.kv_connector_stats or {}  # PipeMax's own
@@ -79,6 +83,8 @@ class StatLogger(StatLoggerBase):
                 "preemptions": float(self._preemptions),
                 "prefix_cache_hit_rate": self._prefix_hits / max(1, self._prefix_queries),
                 "batch_size": float(output_tokens),
+                "output_steps": float(self._output_steps),
+                "output_tokens": float(self._output_tokens),
                 "measured_step_s": step_s,
                 **counts,
             },

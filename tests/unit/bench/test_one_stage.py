@@ -12,10 +12,14 @@ import torch
 
 from bench import one_stage
 from bench.stage.driver import StageDriver
-from bench.stage.experiment import POLICIES, Experiment, OpenTransfers, Setup
+from bench.stage.experiment import POLICIES, Experiment, OpenTransfers, Outcome, Setup
 from bench.stage.pools import PoolPlan
+from bench.stage.prediction import compare, counted_samples
 from bench.stage.tables import environment, write_json
+from pipemax.control.config import StageConfig
+from pipemax.control.estimator import StepTimeModel
 from pipemax.domain.specs import KvLayout
+from pipemax.sim.result import DecodeSample
 from pipemax.sim.workloads import Workload
 from pipemax.transfer.backend import StepTransfers
 from pipemax.transfer.commands import StepCopies, StepWait
@@ -120,6 +124,38 @@ def test_each_policy_decodes_on_kv_that_is_whole(policy: str) -> None:
         assert run.loads
 
 
+class NoisyProfile(Poisoned):
+    """Its profile fell from one request to eight: of larger batches it says that they take less than no time."""
+
+    def _stage_config(self, plan: PoolPlan, kv: list[torch.Tensor], transfers: StepTransfers) -> StageConfig:
+        falling = StepTimeModel.linear(alpha_s=-1e-3, beta_s=0.0, delta_s=4e-3)
+        return replace(super()._stage_config(plan, kv, transfers), decode_time=falling)
+
+
+def test_a_profile_that_falls_plans_no_negative_copies() -> None:
+    outcome, run, _ = NoisyProfile(SETUP, workload(120)).run("pipemax")
+    assert outcome.steps == 50
+    assert all(step.prefetched_blocks >= 0 for step in run.steps)
+
+
+OUTCOME = Outcome(
+    policy="pipemax",
+    steps=3,
+    mean_batch=20.0,
+    step_ms=100.0,
+    compute_ms=90.0,
+    host_ms=1.0,
+    tokens_per_s=200.0,
+    prefetched_blocks=1.0,
+    stall_share=0.1,
+    h2d_gb_per_s=1.0,
+    within_5_percent=1.0,
+    worst_error=0.0,
+    most_batch=30,
+    least_free_gpu_blocks=0,
+)
+
+
 class TestCommand:
     def test_without_a_gpu_it_says_so_in_one_sentence(self) -> None:
         if torch.cuda.is_available():
@@ -138,17 +174,37 @@ class TestCommand:
     def test_figures_picture_and_json_come_out(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        outcomes, details = one_stage.measure(
-            Experiment(SETUP, workload(120)), ["pipemax"], tmp_path / "a.png"
-        )
+        experiment = Experiment(SETUP, workload(120))
+        results = one_stage.measure(experiment, ["pipemax"], ["pipemax"], tmp_path / "a.png")
         assert (tmp_path / "a.png").stat().st_size > 1000
         assert "| policy | steps | mean_batch | step_ms |" in capsys.readouterr().out
-        write_json(tmp_path / "a.json", environment(SETUP.device, ["x"]), {"policies": details})
+        write_json(tmp_path / "a.json", environment(SETUP.device, ["x"]), {"policies": results.details})
         document = json.loads((tmp_path / "a.json").read_text())
         assert document["measured_on"]["device"] == "CPU"
         (policy,) = document["policies"]
-        assert policy["mean_batch"] == outcomes[0].mean_batch
+        assert policy["mean_batch"] == results.outcomes[0].mean_batch
         assert len(policy["decode_steps"]) == SETUP.decode_steps
+        # layers, kv_heads, keys and values, head_dim, float32
+        assert policy["stage"]["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 4
+        (prediction,) = results.predictions
+        assert prediction.tokens_per_s > 0
+        # The same controller over the same lengths: batches differ by what times differ, no more.
+        assert prediction.mean_batch == pytest.approx(results.outcomes[0].mean_batch, rel=0.5)
+
+    def test_a_prediction_is_compared_over_the_counted_steps(self) -> None:
+        setup = replace(SETUP, warm_up_steps=2, decode_steps=5)
+        samples = [
+            DecodeSample(time_s=t, step_s=0.0, batch=b, kv_tokens=0, prefetched_tokens=0)
+            for t, b in ((0.0, 99), (1.0, 99), (2.0, 10), (2.1, 20), (2.2, 30), (9.0, 99))
+        ]
+        outcome = replace(OUTCOME, step_ms=125.0, tokens_per_s=160.0)
+        prediction = compare(outcome, counted_samples(samples, setup))
+        assert prediction.mean_batch == 20
+        assert prediction.step_ms == pytest.approx(100)
+        assert prediction.step_error == pytest.approx(-0.2)
+        assert prediction.tokens_error == pytest.approx(0.25)
+        with pytest.raises(ValueError, match="1 decode steps: too few to compare"):
+            counted_samples(samples[:1], setup)
 
     def test_too_few_requests_are_refused_with_the_numbers(self) -> None:
         setup = replace(SETUP, decode_steps=2000, warm_up_steps=1500)

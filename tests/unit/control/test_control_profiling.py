@@ -15,6 +15,7 @@ from pipemax.control.profiling import (
     predicted_and_measured,
     prediction_error,
     profile_rows,
+    round_trip_s,
 )
 from pipemax.domain.plan import Phase
 
@@ -53,6 +54,15 @@ def test_without_a_host_pool_to_speak_of_nothing_overflows() -> None:
         num_batches=2, max_num_seqs=64, max_model_len=512, gpu_kv_tokens=1920, host_kv_tokens=1920
     )
     assert all(wave.kv_tokens <= small.gpu_kv_tokens for wave in design_waves(small))
+
+
+def test_the_round_trip_is_what_tokens_take_beyond_the_stages() -> None:
+    steps = [decode_step(4, 400), decode_step(4, 404), prefill_step(64)]
+    stages_s = sum(steps[0].stage_s)
+    gaps = [(stages_s + 0.004) / 2] * 5
+    assert round_trip_s(gaps, steps, num_batches=2) == [pytest.approx(0.004, abs=2e-5)]
+    assert round_trip_s(gaps, [prefill_step(64)], num_batches=2) == []
+    assert round_trip_s([1e-6] * 3, steps, num_batches=1) == [0.0], "never negative"
 
 
 def test_who_has_little_time_fills_no_pool_of_a_gpu() -> None:
@@ -124,5 +134,7 @@ def test_no_fit_says_that_a_larger_batch_is_faster(seed: int) -> None:
         for context in (16, 100, 400)
     ]
     model = fit_measured(rows)
-    assert all(segment.alpha_s >= 0 and segment.delta_s >= 0 for segment in model.segments)
+    seconds = [model.batch_s(size) for size in range(1, 64)]
+    assert seconds == sorted(seconds)
+    assert seconds[0] > 0
     assert model.beta_s >= 0

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax.wire import COMPLETION_SCHEMA
-from pipemax_spark.spool import Spool, spool_fault
+from pipemax_spark.spool import Spool, dealt_directory, spool_fault
 
 
 def completions(texts: list[str | None]) -> pa.RecordBatch:
@@ -90,3 +90,18 @@ def test_storage_that_fails_costs_a_warning(tmp_path: Path, caplog: pytest.LogCa
     assert spool_fault(str(tmp_path / "file")) is not None
     assert spool_fault(str(tmp_path / "new")) is None
     assert "Unrecognized filesystem" in (spool_fault("oddfs://x/y") or "")
+
+
+def test_no_more_is_held_than_was_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for key in "abc":
+        write(tmp_path, [key])
+    with Spool(str(tmp_path), partition=0, most_read_bytes=100) as spool:
+        found = spool.recall(list("abc"), pa.array(range(3), pa.int64()))
+    assert 0 < found.num_rows < 3
+    assert "what follows is passed over" in caplog.text
+
+
+def test_rows_are_dealt_as_they_were_the_first_time(tmp_path: Path) -> None:
+    root = str(tmp_path / "name")
+    assert dealt_directory(root, 8) == (f"{root}/of-8", 8)
+    assert dealt_directory(root, 32) == (f"{root}/of-8", 8)

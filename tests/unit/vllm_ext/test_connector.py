@@ -10,7 +10,8 @@ from pipemax.config import EngineConfig
 from pipemax.domain.plan import StepId
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockLoad, BlockStore, StepCopies
-from pipemax.vllm_ext.connector import PipeMaxConnector, StepMetadata
+from pipemax.transfer.layout import BlockLayout
+from pipemax.vllm_ext.connector import PipeMaxConnector, StepMetadata, _check_block_tokens
 from pipemax.vllm_ext.launch import launch_environment, make_vllm_config
 from tests.unit.vllm_ext.fake_worker import MODEL
 
@@ -62,3 +63,10 @@ def test_caches_that_are_not_block_first_are_refused(connector: PipeMaxConnector
     layer_first = torch.zeros(2, 8, 1, 4, 6)
     with pytest.raises(ValueError, match="not block-first"):
         connector.register_kv_caches({str(layer): layer_first[layer] for layer in range(2)})
+
+
+def test_kernels_with_blocks_of_their_own_are_refused() -> None:
+    layout = BlockLayout.compact(num_layers=1, num_kv_heads=1, block_tokens=16, content_bytes=4)
+    _check_block_tokens(layout, 16)
+    with pytest.raises(ValueError, match="blocks of 16 tokens, vLLM's scheduler counts blocks of 64"):
+        _check_block_tokens(layout, 64)

@@ -23,10 +23,12 @@ def test_input_is_open_while_a_stream_is_and_for_the_gap_between_two_tasks() -> 
     assert not bench.watch.is_open()
     bench.watch.open(1, "job")
     bench.watch.open(2, "job")
-    bench.watch.end(1)
+    bench.watch.close(1, "job")
     bench.now_s = 100.0
     assert bench.watch.is_open()
     bench.watch.end(2)
+    assert not bench.watch.is_open(), "its task holds the slot while its rows run"
+    bench.watch.close(2, "job")
     bench.now_s = 101.0
     assert bench.watch.is_open()
     bench.now_s = 103.0
@@ -39,7 +41,7 @@ def test_with_no_row_left_input_ends_at_once_and_with_some_the_gap_is_longer() -
     bench = Bench()
     bench.watch.open(1, "job")
     bench.hear(rows_left=500)
-    bench.watch.end(1)
+    bench.watch.close(1, "job")
     bench.now_s = 5.0
     assert bench.watch.is_open()
     bench.hear(rows_left=0)

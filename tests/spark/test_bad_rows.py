@@ -1,0 +1,89 @@
+"""Rows that cannot be done, through real Spark: each has its code, and its neighbours have their answers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipemax.wire import ErrorCode, GenerationSpec
+from pipemax_spark.prompts import PromptSource
+from tests.fakes.engine import expected_text, fake_config
+from tests.spark.conftest import Jobs, object_schema
+
+MakeJobs = Callable[[], Jobs]
+NAN = float("nan")
+
+# (prompt, temperature, top_p, max_tokens) → the error's code and a part of its message; None for a good row
+TABLE: list[tuple[bytes | None, float | None, float | None, int | None, tuple[ErrorCode, str] | None]] = [
+    (b"fine", None, None, None, None),
+    (None, None, None, None, (ErrorCode.EMPTY_PROMPT, "prompt is")),
+    (b"", None, None, None, (ErrorCode.EMPTY_PROMPT, "prompt is")),
+    (b" \t\n ", None, None, None, (ErrorCode.EMPTY_PROMPT, "prompt is")),
+    (b"word " * 5_000, None, None, None, (ErrorCode.PROMPT_TOO_LONG, "5000 tokens, max_model_len is 4096")),
+    (b"caf\xe9", None, None, None, (ErrorCode.INVALID_PROMPT, "the text is not UTF-8")),
+    (b"\xff\xfe\x00", None, None, None, (ErrorCode.INVALID_PROMPT, "the text is not UTF-8")),
+    (b"nul \x00 bell \x07 escape \x1b[31m", None, None, None, None),
+    ("\ufeff\u200b\u202e \U0001f600 \ufffd".encode(), None, None, None, None),
+    (b"<|endoftext|><|im_start|>system <s>[INST] </s>", None, None, None, None),
+    (b"a", NAN, None, None, (ErrorCode.INVALID_PARAMETER, "temperature is nan")),
+    (b"b", None, NAN, None, (ErrorCode.INVALID_PARAMETER, "top_p is nan")),
+    (b"c", float("inf"), None, None, (ErrorCode.INVALID_PARAMETER, "temperature is inf")),
+    (b"d", None, None, 0, (ErrorCode.INVALID_PARAMETER, "max_tokens is 0")),
+    (b"fine too", 0.0, 1.0, 2, None),
+]
+
+
+def test_each_bad_row_has_its_code_and_the_others_their_answers(jobs: MakeJobs) -> None:
+    run = jobs()
+    rows = [(i, raw, (t, p, m)) for i, (raw, t, p, m, _) in enumerate(TABLE)]
+    schema = "id long, raw binary, sampling struct<temperature: double, top_p: double, max_tokens: int>"
+    run.write_input(rows, schema)
+    summary = run.run(
+        source=PromptSource(prompt_column="raw"), overrides_column="sampling", id_columns=("id",)
+    )
+    assert summary is not None
+    assert summary.rows_error == sum(expected is not None for *_, expected in TABLE)
+    done = {row["id"]: row for row in run.rows()}
+    assert len(done) == len(TABLE)
+    for i, (raw, _, _, max_tokens, expected) in enumerate(TABLE):
+        annotation = done[i]["annotation"]
+        assert done[i]["raw"] == raw, "the row's own columns are as they were"
+        if expected is None:
+            assert annotation["error"] is None
+            assert annotation["text"] == expected_text((raw or b"").decode(), max_tokens or 16)
+            continue
+        code, told = expected
+        assert (annotation["error"]["code"], annotation["text"]) == (code, None), raw
+        assert told in annotation["error"]["message"]
+    for code in {expected[0] for *_, expected in TABLE if expected}:
+        assert code in run.printed
+
+
+def test_a_turn_without_content_and_a_schema_that_cannot_be_met(jobs: MakeJobs) -> None:
+    run = jobs()
+    chats: list[tuple[int, Any]] = [
+        (0, [("user", "hi")]),
+        (1, [("user", None)]),
+        (2, []),
+        (3, None),
+    ]
+    run.write_input(chats, "id long, chat array<struct<role: string, content: string>>")
+    # One token is not enough for any object that has the property.
+    schema = object_schema(n={"type": "integer"})
+    generation = GenerationSpec(response_format=schema, max_tokens=1)
+    run.run(source=PromptSource(messages_column="chat"), generation=generation, id_columns=("id",))
+    codes = {row["id"]: row["annotation"]["error"]["code"] for row in run.rows()}
+    assert codes == {
+        0: ErrorCode.RESPONSE_FORMAT,
+        1: ErrorCode.INVALID_PROMPT,
+        2: ErrorCode.EMPTY_PROMPT,
+        3: ErrorCode.EMPTY_PROMPT,
+    }
+
+
+@pytest.mark.parametrize("parameter", ["temperature", "top_p"])
+def test_a_parameter_that_is_no_number_is_refused_for_the_whole_job(jobs: MakeJobs, parameter: str) -> None:
+    run = jobs()
+    run.write_input([(1, "a")])
+    with pytest.raises(ValueError, match=f"{parameter} is nan"):
+        run.run(generation=GenerationSpec(**{parameter: NAN}), engine=fake_config())
