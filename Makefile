@@ -38,8 +38,8 @@ test-versions: $(VENV)/ready  ## The wheel on Spark 4.0, 4.1 and 4.2, each in a 
 parity-full: $(VENV)/ready  ## Every kind of engine with every load and n, and random ones, against stock vLLM
 	@$(BIN)/python -m pytest -m "parity_full or not parity_full" tests/parity tests/unit/vllm_ext tests/unit/transfer
 
-faults: $(VENV)/ready  ## Kill processes of running jobs at 20 random points
-	@$(BIN)/python -m tests.spark.faults.random_kills --report docs/results/faults.md
+faults: $(VENV)/ready  ## Strike the processes of a running job at 20 random points; SEED=N repeats a run's
+	@$(BIN)/python -m tests.spark.faults.random_kills --report docs/results/faults.md $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/ready
 	@$(BIN)/ruff check .

@@ -90,12 +90,12 @@ class ChunkRunner:
         overrides_column: str | None,
         plan: TaskPlan,
         slots: int,
-        note_chunk: Callable[[], None],
+        note_chunk: Callable[[Chunk], None],
         spool: ChunkSpools | None,
         transactions: Transactions,
     ) -> None:
-        """``note_chunk`` is called before each chunk starts, when ``chunks`` holds it already. Without a ``spool``,
-        completions that are not committed are lost with their task."""
+        """``note_chunk`` is called before each chunk starts. Without a ``spool``, completions that are not committed
+        are lost with their task."""
         self._spark = spark
         self._table = table
         self._rows = rows
@@ -196,12 +196,11 @@ class ChunkRunner:
             if rows_per_s is None and self._committed_rows:
                 # No collector hears the servers: the commits say how fast it goes.
                 rows_per_s = self._committed_rows / (time.monotonic() - self._started_s)
-            # Under the lock: a manifest of fewer chunks must not overwrite one of more.
             chunk = self._chunks.next(rows_per_s)
-            if chunk is not None:
-                log.info("%s, at %s rows/s so far", chunk, rows_per_s)
-                self._note_chunk()
-            return chunk
+        if chunk is not None:
+            log.info("%s, at %s rows/s so far", chunk, rows_per_s)
+            self._note_chunk(chunk)
+        return chunk
 
     def _run_chunk(self, chunk: Chunk, transaction: Transaction) -> None:
         rows = self._rows.read(chunk, partitions=partitions_for(chunk.rows, self._slots))
