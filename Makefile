@@ -8,7 +8,7 @@ UV_VERSION := 0.13.8
 LOCK := requirements/cpu.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup annotate compare test test-long faults test-versions parity-full lint lock clean
+.PHONY: help setup annotate compare test test-long faults test-versions parity-full peers lint lock clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,6 +35,9 @@ test-versions: $(VENV)/ready  ## The wheel on Spark 4.0, 4.1 and 4.2, each in a 
 	@bash tools/make_versions.sh "$(BIN)" .venv-versions
 	@bash tools/test_versions.sh "$(BIN)" .venv-versions
 
+peers: $(VENV)/ready  ## Ray Data LLM and distribatch in .venv-peers, for python -m bench.peers
+	@bash tools/make_peers.sh "$(BIN)" .venv-peers
+
 parity-full: $(VENV)/ready  ## Every kind of engine with every load and n, and random ones, against stock vLLM
 	@$(BIN)/python -m pytest -m "parity_full or not parity_full" tests/parity tests/unit/vllm_ext tests/unit/transfer
 
@@ -51,5 +54,5 @@ lock:  ## Resolve all locks anew
 	@bash tools/lock.sh $(BIN)/uv
 
 clean:  ## Remove .venv and everything the demo wrote
-	rm -rf $(VENV) .venv-versions $(DEMO) logs dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse
+	rm -rf $(VENV) .venv-versions .venv-peers $(DEMO) logs dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse
 	find . -name __pycache__ -prune -exec rm -rf {} +

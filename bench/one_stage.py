@@ -7,8 +7,8 @@ rotation, ShareGPT-like lengths, decided by the real controller and copied for r
 (``bench/stage/attention.py``). The other seven stages are taken to last as long as this one, so tokens/s are those of
 a balanced pipeline. Prompts are booked, not computed: what differs between the policies is decode. First the decode
 times of the stage are profiled, as ``pipemax calibrate`` does; the estimator's error is against that profile as it
-refines itself. ``--predict`` runs the simulator with the profile and
-the copy rate, and compares step time and tokens/s.
+refines itself. ``--predict`` runs the simulator with the profile and the copy rate, and compares step time and
+tokens/s.
 
 Needs a CUDA GPU with about 40 GB, and host memory for ``--host-gib``.
 """
@@ -16,6 +16,7 @@ Needs a CUDA GPU with about 40 GB, and host memory for ``--host-gib``.
 import argparse
 import logging
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from bench.stage.attention import KERNEL_NAME
 from bench.stage.driver import Run
 from bench.stage.experiment import POLICIES, Experiment, Outcome, Setup, as_json
 from bench.stage.prediction import Prediction, predict
-from bench.stage.tables import environment, print_table, require_cuda, write_json
+from bench.stage.tables import at_least_one, environment, print_table, require_cuda, write_json
 from pipemax.domain.specs import Parallelism, kv_capacity
 from pipemax.domain.units import GIB
 from pipemax.presets import load_model, load_node
@@ -42,12 +43,20 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path, help="also write everything, each decode step included, as JSON")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="also write everything, each decode step included, as JSON, after each policy",
+    )
     parser.add_argument("--plot", type=Path, help="draw PipeMax's step times and KV over the run (PNG)")
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
-    parser.add_argument("--steps", type=int, default=400, help="decode steps of each policy (default 400)")
+    parser.add_argument(
+        "--policies", nargs="+", choices=POLICIES, default=list(POLICIES), help="what to run (default all)"
+    )
+    parser.add_argument(
+        "--steps", type=at_least_one, default=400, help="decode steps of each policy (default 400)"
+    )
     parser.add_argument("--warm-up", type=int, default=100, help="of these, not counted (default 100)")
-    parser.add_argument("--host-gib", type=float, default=48.0, help="host KV pool (default 48)")
+    parser.add_argument("--host-gib", type=float, default=48.0, help="host KV pool in GiB (default 48)")
     parser.add_argument(
         "--predict",
         nargs="*",
@@ -55,8 +64,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         default=["pipemax"],
         help="also simulate these with the measured stage (default pipemax; a minute of CPU each)",
     )
-    parser.add_argument("--requests", type=int, default=6000, help="of the workload (default 6000)")
-    return parser.parse_args(arguments)
+    parser.add_argument("--requests", type=at_least_one, default=6000, help="of the workload (default 6000)")
+    options = parser.parse_args(arguments)
+    if options.warm_up >= options.steps:
+        parser.error(f"--warm-up {options.warm_up} leaves none of --steps {options.steps} to count")
+    return options
 
 
 def make_setup(options: argparse.Namespace, device: torch.device) -> Setup:
@@ -106,8 +118,14 @@ class Results:
     """For the JSON: each outcome with its decode steps and what the controller was told of the stage."""
 
 
-def measure(experiment: Experiment, policies: list[str], predicted: list[str], plot: Path | None) -> Results:
-    """Run, print and draw one policy after the other."""
+def measure(
+    experiment: Experiment,
+    policies: list[str],
+    predicted: list[str],
+    plot: Path | None,
+    on_policy: Callable[[Results], None] = lambda results: None,
+) -> Results:
+    """Run, print and draw one policy after the other; ``on_policy`` is told all results so far after each."""
     results, setup = Results(), experiment.setup
     for policy in policies:
         outcome, run, stage = experiment.run(policy)
@@ -119,6 +137,7 @@ def measure(experiment: Experiment, policies: list[str], predicted: list[str], p
             print_table(f"{policy}, simulated with this stage", results.predictions[-1:])
         if policy == "pipemax" and plot is not None:
             plot_decode(decode_samples(run, setup.block_tokens), setup.gpu_blocks * setup.block_tokens, plot)
+        on_policy(results)
     return results
 
 
@@ -129,16 +148,19 @@ def main(arguments: list[str]) -> int:
     experiment = Experiment(make_setup(options, device), open_workload("sharegpt", options.requests))
     measured_on = environment(device, ["python", "bench/one_stage.py", *arguments])
     print(f"{measured_on}\nattention: {KERNEL_NAME}\n{experiment.setup}")
-    results = measure(experiment, options.policies, options.predict, options.plot)
+
+    def save(results: Results) -> None:
+        if options.json:
+            sections = {
+                "attention": KERNEL_NAME,
+                "profile": [asdict(row) for row in experiment.profile],
+                "policies": results.details,
+                "predictions": [asdict(prediction) for prediction in results.predictions],
+            }
+            write_json(options.json, measured_on, sections)
+
+    results = measure(experiment, options.policies, options.predict, options.plot, save)
     print_table("All policies", results.outcomes)
-    if options.json:
-        sections = {
-            "attention": KERNEL_NAME,
-            "profile": [asdict(row) for row in experiment.profile],
-            "policies": results.details,
-            "predictions": [asdict(prediction) for prediction in results.predictions],
-        }
-        write_json(options.json, measured_on, sections)
     return 0
 
 

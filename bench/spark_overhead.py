@@ -1,10 +1,16 @@
-"""The Spark path's tokens per second over the bare engine's: the demo model, the same prompts, the same settings.
+"""The Spark path's tokens per second over the bare engine's: the demo model, the same rows, the same settings.
 
-    python bench/spark_overhead.py [--json FILE] [--repeats 3] [--copies 3]
+    python bench/spark_overhead.py [--json FILE] [--repeats 4] [--copies 3] [--engine-cores 1]
 
-Both engines are started and warmed up first, which is reported apart. Then the repeats, the bare engine and Spark in
-turn, so that what else the machine does meets both: from a Parquet file to a Parquet file, and from there by
-``annotate()`` to a Delta table. ``ratio_to_bare_engine`` is the median of the turns' ratios.
+Both engines are started and warmed up first, which is reported apart, and stay. Then turns of two runs each, the bare
+engine's first in every other turn, so that what else the machine does meets both: all rows at once to
+``OfflineEngine``, from a Parquet file to a Parquet file; and from there by ``annotate()`` over two slots to a Delta
+table. ``ratio_to_bare_engine`` is the median of the turns' ratios, ``ratios`` are all of them.
+
+On a GPU node the engine does not compute on the cores that Spark runs on. On a CPU it does: then Spark's own work
+slows the engine down whatever the path does. So in both runs the engine's compute threads have ``--engine-cores``
+cores, one unless told otherwise, and everything else (scheduler, JVM, Python) goes where the kernel puts it. With
+``--engine-cores 0`` they have all cores, and the ratio counts Spark's CPU time against the path.
 """
 
 import argparse
@@ -13,13 +19,15 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -32,8 +40,13 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 TEMPLATE = "Package: {package}\nSummary: {summary}\nDescription: {description}"
 MAX_TOKENS = 24
 WARM_UP_ROWS = 64
+SLOTS = 2
+PAUSE_S = 2.0
+"""Before each run: a worker of vLLM spins for a second after its last step."""
 ENGINE = {
     "model": str(REPOSITORY / "examples" / "model"),
+    "policy": "vllm",  # the same scheduler in both, without a calibration
+    "pipeline_parallel_size": 1,
     "dtype": "float32",  # so that both write the same tokens, whatever is in a batch
     "max_model_len": 512,
     "max_num_seqs": 64,
@@ -44,15 +57,41 @@ ENGINE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One pass over the table."""
+    """One pass over the table, or its first rows."""
 
     seconds: float
     tokens: int
     texts: Counter[str]
+    busy_cpu_s: float = 0.0
+    """Of all cores, whoever used them: the machine should do nothing else."""
 
     @property
     def tokens_per_s(self) -> float:
         return self.tokens / self.seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """One run each."""
+
+    bare: Run
+    spark: Run
+
+    @property
+    def ratio(self) -> float:
+        return self.spark.tokens_per_s / self.bare.tokens_per_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Starts:
+    """What comes before the turns."""
+
+    bare_s: float
+    spark_s: float
+    """Until the warm-up's rows were there: Spark, checks and engine."""
+    fixed_cost_s: float
+    """By how much a job over the warm-up's rows alone takes longer than the bare engine, both warm: planning, tasks,
+    Delta's commit. A part of every Spark run that does not grow with the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,23 +102,31 @@ class Result:
     ratios: list[float]
     bare_tokens_per_s: list[float]
     spark_tokens_per_s: list[float]
+    bare_seconds: list[float]
+    spark_seconds: list[float]
+    bare_busy_cpu_s: list[float]
+    spark_busy_cpu_s: list[float]
     rows: int
     tokens: int
-    bare_start_s: float
-    spark_start_s: float
-    """Until the warm-up's rows were there: Spark, checks and engine."""
+    starts: Starts
     texts_identical: bool
     cores: int
+    engine_cores: str
+    """As vLLM was told to bind its compute threads."""
     load_average: tuple[float, float, float]
     """Of the machine, when the last run had ended."""
 
 
-def write_table(path: Path, copies: int) -> int:
-    """The demo table so many times; its number of rows."""
+def write_table(directory: Path, copies: int) -> int:
+    """The demo table so many times, in a file for each of Spark's slots; its number of rows."""
     table = pq.read_table(REPOSITORY / "examples" / "data" / "debian_packages.parquet")
     table = pa.concat_tables([table] * copies)
-    # Row groups, so that Spark can give each slot its share.
-    pq.write_table(table, path, row_group_size=-(-table.num_rows // 8))
+    directory.mkdir()
+    rows_per_file = -(-table.num_rows // SLOTS)
+    for number in range(SLOTS):
+        pq.write_table(
+            table.slice(number * rows_per_file, rows_per_file), directory / f"part-{number}.parquet"
+        )
     return int(table.num_rows)
 
 
@@ -113,11 +160,19 @@ def run_spark(annotated: Any, output: Path) -> Run:
     )
 
 
+def rested(run: Callable[[], Run]) -> Run:
+    """After a pause, and with the CPU time that was used meanwhile."""
+    time.sleep(PAUSE_S)
+    before = psutil.cpu_times()
+    done = run()
+    after = psutil.cpu_times()
+    busy_s = sum(after) - sum(before) - (after.idle - before.idle) - (after.iowait - before.iowait)
+    return replace(done, busy_cpu_s=busy_s)
+
+
 @contextmanager
 def spark_session(directory: Path) -> Iterator[Any]:
-    os.environ["PYSPARK_SUBMIT_ARGS"] = (
-        "--master local[2] --conf spark.sql.files.maxPartitionBytes=262144 pyspark-shell"
-    )
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--master local[{SLOTS}] pyspark-shell"
     spark = get_session("spark overhead", log_dir=directory / "logs")
     try:
         yield spark
@@ -125,52 +180,77 @@ def spark_session(directory: Path) -> Iterator[Any]:
         spark.stop()
 
 
-def compare(repeats: int, copies: int, directory: Path) -> Result:
-    table = directory / "in.parquet"
+def turns(repeats: int, copies: int, directory: Path) -> Iterator[tuple[Starts, int, Turn]]:
+    """Each turn as it ends, with what came before it and the number of rows."""
+    table = directory / "in"
     rows = write_table(table, copies)
     begin_s = time.perf_counter()
     with OfflineEngine(EngineConfig.parse(ENGINE)) as engine:
-        run_bare(engine, table, directory / "bare.parquet", WARM_UP_ROWS)
+        bare = partial(run_bare, engine, table, directory / "bare.parquet")
+        bare(WARM_UP_ROWS)
         bare_start_s = time.perf_counter() - begin_s
         begin_s = time.perf_counter()
         with spark_session(directory) as spark:
             annotated = annotate(
                 spark.read.parquet(str(table)), template=TEMPLATE, engine=ENGINE, max_tokens=MAX_TOKENS
             )
-            run_spark(annotated.limit(WARM_UP_ROWS), directory / "out")
+            on_spark = partial(run_spark, annotated, directory / "out")
+            few_on_spark = partial(run_spark, annotated.limit(WARM_UP_ROWS), directory / "few")
+            few_on_spark()
             spark_start_s = time.perf_counter() - begin_s
-            turns = []
-            for _ in range(repeats):
-                bare = run_bare(engine, table, directory / "bare.parquet")
-                turns.append((bare, run_spark(annotated, directory / "out")))
-                print(" | ".join(f"{run.tokens_per_s:,.1f} tokens/s" for run in turns[-1]), flush=True)
-    ratios = [on_spark.tokens_per_s / bare.tokens_per_s for bare, on_spark in turns]
+            fixed_cost_s = median(few_on_spark().seconds - bare(WARM_UP_ROWS).seconds for _ in range(3))
+            starts = Starts(bare_s=bare_start_s, spark_s=spark_start_s, fixed_cost_s=fixed_cost_s)
+            for number in range(repeats):
+                if number % 2:
+                    spark_run, bare_run = rested(on_spark), rested(bare)
+                else:
+                    bare_run, spark_run = rested(bare), rested(on_spark)
+                yield starts, rows, Turn(bare=bare_run, spark=spark_run)
+
+
+def summarize(starts: Starts, rows: int, turns_so_far: list[Turn]) -> Result:
+    bare, spark = [turn.bare for turn in turns_so_far], [turn.spark for turn in turns_so_far]
     return Result(
-        ratio_to_bare_engine=round(median(ratios), 4),
-        ratios=[round(ratio, 4) for ratio in ratios],
-        bare_tokens_per_s=[round(bare.tokens_per_s, 1) for bare, _ in turns],
-        spark_tokens_per_s=[round(on_spark.tokens_per_s, 1) for _, on_spark in turns],
+        ratio_to_bare_engine=round(median(turn.ratio for turn in turns_so_far), 4),
+        ratios=[round(turn.ratio, 4) for turn in turns_so_far],
+        bare_tokens_per_s=[round(run.tokens_per_s, 1) for run in bare],
+        spark_tokens_per_s=[round(run.tokens_per_s, 1) for run in spark],
+        bare_seconds=[round(run.seconds, 2) for run in bare],
+        spark_seconds=[round(run.seconds, 2) for run in spark],
+        bare_busy_cpu_s=[round(run.busy_cpu_s, 1) for run in bare],
+        spark_busy_cpu_s=[round(run.busy_cpu_s, 1) for run in spark],
         rows=rows,
-        tokens=turns[0][0].tokens,
-        bare_start_s=round(bare_start_s, 1),
-        spark_start_s=round(spark_start_s, 1),
-        texts_identical=all(bare.texts == on_spark.texts for bare, on_spark in turns),
+        tokens=bare[0].tokens,
+        starts=starts,
+        texts_identical=all(turn.bare.texts == turn.spark.texts for turn in turns_so_far),
         cores=len(os.sched_getaffinity(0)),
+        engine_cores=os.environ["VLLM_CPU_OMP_THREADS_BIND"],
         load_average=os.getloadavg(),
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, help="write the result here, too")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="write the result here, too, after each turn")
+    parser.add_argument("--repeats", type=int, default=4, help="turns, of two runs each")
     parser.add_argument("--copies", type=int, default=3, help="of the demo table's 2,223 rows")
+    parser.add_argument("--engine-cores", type=int, default=1, help="that either engine computes on; 0: all")
     arguments = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))
+    # Both engines take these from here, Spark's by way of the JVM and the task.
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores[: arguments.engine_cores or None]))
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    done: list[Turn] = []
     with tempfile.TemporaryDirectory() as directory:
-        result = compare(arguments.repeats, arguments.copies, Path(directory))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(asdict(result), indent=1) + "\n")
-    print(json.dumps(asdict(result), indent=1))
+        for starts, rows, turn in turns(arguments.repeats, arguments.copies, Path(directory)):
+            done.append(turn)
+            report = json.dumps(asdict(summarize(starts, rows, done)), indent=1)
+            if arguments.json:
+                arguments.json.write_text(report + "\n")
+            print(f"turn {len(done)}: {turn.bare.seconds:.1f} s, {turn.spark.seconds:.1f} s", flush=True)
+    print(report)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from bench.stage.pools import PoolPlan, stage_layout
 from bench.stage.prefetch import PeakRow, PrefetchRow, measure_peak, measure_prefetch
 from bench.stage.priority import PriorityRow, measure_priority
 from bench.stage.profile import random_batch
-from bench.stage.tables import environment, print_table, require_cuda, write_json
+from bench.stage.tables import at_least_one, environment, print_table, require_cuda, write_json
 from bench.stage.transfers import stage_transfers
 from pipemax.domain.specs import KvLayout, ModelSpec
 from pipemax.domain.units import MIB
@@ -247,11 +247,22 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path, help="also write all rows as JSON")
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
-    parser.add_argument("--gpu-blocks", type=int, default=17_700, help="of 16 tokens (default 17700)")
-    parser.add_argument("--host-blocks", type=int, default=20_000, help="of 16 tokens (default 20000)")
-    parser.add_argument("--repeats", type=int, default=10, help="beside one warm-up (default 10)")
+    parser.add_argument("--json", type=Path, help="also write all rows as JSON, after each section")
+    parser.add_argument(
+        "--sections",
+        nargs="+",
+        choices=SECTIONS,
+        default=list(SECTIONS),
+        help="what to measure (default all)",
+    )
+    blocks = {"type": at_least_one, "metavar": "N"}
+    parser.add_argument(
+        "--gpu-blocks", default=17_700, help="GPU pool, 640 KiB each (default 17700)", **blocks
+    )
+    parser.add_argument("--host-blocks", default=20_000, help="host pool, likewise (default 20000)", **blocks)
+    parser.add_argument(
+        "--repeats", type=at_least_one, default=10, help="of each measurement, beside a warm-up (default 10)"
+    )
     return parser.parse_args(arguments)
 
 
@@ -275,13 +286,18 @@ def make_setup(options: argparse.Namespace, device: torch.device) -> Setup:
     )
 
 
-def run(bench: Bench, sections: list[str]) -> dict[str, list[dict[str, Any]]]:
-    """Measure and print; the rows by section."""
-    rows: dict[str, list[dict[str, Any]]] = {}
+Rows = dict[str, list[dict[str, Any]]]
+"""By section."""
+
+
+def run(bench: Bench, sections: list[str], on_section: Callable[[Rows], None] = lambda rows: None) -> Rows:
+    """Measure and print. ``on_section`` is told all rows so far after each section."""
+    rows: Rows = {}
     for name in sections:
         measured = bench.section(name)
         print_table(name, measured)
         rows[name] = [asdict(row) for row in measured]
+        on_section(rows)
     return rows
 
 
@@ -291,9 +307,12 @@ def main(arguments: list[str]) -> int:
     device = require_cuda("bench/transfer.py")
     measured_on = environment(device, ["python", "bench/transfer.py", *arguments])
     print(f"{measured_on}\nattention: {KERNEL_NAME}")
-    rows = run(Bench(make_setup(options, device)), options.sections)
-    if options.json:
-        write_json(options.json, measured_on, {"attention": KERNEL_NAME, **rows})
+
+    def save(rows: Rows) -> None:
+        if options.json:
+            write_json(options.json, measured_on, {"attention": KERNEL_NAME, **rows})
+
+    run(Bench(make_setup(options, device)), options.sections, save)
     return 0
 
 

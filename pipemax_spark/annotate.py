@@ -20,7 +20,7 @@ from pipemax_spark.preflight import run_preflight
 from pipemax_spark.profiles import discovery_script_of
 from pipemax_spark.prompts import PromptSource, find_field, quoted, resolve_column
 from pipemax_spark.response_format import compile_schema, load_schema
-from pipemax_spark.slots import task_slots
+from pipemax_spark.slots import slots_of
 from pipemax_spark.spec import AnnotationSpec
 from pipemax_spark.spool import dealt_directory, spool_fault
 from pipemax_spark.task import (
@@ -95,12 +95,14 @@ def annotate(
         response_format=schema_text(response_format),
     )
     plan = draft_plan(
+        df.sparkSession,
         config,
         generation,
         output_column=output_column,
-        on_error=on_error,
+        fails_on_error=fails_on_error(on_error),
         engine_python=engine_python,
         log_dir=log_dir,
+        profile=profile,
     )
     # Wrong columns are found before the executors are asked.
     annotated_schema(df.schema, plan)
@@ -112,30 +114,34 @@ def annotate(
 
 
 def draft_plan(
+    spark: Any,
     engine: Mapping[str, Any],
     generation: GenerationSpec,
     *,
     output_column: str,
-    on_error: str,
+    fails_on_error: bool,
     engine_python: str | None,
     log_dir: str | None,
+    run_id: str | None = None,
     reuses_results: bool = False,
+    profile: Any = None,
 ) -> TaskPlan:
-    """The plan of a run of its own, before anybody has checked it. ``JobError`` for an unknown ``on_error``."""
-    run_id = uuid.uuid4().hex
+    """The plan of a run, a new one unless named, before anybody has checked it: its spec's hash is still to come."""
+    run_id = run_id or uuid.uuid4().hex
     return TaskPlan(
         options=EngineOptions(
             engine=engine,
             generation=generation,
             job_id=run_id,
             engine_python=engine_python,
+            gpu_discovery_script=discovery_script_of(spark, profile),
             log_dir=log_dir,
             reuses_results=reuses_results,
         ),
         spec_hash="",
         run_id=run_id,
         output_column=output_column,
-        fails_on_error=fails_on_error(on_error),
+        fails_on_error=fails_on_error,
     )
 
 
@@ -143,10 +149,9 @@ def checked_plan(spark: Any, plan: TaskPlan, source: PromptSource | None, profil
     """The plan with its spec's hash, once an executor has found engine and generation fine; else ``JobError``."""
     options = plan.options
     request = PreflightRequest(engine=dict(options.engine), generation=options.generation)
-    reply = run_preflight(spark, request, engine_python=options.engine_python, profile=profile)
+    reply = run_preflight(spark, request, options, profile=profile)
     spec = AnnotationSpec.of(reply, source=source, generation=options.generation)
-    options = replace(options, gpu_discovery_script=discovery_script_of(spark, profile))
-    return replace(plan, spec_hash=spec.hash, options=options)
+    return replace(plan, spec_hash=spec.hash)
 
 
 def annotate_with(
@@ -244,7 +249,7 @@ def _with_spool(keyed: Any, plan: TaskPlan, work_dir: str, resume: str | None) -
     if resume is None:
         return keyed, replace(plan, spool=f"{work_dir}/{plan.run_id}")
     spark = keyed.sparkSession
-    wanted = max(int(spark.conf.get("spark.sql.shuffle.partitions")), 2 * task_slots(spark))
+    wanted = max(int(spark.conf.get("spark.sql.shuffle.partitions")), 2 * slots_of(spark).total)
     directory, partitions = dealt_directory(f"{work_dir}/{resume}-{plan.spec_hash}", wanted)
     return keyed.repartition(partitions, KEY_COLUMN), replace(plan, spool=directory)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipemax.wire import PreflightReply, PreflightRequest
-from pipemax_spark.annotate import ANNOTATION, annotated_schema
+from pipemax_spark.annotate import ANNOTATION, annotated_schema, draft_plan
 from pipemax_spark.client import EngineOptions
 from pipemax_spark.dry_run import sample_prompts
 from pipemax_spark.errors import JobError
@@ -12,7 +12,6 @@ from pipemax_spark.left import check_columns, check_ids
 from pipemax_spark.options import JobOptions
 from pipemax_spark.policy import wants_row_lengths
 from pipemax_spark.preflight import run_preflight
-from pipemax_spark.profiles import discovery_script_of
 from pipemax_spark.prompts import find_field, resolve_column, resolve_names
 from pipemax_spark.sources import Source, read_source
 from pipemax_spark.spec import AnnotationSpec
@@ -59,7 +58,7 @@ def check_job(
         prompts=sample_prompts(source.rows, options.source, rows_in) if samples else [],
         rows=rows_in or None,
     )
-    reply = run_preflight(spark, request, engine_python=options.engine_python)
+    reply = run_preflight(spark, request, plan.options)
     terminal.say("Model", f"{reply.model}, prompt and output at most {reply.max_model_len:,} tokens")
     spec = AnnotationSpec.of(reply, source=options.source, generation=options.generation)
     _check_spec(spec, table, allows_new=options.allows_new_spec)
@@ -96,20 +95,16 @@ def _check_columns(source: Source, options: JobOptions, table: DeltaTable, plan:
 
 def _plan(spark: Any, options: JobOptions, run_id: str) -> TaskPlan:
     is_local = spark.sparkContext.master.startswith("local")
-    return TaskPlan(
-        options=EngineOptions(
-            engine=options.engine,
-            generation=options.generation,
-            job_id=run_id,
-            engine_python=options.engine_python,
-            gpu_discovery_script=discovery_script_of(spark),
-            # On other machines this path means nothing: servers log beside their sockets there.
-            log_dir=str(options.log_dir) if is_local else None,
-        ),
-        spec_hash="",
+    return draft_plan(
+        spark,
+        options.engine,
+        options.generation,
         run_id=run_id,
         output_column=ANNOTATION,
         fails_on_error=options.fails_on_error,
+        engine_python=options.engine_python,
+        # On other machines this path means nothing: servers log beside their sockets there.
+        log_dir=str(options.log_dir) if is_local else None,
     )
 
 

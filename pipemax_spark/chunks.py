@@ -23,7 +23,9 @@ _SLICE, _RANK = "__pipemax_slice", "__pipemax_rank"
 _LENGTH, _TEXT = "__pipemax_length", "__pipemax_text"
 _MAX_SLICES = 1_024
 _MIN_SLICE_ROWS_PER_SLOT = 64
-_FIRST_CHUNK_ROWS_PER_SLOT = 256
+_MIN_FIRST_ROWS_PER_SLOT = 256
+_GUESSED_ROWS_PER_S_AND_SLOT = 1.0
+"""Of the first chunk, whose engines nobody has seen yet."""
 _GROWTH = 4
 """A chunk has at most so many times the rows of the one before: the first rates are rough."""
 _INDEX_BITS = 33
@@ -172,7 +174,8 @@ class ChunkPlan:
         self._slices = slices
         self._commit_every_s = commit_every_s
         self.first_number = first_number
-        self._first_rows = _FIRST_CHUNK_ROWS_PER_SLOT * slots
+        guessed_rows = _GUESSED_ROWS_PER_S_AND_SLOT * commit_every_s
+        self._first_rows = slots * max(_MIN_FIRST_ROWS_PER_SLOT, guessed_rows)
         self._lock = threading.Lock()
         self._chunks: list[Chunk] = []
 
@@ -181,13 +184,14 @@ class ChunkPlan:
         with self._lock:
             return list(self._chunks)
 
-    def next(self, rows_per_s: float | None) -> Chunk | None:
-        """About the rows of one commit period at this rate; None when all are handed out."""
+    def next(self, rows_per_s: float | None, *, at_least: int = 0) -> Chunk | None:
+        """About the rows of one commit period at this rate, and not fewer than what keeps the engines fed; None when
+        all are handed out."""
         with self._lock:
             first = self._chunks[-1].end_slice if self._chunks else 0
             if first >= self._slices:
                 return None
-            count = max(1, round(self._rows_wanted(rows_per_s) / self._rows_per_slice))
+            count = max(1, round(max(at_least, self._rows_wanted(rows_per_s)) / self._rows_per_slice))
             left = self._slices - first
             # A last chunk of a few rows is not worth a commit.
             if left < count * 5 / 4:

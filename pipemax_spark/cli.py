@@ -122,7 +122,11 @@ def annotate(
         ),
     ] = False,
     commit_every: Annotated[
-        str, _option(_RUN, "How often finished rows are committed: 15m, 900s, 1h.")
+        str,
+        _option(
+            _RUN,
+            "How often finished rows are committed, or less often to keep the engines fed: 15m, 900s, 1h.",
+        ),
     ] = "15m",
     group_by_prefix: Annotated[
         bool,

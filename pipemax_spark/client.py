@@ -57,6 +57,9 @@ MAX_DEATHS = 3
 MAX_SUSPECT_DEATHS = 200
 """The same for servers that were looking for the row that kills them. A last resort: each such death brings the
 culprit nearer, at most 18 of them for one among 65,536 rows, and the server itself refuses when it finds no end."""
+_ENDING_S = 10.0
+"""So long may a lost server take to end; one that still serves then has only broken the stream."""
+_ENDING_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +116,8 @@ class _Completer:
         self._executor = find_executor()
         self._files = server_files(self._executor, options.engine_python, options.log_dir)
         self._header = _header(options, task, self._executor)
+        self._server: ProcessIdentity | None = None
+        """The latest session's."""
         self._deaths = 0
         self._suspect_deaths = 0
         self._has_suspects = False
@@ -128,6 +133,13 @@ class _Completer:
                 self._count_death(str(lost))
                 if self._deaths >= MAX_DEATHS or self._suspect_deaths >= MAX_SUSPECT_DEATHS:
                     raise self._give_up(str(lost)) from lost
+                self._wait_for_end()
+
+    def _wait_for_end(self) -> None:
+        """A dying server still takes sessions for a moment: each would fail and count as one more death."""
+        given_up_s = time.monotonic() + _ENDING_S
+        while self._server is not None and self._server.is_running() and time.monotonic() < given_up_s:
+            time.sleep(_ENDING_POLL_S)
 
     def _count_death(self, reason: str) -> None:
         if self._has_suspects:
@@ -148,7 +160,7 @@ class _Completer:
     def _one_session(self) -> Iterator[pa.RecordBatch]:
         options = self._options
         deadline_s = time.monotonic() + options.start_timeout_s
-        server = ensure_server(
+        server = self._server = ensure_server(
             self._files,
             self._executor,
             options.engine_python,

@@ -136,6 +136,10 @@ class Collector:
                 if stats.state != TASK_STATE and self.job_of(stats).rows_done
             )
 
+    def engine_rows(self) -> int | None:
+        """Rows that an engine has room for, the roomiest one; None before the first has loaded."""
+        return max((server.window_rows for server in self.servers()), default=0) or None
+
     def outlook(self) -> JobOutlook | None:
         """What is left for the engines; None where the job's size is not known."""
         alive = {server.server_id for server in self.servers()}

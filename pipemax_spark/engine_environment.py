@@ -29,6 +29,7 @@ _NAMES = frozenset(
         "REQUESTS_CA_BUNDLE",
         "CC",
         "CXX",
+        "OMP_WAIT_POLICY",
         *("http_proxy", "https_proxy", "no_proxy", "all_proxy"),
         *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"),
     }

@@ -30,7 +30,7 @@ from pipemax_spark.recovery import commit_spooled
 from pipemax_spark.report import Findings, Summary, print_report
 from pipemax_spark.run import Run
 from pipemax_spark.runner import Transactions, note_prefix
-from pipemax_spark.slots import task_slots
+from pipemax_spark.slots import slots_of
 from pipemax_spark.spec import AnnotationSpec
 from pipemax_spark.tables import RUN_PROPERTY, DeltaTable, is_path, spec_property, spec_texts
 from pipemax_spark.terminal import Terminal
@@ -188,7 +188,7 @@ class AnnotationJob:
     def _fix_rows(self, checked: Checked, path: str, batch: Batch, rows_in: int) -> SlicedRows | None:
         """Write down what is left, and make this run the only one that may commit; None when nothing is left."""
         options, schema = self._options, checked.source.rows.schema
-        slots = task_slots(self._spark)
+        slots = slots_of(self._spark).total
         for _ in range(_FIXING_ATTEMPTS):
             version = self._table.version()
             done = None if self._is_empty else self._done_rows(checked, version)

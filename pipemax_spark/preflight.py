@@ -7,9 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 from pipemax.wire import PreflightReply, PreflightRequest
-from pipemax_spark.client import engine_command, engine_environment
+from pipemax_spark.client import EngineOptions, engine_command, engine_environment
 from pipemax_spark.errors import JobError
-from pipemax_spark.profiles import discovery_script_of
 from pipemax_spark.resources import gpu_environment
 from pipemax_spark.server_process import find_executor
 
@@ -18,11 +17,11 @@ _SHOWN_LINES = 3
 
 
 def run_preflight(
-    spark: Any, request: PreflightRequest, *, engine_python: str | None, profile: Any = None
+    spark: Any, request: PreflightRequest, options: EngineOptions, *, profile: Any = None
 ) -> PreflightReply:
     """``JobError`` with the engine side's own sentence where something is wrong. ``profile`` is the resource profile
     of the stage that will run the engine."""
-    script = discovery_script_of(spark, profile)
+    engine_python, script = options.engine_python, options.gpu_discovery_script
 
     def ask(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -20,7 +20,7 @@ from pipemax_spark.policy import PolicyNotes
 from pipemax_spark.prefix import hit_rate
 from pipemax_spark.progress import ErrorLimits, Progress, Sample
 from pipemax_spark.runner import ChunkRunner, Transactions
-from pipemax_spark.slots import task_slots
+from pipemax_spark.slots import slots_of
 from pipemax_spark.spool import spool_fault
 from pipemax_spark.tables import DeltaTable
 from pipemax_spark.task import TaskPlan
@@ -56,7 +56,7 @@ class Run:
         self._work = work
         self._params = params
         self._manifest = manifest
-        self._slots = task_slots(spark)
+        self._slots = slots_of(spark)
         self._stack = ExitStack()
         self._collector: Collector | None = None
         self._policies: PolicyNotes | None = None
@@ -124,7 +124,7 @@ class Run:
         chunks = ChunkPlan(
             rows=rows.rows,
             slices=rows.slices,
-            slots=self._slots,
+            slots=self._slots.total,
             commit_every_s=self._options.commit_every_s,
             first_number=self._num_chunks,
         )
@@ -146,7 +146,7 @@ class Run:
             self._runner = runner
             if self._stop_reason is not None:
                 raise JobFailedError(self._stop_reason)
-        runner.run(progress.rows_per_s, every_second=self._track)
+        runner.run(progress.rows_per_s, collector.engine_rows, every_second=self._track)
         self._look_at_policies()  # a short batch may end before anyone looks
         self._num_chunks += len(chunks.chunks)
         self.seconds = time.monotonic() - self._started_s
@@ -164,7 +164,9 @@ class Run:
             self._progress.expect(rows)
             return self._collector, self._progress
         context = self._spark.sparkContext
-        self._terminal.say("Spark", f"{self._spark.version}, {context.master}, {self._slots} task slots")
+        self._terminal.say(
+            "Spark", f"{self._spark.version}, {context.master}, {self._slots.total} task slots"
+        )
         self.tracker.start(self._plan.run_id, self._params)
         self._spools = self._make_spools()
         self._work.write_manifest(self._manifest)

@@ -4,7 +4,8 @@ While one chunk's last rows decode, the next one's fill the engine, so it never 
 chunks must not run side by side but one behind the other: Spark serves jobs in the order of their submission, so a
 chunk is submitted once the tasks of the one before hold the slots. Were it sooner, the two could share the slots
 evenly, end together, and leave the engine empty while both commit. For the same reason a lane runs no Spark job
-but the append: between two chunks it would wait for a slot.
+but the append: between two chunks it would wait for a slot. How large a chunk is, is decided as late as that, too:
+when the engines have said how many rows they have room for, or the first slot is about to be free.
 
 Each of the two lanes commits under a transaction id of its own: Delta drops an append whose number is not above the
 last one of its id, and of two chunks at once the later may well end first.
@@ -27,7 +28,7 @@ from pipemax_spark.chunks import Chunk, ChunkPlan, SlicedRows
 from pipemax_spark.errors import JobFailedError
 from pipemax_spark.incremental import StreamBatch
 from pipemax_spark.prompts import PromptSource
-from pipemax_spark.slots import partitions_for
+from pipemax_spark.slots import Slots
 from pipemax_spark.tables import DeltaTable, Transaction
 from pipemax_spark.task import TaskPlan
 from pipemax_spark.workdir import ChunkSpools
@@ -89,7 +90,7 @@ class ChunkRunner:
         source: PromptSource,
         overrides_column: str | None,
         plan: TaskPlan,
-        slots: int,
+        slots: Slots,
         note_chunk: Callable[[Chunk], None],
         spool: ChunkSpools | None,
         transactions: Transactions,
@@ -100,7 +101,6 @@ class ChunkRunner:
         self._table = table
         self._rows = rows
         self._chunks = chunks
-        self._first_number = chunks.first_number
         self._source = source
         self._overrides_column = overrides_column
         self._plan = plan
@@ -108,6 +108,8 @@ class ChunkRunner:
         self._note_chunk = note_chunk
         self._spool = spool
         self._transactions = transactions
+        self._engine_rows: Callable[[], int | None] = lambda: None
+        self._turn = threading.Lock()  # the lane that holds it takes the next chunk
         self._lock = threading.Lock()
         self._committed_rows = 0
         self._ended_chunks: set[int] = set()
@@ -120,9 +122,16 @@ class ChunkRunner:
             self._failure = self._failure or reason
         self._cancel_jobs()
 
-    def run(self, rows_per_s: Callable[[], float | None], *, every_second: Callable[[], None]) -> None:
-        """``rows_per_s`` says the rate so far, None while it is unknown; ``every_second`` is called about so often,
-        on this thread."""
+    def run(
+        self,
+        rows_per_s: Callable[[], float | None],
+        engine_rows: Callable[[], int | None],
+        *,
+        every_second: Callable[[], None],
+    ) -> None:
+        """``rows_per_s`` says the rate so far, ``engine_rows`` how many an engine has room for, both None while that is
+        unknown; ``every_second`` is called about so often, on this thread."""
+        self._engine_rows = engine_rows
         with ThreadPoolExecutor(max_workers=_LANES, thread_name_prefix="pipemax-lane") as pool:
             lanes = [pool.submit(self._run_lane, lane, rows_per_s) for lane in range(_LANES)]
             try:
@@ -150,9 +159,7 @@ class ChunkRunner:
         context = self._spark.sparkContext
         # Of this thread alone, as is the group below.
         context.addJobTag(self._plan.run_id)
-        while (chunk := self._next(rows_per_s())) is not None:
-            if not self._wait_for_turn(chunk):
-                return
+        while (chunk := self._take_chunk(rows_per_s)) is not None:
             description = f"pipemax run {self._plan.run_id}, chunk {chunk.number}"
             context.setJobGroup(self._group(chunk.number), description, interruptOnCancel=True)
             self._run_chunk(chunk, self._transactions.chunk(chunk.number, lane=lane))
@@ -161,21 +168,29 @@ class ChunkRunner:
                 self._ended_chunks.add(chunk.number)
             log.info("chunk %d is committed: about %d rows", chunk.number, chunk.rows)
 
-    def _wait_for_turn(self, chunk: Chunk) -> bool:
+    def _take_chunk(self, rows_per_s: Callable[[], float | None]) -> Chunk | None:
+        """The next one, when it is its turn; None when none is left or the job is being stopped."""
+        with self._turn:
+            chunks = self._chunks.chunks
+            if chunks and not self._wait_for_turn(chunks[-1].number):
+                return None
+            return self._next(rows_per_s())
+
+    def _wait_for_turn(self, before: int) -> bool:
         """Until the chunk before holds its slots, or has ended; false when the job is being stopped."""
-        before = chunk.number - 1
         while True:
             with self._lock:
                 if self._failure is not None:
                     return False
-                if before < self._first_number or before in self._ended_chunks:
+                if before in self._ended_chunks:
                     return True
-            if self._has_running_tasks(before):
+            running, completed = self._tasks_of(before)
+            if completed or (running and self._engine_rows() is not None):
                 return True
             time.sleep(_POLL_S)
 
-    def _has_running_tasks(self, number: int) -> bool:
-        """Of the stage that annotates: the one behind the shuffle, in a job of two stages."""
+    def _tasks_of(self, number: int) -> tuple[int, int]:
+        """(running, completed) of the stage that annotates: the one behind the shuffle, in a job of two stages."""
         tracker = self._spark.sparkContext.statusTracker()
         for job_id in tracker.getJobIdsForGroup(self._group(number)):
             job = tracker.getJobInfo(job_id)
@@ -183,8 +198,8 @@ class ChunkRunner:
                 continue
             stage = tracker.getStageInfo(max(job.stageIds))
             if stage is not None and stage.numActiveTasks + stage.numCompletedTasks > 0:
-                return True
-        return False
+                return stage.numActiveTasks, stage.numCompletedTasks
+        return 0, 0
 
     def _group(self, number: int) -> str:
         return f"{self._plan.run_id}-chunk-{number}"
@@ -196,14 +211,18 @@ class ChunkRunner:
             if rows_per_s is None and self._committed_rows:
                 # No collector hears the servers: the commits say how fast it goes.
                 rows_per_s = self._committed_rows / (time.monotonic() - self._started_s)
-            chunk = self._chunks.next(rows_per_s)
+            engine_rows = self._engine_rows()
+            fed_rows = self._slots.fed_partition_rows(engine_rows) or 0
+            chunk = self._chunks.next(rows_per_s, at_least=self._slots.total * fed_rows)
         if chunk is not None:
-            log.info("%s, at %s rows/s so far", chunk, rows_per_s)
+            log.info("%s, at %s rows/s so far, engines take %s rows", chunk, rows_per_s, engine_rows)
             self._note_chunk(chunk)
         return chunk
 
     def _run_chunk(self, chunk: Chunk, transaction: Transaction) -> None:
-        rows = self._rows.read(chunk, partitions=partitions_for(chunk.rows, self._slots))
+        is_last = chunk.end_slice == self._rows.slices
+        partitions = self._slots.partitions_for(chunk.rows, engine_rows=self._engine_rows(), is_last=is_last)
+        rows = self._rows.read(chunk, partitions=partitions)
         plan = self._plan
         if self._spool is not None:
             plan = replace(plan, spool=self._spool.directory(chunk.number))

@@ -1,7 +1,7 @@
 """A Spark session with Delta, or one clear sentence about what is missing.
 
 Under ``spark-submit`` and on Databricks the session's settings are the user's; under plain Python they are made
-here: ``local[*]`` where no master is set, this interpreter for the tasks, Delta from Maven where it is not there.
+here: local mode where no master is set, this interpreter for the tasks, Delta from Maven where it is not there.
 """
 
 import contextlib
@@ -27,6 +27,9 @@ DELTA_PACKAGES = {
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _MIN_JAVA = 17
+_MIN_LOCAL_SLOTS = 4
+"""More than a small machine has cores: tasks mostly wait for the engine, and with few of them it is soon that all wait
+for their last rows (``pipemax_spark.slots``)."""
 _ARROW_BATCH_ROWS = 1_024
 """Tasks read ahead by one Arrow batch; Spark's default of 10,000 long prompts would be a lot of memory a slot."""
 
@@ -64,7 +67,7 @@ def get_session(app_name: str, *, log_dir: Path) -> Any:
     _set_environment(log_dir)
     builder = SparkSession.builder.appName(app_name)
     if "spark.master" not in defaults and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
-        builder = builder.master("local[*]")
+        builder = builder.master(f"local[{max(_MIN_LOCAL_SLOTS, os.cpu_count() or 1)}]")
     with _output_to(log_dir / "spark.log"):
         session = builder.config(map=settings).getOrCreate()
     _check_delta(session)

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.annotate import checked_plan, draft_plan, engine_config, schema_text
+from pipemax_spark.annotate import checked_plan, draft_plan, engine_config, fails_on_error, schema_text
 from pipemax_spark.client import complete
 from pipemax_spark.errors import JobError
 from pipemax_spark.task import PIECE_ROWS, Annotator, TaskPlan, by_piece, request_batch, task_label
@@ -67,10 +67,11 @@ def pipemax_udf(
         response_format=schema_text(response_format),
     )
     plan = draft_plan(
+        spark,
         config,
         generation,
         output_column="",
-        on_error=on_error,
+        fails_on_error=fails_on_error(on_error),
         engine_python=engine_python,
         log_dir=log_dir,
         reuses_results=True,

@@ -19,4 +19,9 @@ compile_version() {  # compile_version SPARK DELTA PYARROW
 compile_version 4.0.1 4.0.1 18
 compile_version 4.1.1 4.3.1 21
 compile_version 4.2.0 4.4.0 25
+
+# make peers: what PipeMax is compared with, on the same vLLM and Spark. Ray asks for a package that has pre-releases only.
+printf '%s\n' 'ray[llm]==2.60.0' 'distribatch==0.1.0a1' 'opentelemetry-exporter-prometheus>=0.60b0' |
+    compile - --extra spark --extra cpu --constraint requirements/cpu.lock --override requirements/overrides.txt \
+        --override requirements/peers-overrides.txt -o requirements/peers.lock
 wc -l requirements/*.lock

@@ -1,62 +1,103 @@
-"""Rows per second of PipeMax on Spark, the bare engine, ``vllm run-batch`` and plain UDFs on one table.
+"""PipeMax on Spark beside what else one would take for a table of prompts, on the same model, engine and cores.
 
-    python -m bench.peers [--rows 2000] [--repeats 3] [--lengths skewed uniform] [--systems NAME ...] [--json FILE]
+    python -m bench.peers [--systems NAME,…] [--lengths skewed,uniform] [--rows 4000] [--repeats 3] [--json FILE]
 
-The same random model of 6 million parameters in float32, the same engine arguments, the same cores for all; every
-system in a process of its own, one after the other. The engine is stock vLLM everywhere: what differs is how it is
-fed. Start-up is reported apart. Each figure is the median of the repeats, with their spread.
+Every system runs in a process of its own, one after the other, over the same table: the demo model without an end
+token, so that each row's answer is as long as the row asks for, which is checked row by row. The engine is stock
+vLLM everywhere; what differs is how it is fed. Start-up is reported apart. ray_data_llm and distribatch need
+`make peers` first.
+
+FILE is added to after each system: what was measured stays when another fails, and a comparison can be made in
+pieces, `--resume` leaving out what FILE has already. `--table FILE` prints the table and measures nothing.
 """
 
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 
-from bench.peers.load import Load, write_table
-from bench.peers.systems import SYSTEMS, Measurement
-from tests.parity.make_model import SMALL, make_model
+from bench.peers.load import LOGS, REPOSITORY, Load, write_model, write_table
+from bench.peers.recorder import Measurement
+from bench.peers.results import Result, add_result, markdown, read_results
+from bench.peers.systems import SYSTEMS
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """One line of the table."""
-
-    system: str
-    lengths: str
-    rows: int
-    engines: int
-    start_s: float
-    seconds: list[float]
-    output_tokens: int
-    rows_per_s: float
-    spread: float
-    """(slowest − fastest) / median."""
-    ratio_to_bare_engine: float | None
+LENGTHS = ("skewed", "uniform")
 
 
-def measure(load: Load, system: str, log: Path) -> Measurement:
-    """In a process of its own, whose output goes to ``log``."""
-    command = [sys.executable, "-m", "bench.peers", "--run", system, "--load", load.to_json()]
-    result = Path(load.directory) / "result.json"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "engine")])}
+def measure(system: str, load: Load, arguments: argparse.Namespace) -> Result:
+    """In a process of its own; what it measured before it failed is kept."""
+    python = arguments.peers_python if SYSTEMS[system].is_peer else Path(sys.executable)
+    name = f"{load.lengths}-{system}"
+    recorded, log = Path(load.directory) / f"{name}.json", LOGS / f"{name}.log"
+    LOGS.mkdir(parents=True, exist_ok=True)
+    load_before = os.getloadavg()[0]
+    failure = (
+        _run_child(system, load, python, recorded, log, arguments.timeout_s)
+        if python.exists()
+        else f"there is no {python}: run `make peers`"
+    )
+    measured = Measurement(**json.loads(recorded.read_text())) if recorded.exists() else Measurement()
+    return Result(
+        system=system,
+        lengths=load.lengths,
+        rows=load.rows,
+        **vars(measured),
+        load_average=[round(load_before, 1), round(os.getloadavg()[0], 1)],
+        ended_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        failure=failure,
+    )
+
+
+def _run_child(
+    system: str, load: Load, python: Path, recorded: Path, log: Path, timeout_s: float
+) -> str | None:
+    """Why it failed, or None."""
+    command = [str(python), "-m", "bench.peers.child", system, load.to_json(), str(recorded)]
     with log.open("w") as output:
-        done = subprocess.run(
-            [*command, "--json", result],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            check=False,
+        child = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=_environment(load), start_new_session=True
         )
-    if done.returncode:
-        raise SystemExit(f"{system} ended with {done.returncode}; its last lines:\n{log.read_text()[-2000:]}")
-    return Measurement(**json.loads(result.read_text()))
+        try:
+            code = child.wait(timeout_s)
+            failure = f"it ended with {code}" if code else None
+        except subprocess.TimeoutExpired:
+            failure = f"it was stopped after {timeout_s:g} s"
+        finally:
+            # Also what a failed system left running: it would take cores from the next one.
+            _kill_group(child)
+    if failure:
+        print(
+            f"{system}: {failure}; the end of {log}:\n{log.read_text()[-2000:]}", file=sys.stderr, flush=True
+        )
+    return failure
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    child.wait()
+
+
+def _environment(load: Load) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    return inherited | {
+        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "engine")]),
+        "PIPEMAX_ENGINE_PYTHONPATH": str(REPOSITORY / "engine"),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, load.cores)),
+        # Threads that spin while they wait would take the cores from whatever feeds the engine.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
 
 
 def compare(lengths: str, arguments: argparse.Namespace, directory: Path) -> list[Result]:
@@ -67,62 +108,74 @@ def compare(lengths: str, arguments: argparse.Namespace, directory: Path) -> lis
         repeats=arguments.repeats,
         cores=tuple(sorted(os.sched_getaffinity(0))),
     )
+    write_model(load)
     write_table(load)
+    known = read_results(arguments.json) if arguments.json and arguments.resume else []
+    done = {result.key for result in known if len(result.seconds) >= arguments.repeats}
     results: list[Result] = []
     for system in arguments.systems:
-        measured = measure(load, system, directory / f"{system}.log")
-        run_s = median(measured.seconds)
-        bare = next((result for result in results if result.system == "bare_engine"), None)
-        results.append(
-            Result(
-                system=system,
-                lengths=lengths,
-                rows=load.rows,
-                engines=measured.engines,
-                start_s=round(measured.start_s, 1),
-                seconds=[round(seconds, 2) for seconds in measured.seconds],
-                output_tokens=measured.output_tokens,
-                rows_per_s=round(load.rows / run_s, 2),
-                spread=round((max(measured.seconds) - min(measured.seconds)) / run_s, 3),
-                ratio_to_bare_engine=round(load.rows / run_s / bare.rows_per_s, 3) if bare else None,
-            )
-        )
-        print(_line(results[-1]), flush=True)
+        if (lengths, system, arguments.rows) in done:
+            print(f"{lengths} {system}: is in {arguments.json} already", flush=True)
+            continue
+        print(f"{lengths} {system}: runs", flush=True)
+        results.append(measure(system, load, arguments))
+        if arguments.json:
+            add_result(arguments.json, results[-1])
+        outcome = results[-1].failure or f"{results[-1].seconds} s, start {results[-1].start_s} s"
+        print(f"{lengths} {system}: {outcome}", flush=True)
     return results
 
 
-def _line(result: Result) -> str:
-    ratio = (
-        ""
-        if result.ratio_to_bare_engine is None
-        else f"  ×{result.ratio_to_bare_engine:.2f} of the bare engine"
+def _names(known: tuple[str, ...]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        if unknown := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"no {', '.join(unknown)}; there are {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def parse_arguments() -> argparse.Namespace:
+    systems = "\n".join(f"  {name:26}{system.about}" for name, system in SYSTEMS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.peers",
+        description=__doc__,
+        epilog=f"systems:\n{systems}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    return (
-        f"{result.lengths:8} {result.system:26} {result.engines} engine(s)  {result.rows_per_s:8.1f} rows/s "
-        f"±{result.spread / 2:.0%}  start {result.start_s:5.1f} s  {result.output_tokens:,} tokens{ratio}"
+    parser.add_argument("--systems", type=_names(tuple(SYSTEMS)), default=[*SYSTEMS], help="default: all")
+    parser.add_argument("--lengths", type=_names(LENGTHS), default=[*LENGTHS], help="default: both")
+    parser.add_argument("--rows", type=int, default=4000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--timeout-s", type=float, default=1800, help="for each system's process")
+    parser.add_argument("--json", type=Path, help="where the results are kept")
+    parser.add_argument("--resume", action="store_true", help="leave out what the file of --json has already")
+    parser.add_argument(
+        "--table", type=Path, metavar="FILE", help="print this file's results as Markdown, no more"
     )
+    parser.add_argument(
+        "--peers-python",
+        type=Path,
+        default=REPOSITORY / ".venv-peers" / "bin" / "python",
+        help="of the environment of `make peers`",
+    )
+    return parser.parse_args()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], prog="python -m bench.peers")
-    parser.add_argument("--rows", type=int, default=2000)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--lengths", nargs="+", choices=("skewed", "uniform"), default=["skewed", "uniform"])
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=[*SYSTEMS])
-    parser.add_argument("--json", type=Path, help="write the results here, too")
-    parser.add_argument("--run", choices=SYSTEMS, help=argparse.SUPPRESS)  # this process is to be measured
-    parser.add_argument("--load", type=Load.from_json, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.run:
-        arguments.json.write_text(json.dumps(asdict(SYSTEMS[arguments.run](arguments.load))))
+    arguments = parse_arguments()
+    if arguments.table:
+        print(markdown(read_results(arguments.table)))
         return
+    # Else a stopped comparison would leave its system running.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     results: list[Result] = []
     with tempfile.TemporaryDirectory() as directory:
-        make_model(Path(directory) / "model", SMALL)
         for lengths in arguments.lengths:
             results += compare(lengths, arguments, Path(directory))
-            if arguments.json:
-                arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
+    print("\n" + markdown(read_results(arguments.json) if arguments.json else results))
+    sys.exit(any(result.failure for result in results))
 
 
 if __name__ == "__main__":

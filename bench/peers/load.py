@@ -1,6 +1,7 @@
 """The load that every system gets: one table, one model, one set of engine arguments. It knows no system."""
 
 import json
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -9,9 +10,12 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+REPOSITORY = Path(__file__).resolve().parents[2]
+LOGS = REPOSITORY / "logs" / "peers"
+"""What each system's processes print, until it is measured again."""
 WARM_UP_ROWS = 32
-UDF_BATCH_ROWS = 64
-"""Rows that a plain UDF generates at a time."""
+BATCH_ROWS = 64
+"""Rows that a system hands over at a time, where it has such a number; the engine's ``max_num_seqs`` as well."""
 _WORDS = (
     "the",
     "a",
@@ -60,9 +64,10 @@ class Load:
             "model": self.model,
             "dtype": "float32",
             "max_model_len": 512,
-            "max_num_seqs": 64,
+            "max_num_seqs": BATCH_ROWS,
             "max_num_batched_tokens": 2048,
             "kv_cache_memory_bytes": 1 << 28,
+            "enable_prefix_caching": False,  # else a repeat would find what the one before it left
             "enforce_eager": True,
         }
 
@@ -73,11 +78,23 @@ class Load:
             "pipeline_parallel_size": 1,
             "dtype": "float32",
             "max_model_len": 512,
-            "max_num_seqs": 64,
+            "max_num_seqs": BATCH_ROWS,
             "max_num_batched_tokens": 2048,
             "cpu_kv_gib": 0.25,
+            "enable_prefix_caching": False,
             "chat": "never",
         }
+
+    def check_answers(self, tokens_by_id: dict[int, int]) -> int:
+        """The output tokens in all; ``ValueError`` unless each row has precisely the tokens that it asks for."""
+        asked = {row["id"]: row["max_tokens"] for row in self.prompts()}
+        wrong = [i for i in asked.keys() | tokens_by_id.keys() if asked.get(i) != tokens_by_id.get(i)]
+        if wrong:
+            some = ", ".join(f"{i}: {tokens_by_id.get(i)} for {asked.get(i)}" for i in sorted(wrong)[:5])
+            raise ValueError(
+                f"{len(wrong)} of {len(asked)} rows have other output tokens than asked for ({some})"
+            )
+        return sum(asked.values())
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -88,8 +105,28 @@ class Load:
         return cls(**{**values, "cores": tuple(values["cores"])})
 
 
+def write_model(load: Load) -> None:
+    """The demo model without a token that ends an answer, so that each answer is as long as its row asks for.
+
+    Not every system can tell the engine to ignore that token. The chat template is the message itself: some systems
+    take chats alone, and get the prompts of the others.
+    """
+    model = Path(load.model)
+    shutil.copytree(REPOSITORY / "examples" / "model", model, dirs_exist_ok=True)
+    _set(model / "config.json", eos_token_id=None)
+    _set(model / "generation_config.json", eos_token_id=None)
+    _set(model / "tokenizer_config.json", eos_token=None)
+    (model / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
+
+
+def _set(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
 def write_table(load: Load) -> None:
-    """Prompts of 20 to 60 words; how many tokens are asked for depends on ``lengths``."""
+    """Prompts of 20 to 60 words; how many tokens are asked for depends on ``lengths``. The same ones every time."""
     rng = Random(0)
     rows = [
         {

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bench.peers.load import UDF_BATCH_ROWS, Load
+from bench.peers.load import BATCH_ROWS, Load
 
 _engine: Any = None
 
@@ -24,8 +24,8 @@ def generate_with(
 
         llm = _load_engine(load, pins_cores)
         for batch in batches:
-            for first in range(0, batch.num_rows, UDF_BATCH_ROWS):
-                rows = batch.slice(first, UDF_BATCH_ROWS)
+            for first in range(0, batch.num_rows, BATCH_ROWS):
+                rows = batch.slice(first, BATCH_ROWS)
                 sampling = [
                     SamplingParams(temperature=0.0, max_tokens=limit)
                     for limit in rows.column("max_tokens").to_pylist()
@@ -48,11 +48,10 @@ def _load_engine(load: Load, pins_cores: bool) -> Any:
         from pyspark import TaskContext
         from vllm import LLM
 
-        # Spark leaves one OpenMP thread to its Python workers.
-        os.environ.pop("OMP_NUM_THREADS", None)
-        context = TaskContext.get()
-        assert context is not None
-        cores = [load.cores[context.partitionId() % len(load.cores)]] if pins_cores else load.cores
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+        if pins_cores:
+            context = TaskContext.get()
+            assert context is not None
+            core = load.cores[context.partitionId() % len(load.cores)]
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(core)
         _engine = LLM(**load.vllm_arguments())
     return _engine

@@ -27,6 +27,18 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedLoads:
+    """Of one plan, by the step that may read them first."""
+
+    next_step: tuple[BlockLoad, ...] = ()
+    later: tuple[BlockLoad, ...] = ()
+    """Of requests that need more before they run."""
+
+    def __len__(self) -> int:
+        return len(self.next_step) + len(self.later)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """A run of new tokens of one request in this step."""
 
@@ -48,8 +60,10 @@ class BlockBooks:
         self._free_host = deque(HostBlockId(block) for block in range(host_blocks))
         self.held: dict[RequestId, Held] = {}
         self._fences = StoreFences()
+        self._loading: set[RequestId] = set()  # on the GPU in part
+        self._abandons_loads = False
 
-    def begin(self, plan: StepPlan) -> tuple[BlockLoad, ...]:
+    def begin(self, plan: StepPlan) -> PlannedLoads:
         """Free what the plan takes off the GPU, allocate what it brings there. The loads."""
         for request_id in plan.recompute:
             self.finish(request_id)
@@ -57,7 +71,11 @@ class BlockBooks:
             held = self.held[request_id]
             self._free_gpu.extend(held.gpu)
             held.gpu = []
-        return tuple(load for item in plan.prefetch for load in self._prefetch(item))
+            self._stop_loading(request_id)
+        next_step, later = list[BlockLoad](), list[BlockLoad]()
+        for item in plan.prefetch:
+            (next_step if item.is_last else later).extend(self._prefetch(item))
+        return PlannedLoads(next_step=tuple(next_step), later=tuple(later))
 
     def grow(self, pieces: Iterable[Piece]) -> None:
         """Allocate what the step's new tokens need, in both pools."""
@@ -72,7 +90,7 @@ class BlockBooks:
                 assert self._free_host, "the host pool is used up"
                 held.host.append(self._free_host.popleft())
 
-    def copies(self, pieces: Iterable[Piece], loads: tuple[BlockLoad, ...]) -> StepCopies:
+    def copies(self, pieces: Iterable[Piece], loads: PlannedLoads) -> StepCopies:
         """Everything that the step copies. Whole blocks by copy engine, the rest token by token."""
         stores: list[BlockStore] = []
         token_stores: list[TokenStore] = []
@@ -91,12 +109,18 @@ class BlockBooks:
                 else:
                     token_stores.append(TokenStore(gpu, host, first_slot=first, num_slots=last - first))
         if not self._keeps_replica:
-            stores, token_stores, loads = [], [], ()
+            stores, token_stores, loads = [], [], PlannedLoads()
         fence = self._fences.plan_step(
             overwrites=overwritten, saves=(), stores=stores, token_stores=token_stores
         )
+        abandons_loads, self._abandons_loads = self._abandons_loads, False
         return StepCopies(
-            loads=loads, stores=tuple(stores), token_stores=tuple(token_stores), store_fence=fence
+            loads=loads.next_step,
+            later_loads=loads.later,
+            abandons_loads=abandons_loads,
+            stores=tuple(stores),
+            token_stores=tuple(token_stores),
+            store_fence=fence,
         )
 
     def finish(self, request_id: RequestId) -> None:
@@ -105,6 +129,7 @@ class BlockBooks:
         if held is not None:
             self._free_gpu.extend(held.gpu)
             self._free_host.extend(held.host)
+            self._stop_loading(request_id)
 
     @property
     def num_free_gpu(self) -> int:
@@ -124,8 +149,16 @@ class BlockBooks:
         if item.is_first:
             assert not held.gpu, f"{item.request_id} is on the GPU already"
             held.gpu = [self._take_gpu() for _ in range(ceil_div(held.num_tokens + 1, self._block_tokens))]
+        self._loading.add(item.request_id)
+        if item.is_last:
+            self._loading.discard(item.request_id)
         blocks = range(item.first_block, item.first_block + item.num_blocks)
         return [BlockLoad(held.host[block], held.gpu[block]) for block in blocks]
+
+    def _stop_loading(self, request_id: RequestId) -> None:
+        if request_id in self._loading:
+            self._loading.discard(request_id)
+            self._abandons_loads = True
 
     def _take_gpu(self) -> GpuBlockId:
         assert self._free_gpu, "the GPU pool is used up"

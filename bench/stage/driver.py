@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from bench.stage.books import BlockBooks, Held, Piece
+from bench.stage.books import BlockBooks, Held, Piece, PlannedLoads
 from bench.stage.clock import Mark, synchronize
 from bench.stage.model import DecodeBatch, LlamaStage, PromptChunk, TokenPlaces
 from bench.stage.pools import PoolPlan
@@ -27,7 +27,7 @@ from pipemax.domain.units import RequestId
 from pipemax.sim.systems.tokens import StartedStep, TokenBook
 from pipemax.sim.workloads import Workload
 from pipemax.transfer.backend import StepTransfers
-from pipemax.transfer.commands import BlockLoad, StepWait
+from pipemax.transfer.commands import StepWait
 
 _STEPS_AHEAD = 2
 """How far the host plans ahead of the device, so that the device does not wait for it."""
@@ -154,10 +154,10 @@ class StageDriver:
         if plan.run:
             self._in_flight.append((plan.step_id, started))
 
-    def _step(self, plan: StepPlan, pieces: list[Piece], loads: tuple[BlockLoad, ...]) -> None:
+    def _step(self, plan: StepPlan, pieces: list[Piece], loads: PlannedLoads) -> None:
         device = self._stage.device
         copies = copies_for(self._plan, self.books.copies(pieces, loads), stores_tokens=self._stores_tokens)
-        if copies.loads:
+        if copies.num_loads:
             self._loading.append((plan.step_id, len(loads)))
         begin = Mark(device)
         self._take(self._transfers.begin_step(copies))

@@ -1,5 +1,6 @@
 """What the GPU benches print and write: Markdown tables, and one JSON file with where it was measured."""
 
+import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -14,9 +15,18 @@ def require_cuda(program: str) -> torch.device:
     """The first GPU. ``SystemExit`` in one sentence where there is none."""
     if not torch.cuda.is_available():
         raise SystemExit(
-            f"{program} measures a CUDA GPU, and torch {torch.__version__} finds none on this machine"
+            f"{program} needs a CUDA device, and torch {torch.__version__} finds none: run it where nvidia-smi lists a "
+            "GPU, with torch's CUDA build (docs/results/transfer.md says what else)"
         )
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def at_least_one(text: str) -> int:
+    """For argparse."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
 
 
 def print_table(title: str, rows: Sequence[Any]) -> None:
@@ -48,5 +58,7 @@ def environment(device: torch.device, command: Sequence[str]) -> dict[str, str]:
 
 
 def write_json(path: Path, measured_on: Mapping[str, str], sections: Mapping[str, Any]) -> None:
+    """Over what is there: benches write after each part, so that one that fails loses none that are done."""
     document = {"measured_on": dict(measured_on), **sections}
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -41,6 +41,8 @@ def copies_for(plan: PoolPlan, copies: StepCopies, *, stores_tokens: bool) -> St
     return StepCopies(
         saves=plan.stores(copies.saves),
         loads=plan.loads(copies.loads),
+        later_loads=plan.loads(copies.later_loads),
+        abandons_loads=copies.abandons_loads,
         stores=plan.stores(stores),
         token_stores=plan.token_stores(token_stores),
         store_fence=copies.store_fence,

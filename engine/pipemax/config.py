@@ -25,6 +25,15 @@ class Policy(StrEnum):
     """The one of the two that simulations of the measured engine find faster; see docs/engine.md."""
 
 
+class KvOffload(StrEnum):
+    """When new KV leaves the GPU for the host."""
+
+    AFTER_STEP = "after_step"
+    """All layers together once a step has computed; full CUDA graphs stay."""
+    PER_LAYER = "per_layer"
+    """The paper's way: each layer's straight after its attention, put into blocks by the CPU."""
+
+
 class ChatMode(StrEnum):
     """Whether plain prompts are wrapped into the model's chat template."""
 
@@ -97,6 +106,11 @@ class EngineConfig(BaseModel):
         gt=0.0,
         description="policy pipemax: host memory of each stage for KV in GiB, of each GPU where several share one; "
         "default: 4 times cpu_kv_gib, and on GPUs their share of half of what is available.",
+    )
+    kv_offload: KvOffload = Field(
+        KvOffload.AFTER_STEP,
+        description="policy pipemax: when new KV is copied to the host: after_step, or per_layer (the paper's way, to "
+        "compare; on GPUs it makes full CUDA graphs piecewise).",
     )
     num_batches: int | None = Field(
         None,

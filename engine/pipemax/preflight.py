@@ -5,7 +5,6 @@ a wrong path, a bad schema or a missing chat template costs seconds, not a clust
 model's configuration and tokenizer, and counts sampled prompts with them. It does not import vLLM.
 """
 
-import json
 import os
 from collections.abc import Sequence
 from importlib import metadata
@@ -19,6 +18,7 @@ from pipemax.fingerprint import fingerprint
 from pipemax.gpus import visible_gpus
 from pipemax.parallelism import pipeline_parallel_size
 from pipemax.prompts import PromptEncoder
+from pipemax.schemas import check_response_format
 from pipemax.serve.rows import job_sampling
 from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest, SessionErrorCode
 
@@ -115,25 +115,6 @@ def check_generation(generation: GenerationSpec) -> Sampling:
     if generation.response_format is not None:
         check_response_format(generation.response_format)
     return job_sampling(generation)
-
-
-def check_response_format(text: str) -> None:
-    """``ValueError`` where the text is no JSON schema, or one that the engine cannot enforce."""
-    import jsonschema  # needed only where there is a schema; a bare engine may run without it
-    import xgrammar
-
-    try:
-        schema = json.loads(text)
-        jsonschema.validators.validator_for(schema).check_schema(schema)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"response_format is not JSON: {error}") from error
-    except jsonschema.SchemaError as error:
-        where = "/".join(str(part) for part in error.absolute_path) or "its root"
-        raise ValueError(f"response_format is no valid JSON schema: at {where}: {error.message}") from error
-    try:
-        xgrammar.Grammar.from_json_schema(text)
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"response_format cannot be enforced while generating: {error}") from error
 
 
 def _fingerprint(config: EngineConfig, model_config: Any) -> str:

@@ -16,15 +16,14 @@ This module needs pyarrow alone; it is the only one of ``pipemax`` that ``pipema
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
 
 import pipemax
+from pipemax.process import ProcessIdentity
 
 __all__ = [
     "COLLECTOR_ACTION_STATS",
@@ -125,43 +124,6 @@ class SessionErrorCode(StrEnum):
     ENGINE_DIED = "engine_died"
     ENGINE_UNUSABLE = "engine_unusable"  # it dies whatever row it runs
     SHUTTING_DOWN = "shutting_down"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessIdentity:
-    """A process that cannot be confused with a later one of the same pid."""
-
-    pid: int
-    start_ticks: int
-    """Field 22 of /proc/PID/stat: clock ticks after boot."""
-
-    @classmethod
-    def of(cls, pid: int) -> Self:
-        """Read from /proc. ``ProcessLookupError`` when there is no such process."""
-        return cls(pid=pid, start_ticks=_process_state(pid)[1])
-
-    @classmethod
-    def own(cls) -> Self:
-        return cls.of(os.getpid())
-
-    def is_running(self) -> bool:
-        """True while this very process exists and is no zombie."""
-        try:
-            state, start_ticks = _process_state(self.pid)
-        except ProcessLookupError:
-            return False
-        return state not in "ZX" and start_ticks == self.start_ticks
-
-
-def _process_state(pid: int) -> tuple[str, int]:
-    """The process's state letter and start ticks (fields 3 and 22 of /proc/PID/stat)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        raise ProcessLookupError(f"no process {pid}") from None
-    # The command name is in parentheses and may itself hold spaces and parentheses.
-    after_name = stat.rpartition(")")[2].split()
-    return after_name[0], int(after_name[19])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,6 +313,9 @@ class ServerStats:
     waiting_requests: int = 0
     kv_usage: float = 0.0
     """Share of the GPU's KV blocks in use, 0 to 1."""
+    window_rows: int = 0
+    """Rows that the server may have in the engine, and granted to its streams: what its memory has room for. 0 while
+    there is no engine."""
     engine_metrics: dict[str, float] = field(default_factory=dict)
     """Further figures of the engine, for MLflow: name → value."""
     policy: dict[str, Any] = field(default_factory=dict)

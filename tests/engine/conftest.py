@@ -1,9 +1,11 @@
 """Real vLLM engines on the demo model, one for each policy: they take up to a minute to start."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
 from pipemax.api import OfflineEngine
 from pipemax.config import EngineConfig
@@ -26,10 +28,33 @@ POLICIES: dict[str, dict[str, object]] = {
 }
 
 
+@dataclass(frozen=True)
+class PrefixCounters:
+    """vLLM's own, in tokens, of all engines that this process has had."""
+
+    queries: float
+    hits: float
+
+    @classmethod
+    def now(cls) -> "PrefixCounters":
+        counts = {sample.name: sample.value for metric in REGISTRY.collect() for sample in metric.samples}
+        return cls(
+            queries=counts.get("vllm:prefix_cache_queries_total", 0.0),
+            hits=counts.get("vllm:prefix_cache_hits_total", 0.0),
+        )
+
+
+@dataclass(frozen=True)
+class StartedEngine:
+    engine: OfflineEngine
+    prefixes: PrefixCounters
+    """When it had started: it measures itself with requests of its own."""
+
+
 @pytest.fixture(scope="session", params=POLICIES.values(), ids=POLICIES.keys())
-def engine(
+def started(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[OfflineEngine]:
+) -> Iterator[StartedEngine]:
     """float32, so that another implementation's arithmetic gives the same tokens."""
     defaults = {
         "model": str(DEMO_MODEL),
@@ -41,4 +66,9 @@ def engine(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         with OfflineEngine(EngineConfig.parse(defaults | request.param)) as engine:
-            yield engine
+            yield StartedEngine(engine, PrefixCounters.now())
+
+
+@pytest.fixture(scope="session")
+def engine(started: StartedEngine) -> OfflineEngine:
+    return started.engine

@@ -1,5 +1,6 @@
 """What is wrong with a model or a schema is said in words, before weights are loaded."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,50 @@ def test_sampled_rows_tell_their_lengths_to_policy_auto_alone() -> None:
 )
 def test_a_wrong_one_is_told_why(engine: dict[str, Any], generation: dict[str, Any], told: str) -> None:
     assert told in ask(engine, **generation).error
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum (5) is greater than maximum (3)"),
+        ({"type": "string", "minLength": 9, "maxLength": 3}, "minLength (9) is greater than maxLength (3)"),
+        ({"type": "integer", "enum": ["a"]}, "can be met by no output: incompatible types"),
+        ({"enum": []}, "can be met by no output"),
+        (
+            {"type": "object", "required": ["b"], "additionalProperties": False},
+            "required property 'b' is unsatisfiable",
+        ),
+        (
+            {"type": "object", "properties": {"n": {"type": "integer", "minimum": 5, "maximum": 3}}},
+            "cannot be enforced while generating: Invalid range: minimum greater than maximum",
+        ),
+        (
+            {"type": "array", "uniqueItems": True},
+            "keywords that cannot be enforced while generating: uniqueItems;",
+        ),
+        ({"type": "string", "format": "colour"}, "has the format 'colour', which cannot be enforced"),
+    ],
+)
+def test_a_schema_that_no_output_can_meet_or_no_engine_enforce_is_refused(
+    schema: dict[str, Any], told: str
+) -> None:
+    assert told in ask(response_format=json.dumps(schema)).error
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[a-z]+$"},
+            "additionalProperties": {"type": "string"},
+        },
+        {"type": "integer", "multipleOf": 7, "title": "n", "default": 0},
+        {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]},
+    ],
+)
+def test_what_one_of_vllm_s_two_grammar_compilers_knows_is_accepted(schema: dict[str, Any]) -> None:
+    assert not ask(response_format=json.dumps(schema)).error
 
 
 def test_a_system_prompt_without_a_chat_template_is_refused(tmp_path: Path) -> None:

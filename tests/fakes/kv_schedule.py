@@ -28,6 +28,9 @@ class KvSequence:
     """On the host."""
     is_resident: bool = True
     ready_step: int = 0
+    num_loaded: int = 0
+    """Blocks that were asked for, of one that comes back in parts."""
+    is_loading: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,15 +68,18 @@ class RandomSchedule:
         self._fences = StoreFences()
         self._next_id = 1
         self._step = -1
+        self._abandons_loads = False
         self.num_evicted = self.num_loaded = self.num_aborted_loading = 0
+        self.num_loaded_in_parts = self.num_abandoned = 0
 
     def next_step(self) -> Step:
         self._step += 1
+        self._abandons_loads = False
         self._end_some()
         saves = self._evict_some()
-        loads = self._prefetch_some()
+        loads, later_loads = self._prefetch_some()
         runs, overwrites, stores, token_stores = [], [], [], []
-        running = [s for s in self._sequences if s.is_resident and s.ready_step <= self._step]
+        running = [s for s in self._sequences if self._can_run(s)]
         running = [s for s in running if self._rng.random() < 0.6] + self._admit_some()
         for sequence in running:
             num_new = self._rng.randint(1, 6) if sequence.num_tokens == 0 else 1
@@ -97,6 +103,8 @@ class RandomSchedule:
         copies = StepCopies(
             saves=tuple(saves),
             loads=tuple(loads),
+            later_loads=tuple(later_loads),
+            abandons_loads=self._abandons_loads,
             stores=tuple(stores),
             token_stores=tuple(token_stores),
             store_fence=fence,
@@ -112,6 +120,7 @@ class RandomSchedule:
                 self._end(sequence)
 
     def _end(self, sequence: KvSequence) -> None:
+        self._stop_loading(sequence)
         self._release(sequence.gpu_blocks)
         self._free_host += sequence.host_blocks
         self._sequences.remove(sequence)
@@ -128,7 +137,7 @@ class RandomSchedule:
         return admitted
 
     def _share_prefix(self, sequence: KvSequence) -> None:
-        donors = [s for s in self._sequences if s.is_resident and s.ready_step <= self._step]
+        donors = [s for s in self._sequences if self._can_run(s)]
         if not donors or self._rng.random() < 0.6:
             return
         donor = self._rng.choice(donors)
@@ -146,6 +155,7 @@ class RandomSchedule:
         for sequence in self._sequences:
             if not sequence.is_resident or self._rng.random() > 0.25:
                 continue
+            self._stop_loading(sequence)
             if sequence.saved_tokens < sequence.num_tokens:
                 saves.append(
                     BlockStore(source=self._last_gpu_block(sequence), target=sequence.host_blocks[-1])
@@ -157,20 +167,39 @@ class RandomSchedule:
             self.num_evicted += 1
         return saves
 
-    def _prefetch_some(self) -> list[BlockLoad]:
-        loads = []
+    def _prefetch_some(self) -> tuple[list[BlockLoad], list[BlockLoad]]:
+        """For the next step, and for later ones: some come back whole, some in parts."""
+        loads, later_loads = [], []
         for sequence in self._sequences:
-            if sequence.is_resident or self._rng.random() > 0.5:
-                continue
+            if sequence.is_loading or (not sequence.is_resident and self._rng.random() < 0.5):
+                part, is_last = self._load_part(sequence)
+                (loads if is_last else later_loads).extend(part)
+        return loads, later_loads
+
+    def _load_part(self, sequence: KvSequence) -> tuple[list[BlockLoad], bool]:
+        if not sequence.is_loading:
             blocks = self._take_gpu(len(sequence.host_blocks))
             if blocks is None:
-                continue
+                return [], True
             sequence.gpu_blocks, sequence.is_resident = blocks, True
-            sequence.ready_step = self._step + 1
-            pairs = zip(sequence.host_blocks, blocks, strict=True)
-            loads += [BlockLoad(source=host, target=gpu) for host, gpu in pairs]
+            sequence.is_loading, sequence.num_loaded = True, 0
             self.num_loaded += 1
-        return loads
+        rest = [*zip(sequence.host_blocks, sequence.gpu_blocks, strict=True)][sequence.num_loaded :]
+        part = rest if self._rng.random() < 0.6 else rest[: self._rng.randint(0, len(rest))]
+        is_last = len(part) == len(rest)
+        sequence.num_loaded += len(part)
+        sequence.is_loading = not is_last
+        sequence.ready_step = self._step + 1
+        self.num_loaded_in_parts += not is_last
+        return [BlockLoad(source=host, target=gpu) for host, gpu in part], is_last
+
+    def _stop_loading(self, sequence: KvSequence) -> None:
+        self._abandons_loads |= sequence.is_loading
+        self.num_abandoned += sequence.is_loading
+        sequence.is_loading = False
+
+    def _can_run(self, sequence: KvSequence) -> bool:
+        return sequence.is_resident and not sequence.is_loading and sequence.ready_step <= self._step
 
     # -- blocks ---------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,9 @@ import hashlib
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
 from pipemax.api import Completion, EngineStats, GenerationRequest
 from pipemax.config import EngineConfig
@@ -59,6 +61,35 @@ class SwitchRecorder:
             self.metrics[f"switch_{number}_starved"] = plan.decision.reason is not PhaseReason.HOST_FULL
             self.metrics["switches"] = number + 1
         self._phase = plan.phase
+
+
+def phases_with_all_rows_there(
+    prompts: Sequence[str], *, max_tokens: int, controller: Mapping[str, Any]
+) -> dict[str, float]:
+    """The metrics of an engine that has all rows from the start: what phases are if input is no matter."""
+    engine = FakeEngine(config=small_config(**controller), checks_integrity=False, checks_each_run=False)
+    for prompt in prompts:
+        prompt_tokens, outputs = lengths_of(prompt)
+        engine.admit(spec(prompt, prompt_tokens, max_tokens=max_tokens), outputs)
+    engine.controller.apply([InputOpened()])
+    recorder, started = SwitchRecorder(), set[str]()
+    while engine.sequences:
+        recorder.observe(engine.step(), started, len(engine.finished))
+        if len(started) == len(prompts):
+            engine.controller.apply([InputEnded()])
+    return recorder.metrics
+
+
+def switches(metrics: Mapping[str, float], what: str) -> list[float]:
+    """``started``, ``finished`` or ``starved`` of each switch to decode."""
+    return [metrics[f"switch_{i}_{what}"] for i in range(int(metrics["switches"]))]
+
+
+def refills(metrics: Mapping[str, float]) -> list[float]:
+    """Requests that each prefill phase has taken in, without the first two, where lengths are still unknown, and the
+    last, which ends with the table."""
+    started = switches(metrics, "started")
+    return [after - before for before, after in pairwise(started)][1:-1]
 
 
 class VirtualEngine:

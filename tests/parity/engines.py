@@ -45,6 +45,7 @@ class Kind:
     runner: int = 1
     asynchronous: bool = False
     policy: str = "pipemax"
+    kv_offload: str = "after_step"
 
     @property
     def depth(self) -> int:
@@ -52,7 +53,8 @@ class Kind:
         return self.pp + self.asynchronous
 
     def __str__(self) -> str:
-        return f"pp{self.pp} V{self.runner} {'async' if self.asynchronous else 'sync'}"
+        offload = " per layer" if self.kv_offload == "per_layer" else ""
+        return f"pp{self.pp} V{self.runner} {'async' if self.asynchronous else 'sync'}{offload}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +241,7 @@ def _engine_config(model: str, kind: Kind) -> EngineConfig:
     return EngineConfig(
         model=model,
         policy=kind.policy,
+        kv_offload=kind.kv_offload,
         dtype="float32",
         pipeline_parallel_size=kind.pp,
         max_model_len=MAX_MODEL_LEN,

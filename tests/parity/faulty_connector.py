@@ -36,6 +36,8 @@ class FaultyConnector(PipeMaxConnector):
 
     def begin(self, fault: Fault) -> None:
         """Another scheduler begins, whose steps are counted anew."""
+        if self._per_layer is not None:
+            self._per_layer.finish_packing()
         self.faults.begin(fault)
         self._clock = type(self._clock)()
 

@@ -21,6 +21,8 @@ V1_PIPELINE = Kind(pp=2)
 V2 = Kind(runner=2)
 V2_PIPELINE = Kind(pp=2, runner=2, asynchronous=True)
 
+PER_LAYER = Kind(pp=2, kv_offload="per_layer")
+
 TIGHT = {"gpu_blocks": 18, "host_blocks": 48}  # one long sequence on the GPU, three on the host
 
 
@@ -81,6 +83,19 @@ def test_tokens_are_those_of_stock_vllm(
     kind: Kind, setting: Setting, load: Load, engine_of: EngineOf, reference: Reference
 ) -> None:
     check(engine_of(kind), setting, load, reference(kind, load))
+
+
+@pytest.mark.parametrize("kind", [PER_LAYER], ids=str)
+def test_tokens_are_the_same_where_kv_leaves_layer_by_layer(
+    kind: Kind, engine_of: EngineOf, reference: Reference
+) -> None:
+    """On both stages the packing thread puts into the host pool what steps fill; what is left of a block at an eviction
+    is saved whole, as always on a CPU, and small pools make that the most.
+    """
+    engine = engine_of(kind)
+    check(engine, Setting(num_batches=3, **TIGHT), TEMPLATED, reference(kind, TEMPLATED))
+    for copies in engine.scheduler._reports.copies:
+        assert 0 < copies.packed_bytes < copies.stored_bytes
 
 
 @pytest.mark.parametrize("kind", [V1_PIPELINE, V1_ASYNC, V2_PIPELINE], ids=str)

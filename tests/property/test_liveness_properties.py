@@ -89,7 +89,7 @@ def check(engine: FakeEngine, table: list[Row]) -> None:
     assert pools_left.gpu.num_used == pools_left.host.num_used == pools_left.live.num_used == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data(), changes=pools(), seed=st.integers(0, 2**16), max_in_flight=st.integers(1, 6))
 def test_every_request_finishes_with_its_own_number_of_outputs(
     data: st.DataObject, changes: dict[str, Any], seed: int, max_in_flight: int
@@ -99,7 +99,7 @@ def test_every_request_finishes_with_its_own_number_of_outputs(
     check(run_all(changes, table, Faults(), seed, max_in_flight), table)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     data=st.data(),
     changes=pools(),
@@ -122,7 +122,7 @@ def test_refusals_aborts_preemptions_and_cache_hits_lose_nobody(
     check(run_all(changes, table, faults, seed, max_in_flight), table)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 2**16),
     giant_blocks=st.integers(10, 14),
@@ -144,7 +144,7 @@ def test_a_request_longer_than_the_budget_finishes_among_short_ones(
     check(run_all(changes, table, Faults(), seed, 3), table)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**16), host_blocks=st.integers(14, 40), num_requests=st.integers(2, 20))
 def test_a_host_pool_that_overflows_loses_nobody(seed: int, host_blocks: int, num_requests: int) -> None:
     """Outputs were forecast at one token and are sixty: reservations are exceeded all the time."""

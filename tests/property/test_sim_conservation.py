@@ -14,7 +14,7 @@ OUTPUTS = st.one_of(st.integers(1, 40), st.sampled_from([1, 2, 16, 17, 300]))
 
 
 @pytest.mark.parametrize("system", system_names(small_node()))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     requests=st.lists(st.tuples(PROMPTS, OUTPUTS), min_size=1, max_size=40),
     kv_gb=st.sampled_from([0.2, 0.3, 1.0]),

@@ -35,6 +35,41 @@ def test_a_full_window_leaves_each_further_stream_a_chunk() -> None:
         assert (grant.rows, grant.bytes) >= (8, 800)
 
 
+def test_beyond_its_chunk_a_stream_waits_for_older_ones_that_ask() -> None:
+    window = CreditWindow(_LIMITS)
+    older, younger = window.open_stream(), window.open_stream()
+    taken = _send_all(older)
+    assert 40 - 8 // 4 < taken <= 40
+    assert _send_all(younger) == 8
+    older.finish(rows=taken, size=taken * 100, output_size=1)
+    older.deliver(rows=taken, output_size=1)
+    assert _send_all(younger) == 0, "the room is the older one's"
+    assert _send_all(older) > 16
+    older.end_input()
+    younger.finish(rows=8, size=800, output_size=1)
+    assert _send_all(younger) >= 8, "its turn has come"
+
+
+def test_an_older_stream_that_does_not_ask_any_more_holds_up_nobody() -> None:
+    now_s = 0.0
+    window = CreditWindow(_LIMITS, clock=lambda: now_s)
+    silent, other = window.open_stream(), window.open_stream()
+    sent = _send_all(silent)
+    silent.finish(rows=sent // 2, size=sent // 2 * 100, output_size=1)
+    assert _send_all(other) == 8
+    now_s = 1.0
+    assert _send_all(other) > 4
+    window.check_integrity()
+
+
+def test_a_stream_that_is_slow_to_send_leaves_the_room_to_younger_ones() -> None:
+    window = CreditWindow(_LIMITS)
+    slow, other = window.open_stream(), window.open_stream()
+    held = slow.grant()
+    assert held is not None
+    assert _send_all(other) >= 40 - held.rows - 8 // 4
+
+
 def test_undelivered_rows_stop_their_own_stream_alone() -> None:
     window = CreditWindow(_LIMITS)
     stuck, free = window.open_stream(), window.open_stream()

@@ -136,7 +136,7 @@ def test_a_task_that_ends_leaves_no_suspects_behind(fake_engine_python: EnginePy
     results.close()
     prompts = [f"row {row}" for row in range(30)]
     assert _culprits(prompts, run_prompts(prompts, opts)) == []
-    assert time.monotonic() - started_s < 8.0
+    assert time.monotonic() - started_s < 60.0  # not the 600 s that the ended task's rows would take
 
 
 def test_an_engine_that_dies_of_every_row_ends_in_a_clear_error(fake_engine_python: EnginePython) -> None:

@@ -6,17 +6,21 @@ The real controller on a virtual clock decides, behind the real server and clien
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from statistics import mean
 
 import pyarrow as pa
 import pytest
 
-from pipemax.domain.events import InputEnded, InputOpened
 from pipemax.wire import GenerationSpec
 from pipemax_spark.client import EngineOptions, complete
-from tests.fakes.virtual_engine import SwitchRecorder, lengths_of, virtual_config, virtual_text
+from tests.fakes.virtual_engine import (
+    phases_with_all_rows_there,
+    refills,
+    switches,
+    virtual_config,
+    virtual_text,
+)
 from tests.serve.support import options, request_batches, server_stats
-from tests.unit.control.fake_engine import FakeEngine, small_config, spec
 
 _ROWS, _MAX_TOKENS = 1_100, 40
 _POOLS = {"gpu_blocks": 600, "host_blocks": 1_800, "input_grace_s": 60.0}
@@ -32,18 +36,6 @@ class Run:
     pulled: int = 0
     most_ahead: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
-
-    def refills(self) -> list[float]:
-        """Requests that each prefill phase has taken in, without the first two, where lengths are still unknown,
-        and the last, which ends with the table."""
-        started = self.switches("started")
-        return [after - before for before, after in pairwise(started)][1:-1]
-
-    def mean_refill(self) -> float:
-        return sum(self.refills()) / len(self.refills())
-
-    def switches(self, what: str) -> list[float]:
-        return [self.metrics[f"switch_{i}_{what}"] for i in range(int(self.metrics["switches"]))]
 
 
 def feed(opts: EngineOptions, *, batch_rows: int, streams: int) -> Run:
@@ -79,24 +71,14 @@ def feed(opts: EngineOptions, *, batch_rows: int, streams: int) -> Run:
 
 
 @pytest.fixture(scope="module")
-def reference() -> Run:
-    """All rows there from the start: what the phases would be if input were no matter."""
-    engine = FakeEngine(config=small_config(**_POOLS), checks_integrity=False, checks_each_run=False)
-    for row in range(_ROWS):
-        prompt_tokens, outputs = lengths_of(f"row {row}")
-        engine.admit(spec(f"row {row}", prompt_tokens, max_tokens=_MAX_TOKENS), outputs)
-    engine.controller.apply([InputOpened()])
-    recorder, started = SwitchRecorder(), set[str]()
-    while engine.sequences:
-        recorder.observe(engine.step(), started, len(engine.finished))
-        if len(started) == _ROWS:
-            engine.controller.apply([InputEnded()])
-    return Run(metrics=recorder.metrics)
+def reference() -> dict[str, float]:
+    prompts = [f"row {row}" for row in range(_ROWS)]
+    return phases_with_all_rows_there(prompts, max_tokens=_MAX_TOKENS, controller=_POOLS)
 
 
 @pytest.mark.parametrize(("batch_rows", "streams"), [(1, 1), (1, 7), (64, 2), (10_000, 1), (10_000, 7)])
 def test_however_rows_come_phases_answers_and_memory_are_the_same(
-    fake_engine_python: Callable[..., str], reference: Run, batch_rows: int, streams: int
+    fake_engine_python: Callable[..., str], reference: dict[str, float], batch_rows: int, streams: int
 ) -> None:
     opts = options(
         fake_engine_python("--chunk-rows=16"),
@@ -106,9 +88,10 @@ def test_however_rows_come_phases_answers_and_memory_are_the_same(
     run = feed(opts, batch_rows=batch_rows, streams=streams)
     assert run.texts == {f"row {row}": virtual_text(f"row {row}") for row in range(_ROWS)}
     # Never for want of input, but where the table ends; and as often as if all rows had been there.
-    assert not any(run.switches("starved")[:-1])
-    assert abs(len(run.refills()) - len(reference.refills())) <= 2, (run.refills(), reference.refills())
-    assert run.mean_refill() == pytest.approx(reference.mean_refill(), rel=0.05)
+    assert not any(switches(run.metrics, "starved")[:-1])
+    own, expected = refills(run.metrics), refills(reference)
+    assert abs(len(own) - len(expected)) <= 2, (own, expected)
+    assert mean(own) == pytest.approx(mean(expected), rel=0.05)
     # Memory: what fits into the host pool, what waits for the next phase, a chunk a stream, and an Arrow batch each.
     assert run.metrics["most_held"] <= 2 * _HOST_ROWS + 16 * streams
     assert run.most_ahead <= 2 * _HOST_ROWS + (32 + min(batch_rows, _ROWS // streams + 1)) * streams

@@ -1,6 +1,5 @@
 """Reports to the collector: the right token, exact totals by the time a task ends, and no harm without it."""
 
-import time
 from collections.abc import Callable
 
 from pipemax.wire import CollectorAddress, ErrorCode
@@ -12,6 +11,7 @@ EnginePython = Callable[..., str]
 
 def test_totals_are_exact_when_the_last_session_of_a_job_has_ended(shared_engine_python: str) -> None:
     engine_python = shared_engine_python
+    submitted = []
     with FakeCollector() as collector:
         for round_ in (1, 2):
             opts = options(engine_python, collector=collector.address("s3cret"), job_id="a")
@@ -21,7 +21,10 @@ def test_totals_are_exact_when_the_last_session_of_a_job_has_ended(shared_engine
             assert (totals.prompt_tokens, totals.completion_tokens) == (3 * round_, 7 * round_)
             assert totals.errors == {ErrorCode.EMPTY_PROMPT: round_, ErrorCode.ENGINE_ERROR: round_}
             assert totals.error_examples[ErrorCode.EMPTY_PROMPT] == "the prompt is empty"
+            submitted.append(collector.reports[-1].engine_metrics["submitted"])
         assert collector.authorizations == {"Bearer s3cret"}
+        # So are the engine's own figures, with the account of its time.
+        assert submitted[1] - submitted[0] == 4
         assert collector.reports[-1].state == "ready"
 
 
@@ -51,10 +54,8 @@ def test_an_unreachable_collector_costs_one_warning(fake_engine_python: EnginePy
         fake_engine_python("--stats-push-s=0.1"),
         collector=CollectorAddress(host="127.0.0.1", port=9, token="t"),
     )
-    started_s = time.monotonic()
     for _ in range(3):
         run_prompts(["[[slow 0.3]]"], opts)
-    assert time.monotonic() - started_s < 6.0
     log = files_of(opts).log
     wait_until(lambda: "cannot be reached" in log.read_text(), 2.0)
     assert log.read_text().count("cannot be reached") == 1

@@ -220,6 +220,7 @@ def test_the_server_gets_a_short_list_of_variables(
         "AWS_SECRET_ACCESS_KEY": "key",
     }
     kept = {"HF_HOME": "/hf", "CUDA_VISIBLE_DEVICES": "2,3", "VLLM_LOGGING_LEVEL": "INFO", "LC_TIME": "C"}
+    kept["OMP_WAIT_POLICY"] = "PASSIVE"
     for name, value in (secrets | kept).items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("PYTHONHOME")  # our own interpreter would not start with it

@@ -18,6 +18,7 @@ from pipemax_spark.options import JobOptions
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.report import Summary
 from tests.fakes.engine_python import write_engine_python
+from tests.spark.processes import SMALL_SPARK
 
 
 @pytest.fixture(scope="session")
@@ -25,9 +26,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from pipemax_spark.session import get_session
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = get_session("tests", log_dir=tmp_path_factory.mktemp("spark"))
-    session.conf.set("spark.sql.shuffle.partitions", "2")
-    session.conf.set("spark.databricks.delta.snapshotPartitions", "2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_SUBMIT_ARGS", f"{SMALL_SPARK} pyspark-shell")
+        session = get_session("tests", log_dir=tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()
 

@@ -1,4 +1,4 @@
-"""Looks at this machine's processes: which engine servers run, and whether one still does."""
+"""Spark applications as processes of their own, and which engine servers run on this machine."""
 
 import contextlib
 import time
@@ -6,6 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipemax.wire import ProcessIdentity
+
+SMALL_SPARK = (
+    "--conf spark.sql.shuffle.partitions=2 --conf spark.databricks.delta.snapshotPartitions=2 "
+    "--conf spark.ui.enabled=false --driver-java-options -XX:TieredStopAtLevel=1"
+)
+"""For PYSPARK_SUBMIT_ARGS. The tests' tables are small and their JVMs short-lived: by default a shuffle has 200 tasks,
+a look at Delta's log 50, and the JVM spends more on compiling than on running."""
 
 
 def servers_of(mark: str | Path) -> set[ProcessIdentity]:

@@ -9,17 +9,20 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from tests.fakes.engine_python import write_engine_python
-from tests.spark.processes import servers_of, wait_until
+from tests.spark.processes import SMALL_SPARK, servers_of, wait_until
 from tests.spark.two_jobs import ROWS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLUSTER = (
     "--master local-cluster[2,1,2048] --conf spark.executor.memory=1g "
-    "--conf spark.worker.resource.gpu.amount=4 --conf spark.worker.resource.gpu.discoveryScript={script} "
-    "--conf spark.executor.resource.gpu.amount=2 --conf spark.task.resource.gpu.amount=1 pyspark-shell"
+    "--conf spark.worker.resource.gpu.amount=2 --conf spark.worker.resource.gpu.discoveryScript={script} "
+    "--conf spark.executor.resource.gpu.amount=2 --conf spark.task.resource.gpu.amount=1 "
+    "--conf spark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1 {small} pyspark-shell"
 )
 DISCOVERY = """#!/bin/sh
-echo '{"name": "gpu", "addresses": ["4", "5", "6", "7"]}'
+# The first worker that asks has other GPUs than the second.
+if mkdir "$0.asked" 2>/dev/null; then addresses='"4", "5"'; else addresses='"6", "7"'; fi
+echo "{\\"name\\": \\"gpu\\", \\"addresses\\": [$addresses]}"
 """
 
 
@@ -33,7 +36,7 @@ def test_two_executors_run_two_engines_for_two_jobs_and_leave_none_behind(tmp_pa
         cwd=REPOSITORY,
         env={
             **os.environ,
-            "PYSPARK_SUBMIT_ARGS": CLUSTER.format(script=script),
+            "PYSPARK_SUBMIT_ARGS": CLUSTER.format(script=script, small=SMALL_SPARK),
             "SPARK_WORKER_DIR": str(tmp_path / "work"),
             "MLFLOW_TRACKING_URI": "http://127.0.0.1:9",  # nobody answers there
         },
@@ -48,7 +51,9 @@ def test_two_executors_run_two_engines_for_two_jobs_and_leave_none_behind(tmp_pa
     assert (first["engines"], second["engines"]) == (2, 2)
     assert len(first["servers"]) == 2
     assert second["servers"] == first["servers"], "the second job started engines of its own"
-    assert first["gpus"] == ["4,5", "4,5"], "an engine takes all GPUs of its executor, not its first task's"
+    assert sorted(first["gpus"]) == ["4,5", "6,7"], (
+        "an engine takes all GPUs of its executor, not its first task's"
+    )
     for number in range(2):
         # Read by pyarrow, past Delta's log: no file holds a row twice.
         ids = pq.read_table(tmp_path / f"out{number}", columns=["id"]).column("id").to_pylist()

@@ -182,7 +182,9 @@ class PrefetchPlanner:
         match mode:
             case PrefetchMode.WARM_UP:
                 growth_s = self._config.warm_up_growth * max(stage_s)
-                fill_shortest_first(basket, picker, replace(gap, gap_s=gap_s + growth_s))
+                # What lies idle belongs to all batches alike: they grow into it faster than by growth_s a step.
+                share = self._table.ledger.gpu.num_free // len(self._rotation)
+                fill_shortest_first(basket, picker, replace(gap, gap_s=gap_s + growth_s), free_blocks=share)
             case PrefetchMode.STEADY:
                 fill_longest_first(basket, picker)
                 Refinement(basket, picker, gap).run(self._config.max_exchanges)

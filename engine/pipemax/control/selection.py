@@ -78,11 +78,17 @@ class Basket:
         self.kv_tokens += state.computed_tokens
 
 
-def fill_shortest_first(basket: Basket, picker: Picker, target: "TimeGap | None" = None) -> None:
-    """ShortFirstFill: as many requests as the budget holds, and as the gap in time does where one is given."""
+def fill_shortest_first(
+    basket: Basket, picker: Picker, target: "TimeGap | None" = None, *, free_blocks: int = 0
+) -> None:
+    """ShortFirstFill: as many requests as the budget holds.
+
+    Where a gap in time is given, no more than it holds, or than ``free_blocks``.
+    """
     misfits = 0
     while basket.requests_left and misfits < MAX_MISFITS:
-        if target is not None and target.mismatch_s(len(basket), basket.kv_tokens) <= 0:
+        is_wanted = target is None or target.mismatch_s(len(basket), basket.kv_tokens) > 0
+        if not is_wanted and basket.num_blocks >= free_blocks:
             return
         state = picker.take_smallest()
         if state is None or state.blocks > basket.blocks_left:

@@ -9,16 +9,24 @@ fill one window. Two rules keep chained calls, where one stream's output is anot
 - undelivered rows leave the window and count against a bound of their own stream: so a stream whose consumer
   waits holds up nobody else.
 
+Beyond its chunk a stream gets nothing while an older one asks for more. So partitions end one behind the other and
+not all at once: while one waits for its last rows, another still has rows to send. Served evenly, streams of equal
+partitions would all run dry in the same moment, and nothing could come before one of them has closed.
+
 This module knows nothing of Flight, of Arrow or of the engine.
 """
 
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipemax.serve.settings import WindowLimits
 
 _MAX_CHUNKS_AT_ONCE = 16
 """Most unused credit of one stream, in chunks: a stream that does not send must not hold the window."""
+_ASKING_S = 0.5
+"""A stream that was refused asks again by then; one that has not, for its client does not read, holds up nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +54,11 @@ class _Count:
 class CreditWindow:
     """The window that all streams of a server share. Thread-safe."""
 
-    def __init__(self, limits: WindowLimits) -> None:
+    def __init__(self, limits: WindowLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
+        self._clock = clock
         self._lock = threading.Lock()
-        self._streams: set[StreamCredit] = set()
+        self._streams: dict[StreamCredit, None] = {}  # the oldest first
         self._window_rows = limits.max_rows
         self._held_rows = 0
         self._held_bytes = 0
@@ -58,7 +67,7 @@ class CreditWindow:
     def open_stream(self) -> "StreamCredit":
         stream = StreamCredit(self)
         with self._lock:
-            self._streams.add(stream)
+            self._streams[stream] = None
         return stream
 
     def resize(self, window_rows: int) -> bool:
@@ -66,6 +75,11 @@ class CreditWindow:
         with self._lock:
             before, self._window_rows = self._window_rows, min(window_rows, self.limits.max_rows)
             return self._window_rows > before
+
+    @property
+    def rows(self) -> int:
+        """How many may be granted or running."""
+        return self._window_rows
 
     @property
     def running_rows(self) -> int:
@@ -93,33 +107,48 @@ class CreditWindow:
         limits = self.limits
         with self._lock:
             own_rows, own_bytes = stream._rows, stream._bytes
+            stream._asked_at_s = None
             if (
-                own_rows.undelivered >= limits.undelivered_rows
+                stream._has_ended
+                or own_rows.undelivered >= limits.undelivered_rows
                 or own_bytes.undelivered >= limits.undelivered_bytes
             ):
                 return None
             streams = len(self._streams)
-            room_rows = self._window_rows - self._held_rows
+            yields = self._is_older_asking(stream)
+            room_rows = 0 if yields else self._window_rows - self._held_rows
             room_bytes = limits.max_bytes - self._held_bytes
             rows = _top_up(own_rows, chunk=limits.chunk_rows, room=room_rows, streams=streams)
             size = _top_up(own_bytes, chunk=limits.chunk_bytes, room=room_bytes, streams=streams)
+            if stream.is_low:
+                stream._asked_at_s = self._clock()
             if rows == 0 and size == 0:
                 return None
             # Under the same lock: another stream must not be granted the same room.
             self._move_locked(stream, _Count(unused=rows), _Count(unused=size))
         return Grant(rows=rows, bytes=size)
 
+    def _is_older_asking(self, stream: "StreamCredit") -> bool:
+        since_s = self._clock() - _ASKING_S
+        for other in self._streams:
+            if other is stream:
+                return False
+            if other._asked_at_s is not None and other._asked_at_s >= since_s and other.is_low:
+                return True
+        raise AssertionError("the stream is closed")
+
     def _end_input(self, stream: "StreamCredit") -> None:
         with self._lock:
             if stream in self._streams:
                 rows, size = _Count(unused=-stream._rows.unused), _Count(unused=-stream._bytes.unused)
                 self._move_locked(stream, rows, size)
+                stream._asked_at_s, stream._has_ended = None, True
 
     def _close(self, stream: "StreamCredit") -> None:
         with self._lock:
             if stream not in self._streams:
                 return
-            self._streams.remove(stream)
+            del self._streams[stream]
             self._held_rows -= stream._rows.held()
             self._held_bytes -= stream._bytes.held()
             self._running_rows -= stream._rows.running
@@ -141,6 +170,8 @@ class StreamCredit:
         self._window = window
         self._rows = _Count()
         self._bytes = _Count()
+        self._asked_at_s: float | None = None  # None: it wants nothing more, or cannot take it
+        self._has_ended = False
 
     def grant(self) -> Grant | None:
         """Credit to send to the client now, if any; it counts as granted from here on."""

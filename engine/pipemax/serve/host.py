@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 EngineFactory = Callable[[EngineConfig], Engine]
 _POLL_TIMEOUT_S = 0.1
 _REST_S = 0.5
-_STATS_PERIOD_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +85,6 @@ class _State:
     refusal: Refused | None = None
     """For everyone, from the engine's death or the server's stop on."""
     engine_starts: int = 0
-    engine_stats: EngineStats = field(default_factory=EngineStats)
 
 
 class EngineHost:
@@ -104,7 +102,6 @@ class EngineHost:
         self._moved_at_s = time.monotonic()
         self._polled_at_s = time.monotonic()
         self._polling = False
-        self._stats_at_s = float("-inf")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -180,9 +177,8 @@ class EngineHost:
         with self._changed:
             state = self._state
             name, detail = "starting", ""
-            if state.refusal is not None:
-                died = state.refusal.code is SessionErrorCode.ENGINE_DIED
-                name, detail = ("failed" if died else "stopping"), state.refusal.detail
+            if state.refusal is not None:  # for good: clients wait for this server's successor
+                name, detail = "stopping", state.refusal.detail
             elif state.loading is not None:
                 name, detail = "loading", self._waiting_for_load(state.loading, now_s).detail
             elif state.resident is not None:
@@ -194,7 +190,7 @@ class EngineHost:
                 detail=detail,
                 engine_id=state.resident.engine_id if state.resident else "",
                 engine_starts=state.engine_starts,
-                engine_stats=state.engine_stats,
+                engine_stats=state.resident.engine.stats() if state.resident else EngineStats(),
             )
 
     def _waiting_for_load(self, member: Member, now_s: float) -> Waiting:
@@ -305,16 +301,11 @@ class EngineHost:
         if completions:
             self._callbacks.deliver(completions)
         self._callbacks.observe(resident.engine, resident.config)
-        now_s = time.monotonic()
-        if now_s - self._stats_at_s >= _STATS_PERIOD_S:
-            self._stats_at_s = now_s
-            self._state.engine_stats = resident.engine.stats()
 
     def _close_resident(self) -> None:
         state = self._state
         with self._changed:
             resident, state.resident = state.resident, None
-            state.engine_stats = EngineStats()
         if resident is not None:
             log.info("closing the engine of model %s", resident.config.model)
             resident.engine.close()

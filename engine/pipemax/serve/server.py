@@ -158,7 +158,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             stats=self._stats,
             turns=self._turns,
             cache=self._cache if header.reuses_results else None,
-            input_ended=lambda: self._inputs.end(terms.number),
+            input_ended=lambda: self._end_input(terms.number),
             context=context,
             reader=reader,
             writer=writer,
@@ -179,12 +179,17 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             self._inputs.close(terms.number, header.job_id)
             with self._sessions_lock:
                 del self._sessions[terms.number]
+            self._wake_all()  # its credit is free for others
             # Before this call returns, which is when the client sees the end: the totals must be exact by then.
             collector = self._stats.close_session(header.job_id)
             if collector is not None:
                 self._reporter.report_now(collector)
             self._lifecycle.close_session()
             log.info("session %d %s", terms.number, outcome)
+
+    def _end_input(self, number: int) -> None:
+        self._inputs.end(number)
+        self._wake_all()  # the stream's unused credit, and its turn, are the next one's
 
     def _refuse_useless_engine(self, job_id: str) -> None:
         reason = self._turns.join(job_id)
@@ -230,6 +235,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
     def _snapshot(self, *, with_jobs: bool, collector: CollectorAddress | None = None) -> ServerStats:
         host = self._host.snapshot()
         engine = host.engine_stats
+        window_rows = self._window.rows if host.state == "ready" else 0
         return ServerStats(
             server_id=f"{self._host_name}:{self._identity.pid}:{self._identity.start_ticks}",
             host=self._host_name,
@@ -243,6 +249,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             running_requests=engine.running_requests,
             waiting_requests=engine.waiting_requests,
             kv_usage=engine.kv_usage,
+            window_rows=window_rows,
             engine_metrics=engine.metrics,
             policy=engine.policy,
             jobs=self._stats.jobs(collector) if with_jobs else {},

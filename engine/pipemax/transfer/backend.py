@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from pipemax.transfer.commands import BlockLoad, BlockStore, LoadTiming, StepCopies, StepWait
+from pipemax.transfer.commands import BlockLoad, BlockStore, CopyCounts, LoadTiming, StepCopies, StepWait
 
 
 class StepTransfers(Protocol):
@@ -11,6 +11,10 @@ class StepTransfers(Protocol):
 
     One caller, strictly begin, end, begin, end. ``TransferError`` where a copy has failed.
     """
+
+    @property
+    def counts(self) -> CopyCounts:
+        """Of what has been submitted so far."""
 
     def begin_step(self, copies: StepCopies) -> StepWait:
         """Before the step touches KV: from here on it sees all copies of earlier steps. Its loads start."""
@@ -24,6 +28,10 @@ class StepTransfers(Protocol):
 
 class CopyBackend(Protocol):
     """Copies in the order in which they were submitted, beside whoever submits them."""
+
+    @property
+    def counts(self) -> CopyCounts:
+        """Of what has been copied so far."""
 
     def submit_loads(self, loads: Sequence[BlockLoad]) -> None:
         """Queue host → GPU copies; returns at once."""

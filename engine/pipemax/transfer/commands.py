@@ -39,7 +39,12 @@ class StepCopies:
     saves: tuple[BlockStore, ...] = ()
     """Before it computes: what earlier steps wrote to blocks that this step may overwrite."""
     loads: tuple[BlockLoad, ...] = ()
-    """While it computes: prefetches."""
+    """While it computes: prefetches that the next step may read."""
+    later_loads: tuple[BlockLoad, ...] = ()
+    """Beside them, behind them: parts of prefetches that go on, so that no step before the next but one reads them."""
+    abandons_loads: bool = False
+    """A request has ended, or left, that was loaded in part: its blocks may be anyone's from this step on, which must
+    wait for all earlier loads."""
     stores: tuple[BlockStore, ...] = ()
     """Once it has computed: the blocks that it filled."""
     token_stores: tuple[TokenStore, ...] = ()
@@ -47,6 +52,10 @@ class StepCopies:
     store_fence: int | None = 0
     """How many steps back the last one lies whose stores or saves read a block that this step's computation
     overwrites; 0 is this step itself, None is no step. It must wait for all stores up to that one."""
+
+    @property
+    def num_loads(self) -> int:
+        return len(self.loads) + len(self.later_loads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,3 +74,24 @@ class StepWait:
     """How long steps had to wait for earlier copies and their own saves. On a GPU, of steps that are done since."""
     loads: tuple[LoadTiming, ...]
     """Of steps before it, in their order, each once it is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyCounts:
+    """One stage's copies since its start."""
+
+    loaded_bytes: int = 0
+    """Host → GPU."""
+    stored_bytes: int = 0
+    """GPU → host."""
+    packed_bytes: int = 0
+    """Of them: layer by layer, and put into blocks by the CPU."""
+    load_queue_s: float = 0.0
+    """Waiting times of the loads' pieces until they were submitted, added up."""
+    store_queue_s: float = 0.0
+    num_chunks: int = 0
+    """Pieces that were submitted."""
+    num_late_chunks: int = 0
+    """Of them: not before the next step began, for the copies took longer than their step."""
+    num_held_chunks: int = 0
+    """Of them: held back while the stage sent its activations."""

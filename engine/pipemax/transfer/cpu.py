@@ -8,11 +8,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from pipemax.domain.errors import TransferError
-from pipemax.transfer.commands import BlockLoad, BlockStore, LoadTiming
+from pipemax.transfer.commands import BlockLoad, BlockStore, CopyCounts, LoadTiming
 from pipemax.transfer.layout import ByteRows
 
 
@@ -25,6 +26,8 @@ class CpuCopyBackend:
             raise ValueError(f"the pools' blocks differ: {gpu_rows.shape[1:]} and {host_rows.shape[1:]}")
         self._gpu = gpu_rows
         self._host = host_rows
+        self._block_bytes = host_rows.shape[1]
+        self.counts = CopyCounts()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._timings: list[LoadTiming] = []
         self._error: Exception | None = None
@@ -32,10 +35,12 @@ class CpuCopyBackend:
         self._thread.start()
 
     def submit_loads(self, loads: Sequence[BlockLoad]) -> None:
-        self._jobs.put(lambda: self._load(loads))
+        put_s = time.perf_counter()
+        self._jobs.put(lambda: self._load(loads, put_s))
 
     def submit_stores(self, stores: Sequence[BlockStore]) -> None:
-        self._jobs.put(lambda: self._store(stores))
+        put_s = time.perf_counter()
+        self._jobs.put(lambda: self._store(stores, put_s))
 
     def wait(self) -> list[LoadTiming]:
         idle = threading.Event()
@@ -62,12 +67,25 @@ class CpuCopyBackend:
             except Exception as error:  # raised again in wait(), where somebody can act on it
                 self._error = self._error or error
 
-    def _load(self, loads: Sequence[BlockLoad]) -> None:
+    def _load(self, loads: Sequence[BlockLoad], put_s: float) -> None:
         begin_s = time.perf_counter()
         for load in loads:
             np.copyto(self._gpu[load.target], self._host[load.source])
         self._timings.append(LoadTiming(num_blocks=len(loads), seconds=time.perf_counter() - begin_s))
+        self.counts = replace(
+            self.counts,
+            loaded_bytes=self.counts.loaded_bytes + len(loads) * self._block_bytes,
+            load_queue_s=self.counts.load_queue_s + begin_s - put_s,
+            num_chunks=self.counts.num_chunks + 1,
+        )
 
-    def _store(self, stores: Sequence[BlockStore]) -> None:
+    def _store(self, stores: Sequence[BlockStore], put_s: float) -> None:
+        begin_s = time.perf_counter()
         for store in stores:
             np.copyto(self._host[store.target], self._gpu[store.source])
+        self.counts = replace(
+            self.counts,
+            stored_bytes=self.counts.stored_bytes + len(stores) * self._block_bytes,
+            store_queue_s=self.counts.store_queue_s + begin_s - put_s,
+            num_chunks=self.counts.num_chunks + 1,
+        )

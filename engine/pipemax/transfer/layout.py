@@ -146,6 +146,12 @@ def describe_layers(layers: Mapping[str, torch.Tensor]) -> tuple[BlockLayout, to
     return layout, _as_bytes(first, layout, num_blocks)
 
 
+def layer_indexes(layers: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """By name, the place of each layer within a block; ``layers`` as for ``describe_layers``."""
+    names = sorted(layers, key=lambda name: layers[name].storage_offset())
+    return {name: index for index, name in enumerate(names)}
+
+
 def _as_bytes(first: torch.Tensor, layout: BlockLayout, num_blocks: int) -> torch.Tensor:
     """The blocks whose first layer is ``first``."""
     storage = first.untyped_storage()

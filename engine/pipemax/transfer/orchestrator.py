@@ -19,7 +19,7 @@ So no completion is ever reported to the scheduler. Idea: Section 3.4 of the pap
 import time
 
 from pipemax.transfer.backend import CopyBackend
-from pipemax.transfer.commands import StepCopies, StepWait
+from pipemax.transfer.commands import CopyCounts, StepCopies, StepWait
 
 
 class Orchestrator:
@@ -28,6 +28,10 @@ class Orchestrator:
     def __init__(self, backend: CopyBackend) -> None:
         self._backend = backend
         self._is_in_step = False
+
+    @property
+    def counts(self) -> CopyCounts:
+        return self._backend.counts
 
     def begin_step(self, copies: StepCopies) -> StepWait:
         """Wait, save, then start this step's loads. Their targets must not be read or written by this step."""
@@ -39,8 +43,8 @@ class Orchestrator:
             self._backend.submit_stores(copies.saves)
             self._backend.wait()
         stall_s = time.perf_counter() - begin_s
-        if copies.loads:
-            self._backend.submit_loads(copies.loads)
+        if copies.num_loads:
+            self._backend.submit_loads(copies.loads + copies.later_loads)
         return StepWait(stall_s=stall_s, loads=tuple(timings))
 
     def end_step(self, copies: StepCopies) -> None:

@@ -5,8 +5,8 @@ projection, contiguous as that made them; a CPU puts them into block-first rows.
     # target, the host pool: (num_blocks, layers, kv_heads, block_tokens, keys then values)
 
 It needs a hook in every layer, so it cannot run within a CUDA graph, and a CPU that keeps up; the copy after the step
-(``csrc``) needs neither, which is why it is the default. Kept to be compared, and for eager prefill. Runs on CPU
-tensors as well: then the copies are ordinary ones.
+(``csrc``) needs neither, which is why it is the default. An engine takes this one with ``kv_offload: per_layer``
+(``per_layer_steps``). Runs on CPU tensors as well: then the copies are ordinary ones.
 """
 
 import torch

@@ -18,7 +18,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.utils import get_pp_indices
 from vllm.platforms import current_platform
 
-from pipemax.config import EngineConfig
+from pipemax.config import EngineConfig, KvOffload
 from pipemax.control.calibration import Calibration, load_calibration, save_calibration
 from pipemax.fingerprint import fingerprint
 
@@ -106,6 +106,8 @@ def device_name() -> str:
 
 def _facts(config: EngineConfig, vllm_config: VllmConfig) -> dict[str, Any]:
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    # Named only where it is not the default, so that what was measured before there was a choice is still found.
+    offload = {} if config.kv_offload is KvOffload.AFTER_STEP else {"kv_offload": config.kv_offload.value}
     revision = getattr(model.hf_config, "_commit_hash", None) or config.revision
     return {
         "model": fingerprint(config.model, resolved_revision=revision),
@@ -121,4 +123,5 @@ def _facts(config: EngineConfig, vllm_config: VllmConfig) -> dict[str, Any]:
         "asynchronous": bool(vllm_config.scheduler_config.async_scheduling),
         "vllm": vllm.__version__,
         "torch": torch.__version__,
+        **offload,
     }

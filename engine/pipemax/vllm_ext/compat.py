@@ -108,6 +108,16 @@ def check_model(vllm_config: Any) -> None:
         )
 
 
+def check_hooks_run(vllm_config: Any) -> None:
+    """``ValueError`` where full CUDA graphs would bypass the hook in each layer, as ``per_layer`` needs it."""
+    mode = vllm_config.compilation_config.cudagraph_mode
+    if mode is not None and mode.has_full_cudagraphs():
+        raise ValueError(
+            f"kv_offload per_layer works between layers, and cudagraph_mode {mode.name} bypasses what lies between "
+            "them: set it to PIECEWISE in vllm.compilation_config, or set kv_offload after_step"
+        )
+
+
 def check_kv_cache(kv_cache_config: Any) -> None:
     """``ValueError`` for KV caches other than one group of full attention."""
     groups = kv_cache_config.kv_cache_groups

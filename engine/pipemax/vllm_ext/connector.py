@@ -3,11 +3,12 @@
 The scheduler's side carries nothing: ``pipemax.vllm_ext.scheduler`` makes the metadata itself. The worker's side
 owns this stage's host pool. ``handle_preemptions`` is the first hook of every step, empty ones included, and begins
 the step of the transfers. The first hook after the forward pass ends it: ``finish_forward`` of vLLM's V2 runner, which
-comes before the activations are sent, else ``wait_for_save``.
+comes before the activations are sent, else ``wait_for_save``. Nothing is done between layers, so full CUDA graphs stay;
+but where the config says ``kv_offload: per_layer``, vLLM makes them piecewise.
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,10 +26,12 @@ from pipemax.transfer.backend import CopyBackend, StepTransfers
 from pipemax.transfer.commands import StepCopies
 from pipemax.transfer.cpu import CpuCopyBackend
 from pipemax.transfer.cuda.backend import CudaTransfers
+from pipemax.transfer.cuda.device import Lane
 from pipemax.transfer.host_pool import HostPool
-from pipemax.transfer.layout import BlockLayout, describe_layers
+from pipemax.transfer.layout import BlockLayout, describe_layers, layer_indexes
 from pipemax.transfer.orchestrator import Orchestrator
-from pipemax.vllm_ext.settings import RuntimeSettings
+from pipemax.transfer.per_layer_steps import PerLayerSteps
+from pipemax.vllm_ext.settings import RuntimeSettings, offloads_per_layer
 from pipemax.vllm_ext.stage_clock import GpuStageClock, StageClock
 from pipemax.vllm_ext.timing import WorkerReports
 
@@ -59,6 +62,8 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         self.gpu: GpuStage | None = None
         """What the worker of a GPU uses too, once the KV caches exist."""
         self._transfers: StepTransfers | None = None
+        self._per_layer: PerLayerSteps | None = None
+        self._layer_indexes: dict[str, int] = {}
         self._resources = ExitStack()
         self._is_in_step = False
         self._clock: StageClock = StageClock()
@@ -68,16 +73,23 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Called once this stage's GPU pool exists. ``ValueError`` unless it is block-first."""
         layout, gpu_rows = describe_layers(kv_caches)
+        self._layer_indexes = layer_indexes(kv_caches)
         if gpu_rows.is_cuda:
             self._start_on_gpu(layout, gpu_rows)
         else:
-            pool = HostPool(layout, self._settings.host_blocks)
-            self._transfers = Orchestrator(self._make_backend(gpu_rows, pool))
-            self._resources.callback(self._transfers.close)
+            self._start_on_cpu(layout, gpu_rows)
+
+    def _start_on_cpu(self, layout: BlockLayout, gpu_rows: torch.Tensor) -> None:
+        pool = HostPool(layout, self._settings.host_blocks)
+        self._transfers = Orchestrator(self._make_backend(gpu_rows, pool))
+        self._resources.callback(self._transfers.close)
+        if self._settings.offloads_per_layer:
+            self._offload_per_layer(self._transfers, layout, gpu_rows, pool.tensor, stream=None)
 
     def _start_on_gpu(self, layout: BlockLayout, gpu_rows: torch.Tensor) -> None:
         _check_block_tokens(layout, self._vllm_config.cache_config.block_size)
         # It needs cuda-core, which is installed where there are GPUs.
+        from pipemax.transfer.cuda.cuda_device import CudaDevice
         from pipemax.transfer.cuda.start import cuda_transfers
 
         transfers = self._resources.enter_context(
@@ -85,6 +97,31 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         )
         self.gpu = GpuStage(transfers, GpuStageClock(transfers.device))
         self._transfers, self._clock = self.gpu.transfers, self.gpu.clock
+        if self._settings.offloads_per_layer:
+            device = transfers.device
+            assert isinstance(device, CudaDevice), device
+            stream = device.stream(Lane.STORE)
+            self._offload_per_layer(transfers, layout, gpu_rows, device.host_rows, stream=stream)
+
+    def _offload_per_layer(
+        self,
+        transfers: StepTransfers,
+        layout: BlockLayout,
+        gpu_rows: torch.Tensor,
+        host_rows: torch.Tensor,
+        *,
+        stream: torch.cuda.Stream | None,
+    ) -> None:
+        self._transfers = self._per_layer = PerLayerSteps(
+            transfers,
+            layout,
+            gpu_rows,
+            host_rows,
+            max_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
+            steps_in_flight=self._vllm_config.max_concurrent_batches,
+            stream=stream,
+        )
+        self._resources.callback(self._per_layer.close)
 
     def _make_backend(self, gpu_rows: torch.Tensor, pool: HostPool) -> CopyBackend:
         """Copies between the two pools; tests put a faulty one here."""
@@ -124,22 +161,30 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         report = self._clock.take_report()
         if report is None or get_tp_group().rank_in_group > 0:  # a stage speaks with one voice
             return None
+        assert self._transfers is not None
+        report = replace(report, copies=self._transfers.counts)
         return WorkerReports({get_pp_group().rank_in_group: [report]})
 
     def shutdown(self) -> None:
         self._resources.close()
 
-    # Not used: there is one copy of everything per stage, and no layer is waited for on its own.
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        return offloads_per_layer(extra_config)
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """A layer's attention is enqueued, or has run."""
+        if self._per_layer is not None:
+            self._per_layer.save_layer(self._layer_indexes[layer_name])
+
+    # Not used: there is one copy of everything per stage, and no layer's loads are waited for on their own.
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         pass
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        pass
-
-    def save_kv_layer(
-        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
-    ) -> None:
         pass
 
     # -- scheduler ------------------------------------------------------------------------------------------------

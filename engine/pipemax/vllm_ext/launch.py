@@ -13,16 +13,16 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
-from pipemax.config import EngineConfig, Policy
-from pipemax.control.config import HOST_HIGH_WATERMARK, StageConfig
-from pipemax.control.estimator import StepTimeModel
+from pipemax.config import EngineConfig, KvOffload, Policy
+from pipemax.control.config import HOST_HIGH_WATERMARK
 from pipemax.domain.units import GIB, ceil_div
 from pipemax.lifetime import SERVER_IDENTITY_VARIABLE
 from pipemax.parallelism import pipeline_parallel_size
-from pipemax.transfer.cuda.pinned_pool import available_host_bytes
+from pipemax.transfer.cuda.pinned_pool import available_host_bytes, require_pools
 from pipemax.vllm_ext.calibrations import known_calibration, kv_bytes_per_token
-from pipemax.vllm_ext.compat import check_model, check_runner, check_version
-from pipemax.vllm_ext.settings import RuntimeSettings, encode_stage
+from pipemax.vllm_ext.compat import check_hooks_run, check_model, check_runner, check_version
+from pipemax.vllm_ext.first_guess import guess_stage
+from pipemax.vllm_ext.settings import RuntimeSettings, encode_stage, offload_extra_config
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
     if config.policy is Policy.PIPEMAX:
         check_model(vllm_config)
         check_runner(vllm_config)
+        if config.kv_offload is KvOffload.PER_LAYER:
+            check_hooks_run(vllm_config)
         settings = _runtime_settings(config, vllm_config)
         assert vllm_config.kv_transfer_config is not None
         _fit_scheduler(vllm_config, settings)
@@ -104,7 +106,7 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         values["kv_cache_memory_bytes"] = int(config.cpu_kv_gib * GIB)
         values["worker_cls"] = "pipemax.vllm_ext.worker.CpuStageWorker"
     if config.policy is Policy.PIPEMAX:
-        values |= _pipemax_args(num_gpus=num_gpus)
+        values |= _pipemax_args(config, num_gpus=num_gpus)
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
         if (value := getattr(config, name)) is not None:
             values[name] = value
@@ -116,7 +118,7 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         ) from error
 
 
-def _pipemax_args(*, num_gpus: int) -> dict[str, Any]:
+def _pipemax_args(config: EngineConfig, *, num_gpus: int) -> dict[str, Any]:
     if num_gpus:
         log.warning("policy pipemax never ran on a GPU yet: compare its output with that of policy vllm")
     worker = "gpu_worker.PipeMaxGpuWorker" if num_gpus else "worker.PipeMaxCpuWorker"
@@ -126,6 +128,9 @@ def _pipemax_args(*, num_gpus: int) -> dict[str, Any]:
             kv_connector="PipeMaxConnector",
             kv_connector_module_path="pipemax.vllm_ext.connector",
             kv_role="kv_both",
+            kv_connector_extra_config=offload_extra_config(
+                per_layer=config.kv_offload is KvOffload.PER_LAYER
+            ),
         ),
     }
 
@@ -133,7 +138,10 @@ def _pipemax_args(*, num_gpus: int) -> dict[str, Any]:
 def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeSettings:
     kv_bytes = kv_bytes_per_token(vllm_config)
     block_bytes = max(kv_bytes) * vllm_config.cache_config.block_size
-    host_bytes = _host_bytes(config, vllm_config.parallel_config.world_size)
+    num_workers = vllm_config.parallel_config.world_size
+    host_bytes = _host_bytes(config, num_workers)
+    if not current_platform.is_cpu():
+        require_pools(host_bytes, num_workers, available_host_bytes())
     host_blocks = int(host_bytes / block_bytes)
     longest = ceil_div(vllm_config.model_config.max_model_len, vllm_config.cache_config.block_size)
     if host_blocks < longest:
@@ -142,13 +150,17 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
             f"max_model_len {vllm_config.model_config.max_model_len} needs {longest}"
         )
     calibration = known_calibration(config, vllm_config)
-    stages = calibration.stages if calibration else [_uncalibrated_stage(of_stage) for of_stage in kv_bytes]
+    if calibration is not None:
+        stages = list(calibration.stages)
+    else:
+        stages = [guess_stage(of_stage, is_cpu=current_platform.is_cpu()) for of_stage in kv_bytes]
     return RuntimeSettings(
         host_blocks=host_blocks,
         num_batches=config.num_batches or max(2, vllm_config.max_concurrent_batches),
         stages=tuple(encode_stage(stage) for stage in stages),
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
         stores_tokens=not current_platform.is_cpu(),
+        offloads_per_layer=config.kv_offload is KvOffload.PER_LAYER,
     )
 
 
@@ -159,16 +171,6 @@ def _host_bytes(config: EngineConfig, num_workers: int) -> float:
     if current_platform.is_cpu():
         return 4 * config.cpu_kv_gib * GIB
     return _HOST_POOL_SHARE * available_host_bytes() / num_workers
-
-
-def _uncalibrated_stage(kv_bytes_per_token: int) -> StageConfig:
-    """A rough CPU, to start from: the estimator follows what it measures."""
-    return StageConfig(
-        kv_bytes_per_token=kv_bytes_per_token,
-        h2d_bytes_per_s=4e9,
-        decode_time=StepTimeModel.linear(alpha_s=1e-3, beta_s=1e-7, delta_s=1e-2),
-        prefill_time=StepTimeModel.linear(alpha_s=1e-3, beta_s=1e-8, delta_s=1e-2),
-    )
 
 
 @contextmanager

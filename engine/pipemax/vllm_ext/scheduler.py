@@ -191,7 +191,7 @@ class PipeMaxScheduler(Scheduler):
             self._copies.save_last(request_id)
             self._gpu.evict(self._started[request_id])
             self._workers.leave_gpu(request_id)
-            self._num_found.pop(request_id, None)
+            self._stop_loading(request_id)
 
     def _prefetch(self, plan: StepPlan, item: Prefetch) -> None:
         """GPU blocks for the whole request with its first part; then the copies of what is not there any more."""
@@ -209,7 +209,9 @@ class PipeMaxScheduler(Scheduler):
         first_block = 0 if item.is_first else item.first_block
         first_block = max(first_block, self._num_found[request_id])
         end_block = item.first_block + item.num_blocks
-        self._counters.prefetched_blocks += self._copies.load(request_id, first_block, end_block)
+        self._counters.prefetched_blocks += self._copies.load(
+            request_id, first_block, end_block, is_last=item.is_last
+        )
         if item.is_last:
             del self._num_found[request_id]
             self._gpu.publish_later(self._started[request_id])
@@ -345,7 +347,7 @@ class PipeMaxScheduler(Scheduler):
         stats = super().make_stats(*args, **kwargs)
         if stats is not None and self._plan is not None:
             stats.kv_connector_stats = {
-                **self._counters.to_stats(self._controller, self._plan, self._reports.stall_s),
+                **self._counters.to_stats(self._controller, self._plan, self._reports),
                 **demand_stats(
                     self._controller,
                     num_known=self._num_added - len(self.waiting) - len(self.kv_holding_waiting),
@@ -380,7 +382,11 @@ class PipeMaxScheduler(Scheduler):
     def _forget_kv(self, request_id: str) -> None:
         self._host.release(request_id)
         self._workers.release(request_id)
-        self._num_found.pop(request_id, None)
+        self._stop_loading(request_id)
+
+    def _stop_loading(self, request_id: str) -> None:
+        if self._num_found.pop(request_id, None) is not None:
+            self._copies.abandon_loads()
 
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting): those set aside included."""

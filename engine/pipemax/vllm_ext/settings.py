@@ -32,6 +32,8 @@ class RuntimeSettings:
     """A ``StageConfig`` each, encoded."""
     stores_tokens: bool = False
     """New tokens' KV goes to the host one by one after each step, where the device has a kernel for it."""
+    offloads_per_layer: bool = False
+    """New KV leaves layer by layer, while the step computes."""
     controller: dict[str, Any] = field(default_factory=dict)
     """Further fields of ``ControllerConfig``, by name."""
 
@@ -64,6 +66,16 @@ class RuntimeSettings:
             "max_resident_requests": max_slots,
         }
         return ControllerConfig(**(known | self.controller))
+
+
+def offload_extra_config(*, per_layer: bool) -> dict[str, Any]:
+    """What vLLM must know while it makes its config, before there are settings."""
+    return {_KEY: {"offloads_per_layer": per_layer}}
+
+
+def offloads_per_layer(extra_config: dict[str, Any]) -> bool:
+    """Of complete settings, or of those alone."""
+    return bool(extra_config.get(_KEY, {}).get("offloads_per_layer", False))
 
 
 def encode_stage(stage: StageConfig) -> dict[str, Any]:

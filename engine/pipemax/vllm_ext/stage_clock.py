@@ -33,8 +33,8 @@ class StageClock:
         for load in wait.loads:
             loading_id, num_blocks = self._loading.popleft()
             self._loads.append(LoadReport(step_id=loading_id, num_blocks=num_blocks, seconds=load.seconds))
-        if copies.loads:
-            self._loading.append((step_id, len(copies.loads)))
+        if copies.num_loads:
+            self._loading.append((step_id, copies.num_loads))
         self._stall_s += wait.stall_s
         self._step_id, self._compute_s = step_id, 0.0
         self.begin_s = time.perf_counter()

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from pipemax.control.controller import Controller
 from pipemax.domain.plan import Phase, PhaseReason, StepPlan
+from pipemax.transfer.commands import CopyCounts
+from pipemax.vllm_ext.timing import ReportBook
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class Counters:
         else:
             self.prefill_steps += 1
 
-    def to_stats(self, controller: Controller, plan: StepPlan, stall_s: list[float]) -> dict[str, float]:
+    def to_stats(self, controller: Controller, plan: StepPlan, reports: ReportBook) -> dict[str, float]:
         """Counts since the engine's start, and the last plan's figures."""
         decision, config = plan.decision, controller.config
         block_bytes = config.block_tokens * sum(stage.kv_bytes_per_token for stage in config.stages)
@@ -62,7 +64,8 @@ class Counters:
             "phase_switches": controller.num_switches,
             "is_decode_phase": int(controller.phase is Phase.DECODE),
             "is_steady": int(controller.is_steady),
-            "prefetch_stall_s": max(stall_s),
+            "prefetch_stall_s": max(reports.stall_s),
+            **_copy_stats(reports.copies),
             "batch_size": self.batch_size,
             "measured_step_s": controller.times.last_step_s,
             "prefetched_bytes": self.prefetched_blocks * block_bytes,
@@ -83,6 +86,20 @@ class Counters:
             "mean_step_error": error.mean,
         }
         return {name: float(value) for name, value in values.items()}
+
+
+def _copy_stats(stages: list[CopyCounts]) -> dict[str, float]:
+    """Bytes and pieces of all stages together; the queue's times of the stage that waited longest."""
+    return {
+        "loaded_bytes": sum(stage.loaded_bytes for stage in stages),
+        "stored_bytes": sum(stage.stored_bytes for stage in stages),
+        "packed_bytes": sum(stage.packed_bytes for stage in stages),
+        "load_queue_s": max(stage.load_queue_s for stage in stages),
+        "store_queue_s": max(stage.store_queue_s for stage in stages),
+        "copy_chunks": sum(stage.num_chunks for stage in stages),
+        "late_copy_chunks": sum(stage.num_late_chunks for stage in stages),
+        "held_copy_chunks": sum(stage.num_held_chunks for stage in stages),
+    }
 
 
 def demand_stats(controller: Controller, *, num_known: int, num_blocked: int) -> dict[str, float]:

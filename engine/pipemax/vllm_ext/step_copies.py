@@ -24,6 +24,8 @@ class CopyGatherer:
         self._fences = StoreFences()
         self._saves: list[BlockStore] = []
         self._loads: list[BlockLoad] = []
+        self._later_loads: list[BlockLoad] = []
+        self._abandons_loads = False
 
     def save_last(self, request_id: str) -> None:
         """Before it leaves the GPU: its last block, if the host lacks part of that."""
@@ -32,12 +34,20 @@ class CopyGatherer:
             source = self._gpu.block(request_id, last.block_index)
             self._saves.append(BlockStore(source=source, target=last.host_block))
 
-    def load(self, request_id: str, first_block: int, end_block: int) -> int:
-        """Its blocks [first, end), which it has on the GPU by now. How many those are."""
+    def load(self, request_id: str, first_block: int, end_block: int, *, is_last: bool) -> int:
+        """Its blocks [first, end), which it has on the GPU by now. How many those are.
+
+        ``is_last``: the next step may run it; else more of it has to come first.
+        """
         gpu_blocks, host_blocks = self._gpu.blocks(request_id), self._host.blocks(request_id)
         indexes = range(first_block, end_block)
-        self._loads += [BlockLoad(source=host_blocks[index], target=gpu_blocks[index]) for index in indexes]
+        loads = self._loads if is_last else self._later_loads
+        loads += [BlockLoad(source=host_blocks[index], target=gpu_blocks[index]) for index in indexes]
         return len(indexes)
+
+    def abandon_loads(self) -> None:
+        """A request of which only a part was loaded gives its blocks back."""
+        self._abandons_loads = True
 
     def take(self, requests: Mapping[str, Request], num_scheduled_tokens: Mapping[str, int]) -> StepCopies:
         """All copies of a step that runs these, with the stores that keep every replica complete."""
@@ -57,15 +67,18 @@ class CopyGatherer:
                 else:
                     slots = (part.first_slot, part.num_slots)
                     token_stores.append(TokenStore(source, part.host_block, *slots))
-        saves, loads = tuple(self._saves), tuple(self._loads)
-        self._saves.clear()
-        self._loads.clear()
+        saves, loads, later_loads = tuple(self._saves), tuple(self._loads), tuple(self._later_loads)
+        abandons_loads, self._abandons_loads = self._abandons_loads, False
+        for taken in (self._saves, self._loads, self._later_loads):
+            taken.clear()
         fence = self._fences.plan_step(
             overwrites=overwrites, saves=saves, stores=stores, token_stores=token_stores
         )
         return StepCopies(
             saves=saves,
             loads=loads,
+            later_loads=later_loads,
+            abandons_loads=abandons_loads,
             stores=tuple(stores),
             token_stores=tuple(token_stores),
             store_fence=fence,

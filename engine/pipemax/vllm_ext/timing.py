@@ -6,12 +6,13 @@ the depth of the pipeline, which the controller expects.
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
 
 from pipemax.domain.events import Event, StepTimed, TransferTimed
 from pipemax.domain.plan import StepId
+from pipemax.transfer.commands import CopyCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,8 @@ class StageReport:
     loads: tuple[LoadReport, ...] = ()
     stall_s: float = 0.0
     """Waited for copies."""
+    copies: CopyCounts = field(default_factory=CopyCounts)
+    """Since the start, not since it spoke last."""
 
 
 @dataclass
@@ -63,6 +66,8 @@ class ReportBook:
         self._loads: list[deque[LoadReport]] = [deque() for _ in range(num_stages)]
         self.stall_s = [0.0] * num_stages
         """Waited for copies since the start, by stage."""
+        self.copies = [CopyCounts()] * num_stages
+        """By stage, as last heard."""
 
     def take_in(self, reports: Mapping[int, Sequence[StageReport]]) -> list[Event]:
         for stage, stage_reports in reports.items():
@@ -70,6 +75,7 @@ class ReportBook:
                 self._steps[stage].extend(report.steps)
                 self._loads[stage].extend(report.loads)
                 self.stall_s[stage] += report.stall_s
+                self.copies[stage] = report.copies
         return [*self._complete_steps(), *self._complete_loads()]
 
     def _complete_steps(self) -> list[Event]:

@@ -160,8 +160,19 @@ class TestCommand:
     def test_without_a_gpu_it_says_so_in_one_sentence(self) -> None:
         if torch.cuda.is_available():
             pytest.skip("this machine has a CUDA GPU")
-        with pytest.raises(SystemExit, match=r"measures a CUDA GPU, and torch .* finds none on this machine"):
+        with pytest.raises(SystemExit, match=r"needs a CUDA device, and torch .* finds none: run it where"):
             one_stage.main([])
+
+    def test_numbers_that_leave_nothing_to_measure_are_refused(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for arguments, message in (
+            (["--steps", "100"], "--warm-up 100 leaves none of --steps 100 to count"),
+            (["--requests", "0"], "0 is less than 1"),
+        ):
+            with pytest.raises(SystemExit):
+                one_stage.parse(arguments)
+            assert message in capsys.readouterr().err
 
     def test_the_stage_is_that_of_the_papers_node(self) -> None:
         options = one_stage.parse(["--host-gib", "48"])
@@ -175,7 +186,15 @@ class TestCommand:
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         experiment = Experiment(SETUP, workload(120))
-        results = one_stage.measure(experiment, ["pipemax"], ["pipemax"], tmp_path / "a.png")
+        saved: list[int] = []
+        results = one_stage.measure(
+            experiment,
+            ["pipemax"],
+            ["pipemax"],
+            tmp_path / "a.png",
+            lambda results: saved.append(len(results.details)),
+        )
+        assert saved == [1], "written after each policy"
         assert (tmp_path / "a.png").stat().st_size > 1000
         assert "| policy | steps | mean_batch | step_ms |" in capsys.readouterr().out
         write_json(tmp_path / "a.json", environment(SETUP.device, ["x"]), {"policies": results.details})

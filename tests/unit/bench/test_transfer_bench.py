@@ -45,7 +45,13 @@ def plan_of(layout: KvLayout, gpu_blocks: int = 12, host_blocks: int = 14) -> Po
 
 class TestSections:
     def test_all_that_a_cpu_can_run(self, capsys: pytest.CaptureFixture[str]) -> None:
-        rows = transfer.run(transfer.Bench(SETUP), ["peak", "prefetch", "breakdown", "overlap"])
+        saved: list[list[str]] = []
+        rows = transfer.run(
+            transfer.Bench(SETUP),
+            ["peak", "prefetch", "breakdown", "overlap"],
+            lambda rows: saved.append([*rows]),
+        )
+        assert saved[:2] == [["peak"], ["peak", "prefetch"]], "written after each section"
         assert [row["direction"] for row in rows["peak"]] == ["host → GPU", "GPU → host"]
         kinds = [(row["layout"], row["block_tokens"], row["pieces"]) for row in rows["prefetch"]]
         assert kinds == [
@@ -72,7 +78,7 @@ class TestSections:
         if torch.cuda.is_available():
             pytest.skip("this machine has a CUDA GPU")
         with pytest.raises(
-            SystemExit, match=r"bench/transfer\.py measures a CUDA GPU, and torch .* finds none"
+            SystemExit, match=r"bench/transfer\.py needs a CUDA device, and torch .* finds none: run it where"
         ):
             transfer.main([])
 

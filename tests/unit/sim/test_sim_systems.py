@@ -27,13 +27,13 @@ def check(result: SimulationResult, workload: Workload) -> None:
 
 @pytest.mark.parametrize("system", ALL)
 def test_every_request_finishes(system: str) -> None:
-    workload = small_workload()
+    workload = small_workload(80)
     check(simulate(system, small_scenario(workload)), workload)
 
 
 @pytest.mark.parametrize("system", ALL)
 def test_every_request_finishes_when_the_gpu_holds_a_few_and_the_host_not_all(system: str) -> None:
-    workload = small_workload(120)
+    workload = small_workload(80)
     node = small_node(kv_gb=0.4, host_gb=5.0)
     check(simulate(system, small_scenario(workload, node)), workload)
 

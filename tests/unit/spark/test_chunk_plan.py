@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax_spark.chunks import ChunkPlan, number_of_slices, partition_keys
-from pipemax_spark.slots import partitions_for
+from pipemax_spark.slots import Slots
 
 
 @given(
@@ -32,7 +32,7 @@ def test_a_chunk_is_a_commit_period_s_rows_once_the_rate_is_known() -> None:
     plan = ChunkPlan(rows=1_000_000, slices=1_000, slots=8, commit_every_s=900)
     first = plan.next(None)
     assert first is not None
-    assert 1_000 <= first.rows <= 4_000
+    assert first.rows == pytest.approx(900 * 8, rel=0.1), "before anyone knows, a row a second and slot"
     sizes = []
     while (chunk := plan.next(100.0)) is not None:
         sizes.append(chunk.rows)
@@ -40,10 +40,41 @@ def test_a_chunk_is_a_commit_period_s_rows_once_the_rate_is_known() -> None:
     assert 90_000 in sizes
 
 
-@given(rows=st.integers(1, 10**7), slots=st.integers(1, 512))
-def test_every_slot_has_work_while_there_are_rows_for_it(rows: int, slots: int) -> None:
-    partitions = partitions_for(rows, slots)
+def test_a_chunk_is_no_smaller_than_what_keeps_the_engines_fed() -> None:
+    plan = ChunkPlan(rows=1_000_000, slices=1_000, slots=8, commit_every_s=10)
+    first, second = plan.next(None), plan.next(1.0, at_least=50_000)
+    assert first is not None
+    assert second is not None
+    assert (first.rows, second.rows) == (2_000, 50_000)
+
+
+@given(
+    rows=st.integers(1, 10**7),
+    slots=st.integers(1, 512),
+    executors=st.integers(1, 64),
+    engine_rows=st.none() | st.integers(1, 10**5),
+    is_last=st.booleans(),
+)
+def test_every_slot_has_work_while_there_are_rows_for_it(
+    rows: int, slots: int, executors: int, engine_rows: int | None, is_last: bool
+) -> None:
+    cut = Slots(total=slots, per_executor=max(1, slots // executors))
+    partitions = cut.partitions_for(rows, engine_rows=engine_rows, is_last=is_last)
     assert min(rows, slots) <= partitions <= max(1, 2 * slots)
+
+
+@pytest.mark.parametrize(("slots", "partition_rows"), [(1, 4_000), (2, 4_000), (4, 1_334), (8, 572)])
+def test_the_fewer_slots_the_larger_the_partitions(slots: int, partition_rows: int) -> None:
+    cut = Slots(total=2 * slots, per_executor=slots)
+    assert cut.fed_partition_rows(1_000) == partition_rows
+    assert cut.fed_partition_rows(None) is None
+    chunk_rows = cut.total * partition_rows
+    assert cut.partitions_for(chunk_rows, engine_rows=1_000) == cut.total
+    assert cut.partitions_for(100 * chunk_rows, engine_rows=1_000) == 2 * cut.total
+    # The table's end is evened out between executors; with one there is nothing to even out.
+    assert cut.partitions_for(chunk_rows, engine_rows=1_000, is_last=True) == 2 * cut.total
+    alone = Slots(total=slots, per_executor=slots)
+    assert alone.partitions_for(slots * partition_rows, engine_rows=1_000, is_last=True) == slots
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 7, 64, 1000])

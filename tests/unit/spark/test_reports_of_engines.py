@@ -1,5 +1,6 @@
 """What the driver makes of the engines' reports: the account of time, the Parquet file, the picture, what is left."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ def test_servers_are_told_what_is_left_for_them_once_the_jobs_size_is_known() ->
         outlook = collector._answer(report("b", at_s=1.0, job=JobStats(rows_received=200)))
     assert outlook is not None
     assert (outlook.job_id, outlook.rows_left, outlook.engines) == ("job", 500, 2)
+
+
+def test_the_roomiest_engine_says_how_many_rows_keep_engines_fed() -> None:
+    collector = Collector(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id="job")
+    with collector:
+        collector._answer(report("loads"))
+        assert collector.engine_rows() is None
+        collector._answer(replace(report("a"), window_rows=300))
+        collector._answer(replace(report("b"), window_rows=200))
+    assert collector.engine_rows() == 300
 
 
 @pytest.mark.parametrize("engines", [0, 1, 6])

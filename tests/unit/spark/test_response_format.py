@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipemax_spark.response_format import compile_schema, load_schema, parse
@@ -94,6 +94,7 @@ JSON_VALUES = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(JSON_VALUES)
 def test_whatever_the_model_says_it_fits_the_type_or_is_refused(value: Any) -> None:
     parser = compile_schema(PERSON)

@@ -157,6 +157,9 @@ class TestSends:
         assert queue.pump() == 0, "the activation takes up the room"
         device.synchronize()
         assert queue.pump() == 1
+        counts = transfers.counts
+        assert (counts.num_chunks, counts.num_held_chunks, counts.num_late_chunks) == (2, 1, 0)
+        assert counts.loaded_bytes == 5 * BLOCK_BYTES
 
     def test_what_is_needed_now_queues_behind_the_send(
         self, transfers: CudaTransfers, device: RecordingDevice

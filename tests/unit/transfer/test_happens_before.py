@@ -1,10 +1,12 @@
 """No two conflicting accesses to KV are unordered, whatever the schedule; and no fence is there for nothing."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipemax.transfer.commands import StepCopies
 from pipemax.transfer.cuda.device import Copy, Fence, Hold, Lane, Pool, Span
 from pipemax.transfer.cuda.queue import ChunkQueue
 from tests.fakes.kv_schedule import Step
@@ -49,27 +51,27 @@ def test_the_schedules_hold_what_is_dangerous(writes_through: bool) -> None:
     assert stage.schedule.num_evicted > 50
     assert stage.schedule.num_loaded > 50
     assert stage.schedule.num_aborted_loading > 5
+    assert stage.schedule.num_loaded_in_parts > 20
+    assert stage.schedule.num_abandoned > 10
     never = {Fence.SAVE_AFTER_COMPUTE} if writes_through else set()  # nothing is left to save
     assert {reason for _, reason in stage.device.waits if isinstance(reason, Fence)} == set(Fence) - never
 
 
 def test_a_scheduler_that_forgets_the_store_fence_is_caught() -> None:
-    def has_race(seed: int) -> bool:
-        stage = RecordedStage(seed)
-        for _ in range(NUM_STEPS):
-            step = stage.schedule.next_step()
-            copies = step.copies
-            unfenced = StepCopies(
-                saves=copies.saves,
-                loads=copies.loads,
-                stores=copies.stores,
-                token_stores=copies.token_stores,
-                store_fence=None,
-            )
-            stage.run_step(Step(unfenced, step.runs))
-        return bool(stage.device.races)
+    assert any(_has_race(seed, store_fence=None) for seed in range(100))
 
-    assert any(has_race(seed) for seed in range(100))
+
+def test_a_scheduler_that_forgets_what_it_abandoned_is_caught() -> None:
+    assert any(_has_race(seed, abandons_loads=False) for seed in range(100))
+
+
+def _has_race(seed: int, **forgotten: Any) -> bool:
+    """Where every step's copies say this instead of what they should."""
+    stage = RecordedStage(seed)
+    for _ in range(NUM_STEPS):
+        step = stage.schedule.next_step()
+        stage.run_step(Step(replace(step.copies, **forgotten), step.runs))
+    return bool(stage.device.races)
 
 
 class _LazyQueue(ChunkQueue):

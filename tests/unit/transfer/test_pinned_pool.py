@@ -13,7 +13,9 @@ from pipemax.transfer.cuda.pinned_pool import (
     PinnedHostPool,
     available_host_bytes,
     blocks_of_a_piece,
+    huge_page_bytes,
     require_memory,
+    require_pools,
 )
 from pipemax.transfer.layout import BlockLayout
 
@@ -78,12 +80,30 @@ def test_start_up_is_reported(caplog: pytest.LogCaptureFixture) -> None:
         pool = PinnedHostPool(LAYOUT, 4096, Registry())
     assert "GiB touched in" in caplog.text
     assert "in 1 pieces" in caplog.text
+    assert "% in huge pages" in caplog.text
     assert pool.start_up.num_bytes == 12 * MIB
     assert pool.start_up.touch_s > 0
 
 
+def test_huge_pages_are_those_of_the_mapping(tmp_path: Path) -> None:
+    smaps = tmp_path / "smaps"
+    smaps.write_text(
+        "00001000-00003000 rw-p 00000000 00:00 0\nRss: 8 kB\nAnonHugePages:       4 kB\n"
+        "00008000-0000a000 rw-p 00000000 00:00 0 [heap]\nAnonHugePages:    2048 kB\n"
+    )
+    assert huge_page_bytes(0x2000, 0x1000, smaps) == 4 * 1024
+    assert huge_page_bytes(0x2000, 0x6001, smaps) == 2052 * 1024
+    assert huge_page_bytes(0x3000, 0x5000, smaps) == 0
+    assert huge_page_bytes(0x2000, 0x1000, tmp_path / "none") == 0
+
+
 def test_memory_that_does_not_suffice_is_an_error_with_the_numbers() -> None:
     require_memory(2 * GIB, 2 * GIB)
+    require_pools(2 * GIB, 8, 16 * GIB)
+    with pytest.raises(
+        EngineStartError, match=r"8 host KV pools of 3\.0 GiB .* the 16\.0 GiB .* to 2\.0 or less"
+    ):
+        require_pools(3 * GIB, 8, 16 * GIB)
     with pytest.raises(EngineStartError, match=r"needs 3\.0 GiB, 2\.0 GiB of host memory are available"):
         require_memory(3 * GIB, 2 * GIB)
     with pytest.raises(EngineStartError, match="lower host_kv_gib"):

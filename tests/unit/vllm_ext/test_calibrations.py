@@ -53,6 +53,8 @@ def test_what_was_measured_is_found_at_the_next_start() -> None:
     )
     other = config(dtype="float32")
     assert cache_path(other, make_vllm_config(other)) != cache_path(own, vllm_config)
+    per_layer = config(kv_offload="per_layer")
+    assert known_calibration(per_layer, make_vllm_config(per_layer)) is None, "its steps have other times"
 
 
 def test_a_named_file_wins_and_one_of_another_engine_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The real scheduler's copies on a recording device: its store fences suffice, whatever it evicts and brings back."""
 
 from random import Random
+from typing import Any
 
 import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -64,7 +65,9 @@ class RecordedWorker(FakeWorker):
         return result
 
 
-def run(seed: int, *, stores_tokens: bool, runner: int = 1, dropped: Fence | None = None) -> FakeCore:
+def run(
+    seed: int, *, stores_tokens: bool, runner: int = 1, dropped: Fence | None = None, **controller: Any
+) -> FakeCore:
     """With the V2 runner also asynchronously: what is the default on GPUs."""
     rng = Random(seed)
     stages = rng.randint(1, 3)
@@ -76,6 +79,7 @@ def run(seed: int, *, stores_tokens: bool, runner: int = 1, dropped: Fence | Non
         stores_tokens=stores_tokens,
         runner=runner,
         asynchronous=runner == 2,
+        **controller,
     )
     core = FakeCore(scheduler, depth=stages if runner == 1 else stages + 1)
     num_slots = None if runner == 1 else scheduler.max_num_running_reqs
@@ -110,3 +114,13 @@ def test_its_store_fences_are_needed() -> None:
         run(seed, stores_tokens=seed % 2 == 0, dropped=Fence.COMPUTE_AFTER_STORE).worker.device.races
         for seed in range(8)
     )
+
+
+@pytest.mark.parametrize("runner", [1, 2])
+@pytest.mark.parametrize("seed", [0, 4])
+def test_prefetches_in_parts_are_needed_later_and_nobody_touches_them_before(seed: int, runner: int) -> None:
+    """A budget of two blocks: many a request comes back over several steps, and some end in the midst of that."""
+    core = run(seed, stores_tokens=True, runner=runner, static_prefetch_fraction=0.1, overdue_iterations=2)
+    assert core.worker.device.races == []
+    assert core.worker.num_later_loads > 50
+    assert core.worker.num_abandoned > 0

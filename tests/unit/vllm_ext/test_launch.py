@@ -93,7 +93,7 @@ def test_a_host_pool_below_one_sequence_is_refused() -> None:
 def test_the_device_decides_on_the_worker(
     num_gpus: int, worker: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    args = _pipemax_args(num_gpus=num_gpus)
+    args = _pipemax_args(config(), num_gpus=num_gpus)
     assert args["worker_cls"] == worker
     module, name = worker.rsplit(".", 1)
     assert hasattr(importlib.import_module(module), name)

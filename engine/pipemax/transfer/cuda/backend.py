@@ -1,13 +1,15 @@
 """The copies of a stage's steps on a GPU: the ordering rule of ``orchestrator``, by events instead of waiting.
 
     step t    begin                                              end
-    compute   | wait for loads < t | the model's kernels ────────── |
-    load      | wait for the compute before, for stores | loads of t, needed at t + 1
+    compute   | wait for the loads that t needs | the model's kernels ────────── |
+    load      | wait for the compute before, for stores | loads of t, needed at t + 1, then those at t + 2
     store     | saves of t |                                        | wait for the compute | stores of t
 
 The caller never waits for the device. Every wait is named (``device.Fence``); a checker shows that each is needed and
 that together they suffice (``tests/unit/transfer/test_happens_before.py``). A store needs none against earlier loads
-that read the host block it overwrites: it comes after its step's computation, which comes after those loads.
+that read the host block it overwrites: it comes after its step's computation, which comes after those loads. Only
+what is loaded for later steps may still run beside it, and that reads blocks which nobody overwrites unless the step
+``abandons_loads``.
 
 The one thing that the host orders itself: ``begin_step`` puts all copies of earlier steps on their lanes first, for
 one cannot wait for what is not submitted.
@@ -18,7 +20,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pipemax.transfer.commands import BlockLoad, BlockStore, LoadTiming, StepCopies, StepWait, TokenStore
+from pipemax.transfer.commands import (
+    BlockLoad,
+    BlockStore,
+    CopyCounts,
+    LoadTiming,
+    StepCopies,
+    StepWait,
+    TokenStore,
+)
 from pipemax.transfer.cuda.chunks import Chunk, copy_chunks
 from pipemax.transfer.cuda.device import CopyDevice, DeviceEvent, Fence, KernelCall, Lane
 from pipemax.transfer.cuda.queue import ChunkQueue, Priority, Ticket
@@ -40,9 +50,20 @@ class _StoreMark(NamedTuple):
     event: DeviceEvent
 
 
-class _Loading(NamedTuple):
-    num_blocks: int
+class _Load(NamedTuple):
+    """In the order of the load lane, which is that of their deadlines."""
+
+    needed_by: int
+    """The first step that may read it."""
     ticket: Ticket
+
+
+class _Loading(NamedTuple):
+    """All loads of one step."""
+
+    num_blocks: int
+    first: Ticket
+    last: Ticket
 
 
 class CudaTransfers:
@@ -68,7 +89,7 @@ class CudaTransfers:
         self._step = -1
         self._computed: DeviceEvent | None = None  # of the step that ended last; none while one runs
         self._is_in_step = False
-        self._loads: Ticket | None = None  # of the step before
+        self._loads: deque[_Load] = deque()  # that no computation has waited for
         self._stores: Ticket | None = None
         self._store_marks: deque[_StoreMark] = deque()  # that no computation has waited for
         self._stores_open_blocks = False  # the step before stored whole what this one goes on filling
@@ -76,16 +97,18 @@ class CudaTransfers:
         self._loading: deque[_Loading] = deque()
         self._stalls: deque[tuple[DeviceEvent, DeviceEvent]] = deque()
 
+    @property
+    def counts(self) -> CopyCounts:
+        return self._queue.counters.to_counts()
+
     def begin_step(self, copies: StepCopies) -> StepWait:
         assert not self._is_in_step, "the step before has not ended"
         self._is_in_step = True
         self._step += 1
         self._put_earlier_copies_on_lanes()
         before = self.device.record(Lane.COMPUTE)
-        if self._loads is not None:
-            self.device.wait(Lane.COMPUTE, _end(self._loads), Fence.COMPUTE_AFTER_LOAD)
-            self._loads = None
-        # Behind the kernels and the loads of all earlier steps.
+        self._wait_for_loads(are_all_needed=copies.abandons_loads)
+        # Behind the kernels of all earlier steps, and what this one needs of their loads.
         begun = self.device.record(Lane.COMPUTE)
         if copies.saves:
             self._save(copies.saves, begun)
@@ -95,8 +118,8 @@ class CudaTransfers:
             self._wait_for_stores(through_step=self._step - 1)
             self._stores_open_blocks = False
         self._stalls.append((before, self.device.record(Lane.COMPUTE)))
-        if copies.loads:
-            self._load(copies.loads, begun)
+        if copies.num_loads:
+            self._load(copies, begun)
         return StepWait(stall_s=self._take_stall_s(), loads=tuple(self._take_load_timings()))
 
     def end_step(self, copies: StepCopies) -> None:
@@ -146,6 +169,14 @@ class CudaTransfers:
             oldest = self._store_marks.popleft()
             self.device.wait(Lane.COMPUTE, oldest.event, Fence.COMPUTE_AFTER_STORE)
 
+    def _wait_for_loads(self, *, are_all_needed: bool) -> None:
+        """A later event on the lane covers the earlier ones."""
+        last: Ticket | None = None
+        while self._loads and (are_all_needed or self._loads[0].needed_by <= self._step):
+            last = self._loads.popleft().ticket
+        if last is not None:
+            self.device.wait(Lane.COMPUTE, _end(last), Fence.COMPUTE_AFTER_LOAD)
+
     def _wait_for_stores(self, *, through_step: int) -> None:
         """A later event on the lane covers the earlier ones."""
         last: DeviceEvent | None = None
@@ -154,16 +185,22 @@ class CudaTransfers:
         if last is not None:
             self.device.wait(Lane.COMPUTE, last, Fence.COMPUTE_AFTER_STORE)
 
-    def _load(self, loads: Sequence[BlockLoad], begun: DeviceEvent) -> None:
+    def _load(self, copies: StepCopies, begun: DeviceEvent) -> None:
         self.device.wait(Lane.LOAD, begun, Fence.LOAD_AFTER_COMPUTE)
         if self._newest_store is not None:
             self.device.wait(Lane.LOAD, self._newest_store, Fence.LOAD_AFTER_STORE)
             self._newest_store = None
-        self._loads = self._queue.put(
-            self._chunks(loads, Lane.LOAD), priority=Priority.PREFETCH, needed_by=self._step + 1
-        )
-        self._loading.append(_Loading(len(loads), self._loads))
+        by_deadline = ((self._step + 1, copies.loads), (self._step + 2, copies.later_loads))
+        tickets = [self._put_loads(loads, needed_by=needed_by) for needed_by, loads in by_deadline if loads]
+        self._loading.append(_Loading(copies.num_loads, tickets[0], tickets[-1]))
         self._wake()
+
+    def _put_loads(self, loads: Sequence[BlockLoad], *, needed_by: int) -> Ticket:
+        ticket = self._queue.put(
+            self._chunks(loads, Lane.LOAD), priority=Priority.PREFETCH, needed_by=needed_by
+        )
+        self._loads.append(_Load(needed_by, ticket))
+        return ticket
 
     def _chunks(self, copies: Sequence[BlockLoad] | Sequence[BlockStore], lane: Lane) -> list[Chunk]:
         return copy_chunks(
@@ -197,10 +234,10 @@ class CudaTransfers:
     def _take_load_timings(self) -> list[LoadTiming]:
         timings: list[LoadTiming] = []
         while self._loading:
-            num_blocks, ticket = self._loading[0]
-            if ticket.begin is None or ticket.end is None or not self.device.is_done(ticket.end):
+            num_blocks, first, last = self._loading[0]
+            if first.begin is None or last.end is None or not self.device.is_done(last.end):
                 break
-            seconds = self.device.elapsed_s(ticket.begin, ticket.end)
+            seconds = self.device.elapsed_s(first.begin, last.end)
             timings.append(LoadTiming(num_blocks=num_blocks, seconds=seconds))
             self._loading.popleft()
         return timings

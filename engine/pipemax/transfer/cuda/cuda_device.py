@@ -50,7 +50,7 @@ class CudaDevice:
         if not gpu_rows.is_cuda:
             raise ValueError(f"the GPU pool is on {gpu_rows.device}, not on a CUDA device")
         self._device = gpu_rows.device
-        self._gpu_rows, self._host_rows = gpu_rows, host_rows  # as long as copies may run
+        self._gpu_rows, self.host_rows = gpu_rows, host_rows  # as long as copies may run
         self._pools = PoolMap(
             addresses={Pool.GPU: gpu_rows.data_ptr(), Pool.HOST: host_rows.data_ptr()},
             num_bytes={Pool.GPU: gpu_rows.numel(), Pool.HOST: host_rows.numel()},

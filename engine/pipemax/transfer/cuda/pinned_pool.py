@@ -12,6 +12,7 @@ import logging
 import math
 import mmap
 import os
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ MAX_PIECE_BYTES = 64 * GIB
 """Drivers refuse to register much more at once."""
 _TOUCH_BYTES = 256 * MIB
 _MAX_TOUCH_THREADS = 16
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +47,16 @@ class PoolStartUp:
     """Registered; 0 where pinning was refused."""
     numa_node: int | None
     """Bound to; None where there is nothing to choose."""
-    asked_for_huge_pages: bool
+    huge_bytes: int
+    """Of it in huge pages."""
 
     def __str__(self) -> str:
         pinned = (
             f"pinned in {self.pin_s:.1f} s in {self.num_pieces} pieces" if self.num_pieces else "not pinned"
         )
         node = "" if self.numa_node is None else f", on NUMA node {self.numa_node}"
-        return f"host pool of {self.num_bytes / GIB:.1f} GiB touched in {self.touch_s:.1f} s, {pinned}{node}"
+        huge = f"{self.huge_bytes / self.num_bytes:.0%} in huge pages"
+        return f"host pool of {self.num_bytes / GIB:.1f} GiB touched in {self.touch_s:.1f} s, {pinned}, {huge}{node}"
 
 
 class PinnedHostPool:
@@ -83,7 +87,7 @@ class PinnedHostPool:
         )
         self.tensor = torch.from_numpy(self.rows)
         node = numa_node if numa_node is not None and self._bind(numa_node) else None
-        huge = self._ask_for_huge_pages()
+        self._ask_for_huge_pages()
         touch_s = _touch(np.frombuffer(self._mapping, dtype=np.uint8))
         self.piece_blocks = blocks_of_a_piece(layout.block_bytes, max_piece_bytes)
         """Blocks registered together: a copy must not cross from one piece to the next."""
@@ -96,7 +100,7 @@ class PinnedHostPool:
             pin_s=time.perf_counter() - begin_s,
             num_pieces=len(self._registered),
             numa_node=node,
-            asked_for_huge_pages=huge,
+            huge_bytes=min(num_bytes, huge_page_bytes(self.rows.ctypes.data, len(self._mapping))),
         )
         log.info("%s", self.start_up)
 
@@ -115,12 +119,13 @@ class PinnedHostPool:
             log.warning("the host pool is not bound to NUMA node %d: libnuma cannot be used here", node)
         return bound
 
-    def _ask_for_huge_pages(self) -> bool:
+    def _ask_for_huge_pages(self) -> None:
         try:
             self._mapping.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel without transparent huge pages
-            return False
-        return True
+        except OSError as error:
+            log.info(
+                "the host pool is in ordinary pages: this kernel has no transparent huge ones (%s)", error
+            )
 
     def _pin(self) -> None:
         address, num_bytes = self.rows.ctypes.data, len(self._mapping)
@@ -147,6 +152,16 @@ def blocks_of_a_piece(block_bytes: int, max_piece_bytes: int) -> int:
     return max(1, max_piece_bytes // (least * block_bytes)) * least
 
 
+def require_pools(pool_bytes: float, num_pools: int, available_bytes: int) -> None:
+    """Of all stages of one machine, before any of them takes its own. ``EngineStartError`` with the numbers."""
+    if pool_bytes * num_pools > available_bytes:
+        most_gib = math.floor(10 * available_bytes / num_pools / GIB) / 10
+        raise EngineStartError(
+            f"{num_pools} host KV pools of {pool_bytes / GIB:.1f} GiB do not fit into the "
+            f"{available_bytes / GIB:.1f} GiB of host memory that are available: set host_kv_gib to {most_gib} or less"
+        )
+
+
 def require_memory(num_bytes: int, available_bytes: int) -> None:
     """``EngineStartError`` with both numbers where they do not fit."""
     if num_bytes > available_bytes:
@@ -154,6 +169,25 @@ def require_memory(num_bytes: int, available_bytes: int) -> None:
             f"the host KV pool needs {num_bytes / GIB:.1f} GiB, {available_bytes / GIB:.1f} GiB of host memory are "
             "available: lower host_kv_gib"
         )
+
+
+def huge_page_bytes(address: int, num_bytes: int, smaps: Path = Path("/proc/self/smaps")) -> int:
+    """How much of ``[address, address + num_bytes)`` the kernel has put into huge pages; 0 where it does not say.
+
+    A mapping that reaches beyond counts whole: neighbours are merged.
+    """
+    try:
+        lines = smaps.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return 0
+    is_within, huge_bytes = False, 0
+    for line in lines:
+        if (bounds := _MAPPING.match(line)) is not None:
+            begin, end = (int(bound, 16) for bound in bounds.groups())
+            is_within = begin < address + num_bytes and address < end
+        elif is_within and line.startswith("AnonHugePages:"):
+            huge_bytes += int(line.split()[1]) * 1024
+    return huge_bytes
 
 
 def available_host_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:

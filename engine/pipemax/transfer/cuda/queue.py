@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from pipemax.domain.units import GIB, MIB
+from pipemax.transfer.commands import CopyCounts
 from pipemax.transfer.cuda.chunks import Chunk, CopyRuns
 from pipemax.transfer.cuda.device import CopyDevice, DeviceEvent, Hold, Lane
 
@@ -67,6 +68,8 @@ class CopyCounters:
     num_chunks: int = 0
     num_flushed: int = 0
     """Chunks that a flush submitted: the copies of that step took longer than the step."""
+    num_held: int = 0
+    """Chunks that a send held back."""
     peak_in_flight_bytes: int = 0
     """In one direction, flushes included."""
 
@@ -75,8 +78,19 @@ class CopyCounters:
         loaded, stored = (self.bytes_by_lane[lane] / GIB for lane in (Lane.LOAD, Lane.STORE))
         return (
             f"{loaded:.2f} GiB loaded, {stored:.2f} GiB stored in {self.num_chunks} chunks, {self.num_flushed} of them "
-            f"at a step's beginning; at most {self.peak_in_flight_bytes / MIB:.1f} MiB in flight; waited in the queue: "
-            f"{waited or 'none'}"
+            f"at a step's beginning, {self.num_held} held back by sends; at most "
+            f"{self.peak_in_flight_bytes / MIB:.1f} MiB in flight; waited in the queue: {waited or 'none'}"
+        )
+
+    def to_counts(self) -> CopyCounts:
+        return CopyCounts(
+            loaded_bytes=self.bytes_by_lane[Lane.LOAD],
+            stored_bytes=self.bytes_by_lane[Lane.STORE],
+            load_queue_s=self.queue_s[Priority.PREFETCH],
+            store_queue_s=self.queue_s[Priority.OFFLOAD],
+            num_chunks=self.num_chunks,
+            num_late_chunks=self.num_flushed,
+            num_held_chunks=self.num_held,
         )
 
 
@@ -89,6 +103,7 @@ class _Entry:
     ticket: Ticket = field(compare=False)
     after: DeviceEvent | None = field(compare=False)
     put_s: float = field(compare=False)
+    is_held: bool = field(default=False, compare=False)
 
 
 class ChunkQueue:
@@ -146,6 +161,8 @@ class ChunkQueue:
     def pump(self) -> int:
         """Submit what may be submitted now; the number of chunks."""
         with self._lock:
+            if self._is_sending():
+                self._count_held()
             return sum(self._pump_lane(lane) for lane in self._waiting)
 
     def flush(self) -> None:
@@ -205,6 +222,12 @@ class ChunkQueue:
         self._in_flight[lane].append((end, chunk.num_bytes))
         self._in_flight_bytes[lane] += chunk.num_bytes
         self._count(entry)
+
+    def _count_held(self) -> None:
+        for entry in itertools.chain.from_iterable(self._waiting.values()):
+            if entry.priority is not Priority.ACTIVATION and not entry.is_held:
+                entry.is_held = True
+                self.counters.num_held += 1
 
     def _count(self, entry: _Entry) -> None:
         counters, lane = self.counters, entry.chunk.lane

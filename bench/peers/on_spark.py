@@ -1,0 +1,99 @@
+"""Systems on Spark: a Parquet table in, a Parquet table out, one Spark session and its engines for all runs.
+
+As many partitions as task slots, for all of them: none ends its part of the rows, and drains the engine, oftener.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from bench.peers.load import BATCH_ROWS, LOGS, WARM_UP_ROWS, Load
+from bench.peers.recorder import Recorder, tokens_by_id
+
+
+def pipemax_spark(load: Load, recorder: Recorder) -> None:
+    """``annotate()``: two slots that feed one engine server."""
+    from pipemax_spark.annotate import annotate
+
+    def transform(frame: Any) -> Any:
+        annotated = annotate(
+            frame.selectExpr("id", "prompt", "struct(max_tokens) AS overrides"),
+            prompt_column="prompt",
+            overrides_column="overrides",
+            engine=load.pipemax_engine(),
+            log_dir=str(LOGS),
+        )
+        return annotated.selectExpr("id", "annotation.text", "annotation.completion_tokens AS tokens")
+
+    _measure(load, recorder, slots=2, transform=transform)
+
+
+def plain_udf_one_engine(load: Load, recorder: Recorder) -> None:
+    """One Python worker with one engine on all cores."""
+    _measure(load, recorder, slots=1, transform=_plain_udf(load, pins_cores=False))
+
+
+def plain_udf_pinned_engines(load: Load, recorder: Recorder) -> None:
+    """A Python worker with an engine per core."""
+    cores = len(load.cores)
+    _measure(load, recorder, slots=cores, transform=_plain_udf(load, pins_cores=True))
+
+
+def distribatch(load: Load, recorder: Recorder) -> None:
+    """Its Spark backend, one Python worker with one engine on all cores."""
+    from bench.peers.distribatch_job import make_job
+
+    job = make_job(load)
+
+    def transform(frame: Any) -> Any:
+        answered = job.run(frame, backend="spark", output_col="answer", batch_size=BATCH_ROWS)
+        return answered.selectExpr("id", "answer AS text", "answer_meta.completion_tokens AS tokens")
+
+    _measure(load, recorder, slots=1, transform=transform)
+
+
+def _plain_udf(load: Load, *, pins_cores: bool) -> Callable[[Any], Any]:
+    from bench.peers.plain_udf import generate_with
+
+    generate = generate_with(load, pins_cores=pins_cores)
+    return lambda frame: frame.mapInArrow(generate, "id long, text string, tokens long")
+
+
+def _measure(load: Load, recorder: Recorder, *, slots: int, transform: Callable[[Any], Any]) -> None:
+    output = str(Path(load.directory) / "spark-out")
+    begin_s = time.perf_counter()
+    with _spark(load, slots) as spark:
+        frame = spark.read.parquet(load.table).repartition(slots)
+        transform(frame.limit(WARM_UP_ROWS).repartition(slots)).write.mode("overwrite").parquet(output)
+        recorder.started(time.perf_counter() - begin_s)
+        for _ in range(load.repeats):
+            begin_s = time.perf_counter()
+            transform(frame).write.mode("overwrite").parquet(output)
+            run_s = time.perf_counter() - begin_s
+            recorder.ran(run_s, tokens_by_id(pq.read_table(output)))
+
+
+@contextmanager
+def _spark(load: Load, slots: int) -> Iterator[Any]:
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    settings = {
+        "spark.ui.enabled": "false",
+        # Whole batches of the plain UDF and of distribatch, so that none of them drains the engine early.
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(16 * BATCH_ROWS),
+        # As outside Spark, which would give its Python workers one OpenMP thread each.
+        "spark.executorEnv.OMP_NUM_THREADS": str(len(load.cores)),
+    }
+    spark = SparkSession.builder.master(f"local[{slots}]").config(map=settings).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        yield spark
+    finally:
+        spark.stop()

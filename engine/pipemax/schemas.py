@@ -1,0 +1,54 @@
+"""Whether a JSON schema can be enforced while generating, and met at all; asked before any engine starts.
+
+Two compilers of grammars judge it, both of which vLLM brings: xgrammar, which it uses as a rule, and llguidance, its
+substitute, which alone finds contradictions across a schema and names the keywords that it does not know. Those
+that xgrammar does not know it passes over in silence. Nobody here knows how many tokens the shortest output takes.
+"""
+
+import json
+import re
+
+_XGRAMMAR_ALONE_KNOWS = {"propertyNames", "unevaluatedItems", "unevaluatedProperties"}
+_PLACE_IN_XGRAMMAR = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
+
+
+def check_response_format(text: str) -> None:
+    """``ValueError`` where the text is no JSON schema, or one that the engine cannot enforce or no output meet."""
+    import jsonschema  # these three where there is a schema; a bare engine may run without them
+    import llguidance
+    import xgrammar
+
+    try:
+        schema = json.loads(text)
+        jsonschema.validators.validator_for(schema).check_schema(schema)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"response_format is not JSON: {error}") from error
+    except jsonschema.SchemaError as error:
+        where = "/".join(str(part) for part in error.absolute_path) or "its root"
+        raise ValueError(f"response_format is no valid JSON schema: at {where}: {error.message}") from error
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(text)
+    _check_verdict(llguidance.LLMatcher.validate_grammar(grammar))
+    try:
+        xgrammar.Grammar.from_json_schema(text)
+    except (RuntimeError, ValueError) as error:
+        reason = _PLACE_IN_XGRAMMAR.sub("", str(error).strip())
+        raise ValueError(f"response_format cannot be enforced while generating: {reason}") from error
+
+
+def _check_verdict(verdict: str) -> None:
+    """Of llguidance; empty where it finds nothing wrong. What else it dislikes, xgrammar may do."""
+    kind, _, reason = verdict.partition(": ")
+    match kind:
+        case "Unsatisfiable schema":
+            raise ValueError(f"response_format can be met by no output: {reason}; mend the schema")
+        case "Unimplemented keys":
+            keywords = sorted(set(json.loads(reason)) - _XGRAMMAR_ALONE_KNOWS)
+            if keywords:
+                raise ValueError(
+                    f"response_format has keywords that cannot be enforced while generating: {', '.join(keywords)}; "
+                    "leave them out and check the parsed column for them"
+                )
+        case "Unknown format":
+            raise ValueError(
+                f"response_format has the format {reason!r}, which cannot be enforced while generating; leave it out"
+            )

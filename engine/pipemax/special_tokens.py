@@ -1,0 +1,65 @@
+"""What looks like a special token in a row's text stays text: a row must not end its turn or speak for the system.
+
+A tokenizer reads ``<|im_end|>`` as one control token wherever it stands, in the chat template's own words as in those
+of a row. So where a row holds such a word, the template is given a mark in its place; the rendered text is cut at the
+marks, and each word is tokenized by itself with special tokens turned off. Other rows are tokenized in one piece.
+
+Works with any tokenizer of ``transformers``' interface. It does not know what the tokens mean to a model, and leaves
+alone those that the tokenizer itself does not call special (``<think>``, ``<tool_call>``).
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marked:
+    """Texts with a mark in the place of each special token."""
+
+    texts: tuple[str, ...]
+    mark: str | None
+    """What a mark begins with; the number of its word and ``;`` follow. None where there are none."""
+
+
+class SpecialTokens:
+    """A tokenizer's special tokens, as words that a text may hold."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self._ids = {token_id for token_id, token in added.items() if token.special}
+        # The longest first: of two that begin alike, a tokenizer takes the longer one, too.
+        self._words = sorted((added[token_id].content for token_id in self._ids), key=len, reverse=True)
+        self._numbers = {word: number for number, word in enumerate(self._words)}
+        self._pattern = re.compile("|".join(map(re.escape, self._words)) or "(?!)")
+
+    def mark(self, texts: Sequence[str]) -> Marked:
+        if not any(map(self._pattern.search, texts)):
+            return Marked(texts=tuple(texts), mark=None)
+        # No text holds its own digest: whatever a row says, it cannot say a mark.
+        digest = hashlib.sha256("\0".join(texts).encode(errors="surrogatepass")).hexdigest()
+        marked = (self._pattern.sub(lambda m: f"{digest}-{self._numbers[m[0]]};", text) for text in texts)
+        return Marked(texts=tuple(marked), mark=f"{digest}-")
+
+    def tokenize(self, rendered: str, mark: str, encode: Callable[..., list[int]]) -> list[int]:
+        """Token ids of a text with marks. ``encode`` is the tokenizer's own; ``ValueError`` where it cannot read a
+        word as text.
+        """
+        token_ids: list[int] = []
+        # Cut in this way, every other piece is the number of a word.
+        for place, piece in enumerate(re.split(rf"{mark}(\d+);", rendered)):
+            if place % 2:
+                token_ids += self._as_text(self._words[int(piece)], encode)
+            else:
+                token_ids += encode(piece, add_special_tokens=False)
+        return token_ids
+
+    def _as_text(self, word: str, encode: Callable[..., list[int]]) -> list[int]:
+        token_ids = encode(word, add_special_tokens=False, split_special_tokens=True)
+        if not self._ids.isdisjoint(token_ids):
+            raise ValueError(
+                f"it holds {word!r}, which the model's tokenizer can read as a special token only"
+            )
+        return token_ids

@@ -1,0 +1,104 @@
+"""A load goes to the device by the step that needs it, and holds up no step that does not."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipemax.domain.units import GpuBlockId, HostBlockId
+from pipemax.transfer.commands import BlockLoad, StepCopies
+from pipemax.transfer.cuda.backend import CudaTransfers
+from pipemax.transfer.cuda.device import Lane
+from pipemax.transfer.cuda.queue import ChunkQueue, CopyLimits
+from tests.fakes.recording_device import FakeKernel, RecordingDevice
+
+BLOCK_BYTES = 8
+STEPS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=8)
+"""Of each step: blocks that the next step needs, and blocks that the next but one does."""
+
+
+class Steps:
+    """Block numbers never repeat; a step's kernel is one piece of work on the compute lane."""
+
+    def __init__(self, chunk_blocks: int) -> None:
+        self.device = RecordingDevice(gpu_blocks=128, host_blocks=128, block_bytes=BLOCK_BYTES)
+        limits = CopyLimits(chunk_bytes=chunk_blocks * BLOCK_BYTES, in_flight_bytes=2 * BLOCK_BYTES)
+        self.queue = ChunkQueue(self.device, limits)
+        self._transfers = CudaTransfers(self.device, self.queue, block_bytes=BLOCK_BYTES)
+        self._next_block = 0
+        self.step = -1
+        self.needed_by: dict[int, int] = {}
+
+    def run(
+        self, num_loads: int, num_later: int, *, abandons_loads: bool = False, num_pumps: int = 0
+    ) -> None:
+        """One step, until its kernel has run; copies go on only where that waits for them."""
+        self.step += 1
+        copies = StepCopies(
+            loads=self._loads(num_loads, 1),
+            later_loads=self._loads(num_later, 2),
+            abandons_loads=abandons_loads,
+        )
+        self._transfers.begin_step(copies)
+        self.device.launch(Lane.COMPUTE, FakeKernel([], [], lambda: None))
+        computed = self.device.record(Lane.COMPUTE)
+        for _ in range(num_pumps):
+            self.queue.pump()
+        self._transfers.end_step(StepCopies())
+        while not self.device.is_done(computed):
+            if not self.device.advance(Lane.COMPUTE):
+                assert self.device.advance(Lane.LOAD), "the step waits for what nobody does"
+
+    def _loads(self, count: int, steps_ahead: int) -> tuple[BlockLoad, ...]:
+        blocks = range(self._next_block, self._next_block + count)
+        self._next_block += count
+        self.needed_by.update(dict.fromkeys(blocks, self.step + steps_ahead))
+        return tuple(BlockLoad(HostBlockId(block), GpuBlockId(block)) for block in blocks)
+
+    def done(self) -> set[int]:
+        """Blocks that are on the GPU."""
+        return {
+            byte // BLOCK_BYTES
+            for batch in self.device.copies
+            if self.device.has_done(batch)
+            for _, (_, first_byte, num_bytes) in batch.copies
+            for byte in range(first_byte, first_byte + num_bytes, BLOCK_BYTES)
+        }
+
+    def order(self) -> list[int]:
+        """The deadlines of the blocks in the order in which they were submitted."""
+        return [
+            self.needed_by[copy.source.first_byte // BLOCK_BYTES]
+            for batch in self.device.copies
+            for copy in batch.copies
+        ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=STEPS, chunk_blocks=st.integers(1, 4), num_pumps=st.integers(0, 3))
+def test_what_is_needed_sooner_is_submitted_first(
+    steps: list[tuple[int, int]], chunk_blocks: int, num_pumps: int
+) -> None:
+    run = Steps(chunk_blocks)
+    for num_loads, num_later in [*steps, (0, 0), (0, 0)]:
+        run.run(num_loads, num_later, num_pumps=num_pumps)
+    assert run.order() == sorted(run.order())
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=STEPS, num_pumps=st.integers(0, 3))
+def test_a_step_computes_once_its_own_loads_are_there_and_no_later(
+    steps: list[tuple[int, int]], num_pumps: int
+) -> None:
+    """The device loads a block only when computation can go on no other way."""
+    run = Steps(chunk_blocks=1)
+    for num_loads, num_later in [*steps, (0, 0)]:
+        run.run(num_loads, num_later, num_pumps=num_pumps)
+        needed = {block for block, step in run.needed_by.items() if step <= run.step}
+        assert run.done() == needed
+
+
+@given(num_loads=st.integers(0, 4), num_later=st.integers(1, 4))
+def test_a_step_that_abandons_loads_waits_for_all_of_them(num_loads: int, num_later: int) -> None:
+    run = Steps(chunk_blocks=1)
+    run.run(num_loads, num_later)
+    run.run(0, 0, abandons_loads=True)
+    assert run.done() == run.needed_by.keys()
