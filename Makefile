@@ -8,7 +8,7 @@ UV_VERSION := 0.13.8
 LOCK := requirements/cpu.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup annotate compare test test-long test-versions parity-full peers lint lock clean
+.PHONY: help setup annotate compare test test-long faults test-versions parity-full peers lint lock clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,9 @@ peers: $(VENV)/ready  ## Ray Data LLM and distribatch in .venv-peers, for python
 
 parity-full: $(VENV)/ready  ## Every kind of engine with every load and n, and random ones, against stock vLLM
 	@$(BIN)/python -m pytest -m "parity_full or not parity_full" tests/parity tests/unit/vllm_ext tests/unit/transfer
+
+faults: $(VENV)/ready  ## Strike the processes of a running job at 20 random points; SEED=N repeats a run's
+	@$(BIN)/python -m tests.spark.faults.random_kills --report docs/results/faults.md $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/ready
 	@$(BIN)/ruff check .

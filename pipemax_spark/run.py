@@ -47,7 +47,7 @@ class Run:
         params: Mapping[str, Any],
         manifest: Mapping[str, Any],
     ) -> None:
-        """``params`` are for MLflow, ``manifest`` is what each manifest of chunks begins with."""
+        """``params`` are for MLflow, ``manifest`` is what the next run must know of this one, should it die."""
         self._spark = spark
         self._options = options
         self._terminal = terminal
@@ -138,7 +138,7 @@ class Run:
             overrides_column=self._options.overrides_column,
             plan=replace(self._plan, options=reporting),
             slots=self._slots,
-            note_chunk=lambda: self._work.write_manifest(self._manifest, chunks.chunks),
+            note_chunk=self._work.note_chunk,
             spool=self._spools,
             transactions=transactions,
         )
@@ -169,6 +169,7 @@ class Run:
         )
         self.tracker.start(self._plan.run_id, self._params)
         self._spools = self._make_spools()
+        self._work.write_manifest(self._manifest)
         self._started_s = time.monotonic()
         engine_log = self._stack.enter_context(EngineLog(self.directory / "engine_metrics.parquet"))
         self._collector = self._stack.enter_context(

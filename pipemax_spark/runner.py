@@ -91,12 +91,12 @@ class ChunkRunner:
         overrides_column: str | None,
         plan: TaskPlan,
         slots: Slots,
-        note_chunk: Callable[[], None],
+        note_chunk: Callable[[Chunk], None],
         spool: ChunkSpools | None,
         transactions: Transactions,
     ) -> None:
-        """``note_chunk`` is called before each chunk starts, when ``chunks`` holds it already. Without a ``spool``,
-        completions that are not committed are lost with their task."""
+        """``note_chunk`` is called before each chunk starts. Without a ``spool``, completions that are not committed
+        are lost with their task."""
         self._spark = spark
         self._table = table
         self._rows = rows
@@ -211,14 +211,13 @@ class ChunkRunner:
             if rows_per_s is None and self._committed_rows:
                 # No collector hears the servers: the commits say how fast it goes.
                 rows_per_s = self._committed_rows / (time.monotonic() - self._started_s)
-            # Under the lock: a manifest of fewer chunks must not overwrite one of more.
             engine_rows = self._engine_rows()
             fed_rows = self._slots.fed_partition_rows(engine_rows) or 0
             chunk = self._chunks.next(rows_per_s, at_least=self._slots.total * fed_rows)
-            if chunk is not None:
-                log.info("%s, at %s rows/s so far, engines take %s rows", chunk, rows_per_s, engine_rows)
-                self._note_chunk()
-            return chunk
+        if chunk is not None:
+            log.info("%s, at %s rows/s so far, engines take %s rows", chunk, rows_per_s, engine_rows)
+            self._note_chunk(chunk)
+        return chunk
 
     def _run_chunk(self, chunk: Chunk, transaction: Transaction) -> None:
         is_last = chunk.end_slice == self._rows.slices

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -118,8 +118,8 @@ class WorkDirectory:
         self._stopped.set()
         self._thread.join()
         if kind is not None and self._files.list(self.spool_path):
-            self._files.write_text(f"{self.path}/{_ENDED}", "")
             self._files.delete(self._rows_path)
+            self._write_if_possible(_ENDED, "")
             return
         self._files.delete(self.path)
         self._files.delete_if_empty(self._root)
@@ -137,10 +137,14 @@ class WorkDirectory:
             self._files.delete(f"{self._root}/{spool.run_id}")
         self.left_spools.clear()
 
-    def write_manifest(self, facts: Mapping[str, Any], chunks: Sequence[Chunk]) -> None:
-        """Before a chunk starts: what its rows are stands here from then on."""
-        manifest = {"run_id": self._run_id, **facts, "chunks": [asdict(chunk) for chunk in chunks]}
+    def write_manifest(self, facts: Mapping[str, Any]) -> None:
+        """Once, before the first chunk: by it the next run knows what it finds in the spool."""
+        manifest = {"run_id": self._run_id, **facts}
         self._files.write_text(f"{self.path}/manifest.json", json.dumps(manifest, indent=1))
+
+    def note_chunk(self, chunk: Chunk) -> None:
+        """Before it starts: what its rows are stands here from then on, for people."""
+        self._write_if_possible(f"chunks/{chunk.number}.json", json.dumps(asdict(chunk)))
 
     def _take_over(self, path: str, run_id: str) -> None:
         if self._is_alive(path, run_id):
@@ -195,12 +199,14 @@ class WorkDirectory:
 
     def _beat(self) -> None:
         while not self._stopped.wait(_HEARTBEAT_S):
-            try:
-                self._files.write_text(f"{self.path}/heartbeat", str(time.time()))
-            except (
-                Exception
-            ):  # storage that is away for a moment must not end the job: the table is what counts
-                log.warning("the heartbeat could not be written", exc_info=True)
+            self._write_if_possible("heartbeat", str(time.time()))
+
+    def _write_if_possible(self, name: str, text: str) -> None:
+        try:
+            self._files.write_text(f"{self.path}/{name}", text)
+        # Storage that is full, or away for a moment, must not end the job: the table is what counts.
+        except Exception:
+            log.warning("%s/%s could not be written", self.path, name, exc_info=True)
 
 
 def _this_process() -> dict[str, Any]:

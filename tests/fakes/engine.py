@@ -52,6 +52,9 @@ class FakeOptions:
     """Shortest time of a row; the longest is twice that, by its prompt."""
     tokens_per_s: float | None = None
     """Throughput of the whole engine, all rows together; none is as fast as can be."""
+    held_by: str | None = None
+    """A file: while it exists, rows end one by one, ``held_row_s`` after one another."""
+    held_row_s: float = 0.05
     window_s: float = 0.01
     """Rows that end within one such window come in an order of their own."""
     admission_credit_tokens: int = 0
@@ -102,6 +105,7 @@ class FakeEngine:
         self._queue: list[tuple[int, int, str, Completion]] = []  # a heap: (window, shuffle, id, completion)
         self._in_flight: set[str] = set()
         self._busy_until_s = time.monotonic()
+        self._last_end_s = time.monotonic()
         self._death: str | None = None
         self._hangs = False
         self._wants_memory = False
@@ -142,7 +146,7 @@ class FakeEngine:
                 wait_s = deadline_s - now_s
                 if self._queue:
                     wait_s = min(wait_s, (self._queue[0][0] + 1) * self._options.window_s - now_s)
-                self._changed.wait(max(0.001, wait_s))
+                self._changed.wait(max(0.001 if self._options.held_by is None else 0.01, wait_s))
 
     def abort(self, request_ids: Sequence[str]) -> None:
         with self._changed:
@@ -200,11 +204,17 @@ class FakeEngine:
 
     def _pop_ended(self, window: int) -> list[Completion]:
         done = []
-        while self._queue and self._queue[0][0] < window:
+        while self._queue and self._queue[0][0] < window and not self._is_held():
             _, _, request_id, completion = heapq.heappop(self._queue)
             self._in_flight.remove(request_id)
             done.append(completion)
+            self._last_end_s = time.monotonic()
         return done
+
+    def _is_held(self) -> bool:
+        path = self._options.held_by
+        is_soon = time.monotonic() < self._last_end_s + self._options.held_row_s
+        return path is not None and is_soon and Path(path).exists()
 
     def _entry(self, completion: Completion, slow_s: float) -> tuple[int, int, str, Completion]:
         shuffle = int.from_bytes(hashlib.blake2b(completion.request_id.encode(), digest_size=4).digest())

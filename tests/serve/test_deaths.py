@@ -108,7 +108,9 @@ def test_an_engine_that_hangs_is_killed_and_its_rows_run_again(
     started_s = time.monotonic()
     rows = run_prompts(["one", f"[[hang-once {tmp_path}/hung]] two", "three"], opts)
     assert rows[2]["text"] == expected_text("three")
-    assert time.monotonic() - started_s < 25.0  # not the 30 s after which a server counts as silent by default
+    assert (
+        time.monotonic() - started_s < 25.0
+    )  # not the 30 s after which a server counts as silent by default
     log = files_of(opts).log.read_text()
     assert "in poll" in log[log.index("Thread 0x") :], "the log says what the engine's thread hung in"
 

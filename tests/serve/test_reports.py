@@ -59,3 +59,16 @@ def test_an_unreachable_collector_costs_one_warning(fake_engine_python: EnginePy
     log = files_of(opts).log
     wait_until(lambda: "cannot be reached" in log.read_text(), 2.0)
     assert log.read_text().count("cannot be reached") == 1
+
+
+def test_a_collector_that_goes_away_costs_one_warning(fake_engine_python: EnginePython) -> None:
+    engine_python = fake_engine_python("--stats-push-s=0.1")
+    with FakeCollector() as collector:
+        opts = options(engine_python, collector=collector.address("t"))
+        run_prompts(["a"], opts)
+        assert collector.reports
+    rows = run_prompts(["[[slow 0.5]] b", "c"], opts)
+    assert [row["error_code"] for row in rows] == [None, None]
+    log = files_of(opts).log
+    wait_until(lambda: "cannot be reached" in log.read_text(), 2.0)
+    assert log.read_text().count("cannot be reached") == 1

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pipemax.wire import ProcessIdentity
+from pipemax_spark.chunks import Chunk
 from pipemax_spark.errors import JobError
 from pipemax_spark.hadoop import HadoopFiles
 from pipemax_spark.workdir import WorkDirectory
@@ -58,3 +59,25 @@ def test_a_run_of_another_machine_is_dead_when_its_heart_stands_still(spark: Any
     with work_directory(spark, tmp_path / "work", "second", said):
         assert not left.exists()
     assert "process 1 on other" in said[0]
+
+
+def test_storage_that_fails_after_the_start_ends_no_run_and_hides_no_error(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = tmp_path / "work" / "run"
+
+    def fail_late() -> None:
+        with work_directory(spark, tmp_path / "work", "run", []) as work:
+            work.write_manifest({"spec_hash": "hash"})
+            (left / "spool" / "chunk-0").mkdir(parents=True)
+            (left / "chunks").write_text("a file where a directory should be")
+            (left / "ended").mkdir()
+            work.note_chunk(Chunk(number=0, first_slice=0, end_slice=1, rows=10))
+            raise JobError("the run's own")
+
+    with pytest.raises(JobError, match="the run's own"):
+        fail_late()
+    assert caplog.text.count("could not be written") == 2
+    assert json.loads((left / "manifest.json").read_text())["spec_hash"] == "hash", (
+        "its spool can be recovered"
+    )
