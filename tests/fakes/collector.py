@@ -1,6 +1,7 @@
 """A collector that keeps what servers report, with the token that came along."""
 
 import threading
+import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +29,8 @@ class FakeCollector(flight.FlightServerBase):
         self._lock = threading.Lock()
         self._reports: list[ServerStats] = []
         self._authorizations: set[str] = set()
+        self.stalls_s: list[float] = []
+        """How long the next calls take, one each; what they brought is lost."""
 
     def address(self, token: str) -> CollectorAddress:
         return CollectorAddress(host="127.0.0.1", port=self.port, token=token)
@@ -44,6 +47,11 @@ class FakeCollector(flight.FlightServerBase):
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[flight.Result]:
         assert action.type == COLLECTOR_ACTION_STATS
+        with self._lock:
+            stall_s = self.stalls_s.pop(0) if self.stalls_s else 0.0
+        if stall_s:
+            time.sleep(stall_s)
+            return iter(())
         with self._lock:
             self._reports.append(ServerStats.from_bytes(action.body.to_pybytes()))
             self._authorizations.add(context.get_middleware("auth").value)

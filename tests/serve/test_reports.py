@@ -61,6 +61,18 @@ def test_an_unreachable_collector_costs_one_warning(fake_engine_python: EnginePy
     assert log.read_text().count("cannot be reached") == 1
 
 
+def test_a_collector_that_was_too_busy_for_a_report_gets_the_totals_all_the_same(
+    fake_engine_python: EnginePython,
+) -> None:
+    engine_python = fake_engine_python("--stats-push-s=0.1", "--stats-timeout-s=0.3")
+    with FakeCollector() as collector:
+        opts = options(engine_python, collector=collector.address("t"), job_id="a")
+        collector.stalls_s = [0.6]
+        run_prompts(["[[slow 0.5]] b", "c"], opts)
+        assert collector.stalls_s == []
+        assert collector.reports[-1].jobs["a"].rows_done == 2
+
+
 def test_a_collector_that_goes_away_costs_one_warning(fake_engine_python: EnginePython) -> None:
     engine_python = fake_engine_python("--stats-push-s=0.1")
     with FakeCollector() as collector:

@@ -1,6 +1,7 @@
 """Reports to the driver's collectors: every second, and once more when a job's last session ends.
 
-A collector that cannot be reached costs one warning and no time: the job never waits for it twice.
+A collector that cannot be reached costs one warning and little time: the longer it fails, the more rarely it is tried.
+A driver may also have been busy for a few seconds, so the last report of a session is tried all the same.
 """
 
 import logging
@@ -15,9 +16,11 @@ from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobOutlook, S
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_S = 2.0
-_RETRY_S = 30.0
-"""After a failure, the collector is left alone for this long."""
+_FIRST_RETRY_S = 1.0
+_LONGEST_RETRY_S = 30.0
+"""After each failure in a row, the collector is left alone for twice as long, up to this."""
+_GIVEN_UP = 4
+"""After so many failures in a row, a session's last report waits for the next try like any other."""
 
 
 class Reporter:
@@ -28,9 +31,12 @@ class Reporter:
         collectors: Callable[[], set[CollectorAddress]],
         stats_for: Callable[[CollectorAddress], ServerStats],
         hear: Callable[[JobOutlook], None],
+        *,
         period_s: float,
+        timeout_s: float,
     ) -> None:
         """``hear`` is told what the collectors answer."""
+        self._timeout_s = timeout_s
         self._hear = hear
         self._collectors = collectors
         self._stats_for = stats_for
@@ -46,11 +52,12 @@ class Reporter:
     def stop(self) -> None:
         self._stopped.set()
 
-    def report_now(self, collector: CollectorAddress) -> None:
-        """Send the present totals and wait until the collector has them, or is known to be unreachable."""
+    def report_now(self, collector: CollectorAddress, *, is_last: bool = False) -> None:
+        """Send the present totals and wait until the collector has them, or cannot be reached. ``is_last``: nothing
+        may follow, so a collector that failed lately is tried all the same."""
         with self._lock:
-            link = self._links.setdefault(collector, _Link(collector))
-        outlook = link.send(self._stats_for)
+            link = self._links.setdefault(collector, _Link(collector, self._timeout_s))
+        outlook = link.send(self._stats_for, is_last=is_last)
         if outlook is not None:
             self._hear(outlook)
 
@@ -68,23 +75,33 @@ class Reporter:
 class _Link:
     """The way to one collector."""
 
-    def __init__(self, collector: CollectorAddress) -> None:
+    def __init__(self, collector: CollectorAddress, timeout_s: float) -> None:
         self._collector = collector
+        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._client: flight.FlightClient | None = None
         self._warned = False
+        self._failures = 0
+        """In a row."""
         self._not_before_s = float("-inf")
 
-    def send(self, stats_for: Callable[[CollectorAddress], ServerStats]) -> JobOutlook | None:
+    def send(
+        self, stats_for: Callable[[CollectorAddress], ServerStats], *, is_last: bool
+    ) -> JobOutlook | None:
         """What the collector answers, if it was reached and says anything."""
         # The snapshot is taken under the lock: an older one must never arrive after a newer one.
         with self._lock:
-            if time.monotonic() < self._not_before_s:
+            insists = is_last and self._failures < _GIVEN_UP
+            if time.monotonic() < self._not_before_s and not insists:
                 return None
             try:
-                return self._push(stats_for(self._collector))
+                answer = self._push(stats_for(self._collector))
+                self._failures = 0
+                return answer
             except (flight.FlightError, pa.ArrowException, OSError) as error:
-                self._not_before_s = time.monotonic() + _RETRY_S
+                wait_s = min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2**self._failures)
+                self._failures += 1
+                self._not_before_s = time.monotonic() + wait_s
                 if not self._warned:
                     self._warned = True
                     log.warning(
@@ -109,7 +126,7 @@ class _Link:
                 generic_options=[("grpc.enable_http_proxy", 0)],
             )
         options = flight.FlightCallOptions(
-            timeout=_TIMEOUT_S, headers=[(b"authorization", f"Bearer {self._collector.token}".encode())]
+            timeout=self._timeout_s, headers=[(b"authorization", f"Bearer {self._collector.token}".encode())]
         )
         answers = list(
             self._client.do_action(flight.Action(COLLECTOR_ACTION_STATS, stats.to_bytes()), options)

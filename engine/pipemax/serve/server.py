@@ -82,7 +82,11 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         )
         self._host = EngineHost(engine_factory, callbacks, timings, gpus)
         self._reporter = Reporter(
-            self._stats.collectors, self._stats_for, self._inputs.hear, timings.stats_push_s
+            self._stats.collectors,
+            self._stats_for,
+            self._inputs.hear,
+            period_s=timings.stats_push_s,
+            timeout_s=timings.stats_timeout_s,
         )
         # Last: calls may arrive as soon as the base class is made.
         super().__init__(f"grpc+unix://{socket_path}")
@@ -183,7 +187,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             # Before this call returns, which is when the client sees the end: the totals must be exact by then.
             collector = self._stats.close_session(header.job_id)
             if collector is not None:
-                self._reporter.report_now(collector)
+                self._reporter.report_now(collector, is_last=True)
             self._lifecycle.close_session()
             log.info("session %d %s", terms.number, outcome)
 

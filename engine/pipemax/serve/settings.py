@@ -21,6 +21,8 @@ class Timings:
     """``Engine.poll`` has not come back for this long: the server stops vouching for the engine by heartbeats."""
     stats_push_s: float = 1.0
     """Period of the reports to the collectors."""
+    stats_timeout_s: float = 5.0
+    """Of one report: a driver that plans a chunk on busy cores takes seconds to answer."""
     close_timeout_s: float = 30.0
     """How long an engine may take to close before its processes are killed."""
 
