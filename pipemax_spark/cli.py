@@ -303,6 +303,10 @@ def failure_text(error: BaseException) -> str:
     for name in ("EngineSessionError", "RowFailedError"):
         if found := re.findall(rf"^(?:\S+\.)?{name}: (.+)$", text, re.MULTILINE):
             return str(found[-1])
+    if of_java := re.search(
+        r"^: (\S.+)$", text, re.MULTILINE
+    ):  # after py4j's "An error occurred while calling o749.save."
+        return of_java[1]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
