@@ -124,7 +124,7 @@ def report(history: History, damage: Damage, *, command: str, seed: int, seconds
     table = "\n".join(lines)
     return f"""# Kills at random
 
-`{command}` on {time.strftime("%Y-%m-%d")}: {os.cpu_count()} cores, Linux {platform.release()}, load {load:.1f} at the
+`{command}` on {time.strftime("%Y-%m-%d")}: {os.cpu_count()} cores, {platform.system()}, load {load:.1f} at the
 start, seed {seed}, {seconds:.0f} s in all. One job of {ROWS:,} rows on a standalone cluster of two nodes on one
 machine, each with one executor of two task slots and the real server around a fake engine, which has a worker process
 of its own and takes 1 s to load; commits every 5 s. The strikes fall up to {_LONGEST_PAUSE_S:.0f} s after a node has
