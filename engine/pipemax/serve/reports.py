@@ -18,9 +18,8 @@ log = logging.getLogger(__name__)
 
 _FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 30.0
-"""After each failure in a row, the collector is left alone for twice as long, up to this."""
-_GIVEN_UP = 4
-"""After so many failures in a row, a session's last report waits for the next try like any other."""
+"""After each failure in a row, the collector is left alone for twice as long, up to this; from then on a session's last
+report waits for the next try like any other."""
 
 
 class Reporter:
@@ -81,8 +80,8 @@ class _Link:
         self._lock = threading.Lock()
         self._client: flight.FlightClient | None = None
         self._warned = False
-        self._failures = 0
-        """In a row."""
+        self._retry_s = _FIRST_RETRY_S
+        """After the next failure."""
         self._not_before_s = float("-inf")
 
     def send(
@@ -91,17 +90,16 @@ class _Link:
         """What the collector answers, if it was reached and says anything."""
         # The snapshot is taken under the lock: an older one must never arrive after a newer one.
         with self._lock:
-            insists = is_last and self._failures < _GIVEN_UP
+            insists = is_last and self._retry_s < _LONGEST_RETRY_S
             if time.monotonic() < self._not_before_s and not insists:
                 return None
             try:
                 answer = self._push(stats_for(self._collector))
-                self._failures = 0
+                self._retry_s = _FIRST_RETRY_S
                 return answer
             except (flight.FlightError, pa.ArrowException, OSError) as error:
-                wait_s = min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2**self._failures)
-                self._failures += 1
-                self._not_before_s = time.monotonic() + wait_s
+                self._not_before_s = time.monotonic() + self._retry_s
+                self._retry_s = min(_LONGEST_RETRY_S, 2 * self._retry_s)
                 if not self._warned:
                     self._warned = True
                     log.warning(
