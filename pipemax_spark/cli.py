@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from pipemax.wire import PACKAGE_VERSION, GenerationSpec
-from pipemax_spark.errors import JobError, JobFailedError
+from pipemax_spark.errors import JobError, JobFailedError, first_line
 
 app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich", add_completion=False)
 log = logging.getLogger(__name__)
@@ -303,12 +303,10 @@ def failure_text(error: BaseException) -> str:
     for name in ("EngineSessionError", "RowFailedError"):
         if found := re.findall(rf"^(?:\S+\.)?{name}: (.+)$", text, re.MULTILINE):
             return str(found[-1])
-    if of_java := re.search(
-        r"^: (\S.+)$", text, re.MULTILINE
-    ):  # after py4j's "An error occurred while calling o749.save."
+    # py4j puts "An error occurred while calling o749.save." before Java's own sentence.
+    if of_java := re.search(r"^: (\S.+)$", text, re.MULTILINE):
         return of_java[1]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return first_line(error)
 
 
 def _log_to_file(directory: Path) -> None:

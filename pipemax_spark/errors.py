@@ -2,7 +2,14 @@
 
 from pipemax.wire import SessionErrorCode
 
-__all__ = ["EngineSessionError", "JobError", "JobFailedError", "RowFailedError", "SessionErrorCode"]
+__all__ = [
+    "EngineSessionError",
+    "JobError",
+    "JobFailedError",
+    "RowFailedError",
+    "SessionErrorCode",
+    "first_line",
+]
 
 
 class EngineSessionError(RuntimeError):
@@ -27,3 +34,9 @@ class JobFailedError(RuntimeError):
 
 class RowFailedError(RuntimeError):
     """A row ended in an error under ``--on-error fail``."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of its text that is not blank, or its name."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0].strip() if lines else type(error).__name__

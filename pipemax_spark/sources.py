@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from pipemax_spark.errors import JobError
+from pipemax_spark.errors import JobError, first_line
 from pipemax_spark.hadoop import HadoopFiles
 from pipemax_spark.tables import DeltaTable, is_path
 
@@ -93,8 +93,3 @@ def _format_of(files: HadoopFiles, path: str) -> str | None:
         if pure.suffix in _FORMATS:
             return _FORMATS[pure.suffix]
     return None
-
-
-def first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0].strip() if lines else type(error).__name__
