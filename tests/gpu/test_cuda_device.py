@@ -5,6 +5,7 @@ Never ran yet: no GPU was at hand.
 
 import random
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -120,6 +121,11 @@ def test_a_load_without_its_fence_arrives_too_early(
         assert bool((gpu_rows[0] == 7).all()) == is_fenced
 
 
+def slow_some_lane_down(device: CudaDevice, rng: random.Random) -> None:
+    with torch.cuda.stream(device.stream(rng.choice(list(Lane)))):
+        torch.cuda._sleep(rng.randint(0, SLOW_CYCLES // 4))
+
+
 @pytest.mark.parametrize("call", CopyCall)
 @pytest.mark.parametrize("writes_through", [False, True])
 @pytest.mark.parametrize("seed", range(4))
@@ -134,10 +140,6 @@ def test_random_schedules_read_what_was_computed(
         tokens = token_table(stores)
         return kernels.offload_tokens(gpu_rows, host_pool.tensor, LAYOUT, tokens), len(tokens)
 
-    def slow_some_lane_down() -> None:
-        with torch.cuda.stream(device.stream(rng.choice(list(Lane)))):
-            torch.cuda._sleep(rng.randint(0, SLOW_CYCLES // 4))
-
     block_bytes = LAYOUT.block_bytes
     queue = ChunkQueue(device, CopyLimits(chunk_bytes=3 * block_bytes, in_flight_bytes=6 * block_bytes))
     stage = KvStage(
@@ -149,7 +151,7 @@ def test_random_schedules_read_what_was_computed(
         make_token_store=make_token_store,
         writes_through=writes_through,
         submitter=Submitter(queue),
-        go_on=slow_some_lane_down,
+        go_on=partial(slow_some_lane_down, device, rng),
     )
     stage.run(150)
     stage.transfers.close()
@@ -174,10 +176,6 @@ def test_they_do_where_kv_leaves_layer_by_layer(
     rng = random.Random(seed)
     device = make_device(gpu_rows, host_pool)
 
-    def slow_some_lane_down() -> None:
-        with torch.cuda.stream(device.stream(rng.choice(list(Lane)))):
-            torch.cuda._sleep(rng.randint(0, SLOW_CYCLES // 4))
-
     queue = ChunkQueue(device, CopyLimits())
     stage = KvStage(
         rng,
@@ -188,7 +186,7 @@ def test_they_do_where_kv_leaves_layer_by_layer(
         make_token_store=None,
         writes_through=True,
         submitter=Submitter(queue),
-        go_on=slow_some_lane_down,
+        go_on=partial(slow_some_lane_down, device, rng),
     )
     inner = stage.transfers
     stage.transfers = steps = _PerLayer(
