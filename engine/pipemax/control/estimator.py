@@ -56,11 +56,11 @@ class StepTimeModel:
         return self.segments[max(0, bisect_right(self.segments, size, key=lambda s: s.min_size) - 1)]
 
     def batch_s(self, size: int) -> float:
-        """α·b + δ: the part that does not depend on the KV."""
+        """α·b + δ: the part without the KV. A noisy profile's line may fall below zero; time does not."""
         if size == 0:
             return 0.0
         segment = self.segment_at(size)
-        return segment.alpha_s * size + segment.delta_s
+        return max(0.0, segment.alpha_s * size + segment.delta_s)
 
     def seconds(self, size: int, kv_tokens: int) -> float:
         return self.batch_s(size) + self.beta_s * kv_tokens if size else 0.0

@@ -131,8 +131,7 @@ class PrefetchPlanner:
     def _budget(self, stage_s: tuple[float, ...]) -> int:
         if self._config.static_prefetch_fraction is not None:
             return int(self._config.static_prefetch_fraction * self._config.gpu_blocks)
-        # A noisy profile's line may fall below zero; so would what is copied.
-        return max(0, self._times.budget_blocks(stage_s))
+        return self._times.budget_blocks(stage_s)
 
     def _choose_mode(self) -> PrefetchMode:
         if self._config.static_prefetch_fraction is not None:

@@ -103,12 +103,11 @@ class MeasuredTimes:
 
 
 def _seconds(stage: StageConfig, work: StepWork) -> float:
-    """A noisy calibration's line may fall below zero at small sizes; time does not."""
     decode, prefill = stage.decode_time, stage.prefill_time
     if not work.prefill_tokens:
-        return max(0.0, decode.seconds(work.decode_requests, work.decode_context_tokens))
+        return decode.seconds(work.decode_requests, work.decode_context_tokens)
     seconds = prefill.seconds(work.prefill_tokens, round(work.prefill_pairs))
     if work.decode_requests:
         seconds += max(0.0, decode.batch_s(work.decode_requests) - decode.batch_s(1))
         seconds += decode.beta_s * work.decode_context_tokens
-    return max(0.0, seconds)
+    return seconds
