@@ -147,8 +147,9 @@ def run_bare(engine: OfflineEngine, table: Path, output: Path, limit: int | None
     )
 
 
-def run_spark(annotated: Any, output: Path) -> Run:
+def run_spark(frame: Any, output: Path) -> Run:
     begin_s = time.perf_counter()
+    annotated = annotate(frame, template=TEMPLATE, engine=ENGINE, max_tokens=MAX_TOKENS)
     annotated.write.format("delta").mode("overwrite").save(str(output))
     seconds = time.perf_counter() - begin_s
     written = annotated.sparkSession.read.format("delta").load(str(output))
@@ -191,11 +192,9 @@ def turns(repeats: int, copies: int, directory: Path) -> Iterator[tuple[Starts, 
         bare_start_s = time.perf_counter() - begin_s
         begin_s = time.perf_counter()
         with spark_session(directory) as spark:
-            annotated = annotate(
-                spark.read.parquet(str(table)), template=TEMPLATE, engine=ENGINE, max_tokens=MAX_TOKENS
-            )
-            on_spark = partial(run_spark, annotated, directory / "out")
-            few_on_spark = partial(run_spark, annotated.limit(WARM_UP_ROWS), directory / "few")
+            frame = spark.read.parquet(str(table))
+            on_spark = partial(run_spark, frame, directory / "out")
+            few_on_spark = partial(run_spark, frame.limit(WARM_UP_ROWS), directory / "few")
             few_on_spark()
             spark_start_s = time.perf_counter() - begin_s
             fixed_cost_s = median(few_on_spark().seconds - bare(WARM_UP_ROWS).seconds for _ in range(3))

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pipemax.wire import GenerationSpec, PreflightRequest
 from pipemax_spark.client import EngineOptions
 from pipemax_spark.errors import JobError
-from pipemax_spark.preflight import run_preflight
+from pipemax_spark.preflight import recent_preflight
 from pipemax_spark.profiles import discovery_script_of
 from pipemax_spark.prompts import PromptSource, find_field, quoted, resolve_column
 from pipemax_spark.response_format import compile_schema, load_schema
@@ -146,10 +146,11 @@ def draft_plan(
 
 
 def checked_plan(spark: Any, plan: TaskPlan, source: PromptSource | None, profile: Any = None) -> TaskPlan:
-    """The plan with its spec's hash, once an executor has found engine and generation fine; else ``JobError``."""
+    """The plan with its spec's hash, once an executor has found engine and generation fine, now or just before; else
+    ``JobError``."""
     options = plan.options
     request = PreflightRequest(engine=dict(options.engine), generation=options.generation)
-    reply = run_preflight(spark, request, options, profile=profile)
+    reply = recent_preflight(spark, request, options, profile=profile)
     spec = AnnotationSpec.of(reply, source=source, generation=options.generation)
     return replace(plan, spec_hash=spec.hash)
 

@@ -1,6 +1,7 @@
 """Asks the engine's own environment, on an executor, whether engine and generation are fine: no engine starts."""
 
 import subprocess
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,25 @@ from pipemax_spark.server_process import find_executor
 
 _TIMEOUT_S = 600
 _SHOWN_LINES = 3
+_REMEMBERED_S = 600
+_fine: dict[tuple[Any, ...], tuple[float, PreflightReply]] = {}
+"""What was asked → when the answer came, and that answer, which was no error."""
+
+
+def recent_preflight(
+    spark: Any, request: PreflightRequest, options: EngineOptions, *, profile: Any = None
+) -> PreflightReply:
+    """As ``run_preflight``, but what this application has found fine in the last ten minutes is not asked again.
+
+    The engine's environment takes seconds to import, which a notebook would else wait for at each call. A model that
+    is changed in place meanwhile is not noticed; the engine that runs has not noticed it either.
+    """
+    profile_id = None if profile is None else profile.id
+    asked = (spark.sparkContext.applicationId, request.to_bytes(), options.engine_python, profile_id)
+    if asked not in _fine or time.monotonic() - _fine[asked][0] > _REMEMBERED_S:
+        reply = run_preflight(spark, request, options, profile=profile)
+        _fine[asked] = time.monotonic(), reply
+    return _fine[asked][1]
 
 
 def run_preflight(

@@ -9,6 +9,7 @@ from pyspark.testing import assertDataFrameEqual
 from pipemax_spark.annotate import annotate
 from pipemax_spark.errors import JobError
 from tests.fakes.engine import expected_text, fake_config
+from tests.fakes.engine_python import write_engine_python
 from tests.spark.test_killed_job import num_requests
 
 
@@ -63,6 +64,17 @@ def test_what_is_wrong_is_said_at_once(
     frame = spark.createDataFrame([("x",)], "text string")
     with pytest.raises(JobError, match=told):
         annotate(frame, **{"engine": fake_config(), "engine_python": engine_python, **options})
+
+
+def test_what_was_found_fine_just_before_is_not_checked_again(spark: Any, tmp_path: Path) -> None:
+    engine_python = write_engine_python(tmp_path / "python")
+    frame = spark.createDataFrame([("x",)], "text string")
+    options = {"prompt_column": "text", "engine": fake_config(), "engine_python": engine_python}
+    annotate(frame, **options)
+    (tmp_path / "python").write_text("#!/bin/sh\nexit 3\n")
+    annotate(frame, **options)
+    with pytest.raises(JobError, match="could not check the engine"):
+        annotate(frame, **options, max_tokens=7)
 
 
 def test_what_a_work_dir_holds_is_not_asked_again(spark: Any, engine_python: str, tmp_path: Path) -> None:
