@@ -47,6 +47,7 @@ def measure(system: str, load: Load, arguments: argparse.Namespace) -> Result:
         system=system,
         lengths=load.lengths,
         rows=load.rows,
+        batch_rows=load.batch_rows,
         **vars(measured),
         load_average=[round(load_before, 1), round(os.getloadavg()[0], 1)],
         ended_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -107,6 +108,7 @@ def compare(lengths: str, arguments: argparse.Namespace, directory: Path) -> lis
         lengths=lengths,
         repeats=arguments.repeats,
         cores=tuple(sorted(os.sched_getaffinity(0))),
+        batch_rows=arguments.batch_rows,
     )
     write_model(load)
     write_table(load)
@@ -114,7 +116,7 @@ def compare(lengths: str, arguments: argparse.Namespace, directory: Path) -> lis
     done = {result.key for result in known if len(result.seconds) >= arguments.repeats}
     results: list[Result] = []
     for system in arguments.systems:
-        if (lengths, system, arguments.rows) in done:
+        if (lengths, system, arguments.rows, arguments.batch_rows) in done:
             print(f"{lengths} {system}: is in {arguments.json} already", flush=True)
             continue
         print(f"{lengths} {system}: runs", flush=True)
@@ -147,6 +149,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--systems", type=_names(tuple(SYSTEMS)), default=[*SYSTEMS], help="default: all")
     parser.add_argument("--lengths", type=_names(LENGTHS), default=[*LENGTHS], help="default: both")
     parser.add_argument("--rows", type=int, default=4000)
+    parser.add_argument(
+        "--batch-rows", type=int, default=64, help="of all systems, and the engine's max_num_seqs"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--timeout-s", type=float, default=1800, help="for each system's process")
     parser.add_argument("--json", type=Path, help="where the results are kept")

@@ -14,8 +14,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 LOGS = REPOSITORY / "logs" / "peers"
 """What each system's processes print, until it is measured again."""
 WARM_UP_ROWS = 32
-BATCH_ROWS = 64
-"""Rows that a system hands over at a time, where it has such a number; the engine's ``max_num_seqs`` as well."""
 _WORDS = (
     "the",
     "a",
@@ -45,6 +43,8 @@ class Load:
     repeats: int
     cores: tuple[int, ...]
     """What every system may use, in all."""
+    batch_rows: int = 64
+    """That a system hands over at a time, where it has such a number; the engine's ``max_num_seqs`` as well."""
 
     @property
     def model(self) -> str:
@@ -64,7 +64,7 @@ class Load:
             "model": self.model,
             "dtype": "float32",
             "max_model_len": 512,
-            "max_num_seqs": BATCH_ROWS,
+            "max_num_seqs": self.batch_rows,
             "max_num_batched_tokens": 2048,
             "kv_cache_memory_bytes": 1 << 28,
             "enable_prefix_caching": False,  # else a repeat would find what the one before it left
@@ -78,7 +78,7 @@ class Load:
             "pipeline_parallel_size": 1,
             "dtype": "float32",
             "max_model_len": 512,
-            "max_num_seqs": BATCH_ROWS,
+            "max_num_seqs": self.batch_rows,
             "max_num_batched_tokens": 2048,
             "cpu_kv_gib": 0.25,
             "enable_prefix_caching": False,

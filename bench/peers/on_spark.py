@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from bench.peers.load import BATCH_ROWS, LOGS, WARM_UP_ROWS, Load
+from bench.peers.load import LOGS, WARM_UP_ROWS, Load
 from bench.peers.recorder import Recorder, tokens_by_id
 
 
@@ -52,7 +52,7 @@ def distribatch(load: Load, recorder: Recorder) -> None:
     job = make_job(load)
 
     def transform(frame: Any) -> Any:
-        answered = job.run(frame, backend="spark", output_col="answer", batch_size=BATCH_ROWS)
+        answered = job.run(frame, backend="spark", output_col="answer", batch_size=load.batch_rows)
         return answered.selectExpr("id", "answer AS text", "answer_meta.completion_tokens AS tokens")
 
     _measure(load, recorder, slots=1, transform=transform)
@@ -87,7 +87,7 @@ def _spark(load: Load, slots: int) -> Iterator[Any]:
     settings = {
         "spark.ui.enabled": "false",
         # Whole batches of the plain UDF and of distribatch, so that none of them drains the engine early.
-        "spark.sql.execution.arrow.maxRecordsPerBatch": str(16 * BATCH_ROWS),
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(16 * load.batch_rows),
         # As outside Spark, which would give its Python workers one OpenMP thread each.
         "spark.executorEnv.OMP_NUM_THREADS": str(len(load.cores)),
     }

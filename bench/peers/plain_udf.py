@@ -1,4 +1,4 @@
-"""What one writes without a library: an engine per Python worker, 64 rows at a time. Runs in Spark's tasks.
+"""What one writes without a library: an engine per Python worker, a batch of rows at a time. Runs in Spark's tasks.
 
 A module of its own, so that a worker which is used again finds the engine that its first task loaded.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bench.peers.load import BATCH_ROWS, Load
+from bench.peers.load import Load
 
 _engine: Any = None
 
@@ -24,8 +24,8 @@ def generate_with(
 
         llm = _load_engine(load, pins_cores)
         for batch in batches:
-            for first in range(0, batch.num_rows, BATCH_ROWS):
-                rows = batch.slice(first, BATCH_ROWS)
+            for first in range(0, batch.num_rows, load.batch_rows):
+                rows = batch.slice(first, load.batch_rows)
                 sampling = [
                     SamplingParams(temperature=0.0, max_tokens=limit)
                     for limit in rows.column("max_tokens").to_pylist()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from bench.peers.load import BATCH_ROWS, Load
+from bench.peers.load import Load
 from bench.peers.recorder import Recorder, tokens_by_id
 
 
@@ -44,7 +44,7 @@ def _run(load: Load, recorder: Recorder, begin_s: float) -> float:
 
     output = Path(load.directory) / "ray-out"
     shutil.rmtree(output, ignore_errors=True)
-    table = ray.data.read_parquet(load.table).repartition(-(-load.rows // BATCH_ROWS))
+    table = ray.data.read_parquet(load.table).repartition(-(-load.rows // load.batch_rows))
     _processor(load)(table).write_parquet(str(output))
     ended_s = time.time()
     answers = pq.read_table(output)
@@ -62,7 +62,7 @@ def _processor(load: Load) -> Any:
     config = vLLMEngineProcessorConfig(
         model_source=arguments.pop("model"),
         engine_kwargs=arguments,
-        batch_size=BATCH_ROWS,
+        batch_size=load.batch_rows,
         concurrency=1,
         placement_group_config={"bundle_per_worker": {"CPU": 1}},
         chat_template_stage=False,

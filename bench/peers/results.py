@@ -18,6 +18,7 @@ class Result:
     system: str
     lengths: str
     rows: int
+    batch_rows: int = 64
     engines: int
     start_s: list[float]
     seconds: list[float]
@@ -28,8 +29,8 @@ class Result:
     failure: str | None = None
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        return self.lengths, self.system, self.rows
+    def key(self) -> tuple[str, str, int, int]:
+        return self.lengths, self.system, self.rows, self.batch_rows
 
     @property
     def median_s(self) -> float:
@@ -56,7 +57,7 @@ def read_results(path: Path) -> list[Result]:
 
 
 def add_result(path: Path, result: Result) -> None:
-    """In the place of the one with the same system, lengths and number of rows, if there is one."""
+    """In the place of the one with the same system and load, if there is one."""
     results = {old.key: old for old in read_results(path)} | {result.key: result}
     partly = path.with_suffix(".partly")
     partly.write_text(json.dumps([asdict(each) for each in results.values()], indent=1) + "\n")
@@ -64,20 +65,20 @@ def add_result(path: Path, result: Result) -> None:
 
 
 def markdown(results: Iterable[Result]) -> str:
-    """A table for each kind of lengths and number of rows; ratios within it alone."""
+    """A table for each load; ratios within it alone."""
     groups = groupby(sorted(results, key=_load_of), key=_load_of)
-    return "\n\n".join(_table(lengths, rows, list(group)) for (lengths, rows), group in groups)
+    return "\n\n".join(_table(*load, list(group)) for load, group in groups)
 
 
-def _load_of(result: Result) -> tuple[str, int]:
-    return result.lengths, result.rows
+def _load_of(result: Result) -> tuple[str, int, int]:
+    return result.lengths, result.rows, result.batch_rows
 
 
-def _table(lengths: str, rows: int, results: list[Result]) -> str:
+def _table(lengths: str, rows: int, batch_rows: int, results: list[Result]) -> str:
     measured = {result.system: result for result in results if result.seconds}
     tokens = next(iter(measured.values())).output_tokens if measured else 0
     lines = [
-        f"**{lengths.capitalize()} lengths**, {rows:,} rows, {tokens:,} output tokens a run",
+        f"**{lengths.capitalize()} lengths**, {rows:,} rows, batches of {batch_rows}, {tokens:,} output tokens a run",
         "",
         "| system | engines | rows/s | spread | output tokens/s | start, s | of bare engine | PipeMax ÷ it (range) |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",

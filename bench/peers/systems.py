@@ -31,16 +31,12 @@ SYSTEMS = {
     ),
     "vllm_generate": System(module="engines", about="stock vLLM, LLM.generate with all rows, no Spark"),
     "vllm_run_batch": System(module="engines", about="vllm run-batch's code on a JSON-lines file, no Spark"),
-    "plain_udf_one_engine": System(
-        module="on_spark", about="mapInArrow, LLM.generate per 64 rows, one worker"
-    ),
+    "plain_udf_one_engine": System(module="on_spark", about="mapInArrow, LLM.generate per batch, one worker"),
     "plain_udf_pinned_engines": System(
         module="on_spark", about="the same with a worker and a pinned engine per core", engine_per_core=True
     ),
-    "ray_data_llm": System(module="ray_data", about="Ray Data LLM 2.60.0, batches of 64", is_peer=True),
-    "distribatch": System(
-        module="on_spark", about="distribatch 0.1.0a1 on Spark, batches of 64", is_peer=True
-    ),
+    "ray_data_llm": System(module="ray_data", about="Ray Data LLM 2.60.0", is_peer=True),
+    "distribatch": System(module="on_spark", about="distribatch 0.1.0a1 on Spark", is_peer=True),
 }
 
 
