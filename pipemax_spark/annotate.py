@@ -79,7 +79,8 @@ def annotate(
 
     The result is lazy, like any transformation, and every action evaluates it anew: write it to a table before
     using it twice. A small Spark job runs at once: it checks model, engine and schema on an executor, without
-    starting an engine. ``JobError``, a ``ValueError``, says what is wrong and what to do.
+    starting an engine (not again within ten minutes). ``JobError``, a ``ValueError``, says what is wrong and what
+    to do.
     """
     source = PromptSource(prompt_column=prompt_column, messages_column=messages_column, template=template)
     _check_work_dir(work_dir, resume)

@@ -167,6 +167,11 @@ class Run:
         self._terminal.say(
             "Spark", f"{self._spark.version}, {context.master}, {self._slots.total} task slots"
         )
+        if self._slots.per_executor == 1:
+            self._terminal.warn(
+                "each executor runs one task at a time, so its engine runs dry at the end of every partition; raise "
+                "spark.executor.cores, which tasks mostly wait on and do not use"
+            )
         self.tracker.start(self._plan.run_id, self._params)
         self._spools = self._make_spools()
         self._work.write_manifest(self._manifest)
