@@ -25,6 +25,7 @@ from statistics import median
 
 import numpy as np
 
+from bench.near_ties import logit_gaps
 from pipemax.api import GenerationRequest, OfflineEngine, Sampling
 from pipemax.choose import PolicyChoice, choose_for_engine
 from pipemax.config import EngineConfig
@@ -88,6 +89,8 @@ class Result:
     predicted_ratio_to_vllm: float
     tokens_identical: bool
     """To stock vLLM's in the same run."""
+    logit_gaps: dict[str, float]
+    """Of the rows whose tokens differ: how far apart the two logits are where they first do."""
     metrics: dict[str, float]
     """The engine's own counts, over warm-up and rounds."""
 
@@ -203,6 +206,10 @@ def compare(model: str, pp: int, arguments: argparse.Namespace) -> Iterator[Resu
         for stock, outcome in zip(measured["vllm"], outcomes, strict=True):
             predicted = predict(calibrated, outcome)
             output_tokens = sum(map(len, outcome.tokens.values()))
+            prompts = {
+                each.request_id: each.prompt for each in make_requests(outcome.load, arguments.requests)
+            }
+            gaps = logit_gaps(model, prompts, outcome.tokens, stock.tokens)
             output_share = output_tokens / (output_tokens + sum(outcome.prompt_tokens.values()))
             yield Result(
                 pp=pp,
@@ -215,6 +222,7 @@ def compare(model: str, pp: int, arguments: argparse.Namespace) -> Iterator[Resu
                 predicted_tokens_per_s=round(output_share * predicted.predicted_tokens_per_s[policy], 1),
                 predicted_ratio_to_vllm=round(predicted.speedup, 3) if policy == "pipemax" else 1.0,
                 tokens_identical=outcome.tokens == stock.tokens,
+                logit_gaps={name: round(gap, 6) for name, gap in gaps.items()},
                 metrics={name: round(value, 4) for name, value in outcome.metrics.items()},
             )
 
@@ -244,10 +252,12 @@ def main() -> None:
                 results.append(result)
                 batch = result.metrics.get("mean_decode_batch")
                 of_batch = "" if batch is None else f"  mean batch {batch:.1f}"
+                gaps = result.logit_gaps.values()
+                of_gaps = f" ({len(gaps)} rows, logits at most {max(gaps):.6f} apart)" if gaps else ""
                 print(
                     f"pp={pp} {result.lengths:8} {result.prompts:9} {result.policy:7} {result.tokens_per_s:7.1f} tok/s"
                     f"  ×{result.ratio_to_vllm:.2f}  predicted {result.predicted_tokens_per_s:7.1f} tok/s"
-                    f"  ×{result.predicted_ratio_to_vllm:.2f}  identical={result.tokens_identical}{of_batch}",
+                    f"  ×{result.predicted_ratio_to_vllm:.2f}  identical={result.tokens_identical}{of_gaps}{of_batch}",
                     flush=True,
                 )
             if arguments.json:  # after each number of stages: a run takes half an hour
