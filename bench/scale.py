@@ -16,7 +16,6 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -50,7 +49,7 @@ class Result:
     peak_mib: dict[str, float]
     """Kind of process → most resident memory of all its processes together."""
     growth: dict[str, float]
-    """Kind → its median in the last quarter of the run over that in the second: 1 is flat."""
+    """Kind → its median in the last quarter of the time with engines over that in the second: 1 is flat."""
     load_average: tuple[float, float, float]
     """Of the machine, when the run had ended."""
 
@@ -72,6 +71,14 @@ class Memory:
             now = self._resident_mib()
             for kind in KINDS:
                 self.mib[kind].append(now.get(kind, 0.0))
+
+    def growth(self, kind: str) -> float:
+        """The last quarter over the second, of the time in which rows are annotated: an engine server is there."""
+        rows = [mib for mib, server in zip(self.mib[kind], self.mib["engine server"], strict=True) if server]
+        quarter = len(rows) // 4
+        if quarter == 0:
+            raise SystemExit(f"the run is too short to say anything of memory: {len(rows)} samples")
+        return median(rows[-quarter:]) / median(rows[quarter : 2 * quarter])
 
     def _resident_mib(self) -> dict[str, float]:
         total: dict[str, float] = defaultdict(float)
@@ -156,19 +163,10 @@ def measure(rows: int, commit_every_s: float, directory: Path) -> tuple[Result, 
         seconds=outcome["seconds"],
         rows_per_s=outcome["rows_per_s"],
         peak_mib={kind: round(max(memory.mib[kind])) for kind in KINDS},
-        growth={kind: round(_growth(memory.mib[kind]), 3) for kind in KINDS},
+        growth={kind: round(memory.growth(kind), 3) for kind in KINDS},
         load_average=os.getloadavg(),
     )
     return result, memory
-
-
-def _growth(mib: Sequence[float]) -> float:
-    """The last quarter over the second, while there are such processes."""
-    alive = [value for value in mib if value > 0]
-    quarter = len(alive) // 4
-    if quarter == 0:
-        raise SystemExit(f"the run is too short to say anything of memory: {len(alive)} samples")
-    return median(alive[-quarter:]) / median(alive[quarter : 2 * quarter])
 
 
 def plot(result: Result, memory: Memory, path: Path) -> None:
