@@ -159,7 +159,8 @@ class Cluster:
         with (logs / f"{address}.log").open("ab") as log:
             daemon = subprocess.Popen(
                 [*command, "--host", address, "--webui-port", "0", *arguments],
-                env=environment(logs) | {"SPARK_DAEMON_MEMORY": "256m"},
+                env=environment(logs)
+                | {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1"},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

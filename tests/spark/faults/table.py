@@ -21,19 +21,18 @@ import yaml
 from tests.fakes.engine import expected_text, fake_config
 from tests.fakes.engine_python import write_engine_python
 from tests.spark.faults.cluster import CORES_PER_NODE, REPOSITORY, Cluster, environment
+from tests.spark.processes import SMALL_SPARK
 
 MAX_TOKENS = 16
 _CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     "spark.executor.cores": str(CORES_PER_NODE),
     "spark.executor.instances": "2",
     "spark.task.maxFailures": "8",
     "spark.stage.maxConsecutiveAttempts": "16",
     "spark.decommission.enabled": "true",
-    "spark.ui.enabled": "false",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.databricks.delta.snapshotPartitions": "2",
 }
 
 
@@ -113,7 +112,9 @@ class Table:
                     *("--commit-every", "5s", "--work-dir", self._work_dir, "--log-dir", self.logs),
                 ],
                 env=environment(self.logs)
-                | {"PYSPARK_SUBMIT_ARGS": f"--master {self._cluster.master} {flags} pyspark-shell"},
+                | {
+                    "PYSPARK_SUBMIT_ARGS": f"--master {self._cluster.master} {flags} {SMALL_SPARK} pyspark-shell"
+                },
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
