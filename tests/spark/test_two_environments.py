@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pyspark
 import pytest
 
-from tests.spark.processes import servers_of, wait_until
+from tests.spark.processes import SMALL_SPARK, servers_of, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -65,6 +65,7 @@ def test_the_demo_table_through_both_gives_the_tokens_of_transformers(
             # Delta's jars, which are in the other environment.
             "SPARK_CONF_DIR": str(Path(pyspark.__file__).parent / "conf"),
             "PYSPARK_PYTHON": str(spark_environment / "python"),
+            "PYSPARK_SUBMIT_ARGS": f"{SMALL_SPARK} pyspark-shell",
             "PIPEMAX_LOG_DIR": str(tmp_path / "logs"),
         },
         capture_output=True,

@@ -30,6 +30,9 @@ from pipemax.vllm_ext.stat_logger import EngineLedger, StatLogger
 from pipemax.vllm_ext.step_watch import StepWatch
 from pipemax.wire import ErrorCode
 
+_ENCODED_AT_ONCE = 512
+"""Requests: the engine begins with the first ones while the rest of a table are tokenized."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Add:
@@ -90,6 +93,10 @@ class VllmEngine:
     # -- any thread -------------------------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        for first in range(0, len(requests), _ENCODED_AT_ONCE):
+            self._submit(requests[first : first + _ENCODED_AT_ONCE])
+
+    def _submit(self, requests: Sequence[GenerationRequest]) -> None:
         refused: list[Completion] = []
         for request, encoded in zip(requests, self._encoder.encode(requests), strict=True):
             if isinstance(encoded, RequestError):
