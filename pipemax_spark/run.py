@@ -169,8 +169,8 @@ class Run:
         )
         if self._slots.per_executor == 1:
             self._terminal.warn(
-                "each executor runs one task at a time, so its engine runs dry at the end of every partition; raise "
-                "spark.executor.cores, which tasks mostly wait on and do not use"
+                "each executor runs one task at a time, so its engine runs dry at the end of every partition; give it "
+                "more task slots (spark.executor.cores, or local[4] as the master), for tasks mostly wait"
             )
         self.tracker.start(self._plan.run_id, self._params)
         self._spools = self._make_spools()

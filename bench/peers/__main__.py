@@ -150,7 +150,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--lengths", type=_names(LENGTHS), default=[*LENGTHS], help="default: both")
     parser.add_argument("--rows", type=int, default=4000)
     parser.add_argument(
-        "--batch-rows", type=int, default=64, help="of all systems, and the engine's max_num_seqs"
+        "--batch-rows",
+        type=int,
+        default=Load.batch_rows,
+        help="of all systems, and the engine's max_num_seqs",
     )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--timeout-s", type=float, default=1800, help="for each system's process")
