@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from vllm.config import VllmConfig
@@ -42,3 +43,12 @@ def runner_version(version: int) -> Iterator[None]:
             patch.setenv("TRITON_INTERPRET", "1")
             patch.setenv("PYTHONPATH", str(_INTERPRETED_TRITON), prepend=os.pathsep)
         yield
+
+
+def restrict_sampling_by_pytorch(worker: Any) -> None:
+    """Called on each worker of the V2 runner: Triton's interpreter fails at vLLM's kernel for top_k and top_p, so
+    vLLM's own PyTorch code takes its place.
+    """
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    topk_topp_sampler.HAS_TRITON = False

@@ -32,8 +32,15 @@ def greedy(index: int) -> SamplingParams:
 
 
 def seeded(index: int) -> SamplingParams:
-    """All tokens can be drawn: Triton's interpreter fails at the V2 runner's kernel for top_k and top_p."""
-    return SamplingParams(temperature=0.9, seed=index)
+    match index % 4:
+        case 0:
+            return SamplingParams(temperature=0.9, seed=index)
+        case 1:
+            return SamplingParams(temperature=0.9, seed=index, top_k=20)
+        case 2:
+            return SamplingParams(temperature=0.9, seed=index, top_p=0.8)
+        case _:
+            return SamplingParams(temperature=0.9, seed=index, top_k=50, top_p=0.9, min_p=0.01)
 
 
 def everything(index: int) -> SamplingParams:

@@ -28,7 +28,11 @@ from pipemax.vllm_ext.connector import StepMetadata
 from pipemax.vllm_ext.launch import launch_environment, make_vllm_config
 from pipemax.vllm_ext.scheduler import PipeMaxAsyncScheduler, PipeMaxScheduler
 from pipemax.vllm_ext.settings import RuntimeSettings
-from tests.fakes.vllm_kinds import asynchronous_scheduling_on_cpu, runner_version
+from tests.fakes.vllm_kinds import (
+    asynchronous_scheduling_on_cpu,
+    restrict_sampling_by_pytorch,
+    runner_version,
+)
 from tests.parity.cases import BLOCK_TOKENS, MAX_MODEL_LEN, Answer, Answers, Request
 from tests.parity.faulty_connector import Fault, set_fault
 
@@ -126,6 +130,8 @@ class ParityEngine:
                 vllm_config, usage_context=UsageContext.ENGINE_CONTEXT, disable_log_stats=True
             )
         self._core: Any = self._llm.engine_core.engine_core
+        if kind.runner == 2:
+            self._core.model_executor.collective_rpc(restrict_sampling_by_pytorch)
         self._num_slots = vllm_config.scheduler_config.max_num_seqs
         self._num_runs = 0
         self.max_left_in_flight = 0
