@@ -28,7 +28,7 @@ compare: $(VENV)/ready  ## Stock vLLM and PipeMax side by side on a part of the 
 test: $(VENV)/ready lint  ## Lint, types, import contracts and all tests
 	@$(BIN)/python -m pytest
 
-test-long: $(VENV)/ready  ## Longer tests through Spark: a driver killed in mid-night, and more nights
+test-long: $(VENV)/ready  ## More nights of a job that follows a table, one of them killed
 	@$(BIN)/python -m pytest -m long
 
 test-versions: $(VENV)/ready  ## The wheel on Spark 4.0, 4.1 and 4.2, each in a thin environment: a quarter of an hour

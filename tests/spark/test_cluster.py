@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from tests.fakes.engine_python import write_engine_python
-from tests.spark.processes import SMALL_SPARK, servers_of, wait_until
+from tests.spark.processes import SMALL_JVM, SMALL_SPARK, servers_of, wait_until
 from tests.spark.two_jobs import ROWS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -17,7 +17,7 @@ CLUSTER = (
     "--master local-cluster[2,1,2048] --conf spark.executor.memory=1g "
     "--conf spark.worker.resource.gpu.amount=2 --conf spark.worker.resource.gpu.discoveryScript={script} "
     "--conf spark.executor.resource.gpu.amount=2 --conf spark.task.resource.gpu.amount=1 "
-    "--conf spark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1 {small} pyspark-shell"
+    "--conf 'spark.executor.extraJavaOptions={java}' {small} pyspark-shell"
 )
 DISCOVERY = """#!/bin/sh
 # The first worker that asks has other GPUs than the second.
@@ -36,7 +36,7 @@ def test_two_executors_run_two_engines_for_two_jobs_and_leave_none_behind(tmp_pa
         cwd=REPOSITORY,
         env={
             **os.environ,
-            "PYSPARK_SUBMIT_ARGS": CLUSTER.format(script=script, small=SMALL_SPARK),
+            "PYSPARK_SUBMIT_ARGS": CLUSTER.format(script=script, java=SMALL_JVM, small=SMALL_SPARK),
             "SPARK_WORKER_DIR": str(tmp_path / "work"),
             "MLFLOW_TRACKING_URI": "http://127.0.0.1:9",  # nobody answers there
         },

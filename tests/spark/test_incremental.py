@@ -87,7 +87,6 @@ def test_each_night_does_what_was_appended_also_under_a_new_schema(
     assert [rows for _, rows in nights.appends()] == [300, 10, 10]
 
 
-@pytest.mark.long
 def test_equal_rows_are_counted_over_all_nights(nights: Nights) -> None:
     nights.append([(1, "a"), (1, "a"), (2, "b")])
     nights.run()
@@ -127,7 +126,6 @@ def test_a_night_that_ended_between_commit_and_checkpoint_adds_nothing_when_it_c
     assert nights.run(id_columns=id_columns) == (10, 0, 10)
 
 
-@pytest.mark.long
 def test_a_batch_that_failed_half_way_comes_again_and_only_its_rest_is_done(nights: Nights) -> None:
     """The first chunk is committed, then a row ends the run."""
     nights.append(words(0, 1_200))

@@ -21,7 +21,7 @@ import pyspark
 from pyarrow import flight
 
 from pipemax.wire import ProcessIdentity, ServerAction, ServerStats
-from tests.spark.processes import servers_of, wait_until
+from tests.spark.processes import SMALL_JVM, servers_of, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SPARK_HOME = Path(os.environ.get("SPARK_HOME", Path(pyspark.__file__).parent))
@@ -159,8 +159,7 @@ class Cluster:
         with (logs / f"{address}.log").open("ab") as log:
             daemon = subprocess.Popen(
                 [*command, "--host", address, "--webui-port", "0", *arguments],
-                env=environment(logs)
-                | {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1"},
+                env=environment(logs) | {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": SMALL_JVM},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

@@ -6,6 +6,7 @@ What is committed is read past Spark, from Delta's log and its files.
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,13 +22,13 @@ import yaml
 from tests.fakes.engine import expected_text, fake_config
 from tests.fakes.engine_python import write_engine_python
 from tests.spark.faults.cluster import CORES_PER_NODE, REPOSITORY, Cluster, environment
-from tests.spark.processes import SMALL_SPARK
+from tests.spark.processes import SMALL_JVM, SMALL_SPARK
 
 MAX_TOKENS = 16
 _CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.executor.memory": "512m",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.executor.extraJavaOptions": SMALL_JVM,
     "spark.executor.cores": str(CORES_PER_NODE),
     "spark.executor.instances": "2",
     "spark.task.maxFailures": "8",
@@ -100,7 +101,7 @@ class Table:
     def start_job(self, **conf: str) -> None:
         """Always the same command; ``conf`` is Spark's, with underscores for dots."""
         settings = _CONF | {name.replace("_", "."): value for name, value in conf.items()}
-        flags = " ".join(f"--conf {name}={value}" for name, value in settings.items())
+        flags = " ".join(f"--conf {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
         self.logs.mkdir(exist_ok=True)
         with self._driver_log.open("ab") as log:
             self._job = subprocess.Popen(
