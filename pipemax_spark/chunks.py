@@ -193,8 +193,8 @@ class ChunkPlan:
                 return None
             count = max(1, round(max(at_least, self._rows_wanted(rows_per_s)) / self._rows_per_slice))
             left = self._slices - first
-            # A last chunk of a few rows is not worth a commit.
-            if left < count * 5 / 4:
+            # A last chunk of a few rows is not worth a commit, nor may it be too small to keep the engines fed.
+            if left < count * 5 / 4 or (left - count) * self._rows_per_slice < at_least:
                 count = left
             chunk = Chunk(
                 number=self.first_number + len(self._chunks),

@@ -80,6 +80,7 @@ class AnnotationJob:
                 work=work,
                 params=self._params(checked),
                 manifest=self._manifest(checked),
+                expected_rows=checked.reply.expected_rows,
             )
             version = self._table.version()
             with run, self._batches(checked, work) as batches:

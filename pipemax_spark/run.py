@@ -46,8 +46,10 @@ class Run:
         work: WorkDirectory,
         params: Mapping[str, Any],
         manifest: Mapping[str, Any],
+        expected_rows: int | None = None,
     ) -> None:
-        """``params`` are for MLflow, ``manifest`` is what the next run must know of this one, should it die."""
+        """``params`` are for MLflow, ``manifest`` is what the next run must know of this one, should it die.
+        ``expected_rows``: see ``ChunkRunner``."""
         self._spark = spark
         self._options = options
         self._terminal = terminal
@@ -56,6 +58,7 @@ class Run:
         self._work = work
         self._params = params
         self._manifest = manifest
+        self._expected_rows = expected_rows
         self._slots = slots_of(spark)
         self._stack = ExitStack()
         self._collector: Collector | None = None
@@ -141,6 +144,7 @@ class Run:
             note_chunk=self._work.note_chunk,
             spool=self._spools,
             transactions=transactions,
+            expected_rows=self._expected_rows,
         )
         with self._lock:
             self._runner = runner

@@ -94,9 +94,10 @@ class ChunkRunner:
         note_chunk: Callable[[Chunk], None],
         spool: ChunkSpools | None,
         transactions: Transactions,
+        expected_rows: int | None = None,
     ) -> None:
         """``note_chunk`` is called before each chunk starts. Without a ``spool``, completions that are not committed
-        are lost with their task."""
+        are lost with their task. ``expected_rows``: for how many an engine should have room, until one says so."""
         self._spark = spark
         self._table = table
         self._rows = rows
@@ -108,6 +109,7 @@ class ChunkRunner:
         self._note_chunk = note_chunk
         self._spool = spool
         self._transactions = transactions
+        self._expected_rows = expected_rows
         self._engine_rows: Callable[[], int | None] = lambda: None
         self._turn = threading.Lock()  # the lane that holds it takes the next chunk
         self._lock = threading.Lock()
@@ -211,7 +213,7 @@ class ChunkRunner:
             if rows_per_s is None and self._committed_rows:
                 # No collector hears the servers: the commits say how fast it goes.
                 rows_per_s = self._committed_rows / (time.monotonic() - self._started_s)
-            engine_rows = self._engine_rows()
+            engine_rows = self._room()
             fed_rows = self._slots.fed_partition_rows(engine_rows) or 0
             chunk = self._chunks.next(rows_per_s, at_least=self._slots.total * fed_rows)
         if chunk is not None:
@@ -219,9 +221,13 @@ class ChunkRunner:
             self._note_chunk(chunk)
         return chunk
 
+    def _room(self) -> int | None:
+        """Rows that an engine has room for, as far as is known."""
+        return self._engine_rows() or self._expected_rows
+
     def _run_chunk(self, chunk: Chunk, transaction: Transaction) -> None:
         is_last = chunk.end_slice == self._rows.slices
-        partitions = self._slots.partitions_for(chunk.rows, engine_rows=self._engine_rows(), is_last=is_last)
+        partitions = self._slots.partitions_for(chunk.rows, engine_rows=self._room(), is_last=is_last)
         rows = self._rows.read(chunk, partitions=partitions)
         plan = self._plan
         if self._spool is not None:

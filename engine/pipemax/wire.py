@@ -378,6 +378,9 @@ class PreflightReply:
     """The engine config with every default filled in."""
     row_lengths: dict[str, Any] | None = None
     """For the engine config, under ``policy: auto``: what the sampled prompts say of the rows to come."""
+    expected_rows: int | None = None
+    """About so many rows like the sampled ones an engine's host pools will hold; None where it uses none, or nothing
+    was sampled."""
     versions: dict[str, str] = field(default_factory=dict)
     """Package → version in the engine's environment."""
 

@@ -47,6 +47,21 @@ def test_sampled_rows_tell_their_lengths_to_policy_auto_alone() -> None:
     assert ask({"policy": "auto", "row_lengths": own}, prompts).row_lengths is None, "the config knows better"
 
 
+def test_sampled_rows_tell_how_many_will_fit_into_the_host_pool() -> None:
+    prompts = ["Package: hello", None]
+    few = ask({"host_kv_gib": 0.25}, prompts, max_tokens=40).expected_rows
+    many = ask({"host_kv_gib": 1.0}, prompts, max_tokens=40).expected_rows
+    assert few
+    assert many == pytest.approx(4 * few, abs=4)
+    by_default = ask({"cpu_kv_gib": 0.25}, prompts, max_tokens=40).expected_rows
+    assert by_default == many, "4 times cpu_kv_gib"
+    longer = ask({"host_kv_gib": 0.25}, prompts, max_tokens=400).expected_rows
+    assert longer
+    assert longer < few
+    assert ask({"policy": "vllm"}, prompts).expected_rows is None, "it has no host pool"
+    assert ask({}, []).expected_rows is None
+
+
 @pytest.mark.parametrize(
     ("engine", "generation", "told"),
     [

@@ -89,6 +89,13 @@ def _preflight(text: bytes) -> bytes:
         prompt_tokens=counts,
         row_lengths=lengths if config.policy == "auto" and counts else None,
         first_prompt=prompts[0] if prompts else "",
+        expected_rows=_expected_rows(config, prompts),
         engine=config.model_dump(mode="json"),
         versions={"pipemax-spark": PACKAGE_VERSION, "vllm": "fake"},
     ).to_bytes()
+
+
+def _expected_rows(config, prompts):  # type: ignore[no-untyped-def]
+    from tests.fakes.virtual_engine import rows_in_host_pool
+
+    return rows_in_host_pool(config, prompts) if "virtual" in config.vllm and prompts else None

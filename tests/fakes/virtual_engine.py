@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from statistics import mean
 from typing import Any
 
 from pipemax.api import Completion, EngineStats, GenerationRequest
@@ -41,6 +42,12 @@ def lengths_of(prompt: str) -> tuple[int, int]:
 def virtual_text(prompt: str) -> str:
     _, outputs = lengths_of(prompt)
     return " ".join(f"{prompt}/{i}" for i in range(outputs))
+
+
+def rows_in_host_pool(config: EngineConfig, prompts: Sequence[str]) -> int:
+    """As ``pipemax preflight`` says it of a real engine."""
+    pools = small_config(**config.vllm["virtual"])
+    return int(pools.host_blocks * pools.block_tokens / mean(sum(lengths_of(prompt)) for prompt in prompts))
 
 
 class SwitchRecorder:

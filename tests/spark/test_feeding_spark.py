@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipemax.wire import GenerationSpec
+from pipemax_spark.slots import slots_of
 from tests.fakes.engine_python import write_engine_python
 from tests.fakes.virtual_engine import (
     phases_with_all_rows_there,
@@ -24,35 +25,52 @@ from tests.spark.conftest import Jobs
 from tests.spark.test_killed_job import committed_chunks
 
 _ROWS, _MAX_TOKENS = 1_800, 40
-_POOLS: dict[str, Any] = {"gpu_blocks": 600, "host_blocks": 1_800, "input_grace_s": 60.0}
-_HOST_ROWS = 190
-"""Requests of mean length that fit into the host pool: a ninth of the table."""
+_POOLS: dict[str, Any] = {"gpu_blocks": 600, "host_blocks": 1_100, "input_grace_s": 60.0}
+_HOST_ROWS = 116
+"""Requests of mean length that fit into the host pool: a fifteenth of the table."""
+_LARGE_HOST_BLOCKS = 13_000
+"""Some 1,370 requests."""
 _CHUNK_ROWS = 16
+
+
+def metrics_of_run(run: Jobs, directory: Path, pools: dict[str, Any]) -> dict[str, float]:
+    """The engine's last ones, after a run with chunks as small as feeding lets them be."""
+    run.write_input([(i, f"row {i}") for i in range(_ROWS)])
+    summary = run.run(
+        id_columns=("id",),
+        engine=virtual_config(**pools),
+        generation=GenerationSpec(max_tokens=_MAX_TOKENS),
+        engine_python=write_engine_python(directory / "python", f"--chunk-rows={_CHUNK_ROWS}"),
+        commit_every_s=0.1,
+    )
+    assert summary is not None
+    assert summary.rows_out == _ROWS
+    (path,) = (run.directory / "runs").rglob("engine_metrics.parquet")
+    return dict(pq.read_table(path).to_pylist()[-1]["metrics"])
 
 
 def test_no_partitions_and_no_chunks_end_ends_a_prefill_phase(
     jobs: Callable[[], Jobs], tmp_path: Path
 ) -> None:
     run = jobs()
-    run.write_input([(i, f"row {i}") for i in range(_ROWS)])
-    summary = run.run(
-        id_columns=("id",),
-        engine=virtual_config(**_POOLS),
-        generation=GenerationSpec(max_tokens=_MAX_TOKENS),
-        engine_python=write_engine_python(tmp_path / "python", f"--chunk-rows={_CHUNK_ROWS}"),
-        commit_every_s=0.1,  # chunks as small as feeding lets them be
-    )
-    assert summary is not None
-    assert summary.rows_out == _ROWS
+    metrics = metrics_of_run(run, tmp_path, _POOLS)
     assert committed_chunks(run.output) >= 2
     prompts = [f"Say row {i}" for i in range(_ROWS)]
     texts = {row["id"]: row["annotation"]["text"] for row in run.rows()}
     assert texts == dict(enumerate(map(virtual_text, prompts)))
-    (path,) = (run.directory / "runs").rglob("engine_metrics.parquet")
-    metrics = dict(pq.read_table(path).to_pylist()[-1]["metrics"])
     assert not any(switches(metrics, "starved")[:-1])
     reference = phases_with_all_rows_there(prompts, max_tokens=_MAX_TOKENS, controller=_POOLS)
     own, expected = refills(metrics), refills(reference)
     assert abs(len(own) - len(expected)) <= 2, (own, expected)
     assert mean(own) == pytest.approx(mean(expected), rel=0.05)
     assert metrics["most_held"] <= 2 * _HOST_ROWS + 4 * _CHUNK_ROWS
+
+
+def test_the_first_phase_fills_a_host_pool_that_is_larger_than_a_first_chunk_would_be(
+    jobs: Callable[[], Jobs], tmp_path: Path
+) -> None:
+    """Cut without regard to the pool, it would have 256 rows a slot."""
+    run = jobs()
+    metrics = metrics_of_run(run, tmp_path, _POOLS | {"host_blocks": _LARGE_HOST_BLOCKS})
+    assert switches(metrics, "started")[0] > 256 * slots_of(run.spark).total
+    assert not switches(metrics, "starved")[0]

@@ -16,6 +16,7 @@ from vllm.usage.usage_lib import UsageContext
 from pipemax.config import EngineConfig, KvOffload, Policy
 from pipemax.control.config import HOST_HIGH_WATERMARK
 from pipemax.domain.units import GIB, ceil_div
+from pipemax.host_room import host_pool_bytes
 from pipemax.lifetime import SERVER_IDENTITY_VARIABLE
 from pipemax.parallelism import pipeline_parallel_size
 from pipemax.transfer.cuda.pinned_pool import available_host_bytes, require_pools
@@ -28,8 +29,6 @@ log = logging.getLogger(__name__)
 
 KV_LAYOUT = "BLHNC"
 """Block-first: see ``pipemax.transfer.layout``."""
-_HOST_POOL_SHARE = 0.5
-"""Of the available host memory, on a machine with GPUs: pinned pages are lost to everything else."""
 _QUEUE_DEPTH = 2
 """How many times its KV capacity stock vLLM is sent."""
 
@@ -139,7 +138,8 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
     kv_bytes = kv_bytes_per_token(vllm_config)
     block_bytes = max(kv_bytes) * vllm_config.cache_config.block_size
     num_workers = vllm_config.parallel_config.world_size
-    host_bytes = _host_bytes(config, num_workers)
+    available_bytes = None if current_platform.is_cpu() else available_host_bytes
+    host_bytes = host_pool_bytes(config, num_workers=num_workers, available_bytes=available_bytes)
     if not current_platform.is_cpu():
         require_pools(host_bytes, num_workers, available_host_bytes())
     host_blocks = int(host_bytes / block_bytes)
@@ -162,15 +162,6 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
         stores_tokens=not current_platform.is_cpu(),
         offloads_per_layer=config.kv_offload is KvOffload.PER_LAYER,
     )
-
-
-def _host_bytes(config: EngineConfig, num_workers: int) -> float:
-    """Of one worker's host pool: as asked, else on GPUs an equal part of what this machine can spare."""
-    if config.host_kv_gib is not None:
-        return config.host_kv_gib * GIB
-    if current_platform.is_cpu():
-        return 4 * config.cpu_kv_gib * GIB
-    return _HOST_POOL_SHARE * available_host_bytes() / num_workers
 
 
 @contextmanager

@@ -46,6 +46,8 @@ def test_a_chunk_is_no_smaller_than_what_keeps_the_engines_fed() -> None:
     assert first is not None
     assert second is not None
     assert (first.rows, second.rows) == (2_000, 50_000)
+    while (chunk := plan.next(1.0, at_least=300_000)) is not None:
+        assert chunk.rows >= 300_000, "the last one, too"
 
 
 @given(

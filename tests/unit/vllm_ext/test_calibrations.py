@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
 from pipemax.config import EngineConfig
 from pipemax.control.calibration import Calibration, save_calibration
 from pipemax.control.config import StageConfig
 from pipemax.control.estimator import StepTimeModel
+from pipemax.host_room import expected_rows, host_pool_bytes
 from pipemax.vllm_ext import compat
 from pipemax.vllm_ext.calibrations import (
     cache_path,
@@ -104,6 +106,27 @@ def test_a_calibrated_engine_is_known_before_it_starts() -> None:
     block_bytes = kv_bytes[0] * expected.capacity.block_tokens
     assert expected.capacity.gpu_blocks == 2**28 // block_bytes - 1
     assert expected.capacity.host_blocks == 2**30 // block_bytes
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"pipeline_parallel_size": 1}, {"dtype": "float32"}, {"vllm": {"kv_cache_dtype": "fp8_e5m2"}}],
+)
+def test_the_room_in_the_host_pool_is_guessed_from_the_model_s_configuration_alone(
+    values: dict[str, object],
+) -> None:
+    own = config(host_kv_gib=0.5, **values)
+    token_bytes = max(kv_bytes_per_token(make_vllm_config(own)))
+    model = AutoConfig.from_pretrained(DEMO_MODEL)
+    lengths = [100, 300]
+    rows = expected_rows(
+        own,
+        model,
+        pool_bytes=host_pool_bytes(own, num_workers=2, available_bytes=None),
+        num_stages=own.pipeline_parallel_size or 1,
+        row_tokens=lengths,
+    )
+    assert rows == 2**29 // token_bytes // 200
 
 
 def test_what_pipemax_cannot_run_is_told_before_a_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,62 @@
+"""How much KV an engine's host pools hold, and how many requests: known before any engine runs."""
+
+from collections.abc import Callable, Sequence
+from statistics import mean
+from typing import Any
+
+from pipemax.config import EngineConfig, Policy
+from pipemax.domain.units import GIB, ceil_div
+
+_SHARE_OF_AVAILABLE = 0.5
+"""On a machine with GPUs: pinned pages are lost to everything else."""
+_CPU_POOLS = 4
+_BYTES_OF_LONG_TYPES = {"float32": 4, "float": 4, "float64": 8}
+_USUAL_BYTES = 2
+
+
+def host_pool_bytes(
+    config: EngineConfig, *, num_workers: int, available_bytes: Callable[[], float] | None
+) -> float:
+    """Of one worker's host pool: as asked, else on GPUs an equal part of what the machine can spare.
+
+    ``available_bytes`` is None on a machine without GPUs.
+    """
+    if config.host_kv_gib is not None:
+        return config.host_kv_gib * GIB
+    if available_bytes is None:
+        return _CPU_POOLS * config.cpu_kv_gib * GIB
+    return _SHARE_OF_AVAILABLE * available_bytes() / num_workers
+
+
+def expected_rows(
+    config: EngineConfig, model_config: Any, *, pool_bytes: float, num_stages: int, row_tokens: Sequence[int]
+) -> int | None:
+    """Requests of these lengths (prompt and output, tokens) that fit into host pools of ``pool_bytes`` each.
+
+    From the model's configuration alone, so roughly. None where no host pool is used, nothing was sampled, or the
+    configuration does not tell its heads.
+    """
+    if config.policy is Policy.VLLM or not row_tokens:
+        return None
+    text_config = model_config.get_text_config()
+    layers = getattr(text_config, "num_hidden_layers", None)
+    heads = getattr(text_config, "num_attention_heads", None)
+    kv_heads = getattr(text_config, "num_key_value_heads", None) or heads
+    if not layers or not heads or not kv_heads:
+        return None
+    head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
+    own_layers = ceil_div(layers, num_stages)
+    own_heads = ceil_div(kv_heads, config.tensor_parallel_size)
+    token_bytes = 2 * own_layers * own_heads * head_dim * _element_bytes(config, text_config)
+    return max(1, int(pool_bytes / token_bytes / mean(row_tokens)))
+
+
+def _element_bytes(config: EngineConfig, text_config: Any) -> int:
+    kv_type = str(config.vllm.get("kv_cache_dtype", "auto"))
+    if kv_type.startswith(("fp8", "int8")):
+        return 1
+    name = config.dtype if kv_type == "auto" else kv_type
+    if name == "auto":
+        # vLLM runs checkpoints of 32 bits in 16, unless told otherwise.
+        return _USUAL_BYTES
+    return _BYTES_OF_LONG_TYPES.get(name, _USUAL_BYTES)
