@@ -17,7 +17,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -89,8 +89,9 @@ class Result:
     predicted_ratio_to_vllm: float
     tokens_identical: bool
     """To stock vLLM's in the same run."""
-    logit_gaps: dict[str, float]
-    """Of the rows whose tokens differ: how far apart the two logits are where they first do."""
+    logit_gaps: dict[str, float | None]
+    """Of the rows whose tokens differ: how far apart the two logits are where they first do; None where one answer
+    merely ends before the other."""
     metrics: dict[str, float]
     """The engine's own counts, over warm-up and rounds."""
 
@@ -222,9 +223,18 @@ def compare(model: str, pp: int, arguments: argparse.Namespace) -> Iterator[Resu
                 predicted_tokens_per_s=round(output_share * predicted.predicted_tokens_per_s[policy], 1),
                 predicted_ratio_to_vllm=round(predicted.speedup, 3) if policy == "pipemax" else 1.0,
                 tokens_identical=outcome.tokens == stock.tokens,
-                logit_gaps={name: round(gap, 6) for name, gap in gaps.items()},
+                logit_gaps={name: None if gap is None else round(gap, 6) for name, gap in gaps.items()},
                 metrics={name: round(value, 4) for name, value in outcome.metrics.items()},
             )
+
+
+def _describe(gaps: Collection[float | None]) -> str:
+    if not gaps:
+        return ""
+    known = [gap for gap in gaps if gap is not None]
+    apart = f", logits at most {max(known):.6f} apart" if known else ""
+    shorter = f", {len(gaps) - len(known)} of them only shorter or longer" if len(known) < len(gaps) else ""
+    return f" ({len(gaps)} rows{apart}{shorter})"
 
 
 def main() -> None:
@@ -252,8 +262,7 @@ def main() -> None:
                 results.append(result)
                 batch = result.metrics.get("mean_decode_batch")
                 of_batch = "" if batch is None else f"  mean batch {batch:.1f}"
-                gaps = result.logit_gaps.values()
-                of_gaps = f" ({len(gaps)} rows, logits at most {max(gaps):.6f} apart)" if gaps else ""
+                of_gaps = _describe(result.logit_gaps.values())
                 print(
                     f"pp={pp} {result.lengths:8} {result.prompts:9} {result.policy:7} {result.tokens_per_s:7.1f} tok/s"
                     f"  ×{result.ratio_to_vllm:.2f}  predicted {result.predicted_tokens_per_s:7.1f} tok/s"

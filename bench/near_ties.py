@@ -9,11 +9,13 @@ from collections.abc import Mapping
 Tokens = Mapping[str, tuple[int, ...]]
 
 
-def logit_gaps(model: str, prompts: Mapping[str, str], ours: Tokens, theirs: Tokens) -> dict[str, float]:
+def logit_gaps(
+    model: str, prompts: Mapping[str, str], ours: Tokens, theirs: Tokens
+) -> dict[str, float | None]:
     """Request id → how far apart the logits of the two tokens lie where the answers first part, for those that do.
 
-    In float64, by transformers, which knows nothing of blocks or batches. An answer that merely ends before the other
-    counts as infinitely far.
+    In float64, by transformers, which knows nothing of blocks or batches. None where an answer merely ends before the
+    other.
     """
     parted = {
         name: _first_difference(ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]
@@ -25,10 +27,10 @@ def logit_gaps(model: str, prompts: Mapping[str, str], ours: Tokens, theirs: Tok
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     exact = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
-    gaps: dict[str, float] = {}
+    gaps: dict[str, float | None] = {}
     for name, place in parted.items():
         if place is None:
-            gaps[name] = float("inf")
+            gaps[name] = None
             continue
         before = [*tokenizer(prompts[name])["input_ids"], *ours[name][:place]]
         with torch.no_grad():

@@ -18,7 +18,7 @@ class Result:
     system: str
     lengths: str
     rows: int
-    batch_rows: int = 64
+    batch_rows: int
     engines: int
     start_s: list[float]
     seconds: list[float]

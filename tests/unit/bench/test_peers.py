@@ -15,6 +15,7 @@ RESULT = Result(
     system="bare_engine",
     lengths="skewed",
     rows=1000,
+    batch_rows=64,
     engines=1,
     start_s=[30.0],
     seconds=[10.0, 9.0, 11.0],
