@@ -33,10 +33,10 @@ def expected_rows(
 ) -> int | None:
     """Requests of these lengths (prompt and output, tokens) that fit into host pools of ``pool_bytes`` each.
 
-    From the model's configuration alone, so roughly. None where no host pool is used, nothing was sampled, or the
-    configuration does not tell its heads.
+    From the model's configuration alone, so roughly. None where nothing was sampled, the configuration does not tell
+    its heads, or the policy is not pipemax: what ``auto`` will choose is not known yet.
     """
-    if config.policy is Policy.VLLM or not row_tokens:
+    if config.policy is not Policy.PIPEMAX or not row_tokens:
         return None
     text_config = model_config.get_text_config()
     layers = getattr(text_config, "num_hidden_layers", None)

@@ -379,8 +379,7 @@ class PreflightReply:
     row_lengths: dict[str, Any] | None = None
     """For the engine config, under ``policy: auto``: what the sampled prompts say of the rows to come."""
     expected_rows: int | None = None
-    """About so many rows like the sampled ones an engine's host pools will hold; None where it uses none, or nothing
-    was sampled."""
+    """About so many rows like the sampled ones an engine's host pools will hold; None where nobody can tell."""
     versions: dict[str, str] = field(default_factory=dict)
     """Package → version in the engine's environment."""
 
