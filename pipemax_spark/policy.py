@@ -31,7 +31,9 @@ class PolicyNotes:
 
     def look(self) -> None:
         for server in self._collector.servers():
-            if server.policy and server.policy not in self.choices:
+            # Until it has done rows of this job, its engine may be that of the job before.
+            is_ours = self._collector.job_of(server).rows_done > 0
+            if is_ours and server.policy and server.policy not in self.choices:
                 self.choices.append(server.policy)
                 chosen, reason = server.policy["chosen"], server.policy["reason"]
                 self._terminal.say("Policy", f"{chosen}: {reason}")

@@ -1,5 +1,6 @@
 """Reports to the collector: the right token, exact totals by the time a task ends, and no harm without it."""
 
+import time
 from collections.abc import Callable
 
 from pipemax.wire import CollectorAddress, ErrorCode
@@ -56,6 +57,7 @@ def test_an_unreachable_collector_costs_one_warning(fake_engine_python: EnginePy
     )
     for _ in range(3):
         run_prompts(["[[slow 0.3]]"], opts)
+        time.sleep(0.3)  # meanwhile no session asks for reports
     log = files_of(opts).log
     wait_until(lambda: "cannot be reached" in log.read_text(), 2.0)
     assert log.read_text().count("cannot be reached") == 1

@@ -42,6 +42,8 @@ class Reporter:
         self._period_s = period_s
         self._lock = threading.Lock()
         self._links: dict[CollectorAddress, _Link] = {}
+        self._unreached: set[CollectorAddress] = set()
+        """Which it was warned of."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
 
@@ -55,10 +57,25 @@ class Reporter:
         """Send the present totals and wait until the collector has them, or cannot be reached. ``is_last``: nothing
         may follow, so a collector that failed lately is tried all the same."""
         with self._lock:
-            link = self._links.setdefault(collector, _Link(collector, self._timeout_s))
+            if collector not in self._links:
+                self._links[collector] = _Link(collector, self._timeout_s, self._warn)
+            link = self._links[collector]
         outlook = link.send(self._stats_for, is_last=is_last)
         if outlook is not None:
             self._hear(outlook)
+
+    def _warn(self, collector: CollectorAddress, error: Exception) -> None:
+        """Once, however often its job's tasks come and go."""
+        with self._lock:
+            if collector in self._unreached:
+                return
+            self._unreached.add(collector)
+        log.warning(
+            "the collector at %s:%d cannot be reached, the job goes on without progress reports: %s",
+            collector.host,
+            collector.port,
+            str(error).partition("\n")[0],
+        )
 
     def _run(self) -> None:
         while not self._stopped.wait(self._period_s):
@@ -74,12 +91,17 @@ class Reporter:
 class _Link:
     """The way to one collector."""
 
-    def __init__(self, collector: CollectorAddress, timeout_s: float) -> None:
+    def __init__(
+        self,
+        collector: CollectorAddress,
+        timeout_s: float,
+        warn: Callable[[CollectorAddress, Exception], None],
+    ) -> None:
         self._collector = collector
         self._timeout_s = timeout_s
+        self._warn = warn
         self._lock = threading.Lock()
         self._client: flight.FlightClient | None = None
-        self._warned = False
         self._retry_s = _FIRST_RETRY_S
         """After the next failure."""
         self._not_before_s = float("-inf")
@@ -100,14 +122,7 @@ class _Link:
             except (flight.FlightError, pa.ArrowException, OSError) as error:
                 self._not_before_s = time.monotonic() + self._retry_s
                 self._retry_s = min(_LONGEST_RETRY_S, 2 * self._retry_s)
-                if not self._warned:
-                    self._warned = True
-                    log.warning(
-                        "the collector at %s:%d cannot be reached, the job goes on without progress reports: %s",
-                        self._collector.host,
-                        self._collector.port,
-                        str(error).partition("\n")[0],
-                    )
+                self._warn(self._collector, error)
         return None
 
     def close(self) -> None:

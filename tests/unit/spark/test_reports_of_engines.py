@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -11,6 +12,7 @@ from pipemax.wire import JobStats, ServerStats
 from pipemax_spark.collector import Collector
 from pipemax_spark.engine_log import EngineLog
 from pipemax_spark.plot import plot
+from pipemax_spark.policy import PolicyNotes
 from pipemax_spark.progress import EngineSample, Sample
 from pipemax_spark.time_accounts import NO_ENGINE, TimeAccounts, describe_account, whole_account
 
@@ -124,3 +126,17 @@ def test_a_picture_is_drawn_whatever_the_engines_tell(
     ]
     plot(samples, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_policy_is_told_of_the_job_s_own_engine_and_not_of_the_one_before() -> None:
+    told: list[str] = []
+    terminal = Mock(say=lambda _, text: told.append(text))
+    seen = [(1, 0, "of another job"), (2, 0, "ours"), (2, 3, "ours"), (2, 9, "ours")]
+    with Collector(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id="job") as collector:
+        notes = PolicyNotes(collector, terminal, Mock())
+        for starts, rows_done, reason in seen:
+            stats = report(starts=starts, at_s=float(rows_done), job=JobStats(rows_done=rows_done))
+            collector._answer(replace(stats, policy={"chosen": "vllm", "reason": reason}))
+            notes.look()
+    assert told == ["vllm: ours"]
+    assert [choice["reason"] for choice in notes.choices] == ["ours"]
