@@ -28,7 +28,7 @@ compare: $(VENV)/ready  ## Stock vLLM and PipeMax side by side on a part of the 
 test: $(VENV)/ready lint  ## Lint, types, import contracts and all tests
 	@$(BIN)/python -m pytest
 
-test-long: $(VENV)/ready  ## More nights of a job that follows a table, one of them killed
+test-long: $(VENV)/ready  ## A job disturbed on two nodes, a driver killed in mid-night, more nights
 	@$(BIN)/python -m pytest -m long
 
 test-versions: $(VENV)/ready  ## The wheel on Spark 4.0, 4.1 and 4.2, each in a thin environment: a quarter of an hour
