@@ -15,6 +15,7 @@ from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, ServerStats
 from pipemax_spark.collector import Collector
 from tests.fakes.engine import fake_config
 from tests.fakes.engine_python import write_engine_python
+from tests.spark.processes import SMALL_SPARK
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SECRETS = {
@@ -41,7 +42,7 @@ def left_files(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, bytes]:
     submit = (
         f"--conf spark.eventLog.enabled=true --conf spark.eventLog.compress=false "
         f"--conf spark.eventLog.dir=file://{directory / 'events'} "
-        f"--conf spark.executorEnv.HF_TOKEN={SECRETS['HF_TOKEN']} pyspark-shell"
+        f"--conf spark.executorEnv.HF_TOKEN={SECRETS['HF_TOKEN']} {SMALL_SPARK} pyspark-shell"
     )
     job = subprocess.run(
         [
