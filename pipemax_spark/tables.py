@@ -49,6 +49,7 @@ class DeltaTable:
     def __init__(self, spark: Any, name: str) -> None:
         self._spark = spark
         self._by_path = is_path(name)
+        self._looked_up: Any = None
         self.name = plain_path(name)
 
     @property
@@ -81,10 +82,10 @@ class DeltaTable:
         return int(self._spark.sql(f"DESCRIBE HISTORY {self.sql_name} LIMIT 1").head()["version"])
 
     def table_id(self) -> str:
-        return str(self._detail()["id"])
+        return str(self._identity()["id"])
 
     def location(self) -> str:
-        return plain_path(str(self._detail()["location"]))
+        return plain_path(str(self._identity()["location"]))
 
     def properties(self) -> dict[str, str]:
         return dict(self._detail()["properties"])
@@ -156,6 +157,12 @@ class DeltaTable:
             writer.save(self.name)
         else:
             writer.saveAsTable(self.name)
+
+    def _identity(self) -> Any:
+        """Details of which id and location never change: each look is a Spark job."""
+        if self._looked_up is None:
+            self._looked_up = self._detail()
+        return self._looked_up
 
     def _detail(self) -> Any:
         return self._spark.sql(f"DESCRIBE DETAIL {self.sql_name}").head()
