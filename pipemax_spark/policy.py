@@ -20,7 +20,7 @@ def wants_row_lengths(engine: Mapping[str, Any]) -> bool:
 
 
 class PolicyNotes:
-    """Prints and records each choice as soon as a server reports it."""
+    """Prints and records each choice as soon as a server that has done rows of this job reports it."""
 
     def __init__(self, collector: Collector, terminal: Terminal, tracker: Tracker) -> None:
         self._collector = collector

@@ -10,7 +10,7 @@ from pipemax.domain.units import GIB, ceil_div
 _SHARE_OF_AVAILABLE = 0.5
 """On a machine with GPUs: pinned pages are lost to everything else."""
 _CPU_POOLS = 4
-_BYTES_OF_LONG_TYPES = {"float32": 4, "float": 4, "float64": 8}
+_BYTES_OF_LONG_TYPES = {"float32": 4, "float": 4}
 _USUAL_BYTES = 2
 
 
@@ -47,11 +47,11 @@ def expected_rows(
     head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
     own_layers = ceil_div(layers, num_stages)
     own_heads = ceil_div(kv_heads, config.tensor_parallel_size)
-    token_bytes = 2 * own_layers * own_heads * head_dim * _element_bytes(config, text_config)
+    token_bytes = 2 * own_layers * own_heads * head_dim * _element_bytes(config)
     return max(1, int(pool_bytes / token_bytes / mean(row_tokens)))
 
 
-def _element_bytes(config: EngineConfig, text_config: Any) -> int:
+def _element_bytes(config: EngineConfig) -> int:
     kv_type = str(config.vllm.get("kv_cache_dtype", "auto"))
     if kv_type.startswith(("fp8", "int8")):
         return 1
