@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -49,7 +50,6 @@ class DeltaTable:
     def __init__(self, spark: Any, name: str) -> None:
         self._spark = spark
         self._by_path = is_path(name)
-        self._looked_up: Any = None
         self.name = plain_path(name)
 
     @property
@@ -82,10 +82,10 @@ class DeltaTable:
         return int(self._spark.sql(f"DESCRIBE HISTORY {self.sql_name} LIMIT 1").head()["version"])
 
     def table_id(self) -> str:
-        return str(self._identity()["id"])
+        return str(self._identity["id"])
 
     def location(self) -> str:
-        return plain_path(str(self._identity()["location"]))
+        return plain_path(str(self._identity["location"]))
 
     def properties(self) -> dict[str, str]:
         return dict(self._detail()["properties"])
@@ -158,11 +158,10 @@ class DeltaTable:
         else:
             writer.saveAsTable(self.name)
 
+    @cached_property
     def _identity(self) -> Any:
         """Details of which id and location never change: each look is a Spark job."""
-        if self._looked_up is None:
-            self._looked_up = self._detail()
-        return self._looked_up
+        return self._detail()
 
     def _detail(self) -> Any:
         return self._spark.sql(f"DESCRIBE DETAIL {self.sql_name}").head()

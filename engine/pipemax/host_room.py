@@ -1,11 +1,12 @@
 """How much KV an engine's host pools hold, and how many requests: known before any engine runs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.units import GIB, ceil_div
+from pipemax.transfer.host_memory import available_host_bytes
 
 _SHARE_OF_AVAILABLE = 0.5
 """On a machine with GPUs: pinned pages are lost to everything else."""
@@ -14,24 +15,19 @@ _BYTES_OF_LONG_TYPES = {"float32": 4, "float": 4}
 _USUAL_BYTES = 2
 
 
-def host_pool_bytes(
-    config: EngineConfig, *, num_workers: int, available_bytes: Callable[[], float] | None
-) -> float:
-    """Of one worker's host pool: as asked, else on GPUs an equal part of what the machine can spare.
-
-    ``available_bytes`` is None on a machine without GPUs.
-    """
+def host_pool_bytes(config: EngineConfig, *, num_workers: int, has_gpus: bool) -> float:
+    """Of one worker's host pool: as asked, else on GPUs an equal part of what the machine can spare."""
     if config.host_kv_gib is not None:
         return config.host_kv_gib * GIB
-    if available_bytes is None:
+    if not has_gpus:
         return _CPU_POOLS * config.cpu_kv_gib * GIB
-    return _SHARE_OF_AVAILABLE * available_bytes() / num_workers
+    return _SHARE_OF_AVAILABLE * available_host_bytes() / num_workers
 
 
 def expected_rows(
-    config: EngineConfig, model_config: Any, *, pool_bytes: float, num_stages: int, row_tokens: Sequence[int]
+    config: EngineConfig, model_config: Any, *, num_stages: int, has_gpus: bool, row_tokens: Sequence[int]
 ) -> int | None:
-    """Requests of these lengths (prompt and output, tokens) that fit into host pools of ``pool_bytes`` each.
+    """Requests of these lengths (prompt and output, tokens) that fit into the engine's host pools.
 
     From the model's configuration alone, so roughly. None where nothing was sampled, the configuration does not tell
     its heads, or the policy is not pipemax: what ``auto`` will choose is not known yet.
@@ -48,6 +44,8 @@ def expected_rows(
     own_layers = ceil_div(layers, num_stages)
     own_heads = ceil_div(kv_heads, config.tensor_parallel_size)
     token_bytes = 2 * own_layers * own_heads * head_dim * _element_bytes(config)
+    num_workers = num_stages * config.tensor_parallel_size
+    pool_bytes = host_pool_bytes(config, num_workers=num_workers, has_gpus=has_gpus)
     return max(1, int(pool_bytes / token_bytes / mean(row_tokens)))
 
 
@@ -56,7 +54,5 @@ def _element_bytes(config: EngineConfig) -> int:
     if kv_type.startswith(("fp8", "int8")):
         return 1
     name = config.dtype if kv_type == "auto" else kv_type
-    if name == "auto":
-        # vLLM runs checkpoints of 32 bits in 16, unless told otherwise.
-        return _USUAL_BYTES
+    # Under auto, vLLM runs checkpoints of 32 bits in 16.
     return _BYTES_OF_LONG_TYPES.get(name, _USUAL_BYTES)

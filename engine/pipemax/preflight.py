@@ -16,7 +16,7 @@ from pipemax.api import GenerationRequest, RequestError, Sampling
 from pipemax.config import EngineConfig, Policy, RowLengths
 from pipemax.fingerprint import fingerprint
 from pipemax.gpus import visible_gpus
-from pipemax.host_room import expected_rows, host_pool_bytes
+from pipemax.host_room import expected_rows
 from pipemax.parallelism import pipeline_parallel_size
 from pipemax.prompts import PromptEncoder
 from pipemax.schemas import check_response_format
@@ -61,28 +61,22 @@ def preflight(request: PreflightRequest) -> PreflightReply:
     ]
     encoded = encoder.encode(requests)
     rendered = encoder.render(requests[0]) if requests else ""
-    available_bytes = _available_bytes if num_gpus else None
-    pool_bytes = host_pool_bytes(
-        config, num_workers=num_stages * config.tensor_parallel_size, available_bytes=available_bytes
-    )
-    prompt_tokens = [0 if isinstance(ids, RequestError) else len(ids) for ids in encoded]
+    prompts = [ids for ids in encoded if not isinstance(ids, RequestError)]
     return PreflightReply(
         model=config.model,
         model_fingerprint=_fingerprint(config, model_config),
         max_model_len=max_model_len,
         has_chat_template=encoder.has_chat_template,
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=[0 if isinstance(ids, RequestError) else len(ids) for ids in encoded],
         first_prompt=f"({rendered.message})" if isinstance(rendered, RequestError) else rendered,
         engine=config.model_dump(mode="json"),
-        row_lengths=_row_lengths(
-            config, request, [ids for ids in encoded if not isinstance(ids, RequestError)]
-        ),
+        row_lengths=_row_lengths(config, request, prompts),
         expected_rows=expected_rows(
             config,
             model_config,
-            pool_bytes=pool_bytes,
             num_stages=num_stages,
-            row_tokens=[tokens + request.generation.max_tokens for tokens in prompt_tokens if tokens],
+            has_gpus=num_gpus > 0,
+            row_tokens=[len(ids) + request.generation.max_tokens for ids in prompts],
         ),
         versions=_versions(),
     )
@@ -122,12 +116,6 @@ def _num_gpus() -> int:
     except metadata.PackageNotFoundError:
         return len(visible_gpus(os.environ))
     return 0
-
-
-def _available_bytes() -> float:
-    import psutil
-
-    return float(psutil.virtual_memory().available)
 
 
 def check_generation(generation: GenerationSpec) -> Sampling:

@@ -42,8 +42,6 @@ class Reporter:
         self._period_s = period_s
         self._lock = threading.Lock()
         self._links: dict[CollectorAddress, _Link] = {}
-        self._unreached: set[CollectorAddress] = set()
-        """Which it was warned of."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
 
@@ -57,25 +55,10 @@ class Reporter:
         """Send the present totals and wait until the collector has them, or cannot be reached. ``is_last``: nothing
         may follow, so a collector that failed lately is tried all the same."""
         with self._lock:
-            if collector not in self._links:
-                self._links[collector] = _Link(collector, self._timeout_s, self._warn)
-            link = self._links[collector]
+            link = self._links.setdefault(collector, _Link(collector, self._timeout_s))
         outlook = link.send(self._stats_for, is_last=is_last)
         if outlook is not None:
             self._hear(outlook)
-
-    def _warn(self, collector: CollectorAddress, error: Exception) -> None:
-        """Once, however often its job's tasks come and go."""
-        with self._lock:
-            if collector in self._unreached:
-                return
-            self._unreached.add(collector)
-        log.warning(
-            "the collector at %s:%d cannot be reached, the job goes on without progress reports: %s",
-            collector.host,
-            collector.port,
-            str(error).partition("\n")[0],
-        )
 
     def _run(self) -> None:
         while not self._stopped.wait(self._period_s):
@@ -83,25 +66,21 @@ class Reporter:
             for collector in wanted:
                 self.report_now(collector)
             with self._lock:
-                unused = [self._links.pop(collector) for collector in set(self._links) - wanted]
+                unused = [self._links[collector] for collector in set(self._links) - wanted]
             for link in unused:
+                # Kept: its job's next task must not be warned of it, nor wait for it, as if it were another.
                 link.close()
 
 
 class _Link:
     """The way to one collector."""
 
-    def __init__(
-        self,
-        collector: CollectorAddress,
-        timeout_s: float,
-        warn: Callable[[CollectorAddress, Exception], None],
-    ) -> None:
+    def __init__(self, collector: CollectorAddress, timeout_s: float) -> None:
         self._collector = collector
         self._timeout_s = timeout_s
-        self._warn = warn
         self._lock = threading.Lock()
         self._client: flight.FlightClient | None = None
+        self._warned = False
         self._retry_s = _FIRST_RETRY_S
         """After the next failure."""
         self._not_before_s = float("-inf")
@@ -122,7 +101,14 @@ class _Link:
             except (flight.FlightError, pa.ArrowException, OSError) as error:
                 self._not_before_s = time.monotonic() + self._retry_s
                 self._retry_s = min(_LONGEST_RETRY_S, 2 * self._retry_s)
-                self._warn(self._collector, error)
+                if not self._warned:
+                    self._warned = True
+                    log.warning(
+                        "the collector at %s:%d cannot be reached, the job goes on without progress reports: %s",
+                        self._collector.host,
+                        self._collector.port,
+                        str(error).partition("\n")[0],
+                    )
         return None
 
     def close(self) -> None:

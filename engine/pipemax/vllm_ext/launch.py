@@ -19,7 +19,8 @@ from pipemax.domain.units import GIB, ceil_div
 from pipemax.host_room import host_pool_bytes
 from pipemax.lifetime import SERVER_IDENTITY_VARIABLE
 from pipemax.parallelism import pipeline_parallel_size
-from pipemax.transfer.cuda.pinned_pool import available_host_bytes, require_pools
+from pipemax.transfer.cuda.pinned_pool import require_pools
+from pipemax.transfer.host_memory import available_host_bytes
 from pipemax.vllm_ext.calibrations import known_calibration, kv_bytes_per_token
 from pipemax.vllm_ext.compat import check_hooks_run, check_model, check_runner, check_version
 from pipemax.vllm_ext.first_guess import guess_stage
@@ -138,9 +139,9 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
     kv_bytes = kv_bytes_per_token(vllm_config)
     block_bytes = max(kv_bytes) * vllm_config.cache_config.block_size
     num_workers = vllm_config.parallel_config.world_size
-    available_bytes = None if current_platform.is_cpu() else available_host_bytes
-    host_bytes = host_pool_bytes(config, num_workers=num_workers, available_bytes=available_bytes)
-    if not current_platform.is_cpu():
+    has_gpus = not current_platform.is_cpu()
+    host_bytes = host_pool_bytes(config, num_workers=num_workers, has_gpus=has_gpus)
+    if has_gpus:
         require_pools(host_bytes, num_workers, available_host_bytes())
     host_blocks = int(host_bytes / block_bytes)
     longest = ceil_div(vllm_config.model_config.max_model_len, vllm_config.cache_config.block_size)

@@ -11,12 +11,12 @@ from pipemax.domain.units import GIB, MIB
 from pipemax.transfer.cuda.numa import bind_memory, read_numa_node
 from pipemax.transfer.cuda.pinned_pool import (
     PinnedHostPool,
-    available_host_bytes,
     blocks_of_a_piece,
     huge_page_bytes,
     require_memory,
     require_pools,
 )
+from pipemax.transfer.host_memory import available_host_bytes
 from pipemax.transfer.layout import BlockLayout
 
 LAYOUT = BlockLayout.compact(num_layers=3, num_kv_heads=1, block_tokens=16, content_bytes=64)  # 3 KiB

@@ -9,7 +9,7 @@ from pipemax.config import EngineConfig
 from pipemax.control.calibration import Calibration, save_calibration
 from pipemax.control.config import StageConfig
 from pipemax.control.estimator import StepTimeModel
-from pipemax.host_room import expected_rows, host_pool_bytes
+from pipemax.host_room import expected_rows
 from pipemax.vllm_ext import compat
 from pipemax.vllm_ext.calibrations import (
     cache_path,
@@ -122,8 +122,8 @@ def test_the_room_in_the_host_pool_is_guessed_from_the_model_s_configuration_alo
     rows = expected_rows(
         own,
         model,
-        pool_bytes=host_pool_bytes(own, num_workers=2, available_bytes=None),
         num_stages=own.pipeline_parallel_size or 1,
+        has_gpus=False,
         row_tokens=lengths,
     )
     assert rows == 2**29 // token_bytes // 200

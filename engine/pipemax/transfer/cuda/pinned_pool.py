@@ -25,6 +25,7 @@ from pipemax.domain.errors import EngineStartError, TransferError
 from pipemax.domain.units import GIB, MIB, ceil_div
 from pipemax.transfer.cuda.device import HostRegistry
 from pipemax.transfer.cuda.numa import bind_memory
+from pipemax.transfer.host_memory import available_host_bytes
 from pipemax.transfer.layout import BlockLayout, ByteRows
 
 log = logging.getLogger(__name__)
@@ -188,23 +189,6 @@ def huge_page_bytes(address: int, num_bytes: int, smaps: Path = Path("/proc/self
         elif is_within and line.startswith("AnonHugePages:"):
             huge_bytes += int(line.split()[1]) * 1024
     return huge_bytes
-
-
-def available_host_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """What this process may still take: the machine's available memory, or what its container leaves."""
-    machine = dict(line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines())
-    available = int(machine["MemAvailable"].split()[0]) * 1024
-    try:
-        limit = (cgroup / "memory.max").read_text(encoding="ascii").strip()
-        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
-        stat = (cgroup / "memory.stat").read_text(encoding="ascii")
-    except OSError:
-        return available
-    if limit == "max":
-        return available
-    # Cached files count as used, but give way.
-    cached = int(dict(line.split(" ", 1) for line in stat.splitlines())["inactive_file"])
-    return min(available, max(0, int(limit) - used + cached))
 
 
 def _touch(memory: ByteRows) -> float:
