@@ -28,9 +28,9 @@ from tests.unit.control.fake_engine import STEP_S, FakeEngine, small_config, spe
 _SPEED = 4
 
 
-def virtual_config(**controller: object) -> dict[str, object]:
-    """An engine config; ``controller`` has fields of ``ControllerConfig``."""
-    return {"model": "virtual", "max_num_seqs": 1, "vllm": {"virtual": controller}}
+def virtual_config(*, load_s: float = 0.0, **controller: object) -> dict[str, object]:
+    """An engine config; ``controller`` has fields of ``ControllerConfig``, ``load_s`` is how long its model loads."""
+    return {"model": "virtual", "max_num_seqs": 1, "vllm": {"virtual": controller, "load_s": load_s}}
 
 
 def lengths_of(prompt: str) -> tuple[int, int]:
@@ -103,6 +103,7 @@ class VirtualEngine:
     """See the module."""
 
     def __init__(self, config: EngineConfig) -> None:
+        time.sleep(config.vllm["load_s"])
         controller = small_config(**config.vllm["virtual"])
         self._engine = FakeEngine(config=controller, checks_integrity=False, checks_each_run=False)
         high_blocks = int(controller.host_high_watermark * controller.host_blocks)
