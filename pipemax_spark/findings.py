@@ -1,6 +1,6 @@
 """What the committed table says about a run: totals, errors by code, a sample, accuracy. Annotates nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,68 +11,65 @@ from pipemax_spark.tables import DeltaTable
 
 _SHOWN_ROWS = 5
 _SHOWN_COLUMNS = 2
-_SHOWN_CODES = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTotals:
     """Over the rows that one run has committed."""
 
-    rows_error: int
     prompt_tokens: int
     completion_tokens: int
+    errors: Mapping[str, tuple[int, str]]
+    """Error code to its rows and one of their messages, the most frequent first."""
+
+    @property
+    def rows_error(self) -> int:
+        return sum(rows for rows, _ in self.errors.values())
 
 
 def run_totals(table: DeltaTable, run_id: str) -> RunTotals:
+    """Reads the run's rows once."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    row = (
+    by_code = (
         _rows_of_run(table, run_id)
+        .groupBy(F.col(f"{ANNOTATION}.error.code").alias("code"))
         .agg(
-            F.count(f"{ANNOTATION}.error").alias("errors"),
+            F.count(F.lit(1)).alias("rows"),
+            F.first(f"{ANNOTATION}.error.message").alias("example"),
             F.coalesce(F.sum(f"{ANNOTATION}.prompt_tokens"), F.lit(0)).alias("prompt"),
             F.coalesce(F.sum(f"{ANNOTATION}.completion_tokens"), F.lit(0)).alias("completion"),
         )
-        .head()
+        .collect()
     )
+    failed = sorted((row for row in by_code if row["code"] is not None), key=lambda row: -row["rows"])
     return RunTotals(
-        rows_error=row["errors"], prompt_tokens=row["prompt"], completion_tokens=row["completion"]
+        prompt_tokens=sum(row["prompt"] for row in by_code),
+        completion_tokens=sum(row["completion"] for row in by_code),
+        errors={row["code"]: (row["rows"], row["example"]) for row in failed},
     )
 
 
 def find_results(
     table: DeltaTable,
+    totals: RunTotals | None,
     *,
     spec_hash: str,
     run_id: str,
     gold_column: str | None,
     shown_columns: Sequence[str],
-    shows_sample: bool,
 ) -> Findings:
-    """Errors and sample are of this run; accuracy is over all rows under the spec, error rows counting as wrong."""
-    rows = _rows_of_run(table, run_id)
-    return Findings(
-        errors=_errors(rows),
-        sample=_sample(rows, shown_columns, gold_column) if shows_sample else (),
-        accuracy=None if gold_column is None else _accuracy(table, spec_hash, gold_column),
-    )
+    """Errors and sample are of this run, whose ``totals`` are None where it has committed nothing; accuracy is over
+    all rows under the spec, error rows counting as wrong."""
+    accuracy = None if gold_column is None else _accuracy(table, spec_hash, gold_column)
+    if totals is None:
+        return Findings(accuracy=accuracy)
+    sample = _sample(_rows_of_run(table, run_id), shown_columns, gold_column)
+    return Findings(errors=totals.errors, sample=sample, accuracy=accuracy)
 
 
 def _rows_of_run(table: DeltaTable, run_id: str) -> Any:
     return table.read().where(f"{ANNOTATION}.run_id = '{run_id}'")
-
-
-def _errors(rows: Any) -> dict[str, tuple[int, str]]:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    counted = (
-        rows.where(f"{ANNOTATION}.error IS NOT NULL")
-        .groupBy(F.col(f"{ANNOTATION}.error.code").alias("code"))
-        .agg(F.count(F.lit(1)).alias("rows"), F.first(f"{ANNOTATION}.error.message").alias("example"))
-        .orderBy(F.col("rows").desc())
-        .limit(_SHOWN_CODES)
-    )
-    return {row["code"]: (row["rows"], row["example"]) for row in counted.collect()}
 
 
 def _accuracy(table: DeltaTable, spec_hash: str, gold_column: str) -> Accuracy:

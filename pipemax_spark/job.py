@@ -19,7 +19,7 @@ from pipemax_spark.checks import Checked, check_job
 from pipemax_spark.chunks import SlicedRows, number_of_slices, write_slices
 from pipemax_spark.dry_run import print_dry_run
 from pipemax_spark.errors import JobFailedError
-from pipemax_spark.findings import find_results, run_totals
+from pipemax_spark.findings import RunTotals, find_results, run_totals
 from pipemax_spark.hadoop import HadoopFiles
 from pipemax_spark.incremental import Batch, MicroBatches
 from pipemax_spark.left import check_ids, rows_left
@@ -89,9 +89,10 @@ class AnnotationJob:
                 engines, hit_rate = run.engines, run.prefix_cache_hit_rate
             if not run.has_begun:
                 return self._nothing_to_do(checked, rows_in)
-            summary = self._summarise(rows_in, skipped, version, run.seconds, engines)
+            totals = run_totals(self._table, self._run_id)
+            summary = self._summarise(rows_in, skipped, version, run.seconds, engines, totals)
             summary = replace(summary, policies=run.policies, prefix_cache_hit_rate=hit_rate)
-            return self._conclude(checked, summary, run)
+            return self._conclude(checked, summary, run, totals)
 
     def _dry_run(self, checked: Checked) -> None:
         done = self._done_rows(checked) if self._table.exists() else None
@@ -240,15 +241,16 @@ class AnnotationJob:
     def _nothing_to_do(self, checked: Checked, rows_in: int) -> Summary:
         self._terminal.say("Output", f"{self._table.name}: nothing new to do, no engine was started")
         summary = Summary(rows_in=rows_in, rows_skipped=rows_in, output=self._table.name)
-        self._finish(summary, self._find(checked, shows_sample=False), {})
+        self._finish(summary, self._find(checked), {})
         return summary
 
     # After.
 
-    def _summarise(self, rows_in: int, skipped: int, version: int, seconds: float, engines: int) -> Summary:
+    def _summarise(
+        self, rows_in: int, skipped: int, version: int, seconds: float, engines: int, totals: RunTotals
+    ) -> Summary:
         """``version`` of the output, from before the first commit."""
         committed = self._table.rows_committed(note_prefix(self._run_id), since_version=version)
-        totals = run_totals(self._table, self._run_id)
         return Summary(
             rows_in=rows_in,
             rows_out=committed,
@@ -263,7 +265,7 @@ class AnnotationJob:
             engines=engines,
         )
 
-    def _conclude(self, checked: Checked, summary: Summary, run: Run) -> Summary:
+    def _conclude(self, checked: Checked, summary: Summary, run: Run, totals: RunTotals) -> Summary:
         samples, tracker = run.samples, run.tracker
         run_dir = run.directory
         artifacts, places = [run_dir / "summary.json", run_dir / "engine_metrics.parquet"], {}
@@ -280,7 +282,7 @@ class AnnotationJob:
         summary = replace(summary, mlflow_run_id=tracker.run_id)
         summary.write(artifacts[0])
         advice = None if self._prefixes is None else self._prefixes.advice
-        findings = replace(self._find(checked, shows_sample=True), advice=advice)
+        findings = replace(self._find(checked, totals), advice=advice)
         figures = {key: float(v) for key, v in asdict(summary).items() if isinstance(v, int | float)}
         figures |= {f"time_{part}_s": seconds for part, seconds in account.items()}
         if findings.accuracy is not None and findings.accuracy.rows:
@@ -291,14 +293,15 @@ class AnnotationJob:
         self._finish(summary, findings, {"MLflow run": tracker.place, **places})
         return summary
 
-    def _find(self, checked: Checked, *, shows_sample: bool) -> Findings:
+    def _find(self, checked: Checked, totals: RunTotals | None = None) -> Findings:
+        """Without ``totals``, where this run has done nothing, only what all runs of the spec have."""
         return find_results(
             self._table,
+            totals,
             spec_hash=checked.spec.hash,
             run_id=self._run_id,
             gold_column=self._options.gold_column,
             shown_columns=checked.id_columns,
-            shows_sample=shows_sample,
         )
 
     def _finish(self, summary: Summary, findings: Findings, places: dict[str, str]) -> None:
