@@ -67,9 +67,9 @@ def test_no_partitions_and_no_chunks_end_ends_a_prefill_phase(
     assert starved <= _SPARKS_OWN_GAPS, starved
     reference = phases_with_all_rows_there(prompts, max_tokens=_MAX_TOKENS, controller=_POOLS)
     own, expected = refills(metrics), refills(reference)
-    # After a gap one phase takes in the rows of several.
-    assert abs(len(own) - len(expected)) <= 2 + starved * _HOST_ROWS / median(expected), (own, expected)
-    assert median(own) == pytest.approx(median(expected), rel=0.1)
+    # Where rows came a little late, one phase took in those of several.
+    assert len(own) == pytest.approx(len(expected), rel=0.15), (own, expected)
+    assert median(own) == pytest.approx(median(expected), rel=0.15)
     assert metrics["most_held"] <= 2 * _HOST_ROWS + 4 * _CHUNK_ROWS
 
 
