@@ -29,8 +29,9 @@ annotate: $(VENV)/ready  ## Annotate the demo table with the demo model
 compare: $(VENV)/ready  ## Stock vLLM and PipeMax side by side on a part of the demo table
 	@mkdir -p logs; $(BIN)/python bench/compare_policies.py 2>logs/compare.log || { code=$$?; tail -5 logs/compare.log; exit $$code; }
 
-test: $(VENV)/ready lint  ## Lint, types, import contracts and all tests, two files at a time
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+test: $(VENV)/ready lint  ## Lint, types, import contracts and all tests; those through Spark two files at a time
+	@$(BIN)/python -m pytest --ignore tests/spark
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/spark
 
 test-long: $(VENV)/ready  ## A job disturbed on two nodes, a driver killed in mid-night, more nights
 	@$(BIN)/python -m pytest -m long

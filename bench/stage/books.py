@@ -131,6 +131,10 @@ class BlockBooks:
             self._free_host.extend(held.host)
             self._stop_loading(request_id)
 
+    def is_whole(self, request_id: RequestId) -> bool:
+        """All of its blocks on the GPU have been loaded or computed, or their load has begun."""
+        return request_id not in self._loading
+
     @property
     def num_free_gpu(self) -> int:
         return len(self._free_gpu)

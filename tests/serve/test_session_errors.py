@@ -97,7 +97,7 @@ def test_all_sessions_that_wait_hear_of_a_start_failure(fake_engine_python: Engi
 def test_a_load_beyond_the_start_timeout_fails_with_what_it_was_doing(
     fake_engine_python: EnginePython,
 ) -> None:
-    failure = _failure(fake_engine_python(), load_s=8.0, start_timeout_s=0.6)
+    failure = _failure(fake_engine_python(), load_s=30.0, start_timeout_s=6.0)
     assert failure.code is SessionErrorCode.ENGINE_START_FAILED
     assert "loading model fake" in str(failure)
 
