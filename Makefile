@@ -33,7 +33,7 @@ test: $(VENV)/ready lint  ## Lint, types, import contracts and all tests; those 
 	@$(BIN)/python -m pytest --ignore tests/spark
 	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/spark
 
-test-long: $(VENV)/ready  ## A job disturbed on two nodes, a driver killed in mid-night, more nights
+test-long: $(VENV)/ready  ## A driver killed in mid-night, and more nights
 	@$(BIN)/python -m pytest -m long
 
 test-versions: $(VENV)/ready  ## The wheel on Spark 4.0, 4.1 and 4.2, each in a thin environment: a quarter of an hour

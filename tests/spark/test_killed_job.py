@@ -97,7 +97,7 @@ def test_what_a_killed_job_had_completed_is_committed_by_the_next(jobs: Callable
     assert num_spooled > 0
     assert run.rows() == []
 
-    summary = run.run(engine=SLOW)
+    summary = run.run()
     assert summary is not None
     assert "had completed were committed now" in run.printed
     assert (summary.rows_skipped, summary.rows_out) == (num_spooled, len(rows) - num_spooled)

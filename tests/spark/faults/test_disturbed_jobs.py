@@ -28,7 +28,6 @@ from tests.spark.faults.table import Damage, Table
 from tests.spark.processes import wait_until
 
 log = logging.getLogger(__name__)
-pytestmark = pytest.mark.long  # four to five minutes on two cores
 
 ROWS = 4_000
 _STRIKES = {
