@@ -29,9 +29,9 @@ annotate: $(VENV)/ready  ## Annotate the demo table with the demo model
 compare: $(VENV)/ready  ## Stock vLLM and PipeMax side by side on a part of the demo table
 	@mkdir -p logs; $(BIN)/python bench/compare_policies.py 2>logs/compare.log || { code=$$?; tail -5 logs/compare.log; exit $$code; }
 
-test: $(VENV)/ready lint  ## Lint, types, import contracts and all tests; those through Spark two files at a time
-	@$(BIN)/python -m pytest --ignore tests/spark
-	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/spark
+test: $(VENV)/ready lint  ## Lint, types, import contracts and all tests; two files at a time but for those that run vLLM
+	@$(BIN)/python -m pytest tests/parity tests/engine
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/parity --ignore tests/engine
 
 test-long: $(VENV)/ready  ## A driver killed in mid-night, and more nights
 	@$(BIN)/python -m pytest -m long
