@@ -36,6 +36,10 @@ _TICK_S = 0.2
 """How often a session looks for cancellation and for its engine's death."""
 _LINGER_S = 0.005
 """A first completion waits this long for others: a message for each row would cost more than the row."""
+_LONGEST_LINGER_S = 0.1
+_LINGER_SHARE = 1 / 4
+"""And so long where the engine is slow, but not once the finished rows are this share of those that run: their room in
+the engine is granted anew with the message that takes them away."""
 _MAX_ROWS_PER_MESSAGE = 1_024
 # What the stream raises when the client is gone.
 STREAM_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
@@ -202,10 +206,15 @@ class Session:
                 running = len(self._running)
                 if not self._outbox:
                     self._changed.wait(_TICK_S)
+                if self._outbox:
+                    self._changed.wait_for(self._has_much_finished, _LONGEST_LINGER_S)
                 has_finished = bool(self._outbox)
             if has_finished:
                 time.sleep(_LINGER_S)
             self._heartbeat(self._turns.describe() or f"{running} rows of this task in the engine")
+
+    def _has_much_finished(self) -> bool:
+        return len(self._outbox) >= _LINGER_SHARE * len(self._running)
 
     def _write_finished(self) -> bool:
         """Send what has finished and what credit there is; true when a full message went out."""
