@@ -64,6 +64,14 @@ def test_a_slow_consumer_gets_every_row(fake_engine_python: EnginePython) -> Non
     assert_exactly_once(batches, 3_000)
 
 
+def test_the_rows_of_a_slow_engine_come_several_to_a_message(fake_engine_python: EnginePython) -> None:
+    """Each message is work for the task, and for Spark's JVM."""
+    opts = options(fake_engine_python(), tokens_per_s=600)  # 150 rows/s
+    batches = list(complete(request_batches(300, 50), opts, task="task"))
+    assert_exactly_once(batches, 300)
+    assert len(batches) < 300 / 4
+
+
 def test_rows_larger_than_a_chunk_of_bytes_pass(fake_engine_python: EnginePython) -> None:
     engine_python = fake_engine_python("--chunk-bytes=1000", "--max-bytes=4000")
     prompts = ["word" * 2_000 if row % 3 else "short" for row in range(40)]
