@@ -192,7 +192,8 @@ def let_engines_go_first(niceness: int) -> None:
             )
             if is_own and not process.name().startswith("VLLM::"):
                 for thread in process.threads():
-                    os.setpriority(os.PRIO_PROCESS, thread.id, niceness)
+                    before = os.getpriority(os.PRIO_PROCESS, thread.id)
+                    os.setpriority(os.PRIO_PROCESS, thread.id, before + niceness)
         except (psutil.Error, ProcessLookupError):  # it has ended, or is another user's
             continue
 
