@@ -147,7 +147,8 @@ def test_whatever_happens_the_window_is_bounded_and_every_stream_can_go_on(
         unused, running, done = stream._rows.unused, stream._rows.running, stream._rows.undelivered
         match action:
             case "grant":
-                stream.grant()
+                foretold = stream.would_grant()
+                assert (stream.grant() is not None) == foretold
             case "send" if unused >= amount and stream._bytes.unused > 0:
                 stream.receive(rows=amount, size=amount * 100)
             case "finish" if running >= amount:

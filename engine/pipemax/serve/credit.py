@@ -104,29 +104,36 @@ class CreditWindow:
         self._running_rows += rows.running
 
     def _grant(self, stream: "StreamCredit") -> Grant | None:
-        limits = self.limits
         with self._lock:
-            own_rows, own_bytes = stream._rows, stream._bytes
-            stream._asked_at_s = None
-            if (
-                stream._has_ended
-                or own_rows.undelivered >= limits.undelivered_rows
-                or own_bytes.undelivered >= limits.undelivered_bytes
-            ):
-                return None
-            streams = len(self._streams)
-            yields = self._is_older_asking(stream)
-            room_rows = 0 if yields else self._window_rows - self._held_rows
-            room_bytes = limits.max_bytes - self._held_bytes
-            rows = _top_up(own_rows, chunk=limits.chunk_rows, room=room_rows, streams=streams)
-            size = _top_up(own_bytes, chunk=limits.chunk_bytes, room=room_bytes, streams=streams)
-            if stream.is_low:
-                stream._asked_at_s = self._clock()
-            if rows == 0 and size == 0:
-                return None
-            # Under the same lock: another stream must not be granted the same room.
-            self._move_locked(stream, _Count(unused=rows), _Count(unused=size))
-        return Grant(rows=rows, bytes=size)
+            offer = self._offer(stream)
+            stream._asked_at_s = self._clock() if self._takes(stream) and stream.is_low else None
+            if offer is not None:
+                # Under the same lock: another stream must not be granted the same room.
+                self._move_locked(stream, _Count(unused=offer.rows), _Count(unused=offer.bytes))
+            return offer
+
+    def _would_grant(self, stream: "StreamCredit") -> bool:
+        with self._lock:
+            return self._offer(stream) is not None
+
+    def _offer(self, stream: "StreamCredit") -> Grant | None:
+        if not self._takes(stream):
+            return None
+        limits, streams = self.limits, len(self._streams)
+        room_rows = 0 if self._is_older_asking(stream) else self._window_rows - self._held_rows
+        room_bytes = limits.max_bytes - self._held_bytes
+        rows = _top_up(stream._rows, chunk=limits.chunk_rows, room=room_rows, streams=streams)
+        size = _top_up(stream._bytes, chunk=limits.chunk_bytes, room=room_bytes, streams=streams)
+        return Grant(rows=rows, bytes=size) if rows or size else None
+
+    def _takes(self, stream: "StreamCredit") -> bool:
+        """Whether it has more to send, and its client takes what is done."""
+        limits = self.limits
+        return (
+            not stream._has_ended
+            and stream._rows.undelivered < limits.undelivered_rows
+            and stream._bytes.undelivered < limits.undelivered_bytes
+        )
 
     def _is_older_asking(self, stream: "StreamCredit") -> bool:
         since_s = self._clock() - _ASKING_S
@@ -176,6 +183,10 @@ class StreamCredit:
     def grant(self) -> Grant | None:
         """Credit to send to the client now, if any; it counts as granted from here on."""
         return self._window._grant(self)
+
+    def would_grant(self) -> bool:
+        """Whether ``grant`` would give credit now; asks for none."""
+        return self._window._would_grant(self)
 
     def receive(self, *, rows: int, size: int) -> None:
         """The client has sent this much."""

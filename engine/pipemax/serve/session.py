@@ -33,13 +33,13 @@ from pipemax.wire import HEARTBEAT_PERIOD_S, MessageKind, ServerMessage, Session
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.2
-"""How often a session looks for cancellation and for its engine's death."""
+"""How often a session that has nothing to send looks for cancellation and for its engine's death."""
 _LINGER_S = 0.005
 """A first completion waits this long for others: a message for each row would cost more than the row."""
-_LONGEST_LINGER_S = 0.1
+_LONGEST_LINGER_S = 0.25
 _LINGER_SHARE = 1 / 4
-"""And so long where the engine is slow, but not once the finished rows are this share of those that run: their room in
-the engine is granted anew with the message that takes them away."""
+"""And so long where the engine is slow, but not once the finished rows are this share of those that run, or there is
+credit to grant. With a tick it must be shorter than a stream that asks for credit counts as asking."""
 _MAX_ROWS_PER_MESSAGE = 1_024
 # What the stream raises when the client is gone.
 STREAM_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
@@ -139,6 +139,7 @@ class Session:
         with self._changed:
             if self._closed:
                 return
+            was_empty = not self._outbox
             for completion in completions:
                 row_id = int(completion.request_id.removeprefix(self._id_prefix))
                 size = self._running.pop(row_id, None)
@@ -148,7 +149,9 @@ class Session:
                 row = FinishedRow(row_id=row_id, completion=completion, completed_at_us=now_us)
                 self._credit.finish(rows=1, size=size, output_size=row.output_size())
                 self._outbox.append(row)
-            self._changed.notify_all()
+            # Not for every step of the engine: the session's thread would wake up to wait on.
+            if was_empty or self._has_much_to_send():
+                self._changed.notify_all()
 
     def wake(self) -> None:
         """Have the session look again at its engine."""
@@ -207,14 +210,16 @@ class Session:
                 if not self._outbox:
                     self._changed.wait(_TICK_S)
                 if self._outbox:
-                    self._changed.wait_for(self._has_much_finished, _LONGEST_LINGER_S)
+                    self._changed.wait_for(self._has_much_to_send, _LONGEST_LINGER_S)
                 has_finished = bool(self._outbox)
             if has_finished:
                 time.sleep(_LINGER_S)
             self._heartbeat(self._turns.describe() or f"{running} rows of this task in the engine")
 
-    def _has_much_finished(self) -> bool:
-        return len(self._outbox) >= _LINGER_SHARE * len(self._running)
+    def _has_much_to_send(self) -> bool:
+        if len(self._outbox) >= _LINGER_SHARE * len(self._running):
+            return True
+        return not self._input_ended and self._credit.would_grant()
 
     def _write_finished(self) -> bool:
         """Send what has finished and what credit there is; true when a full message went out."""
