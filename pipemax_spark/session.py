@@ -32,6 +32,9 @@ _MIN_LOCAL_SLOTS = 4
 for their last rows (``pipemax_spark.slots``)."""
 _ARROW_BATCH_ROWS = 1_024
 """Tasks read ahead by one Arrow batch; Spark's default of 10,000 long prompts would be a lot of memory a slot."""
+_SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
+_LOCAL_SNAPSHOT_PARTITIONS = 4
+"""Delta reads a table's log in 50 tasks unless told otherwise: on one machine that is seconds for each small table."""
 
 
 def get_session(app_name: str, *, log_dir: Path) -> Any:
@@ -70,8 +73,7 @@ def get_session(app_name: str, *, log_dir: Path) -> Any:
         builder = builder.master(f"local[{max(_MIN_LOCAL_SLOTS, os.cpu_count() or 1)}]")
     with _output_to(log_dir / "spark.log"):
         session = builder.config(map=settings).getOrCreate()
-    _check_delta(session)
-    return session
+    return _ready(session)
 
 
 def _submitted_session(app_name: str, settings: dict[str, Any]) -> Any:
@@ -87,8 +89,14 @@ def _submitted_session(app_name: str, settings: dict[str, Any]) -> Any:
         else given.get(name, value)
         for name, value in settings.items()
     }
-    session = SparkSession.builder.appName(app_name).config(map=merged).getOrCreate()
+    return _ready(SparkSession.builder.appName(app_name).config(map=merged).getOrCreate())
+
+
+def _ready(session: Any) -> Any:
     _check_delta(session)
+    is_local = re.match(r"local(\[|$)", session.conf.get("spark.master")) is not None
+    if is_local and session.conf.get(_SNAPSHOT_PARTITIONS, None) is None:
+        session.conf.set(_SNAPSHOT_PARTITIONS, str(_LOCAL_SNAPSHOT_PARTITIONS))
     return session
 
 

@@ -1,0 +1,25 @@
+"""``get_session``: what it sets, and what it leaves as it was told."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SETTING = "spark.databricks.delta.snapshotPartitions"
+SHOW = f"""
+from pathlib import Path
+from pipemax_spark.session import get_session
+with_delta = get_session("one machine", log_dir=Path())
+print("partitions:", with_delta.conf.get("{SETTING}"))
+"""
+
+
+def test_on_one_machine_delta_reads_a_table_s_log_in_few_tasks(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert "partitions: 4" in done.stdout, done.stderr
+
+
+def test_what_was_told_stays(spark: Any) -> None:
+    assert spark.conf.get(SETTING) == "2"  # of SMALL_SPARK
