@@ -1,11 +1,13 @@
 """The Spark path's tokens per second over the bare engine's: the demo model, the same rows, the same settings.
 
-    python bench/spark_overhead.py [--json FILE] [--repeats 3] [--copies 12] [--engine-cores 1] [--niceness 10]
+    python bench/spark_overhead.py [--json FILE] [--repeats 4] [--rows 16000] [--lengths skewed] [--engine-cores 1]
+                                   [--niceness 10]
 
-Both engines are started and warmed up first, which is reported apart, and stay. Then turns of two runs each, the bare
-engine's first in every other turn, so that what else the machine does meets both: all rows through ``OfflineEngine``,
-from a Parquet file to a Parquet file; and from there by ``annotate()`` over two slots to a Delta table.
-``ratio_to_bare_engine`` is the median of the turns' ratios, ``ratios`` are all of them.
+The prompts, their output lengths and the engine's settings are those of ``bench.peers``. Both engines are started and
+warmed up first, which is reported apart, and stay. Then turns of two runs each, the bare engine's first in every other
+turn, so that what else the machine does meets both: all rows through ``OfflineEngine``, from Parquet files to a Parquet
+file; and from there by ``annotate()`` over two slots to a Delta table. ``ratio_to_bare_engine`` is the median of the
+turns' ratios, ``ratios`` are all of them.
 
 On a GPU node the engine does not compute on the cores that Spark runs on. On a CPU it does: then Spark's own work
 slows the engine down whatever the path does. So in both runs the engine's compute threads have ``--engine-cores``
@@ -21,7 +23,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -33,14 +35,12 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bench.peers.load import LENGTHS, Load, write_model, write_table
 from pipemax.api import Completion, GenerationRequest, OfflineEngine, Sampling
 from pipemax.config import EngineConfig
 from pipemax_spark.annotate import annotate
 from pipemax_spark.session import get_session
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-TEMPLATE = "Package: {package}\nSummary: {summary}\nDescription: {description}"
-MAX_TOKENS = 24
 WARM_UP_ROWS = 64
 MOST_ROWS_AHEAD, ROWS_AT_ONCE = 2_048, 256
 SLOTS = 2
@@ -49,16 +49,6 @@ RUN_VARIABLE = "LC_SPARK_OVERHEAD_RUN"
 what begins with ``LC_``."""
 PAUSE_S = 2.0
 """Before each run: a worker of vLLM spins for a second after its last step."""
-ENGINE = {
-    "model": str(REPOSITORY / "examples" / "model"),
-    "policy": "vllm",  # the same scheduler in both, without a calibration
-    "pipeline_parallel_size": 1,
-    "dtype": "float32",  # so that both write the same tokens, whatever is in a batch
-    "max_model_len": 512,
-    "max_num_seqs": 64,
-    "cpu_kv_gib": 0.5,
-    "enable_prefix_caching": False,  # else the later turns would find what the earlier ones left
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +102,7 @@ class Result:
     spark_seconds: list[float]
     bare_busy_cpu_s: list[float]
     spark_busy_cpu_s: list[float]
+    lengths: str
     rows: int
     tokens: int
     starts: Starts
@@ -125,17 +116,15 @@ class Result:
     """Of the machine, when the last run had ended."""
 
 
-def write_table(directory: Path, copies: int) -> int:
-    """The demo table so many times, in a file for each of Spark's slots; its number of rows."""
-    table = pq.read_table(REPOSITORY / "examples" / "data" / "debian_packages.parquet")
-    table = pa.concat_tables([table] * copies)
+def split(load: Load, directory: Path) -> None:
+    """The load's table in a file for each of Spark's slots."""
+    table = pq.read_table(load.table)
     directory.mkdir()
     rows_per_file = -(-table.num_rows // SLOTS)
     for number in range(SLOTS):
         pq.write_table(
             table.slice(number * rows_per_file, rows_per_file), directory / f"part-{number}.parquet"
         )
-    return int(table.num_rows)
 
 
 def generate(engine: OfflineEngine, requests: Sequence[GenerationRequest]) -> Iterator[Completion]:
@@ -155,10 +144,11 @@ def generate(engine: OfflineEngine, requests: Sequence[GenerationRequest]) -> It
 def run_bare(engine: OfflineEngine, table: Path, output: Path, limit: int | None = None) -> Run:
     begin_s = time.perf_counter()
     rows = pq.read_table(table).slice(0, limit).to_pylist()
-    sampling = Sampling(max_tokens=MAX_TOKENS)
     requests = [
-        GenerationRequest(request_id=str(i), prompt=TEMPLATE.format(**row), sampling=sampling)
-        for i, row in enumerate(rows)
+        GenerationRequest(
+            request_id=str(row["id"]), prompt=row["prompt"], sampling=Sampling(max_tokens=row["max_tokens"])
+        )
+        for row in rows
     ]
     completions = list(generate(engine, requests))
     texts = [done.text for done in completions]
@@ -169,9 +159,10 @@ def run_bare(engine: OfflineEngine, table: Path, output: Path, limit: int | None
     )
 
 
-def run_spark(frame: Any, output: Path) -> Run:
+def run_spark(frame: Any, engine: Mapping[str, Any], output: Path) -> Run:
     begin_s = time.perf_counter()
-    annotated = annotate(frame, template=TEMPLATE, engine=ENGINE, max_tokens=MAX_TOKENS)
+    asked = frame.selectExpr("id", "prompt", "struct(max_tokens) AS overrides")
+    annotated = annotate(asked, prompt_column="prompt", overrides_column="overrides", engine=engine)
     annotated.write.format("delta").mode("overwrite").save(str(output))
     seconds = time.perf_counter() - begin_s
     written = annotated.sparkSession.read.format("delta").load(str(output))
@@ -218,34 +209,38 @@ def spark_session(directory: Path) -> Iterator[Any]:
         spark.stop()
 
 
-def turns(repeats: int, copies: int, niceness: int, directory: Path) -> Iterator[tuple[Starts, int, Turn]]:
-    """Each turn as it ends, with what came before it and the number of rows."""
+def turns(load: Load, niceness: int) -> Iterator[tuple[Starts, Turn]]:
+    """Each turn as it ends, with what came before it."""
+    directory = Path(load.directory)
     table = directory / "in"
-    rows = write_table(table, copies)
+    write_model(load)
+    write_table(load)
+    split(load, table)
+    config = load.pipemax_engine()
     begin_s = time.perf_counter()
-    with OfflineEngine(EngineConfig.parse(ENGINE)) as engine:
+    with OfflineEngine(EngineConfig.parse(config)) as engine:
         bare = partial(run_bare, engine, table, directory / "bare.parquet")
         bare(WARM_UP_ROWS)
         bare_start_s = time.perf_counter() - begin_s
         begin_s = time.perf_counter()
         with spark_session(directory) as spark:
             frame = spark.read.parquet(str(table))
-            on_spark = partial(run_spark, frame, directory / "out")
-            few_on_spark = partial(run_spark, frame.limit(WARM_UP_ROWS), directory / "few")
+            on_spark = partial(run_spark, frame, config, directory / "out")
+            few_on_spark = partial(run_spark, frame.limit(WARM_UP_ROWS), config, directory / "few")
             few_on_spark()
             spark_start_s = time.perf_counter() - begin_s
             let_engines_go_first(niceness)
             fixed_cost_s = median(few_on_spark().seconds - bare(WARM_UP_ROWS).seconds for _ in range(3))
             starts = Starts(bare_s=bare_start_s, spark_s=spark_start_s, fixed_cost_s=fixed_cost_s)
-            for number in range(repeats):
+            for number in range(load.repeats):
                 if number % 2:
                     spark_run, bare_run = rested(on_spark), rested(bare)
                 else:
                     bare_run, spark_run = rested(bare), rested(on_spark)
-                yield starts, rows, Turn(bare=bare_run, spark=spark_run)
+                yield starts, Turn(bare=bare_run, spark=spark_run)
 
 
-def summarize(starts: Starts, rows: int, niceness: int, turns_so_far: list[Turn]) -> Result:
+def summarize(load: Load, starts: Starts, niceness: int, turns_so_far: list[Turn]) -> Result:
     bare, spark = [turn.bare for turn in turns_so_far], [turn.spark for turn in turns_so_far]
     return Result(
         ratio_to_bare_engine=round(median(turn.ratio for turn in turns_so_far), 4),
@@ -256,11 +251,12 @@ def summarize(starts: Starts, rows: int, niceness: int, turns_so_far: list[Turn]
         spark_seconds=[round(run.seconds, 2) for run in spark],
         bare_busy_cpu_s=[round(run.busy_cpu_s, 1) for run in bare],
         spark_busy_cpu_s=[round(run.busy_cpu_s, 1) for run in spark],
-        rows=rows,
+        lengths=load.lengths,
+        rows=load.rows,
         tokens=bare[0].tokens,
         starts=starts,
         texts_identical=all(turn.bare.texts == turn.spark.texts for turn in turns_so_far),
-        cores=len(os.sched_getaffinity(0)),
+        cores=len(load.cores),
         engine_cores=os.environ["VLLM_CPU_OMP_THREADS_BIND"],
         niceness=niceness,
         load_average=os.getloadavg(),
@@ -272,22 +268,30 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="write the result here, too, after each turn")
-    parser.add_argument("--repeats", type=int, default=3, help="turns, of two runs each")
-    parser.add_argument("--copies", type=int, default=12, help="of the demo table's 2,223 rows")
+    parser.add_argument("--repeats", type=int, default=4, help="turns, of two runs each")
+    parser.add_argument("--rows", type=int, default=16_000)
+    parser.add_argument("--lengths", choices=LENGTHS, default="skewed", help="of the answers")
     parser.add_argument("--engine-cores", type=int, default=1, help="that either engine computes on; 0: all")
     parser.add_argument("--niceness", type=int, default=10, help="of everything but vLLM's processes")
     arguments = parser.parse_args()
     niceness = arguments.niceness
     os.environ[RUN_VARIABLE] = uuid.uuid4().hex
-    cores = sorted(os.sched_getaffinity(0))
+    cores = tuple(sorted(os.sched_getaffinity(0)))
     # Both engines take these from here, Spark's by way of the JVM and the task.
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores[: arguments.engine_cores or None]))
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     done: list[Turn] = []
     with tempfile.TemporaryDirectory() as directory:
-        for starts, rows, turn in turns(arguments.repeats, arguments.copies, niceness, Path(directory)):
+        load = Load(
+            directory=directory,
+            rows=arguments.rows,
+            lengths=arguments.lengths,
+            repeats=arguments.repeats,
+            cores=cores,
+        )
+        for starts, turn in turns(load, niceness):
             done.append(turn)
-            report = json.dumps(asdict(summarize(starts, rows, niceness, done)), indent=1)
+            report = json.dumps(asdict(summarize(load, starts, niceness, done)), indent=1)
             if arguments.json:
                 arguments.json.write_text(report + "\n")
             print(f"turn {len(done)}: {turn.bare.seconds:.1f} s, {turn.spark.seconds:.1f} s", flush=True)

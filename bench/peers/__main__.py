@@ -22,12 +22,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.peers.load import LOGS, REPOSITORY, Load, write_model, write_table
+from bench.peers.load import LENGTHS, LOGS, REPOSITORY, Load, write_model, write_table
 from bench.peers.recorder import Measurement
 from bench.peers.results import Result, add_result, markdown, read_results
 from bench.peers.systems import SYSTEMS
-
-LENGTHS = ("skewed", "uniform")
 
 
 def measure(system: str, load: Load, arguments: argparse.Namespace) -> Result:
@@ -147,7 +145,9 @@ def parse_arguments() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--systems", type=_names(tuple(SYSTEMS)), default=[*SYSTEMS], help="default: all")
-    parser.add_argument("--lengths", type=_names(LENGTHS), default=[*LENGTHS], help="default: both")
+    parser.add_argument(
+        "--lengths", type=_names(LENGTHS), default=["skewed", "uniform"], help="default: skewed,uniform"
+    )
     parser.add_argument("--rows", type=int, default=4000)
     parser.add_argument(
         "--batch-rows",

@@ -14,6 +14,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 LOGS = REPOSITORY / "logs" / "peers"
 """What each system's processes print, until it is measured again."""
 WARM_UP_ROWS = 32
+LENGTHS = ("skewed", "uniform", "short")
 _WORDS = (
     "the",
     "a",
@@ -146,5 +147,7 @@ def _output_tokens(rng: Random, lengths: str) -> int:
             return 28
         case "skewed":  # the same mean, about: most answers are short, some are long
             return rng.choices((4, 32, 200), weights=(70, 20, 10))[0]
+        case "short":  # a label or a word
+            return 7
         case _:
-            raise ValueError(f"lengths is {lengths!r}, must be uniform or skewed")
+            raise ValueError(f"lengths is {lengths!r}, must be one of {', '.join(LENGTHS)}")
