@@ -6,8 +6,8 @@
 The prompts, their output lengths and the engine's settings are those of ``bench.peers``. Both engines are started and
 warmed up first, which is reported apart, and stay. Then turns of two runs each, the bare engine's first in every other
 turn, so that what else the machine does meets both: all rows through ``OfflineEngine``, from Parquet files to a Parquet
-file; and from there by ``annotate()`` over two slots to a Delta table. ``ratio_to_bare_engine`` is the median of the
-turns' ratios, ``ratios`` are all of them.
+file; and from there by ``annotate()`` over two slots to a Delta table. Each comes after a run of a few rows of its own
+kind, which is not counted. ``ratio_to_bare_engine`` is the median of the turns' ratios, ``ratios`` are all of them.
 
 On a GPU node the engine does not compute on the cores that Spark runs on. On a CPU it does: then Spark's own work
 slows the engine down whatever the path does. So in both runs the engine's compute threads have ``--engine-cores``
@@ -57,9 +57,11 @@ class Run:
 
     seconds: float
     tokens: int
-    texts: Counter[str]
+    texts: Counter[str | None]
     busy_cpu_s: float = 0.0
     """Of all cores, whoever used them: the machine should do nothing else."""
+    refaulted_mib: float = 0.0
+    """Of files that the machine had dropped from its memory and read again, programs and libraries among them."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -102,6 +104,8 @@ class Result:
     spark_seconds: list[float]
     bare_busy_cpu_s: list[float]
     spark_busy_cpu_s: list[float]
+    bare_refaulted_mib: list[float]
+    spark_refaulted_mib: list[float]
     lengths: str
     rows: int
     tokens: int
@@ -189,14 +193,24 @@ def let_engines_go_first(niceness: int) -> None:
             continue
 
 
-def rested(run: Callable[[], Run]) -> Run:
-    """After a pause, and with the CPU time that was used meanwhile."""
+def warm(few: Callable[[], Run], run: Callable[[], Run]) -> Run:
+    """The second run, after a short one of the same kind and a pause, with what it cost the machine.
+
+    While the other engine has its turn, Spark ends its idle Python workers, and the machine may drop the libraries of
+    whoever rests from its memory. Who goes next would pay for the rest, and the longer the table the more.
+    """
+    few()
     time.sleep(PAUSE_S)
-    before = psutil.cpu_times()
+    before, refaults_before = psutil.cpu_times(), refaulted_mib()
     done = run()
     after = psutil.cpu_times()
     busy_s = sum(after) - sum(before) - (after.idle - before.idle) - (after.iowait - before.iowait)
-    return replace(done, busy_cpu_s=busy_s)
+    return replace(done, busy_cpu_s=busy_s, refaulted_mib=refaulted_mib() - refaults_before)
+
+
+def refaulted_mib() -> float:
+    counts = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    return int(counts["workingset_refault_file"]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 @contextmanager
@@ -220,7 +234,8 @@ def turns(load: Load, niceness: int) -> Iterator[tuple[Starts, Turn]]:
     begin_s = time.perf_counter()
     with OfflineEngine(EngineConfig.parse(config)) as engine:
         bare = partial(run_bare, engine, table, directory / "bare.parquet")
-        bare(WARM_UP_ROWS)
+        few_bare = partial(bare, WARM_UP_ROWS)
+        few_bare()
         bare_start_s = time.perf_counter() - begin_s
         begin_s = time.perf_counter()
         with spark_session(directory) as spark:
@@ -230,13 +245,13 @@ def turns(load: Load, niceness: int) -> Iterator[tuple[Starts, Turn]]:
             few_on_spark()
             spark_start_s = time.perf_counter() - begin_s
             let_engines_go_first(niceness)
-            fixed_cost_s = median(few_on_spark().seconds - bare(WARM_UP_ROWS).seconds for _ in range(3))
+            fixed_cost_s = median(few_on_spark().seconds - few_bare().seconds for _ in range(3))
             starts = Starts(bare_s=bare_start_s, spark_s=spark_start_s, fixed_cost_s=fixed_cost_s)
             for number in range(load.repeats):
                 if number % 2:
-                    spark_run, bare_run = rested(on_spark), rested(bare)
+                    spark_run, bare_run = warm(few_on_spark, on_spark), warm(few_bare, bare)
                 else:
-                    bare_run, spark_run = rested(bare), rested(on_spark)
+                    bare_run, spark_run = warm(few_bare, bare), warm(few_on_spark, on_spark)
                 yield starts, Turn(bare=bare_run, spark=spark_run)
 
 
@@ -251,6 +266,8 @@ def summarize(load: Load, starts: Starts, niceness: int, turns_so_far: list[Turn
         spark_seconds=[round(run.seconds, 2) for run in spark],
         bare_busy_cpu_s=[round(run.busy_cpu_s, 1) for run in bare],
         spark_busy_cpu_s=[round(run.busy_cpu_s, 1) for run in spark],
+        bare_refaulted_mib=[round(run.refaulted_mib, 1) for run in bare],
+        spark_refaulted_mib=[round(run.refaulted_mib, 1) for run in spark],
         lengths=load.lengths,
         rows=load.rows,
         tokens=bare[0].tokens,

@@ -93,6 +93,7 @@ def _submitted_session(app_name: str, settings: dict[str, Any]) -> Any:
 
 
 def _ready(session: Any) -> Any:
+    """The new session, with Delta and, on one machine, with few tasks for it."""
     _check_delta(session)
     is_local = re.match(r"local(\[|$)", session.conf.get("spark.master")) is not None
     if is_local and session.conf.get(_SNAPSHOT_PARTITIONS, None) is None:
