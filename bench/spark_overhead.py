@@ -197,7 +197,7 @@ def warm(few: Callable[[], Run], run: Callable[[], Run]) -> Run:
     """The second run, after a short one of the same kind and a pause, with what it cost the machine.
 
     While the other engine has its turn, Spark ends its idle Python workers, and the machine may drop the libraries of
-    whoever rests from its memory. Who goes next would pay for the rest, and the longer the table the more.
+    whoever rests from its memory: who goes next would pay for that.
     """
     few()
     time.sleep(PAUSE_S)
