@@ -23,7 +23,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -35,10 +35,11 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bench.peers.engines import pipemax_requests
 from bench.peers.load import LENGTHS, Load, write_model, write_table
-from pipemax.api import Completion, GenerationRequest, OfflineEngine, Sampling
+from bench.peers.on_spark import annotated
+from pipemax.api import Completion, GenerationRequest, OfflineEngine
 from pipemax.config import EngineConfig
-from pipemax_spark.annotate import annotate
 from pipemax_spark.session import get_session
 
 WARM_UP_ROWS = 64
@@ -148,13 +149,7 @@ def generate(engine: OfflineEngine, requests: Sequence[GenerationRequest]) -> It
 def run_bare(engine: OfflineEngine, table: Path, output: Path, limit: int | None = None) -> Run:
     begin_s = time.perf_counter()
     rows = pq.read_table(table).slice(0, limit).to_pylist()
-    requests = [
-        GenerationRequest(
-            request_id=str(row["id"]), prompt=row["prompt"], sampling=Sampling(max_tokens=row["max_tokens"])
-        )
-        for row in rows
-    ]
-    completions = list(generate(engine, requests))
+    completions = list(generate(engine, pipemax_requests(rows)))
     texts = [done.text for done in completions]
     pq.write_table(pa.table({"text": texts}), output)
     seconds = time.perf_counter() - begin_s
@@ -163,13 +158,11 @@ def run_bare(engine: OfflineEngine, table: Path, output: Path, limit: int | None
     )
 
 
-def run_spark(frame: Any, engine: Mapping[str, Any], output: Path) -> Run:
+def run_spark(load: Load, frame: Any, output: Path) -> Run:
     begin_s = time.perf_counter()
-    asked = frame.selectExpr("id", "prompt", "struct(max_tokens) AS overrides")
-    annotated = annotate(asked, prompt_column="prompt", overrides_column="overrides", engine=engine)
-    annotated.write.format("delta").mode("overwrite").save(str(output))
+    annotated(load, frame).write.format("delta").mode("overwrite").save(str(output))
     seconds = time.perf_counter() - begin_s
-    written = annotated.sparkSession.read.format("delta").load(str(output))
+    written = frame.sparkSession.read.format("delta").load(str(output))
     rows = written.select("annotation.text", "annotation.completion_tokens").collect()
     return Run(
         seconds=seconds,
@@ -230,9 +223,8 @@ def turns(load: Load, niceness: int) -> Iterator[tuple[Starts, Turn]]:
     write_model(load)
     write_table(load)
     split(load, table)
-    config = load.pipemax_engine()
     begin_s = time.perf_counter()
-    with OfflineEngine(EngineConfig.parse(config)) as engine:
+    with OfflineEngine(EngineConfig.parse(load.pipemax_engine())) as engine:
         bare = partial(run_bare, engine, table, directory / "bare.parquet")
         few_bare = partial(bare, WARM_UP_ROWS)
         few_bare()
@@ -240,8 +232,8 @@ def turns(load: Load, niceness: int) -> Iterator[tuple[Starts, Turn]]:
         begin_s = time.perf_counter()
         with spark_session(directory) as spark:
             frame = spark.read.parquet(str(table))
-            on_spark = partial(run_spark, frame, config, directory / "out")
-            few_on_spark = partial(run_spark, frame.limit(WARM_UP_ROWS), config, directory / "few")
+            on_spark = partial(run_spark, load, frame, directory / "out")
+            few_on_spark = partial(run_spark, load, frame.limit(WARM_UP_ROWS), directory / "few")
             few_on_spark()
             spark_start_s = time.perf_counter() - begin_s
             let_engines_go_first(niceness)

@@ -4,27 +4,34 @@ import asyncio
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.peers.load import WARM_UP_ROWS, Load
 from bench.peers.recorder import Recorder
 
+if TYPE_CHECKING:
+    from pipemax.api import GenerationRequest
+
+
+def pipemax_requests(rows: list[dict[str, Any]]) -> "list[GenerationRequest]":
+    """The load's rows for ``OfflineEngine``."""
+    from pipemax.api import GenerationRequest, Sampling
+
+    return [
+        GenerationRequest(
+            request_id=str(row["id"]), prompt=row["prompt"], sampling=Sampling(max_tokens=row["max_tokens"])
+        )
+        for row in rows
+    ]
+
 
 def bare_engine(load: Load, recorder: Recorder) -> None:
     """PipeMax's engine as a library, in the policy under which it is stock vLLM: what its Spark path can reach."""
-    from pipemax.api import GenerationRequest, OfflineEngine, Sampling
+    from pipemax.api import OfflineEngine
     from pipemax.config import EngineConfig
 
     def run(engine: OfflineEngine, limit: int | None = None) -> dict[int, int]:
-        requests = [
-            GenerationRequest(
-                request_id=str(row["id"]),
-                prompt=row["prompt"],
-                sampling=Sampling(max_tokens=row["max_tokens"]),
-            )
-            for row in load.prompts(limit)
-        ]
-        completions = list(engine.generate(requests))
+        completions = list(engine.generate(pipemax_requests(load.prompts(limit))))
         _write(load, [done.text for done in completions])
         return {int(done.request_id): done.completion_tokens for done in completions}
 

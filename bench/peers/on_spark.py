@@ -17,19 +17,25 @@ from bench.peers.load import LOGS, WARM_UP_ROWS, Load
 from bench.peers.recorder import Recorder, tokens_by_id
 
 
-def pipemax_spark(load: Load, recorder: Recorder) -> None:
-    """``annotate()``: two slots that feed one engine server."""
+def annotated(load: Load, frame: Any, *, log_dir: str | None = None) -> Any:
+    """The load's rows by ``annotate()``."""
     from pipemax_spark.annotate import annotate
 
+    return annotate(
+        frame.selectExpr("id", "prompt", "struct(max_tokens) AS overrides"),
+        prompt_column="prompt",
+        overrides_column="overrides",
+        engine=load.pipemax_engine(),
+        log_dir=log_dir,
+    )
+
+
+def pipemax_spark(load: Load, recorder: Recorder) -> None:
+    """``annotate()``: two slots that feed one engine server."""
+
     def transform(frame: Any) -> Any:
-        annotated = annotate(
-            frame.selectExpr("id", "prompt", "struct(max_tokens) AS overrides"),
-            prompt_column="prompt",
-            overrides_column="overrides",
-            engine=load.pipemax_engine(),
-            log_dir=str(LOGS),
-        )
-        return annotated.selectExpr("id", "annotation.text", "annotation.completion_tokens AS tokens")
+        answers = annotated(load, frame, log_dir=str(LOGS))
+        return answers.selectExpr("id", "annotation.text", "annotation.completion_tokens AS tokens")
 
     _measure(load, recorder, slots=2, transform=transform)
 
