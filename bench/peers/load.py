@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 LOGS = REPOSITORY / "logs" / "peers"
 """What each system's processes print, until it is measured again."""
 WARM_UP_ROWS = 32
-LENGTHS = ("skewed", "uniform", "short")
+LENGTHS = ("skewed", "uniform", "short", "long")
 _WORDS = (
     "the",
     "a",
@@ -149,5 +149,7 @@ def _output_tokens(rng: Random, lengths: str) -> int:
             return rng.choices((4, 32, 200), weights=(70, 20, 10))[0]
         case "short":  # a label or a word
             return 7
+        case "long":  # 200 on average; ShareGPT's answers in the PipeMax paper (tab:dataset-stats) have 237
+            return rng.choices((28, 224, 400), weights=(30, 50, 20))[0]
         case _:
             raise ValueError(f"lengths is {lengths!r}, must be one of {', '.join(LENGTHS)}")
