@@ -1,6 +1,9 @@
 """``conf/spark``: each file is one that Spark can read, and says of executors and engines what it must."""
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +77,33 @@ def test_the_pod_template_is_where_the_settings_say_and_has_shared_memory() -> N
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     (volume,) = template["spec"]["volumes"]
     assert (mounts[volume["name"]], volume["emptyDir"]["medium"]) == ("/dev/shm", "Memory")
+
+
+def test_spark_asks_kubernetes_for_a_pod_that_an_engine_fits_in() -> None:
+    settings = settings_of(CONF / "kubernetes.conf")
+    told = subprocess.run(
+        [sys.executable, "-m", "tests.spark.executor_pod"],
+        cwd=CONF.parents[1],
+        input=json.dumps(settings),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    pod = json.loads(told)
+    spec = pod["spec"]
+    (container,) = spec["containers"]
+    limits, requests = container["resources"]["limits"], container["resources"]["requests"]
+    assert limits["nvidia.com/gpu"] == settings["spark.executor.resource.gpu.amount"]
+    # The heap and the overhead, in which all of the engine's memory has to be.
+    assert limits["memory"] == requests["memory"] == f"{(16 + 448) * 1024}Mi"
+    assert requests["cpu"] == settings["spark.executor.cores"]
+    mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert volumes[mounted["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
+    models = volumes[mounted["/models"]]["persistentVolumeClaim"]
+    assert (models["claimName"], models["readOnly"]) == ("models", True)
+    (token,) = (variable for variable in container["env"] if variable["name"] == "HF_TOKEN")
+    assert token["valueFrom"]["secretKeyRef"]["name"] == "hub"
+    (rule,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    selected = rule["labelSelector"]["matchLabels"].items()
+    assert selected <= pod["metadata"]["labels"].items(), "a second executor beside it"
