@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyspark
@@ -39,7 +40,7 @@ appender.file.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
 def main() -> None:
     environment = Path(sys.prefix)
     spark_home = Path(pyspark.__file__).parent
-    jars = resolve_delta_jars(environment / "ivy")
+    jars = resolve_jars([DELTA_PACKAGE], environment / "ivy")
     conf = spark_home / "conf"
     conf.mkdir(exist_ok=True)
     (conf / "spark-defaults.conf").write_text(spark_defaults(jars))
@@ -49,11 +50,15 @@ def main() -> None:
     print(f"{len(jars)} jars, {sum(jar.stat().st_size for jar in jars) / 1e6:.0f} MB")
 
 
-def resolve_delta_jars(ivy: Path) -> list[Path]:
-    """Have Spark fetch Delta and what it depends on into ``ivy``; already fetched ones are found again."""
+def resolve_jars(packages: Sequence[str], ivy: Path, *, without: Sequence[str] = ()) -> list[Path]:
+    """Have Spark fetch Maven packages and what they depend on into ``ivy``; already fetched ones are found again.
+
+    ``without`` are packages, ``group:artifact``, that others depend on and Spark has.
+    """
     ivy.mkdir(exist_ok=True)
     settings = ivy / "ivysettings.xml"
     settings.write_text(IVY_SETTINGS)
+    excluded = ("--exclude-packages", ",".join(without)) if without else ()
     with tempfile.TemporaryDirectory() as empty:
         # An empty application: spark-submit resolves the packages, then Python has nothing to do.
         application = Path(empty) / "nothing.py"
@@ -61,7 +66,7 @@ def resolve_delta_jars(ivy: Path) -> list[Path]:
         subprocess.run(
             [
                 Path(pyspark.__file__).parent / "bin" / "spark-submit",
-                *("--packages", DELTA_PACKAGE),
+                *("--packages", ",".join(packages), *excluded),
                 *("--conf", f"spark.jars.ivy={ivy}", "--conf", f"spark.jars.ivySettings={settings}"),
                 application,
             ],
@@ -69,8 +74,9 @@ def resolve_delta_jars(ivy: Path) -> list[Path]:
             env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_CONF_DIR": empty},
         )
     jars = sorted((ivy / "jars").glob("*.jar"))
-    if not any("delta-spark" in jar.name for jar in jars):
-        raise SystemExit(f"Spark resolved {DELTA_PACKAGE} but left no Delta jar in {ivy / 'jars'}")
+    for package in packages:
+        if not any(package.split(":")[1] in jar.name for jar in jars):
+            raise SystemExit(f"Spark resolved {package} but left no such jar in {ivy / 'jars'}")
     return jars
 
 

@@ -13,7 +13,6 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,6 +20,7 @@ import yaml
 
 from tests.fakes.engine import expected_text, fake_config
 from tests.fakes.engine_python import write_engine_python
+from tests.spark.delta_log import actions, committed_files
 from tests.spark.faults.cluster import CORES_PER_NODE, REPOSITORY, Cluster, environment
 from tests.spark.processes import SMALL_JVM, SMALL_SPARK
 
@@ -147,13 +147,8 @@ class Table:
     # What is committed.
 
     def rows(self) -> list[Row]:
-        files: set[str] = set()
-        for action in self._actions():
-            if "add" in action:
-                files.add(action["add"]["path"])
-            elif "remove" in action:
-                files.discard(action["remove"]["path"])
-        tables = [pq.read_table(self.output / file, columns=["id", "annotation"]) for file in files]
+        files = committed_files(self.output)
+        tables = [pq.read_table(file, columns=["id", "annotation"]) for file in files]
         return [
             Row(
                 id=row["id"],
@@ -178,7 +173,7 @@ class Table:
     def change_metadata(self) -> None:
         """Commit a table property, as another writer would."""
         log = self.output / "_delta_log"
-        metadata = [action["metaData"] for action in self._actions() if "metaData" in action][-1]
+        metadata = [action["metaData"] for action in actions(self.output) if "metaData" in action][-1]
         metadata["configuration"]["somebody"] = "else"
         draft = self._directory / "commit.json"
         draft.write_text(json.dumps({"metaData": metadata}) + "\n")
@@ -186,7 +181,3 @@ class Table:
             with contextlib.suppress(FileExistsError):  # the job has just committed
                 os.link(draft, log / f"{len(list(log.glob('*.json'))):020}.json")
                 return
-
-    def _actions(self) -> list[dict[str, Any]]:
-        commits = sorted((self.output / "_delta_log").glob("*.json"))
-        return [json.loads(line) for commit in commits for line in commit.read_text().splitlines()]
