@@ -18,8 +18,9 @@ from pipemax.wire import ProcessIdentity
 from tests.fakes.engine import fake_config
 from tests.fakes.engine_python import write_engine_python
 from tests.spark.delta_log import committed_files
+from tests.spark.faults.cluster import REPOSITORY, SPARK_HOME
 from tests.spark.processes import SMALL_JVM, servers_of, wait_until
-from tests.spark.yarn_cluster import REPOSITORY, SPARK_HOME, YarnCluster
+from tests.spark.yarn_cluster import YarnCluster
 
 pytestmark = pytest.mark.long
 _MASTER = "org.apache.spark.deploy.yarn.ApplicationMaster"

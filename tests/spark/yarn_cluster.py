@@ -14,13 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import pyspark
-
+from tests.spark.faults.cluster import REPOSITORY, SPARK_HOME
 from tests.spark.processes import SMALL_JVM, wait_until
 from tools.configure_spark import resolve_jars
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-SPARK_HOME = Path(pyspark.__file__).parent
 NODES = 2
 NODE_MEMORY_MIB, NODE_CORES = 4_096, 8
 _ALSO = ("org.bouncycastle:bcpkix-jdk18on:1.82", "org.junit.jupiter:junit-jupiter-api:5.13.4")
