@@ -1,6 +1,6 @@
 """The Spark path's tokens per second over the bare engine's: the demo model, the same rows, the same settings.
 
-    python bench/spark_overhead.py [--json FILE] [--repeats 4] [--rows 16000] [--lengths skewed] [--engine-cores 1]
+    python bench/spark_overhead.py [--json FILE] [--repeats 8] [--rows 8000] [--lengths skewed] [--engine-cores 1]
                                    [--niceness 10]
 
 The prompts, their output lengths and the engine's settings are those of ``bench.peers``. Both engines are started and
@@ -17,7 +17,6 @@ engine computes on all cores: the ratio then counts Spark's CPU time against the
 """
 
 import argparse
-import contextlib
 import json
 import os
 import tempfile
@@ -25,6 +24,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -61,8 +61,6 @@ class Run:
     texts: Counter[str | None]
     busy_cpu_s: float = 0.0
     """Of all cores, whoever used them: the machine should do nothing else."""
-    refaulted_mib: float = 0.0
-    """Of files that the machine had dropped from its memory and read again, programs and libraries among them."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -105,8 +103,6 @@ class Result:
     spark_seconds: list[float]
     bare_busy_cpu_s: list[float]
     spark_busy_cpu_s: list[float]
-    bare_refaulted_mib: list[float]
-    spark_refaulted_mib: list[float]
     lengths: str
     rows: int
     tokens: int
@@ -171,13 +167,8 @@ def run_spark(load: Load, frame: Any, output: Path) -> Run:
     )
 
 
-@contextlib.contextmanager
-def engines_first(niceness: int) -> Iterator[None]:
-    """All that this command has started is nicer meanwhile, but for vLLM's processes; what they start later is so, too.
-
-    An engine server has a session of its own, and where Linux groups processes by session (autogroup) niceness counts
-    within a group only: so this session as a whole is nicer, too. The bare engine is in it, but nothing runs beside it.
-    """
+def let_engines_go_first(niceness: int) -> None:
+    """Make all that this command has started nicer, but for vLLM's processes; what they start later is so, too."""
     for process in psutil.process_iter():
         try:
             is_own = (
@@ -189,39 +180,23 @@ def engines_first(niceness: int) -> Iterator[None]:
                     os.setpriority(os.PRIO_PROCESS, thread.id, before + niceness)
         except (psutil.Error, ProcessLookupError):  # it has ended, or is another user's
             continue
-    session = Path("/proc/self/autogroup")
-    if not session.exists():
-        yield
-        return
-    of_session = int(session.read_text().split()[-1])
-    session.write_text(str(min(19, of_session + niceness)))
-    try:
-        yield
-    finally:  # it may be a terminal's
-        session.write_text(str(of_session))
 
 
 def warm(few: Callable[[], Run], run: Callable[[], Run]) -> Run:
     """The second run, after a short one of the same kind and a pause, with what it cost the machine.
 
-    While the other engine has its turn, Spark ends its idle Python workers, and the machine may drop the libraries of
-    whoever rests from its memory: who goes next would pay for that.
+    While the other engine has its turn, Spark ends its idle Python workers: who goes next would pay for that.
     """
     few()
     time.sleep(PAUSE_S)
-    before, refaults_before = psutil.cpu_times(), refaulted_mib()
+    before = psutil.cpu_times()
     done = run()
     after = psutil.cpu_times()
     busy_s = sum(after) - sum(before) - (after.idle - before.idle) - (after.iowait - before.iowait)
-    return replace(done, busy_cpu_s=busy_s, refaulted_mib=refaulted_mib() - refaults_before)
+    return replace(done, busy_cpu_s=busy_s)
 
 
-def refaulted_mib() -> float:
-    counts = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-    return int(counts["workingset_refault_file"]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-@contextlib.contextmanager
+@contextmanager
 def spark_session(directory: Path) -> Iterator[Any]:
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--master local[{SLOTS}] pyspark-shell"
     spark = get_session("spark overhead", log_dir=directory / "logs")
@@ -251,15 +226,15 @@ def turns(load: Load, niceness: int) -> Iterator[tuple[Starts, Turn]]:
             few_on_spark = partial(run_spark, load, frame.limit(WARM_UP_ROWS), directory / "few")
             few_on_spark()
             spark_start_s = time.perf_counter() - begin_s
-            with engines_first(niceness):
-                fixed_cost_s = median(few_on_spark().seconds - few_bare().seconds for _ in range(3))
-                starts = Starts(bare_s=bare_start_s, spark_s=spark_start_s, fixed_cost_s=fixed_cost_s)
-                for number in range(load.repeats):
-                    if number % 2:
-                        spark_run, bare_run = warm(few_on_spark, on_spark), warm(few_bare, bare)
-                    else:
-                        bare_run, spark_run = warm(few_bare, bare), warm(few_on_spark, on_spark)
-                    yield starts, Turn(bare=bare_run, spark=spark_run)
+            let_engines_go_first(niceness)
+            fixed_cost_s = median(few_on_spark().seconds - few_bare().seconds for _ in range(3))
+            starts = Starts(bare_s=bare_start_s, spark_s=spark_start_s, fixed_cost_s=fixed_cost_s)
+            for number in range(load.repeats):
+                if number % 2:
+                    spark_run, bare_run = warm(few_on_spark, on_spark), warm(few_bare, bare)
+                else:
+                    bare_run, spark_run = warm(few_bare, bare), warm(few_on_spark, on_spark)
+                yield starts, Turn(bare=bare_run, spark=spark_run)
 
 
 def summarize(load: Load, starts: Starts, niceness: int, turns_so_far: list[Turn]) -> Result:
@@ -273,8 +248,6 @@ def summarize(load: Load, starts: Starts, niceness: int, turns_so_far: list[Turn
         spark_seconds=[round(run.seconds, 2) for run in spark],
         bare_busy_cpu_s=[round(run.busy_cpu_s, 1) for run in bare],
         spark_busy_cpu_s=[round(run.busy_cpu_s, 1) for run in spark],
-        bare_refaulted_mib=[round(run.refaulted_mib, 1) for run in bare],
-        spark_refaulted_mib=[round(run.refaulted_mib, 1) for run in spark],
         lengths=load.lengths,
         rows=load.rows,
         tokens=bare[0].tokens,
@@ -292,8 +265,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="write the result here, too, after each turn")
-    parser.add_argument("--repeats", type=int, default=4, help="turns, of two runs each")
-    parser.add_argument("--rows", type=int, default=16_000)
+    parser.add_argument("--repeats", type=int, default=8, help="turns, of two runs each")
+    parser.add_argument("--rows", type=int, default=8_000)
     parser.add_argument("--lengths", choices=LENGTHS, default="skewed", help="of the answers")
     parser.add_argument("--engine-cores", type=int, default=1, help="that either engine computes on; 0: all")
     parser.add_argument("--niceness", type=int, default=10, help="of everything but vLLM's processes")

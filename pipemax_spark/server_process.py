@@ -167,7 +167,7 @@ def kill_server(identity: ProcessIdentity, reason: str) -> None:
     if not identity.is_running():
         return
     log.warning("killing the engine server, pid %d: %s", identity.pid, reason)
-    # It leads its group (it called setsid). What it started outside the group watches it and ends by itself.
+    # It leads its group. What it started outside the group watches it and ends by itself.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(identity.pid, _STACKS_SIGNAL)
         time.sleep(_STACKS_S)
@@ -243,7 +243,7 @@ def _start(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,
+                process_group=0,
                 timeout=max(1.0, deadline_s - time.monotonic()),
                 check=False,
             ).returncode

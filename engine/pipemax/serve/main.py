@@ -99,7 +99,11 @@ def _offline_engine() -> "EngineFactory":
 
 
 def _detach(log_path: Path) -> Callable[[], None]:
-    """Fork; the child goes on in a session of its own, with stdin empty and its output in the log.
+    """Fork; the child goes on in a process group of its own, with stdin empty and its output in the log.
+
+    Not in a session of its own: where Linux schedules by session (autogroup), tasks and engine would be two groups, and
+    on cores that an engine fills the tasks' group has been left without any for up to 15 s at a time, so that the
+    engine ran out of rows (docs/results/spark_overhead.md).
 
     Returns what the child calls once it listens, which lets the parent go.
     """
@@ -109,7 +113,7 @@ def _detach(log_path: Path) -> Callable[[], None]:
         os.close(tell)
         os._exit(0 if os.read(listening, 1) else 1)  # nothing to read: the child ended
     os.close(listening)
-    os.setsid()
+    os.setpgid(0, 0)
     empty = os.open(os.devnull, os.O_RDONLY)
     output = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for source, target in ((empty, 0), (output, 1), (output, 2)):
