@@ -26,7 +26,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import flight
 
-from pipemax.wire import ProcessIdentity, ServerAction, ServerStats, SessionErrorCode
+from pipemax.wire import ProcessIdentity, ServerAction, ServerStats, SessionErrorCode, pid_namespace
 from pipemax_spark.engine_environment import address_space_limit_fault, engine_command, engine_environment
 from pipemax_spark.errors import EngineSessionError
 from pipemax_spark.resources import gpu_environment
@@ -267,7 +267,8 @@ def _start_failure(reason: str, files: ServerFiles) -> EngineSessionError:
 def _locked(path: Path, executor: ProcessIdentity, deadline_s: float) -> Iterator[None]:
     """Hold the file's lock. Polled, for a blocking lock could not be given up at the deadline.
 
-    The file says whose it is and stays while that executor lives: were it removed, two tasks could hold two locks.
+    The file names the executor and its pid namespace. It stays while that executor lives: were it removed, two tasks
+    could hold two locks.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -281,7 +282,8 @@ def _locked(path: Path, executor: ProcessIdentity, deadline_s: float) -> Iterato
                         SessionErrorCode.ENGINE_START_FAILED, f"another task has held {path} for too long"
                     ) from None
                 time.sleep(_RETRY_S)
-        os.pwrite(fd, json.dumps([executor.pid, executor.start_ticks]).encode(), 0)
+        owner = json.dumps([executor.pid, executor.start_ticks, pid_namespace()]).encode()
+        os.pwrite(fd, owner, 0)
         yield
     finally:
         os.close(fd)
@@ -304,12 +306,17 @@ def private_directory(directory: Path) -> Path:
 
 
 def _sweep(directory: Path) -> None:
-    """Remove what the servers of dead executors left behind."""
+    """Remove what the servers of dead executors of this pid namespace left behind.
+
+    Hazard: containers may share the directory. Another container's executor lives without a pid here.
+    """
+    here = pid_namespace()
     for lock in directory.glob("*.lock"):
-        with contextlib.suppress(
-            FileNotFoundError, ValueError
-        ):  # another task sweeps, or has just made the file
-            pid, start_ticks = json.loads(lock.read_text())
+        # Another task sweeps too, or has just made the file; or an earlier version wrote no namespace into it.
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            pid, start_ticks, namespace = json.loads(lock.read_text())
+            if namespace is None or namespace != here:
+                continue
             if ProcessIdentity(pid=pid, start_ticks=start_ticks).is_running():
                 continue
             server = ServerFiles(socket=lock.with_suffix(".sock"), log=lock).recorded()

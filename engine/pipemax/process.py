@@ -35,6 +35,17 @@ class ProcessIdentity:
         return state not in "ZX" and start_ticks == self.start_ticks
 
 
+def pid_namespace() -> str | None:
+    """The namespace in which this process's pids count, such as ``pid:[4026531836]``; None where Linux does not say.
+
+    Two containers on one machine have one each: what has no pid here may live there.
+    """
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return None
+
+
 def _process_state(pid: int) -> tuple[str, int]:
     """The process's state letter and start ticks (fields 3 and 22 of /proc/PID/stat)."""
     try:

@@ -23,7 +23,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 import pipemax
-from pipemax.process import ProcessIdentity
+from pipemax.process import ProcessIdentity, pid_namespace
 
 __all__ = [
     "COLLECTOR_ACTION_STATS",
@@ -48,6 +48,7 @@ __all__ = [
     "ServerStats",
     "SessionErrorCode",
     "SessionHeader",
+    "pid_namespace",
 ]
 
 PACKAGE_VERSION = pipemax.__version__
