@@ -1,4 +1,4 @@
-"""A Delta table by path or name: reading it, and committing to it so that a repeated commit changes nothing.
+"""A Delta table by path or name: reading it, and committing to it under Delta's own transaction pairs.
 
 Plain SQL and the DataFrame API, so the Python package of Delta is not needed beside its jars. Knows nothing of
 annotations but the names of the table properties.
@@ -7,41 +7,71 @@ annotations but the names of the table properties.
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
-from pipemax_spark.errors import JobError
+from pipemax_spark.errors import JobError, first_line
 from pipemax_spark.hadoop import HadoopFiles, plain_path
 
 log = logging.getLogger(__name__)
 
 SPEC_PROPERTY = "pipemax.spec."
-RUN_PROPERTY = "pipemax.run"
-"""The run that may commit. Setting it is a change of metadata, on which every append that began before fails:
-a job that was paused while another took over cannot commit its rows a second time."""
 
-_FILE_SUFFIXES = (".parquet", ".csv", ".json", ".jsonl", ".ndjson", ".gz")
+_REFUSED = "ConcurrentTransactionException"
+"""Another commit under the same application id landed while this one was under way."""
+_FOREIGN = re.compile(
+    r"(MetadataChanged|ProtocolChanged|ConcurrentAppend|ConcurrentDeleteRead|ConcurrentDeleteDelete|ConcurrentWrite)"
+    r"Exception"
+)
+"""Another writer's commit got in the way. Nothing was committed, so the commit can be tried again."""
+_COMMIT_ATTEMPTS = 5
+_FIRST_COMMITS_READ = 16
+_GROWTH = 8
+
+_DATA_SUFFIXES = (".parquet", ".csv", ".json", ".jsonl", ".ndjson")
+_COMPRESSION_SUFFIXES = (".gz", ".bz2", ".zst", ".snappy", ".lz4", ".deflate")
 
 
 def is_path(name: str) -> bool:
-    """A path rather than a table's name."""
-    return "/" in name or name.startswith(".") or PurePosixPath(name).suffix in _FILE_SUFFIXES
+    """True for a path, False for a table's name.
+
+    ``catalog.schema.table`` is a table whatever its last part is, for a table may be called ``csv``. Other names are
+    paths where they end as a file does: ``rows.csv``, ``rows.csv.gz``, ``rows.2024.csv``.
+    """
+    if "/" in name or name.startswith("."):
+        return True
+    suffixes = PurePosixPath(name).suffixes[-2:]
+    is_compressed = (
+        len(suffixes) == 2 and suffixes[0] in _DATA_SUFFIXES and suffixes[1] in _COMPRESSION_SUFFIXES
+    )
+    parts = name.split(".")
+    if len(parts) == 3 and all(re.fullmatch(r"\w+", part) and not part.isdigit() for part in parts):
+        return is_compressed
+    return is_compressed or PurePosixPath(name).suffix in (*_DATA_SUFFIXES, ".gz")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """Names one append: Delta drops a second one of the same ``app_id`` with this or a lower ``version``.
-
-    So the appends of one ``app_id`` must be made one after the other, in ascending order.
+    """Names one commit. Delta skips a commit whose ``version`` is not above the last one of its ``app_id``, and fails
+    one that was under way while another of the same ``app_id`` landed. ``DeltaTable.find_commit`` says what happened.
     """
 
     app_id: str
     version: int
     note: str
-    """Found again in the table's history."""
+    """Names the commit in the table's history, where no other has this note."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """One that has landed, by Delta's own history."""
+
+    version: int
+    rows: int | None
+    """Rows that it added; None where the table's history keeps no metrics."""
 
 
 class DeltaTable:
@@ -120,36 +150,51 @@ class DeltaTable:
         self._spark.sql(f"ALTER TABLE {self.sql_name} SET TBLPROPERTIES ({assignments})")
 
     def append(self, rows: Any, transaction: Transaction) -> None:
-        """Commit the rows; evaluates ``rows`` once. Of a pair that was committed before, nothing is added."""
+        """Commit the rows, or nothing where Delta refuses the transaction: ``find_commit`` tells.
+
+        Evaluates ``rows`` once, and again where another writer changed the table's metadata meanwhile.
+        """
         options = {
             "txnAppId": transaction.app_id,
             "txnVersion": str(transaction.version),
             "userMetadata": transaction.note,
         }
-        try:
-            self._append(rows, options)
-        except Exception as error:
-            if "ConcurrentTransactionException" not in str(error):
-                raise
-            # Two writers of one pair, and the other was first: its rows are these.
-            log.info("%s was committed by another writer", transaction.note)
+        _try_commit(lambda: self._append(rows, options), transaction)
 
-    def rows_committed(self, note_prefix: str, *, since_version: int) -> int:
-        """Rows of the commits after ``since_version`` whose notes begin so, by Delta's own history."""
-        commits = self.version() - since_version
-        if commits <= 0:
-            return 0
+    def merge(self, source_view: str, statement: str, session: Any, transaction: Transaction) -> None:
+        """Run ``statement``, a ``MERGE`` clause list, against this table as one commit; refused as ``append`` is.
+
+        ``session`` is a session of the caller's own, for Delta takes the transaction from its settings.
+        ``source_view`` is a temporary view of that session, and ``t`` and ``s`` are the names of target and source.
+        """
+        session.conf.set("spark.databricks.delta.commitInfo.userMetadata", transaction.note)
+        session.conf.set("spark.databricks.delta.write.txnAppId", transaction.app_id)
+        session.conf.set("spark.databricks.delta.write.txnVersion", str(transaction.version))
+        command = f"MERGE INTO {self.sql_name} AS t USING {quoted_name(source_view)} AS s {statement}"
+        _try_commit(lambda: session.sql(command).collect(), transaction)
+
+    def find_commit(self, note: str, *, since_version: int) -> Commit | None:
+        """The commit with this note after ``since_version``, or None. One Spark job, over few commits as a rule."""
+        commits = _FIRST_COMMITS_READ
+        while True:
+            history = self._history(commits)
+            found = next((row for row in history if row["userMetadata"] == note), None)
+            if found is not None:
+                return Commit(version=int(found["version"]), rows=_rows_added(found["operationMetrics"]))
+            if len(history) < commits or history[-1]["version"] <= since_version:
+                return None
+            commits *= _GROWTH
+
+    def last_note(self, prefix: str, *, since_version: int) -> str | None:
+        """The note of the latest commit after ``since_version`` whose note begins so."""
+        history = self._history(max(1, self.version() - since_version))
+        return next((row["userMetadata"] for row in history if (row["userMetadata"] or "").startswith(prefix)), None)
+
+    def _history(self, commits: int) -> list[Any]:
+        """The latest commits, newest first."""
         history = self._spark.sql(f"DESCRIBE HISTORY {self.sql_name} LIMIT {commits}")
-        ours = (
-            history.where(history.userMetadata.startswith(note_prefix)).select("operationMetrics").collect()
-        )
-        return sum(int(row[0]["numOutputRows"]) for row in ours)
-
-    def delete(self, condition: str) -> int:
-        """How many rows went."""
-        return int(
-            self._spark.sql(f"DELETE FROM {self.sql_name} WHERE {condition}").head()["num_affected_rows"]
-        )
+        rows: list[Any] = history.select("version", "userMetadata", "operationMetrics").collect()
+        return rows
 
     def _append(self, rows: Any, options: Mapping[str, str]) -> None:
         writer = rows.write.format("delta").mode("append").options(**options)
@@ -165,6 +210,32 @@ class DeltaTable:
 
     def _detail(self) -> Any:
         return self._spark.sql(f"DESCRIBE DETAIL {self.sql_name}").head()
+
+
+def _try_commit(commit: Callable[[], Any], transaction: Transaction) -> None:
+    """Try again what another writer's commit got in the way of; pass over what Delta refused."""
+    for attempt in range(1, _COMMIT_ATTEMPTS + 1):
+        try:
+            commit()
+            return
+        except Exception as error:
+            text = str(error)
+            if _REFUSED in text:
+                log.warning("%s was refused: another run has committed under its id", transaction.note)
+                return
+            if attempt == _COMMIT_ATTEMPTS or not _FOREIGN.search(text):
+                raise
+            log.warning("%s is tried again, for another writer changed the table: %s", transaction.note, first_line(error))
+
+
+def _rows_added(metrics: Mapping[str, str]) -> int | None:
+    # A merge counts the rows that it copied from file to file as written.
+    rows = metrics.get("numTargetRowsInserted", metrics.get("numOutputRows"))
+    return None if rows is None else int(rows)
+
+
+def quoted_name(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _all_names(kind: Any) -> list[str]:
