@@ -175,12 +175,13 @@ def dealt_directory(root: str, partitions: int) -> tuple[str, int]:
 
 def spool_fault(directory: str) -> str | None:
     """Why tasks could not spool there, as far as this process can tell; None where they can."""
+    probe = f"_probe-{uuid.uuid4().hex}"  # the directory is the user's: no file of theirs may have this name
     try:
         storage, path = _open(directory)
         storage.create_dir(path)
-        with storage.open_output_stream(f"{path}/_probe") as stream:
+        with storage.open_output_stream(f"{path}/{probe}") as stream:
             stream.write(b"x")
-        storage.delete_file(f"{path}/_probe")
+        storage.delete_file(f"{path}/{probe}")
     except _STORAGE_ERRORS as error:
         return str(error).partition("\n")[0]
     return None
@@ -188,7 +189,15 @@ def spool_fault(directory: str) -> str | None:
 
 def _open(directory: str) -> tuple[fs.FileSystem, str]:
     """By Arrow's own file systems: tasks have no way to Hadoop's."""
-    location = re.sub(r"^s3[an]:", "s3:", directory)
-    location = re.sub(r"^dbfs:/+", "/dbfs/", location)
-    storage, path = fs.FileSystem.from_uri(location)
+    storage, path = fs.FileSystem.from_uri(arrow_location(directory))
     return storage, path
+
+
+def arrow_location(directory: str) -> str:
+    """Return the location by which Arrow opens a directory that is named in Spark's way.
+
+    On Databricks, Unity Catalog's volumes are mounted at ``/Volumes``, the rest of DBFS at ``/dbfs``.
+    """
+    location = re.sub(r"^s3[an]:", "s3:", directory)
+    location = re.sub(r"^dbfs:/+(?=Volumes(/|$))", "/", location)
+    return re.sub(r"^dbfs:/+", "/dbfs/", location)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax.wire import COMPLETION_SCHEMA
-from pipemax_spark.spool import Spool, dealt_directory, spool_fault
+from pipemax_spark.spool import Spool, arrow_location, dealt_directory, spool_fault
 
 
 def completions(texts: list[str | None]) -> pa.RecordBatch:
@@ -90,6 +90,31 @@ def test_storage_that_fails_costs_a_warning(tmp_path: Path, caplog: pytest.LogCa
     assert spool_fault(str(tmp_path / "file")) is not None
     assert spool_fault(str(tmp_path / "new")) is None
     assert "Unrecognized filesystem" in (spool_fault("oddfs://x/y") or "")
+
+
+def test_a_check_of_a_directory_touches_nothing_that_lies_there(tmp_path: Path) -> None:
+    users = tmp_path / "_probe"
+    users.write_text("the user's")
+    assert spool_fault(str(tmp_path)) is None
+    assert users.exists()
+    assert users.read_text() == "the user's"
+    assert list(tmp_path.iterdir()) == [users]
+
+
+@pytest.mark.parametrize(
+    ("directory", "location"),
+    [
+        ("dbfs:/Volumes/main/sales/work", "/Volumes/main/sales/work"),
+        ("dbfs:///Volumes/main/sales/work", "/Volumes/main/sales/work"),
+        ("dbfs:/Volumes", "/Volumes"),
+        ("dbfs:/VolumesOfOld/work", "/dbfs/VolumesOfOld/work"),
+        ("dbfs:/x", "/dbfs/x"),
+        ("/Volumes/main/sales/work", "/Volumes/main/sales/work"),
+        ("s3a://bucket/work", "s3://bucket/work"),
+    ],
+)
+def test_tasks_open_databricks_paths_where_databricks_mounts_them(directory: str, location: str) -> None:
+    assert arrow_location(directory) == location
 
 
 def test_no_more_is_held_than_was_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
