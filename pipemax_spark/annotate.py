@@ -108,7 +108,7 @@ def annotate(
     # Wrong columns are found before the executors are asked.
     annotated_schema(df.schema, plan)
     prepare_columns(df, source, overrides_column)
-    plan = checked_plan(df.sparkSession, plan, source, profile)
+    plan = checked_plan(df.sparkSession, plan, source, profile, time_zone=source.time_zone(df))
     if work_dir is not None:
         df, plan = _with_spool(with_keys(df, source, overrides_column), plan, work_dir.rstrip("/"), resume)
     return annotate_with(df, source, plan, overrides_column=overrides_column, profile=profile)
@@ -146,13 +146,20 @@ def draft_plan(
     )
 
 
-def checked_plan(spark: Any, plan: TaskPlan, source: PromptSource | None, profile: Any = None) -> TaskPlan:
+def checked_plan(
+    spark: Any,
+    plan: TaskPlan,
+    source: PromptSource | None,
+    profile: Any = None,
+    *,
+    time_zone: str | None = None,
+) -> TaskPlan:
     """The plan with its spec's hash, once an executor has found engine and generation fine, now or just before; else
     ``JobError``."""
     options = plan.options
     request = PreflightRequest(engine=dict(options.engine), generation=options.generation)
     reply = recent_preflight(spark, request, options, profile=profile)
-    spec = AnnotationSpec.of(reply, source=source, generation=options.generation)
+    spec = AnnotationSpec.of(reply, source=source, generation=options.generation, time_zone=time_zone)
     return replace(plan, spec_hash=spec.hash)
 
 

@@ -60,7 +60,12 @@ def check_job(
     )
     reply = run_preflight(spark, request, plan.options)
     terminal.say("Model", f"{reply.model}, prompt and output at most {reply.max_model_len:,} tokens")
-    spec = AnnotationSpec.of(reply, source=options.source, generation=options.generation)
+    spec = AnnotationSpec.of(
+        reply,
+        source=options.source,
+        generation=options.generation,
+        time_zone=options.source.time_zone(source.rows),
+    )
     _check_spec(spec, table, allows_new=options.allows_new_spec)
     return Checked(
         source=source,

@@ -64,6 +64,26 @@ class PromptSource:
             return column
         return F.array_join(F.transform(column, lambda message: message["content"]), "\n")
 
+    def depends_on_time_zone(self, schema: Any) -> bool:
+        """True where a prompt is made of a timestamp, which Spark writes in the session's time zone."""
+        return any(_has_timestamp(kind) for kind in self._types_read(schema))
+
+    def time_zone(self, rows: Any) -> str | None:
+        """The session's time zone, where prompts of these rows depend on it; else None."""
+        if not self.depends_on_time_zone(rows.schema):
+            return None
+        return str(rows.sparkSession.conf.get("spark.sql.session.timeZone"))
+
+    def _types_read(self, schema: Any) -> list[Any]:
+        """The types of all that is turned into text."""
+        if self.prompt_column is not None:
+            return [resolve_column(self.prompt_column, schema)[1]]
+        if self.messages_column is not None:
+            message = resolve_column(self.messages_column, schema)[1].elementType
+            return [message["role"].dataType, message["content"].dataType]
+        names = [name for _, name, _, _ in string.Formatter().parse(self.template or "")]
+        return [resolve_column(name, schema)[1] for name in names if name is not None]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplatePart:
@@ -134,6 +154,21 @@ def find_field(name: str, schema: Any) -> Any | None:
     exact = [column for column in schema.fields if column.name == name]
     same = exact or [column for column in schema.fields if column.name.lower() == name.lower()]
     return same[0] if len(same) == 1 else None
+
+
+def _has_timestamp(kind: Any) -> bool:
+    """Of the type with a time zone; one without (``timestamp_ntz``) reads the same everywhere."""
+    match kind.typeName():
+        case "timestamp":
+            return True
+        case "struct":
+            return any(_has_timestamp(field.dataType) for field in kind.fields)
+        case "array":
+            return _has_timestamp(kind.elementType)
+        case "map":
+            return _has_timestamp(kind.keyType) or _has_timestamp(kind.valueType)
+        case _:
+            return False
 
 
 def quoted(name: str) -> str:

@@ -1,9 +1,10 @@
 """What decides a row's answer: the spec, its hash, and what differs between two of them.
 
 Two rows with equal input under the same ``spec_hash`` are interchangeable. Part of it: the model's content, the
-prompt, the system message, the schema, the sampling, and the engine settings that change what the model is or
-reads. Not part of it: parallelism, memory, ``dtype``, ``max_model_len``, ``engine_python``, the schedule, and the
-free ``vllm:`` arguments: they change how fast a row is answered, or which rows are refused.
+prompt, the time zone where prompts have timestamps, the system message, the schema, the sampling, and the engine
+settings that change what the model is or reads. Not part of it: parallelism, memory, ``dtype``, ``max_model_len``,
+``engine_python``, the schedule, and the free ``vllm:`` arguments: they change how fast a row is answered, or which
+rows are refused.
 """
 
 import hashlib
@@ -29,12 +30,21 @@ class AnnotationSpec:
     values: Mapping[str, Any]
 
     @classmethod
-    def of(cls, reply: PreflightReply, *, source: PromptSource | None, generation: GenerationSpec) -> Self:
+    def of(
+        cls,
+        reply: PreflightReply,
+        *,
+        source: PromptSource | None,
+        generation: GenerationSpec,
+        time_zone: str | None,
+    ) -> Self:
         """``reply`` has the model, and the engine's config with its defaults filled in; without a ``source``, prompts
-        come as they are."""
+        come as they are. ``time_zone`` is what ``PromptSource.time_zone`` says."""
         values: dict[str, Any] = {"model": reply.model_fingerprint}
         if source is not None:
             values |= {name: value for name, value in asdict(source).items() if value is not None}
+        if time_zone is not None:
+            values["time_zone"] = time_zone
         values |= {name: value for name, value in asdict(generation).items() if value not in (None, ())}
         if generation.response_format is not None:
             # Parsed, so that white space does not make another spec. The order of properties stays: it is the

@@ -1,7 +1,18 @@
 """Templates and columns, by a schema alone: no JVM runs."""
 
 import pytest
-from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DateType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from pipemax_spark.errors import JobError
 from pipemax_spark.prompts import PromptSource, TemplatePart, parse_template, resolve_names
@@ -55,3 +66,51 @@ def test_id_columns_are_columns_of_the_table_itself() -> None:
     assert resolve_names(["ID"], SCHEMA) == ["id"]
     with pytest.raises(JobError, match="is a field of a struct"):
         resolve_names(["author.name"], SCHEMA)
+
+
+def _message(content: DataType, **more: DataType) -> StructType:
+    kinds = {"role": StringType(), "content": content, **more}
+    return StructType([StructField(name, kind) for name, kind in kinds.items()])
+
+
+TIMES = StructType(
+    [
+        StructField("text", StringType()),
+        StructField("day", DateType()),
+        StructField("wall", TimestampNTZType()),
+        StructField("at", TimestampType()),
+        StructField("visit", StructType([StructField("at", TimestampType()), StructField("n", LongType())])),
+        StructField("visits", ArrayType(StructType([StructField("at", TimestampType())]))),
+        StructField("by_name", MapType(StringType(), TimestampType())),
+        StructField("chat", ArrayType(_message(StringType(), at=TimestampType()))),
+        StructField("odd_chat", ArrayType(_message(TimestampType()))),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        PromptSource(prompt_column="AT"),
+        PromptSource(template="{text} at {at}"),
+        PromptSource(template="{visit}"),
+        PromptSource(template="{visit.at}"),
+        PromptSource(template="{visits}"),
+        PromptSource(template="{by_name}"),
+        PromptSource(messages_column="odd_chat"),
+    ],
+)
+def test_a_prompt_made_of_a_timestamp_depends_on_the_time_zone(source: PromptSource) -> None:
+    assert source.depends_on_time_zone(TIMES)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        PromptSource(prompt_column="text"),
+        PromptSource(template="{text} {day} {wall} {visit.n}"),
+        PromptSource(messages_column="chat"),
+    ],
+)
+def test_a_prompt_without_a_timestamp_does_not(source: PromptSource) -> None:
+    assert not source.depends_on_time_zone(TIMES)

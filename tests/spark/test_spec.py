@@ -1,0 +1,69 @@
+"""What a table's spec covers, by jobs on one table."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pipemax_spark.annotate import annotate
+from pipemax_spark.errors import JobError
+from pipemax_spark.prompts import PromptSource
+from tests.fakes.engine import fake_config
+from tests.spark.conftest import Jobs
+
+MakeJobs = Callable[[], Jobs]
+ZONE = "spark.sql.session.timeZone"
+
+
+@pytest.fixture
+def set_zone(spark: Any) -> Iterator[Callable[[str], None]]:
+    before = spark.conf.get(ZONE)
+    yield lambda zone: spark.conf.set(ZONE, zone)
+    spark.conf.set(ZONE, before)
+
+
+def write_times(run: Jobs) -> None:
+    rows = run.spark.sql(
+        "SELECT 1L AS id, 'a' AS text, timestamp_seconds(0) AS at, named_struct('at', timestamp_seconds(0)) AS visit"
+    )
+    rows.write.mode("overwrite").parquet(str(run.directory / "in.parquet"))
+
+
+def test_prompts_with_timestamps_are_not_mixed_over_time_zones(
+    jobs: MakeJobs, set_zone: Callable[[str], None]
+) -> None:
+    run = jobs()
+    source = PromptSource(template="Visit {visit}")
+    set_zone("UTC")
+    write_times(run)
+    run.run(id_columns=("id",), source=source)
+    set_zone("Asia/Tokyo")
+    with pytest.raises(JobError, match=r'time_zone was "UTC", is "Asia/Tokyo".*--new-spec'):
+        run.run(id_columns=("id",), source=source)
+    set_zone("UTC")
+    run.run(id_columns=("id",), source=source)
+    assert len(run.rows()) == 1
+
+
+def test_a_prompt_without_timestamps_is_the_same_in_every_time_zone(
+    jobs: MakeJobs, set_zone: Callable[[str], None]
+) -> None:
+    run = jobs()
+    set_zone("UTC")
+    write_times(run)
+    run.run(id_columns=("id",))
+    set_zone("Asia/Tokyo")
+    run.run(id_columns=("id",))
+    assert len(run.rows()) == 1
+
+
+def test_annotate_tells_time_zones_apart(
+    spark: Any, engine_python: str, set_zone: Callable[[str], None]
+) -> None:
+    hashes = set()
+    for zone in ("UTC", "Asia/Tokyo"):
+        set_zone(zone)
+        frame = spark.sql("SELECT timestamp_seconds(0) AS at")
+        result = annotate(frame, template="At {at}", engine=fake_config(), engine_python=engine_python)
+        hashes.add(result.select("annotation.spec_hash").head()[0])
+    assert len(hashes) == 2
