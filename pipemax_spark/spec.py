@@ -2,9 +2,9 @@
 
 Two rows with equal input under the same ``spec_hash`` are interchangeable. Part of it: the model's content, the
 prompt, the time zone where prompts have timestamps, the system message, the schema, the sampling, and the engine
-settings that change what the model is or reads. Not part of it: parallelism, memory, ``dtype``, ``max_model_len``,
-``engine_python``, the schedule, and the free ``vllm:`` arguments: they change how fast a row is answered, or which
-rows are refused.
+settings that change what the model is, reads or computes. Not part of it: parallelism, memory, ``dtype``,
+``max_model_len``, ``engine_python``, the schedule, and those arguments under ``vllm:`` that only change speed, memory
+or logging (``vllm_arguments`` lists them).
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from typing import Any, Self
 from pipemax.wire import GenerationSpec, PreflightReply
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.response_format import load_schema
+from pipemax_spark.vllm_arguments import arguments_that_count
 
 _ENGINE_FIELDS = ("tokenizer", "quantization", "chat")
 _SHOWN = 160
@@ -53,6 +54,9 @@ class AnnotationSpec:
         values["engine"] = {
             name: reply.engine[name] for name in _ENGINE_FIELDS if reply.engine.get(name) is not None
         }
+        # Nothing is added where there are none: such a spec keeps the hash that it had before arguments counted.
+        counted = arguments_that_count(reply.engine.get("vllm") or {})
+        values |= {f"vllm.{name}": value for name, value in counted.items()}
         return cls(model=reply.model, values=json.loads(json.dumps(values)))
 
     @property

@@ -90,9 +90,17 @@ def _preflight(text: bytes) -> bytes:
         row_lengths=lengths if config.policy == "auto" and counts else None,
         first_prompt=prompts[0] if prompts else "",
         expected_rows=_expected_rows(config, prompts),
-        engine=config.model_dump(mode="json"),
+        engine=_without_own_settings(config.model_dump(mode="json")),
         versions={"pipemax-spark": PACKAGE_VERSION, "vllm": "fake"},
     ).to_bytes()
+
+
+def _without_own_settings(engine):  # type: ignore[no-untyped-def]
+    """How fast a fake is, and how it fails, is no setting of vLLM's and decides no answer: no spec shall hold it."""
+    return {
+        **engine,
+        "vllm": {name: value for name, value in engine["vllm"].items() if name not in ("fake", "virtual")},
+    }
 
 
 def _expected_rows(config, prompts):  # type: ignore[no-untyped-def]

@@ -1,0 +1,64 @@
+"""What makes two specs differ."""
+
+from typing import Any
+
+import pytest
+
+from pipemax.wire import GenerationSpec, PreflightReply
+from pipemax_spark.prompts import PromptSource
+from pipemax_spark.spec import AnnotationSpec
+
+
+def spec(**engine: Any) -> AnnotationSpec:
+    return AnnotationSpec.of(
+        PreflightReply(model="a-model", model_fingerprint="0123", engine={"chat": "auto", **engine}),
+        source=PromptSource(template="Say {text}"),
+        generation=GenerationSpec(max_tokens=16),
+        time_zone=None,
+    )
+
+
+def test_a_spec_without_arguments_of_vllm_hashes_as_it_always_did() -> None:
+    """Tables of earlier versions hold this hash."""
+    assert spec(vllm={}).hash == spec().hash == "065285d4e47cee7c"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"kv_cache_dtype": "fp8"},
+        {"hf_overrides": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}},
+        {"load_format": "dummy"},
+        {"generation_config": "vllm"},
+        {"quantization_config": {"linear": "fp8"}},
+        {"an_argument_of_a_later_vllm": True},
+    ],
+)
+def test_an_argument_of_vllm_that_may_change_answers_makes_another_spec(arguments: dict[str, Any]) -> None:
+    assert spec(vllm=arguments).hash != spec().hash
+    (told,) = spec(vllm=arguments).changes_from(spec())
+    assert told.startswith(f"vllm.{next(iter(arguments))} was not given, is ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"gpu_memory_utilization": 0.8, "max_num_seqs": 64, "enforce_eager": True},
+        {"kv_transfer_config": {"kv_connector": "SomeConnector"}},
+        {"compilation_config": {"level": 0}, "cpu_offload_gb": 4},
+        {"disable_log_stats": True, "decode_context_parallel_size": 2},
+    ],
+)
+def test_an_argument_of_vllm_that_only_changes_speed_memory_or_logging_does_not(
+    arguments: dict[str, Any],
+) -> None:
+    assert spec(vllm=arguments).hash == spec().hash
+    assert spec(vllm={**arguments, "kv_cache_dtype": "fp8"}).hash == spec(vllm={"kv_cache_dtype": "fp8"}).hash
+
+
+def test_the_order_of_vllm_s_arguments_makes_no_other_spec() -> None:
+    scaling = {"rope_type": "yarn", "factor": 4.0}
+    one = {"kv_cache_dtype": "fp8", "hf_overrides": {"rope_scaling": scaling, "rope_theta": 1}}
+    backwards = dict(reversed(scaling.items()))
+    other = {"hf_overrides": {"rope_theta": 1, "rope_scaling": backwards}, "kv_cache_dtype": "fp8"}
+    assert spec(vllm=one).hash == spec(vllm=other).hash
