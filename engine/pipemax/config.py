@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 
 class Policy(StrEnum):
@@ -159,6 +159,13 @@ class EngineConfig(BaseModel):
             )
         return arguments
 
+    @field_validator("vllm")
+    @classmethod
+    def _pipemax_has_the_connector(cls, arguments: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if info.data.get("policy") is Policy.PIPEMAX:
+            require_free_connector(arguments)
+        return arguments
+
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:
         """From parsed YAML or JSON. ``ValueError`` in one readable line a fault, with the field's name."""
@@ -189,6 +196,16 @@ class EngineConfig(BaseModel):
         """
         text = json.dumps(self.model_dump(mode="json", exclude={"row_lengths"}), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def require_free_connector(arguments: dict[str, Any]) -> None:
+    """``ValueError`` where these arguments of vLLM name a KV connector, whose place PipeMax takes with its own."""
+    for name in ("kv_transfer_config", "kv_offloading_size"):
+        if arguments.get(name) is not None:
+            raise ValueError(
+                f"policy pipemax keeps KV in host memory by a KV connector of its own, and {name} names another: leave "
+                "it out, or set policy: vllm"
+            )
 
 
 def _readable(error: ValidationError, *, known: list[str]) -> str:

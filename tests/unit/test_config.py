@@ -66,3 +66,16 @@ def test_a_hub_token_is_refused_and_not_repeated() -> None:
     with pytest.raises(ValueError, match="set the variable HF_TOKEN for the executors") as refused:
         EngineConfig.parse({"model": "m", "vllm": {"hf_token": "hf_secret"}})
     assert "hf_secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"kv_transfer_config": {"kv_connector": "LMCacheConnectorV1"}}, {"kv_offloading_size": 4}]
+)
+def test_a_kv_connector_of_the_user_s_is_refused_where_pipemax_needs_that_place(
+    arguments: dict[str, object],
+) -> None:
+    (name,) = arguments
+    with pytest.raises(ValueError, match=rf"{name} names another: leave it out, or set policy: vllm"):
+        EngineConfig.parse({"model": "m", "policy": "pipemax", "vllm": arguments})
+    for policy in ("vllm", "auto"):
+        assert EngineConfig.parse({"model": "m", "policy": policy, "vllm": arguments}).vllm == arguments

@@ -13,7 +13,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
-from pipemax.config import EngineConfig, KvOffload, Policy
+from pipemax.config import EngineConfig, KvOffload, Policy, require_free_connector
 from pipemax.control.config import HOST_HIGH_WATERMARK
 from pipemax.domain.units import GIB, ceil_div
 from pipemax.host_room import host_pool_bytes
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 KV_LAYOUT = "BLHNC"
 """Block-first: see ``pipemax.transfer.layout``."""
+_CONNECTOR = "PipeMaxConnector"
 _QUEUE_DEPTH = 2
 """How many times its KV capacity stock vLLM is sent."""
 
@@ -38,6 +39,7 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
     """``ValueError`` where the config does not fit this machine, this vLLM or this model."""
     if config.policy is Policy.PIPEMAX:
         check_version()
+        require_free_connector(config.vllm)  # again: under policy auto it was free to name one
     vllm_config = engine_args(config).create_engine_config(UsageContext.ENGINE_CONTEXT)
     num_stages = vllm_config.parallel_config.pipeline_parallel_size
     num_layers = vllm_config.model_config.get_total_num_hidden_layers()
@@ -73,10 +75,12 @@ def admission_capacity_tokens(vllm_config: VllmConfig) -> int:
     """Tokens of requests that an empty engine may be sent: under PipeMax what the host pool holds up to its high
     watermark, else twice what the GPU's holds: what runs, and as much waiting behind it.
     """
-    cache = vllm_config.cache_config
-    if vllm_config.kv_transfer_config is None:
+    cache, transfer = vllm_config.cache_config, vllm_config.kv_transfer_config
+    if (
+        transfer is None or transfer.kv_connector != _CONNECTOR
+    ):  # stock vLLM, perhaps with a connector of the user's
         return _QUEUE_DEPTH * (cache.num_gpu_blocks or 0) * cache.block_size
-    settings = RuntimeSettings.from_extra_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
+    settings = RuntimeSettings.from_extra_config(transfer.kv_connector_extra_config)
     watermark = settings.controller.get("host_high_watermark", HOST_HIGH_WATERMARK)
     return int(watermark * settings.host_blocks) * cache.block_size
 
@@ -125,7 +129,7 @@ def _pipemax_args(config: EngineConfig, *, num_gpus: int) -> dict[str, Any]:
     return {
         "worker_cls": f"pipemax.vllm_ext.{worker}",
         "kv_transfer_config": KVTransferConfig(
-            kv_connector="PipeMaxConnector",
+            kv_connector=_CONNECTOR,
             kv_connector_module_path="pipemax.vllm_ext.connector",
             kv_role="kv_both",
             kv_connector_extra_config=offload_extra_config(

@@ -8,13 +8,15 @@ import pytest
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.worker.gpu.block_table import BlockTables
 
-from pipemax.config import EngineConfig
+from pipemax.config import EngineConfig, Policy
 from pipemax.control.config import StageConfig
 from pipemax.control.estimator import StepTimeModel
 from pipemax.vllm_ext import compat
+from pipemax.vllm_ext.forecast import forecast
 from pipemax.vllm_ext.launch import (
     _cores_of_stages,
     _pipemax_args,
+    admission_capacity_tokens,
     launch_environment,
     make_vllm_config,
     pipeline_parallel_size,
@@ -162,3 +164,36 @@ def test_on_a_cpu_scheduling_is_synchronous() -> None:
 def test_more_stages_than_layers_are_refused(policy: str) -> None:
     with pytest.raises(ValueError, match="pipeline_parallel_size 3 is more than the 2 layers of"):
         make_vllm_config(config(policy=policy, pipeline_parallel_size=3))
+
+
+def own_connector(directory: Path) -> dict[str, object]:
+    """Under ``vllm:``, as a user writes it."""
+    return {
+        "kv_transfer_config": {
+            "kv_connector": "ExampleConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"shared_storage_path": str(directory)},
+        }
+    }
+
+
+def test_under_policy_vllm_the_user_s_kv_connector_is_kept(tmp_path: Path) -> None:
+    stock = make_vllm_config(config(policy="vllm"))
+    with_connector = make_vllm_config(config(policy="vllm", vllm=own_connector(tmp_path)))
+    assert with_connector.kv_transfer_config.kv_connector == "ExampleConnector"
+    for made in (stock, with_connector):
+        made.cache_config.num_gpu_blocks = 100
+    assert admission_capacity_tokens(with_connector) == admission_capacity_tokens(stock) > 0
+
+
+def test_vllm_s_own_offloading_is_kept_under_policy_vllm() -> None:
+    made = make_vllm_config(config(policy="vllm", vllm={"kv_offloading_size": 0.1}))
+    assert made.kv_transfer_config.kv_connector == "OffloadingConnector"
+    made.cache_config.num_gpu_blocks = 100
+    assert admission_capacity_tokens(made) > 0
+
+
+def test_where_the_user_brings_a_kv_connector_auto_can_only_take_stock_vllm(tmp_path: Path) -> None:
+    brought = config(policy="auto", vllm=own_connector(tmp_path))
+    expected = forecast(brought.model_copy(update={"policy": Policy.PIPEMAX}))
+    assert "kv_transfer_config" in expected.refusal
