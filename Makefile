@@ -59,5 +59,4 @@ lock:  ## Resolve all locks anew
 	@bash tools/lock.sh $(BIN)/uv
 
 clean:  ## Remove .venv and everything the demo wrote
-	rm -rf $(VENV) .venv-versions .venv-peers $(DEMO) logs dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse
-	find . -name __pycache__ -prune -exec rm -rf {} +
+	@bash tools/clean.sh "$(VENV)" "$(DEMO)"

@@ -4,7 +4,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$1 demo=$2
 export PIPEMAX_LOG_DIR="$PWD/logs"
-mkdir -p "$PIPEMAX_LOG_DIR"
+mkdir -p "$PIPEMAX_LOG_DIR" "$demo"
+touch "$demo/.pipemax-demo" # `make clean` removes only what has this file
 cat <<TEXT
 Annotating Debian packages with their archive section: examples/data/debian_packages.parquet
 by a small Llama that was trained on other packages: examples/model. Logs: logs/

@@ -7,7 +7,7 @@ bin=$PWD/$1
 mkdir -p "$2"
 directory=$(cd "$2" && pwd)
 
-rm -rf "$directory/dist"
+rm -f "$directory"/dist/pipemax_spark-*.whl
 "$bin/python" -m hatchling build -t wheel -d "$directory/dist" >/dev/null 2>&1
 for lock in requirements/versions-*.lock; do
     name=$(basename "$lock" .lock)
@@ -15,7 +15,7 @@ for lock in requirements/versions-*.lock; do
     echo "$environment: from $lock"
     [ -x "$environment/bin/python" ] || "$bin/uv" venv -q --python "$bin/python" "$environment"
     "$bin/uv" pip sync -q --python "$environment/bin/python" "$lock"
-    "$bin/uv" pip install -q --no-deps --python "$environment/bin/python" "$directory"/dist/*.whl
+    "$bin/uv" pip install -q --no-deps --python "$environment/bin/python" "$directory"/dist/pipemax_spark-*.whl
     [ -f "$environment/ready" ] || "$environment/bin/python" tools/configure_spark.py >"$environment/jars.log" 2>&1 ||
         { tail -n 20 "$environment/jars.log"; exit 1; }
     touch "$environment/ready"

@@ -5,7 +5,7 @@ warm-up: its seconds are those from the first row that reached the engine to the
 """
 
 import os
-import shutil
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,7 @@ def _run(load: Load, recorder: Recorder, begin_s: float) -> float:
     """One dataset; when it had ended, in seconds since the epoch."""
     import ray
 
-    output = Path(load.directory) / "ray-out"
-    shutil.rmtree(output, ignore_errors=True)
+    output = Path(tempfile.mkdtemp(prefix="ray-out-", dir=load.directory))
     table = ray.data.read_parquet(load.table).repartition(-(-load.rows // load.batch_rows))
     _processor(load)(table).write_parquet(str(output))
     ended_s = time.time()

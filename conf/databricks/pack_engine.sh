@@ -6,6 +6,8 @@
 set -euo pipefail
 lock=$1 wheel=$2 archive=$3 directory=${4:-/local_disk0/pipemax}
 
+# --clear empties the directory: only one that is an environment already.
+[ ! -e "$directory" ] || [ -e "$directory/pyvenv.cfg" ] || { echo "$directory is there and is no Python environment" >&2; exit 1; }
 python3 -m venv --clear "$directory"
 "$directory/bin/python" -m pip install --quiet uv
 # uv stays out of what it is told to install, hence not "sync", which would remove it.
