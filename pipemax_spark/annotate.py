@@ -74,8 +74,9 @@ def annotate(
     With ``work_dir``, a directory on storage that all executors see, tasks keep their completions there every 10 s:
     a task that is tried again, or a second action over this result, asks the engine for the rest alone. With
     ``resume``, a name, so does a later application that makes the same call under it: rows are then dealt to
-    partitions by their content (a shuffle), and found again in whatever order they come. Nothing in ``work_dir`` is
-    deleted here, for nobody knows here when the result is safe: delete it when it is.
+    partitions by their content (a shuffle), and found again in whatever order they come. All is kept in
+    ``work_dir/pipemax/annotate``. Nothing there is deleted here, because only the caller knows when the result is safe:
+    delete the directory then.
 
     The result is lazy, like any transformation, and every action evaluates it anew: write it to a table before
     using it twice. A small Spark job runs at once: it checks model, engine and schema on an executor, without
@@ -110,7 +111,7 @@ def annotate(
     prepare_columns(df, source, overrides_column)
     plan = checked_plan(df.sparkSession, plan, source, profile, time_zone=source.time_zone(df))
     if work_dir is not None:
-        df, plan = _with_spool(with_keys(df, source, overrides_column), plan, work_dir.rstrip("/"), resume)
+        df, plan = _with_spool(with_keys(df, source, overrides_column), plan, _spool_root(work_dir), resume)
     return annotate_with(df, source, plan, overrides_column=overrides_column, profile=profile)
 
 
@@ -247,19 +248,24 @@ def _check_work_dir(work_dir: str | None, resume: str | None) -> None:
         raise JobError(f"resume={resume!r} names what is kept in work_dir; give that too")
     if resume is not None and not re.fullmatch(r"\w[\w.-]*", resume):
         raise JobError(f"resume={resume!r} must be a name of letters, digits, '_', '-' and '.'")
-    if work_dir is not None and (fault := spool_fault(work_dir)):
+    if work_dir is not None and (fault := spool_fault(_spool_root(work_dir))):
         raise JobError(
             f"work_dir={work_dir!r} cannot be written to ({fault}); name one that all executors see"
         )
 
 
-def _with_spool(keyed: Any, plan: TaskPlan, work_dir: str, resume: str | None) -> tuple[Any, TaskPlan]:
+def _spool_root(work_dir: str) -> str:
+    """Apart from the jobs' directories, which are named after their tables' ids."""
+    return f"{work_dir.rstrip('/')}/pipemax/annotate"
+
+
+def _with_spool(keyed: Any, plan: TaskPlan, root: str, resume: str | None) -> tuple[Any, TaskPlan]:
     """The rows, which have keys, and the plan so that tasks find what earlier ones completed."""
     if resume is None:
-        return keyed, replace(plan, spool=f"{work_dir}/{plan.run_id}")
+        return keyed, replace(plan, spool=f"{root}/{plan.run_id}")
     spark = keyed.sparkSession
     wanted = max(int(spark.conf.get("spark.sql.shuffle.partitions")), 2 * slots_of(spark).total)
-    directory, partitions = dealt_directory(f"{work_dir}/{resume}-{plan.spec_hash}", wanted)
+    directory, partitions = dealt_directory(f"{root}/{resume}-{plan.spec_hash}", wanted)
     return keyed.repartition(partitions, KEY_COLUMN), replace(plan, spool=directory)
 
 

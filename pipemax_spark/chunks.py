@@ -1,17 +1,22 @@
 """Rows cut into slices that are fixed before any runs, and slices joined into chunks as the rate becomes known.
 
 What is left is written once, as Parquet, in slices. A chunk is a run of consecutive slices; its number never names
-other rows. There are two orders:
+other rows. Which slice a row belongs to depends on the row's values alone, never on its place: when an executor is lost
+while slices are written, Spark computes its part of the shuffle again, possibly in another order, and each row must go
+to the same slice again. There are two orders:
 
-- dealt: slices are alike. Within each task the rows are sorted by the length of their prompt and dealt out one by
-  one, so every slice, and every partition of a chunk, gets short and long ones in proportion;
+- dealt: a row's slice follows from a hash, so slices are alike. Within a slice the rows are sorted by the length of
+  their prompt and dealt out one by one, so every partition of a chunk gets short and long ones in proportion;
 - by prefix: all rows are sorted by their prompt, slices are cut from end to end, and partitions of a chunk likewise,
   so that prompts which begin alike reach the engine one behind the other.
+
+A row's place within its slice is stored with the row. It is a hint for spreading rows evenly, and may be any number.
 """
 
 import functools
 import itertools
 import threading
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +25,7 @@ from pipemax_spark.prompts import quoted
 from pipemax_spark.task import KEY_COLUMN
 
 _SLICE, _RANK = "__pipemax_slice", "__pipemax_rank"
-_LENGTH, _TEXT = "__pipemax_length", "__pipemax_text"
+_LENGTH, _TEXT, _HASH = "__pipemax_length", "__pipemax_text", "__pipemax_hash"
 _MAX_SLICES = 1_024
 _MIN_SLICE_ROWS_PER_SLOT = 64
 _MIN_FIRST_ROWS_PER_SLOT = 256
@@ -40,7 +45,7 @@ class Chunk:
     first_slice: int
     end_slice: int
     rows: int
-    """About so many; exact for all chunks together."""
+    """Exactly so many."""
 
 
 def number_of_slices(rows: int, slots: int) -> int:
@@ -49,44 +54,37 @@ def number_of_slices(rows: int, slots: int) -> int:
 
 
 def write_slices(
-    rows: Any, prompt_text: Any, path: str, *, slices: int, slots: int, by_prefix: bool = False
+    rows: Any,
+    prompt_text: Any,
+    path: str,
+    *,
+    identity: Any,
+    slices: int,
+    slots: int,
+    by_prefix: bool = False,
 ) -> None:
-    """Materialise the rows, which have a ``KEY_COLUMN``. ``prompt_text`` is looked at, not kept."""
+    """Write the rows, which have a ``KEY_COLUMN``. ``prompt_text`` is looked at, not kept; ``identity`` is a column
+    that tells rows apart, for instance by their ids."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    hashed = rows.withColumn(_HASH, F.xxhash64(identity))
     if by_prefix:
-        arranged = _sorted_by_prompt(rows, prompt_text, slices)
+        # The second key lets rows of one prompt be cut where a slice is full.
+        arranged = (
+            hashed.withColumn(_TEXT, F.coalesce(prompt_text, F.lit("")))
+            .repartitionByRange(slices, _TEXT, _HASH)
+            .sortWithinPartitions(_TEXT, _HASH)
+            .withColumn(_SLICE, F.spark_partition_id())
+        )
     else:
-        arranged = _dealt(rows, prompt_text, slices).repartition(min(slices, 4 * slots), _SLICE)
-    arranged.write.partitionBy(_SLICE).parquet(path)
-
-
-def _dealt(rows: Any, prompt_text: Any, slices: int) -> Any:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    # Each task begins elsewhere, else the first slices would get the longest rows of none.
-    dealt = _place_in_partition() + F.spark_partition_id() * 97
-    return (
-        rows.withColumn(_LENGTH, F.coalesce(F.length(prompt_text), F.lit(0)))
-        .sortWithinPartitions(_LENGTH)
-        .withColumn(_RANK, dealt)
-        .withColumn(_SLICE, (F.col(_RANK) % slices).cast("int"))
-        .withColumn(_RANK, F.floor(F.col(_RANK) / slices))
-        .drop(_LENGTH)
-    )
-
-
-def _sorted_by_prompt(rows: Any, prompt_text: Any, slices: int) -> Any:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    # The second key lets rows of one prompt be cut where a slice is full.
-    return (
-        rows.withColumn(_TEXT, F.coalesce(prompt_text, F.lit("")))
-        .withColumn(_RANK, F.monotonically_increasing_id())
-        .repartitionByRange(slices, _TEXT, _RANK)
-        .sortWithinPartitions(_TEXT, _RANK)
-        .withColumn(_RANK, _place_in_partition())
-        .withColumn(_SLICE, F.spark_partition_id())
-        .drop(_TEXT)
-    )
+        arranged = (
+            hashed.withColumn(_LENGTH, F.coalesce(F.length(prompt_text), F.lit(0)))
+            .withColumn(_SLICE, F.pmod(_HASH, F.lit(slices)).cast("int"))
+            .repartition(min(slices, 4 * slots), _SLICE)
+            .sortWithinPartitions(_SLICE, _LENGTH)
+        )
+    ranked = arranged.withColumn(_RANK, _place_in_partition())
+    ranked.select(*rows.columns, _RANK, _SLICE).write.partitionBy(_SLICE).parquet(path)
 
 
 def _place_in_partition() -> Any:
@@ -106,8 +104,10 @@ class SlicedRows:
         fields = fields.add(_RANK, LongType()).add(_SLICE, IntegerType())
         self._all = spark.read.schema(fields).parquet(path)
         self._columns = [*schema.names, KEY_COLUMN]
-        self.slices = slices
-        self.rows: int = self._all.count()
+        counts = {row[_SLICE]: row["count"] for row in self._all.groupBy(_SLICE).count().collect()}
+        self.slice_rows: tuple[int, ...] = tuple(counts.get(number, 0) for number in range(slices))
+        """Rows of each slice."""
+        self.rows = sum(self.slice_rows)
         self._by_prefix = by_prefix
 
     def read(self, chunk: Chunk, *, partitions: int) -> Any:
@@ -129,12 +129,10 @@ class SlicedRows:
 
         if not self._by_prefix:
             return F.col(_RANK) % partitions
-        # Slices are of about the same size: what is beyond the mean counts as the slice's last row.
-        slice_rows = max(1.0, self.rows / self.slices)
-        place = (F.col(_SLICE) - chunk.first_slice) * slice_rows + F.least(
-            F.col(_RANK), F.lit(slice_rows - 1)
-        )
-        return F.floor(place * partitions / ((chunk.end_slice - chunk.first_slice) * slice_rows))
+        rows = self.slice_rows[chunk.first_slice : chunk.end_slice]
+        before = F.array(*(F.lit(count) for count in itertools.accumulate(rows[:-1], initial=0)))
+        place = F.element_at(before, F.col(_SLICE) - chunk.first_slice + 1) + F.col(_RANK)
+        return F.floor(place * partitions / max(1, chunk.rows))
 
 
 @functools.cache
@@ -167,11 +165,12 @@ class ChunkPlan:
     """Hands out chunks, each slice once. Thread-safe."""
 
     def __init__(
-        self, *, rows: int, slices: int, slots: int, commit_every_s: float, first_number: int = 0
+        self, *, slice_rows: Sequence[int], slots: int, commit_every_s: float, first_number: int = 0
     ) -> None:
-        """``first_number`` goes on from the run's chunks of other rows: a number stands for one chunk of a run."""
-        self._rows_per_slice = rows / slices
-        self._slices = slices
+        """``slice_rows`` are the rows of each slice. ``first_number`` goes on from the run's chunks of other rows: a
+        number stands for one chunk of a run."""
+        self._ends = list(itertools.accumulate(slice_rows))
+        """For each slice, the rows up to its end."""
         self._commit_every_s = commit_every_s
         self.first_number = first_number
         guessed_rows = _GUESSED_ROWS_PER_S_AND_SLOT * commit_every_s
@@ -184,26 +183,41 @@ class ChunkPlan:
         with self._lock:
             return list(self._chunks)
 
+    @property
+    def rows(self) -> int:
+        """Of all slices together."""
+        return self._ends[-1]
+
     def next(self, rows_per_s: float | None, *, at_least: int = 0) -> Chunk | None:
         """About the rows of one commit period at this rate, and not fewer than what keeps the engines fed; None when
         all are handed out."""
         with self._lock:
             first = self._chunks[-1].end_slice if self._chunks else 0
-            if first >= self._slices:
+            before = self._ends[first - 1] if first else 0
+            left = self.rows - before
+            if not left:
                 return None
-            count = max(1, round(max(at_least, self._rows_wanted(rows_per_s)) / self._rows_per_slice))
-            left = self._slices - first
+            wanted = max(1, at_least, self._rows_wanted(rows_per_s))
+            end = self._end_of(before, wanted, at_least)
+            rows = self._ends[end - 1] - before
             # A last chunk of a few rows is not worth a commit, nor may it be too small to keep the engines fed.
-            if left < count * 5 / 4 or (left - count) * self._rows_per_slice < at_least:
-                count = left
+            if left < rows * 5 / 4 or left - rows < at_least:
+                end, rows = len(self._ends), left
             chunk = Chunk(
-                number=self.first_number + len(self._chunks),
-                first_slice=first,
-                end_slice=first + count,
-                rows=round(count * self._rows_per_slice),
+                number=self.first_number + len(self._chunks), first_slice=first, end_slice=end, rows=rows
             )
             self._chunks.append(chunk)
             return chunk
+
+    def _end_of(self, before: int, wanted: float, at_least: int) -> int:
+        """The slice end that is nearest to ``wanted`` rows after the first ``before``, with ``at_least`` rows."""
+        above = bisect_left(self._ends, before + wanted)
+        if above == len(self._ends):
+            return above
+        rows_below = (self._ends[above - 1] if above else 0) - before
+        rows_above = self._ends[above] - before
+        is_enough = rows_below >= max(1, at_least)
+        return above if is_enough and wanted - rows_below < rows_above - wanted else above + 1
 
     def _rows_wanted(self, rows_per_s: float | None) -> float:
         if rows_per_s is None:

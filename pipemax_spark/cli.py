@@ -111,7 +111,7 @@ def annotate(
     ] = 0.5,
     retry_errors: Annotated[
         bool,
-        typer.Option("--retry-errors", help="Do error rows of earlier runs anew.", rich_help_panel=_ROWS),
+        typer.Option("--retry-errors", help="Retry error rows of earlier runs.", rich_help_panel=_ROWS),
     ] = False,
     new_spec: Annotated[
         bool,
@@ -152,6 +152,17 @@ def annotate(
     price_per_hour: Annotated[
         float | None, _option(_RUN, "Of the whole cluster; shows what the run costs.", min=0.0)
     ] = None,
+    collector_port: Annotated[
+        int,
+        _option(
+            _RUN,
+            "Port of the driver to which engines report; default: one that is free. Name one where a firewall stands "
+            "between executors and driver.",
+            min=0,
+            max=65535,
+            show_default=False,
+        ),
+    ] = 0,
     gold_column: Annotated[
         str | None, _option(_RUN, "Column of right answers, for the schema's property of the same name.")
     ] = None,
@@ -234,6 +245,7 @@ def annotate(
             skips_changes=skip_changes,
             mlflow_experiment=mlflow_experiment,
             price_per_hour=price_per_hour,
+            collector_port=collector_port,
             gold_column=gold_column,
             summary_file=summary,
             is_dry_run=dry_run,

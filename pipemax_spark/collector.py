@@ -6,6 +6,7 @@ each sender, living or dead, is all that is kept.
 
 import logging
 import secrets
+import socket
 import threading
 import time
 from collections import Counter
@@ -17,12 +18,13 @@ import pyarrow as pa
 from pyarrow import flight
 
 from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobOutlook, JobStats, ServerStats
+from pipemax_spark.errors import JobError
 from pipemax_spark.task_reports import TASK_STATE
 from pipemax_spark.time_accounts import TimeAccounts
 
 log = logging.getLogger(__name__)
 
-_SILENT_S = 30.0
+SILENT_S = 30.0
 """A server not heard of for so long no longer counts as running."""
 
 
@@ -42,6 +44,11 @@ class Totals:
     def rows_error(self) -> int:
         return sum(self.errors.values())
 
+    @property
+    def errors_with_examples(self) -> dict[str, tuple[int, str]]:
+        """ErrorCode → (rows, a message)."""
+        return {code: (rows, self.error_examples.get(code, "")) for code, rows in self.errors.items()}
+
 
 class Collector:
     """Listens from entry to exit."""
@@ -52,12 +59,14 @@ class Collector:
         host: str,
         bind_hosts: list[str],
         job_id: str,
+        port: int = 0,
         on_report: Callable[[ServerStats, JobStats], None] | None = None,
     ) -> None:
-        """``host`` is what executors call; of ``bind_hosts`` the first that can be bound is listened on.
-        ``on_report`` gets every report of an engine server, on any thread."""
+        """``host`` is what executors call. The collector listens on the first of ``bind_hosts`` that can be bound, at
+        ``port``, or at a free one where that is 0. ``on_report`` gets each engine server's report, on any thread."""
         self._host = host
         self._bind_hosts = bind_hosts
+        self._port = port
         self._job_id = job_id
         self._on_report = on_report
         self._rows_total: int | None = None
@@ -68,19 +77,25 @@ class Collector:
 
     @classmethod
     def for_session(
-        cls, spark: Any, job_id: str, *, on_report: Callable[[ServerStats, JobStats], None] | None = None
+        cls,
+        spark: Any,
+        job_id: str,
+        *,
+        port: int = 0,
+        on_report: Callable[[ServerStats, JobStats], None] | None = None,
     ) -> Self:
         """Reachable where Spark's own driver is."""
         conf = spark.sparkContext.getConf()
         if conf.get("spark.master", "").startswith("local["):
-            return cls(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id=job_id, on_report=on_report)
-        host = conf.get("spark.driver.host", "127.0.0.1")
-        # In a container the advertised address may be one that only the outside knows.
-        bind_hosts = [conf.get("spark.driver.bindAddress", host), host, "0.0.0.0"]
-        return cls(host=host, bind_hosts=bind_hosts, job_id=job_id, on_report=on_report)
+            host, bind_hosts = "127.0.0.1", ["127.0.0.1"]
+        else:
+            host = conf.get("spark.driver.host", "127.0.0.1")
+            # In a container the advertised address may be one that only the outside knows.
+            bind_hosts = [conf.get("spark.driver.bindAddress", host), host, "0.0.0.0"]
+        return cls(host=host, bind_hosts=bind_hosts, job_id=job_id, port=port, on_report=on_report)
 
     def __enter__(self) -> Self:
-        self._started_s = time.monotonic()
+        self._started_s = self._last_heard_s = time.monotonic()
         self._server = self._listen()
         return self
 
@@ -90,6 +105,11 @@ class Collector:
     @property
     def address(self) -> CollectorAddress:
         return CollectorAddress(host=self._host, port=self._server.port, token=self._token)
+
+    def silent_s(self) -> float:
+        """Seconds since the last report, or since the start where none has arrived."""
+        with self._lock:
+            return time.monotonic() - self._last_heard_s
 
     def expect(self, rows: int) -> None:
         """So many more rows are to be done: lets the servers know how many are left."""
@@ -107,7 +127,7 @@ class Collector:
             heard = [
                 stats
                 for heard_s, stats in self._latest.values()
-                if time.monotonic() - heard_s < _SILENT_S and stats.state != TASK_STATE
+                if time.monotonic() - heard_s < SILENT_S and stats.state != TASK_STATE
             ]
         return sorted(heard, key=lambda stats: stats.server_id)
 
@@ -162,10 +182,15 @@ class Collector:
         failures = []
         for host in dict.fromkeys(self._bind_hosts):
             try:
-                return _StatsServer(f"grpc+tcp://{host}:0", self._token, self._answer)
+                _check_free(host, self._port)
+                return _StatsServer(f"grpc+tcp://{host}:{self._port}", self._token, self._answer)
             except (flight.FlightError, pa.ArrowException, OSError) as error:
                 failures.append(f"{host}: {error}")
-        raise OSError(f"the driver cannot listen for reports of the engines: {'; '.join(failures)}")
+        port = f" at --collector-port {self._port}" if self._port else ""
+        raise JobError(
+            f"the driver cannot listen for the engines' reports{port}: {'; '.join(failures)}; give another "
+            "--collector-port"
+        )
 
     def _answer(self, stats: ServerStats) -> JobOutlook | None:
         self._take(stats)
@@ -177,11 +202,19 @@ class Collector:
 
     def _take(self, stats: ServerStats) -> None:
         with self._lock:
+            self._last_heard_s = time.monotonic()
             known = self._latest.get(stats.server_id)
             # Reports may overtake one another on their way.
             if known is None or known[1].at_unix_s <= stats.at_unix_s:
                 self._latest[stats.server_id] = (time.monotonic(), stats)
                 self._accounts.add(stats, job_age_s=time.monotonic() - self._started_s)
+
+
+def _check_free(host: str, port: int) -> None:
+    """``OSError`` where the port is taken: gRPC would share it, and each listener would get some of the reports."""
+    if port:
+        with socket.socket() as probe:
+            probe.bind((host, port))
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):

@@ -1,7 +1,7 @@
 """What the committed table says about a run: totals, errors by code, a sample, accuracy. Annotates nothing."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipemax_spark.annotate import ANNOTATION
@@ -14,26 +14,35 @@ _SHOWN_COLUMNS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunTotals:
-    """Over the rows that one run has committed."""
+class CommittedTotals:
+    """Over rows that the table holds."""
 
-    prompt_tokens: int
-    completion_tokens: int
-    errors: Mapping[str, tuple[int, str]]
-    """Error code to its rows and one of their messages, the most frequent first."""
+    rows: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    errors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    """Error code → (rows, one of their messages), the most frequent first."""
 
     @property
     def rows_error(self) -> int:
         return sum(rows for rows, _ in self.errors.values())
 
 
-def run_totals(table: DeltaTable, run_id: str) -> RunTotals:
-    """Reads the run's rows once."""
+def totals_of_run(table: DeltaTable, run_id: str) -> CommittedTotals:
+    """Of the rows that one run has committed. Reads them once."""
+    return _totals(_rows_of_run(table, run_id))
+
+
+def totals_of_spec(table: DeltaTable, spec_hash: str) -> CommittedTotals:
+    """Of all rows under a spec, whichever run has committed them. Reads them once."""
+    return _totals(table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'"))
+
+
+def _totals(rows: Any) -> CommittedTotals:
     from pyspark.sql import functions as F  # noqa: N812
 
     by_code = (
-        _rows_of_run(table, run_id)
-        .groupBy(F.col(f"{ANNOTATION}.error.code").alias("code"))
+        rows.groupBy(F.col(f"{ANNOTATION}.error.code").alias("code"))
         .agg(
             F.count(F.lit(1)).alias("rows"),
             F.first(f"{ANNOTATION}.error.message").alias("example"),
@@ -43,7 +52,8 @@ def run_totals(table: DeltaTable, run_id: str) -> RunTotals:
         .collect()
     )
     failed = sorted((row for row in by_code if row["code"] is not None), key=lambda row: -row["rows"])
-    return RunTotals(
+    return CommittedTotals(
+        rows=sum(row["rows"] for row in by_code),
         prompt_tokens=sum(row["prompt"] for row in by_code),
         completion_tokens=sum(row["completion"] for row in by_code),
         errors={row["code"]: (row["rows"], row["example"]) for row in failed},
@@ -52,7 +62,7 @@ def run_totals(table: DeltaTable, run_id: str) -> RunTotals:
 
 def find_results(
     table: DeltaTable,
-    totals: RunTotals | None,
+    totals: CommittedTotals | None,
     *,
     spec_hash: str,
     run_id: str,

@@ -1,5 +1,6 @@
 """Small files on whatever storage Spark sees, through Hadoop's own client in the driver's JVM."""
 
+import contextlib
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -71,15 +72,20 @@ class HadoopFiles:
         ]
 
     def delete(self, path: str) -> None:
-        """With all that is under it; nothing happens where it does not exist."""
+        """With all that is under it; nothing happens where it does not exist. Only ``WorkDirectory`` may call this, for
+        what lies under a marker of ours."""
         hadoop_path, file_system = self._open(path)
         file_system.delete(hadoop_path, True)
 
     def delete_if_empty(self, path: str) -> None:
         """A directory that holds nothing; another one stays."""
+        from py4j.protocol import Py4JJavaError
+
         if self.exists(path) and not self.list(path):
             hadoop_path, file_system = self._open(path)
-            file_system.delete(hadoop_path, False)
+            # Another run may have written to it since: then it is not empty, and stays.
+            with contextlib.suppress(Py4JJavaError):
+                file_system.delete(hadoop_path, False)
 
     def _open(self, path: str) -> tuple[Any, Any]:
         hadoop_path = self._jvm.org.apache.hadoop.fs.Path(path)

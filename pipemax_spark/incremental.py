@@ -32,6 +32,9 @@ class StreamBatch:
     """Of the checkpoint."""
     batch_id: int
 
+    def __str__(self) -> str:
+        return f"batch {self.batch_id} of stream {self.query_id}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -19,24 +19,24 @@ from pipemax_spark.checks import Checked, check_job
 from pipemax_spark.chunks import SlicedRows, number_of_slices, write_slices
 from pipemax_spark.dry_run import print_dry_run
 from pipemax_spark.errors import JobFailedError
-from pipemax_spark.findings import RunTotals, find_results, run_totals
+from pipemax_spark.fence import Claim
+from pipemax_spark.findings import CommittedTotals, find_results, totals_of_run, totals_of_spec
 from pipemax_spark.hadoop import HadoopFiles
 from pipemax_spark.incremental import Batch, MicroBatches
-from pipemax_spark.left import check_ids, rows_left
+from pipemax_spark.left import check_ids, identity, rows_left
 from pipemax_spark.options import JobOptions
+from pipemax_spark.outcomes import AppendedOutcomes, Outcomes, ReplacingOutcomes
 from pipemax_spark.prefix import PrefixShare, sample_by_beginning, shared_prefixes
 from pipemax_spark.prompts import find_field
-from pipemax_spark.recovery import commit_spooled
+from pipemax_spark.recovery import spooled_rows
 from pipemax_spark.report import Findings, Summary, print_report
 from pipemax_spark.run import Run
-from pipemax_spark.runner import Transactions, note_prefix
 from pipemax_spark.slots import slots_of
 from pipemax_spark.spec import AnnotationSpec
-from pipemax_spark.tables import RUN_PROPERTY, DeltaTable, is_path, spec_property, spec_texts
+from pipemax_spark.tables import DeltaTable, is_path, spec_property, spec_texts
 from pipemax_spark.terminal import Terminal
-from pipemax_spark.workdir import WorkDirectory
+from pipemax_spark.workdir import WorkDirectory, work_base
 
-_FIXING_ATTEMPTS = 3
 _REPORTED_CONF = (
     *("spark.master", "spark.executor.instances", "spark.executor.cores", "spark.executor.memory"),
     *("spark.task.cpus", "spark.executor.resource.gpu.amount", "spark.task.resource.gpu.amount"),
@@ -47,30 +47,35 @@ _REPORTED_CONF = (
 class AnnotationJob:
     """One run."""
 
-    def __init__(self, spark: Any, options: JobOptions, console: Console) -> None:
+    def __init__(
+        self, spark: Any, options: JobOptions, console: Console, *, table: DeltaTable | None = None
+    ) -> None:
+        """``table`` is the output, for a caller that has it already."""
         self._spark = spark
         self._options = options
         self._terminal = Terminal(console)
-        self._run_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:8]}"
+        self.run_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:8]}"
         self._files = HadoopFiles(spark)
         output = self._files.qualified(options.output) if is_path(options.output) else options.output
-        self._table = DeltaTable(spark, output)
+        self._table = table or DeltaTable(spark, output)
         self._is_empty = False
+        self._claim: Claim | None = None
         self._prefixes: PrefixShare | None = None
 
     def run(self) -> Summary | None:
         """The summary; None after a dry run. ``JobError`` for what the user can mend, ``JobFailedError`` for a job
         that ended itself."""
         options = self._options
-        checked = check_job(self._spark, options, self._table, run_id=self._run_id, terminal=self._terminal)
+        checked = check_job(self._spark, options, self._table, run_id=self.run_id, terminal=self._terminal)
         if options.is_dry_run:
             self._dry_run(checked)
             return None
         self._is_empty = self._make_output(checked)
-        root = options.work_dir or f"{self._table.location().rstrip('/')}/_pipemax"
-        with WorkDirectory(self._files, root, run_id=self._run_id, say=self._terminal.warn) as work:
-            if options.retries_errors and not self._is_empty:
-                self._delete_errors(checked.spec)
+        base = work_base(options.work_dir, self._table.location())
+        table_id = self._table.table_id()
+        with WorkDirectory(
+            self._files, base, table_id=table_id, run_id=self.run_id, say=self._terminal.warn
+        ) as work:
             run = Run(
                 self._spark,
                 options,
@@ -82,21 +87,27 @@ class AnnotationJob:
                 manifest=self._manifest(checked),
                 expected_rows=checked.reply.expected_rows,
             )
-            version = self._table.version()
             with run, self._batches(checked, work) as batches:
-                rows_in, skipped = self._do_batches(checked, work, run, batches)
-                run.check_limits()
+                counts = self._do_batches(checked, work, run, batches)
                 engines, hit_rate = run.engines, run.prefix_cache_hit_rate
-            if not run.has_begun:
-                return self._nothing_to_do(checked, rows_in)
-            totals = run_totals(self._table, self._run_id)
-            summary = self._summarise(rows_in, skipped, version, run.seconds, engines, totals)
-            summary = replace(summary, policies=run.policies, prefix_cache_hit_rate=hit_rate)
-            return self._conclude(checked, summary, run, totals)
+            if run.has_begun:
+                totals = totals_of_run(self._table, self.run_id)
+                summary = self._summarise(counts, run.seconds, engines, totals)
+                summary = replace(summary, policies=run.policies, prefix_cache_hit_rate=hit_rate)
+                reason = self._too_many_errors(checked.spec, totals)
+                summary = self._conclude(
+                    checked, summary, run, totals, status="FAILED" if reason else "FINISHED"
+                )
+            else:
+                reason = self._too_many_errors(checked.spec, CommittedTotals())
+                summary = self._nothing_to_do(checked, counts)
+            if reason is not None:
+                raise JobFailedError(reason)
+            return summary
 
     def _dry_run(self, checked: Checked) -> None:
-        done = self._done_rows(checked) if self._table.exists() else None
-        left = rows_left(checked.source.rows, done, checked.id_columns).count()
+        self._is_empty = not self._table.exists()
+        left = self._left(checked, Batch(rows=checked.source.rows)).count()
         print_dry_run(
             self._terminal,
             rows_in=checked.rows_in,
@@ -113,20 +124,15 @@ class AnnotationJob:
         """Make the table, or add what it lacks; true when it is new. All changes of its schema happen here: beside
         a running chunk they would make its commit fail."""
         schema = annotated_schema(checked.source.rows.schema, checked.plan)
-        if not self._table.exists():
+        is_new = not self._table.exists()
+        if is_new:
             self._table.create(schema)
-            return True
-        if checked.spec.hash not in spec_texts(self._table.properties()) or not _holds(
-            self._table.read().schema, schema
-        ):
+        is_known = checked.spec.hash in spec_texts(self._table.properties())
+        if not is_new and not (is_known and _holds(self._table.read().schema, schema)):
             self._table.add_columns(schema)
-        return False
-
-    def _delete_errors(self, spec: AnnotationSpec) -> None:
-        deleted = self._table.delete(
-            f"{ANNOTATION}.spec_hash = '{spec.hash}' AND {ANNOTATION}.error IS NOT NULL"
-        )
-        self._terminal.say("", f"{deleted:,} error rows were taken out of the output, to be tried again")
+        if not is_known:
+            self._table.set_properties(spec_property(checked.spec.hash, checked.spec.to_json(), self.run_id))
+        return is_new
 
     def _batches(self, checked: Checked, work: WorkDirectory) -> AbstractContextManager[Iterable[Batch]]:
         options = self._options
@@ -143,31 +149,67 @@ class AnnotationJob:
 
     def _do_batches(
         self, checked: Checked, work: WorkDirectory, run: Run, batches: Iterable[Batch]
-    ) -> tuple[int, int]:
-        """(rows of all batches, those of them that were done before)."""
-        table_id = self._table.table_id()
-        rows_in = skipped = 0
+    ) -> "_RowCounts":
+        counts = _RowCounts()
         for number, batch in enumerate(batches):
             rows = self._rows_of(checked, batch)
-            rows_in += rows
-            transactions = Transactions(table_id=table_id, run_id=self._run_id, stream=batch.stream)
-            self._recover(checked, work, batch, transactions)
-            sliced = self._fix_rows(checked, work.rows_path(number), batch, rows)
-            if sliced is None:
-                skipped += rows
+            counts.rows_in += rows
+            if not self._is_anything_left(checked, batch, rows):
+                counts.skipped += rows
                 continue
-            before = rows - sliced.rows if self._options.limit is None else self._done_rows(checked).count()
-            skipped += before
+            # From here on no earlier run can commit, so what is left stays what it is found to be.
+            claim = self._claimed(checked)
+            outcomes = self._outcomes(checked, work)
+            self._recover(checked, work, run, batch, claim, outcomes)
+            sliced, left = self._fix_rows(checked, work.rows_path(number), batch, rows)
+            counts.skipped += rows - left
+            counts.left_out += left - sliced.rows
+            if not sliced.rows:
+                continue
             self._terminal.say(
-                "Output", f"{self._table.name}: {before:,} rows done before, {sliced.rows:,} to do"
+                "Output", f"{self._table.name}: {rows - left:,} rows done before, {sliced.rows:,} to do"
             )
             self._is_empty = False
             if not self._options.groups_by_prefix and self._prefixes is None:
                 self._prefixes = self._shared_prefixes(batch, rows)
-            run.do(sliced, transactions)
+            run.do(sliced, claim, outcomes, origin="" if batch.stream is None else f" of {batch.stream}")
+            counts.done += sliced.rows
             work.delete_rows(number)
         work.drop_left_spools()
-        return rows_in, skipped
+        return counts
+
+    def _claimed(self, checked: Checked) -> Claim:
+        if self._claim is None:
+            self._claim = Claim.take(self._table, self.run_id)
+            # Between this run's creating the table and its claim, another run may have filled it.
+            self._is_empty = self._is_empty and self._done_rows(checked, self._table.version()).isEmpty()
+        return self._claim
+
+    def _is_anything_left(self, checked: Checked, batch: Batch, rows: int) -> bool:
+        """Without a claim, so that a run which finds nothing to do leaves the table as it is."""
+        if self._is_empty or batch.stream is not None:
+            return rows > 0
+        done = self._done_rows(checked, self._table.version())
+        # Ids are unique, and without ids rows are counted: while fewer rows are done than there are, some are left.
+        if done.count() < rows:
+            return True
+        return not rows_left(batch.rows, done, checked.id_columns, whole=batch.whole).isEmpty()
+
+    def _outcomes(self, checked: Checked, work: WorkDirectory) -> Outcomes:
+        if not self._options.retries_errors or self._is_empty:
+            return AppendedOutcomes(self._table)
+        outcomes = ReplacingOutcomes(
+            self._spark,
+            self._table,
+            spec_hash=checked.spec.hash,
+            id_columns=checked.id_columns,
+            directory=work.outcomes_path,
+        )
+        self._terminal.say(
+            "Retry",
+            f"{outcomes.num_error_rows():,} error rows of earlier runs; each stays until its new outcome is in",
+        )
+        return outcomes
 
     def _shared_prefixes(self, batch: Batch, rows: int) -> PrefixShare:
         text = self._options.source.text_column(batch.rows.schema)
@@ -184,88 +226,118 @@ class AnnotationJob:
         )
         return rows
 
-    def _done_rows(self, checked: Checked, version: int | None = None) -> Any:
-        return self._table.read(version=version).where(f"{ANNOTATION}.spec_hash = '{checked.spec.hash}'")
+    def _done_rows(self, checked: Checked, version: int) -> Any:
+        """The output's rows that need not be done again."""
+        done = self._table.read(version=version).where(f"{ANNOTATION}.spec_hash = '{checked.spec.hash}'")
+        return done.where(f"{ANNOTATION}.error.code IS NULL") if self._options.retries_errors else done
 
-    def _fix_rows(self, checked: Checked, path: str, batch: Batch, rows_in: int) -> SlicedRows | None:
-        """Write down what is left, and make this run the only one that may commit; None when nothing is left."""
+    def _left(self, checked: Checked, batch: Batch) -> Any:
+        done = None if self._is_empty else self._done_rows(checked, self._table.version())
+        return rows_left(batch.rows, done, checked.id_columns, whole=batch.whole)
+
+    def _fix_rows(self, checked: Checked, path: str, batch: Batch, rows_in: int) -> tuple[SlicedRows, int]:
+        """Write down what is left, up to ``--limit``; and how many rows are left in all."""
         options, schema = self._options, checked.source.rows.schema
+        from pyspark.sql import functions as F  # noqa: N812
+
         slots = slots_of(self._spark).total
-        for _ in range(_FIXING_ATTEMPTS):
-            version = self._table.version()
-            done = None if self._is_empty else self._done_rows(checked, version)
-            left = rows_left(batch.rows, done, checked.id_columns, whole=batch.whole)
-            # Of a stream's batch, as a rule nothing is done.
-            expected = rows_in - (done.count() if done is not None and batch.stream is None else 0)
-            if options.limit is not None:
-                left, expected = left.limit(options.limit), min(expected, options.limit)
-            slices = number_of_slices(expected, slots)
-            keyed = with_keys(left, options.source, options.overrides_column)
-            text, by_prefix = options.source.text_column(schema), options.groups_by_prefix
-            write_slices(keyed, text, path, slices=slices, slots=slots, by_prefix=by_prefix)
-            rows = SlicedRows(self._spark, path, schema, slices=slices, by_prefix=by_prefix)
-            if rows.rows == 0:
-                return None
-            properties = {RUN_PROPERTY: self._run_id}
-            if checked.spec.hash not in spec_texts(self._table.properties()):
-                properties |= spec_property(checked.spec.hash, checked.spec.to_json(), self._run_id)
-            self._table.set_properties(properties)
-            if self._table.version() == version + 1:
-                return rows
-            # Someone committed between the look and the claim: those rows may be among what was left.
-            self._files.delete(path)
-        raise JobFailedError(f"others keep committing to {self._table.name!r}; run the job when they do not")
+        left = self._left(checked, batch)
+        known = rows_in if self._is_empty and batch.stream is None else None
+        if options.limit is not None:
+            known = left.count() if known is None else known
+            left, expected = self._limited(left, f"{path}-limited", options.limit), min(known, options.limit)
+        else:
+            expected = rows_in if known is None else known
+        slices = number_of_slices(expected, slots)
+        identity_columns = list(checked.id_columns) or list(schema.names)
+        write_slices(
+            with_keys(left, options.source, options.overrides_column),
+            options.source.text_column(schema),
+            path,
+            identity=F.expr(identity(identity_columns)),
+            slices=slices,
+            slots=slots,
+            by_prefix=options.groups_by_prefix,
+        )
+        rows = SlicedRows(self._spark, path, schema, slices=slices, by_prefix=options.groups_by_prefix)
+        if known is not None and rows.rows != expected:
+            raise JobFailedError(
+                f"{expected:,} rows were to be written down and {rows.rows:,} were: the input {checked.source.name!r} "
+                "has changed since the job began, or files of the work directory were lost. Nothing was annotated"
+            )
+        return rows, rows.rows if known is None else known
+
+    def _limited(self, left: Any, path: str, limit: int) -> Any:
+        """``limit`` of the rows, the same ones however often they are read."""
+        # Which rows a limit takes may differ when Spark computes it again: so it is computed once.
+        left.limit(limit).write.parquet(path)
+        return self._spark.read.schema(left.schema).parquet(path)
 
     def _recover(
-        self, checked: Checked, work: WorkDirectory, batch: Batch, transactions: Transactions
+        self,
+        checked: Checked,
+        work: WorkDirectory,
+        run: Run,
+        batch: Batch,
+        claim: Claim,
+        outcomes: Outcomes,
     ) -> None:
         """Commit what dead runs had completed of these rows under this spec: a stream's first batch is the one that
         they had not finished."""
         for spool in work.left_spools:
             if spool.spec_hash != checked.spec.hash:
                 continue
-            # From here on the dead run, should it only have been paused, cannot commit.
-            self._table.set_properties({RUN_PROPERTY: f"{self._run_id}, recovering {spool.run_id}"})
-            left = rows_left(batch.rows, self._done_rows(checked), checked.id_columns, whole=batch.whole)
-            rows = commit_spooled(
-                self._spark,
-                self._table,
-                with_keys(left, self._options.source, self._options.overrides_column),
-                spool,
-                plan=checked.plan,
-                transaction=transactions.recovery(spool.run_id),
+            left = with_keys(self._left(checked, batch), self._options.source, self._options.overrides_column)
+            transaction = claim.recovery(run.take_number(), dead_run_id=spool.run_id)
+            rows_kept = outcomes.commit(
+                spooled_rows(self._spark, left, spool, plan=checked.plan), transaction
             )
-            self._terminal.say("", f"{rows:,} rows that run {spool.run_id} had completed were committed now")
+            rows_added = claim.landed(transaction).rows
+            rows = None if rows_added is None else rows_added - rows_kept
+            self._is_empty = self._is_empty and rows == 0
+            count = "rows" if rows is None else f"{rows:,} rows"
+            self._terminal.say("", f"{count} that run {spool.run_id} had completed were committed now")
         work.drop_left_spools()
 
-    def _nothing_to_do(self, checked: Checked, rows_in: int) -> Summary:
+    def _nothing_to_do(self, checked: Checked, counts: "_RowCounts") -> Summary:
         self._terminal.say("Output", f"{self._table.name}: nothing new to do, no engine was started")
-        summary = Summary(rows_in=rows_in, rows_skipped=rows_in, output=self._table.name)
+        summary = Summary(rows_in=counts.rows_in, rows_skipped=counts.skipped, output=self._table.name)
         self._finish(summary, self._find(checked), {})
         return summary
 
     # After.
 
+    def _too_many_errors(self, spec: AnnotationSpec, of_run: CommittedTotals) -> str | None:
+        """By the rows in the table, not by what engines have reported; so a rerun that finds all rows done says it
+        again."""
+        limits = self._options.error_limits
+        if reason := limits.reason_to_stop(of_run.rows, of_run.errors):
+            return reason
+        of_spec = totals_of_spec(self._table, spec.hash)
+        reason = limits.reason_to_stop(of_spec.rows, of_spec.errors, of=f" in {self._table.name}")
+        return reason and f"{reason}. --retry-errors tries the error rows again"
+
     def _summarise(
-        self, rows_in: int, skipped: int, version: int, seconds: float, engines: int, totals: RunTotals
+        self, counts: "_RowCounts", seconds: float, engines: int, totals: CommittedTotals
     ) -> Summary:
-        """``version`` of the output, from before the first commit."""
-        committed = self._table.rows_committed(note_prefix(self._run_id), since_version=version)
         return Summary(
-            rows_in=rows_in,
-            rows_out=committed,
+            rows_in=counts.rows_in,
+            rows_out=counts.done,
             rows_error=totals.rows_error,
-            rows_skipped=skipped,
+            rows_skipped=counts.skipped,
+            rows_left_out=counts.left_out,
             prompt_tokens=totals.prompt_tokens,
             completion_tokens=totals.completion_tokens,
             seconds=round(seconds, 3),
-            rows_per_s=round(committed / seconds, 3),
+            rows_per_s=round(counts.done / seconds, 3),
             tokens_per_s=round(totals.completion_tokens / seconds, 3),
             output=self._table.name,
             engines=engines,
         )
 
-    def _conclude(self, checked: Checked, summary: Summary, run: Run, totals: RunTotals) -> Summary:
+    def _conclude(
+        self, checked: Checked, summary: Summary, run: Run, totals: CommittedTotals, *, status: str
+    ) -> Summary:
         samples, tracker = run.samples, run.tracker
         run_dir = run.directory
         artifacts, places = [run_dir / "summary.json", run_dir / "engine_metrics.parquet"], {}
@@ -287,19 +359,19 @@ class AnnotationJob:
         figures |= {f"time_{part}_s": seconds for part, seconds in account.items()}
         if findings.accuracy is not None and findings.accuracy.rows:
             figures["accuracy"] = findings.accuracy.right / findings.accuracy.rows
-        tracker.finish("FINISHED", samples, figures, artifacts)
+        tracker.finish(status, samples, figures, artifacts)
         # A store that was slow at first may have said its run id only now.
         summary = replace(summary, mlflow_run_id=tracker.run_id)
         self._finish(summary, findings, {"MLflow run": tracker.place, **places})
         return summary
 
-    def _find(self, checked: Checked, totals: RunTotals | None = None) -> Findings:
+    def _find(self, checked: Checked, totals: CommittedTotals | None = None) -> Findings:
         """Without ``totals``, where this run has done nothing, only what all runs of the spec have."""
         return find_results(
             self._table,
             totals,
             spec_hash=checked.spec.hash,
-            run_id=self._run_id,
+            run_id=self.run_id,
             gold_column=self._options.gold_column,
             shown_columns=checked.id_columns,
         )
@@ -319,7 +391,7 @@ class AnnotationJob:
         conf = self._spark.sparkContext.getConf()
         generation = asdict(self._options.generation)
         return {
-            "run": self._run_id,
+            "run": self.run_id,
             "spec_hash": checked.spec.hash,
             "input": checked.source.name,
             "input_version": checked.source.version,
@@ -332,6 +404,19 @@ class AnnotationJob:
             "version.python": sys.version.split()[0],
             **{f"version.{name}": version for name, version in checked.reply.versions.items()},
         }
+
+
+@dataclass(slots=True)
+class _RowCounts:
+    """Over all batches of a run: each row is in exactly one of the last three."""
+
+    rows_in: int = 0
+    skipped: int = 0
+    """Done before."""
+    left_out: int = 0
+    """Beyond ``--limit``."""
+    done: int = 0
+    """Committed by this run, and found in the table's history."""
 
 
 def _holds(table_schema: Any, needed: Any) -> bool:

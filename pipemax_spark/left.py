@@ -21,6 +21,21 @@ _JSON_OPTIONS = {
 }
 
 
+def identity(columns: Sequence[str], *, table: str | None = None) -> str:
+    """A SQL expression, a string: equal for rows that are equal in all of these columns, and for no others.
+
+    It depends on nothing but the row's values: not on its place, its partition or the session's settings.
+    """
+    prefix = "" if table is None else f"{table}."
+    fields = ", ".join(f"{prefix}{quoted(name)}" for name in columns)
+    options = ", ".join(_literal(text) for pair in _JSON_OPTIONS.items() for text in pair)
+    return f"sha2(to_json(struct({fields}), map({options})), 256)"
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "\\'") + "'"
+
+
 def check_ids(rows: Any, id_columns: Sequence[str]) -> None:
     """``JobError`` for ids that are null or not unique, with examples. One pass over the id columns."""
     from pyspark.sql import functions as F  # noqa: N812
@@ -98,7 +113,7 @@ def _rows_left_by_content(rows: Any, done: Any, whole: Any | None) -> Any:
     from pyspark.sql import functions as F  # noqa: N812
 
     columns = [quoted(name) for name in rows.columns]
-    content = F.sha2(F.to_json(F.struct(*columns), _JSON_OPTIONS), 256)
+    content = F.expr(identity(rows.columns))
 
     def signed(frame: Any, sign: int) -> Any:
         # A column that was added later is null in older rows, and JSON leaves nulls out.

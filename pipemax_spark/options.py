@@ -8,6 +8,7 @@ from typing import Any
 from pipemax.wire import GenerationSpec
 from pipemax_spark.errors import JobError
 from pipemax_spark.hadoop import is_remote, plain_path
+from pipemax_spark.limits import ErrorLimits
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.response_format import load_schema
 from pipemax_spark.tables import is_path
@@ -46,6 +47,8 @@ class JobOptions:
     mlflow_experiment: str = "pipemax"
     price_per_hour: float | None = None
     """Of all machines of the job together, in any currency."""
+    collector_port: int = 0
+    """At which the driver listens for the engines' reports; 0 takes one that is free."""
     gold_column: str | None = None
     summary_file: Path | None = None
     is_dry_run: bool = False
@@ -81,6 +84,10 @@ class JobOptions:
                     f"--{name} does not go with --incremental, which reads each appended row once; run the job once "
                     "without --incremental: what either has done, the other knows"
                 )
+
+    @property
+    def error_limits(self) -> ErrorLimits:
+        return ErrorLimits(max_rate=self.max_error_rate, fails_on_first=self.fails_on_error)
 
     @property
     def driver_dir(self) -> Path:

@@ -11,17 +11,18 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from pipemax.wire import ServerStats
-from pipemax_spark.collector import Collector, Totals
+from pipemax_spark.collector import Collector
+from pipemax_spark.limits import ErrorLimits
 
 log = logging.getLogger(__name__)
 
 _WINDOW_S = 30.0
 """Rates are over so much of the past."""
 _PERIOD_S = 1.0
+_SILENT_AFTER_S = 60.0
+"""Engine servers report every second from their start on, also while they load."""
 _MAX_SAMPLES = 4_000
 """Beyond this every other one is dropped: hours stay as readable as minutes, and memory stays flat."""
-MIN_ROWS_FOR_ERROR_RATE = 1_000
-
 
 SHOWN_METRICS = (
     *(
@@ -91,34 +92,6 @@ class Sample:
             for name in SHOWN_METRICS
         }
         return {name: sum(values) / len(values) for name, values in told.items() if values}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorLimits:
-    """What ends a job early."""
-
-    max_rate: float
-    """Share of error rows, once there are 1,000 rows."""
-    fails_on_first: bool = False
-
-    def reason_to_stop(self, totals: Totals) -> str | None:
-        if not totals.rows_error:
-            return None
-        if self.fails_on_first:
-            code, message = next(iter(totals.error_examples.items()))
-            return f"a row failed with {code}: {message} (--on-error fail)"
-        if totals.rows_done < MIN_ROWS_FOR_ERROR_RATE:
-            return None
-        if totals.rows_error <= self.max_rate * totals.rows_done:
-            return None
-        most = sorted(totals.errors.items(), key=lambda item: -item[1])[:3]
-        causes = "; ".join(
-            f"{code}: {count:,} rows, such as: {totals.error_examples.get(code, '')}" for code, count in most
-        )
-        return (
-            f"{totals.rows_error:,} of {totals.rows_done:,} rows failed, more than --max-error-rate {self.max_rate} "
-            f"allows. {causes}"
-        )
 
 
 class Progress:
@@ -196,7 +169,8 @@ class Progress:
     def _check_limits(self) -> None:
         if self._is_stopping_job:
             return
-        reason = self._limits.reason_to_stop(self._collector.totals())
+        totals = self._collector.totals()
+        reason = self._limits.reason_to_stop(totals.rows_done, totals.errors_with_examples)
         if reason is not None:
             self._is_stopping_job = True
             self._stop_job(reason)
@@ -274,6 +248,43 @@ class Progress:
         if waiting:
             return "; ".join(waiting)
         return "engines ready, no row done yet" if servers else "starting tasks and engines"
+
+
+class SilenceWatch:
+    """Warns once where tasks run and no engine's report reaches the driver."""
+
+    def __init__(
+        self,
+        collector: Collector,
+        *,
+        running_tasks: Callable[[], int],
+        warn: Callable[[str], None],
+        now_s: float,
+        silent_after_s: float = _SILENT_AFTER_S,
+    ) -> None:
+        self._collector = collector
+        self._running_tasks = running_tasks
+        self._warn = warn
+        self._silent_after_s = silent_after_s
+        self._since_s = now_s
+        self._is_over = False
+
+    def look(self, now_s: float) -> None:
+        """Call about every second."""
+        if self._is_over:
+            return
+        silent_s = min(self._collector.silent_s(), now_s - self._since_s)
+        if not self._running_tasks():
+            self._since_s = now_s
+        elif silent_s > self._silent_after_s:
+            self._is_over = True
+            address = self._collector.address
+            self._warn(
+                f"tasks run, but for {self._silent_after_s:.0f} s no engine's report has reached the driver at "
+                f"{address.host}:{address.port}: probably a firewall closes that port. Give --collector-port a port "
+                "that executors can reach. Until then there is no progress to show, and error limits are checked at "
+                "each commit"
+            )
 
 
 def _phases(sample: Sample) -> str:

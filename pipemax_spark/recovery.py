@@ -1,4 +1,4 @@
-"""Commits what a dead run had completed but not committed: its spool, joined with the rows that are left."""
+"""What a dead run had completed but not committed: its spool, joined with the rows that are left."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,17 +10,14 @@ from pipemax.wire import COMPLETION_SCHEMA
 from pipemax_spark.annotate import annotated_schema
 from pipemax_spark.prompts import quoted
 from pipemax_spark.spool import KEY, SPOOL_SCHEMA
-from pipemax_spark.tables import DeltaTable, Transaction
 from pipemax_spark.task import KEY_COLUMN, Annotator, TaskPlan
 from pipemax_spark.workdir import LeftSpool
 
 _COMPLETION, _OCCURRENCE = "__pipemax_completion", "__pipemax_occurrence"
 
 
-def commit_spooled(
-    spark: Any, table: DeltaTable, left: Any, spool: LeftSpool, *, plan: TaskPlan, transaction: Transaction
-) -> int:
-    """Rows that were committed. ``left`` are the input's rows that the table lacks, with their keys.
+def spooled_rows(spark: Any, left: Any, spool: LeftSpool, *, plan: TaskPlan) -> Any:
+    """Annotated rows of the spool. ``left`` are the input's rows that the table lacks, with their keys.
 
     A completion serves one row, and a row takes one completion: of equal rows, as many are done as the spool holds.
     The rows keep the name of the run that computed them.
@@ -34,11 +31,8 @@ def commit_spooled(
     pairs = left.withColumn(_OCCURRENCE, _occurrence(KEY_COLUMN)).join(known, [KEY_COLUMN, _OCCURRENCE])
     own = StructType([field for field in left.schema.fields if field.name != KEY_COLUMN])
     columns = [pairs[quoted(name)] for name in own.names]
-    schema = annotated_schema(own, plan)
     task = RecallTask(replace(plan, run_id=spool.run_id))
-    version = table.version()
-    table.append(pairs.select(*columns, _COMPLETION).mapInArrow(task, schema), transaction)
-    return table.rows_committed(transaction.note, since_version=version)
+    return pairs.select(*columns, _COMPLETION).mapInArrow(task, annotated_schema(own, plan))
 
 
 @dataclass(frozen=True, slots=True)

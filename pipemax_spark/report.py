@@ -28,6 +28,8 @@ class Summary:
     """Of them, those with an error."""
     rows_skipped: int
     """Done by earlier runs."""
+    rows_left_out: int = 0
+    """Left for a later run by ``--limit``."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     seconds: float = 0.0
@@ -102,9 +104,8 @@ def _facts(summary: Summary, findings: Findings, price_per_hour: float | None) -
     facts += [
         (f"    {code}", f"{rows:,}, such as: {message}") for code, (rows, message) in findings.errors.items()
     ]
-    left = summary.rows_in - summary.rows_skipped - summary.rows_out
-    if left > 0:
-        facts.append(("Still to do", f"{left:,} (left out by --limit)"))
+    if summary.rows_left_out:
+        facts.append(("Still to do", f"{summary.rows_left_out:,} (left out by --limit)"))
     if (accuracy := findings.accuracy) is not None and accuracy.rows:
         facts.append(
             (

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from pipemax_spark.chunks import ChunkPlan, SlicedRows
-from pipemax_spark.collector import Collector
+from pipemax_spark.collector import SILENT_S, Collector
 from pipemax_spark.engine_log import EngineLog
 from pipemax_spark.errors import JobFailedError
+from pipemax_spark.fence import Claim
+from pipemax_spark.findings import totals_of_run
 from pipemax_spark.options import JobOptions
+from pipemax_spark.outcomes import Outcomes
 from pipemax_spark.policy import PolicyNotes
 from pipemax_spark.prefix import hit_rate
-from pipemax_spark.progress import ErrorLimits, Progress, Sample
-from pipemax_spark.runner import ChunkRunner, Transactions
+from pipemax_spark.progress import Progress, Sample, SilenceWatch
+from pipemax_spark.runner import ChunkRunner
 from pipemax_spark.slots import slots_of
 from pipemax_spark.spool import spool_fault
 from pipemax_spark.tables import DeltaTable
@@ -33,7 +36,7 @@ _TRACKING_PERIOD_S = 30.0
 
 
 class Run:
-    """``with`` it; ``do`` each batch, then ``check_limits``."""
+    """``with`` it; ``do`` each batch."""
 
     def __init__(
         self,
@@ -59,7 +62,6 @@ class Run:
         self._params = params
         self._manifest = manifest
         self._expected_rows = expected_rows
-        self._slots = slots_of(spark)
         self._stack = ExitStack()
         self._collector: Collector | None = None
         self._policies: PolicyNotes | None = None
@@ -67,10 +69,11 @@ class Run:
         self._lock = threading.Lock()
         self._runner: ChunkRunner | None = None
         self._stop_reason: str | None = None
-        self._num_chunks = 0
+        self._next_chunk = 0
         self._spools: ChunkSpools | None = None
         self._started_s = time.monotonic()
         self._next_logged_s = 0.0
+        self._silence: SilenceWatch | None = None
         self.seconds = 0.0
         """From the first chunk's start to the last one's commit."""
         self.tracker = Tracker(
@@ -120,30 +123,43 @@ class Run:
             return {}
         return whole_account(self._collector.time_account(), engines=self.engines, seconds=self.seconds)
 
-    def do(self, rows: SlicedRows, transactions: Transactions) -> None:
-        """Annotate and commit these rows, chunk by chunk."""
+    def take_number(self) -> int:
+        """A chunk's number, for a commit that is not one of ``do``."""
+        self._next_chunk += 1
+        return self._next_chunk - 1
+
+    def do(
+        self,
+        rows: SlicedRows,
+        claim: Claim,
+        outcomes: Outcomes,
+        *,
+        origin: str = "",
+    ) -> None:
+        """Annotate and commit these rows, chunk by chunk; see ``ChunkRunner``."""
         collector, progress = self._begin(rows.rows)
         collector.expect(rows.rows)
         chunks = ChunkPlan(
-            rows=rows.rows,
-            slices=rows.slices,
-            slots=self._slots.total,
+            slice_rows=rows.slice_rows,
+            slots=slots_of(self._spark).total,
             commit_every_s=self._options.commit_every_s,
-            first_number=self._num_chunks,
+            first_number=self._next_chunk,
         )
         reporting = replace(self._plan.options, collector=collector.address)
         runner = ChunkRunner(
             self._spark,
-            table=self._table,
             rows=rows,
             chunks=chunks,
             source=self._options.source,
             overrides_column=self._options.overrides_column,
             plan=replace(self._plan, options=reporting),
-            slots=self._slots,
+            slots=lambda: slots_of(self._spark),
             note_chunk=self._work.note_chunk,
             spool=self._spools,
-            transactions=transactions,
+            claim=claim,
+            outcomes=outcomes,
+            origin=origin,
+            after_commit=self._check_committed,
             expected_rows=self._expected_rows,
         )
         with self._lock:
@@ -152,26 +168,17 @@ class Run:
                 raise JobFailedError(self._stop_reason)
         runner.run(progress.rows_per_s, collector.engine_rows, every_second=self._track)
         self._look_at_policies()  # a short batch may end before anyone looks
-        self._num_chunks += len(chunks.chunks)
+        self._next_chunk += len(chunks.chunks)
         self.seconds = time.monotonic() - self._started_s
-
-    def check_limits(self) -> None:
-        """``JobFailedError`` where too many rows failed: a short job may end before anyone looks."""
-        if self._collector is None:
-            return
-        if reason := self._limits().reason_to_stop(self._collector.totals()):
-            raise JobFailedError(reason)
 
     def _begin(self, rows: int) -> tuple[Collector, Progress]:
         """Once; after that only the number of rows grows."""
         if self._collector is not None and self._progress is not None:
             self._progress.expect(rows)
             return self._collector, self._progress
-        context = self._spark.sparkContext
-        self._terminal.say(
-            "Spark", f"{self._spark.version}, {context.master}, {self._slots.total} task slots"
-        )
-        if self._slots.per_executor == 1:
+        context, slots = self._spark.sparkContext, slots_of(self._spark)
+        self._terminal.say("Spark", f"{self._spark.version}, {context.master}, {slots.total} task slots")
+        if slots.per_executor == 1:
             self._terminal.warn(
                 "each executor runs one task at a time, so its engine runs dry at the end of every partition; give it "
                 "more task slots (spark.executor.cores, or local[4] as the master), for tasks mostly wait"
@@ -182,7 +189,15 @@ class Run:
         self._started_s = time.monotonic()
         engine_log = self._stack.enter_context(EngineLog(self.directory / "engine_metrics.parquet"))
         self._collector = self._stack.enter_context(
-            Collector.for_session(self._spark, self._plan.run_id, on_report=engine_log.add)
+            Collector.for_session(
+                self._spark, self._plan.run_id, port=self._options.collector_port, on_report=engine_log.add
+            )
+        )
+        self._silence = SilenceWatch(
+            self._collector,
+            running_tasks=lambda: _running_tasks(self._spark),
+            warn=self._terminal.warn,
+            now_s=time.monotonic(),
         )
         self._policies = PolicyNotes(self._collector, self._terminal, self.tracker)
         show, period_s = self._stack.enter_context(self._terminal.progress_line())
@@ -190,7 +205,7 @@ class Run:
             Progress(
                 self._collector,
                 rows_total=rows,
-                limits=self._limits(),
+                limits=self._options.error_limits,
                 stop_job=self._stop,
                 show=show,
                 show_period_s=period_s,
@@ -206,8 +221,13 @@ class Run:
         if runner is not None:
             runner.cancel(reason)
 
-    def _limits(self) -> ErrorLimits:
-        return ErrorLimits(max_rate=self._options.max_error_rate, fails_on_first=self._options.fails_on_error)
+    def _check_committed(self) -> None:
+        """Stop where too many committed rows are error rows, for when no engine's report says so."""
+        if self._collector is None or self._collector.silent_s() < SILENT_S:
+            return
+        totals = totals_of_run(self._table, self._plan.run_id)
+        if reason := self._options.error_limits.reason_to_stop(totals.rows, totals.errors):
+            self._stop(reason)
 
     def _look_at_policies(self) -> None:
         if self._policies is not None:
@@ -215,6 +235,8 @@ class Run:
 
     def _track(self) -> None:
         self._look_at_policies()
+        if self._silence is not None:
+            self._silence.look(time.monotonic())
         if time.monotonic() >= self._next_logged_s:
             self._next_logged_s = time.monotonic() + _TRACKING_PERIOD_S
             self.tracker.log_samples(self.samples)
@@ -228,3 +250,9 @@ class Run:
             )
             return None
         return self._work.chunk_spools()
+
+
+def _running_tasks(spark: Any) -> int:
+    tracker = spark.sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    return sum(stage.numActiveTasks for stage in stages if stage is not None)

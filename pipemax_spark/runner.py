@@ -10,71 +10,32 @@ when the engines have said how many rows they have room for, or the first slot i
 Each of the two lanes commits under a transaction id of its own: Delta drops an append whose number is not above the
 last one of its id, and of two chunks at once the later may well end first.
 
-A job that was paused while another took over cannot commit twice: what it began before fails on the other's change
-of metadata (``tables.RUN_PROPERTY``), and what it begins after finds its work directory gone.
+A commit counts once it is found in the table's history with all its rows (``fence``). That look is a Spark job, which
+may wait for a slot, so it is made on a thread of its own while the lane goes on.
 """
 
-import hashlib
 import logging
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pipemax_spark.annotate import annotate_with
 from pipemax_spark.chunks import Chunk, ChunkPlan, SlicedRows
 from pipemax_spark.errors import JobFailedError
-from pipemax_spark.incremental import StreamBatch
+from pipemax_spark.fence import LANES, Claim
+from pipemax_spark.outcomes import Outcomes
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.slots import Slots
-from pipemax_spark.tables import DeltaTable, Transaction
+from pipemax_spark.tables import Transaction
 from pipemax_spark.task import TaskPlan
 from pipemax_spark.workdir import ChunkSpools
 
 log = logging.getLogger(__name__)
 
-_LANES = 2
 _POLL_S = 0.2
-
-
-def note_prefix(run_id: str) -> str:
-    """Of the notes of all commits of a run; the chunk's number follows."""
-    return f"pipemax run {run_id} chunk "
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transactions:
-    """Names the appends of one run's chunks.
-
-    Those of a stream carry the checkpoint's query id and the batch's number too. These two alone would not do: a
-    batch is cut into several commits, and a run that takes a batch over from a dead one cuts what is left of it
-    anew, so that Delta would drop other rows under a pair that it knows.
-    """
-
-    table_id: str
-    run_id: str
-    stream: StreamBatch | None = None
-
-    def chunk(self, number: int, *, lane: int) -> Transaction:
-        scope, note = self.run_id, f"{note_prefix(self.run_id)}{number}"
-        if (stream := self.stream) is not None:
-            scope = f"{scope}/{stream.query_id}/{stream.batch_id}"
-            note = f"{note} of batch {stream.batch_id} of stream {stream.query_id}"
-        return Transaction(app_id=f"{_app_id(self.table_id, scope)}-{lane}", version=number, note=note)
-
-    def recovery(self, dead_run_id: str) -> Transaction:
-        """For what a dead run had completed: committed once, however often it is tried."""
-        return Transaction(
-            app_id=f"{_app_id(self.table_id, dead_run_id)}-spool",
-            version=0,
-            note=f"pipemax run {dead_run_id} from its spool",
-        )
-
-
-def _app_id(table_id: str, scope: str) -> str:
-    return f"pipemax-{hashlib.sha256(f'{table_id}/{scope}'.encode()).hexdigest()[:32]}"
 
 
 class ChunkRunner:
@@ -84,22 +45,25 @@ class ChunkRunner:
         self,
         spark: Any,
         *,
-        table: DeltaTable,
         rows: SlicedRows,
         chunks: ChunkPlan,
         source: PromptSource,
         overrides_column: str | None,
         plan: TaskPlan,
-        slots: Slots,
+        slots: Callable[[], Slots],
         note_chunk: Callable[[Chunk], None],
         spool: ChunkSpools | None,
-        transactions: Transactions,
+        claim: Claim,
+        outcomes: Outcomes,
+        origin: str = "",
+        after_commit: Callable[[], None] = lambda: None,
         expected_rows: int | None = None,
     ) -> None:
-        """``note_chunk`` is called before each chunk starts. Without a ``spool``, completions that are not committed
-        are lost with their task. ``expected_rows``: for how many an engine should have room, until one says so."""
+        """``slots`` is asked at each chunk, because nodes come and go. ``note_chunk`` is called before each chunk,
+        ``after_commit`` after each commit. Without a ``spool``, completions that are not committed are lost with their
+        task. ``origin`` ends the commits' notes.
+        ``expected_rows``: for how many an engine should have room, until one says so."""
         self._spark = spark
-        self._table = table
         self._rows = rows
         self._chunks = chunks
         self._source = source
@@ -108,15 +72,25 @@ class ChunkRunner:
         self._slots = slots
         self._note_chunk = note_chunk
         self._spool = spool
-        self._transactions = transactions
+        self._claim = claim
+        self._outcomes = outcomes
+        self._origin = origin
+        self._after_commit = after_commit
         self._expected_rows = expected_rows
         self._engine_rows: Callable[[], int | None] = lambda: None
         self._turn = threading.Lock()  # the lane that holds it takes the next chunk
         self._lock = threading.Lock()
         self._committed_rows = 0
         self._ended_chunks: set[int] = set()
+        self._checks: list[Future[None]] = []
         self._started_s = time.monotonic()
         self._failure: str | None = None
+
+    @property
+    def committed_rows(self) -> int:
+        """Rows of the chunks whose commits were found in the table's history."""
+        with self._lock:
+            return self._committed_rows
 
     def cancel(self, reason: str) -> None:
         """From any thread: stop what runs; ``run`` then raises ``JobFailedError`` with this reason."""
@@ -134,8 +108,11 @@ class ChunkRunner:
         """``rows_per_s`` says the rate so far, ``engine_rows`` how many an engine has room for, both None while that is
         unknown; ``every_second`` is called about so often, on this thread."""
         self._engine_rows = engine_rows
-        with ThreadPoolExecutor(max_workers=_LANES, thread_name_prefix="pipemax-lane") as pool:
-            lanes = [pool.submit(self._run_lane, lane, rows_per_s) for lane in range(_LANES)]
+        with (
+            ThreadPoolExecutor(max_workers=1, thread_name_prefix="pipemax-commits") as checker,
+            ThreadPoolExecutor(max_workers=LANES, thread_name_prefix="pipemax-lane") as pool,
+        ):
+            lanes = [pool.submit(self._run_lane, lane, rows_per_s, checker) for lane in range(LANES)]
             try:
                 self._wait(lanes, every_second)
             except BaseException as error:
@@ -147,28 +124,48 @@ class ChunkRunner:
                 if reason is not None:
                     raise JobFailedError(reason) from error
                 raise
+        if self._committed_rows != self._rows.rows:
+            raise JobFailedError(
+                f"{self._rows.rows:,} rows were to be committed and {self._committed_rows:,} were "
+                f"({self._committed_rows - self._rows.rows:+,}). Run the job again to do what is left"
+            )
 
     def _wait(self, lanes: list[Future[None]], every_second: Callable[[], None]) -> None:
-        running = set(lanes)
+        running: set[Future[None]] = set(lanes)
         while running:
             # With a time limit, so that Ctrl-C reaches this thread.
             done, running = wait(running, timeout=1.0, return_when=FIRST_EXCEPTION)
-            for lane in done:
-                lane.result()
+            with self._lock:
+                running.update(self._checks)
+                self._checks.clear()
+            for future in done:
+                future.result()
             every_second()
 
-    def _run_lane(self, lane: int, rows_per_s: Callable[[], float | None]) -> None:
+    def _run_lane(
+        self, lane: int, rows_per_s: Callable[[], float | None], checker: ThreadPoolExecutor
+    ) -> None:
         context = self._spark.sparkContext
         # Of this thread alone, as is the group below.
         context.addJobTag(self._plan.run_id)
         while (chunk := self._take_chunk(rows_per_s)) is not None:
             description = f"pipemax run {self._plan.run_id}, chunk {chunk.number}"
             context.setJobGroup(self._group(chunk.number), description, interruptOnCancel=True)
-            self._run_chunk(chunk, self._transactions.chunk(chunk.number, lane=lane))
+            transaction = self._claim.chunk(chunk.number, lane=lane, origin=self._origin)
+            rows_kept = self._run_chunk(chunk, transaction)
             with self._lock:
-                self._committed_rows += chunk.rows
                 self._ended_chunks.add(chunk.number)
-            log.info("chunk %d is committed: about %d rows", chunk.number, chunk.rows)
+                self._checks.append(checker.submit(self._check_commit, chunk, transaction, rows_kept))
+
+    def _check_commit(self, chunk: Chunk, transaction: Transaction, rows_kept: int) -> None:
+        """``JobFailedError`` unless all of the chunk's rows are in the table."""
+        commit = self._claim.landed(transaction, expected_rows=chunk.rows + rows_kept)
+        log.info("chunk %d is committed as version %d: %d rows", chunk.number, commit.version, chunk.rows)
+        with self._lock:
+            self._committed_rows += chunk.rows
+        if self._spool is not None:
+            self._spool.delete(chunk.number)
+        self._after_commit()
 
     def _take_chunk(self, rows_per_s: Callable[[], float | None]) -> Chunk | None:
         """The next one, when it is its turn; None when none is left or the job is being stopped."""
@@ -214,8 +211,9 @@ class ChunkRunner:
                 # No collector hears the servers: the commits say how fast it goes.
                 rows_per_s = self._committed_rows / (time.monotonic() - self._started_s)
             engine_rows = self._room()
-            fed_rows = self._slots.fed_partition_rows(engine_rows) or 0
-            chunk = self._chunks.next(rows_per_s, at_least=self._slots.total * fed_rows)
+            slots = self._slots()
+            fed_rows = slots.fed_partition_rows(engine_rows) or 0
+            chunk = self._chunks.next(rows_per_s, at_least=slots.total * fed_rows)
         if chunk is not None:
             log.info("%s, at %s rows/s so far, engines take %s rows", chunk, rows_per_s, engine_rows)
             self._note_chunk(chunk)
@@ -225,17 +223,15 @@ class ChunkRunner:
         """Rows that an engine has room for, as far as is known."""
         return self._engine_rows() or self._expected_rows
 
-    def _run_chunk(self, chunk: Chunk, transaction: Transaction) -> None:
-        is_last = chunk.end_slice == self._rows.slices
-        partitions = self._slots.partitions_for(chunk.rows, engine_rows=self._room(), is_last=is_last)
+    def _run_chunk(self, chunk: Chunk, transaction: Transaction) -> int:
+        is_last = chunk.end_slice == len(self._rows.slice_rows)
+        partitions = self._slots().partitions_for(chunk.rows, engine_rows=self._room(), is_last=is_last)
         rows = self._rows.read(chunk, partitions=partitions)
         plan = self._plan
         if self._spool is not None:
             plan = replace(plan, spool=self._spool.directory(chunk.number))
         annotated = annotate_with(rows, self._source, plan, overrides_column=self._overrides_column)
-        self._table.append(annotated, transaction)
-        if self._spool is not None:
-            self._spool.delete(chunk.number)
+        return self._outcomes.commit(annotated, transaction)
 
     def _cancel_jobs(self) -> None:
         self._spark.sparkContext.cancelJobsWithTag(self._plan.run_id)

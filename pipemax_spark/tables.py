@@ -97,8 +97,11 @@ class DeltaTable:
         rows = self._spark.sql(f"DESCRIBE TABLE EXTENDED {self.sql_name}").collect()
         return any(row["col_name"] == "Provider" and row["data_type"].lower() == "delta" for row in rows)
 
-    def read(self, *, version: int | None = None, options: Mapping[str, str] | None = None) -> Any:
-        reader = self._spark.read.format("delta").options(**(options or {}))
+    def read(
+        self, *, version: int | None = None, options: Mapping[str, str] | None = None, session: Any = None
+    ) -> Any:
+        """Its rows, as a DataFrame of ``session``, where given."""
+        reader = (session or self._spark).read.format("delta").options(**(options or {}))
         if version is not None:
             reader = reader.option("versionAsOf", version)
         return reader.load(self.name) if self._by_path else reader.table(self.name)
@@ -128,7 +131,8 @@ class DeltaTable:
         is_mapped = any(re.search(r"[ ,;{}()\n\t=]", name) for name in _all_names(schema))
         mapping = {"delta.columnMapping.mode": "name"} if is_mapped else {}
         try:
-            self._append(self._spark.createDataFrame([], schema), mapping)
+            # Another run may create it at this moment.
+            _try_commit(lambda: self._append(self.no_rows(schema), mapping), f"creating {self.name}")
         except AnalysisException as error:
             raise JobError(
                 f"output {self.name!r} cannot be created: {str(error).splitlines()[0]}; name another one"
@@ -139,11 +143,16 @@ class DeltaTable:
         from pyspark.errors import AnalysisException
 
         try:
-            self._append(self._spark.createDataFrame([], schema), {"mergeSchema": "true"})
+            options = {"mergeSchema": "true"}
+            _try_commit(lambda: self._append(self.no_rows(schema), options), f"new columns of {self.name}")
         except AnalysisException as error:
             raise JobError(
                 f"output {self.name!r} cannot take these rows: {str(error).splitlines()[0]}; name another output"
             ) from error
+
+    def no_rows(self, schema: Any) -> Any:
+        """An empty DataFrame."""
+        return self._spark.createDataFrame([], schema)
 
     def set_properties(self, properties: Mapping[str, str]) -> None:
         assignments = ", ".join(f"{_literal(key)} = {_literal(value)}" for key, value in properties.items())
@@ -159,19 +168,18 @@ class DeltaTable:
             "txnVersion": str(transaction.version),
             "userMetadata": transaction.note,
         }
-        _try_commit(lambda: self._append(rows, options), transaction)
+        _try_commit(lambda: self._append(rows, options), transaction.note)
 
-    def merge(self, source_view: str, statement: str, session: Any, transaction: Transaction) -> None:
-        """Run ``statement``, a ``MERGE`` clause list, against this table as one commit; refused as ``append`` is.
+    def merge(self, session: Any, clauses: str, transaction: Transaction) -> None:
+        """``MERGE INTO`` this table, called ``t`` in ``clauses``, or nothing where Delta refuses the transaction.
 
-        ``session`` is a session of the caller's own, for Delta takes the transaction from its settings.
-        ``source_view`` is a temporary view of that session, and ``t`` and ``s`` are the names of target and source.
+        ``session`` is the caller's own session, because Delta reads the transaction from the session's settings.
         """
         session.conf.set("spark.databricks.delta.commitInfo.userMetadata", transaction.note)
         session.conf.set("spark.databricks.delta.write.txnAppId", transaction.app_id)
         session.conf.set("spark.databricks.delta.write.txnVersion", str(transaction.version))
-        command = f"MERGE INTO {self.sql_name} AS t USING {quoted_name(source_view)} AS s {statement}"
-        _try_commit(lambda: session.sql(command).collect(), transaction)
+        statement = f"MERGE INTO {self.sql_name} AS t {clauses}"
+        _try_commit(lambda: session.sql(statement).collect(), transaction.note)
 
     def find_commit(self, note: str, *, since_version: int) -> Commit | None:
         """The commit with this note after ``since_version``, or None. One Spark job, over few commits as a rule."""
@@ -188,7 +196,9 @@ class DeltaTable:
     def last_note(self, prefix: str, *, since_version: int) -> str | None:
         """The note of the latest commit after ``since_version`` whose note begins so."""
         history = self._history(max(1, self.version() - since_version))
-        return next((row["userMetadata"] for row in history if (row["userMetadata"] or "").startswith(prefix)), None)
+        return next(
+            (row["userMetadata"] for row in history if (row["userMetadata"] or "").startswith(prefix)), None
+        )
 
     def _history(self, commits: int) -> list[Any]:
         """The latest commits, newest first."""
@@ -212,8 +222,8 @@ class DeltaTable:
         return self._spark.sql(f"DESCRIBE DETAIL {self.sql_name}").head()
 
 
-def _try_commit(commit: Callable[[], Any], transaction: Transaction) -> None:
-    """Try again what another writer's commit got in the way of; pass over what Delta refused."""
+def _try_commit(commit: Callable[[], Any], note: str) -> None:
+    """Repeat a commit that another writer got in the way of. Return also where Delta refused the transaction."""
     for attempt in range(1, _COMMIT_ATTEMPTS + 1):
         try:
             commit()
@@ -221,21 +231,19 @@ def _try_commit(commit: Callable[[], Any], transaction: Transaction) -> None:
         except Exception as error:
             text = str(error)
             if _REFUSED in text:
-                log.warning("%s was refused: another run has committed under its id", transaction.note)
+                log.warning("%s was refused: another commit has landed under its application id", note)
                 return
             if attempt == _COMMIT_ATTEMPTS or not _FOREIGN.search(text):
                 raise
-            log.warning("%s is tried again, for another writer changed the table: %s", transaction.note, first_line(error))
+            log.warning(
+                "%s is repeated, because another writer changed the table: %s", note, first_line(error)
+            )
 
 
 def _rows_added(metrics: Mapping[str, str]) -> int | None:
     # A merge counts the rows that it copied from file to file as written.
     rows = metrics.get("numTargetRowsInserted", metrics.get("numOutputRows"))
     return None if rows is None else int(rows)
-
-
-def quoted_name(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _all_names(kind: Any) -> list[str]:

@@ -1,9 +1,14 @@
 """A run's work directory: whose it is, whether that run still lives, and the manifest of its chunks.
 
-It lies under ``_pipemax`` in the output's directory, which readers and VACUUM pass over, or under ``--work-dir``.
-Nothing in it says what is done; only the output table does. A run that finds another one alive there refuses to
-start, for people's sake: two jobs on one table would compute the same rows. That they could not *commit* them twice
-is the table's own doing (``tables.RUN_PROPERTY``).
+All that PipeMax writes for one output table lies in ``<work_dir>/pipemax/<table id>/``, by default in
+``_pipemax/<table id>/`` under the output's own directory, which readers and VACUUM ignore. Each run has a directory of
+its own there, and in it a marker, ``owner.json``, that names the table, the run and the process. Only a directory whose
+marker names this table and the directory's own run is ever deleted, taken over or waited for; whatever else lies
+there is somebody else's. The marker is the last to go when a directory is deleted.
+
+Nothing in a work directory says what is done: only the output table does. A run that finds another one alive there
+refuses to start, because two jobs on one table would compute the same rows. That both could not *commit* them is the
+table's own doing (``fence``).
 """
 
 import json
@@ -17,13 +22,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pipemax.wire import ProcessIdentity
+from pipemax.wire import ProcessIdentity, pid_namespace
 from pipemax_spark.chunks import Chunk
 from pipemax_spark.errors import JobError
 from pipemax_spark.hadoop import HadoopFiles
 
 log = logging.getLogger(__name__)
 
+_KIND = "pipemax run"
+"""What a marker of ours says it is."""
+_MARKER = "owner.json"
 _CHECKPOINTS = "checkpoints"
 """Of streams: no run's, and kept."""
 _ENDED = "ended"
@@ -63,14 +71,18 @@ class WorkDirectory:
     def __init__(
         self,
         files: HadoopFiles,
-        root: str,
+        base: str,
         *,
+        table_id: str,
         run_id: str,
         say: Callable[[str], None],
         dead_after_s: float = _DEAD_AFTER_S,
     ) -> None:
+        """``base`` is a directory of PipeMax's own, for any number of tables: see ``work_base``."""
         self._files = files
-        self._root = root.rstrip("/")
+        self._base = base.rstrip("/")
+        self._root = f"{self._base}/{table_id}"
+        self._table_id = table_id
         self._run_id = run_id
         self._say = say
         self._dead_after_s = dead_after_s
@@ -97,18 +109,29 @@ class WorkDirectory:
         return f"{self.path}/rows"
 
     @property
+    def outcomes_path(self) -> str:
+        """Of annotated rows that are about to be merged into the table."""
+        return f"{self.path}/outcomes"
+
+    @property
     def spool_path(self) -> str:
         return f"{self.path}/spool"
 
     def __enter__(self) -> Self:
         """``JobError`` while another run lives here."""
-        self._files.write_text(f"{self.path}/owner.json", json.dumps(_this_process()))
+        marker = {"kind": _KIND, "table_id": self._table_id, "run_id": self._run_id, **_this_process()}
+        self._files.write_text(f"{self.path}/{_MARKER}", json.dumps(marker))
         self._files.write_text(f"{self.path}/heartbeat", "")
         self._thread.start()
         try:
             for other in self._files.list(self._root):
-                if other.is_directory and other.name not in (self._run_id, _CHECKPOINTS):
-                    self._take_over(other.path, other.name)
+                if not other.is_directory or other.name in (self._run_id, _CHECKPOINTS):
+                    continue
+                owner = self._owner(other.name)
+                if owner is None:
+                    log.info("%s has no marker of a run on this table, and is left alone", other.path)
+                    continue
+                self._take_over(other.name, owner)
         except BaseException:
             self.__exit__(None)
             raise
@@ -121,8 +144,9 @@ class WorkDirectory:
             self._files.delete(self._rows_path)
             self._write_if_possible(_ENDED, "")
             return
-        self._files.delete(self.path)
-        self._files.delete_if_empty(self._root)
+        self._delete_run(self._run_id)
+        for directory in (self._root, self._base):
+            self._files.delete_if_empty(directory)
 
     def chunk_spools(self) -> ChunkSpools:
         """For this run's chunks."""
@@ -134,7 +158,7 @@ class WorkDirectory:
     def drop_left_spools(self) -> None:
         """What they held is committed now, or of no use."""
         for spool in self.left_spools:
-            self._files.delete(f"{self._root}/{spool.run_id}")
+            self._delete_run(spool.run_id)
         self.left_spools.clear()
 
     def write_manifest(self, facts: Mapping[str, Any]) -> None:
@@ -146,17 +170,31 @@ class WorkDirectory:
         """Before it starts: what its rows are stands here from then on, for people."""
         self._write_if_possible(f"chunks/{chunk.number}.json", json.dumps(asdict(chunk)))
 
-    def _take_over(self, path: str, run_id: str) -> None:
-        if self._is_alive(path, run_id):
+    def _take_over(self, run_id: str, owner: Mapping[str, Any]) -> None:
+        path = f"{self._root}/{run_id}"
+        if self._is_alive(path, run_id, owner):
             raise JobError(
-                f"another job, run {run_id}, is writing to this output now ({self._owner_text(path)}); wait for its "
-                "end, or stop it"
+                f"another job, run {run_id}, is writing to this output now ({_describe(owner)}); wait for its end, or "
+                "stop it"
             )
         spec_hash = self._spec_hash(path)
         if spec_hash is not None and self._files.list(f"{path}/spool"):
             self.left_spools.append(LeftSpool(run_id=run_id, spec_hash=spec_hash, directory=f"{path}/spool"))
             return
         log.info("removing the work directory of run %s, which is dead", run_id)
+        self._delete_run(run_id)
+
+    def _delete_run(self, run_id: str) -> None:
+        """Delete a run's directory, its marker last; leave alone what has no marker of that run."""
+        path = f"{self._root}/{run_id}"
+        if self._owner(run_id) is None:
+            log.warning(
+                "%s is not deleted, because its marker is gone or is not that of run %s", path, run_id
+            )
+            return
+        for entry in self._files.list(path):
+            if entry.name != _MARKER:
+                self._files.delete(entry.path)
         self._files.delete(path)
 
     def _spec_hash(self, path: str) -> str | None:
@@ -166,17 +204,15 @@ class WorkDirectory:
         except (FileNotFoundError, ValueError, KeyError):
             return None
 
-    def _is_alive(self, path: str, run_id: str) -> bool:
+    def _is_alive(self, path: str, run_id: str, owner: Mapping[str, Any]) -> bool:
         if self._files.exists(f"{path}/{_ENDED}"):
             return False
-        owner = self._owner(path)
-        here = _this_process()
-        if owner is not None and (owner["host"], owner["boot_id"]) == (here["host"], here["boot_id"]):
+        if _sees_processes_of(owner):
             return ProcessIdentity(pid=owner["pid"], start_ticks=owner["start_ticks"]).is_running()
         beat = self._files.modified_ms(f"{path}/heartbeat")
         self._say(
-            f"run {run_id} left a work directory ({self._owner_text(path)}); waiting {self._dead_after_s:.0f} s to "
-            "see whether it still lives"
+            f"run {run_id} left a work directory ({_describe(owner)}); waiting {self._dead_after_s:.0f} s to see "
+            "whether it still lives"
         )
         deadline_s = time.monotonic() + self._dead_after_s
         while time.monotonic() < deadline_s:
@@ -186,19 +222,27 @@ class WorkDirectory:
                 return self._files.exists(path)
         return False
 
-    def _owner(self, path: str) -> dict[str, Any] | None:
+    def _owner(self, run_id: str) -> dict[str, Any] | None:
+        """What the marker of a run on this table says; None where there is none, or another one."""
         try:
-            owner = json.loads(self._files.read_text(f"{path}/owner.json"))
+            marker = json.loads(self._files.read_text(f"{self._root}/{run_id}/{_MARKER}"))
         except (FileNotFoundError, ValueError):
-            return None  # killed before it had written it down, or something that is no run
-        return owner if isinstance(owner, dict) else None
-
-    def _owner_text(self, path: str) -> str:
-        owner = self._owner(path)
-        return f"process {owner['pid']} on {owner['host']}" if owner else f"owner unknown, {path}"
+            return None
+        expected = {"kind": _KIND, "table_id": self._table_id, "run_id": run_id}
+        if not isinstance(marker, dict) or not expected.items() <= marker.items():
+            return None
+        return marker
 
     def _beat(self) -> None:
         while not self._stopped.wait(_HEARTBEAT_S):
+            try:
+                is_ours = self._owner(self._run_id) is not None
+            except Exception:  # storage that is away for a moment: the next beat tells
+                log.warning("%s could not be read", self.path, exc_info=True)
+                continue
+            if not is_ours:
+                log.warning("the work directory %s is gone: another run has taken over", self.path)
+                return
             self._write_if_possible("heartbeat", str(time.time()))
 
     def _write_if_possible(self, name: str, text: str) -> None:
@@ -209,12 +253,28 @@ class WorkDirectory:
             log.warning("%s/%s could not be written", self.path, name, exc_info=True)
 
 
+def work_base(work_dir: str | None, table_location: str) -> str:
+    """The directory of PipeMax's own in the user's ``work_dir``, or under the table's directory."""
+    return f"{table_location.rstrip('/')}/_pipemax" if work_dir is None else f"{work_dir.rstrip('/')}/pipemax"
+
+
 def _this_process() -> dict[str, Any]:
-    identity = ProcessIdentity.own()
     boot_id = Path("/proc/sys/kernel/random/boot_id")
     return {
         "host": socket.gethostname(),
-        "boot_id": boot_id.read_text().strip() if boot_id.exists() else "",
+        "boot_id": boot_id.read_text().strip() if boot_id.exists() else None,
+        "pid_namespace": pid_namespace(),
         "user": os.getuid(),
-        **asdict(identity),
+        **asdict(ProcessIdentity.own()),
     }
+
+
+def _sees_processes_of(owner: Mapping[str, Any]) -> bool:
+    """The owner's process id means the same process here: it is of this machine's boot and this container."""
+    here = _this_process()
+    places = [(process.get("boot_id"), process.get("pid_namespace")) for process in (owner, here)]
+    return None not in places[1] and places[0] == places[1]
+
+
+def _describe(owner: Mapping[str, Any]) -> str:
+    return f"process {owner.get('pid')} on {owner.get('host')}"

@@ -8,7 +8,7 @@ import pytest
 from pipemax.wire import ErrorCode, GenerationSpec
 from pipemax_spark.errors import JobError, JobFailedError
 from pipemax_spark.prompts import PromptSource
-from pipemax_spark.tables import DeltaTable, Transaction
+from pipemax_spark.tables import DeltaTable
 from tests.fakes.engine import expected_text
 from tests.spark.conftest import Jobs, object_schema
 
@@ -54,7 +54,7 @@ def test_without_ids_equal_rows_are_counted(jobs: MakeJobs) -> None:
     assert texts(run) == {"a": 3, "b": 1, "c": 1}
 
 
-def test_bad_rows_become_error_rows_and_are_tried_again_when_asked(jobs: MakeJobs) -> None:
+def test_bad_rows_become_error_rows(jobs: MakeJobs) -> None:
     run = jobs()
     run.write_input([(1, "fine"), (2, None), (3, "[[error]]")])
     summary = run.run(id_columns=("id",))
@@ -65,12 +65,6 @@ def test_bad_rows_become_error_rows_and_are_tried_again_when_asked(jobs: MakeJob
     }
     assert codes == {1: None, 2: ErrorCode.EMPTY_PROMPT, 3: ErrorCode.ENGINE_ERROR}
     assert "empty_prompt" in run.printed
-
-    run.write_input([(1, "fine"), (2, "mended"), (3, "[[error]]")])
-    again = run.run(id_columns=("id",), retries_errors=True)
-    assert again is not None
-    assert (again.rows_out, again.rows_error, again.rows_skipped) == (2, 1, 1)
-    assert sorted(row["id"] for row in run.rows()) == [1, 2, 3]
 
 
 def test_on_error_fail_ends_the_job(jobs: MakeJobs) -> None:
@@ -141,12 +135,30 @@ def test_a_dry_run_counts_and_writes_nothing(jobs: MakeJobs) -> None:
     assert not (run.directory / "out").exists()
 
 
-def test_a_chunk_that_is_committed_twice_is_there_once(jobs: MakeJobs) -> None:
+def test_what_a_limit_leaves_out_is_counted_and_a_later_run_does_it(jobs: MakeJobs) -> None:
     run = jobs()
+    run.write_input([(i, f"word {i}") for i in range(30)])
+    first = run.run(id_columns=("id",), limit=10)
+    assert first is not None
+    assert (first.rows_out, first.rows_skipped, first.rows_left_out) == (10, 0, 20)
+    assert "20 (left out by --limit)" in run.printed
+    # Rows of the output that are no longer in the input count nowhere.
+    gone = {row["id"] for row in run.rows()}
+    run.write_input([(i, f"word {i}") for i in range(30) if i not in gone] + [(100, "new")])
+    second = run.run(id_columns=("id",), limit=5)
+    assert second is not None
+    assert (second.rows_in, second.rows_out, second.rows_skipped, second.rows_left_out) == (21, 5, 0, 16)
+    third = run.run(id_columns=("id",))
+    assert third is not None
+    assert (third.rows_out, third.rows_skipped, third.rows_left_out) == (16, 5, 0)
+    assert sorted(row["id"] for row in run.rows()) == [*range(30), 100]
+
+
+def test_a_run_that_finds_nothing_to_do_leaves_the_table_as_it_is(jobs: MakeJobs) -> None:
+    run = jobs()
+    run.write_input([(1, "a"), (2, "b")])
+    run.run(id_columns=("id",))
     table = DeltaTable(run.spark, run.output)
-    rows = run.spark.createDataFrame([(1, "a"), (2, "b")], "id long, text string")
-    table.create(rows.schema)
-    for _ in range(2):
-        table.append(rows, Transaction(app_id="run", version=0, note="pipemax run chunk 0"))
-    assert len(run.rows()) == 2
-    assert table.rows_committed("pipemax run ", since_version=0) == 2
+    version = table.version()
+    run.run(id_columns=("id",))
+    assert table.version() == version

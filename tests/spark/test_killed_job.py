@@ -92,8 +92,8 @@ def test_what_a_killed_job_had_completed_is_committed_by_the_next(jobs: Callable
     run.write_input(rows)
     job = start_job(run.defaults, commit_every="1h")
     spooled = Path(run.output, "_pipemax")
-    kill_when(lambda: any(spooled.glob("*/spool/*/part-*.parquet")), job, run.defaults)
-    num_spooled = sum(pq.read_metadata(file).num_rows for file in spooled.glob("*/spool/*/part-*.parquet"))
+    kill_when(lambda: any(spooled.glob("*/*/spool/*/part-*.parquet")), job, run.defaults)
+    num_spooled = sum(pq.read_metadata(file).num_rows for file in spooled.glob("*/*/spool/*/part-*.parquet"))
     assert num_spooled > 0
     assert run.rows() == []
 

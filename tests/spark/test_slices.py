@@ -3,11 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.testing import assertDataFrameEqual
 
 from pipemax_spark.chunks import Chunk, SlicedRows, partition_keys, write_slices
 from pipemax_spark.left import rows_left
 from pipemax_spark.task import KEY_COLUMN
+
+
+def chunk_of(sliced: SlicedRows, first: int, end: int) -> Chunk:
+    return Chunk(number=first, first_slice=first, end_slice=end, rows=sum(sliced.slice_rows[first:end]))
 
 
 def test_slices_hold_each_row_once_and_are_alike(spark: Any, tmp_path: Path) -> None:
@@ -16,13 +21,10 @@ def test_slices_hold_each_row_once_and_are_alike(spark: Any, tmp_path: Path) -> 
     rows = spark.range(4_000, numPartitions=3).selectExpr("id", "repeat('x', id % 100) AS text")
     path = str(tmp_path / "rows")
     keyed = rows.withColumn(KEY_COLUMN, F.md5("text"))
-    write_slices(keyed, F.col("text"), path, slices=8, slots=2)
+    write_slices(keyed, F.col("text"), path, identity=F.col("id"), slices=8, slots=2)
     sliced = SlicedRows(spark, path, rows.schema, slices=8)
     assert sliced.rows == 4_000
-    chunks = [
-        Chunk(number=0, first_slice=0, end_slice=3, rows=1_500),
-        Chunk(number=1, first_slice=3, end_slice=8, rows=2_500),
-    ]
+    chunks = [chunk_of(sliced, 0, 3), chunk_of(sliced, 3, 8)]
     parts = [sliced.read(chunk, partitions=4) for chunk in chunks]
     assertDataFrameEqual(parts[0].unionAll(parts[1]), keyed)
     for part in parts:
@@ -74,12 +76,9 @@ def test_sorted_slices_hold_each_row_once_and_keep_prompts_that_begin_alike_toge
     )
     path = str(tmp_path / "rows")
     keyed = rows.withColumn(KEY_COLUMN, F.md5("text"))
-    write_slices(keyed, F.col("text"), path, slices=6, slots=2, by_prefix=True)
+    write_slices(keyed, F.col("text"), path, identity=F.col("id"), slices=6, slots=2, by_prefix=True)
     sliced = SlicedRows(spark, path, rows.schema, slices=6, by_prefix=True)
-    chunks = [
-        Chunk(number=0, first_slice=0, end_slice=1, rows=500),
-        Chunk(number=1, first_slice=1, end_slice=6, rows=2_500),
-    ]
+    chunks = [chunk_of(sliced, 0, 1), chunk_of(sliced, 1, 6)]
     parts = [sliced.read(chunk, partitions=4) for chunk in chunks]
     assertDataFrameEqual(parts[0].unionAll(parts[1]), keyed)
     seen = [
@@ -94,3 +93,26 @@ def test_sorted_slices_hold_each_row_once_and_keep_prompts_that_begin_alike_toge
     for piece in {place[:2] for place in seen}:
         texts = [text for *place, _, text in seen if tuple(place) == piece]
         assert texts == sorted(texts)
+
+
+@pytest.mark.parametrize("by_prefix", [False, True])
+def test_a_row_s_slice_does_not_depend_on_the_order_in_which_rows_come(
+    spark: Any, tmp_path: Path, by_prefix: bool
+) -> None:
+    """As when a lost executor's part of a shuffle is computed again."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    rows = spark.range(2_000).selectExpr("id", "concat('document ', id % 9) AS text")
+    keyed = rows.withColumn(KEY_COLUMN, F.md5("text"))
+
+    def slices_of(frame: Any, name: str) -> dict[int, int]:
+        path = str(tmp_path / name)
+        write_slices(frame, F.col("text"), path, identity=F.col("id"), slices=8, slots=2, by_prefix=by_prefix)
+        found = spark.read.parquet(path)
+        (slice_column,) = [name for name in found.columns if "slice" in name]
+        return {row["id"]: row[slice_column] for row in found.collect()}
+
+    one_order = slices_of(keyed.repartition(3), "one")
+    another_order = slices_of(keyed.orderBy(F.rand(1)).repartition(5), "another")
+    assert one_order == another_order
+    assert len(set(one_order.values())) == 8

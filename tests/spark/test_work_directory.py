@@ -1,8 +1,12 @@
 """Whose an output is: a run that lives keeps others out, a dead one's leavings are removed."""
 
 import json
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +17,26 @@ from pipemax_spark.chunks import Chunk
 from pipemax_spark.errors import JobError
 from pipemax_spark.hadoop import HadoopFiles
 from pipemax_spark.workdir import WorkDirectory
+from tests.spark.conftest import Jobs
+
+TABLE = "table-id"
 
 
-def work_directory(spark: Any, root: Path, run_id: str, said: list[str]) -> WorkDirectory:
-    return WorkDirectory(HadoopFiles(spark), str(root), run_id=run_id, say=said.append, dead_after_s=0.5)
+def work_directory(
+    spark: Any, base: Path, run_id: str, said: list[str], table_id: str = TABLE
+) -> WorkDirectory:
+    return WorkDirectory(
+        HadoopFiles(spark), str(base), table_id=table_id, run_id=run_id, say=said.append, dead_after_s=0.5
+    )
+
+
+def leave_run(directory: Path, **owner: Any) -> None:
+    """What a run leaves that was killed."""
+    directory.mkdir(parents=True)
+    marker = {"kind": "pipemax run", "table_id": TABLE, "run_id": directory.name}
+    elsewhere = {"host": "other", "boot_id": "x", "pid_namespace": "y", "pid": 1, "start_ticks": 1}
+    (directory / "owner.json").write_text(json.dumps(marker | elsewhere | owner))
+    (directory / "heartbeat").write_text("")
 
 
 def test_a_second_run_is_kept_out_while_the_first_lives(spark: Any, tmp_path: Path) -> None:
@@ -29,22 +49,29 @@ def test_a_second_run_is_kept_out_while_the_first_lives(spark: Any, tmp_path: Pa
             work_directory(spark, tmp_path / "work", "second", said),
         ):
             pass
-        assert (tmp_path / "work" / "first").exists(), "the first one's directory is left alone"
+        assert (tmp_path / "work" / TABLE / "first").exists(), "the first one's directory is left alone"
     assert not (tmp_path / "work").exists()
+    assert said == []
+
+
+def test_runs_on_two_tables_share_a_directory(spark: Any, tmp_path: Path) -> None:
+    said: list[str] = []
+    with work_directory(spark, tmp_path / "work", "first", said):
+        with work_directory(spark, tmp_path / "work", "second", said, table_id="another"):
+            pass
+        assert (tmp_path / "work" / TABLE / "first" / "owner.json").exists()
     assert said == []
 
 
 def test_a_dead_process_s_directory_is_removed_at_once(spark: Any, tmp_path: Path) -> None:
     said: list[str] = []
     with work_directory(spark, tmp_path / "work", "first", said):
-        owner = json.loads((tmp_path / "work" / "first" / "owner.json").read_text())
+        owner = json.loads((tmp_path / "work" / TABLE / "first" / "owner.json").read_text())
     dead = subprocess.Popen([sys.executable, "-c", ""])
     identity = ProcessIdentity.of(dead.pid)
     dead.wait()
-    left = tmp_path / "work" / "dead"
-    left.mkdir(parents=True)
-    owner |= {"pid": identity.pid, "start_ticks": identity.start_ticks}
-    (left / "owner.json").write_text(json.dumps(owner))
+    left = tmp_path / "work" / TABLE / "dead"
+    leave_run(left, **owner | {"run_id": "dead", "pid": identity.pid, "start_ticks": identity.start_ticks})
     with work_directory(spark, tmp_path / "work", "second", said):
         assert not left.exists()
     assert said == [], "it did not have to wait and see"
@@ -52,19 +79,102 @@ def test_a_dead_process_s_directory_is_removed_at_once(spark: Any, tmp_path: Pat
 
 def test_a_run_of_another_machine_is_dead_when_its_heart_stands_still(spark: Any, tmp_path: Path) -> None:
     said: list[str] = []
-    left = tmp_path / "work" / "elsewhere"
-    left.mkdir(parents=True)
-    (left / "owner.json").write_text('{"host": "other", "boot_id": "x", "pid": 1, "start_ticks": 1}')
-    (left / "heartbeat").write_text("")
+    left = tmp_path / "work" / TABLE / "elsewhere"
+    leave_run(left)
     with work_directory(spark, tmp_path / "work", "second", said):
         assert not left.exists()
     assert "process 1 on other" in said[0]
 
 
+def test_a_process_id_of_another_container_says_nothing(spark: Any, tmp_path: Path) -> None:
+    """It has this machine's host name and boot id, and its process id may be anybody's here."""
+    said: list[str] = []
+    with work_directory(spark, tmp_path / "work", "first", said):
+        owner = json.loads((tmp_path / "work" / TABLE / "first" / "owner.json").read_text())
+    left = tmp_path / "work" / TABLE / "container"
+    leave_run(left, **owner | {"run_id": "container", "pid": 2**22 + 1, "pid_namespace": "pid:[1]"})
+    with ThreadPoolExecutor(1) as pool:
+        beats = pool.submit(beat_until_seen, left)
+        with (
+            pytest.raises(JobError, match="another job, run container, is writing"),
+            work_directory(spark, tmp_path / "work", "second", said),
+        ):
+            pass
+        beats.result()
+
+
+def beat_until_seen(directory: Path) -> None:
+    for beat in range(20):
+        os.utime(directory / "heartbeat", (beat, beat))
+        time.sleep(0.05)
+
+
+FOREIGN: dict[str, dict[str, str]] = {
+    "no marker": {"data.csv": "a"},
+    "another program's owner.json": {"owner.json": '{"owner": "somebody"}', "heartbeat": ""},
+    "a marker that is no JSON": {"owner.json": "somebody"},
+    "a marker that is a list": {"owner.json": "[]"},
+    "another table's run": {
+        "owner.json": '{"kind": "pipemax run", "table_id": "another", "run_id": "another table\'s run"}'
+    },
+    "a copy of a run's directory": {
+        "owner.json": '{"kind": "pipemax run", "table_id": "table-id", "run_id": "run"}'
+    },
+}
+
+
+@pytest.mark.parametrize("place", ["work", f"work/{TABLE}"])
+def test_what_is_not_ours_is_neither_deleted_nor_waited_for(spark: Any, tmp_path: Path, place: str) -> None:
+    said: list[str] = []
+    for name, files in FOREIGN.items():
+        (tmp_path / place / name).mkdir(parents=True)
+        for file, text in files.items():
+            (tmp_path / place / name / file).write_text(text)
+    with work_directory(spark, tmp_path / "work", "run", said) as work:
+        work.write_manifest({"spec_hash": "hash"})
+    kept = {
+        path.name: {file.name: file.read_text() for file in path.iterdir()}
+        for path in foreign(tmp_path / place)
+    }
+    assert kept == FOREIGN
+    assert said == []
+    assert not (tmp_path / "work" / TABLE / "run").exists()
+
+
+def foreign(directory: Path) -> list[Path]:
+    return [path for path in directory.iterdir() if path.name != TABLE]
+
+
+def test_a_run_whose_marker_has_gone_deletes_nothing(spark: Any, tmp_path: Path) -> None:
+    with work_directory(spark, tmp_path / "work", "run", []) as work:
+        (tmp_path / "work" / TABLE / "run" / "owner.json").unlink()
+        (tmp_path / "work" / TABLE / "run" / "somebody's").write_text("data")
+        assert work.path.endswith("run")
+    assert (tmp_path / "work" / TABLE / "run" / "somebody's").read_text() == "data"
+
+
+def test_a_job_leaves_the_other_folders_of_its_work_dir_alone(jobs: Callable[[], Jobs]) -> None:
+    run = jobs()
+    shared = run.directory / "shared"
+    for name in ("datasets", "models"):
+        (shared / name).mkdir(parents=True)
+        (shared / name / "file").write_text(name)
+    run.write_input([(1, "a"), (2, "b")])
+    summary = run.run(work_dir=str(shared))
+    assert summary is not None
+    assert summary.rows_out == 2
+    assert sorted(path.relative_to(shared).as_posix() for path in shared.rglob("*")) == [
+        "datasets",
+        "datasets/file",
+        "models",
+        "models/file",
+    ]
+
+
 def test_storage_that_fails_after_the_start_ends_no_run_and_hides_no_error(
     spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    left = tmp_path / "work" / "run"
+    left = tmp_path / "work" / TABLE / "run"
 
     def fail_late() -> None:
         with work_directory(spark, tmp_path / "work", "run", []) as work:

@@ -1,5 +1,8 @@
 """Slices joined into chunks: each slice once, whatever the rates."""
 
+from itertools import pairwise
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,16 +15,24 @@ from pipemax_spark.slots import Slots
     rows=st.integers(1, 2_000_000),
     slots=st.integers(1, 64),
     rates=st.lists(st.none() | st.floats(0.0, 1e6), max_size=30),
+    random=st.randoms(use_true_random=False),
 )
 def test_chunks_follow_each_other_without_gap_or_overlap(
-    rows: int, slots: int, rates: list[float | None]
+    rows: int, slots: int, rates: list[float | None], random: Random
 ) -> None:
     slices = number_of_slices(rows, slots)
-    plan = ChunkPlan(rows=rows, slices=slices, slots=slots, commit_every_s=900)
+    cuts = sorted(random.choices(range(rows + 1), k=slices - 1))
+    slice_rows = [end - first for first, end in pairwise([0, *cuts, rows])]
+    plan = ChunkPlan(slice_rows=slice_rows, slots=slots, commit_every_s=900)
     given_rates = iter(rates)
     while plan.next(next(given_rates, None)) is not None:
         pass
     chunks = plan.chunks
+    assert [chunk.rows for chunk in chunks] == [
+        sum(slice_rows[chunk.first_slice : chunk.end_slice]) for chunk in chunks
+    ]
+    assert sum(chunk.rows for chunk in chunks) == rows
+    assert all(chunk.rows for chunk in chunks)
     assert [chunk.number for chunk in chunks] == list(range(len(chunks)))
     assert [chunk.first_slice for chunk in chunks] == [0, *(chunk.end_slice for chunk in chunks[:-1])]
     assert chunks[-1].end_slice == slices
@@ -29,7 +40,7 @@ def test_chunks_follow_each_other_without_gap_or_overlap(
 
 
 def test_a_chunk_is_a_commit_period_s_rows_once_the_rate_is_known() -> None:
-    plan = ChunkPlan(rows=1_000_000, slices=1_000, slots=8, commit_every_s=900)
+    plan = ChunkPlan(slice_rows=[1_000] * 1_000, slots=8, commit_every_s=900)
     first = plan.next(None)
     assert first is not None
     assert first.rows == pytest.approx(900 * 8, rel=0.1), "before anyone knows, a row a second and slot"
@@ -41,7 +52,7 @@ def test_a_chunk_is_a_commit_period_s_rows_once_the_rate_is_known() -> None:
 
 
 def test_a_chunk_is_no_smaller_than_what_keeps_the_engines_fed() -> None:
-    plan = ChunkPlan(rows=1_000_000, slices=1_000, slots=8, commit_every_s=10)
+    plan = ChunkPlan(slice_rows=[1_000] * 1_000, slots=8, commit_every_s=10)
     first, second = plan.next(None), plan.next(1.0, at_least=50_000)
     assert first is not None
     assert second is not None

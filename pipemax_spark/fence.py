@@ -1,0 +1,90 @@
+"""Which run may commit to an output table: the latest one that claimed it.
+
+The fencing token is Delta's own transaction pair. The application id names the table and one of its lanes; the version
+holds the run's epoch and, below it, the chunk's number. A run claims the table before it computes what is left: it
+commits an empty append under each lane with an epoch above all earlier ones. From then on Delta refuses every commit of
+an earlier run, whatever its work directory is and however long it was paused: a commit that begins later is skipped,
+because its version is too low, and one that was under way fails, because the claim landed meanwhile. Delta says so of
+neither in its reply, so each commit is looked for in the table's history before it counts.
+
+The epoch is one more than the table's version at the claim. It needs no state of its own and only grows: each claim is
+a commit. Two runs that read the same version claim the same epoch, and Delta lets one of them pass.
+
+A claim changes no metadata, so it disturbs neither other writers nor streams that read the table.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+from pipemax_spark.errors import JobFailedError
+from pipemax_spark.tables import Commit, DeltaTable, Transaction
+
+LANES = 2
+"""Commits of one run that may be under way at once: each lane commits its chunks in ascending order."""
+_CHUNK_BITS = 24
+_CLAIM_NOTE = "pipemax claim by run "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A run's right to commit, which lasts until another run claims the table."""
+
+    table: DeltaTable
+    run_id: str
+    epoch: int
+
+    @classmethod
+    def take(cls, table: DeltaTable, run_id: str) -> "Claim":
+        """Fence off all earlier runs. ``JobFailedError`` where another run claims the table at the same moment."""
+        claim = cls(table=table, run_id=run_id, epoch=table.version() + 1)
+        nothing = table.no_rows(table.read().schema)
+        for lane in range(LANES):
+            transaction = claim._transaction(
+                lane, 0, f"{_CLAIM_NOTE}{run_id}: epoch {claim.epoch}, lane {lane}"
+            )
+            table.append(nothing, transaction)
+            claim.landed(transaction)
+        return claim
+
+    def chunk(self, number: int, *, lane: int, origin: str = "") -> Transaction:
+        """The transaction of the run's chunk ``number``, counted over all of its batches; ``origin`` ends the note."""
+        return self._transaction(lane, number + 1, f"{note_prefix(self.run_id)}{number}{origin}")
+
+    def recovery(self, number: int, *, dead_run_id: str) -> Transaction:
+        """The transaction of rows that a dead run had completed; ``number`` is a chunk's number that is not used."""
+        return self._transaction(0, number + 1, f"pipemax run {self.run_id} recovers run {dead_run_id}")
+
+    def landed(self, transaction: Transaction, *, expected_rows: int | None = None) -> Commit:
+        """The commit, once it is found in the table's history with all its rows; else ``JobFailedError`` says why."""
+        commit = self.table.find_commit(transaction.note, since_version=self.epoch - 1)
+        if commit is None:
+            raise JobFailedError(self._taken_over())
+        if expected_rows is not None and commit.rows is not None and commit.rows != expected_rows:
+            raise JobFailedError(
+                f"{transaction.note} was to add {expected_rows:,} rows and added {commit.rows:,} "
+                f"({commit.rows - expected_rows:+,}; version {commit.version} of {self.table.name}); nothing more is "
+                "committed"
+            )
+        return commit
+
+    def _taken_over(self) -> str:
+        note = self.table.last_note(_CLAIM_NOTE, since_version=self.epoch - 1) or ""
+        other = note.removeprefix(_CLAIM_NOTE).partition(":")[0]
+        by = f"by run {other}" if other and other != self.run_id else "by another run"
+        return (
+            f"the output {self.table.name} was taken over {by} while this run, {self.run_id}, was working; Delta "
+            "refused this run's commit, and what it had committed before stays. Run one job at a time on an output"
+        )
+
+    def _transaction(self, lane: int, below: int, note: str) -> Transaction:
+        """``below`` is the part of the version below the epoch."""
+        assert 0 <= below < 1 << _CHUNK_BITS, f"chunk {below - 1} does not fit into {_CHUNK_BITS} bits"
+        digest = hashlib.sha256(self.table.table_id().encode()).hexdigest()[:32]
+        return Transaction(
+            app_id=f"pipemax-{digest}-{lane}", version=(self.epoch << _CHUNK_BITS) | below, note=note
+        )
+
+
+def note_prefix(run_id: str) -> str:
+    """How the notes of all chunks of a run begin; the chunk's number follows."""
+    return f"pipemax run {run_id} chunk "

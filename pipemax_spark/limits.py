@@ -1,0 +1,33 @@
+"""How many error rows a job tolerates."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+MIN_ROWS_FOR_ERROR_RATE = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorLimits:
+    """What ends a job early."""
+
+    max_rate: float
+    """Share of error rows, once there are 1,000 rows."""
+    fails_on_first: bool = False
+
+    def reason_to_stop(self, rows: int, errors: Mapping[str, tuple[int, str]], *, of: str = "") -> str | None:
+        """Why a job must end whose ``rows`` hold these ``errors``, or None.
+
+        ``errors`` maps a code to (rows, an example's message). ``of`` names the rows where they are not the run's.
+        """
+        rows_error = sum(count for count, _ in errors.values())
+        if not rows_error:
+            return None
+        if self.fails_on_first:
+            code, (_, message) = next(iter(errors.items()))
+            return f"a row{of} failed with {code}: {message} (--on-error fail)"
+        if rows < MIN_ROWS_FOR_ERROR_RATE or rows_error <= self.max_rate * rows:
+            return None
+        most = sorted(errors.items(), key=lambda item: -item[1][0])[:3]
+        causes = "; ".join(f"{code}: {count:,} rows, such as: {message}" for code, (count, message) in most)
+        share = f"{rows_error:,} of {rows:,} rows{of} failed"
+        return f"{share}, more than --max-error-rate {self.max_rate} allows. {causes}"

@@ -1,0 +1,180 @@
+"""Which run may commit: through real Spark and Delta, with commits held up in their midst."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipemax_spark.errors import JobFailedError
+from pipemax_spark.fence import Claim
+from pipemax_spark.tables import DeltaTable, Transaction
+from tests.spark.processes import wait_until
+
+SCHEMA = "id long, run string"
+
+
+class HeldRows:
+    """A DataFrame whose tasks wait until it is released: its commit has begun, and cannot end."""
+
+    def __init__(self, spark: Any, directory: Path, rows: list[tuple[int, str]]) -> None:
+        self._begun, self._released = directory / "begun", directory / "released"
+        directory.mkdir()
+        begun, released = str(self._begun), str(self._released)
+
+        def hold(batches: Iterator[Any]) -> Iterator[Any]:
+            import time
+            from pathlib import Path
+
+            Path(begun).touch()
+            while not Path(released).exists():
+                time.sleep(0.02)
+            yield from batches
+
+        self.rows = spark.createDataFrame(rows, SCHEMA).coalesce(1).mapInArrow(hold, SCHEMA)
+
+    def wait_until_begun(self) -> None:
+        wait_until(self._begun.exists, 120, "the commit begins")
+
+    def release(self) -> None:
+        self._released.touch()
+
+
+@pytest.fixture
+def table(spark: Any, tmp_path: Path) -> DeltaTable:
+    made = DeltaTable(spark, str(tmp_path / "out"))
+    made.create(spark.createDataFrame([], SCHEMA).schema)
+    return made
+
+
+def ids(table: DeltaTable) -> list[int]:
+    return sorted(row["id"] for row in table.read().collect())
+
+
+@contextlib.contextmanager
+def held_append(table: DeltaTable, held: HeldRows, transaction: Transaction) -> Iterator[Future[None]]:
+    """An append that has begun and waits; it goes on at the end of the block."""
+    with ThreadPoolExecutor(1) as pool:
+        append = pool.submit(table.append, held.rows, transaction)
+        try:
+            held.wait_until_begun()
+            yield append
+        finally:
+            held.release()
+
+
+def test_an_overtaken_run_s_later_commit_is_refused_and_it_is_told_by_whom(
+    spark: Any, table: DeltaTable
+) -> None:
+    stale, current = Claim.take(table, "stale"), Claim.take(table, "current")
+    for lane in (0, 1):
+        transaction = stale.chunk(lane, lane=lane)
+        table.append(spark.createDataFrame([(lane, "stale")], SCHEMA), transaction)
+        with pytest.raises(JobFailedError, match="was taken over by run current while this run, stale"):
+            stale.landed(transaction)
+    assert ids(table) == []
+    transaction = current.chunk(0, lane=0)
+    table.append(spark.createDataFrame([(7, "current")], SCHEMA), transaction)
+    assert current.landed(transaction, expected_rows=1).rows == 1
+    assert ids(table) == [7]
+
+
+@pytest.mark.parametrize("lane", [0, 1])
+def test_a_commit_that_is_under_way_when_another_run_claims_the_table_is_refused(
+    spark: Any, table: DeltaTable, tmp_path: Path, lane: int
+) -> None:
+    stale = Claim.take(table, "stale")
+    held = HeldRows(spark, tmp_path / "held", [(1, "stale")])
+    transaction = stale.chunk(0, lane=lane)
+    with held_append(table, held, transaction) as append:
+        Claim.take(table, "current")
+    append.result()
+    with pytest.raises(JobFailedError, match="was taken over by run current"):
+        stale.landed(transaction)
+    assert ids(table) == []
+
+
+def optimize(table: DeltaTable) -> None:
+    table._spark.sql(f"OPTIMIZE {table.sql_name}")
+
+
+def vacuum(table: DeltaTable) -> None:
+    table._spark.sql(f"VACUUM {table.sql_name}")
+
+
+def append_elsewhere(table: DeltaTable) -> None:
+    table._spark.createDataFrame([(99, "somebody")], SCHEMA).write.format("delta").mode("append").save(
+        table.name
+    )
+
+
+def set_property(table: DeltaTable) -> None:
+    table.set_properties({"somebody": "else"})
+
+
+def add_column(table: DeltaTable) -> None:
+    table._spark.sql(f"ALTER TABLE {table.sql_name} ADD COLUMN remark string")
+
+
+@pytest.mark.parametrize("foreign", [optimize, vacuum, append_elsewhere, set_property, add_column])
+def test_another_writer_s_commit_in_the_midst_of_ours_costs_no_row(
+    spark: Any, table: DeltaTable, tmp_path: Path, foreign: Callable[[DeltaTable], None]
+) -> None:
+    claim = Claim.take(table, "run")
+    first = claim.chunk(0, lane=0)
+    table.append(spark.createDataFrame([(1, "run")], SCHEMA), first)
+    held = HeldRows(spark, tmp_path / "held", [(2, "run"), (3, "run")])
+    second = claim.chunk(1, lane=0)
+    with held_append(table, held, second) as append:
+        foreign(table)
+    append.result()
+    assert claim.landed(second, expected_rows=2).rows == 2
+    assert [row for row in ids(table) if row != 99] == [1, 2, 3]
+
+
+def test_of_two_runs_that_claim_at_once_one_is_refused(spark: Any, table: DeltaTable) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        futures = [pool.submit(Claim.take, table, f"run{number}") for number in range(3)]
+        refusals = [future.exception() for future in futures]
+    assert refusals.count(None) >= 1
+    assert all(isinstance(refusal, JobFailedError) for refusal in refusals if refusal is not None)
+    claims = [future.result() for future in futures if future.exception() is None]
+    latest = max(claims, key=lambda claim: claim.epoch)
+    for claim in claims:
+        transaction = claim.chunk(0, lane=0)
+        table.append(spark.createDataFrame([(claim.epoch, claim.run_id)], SCHEMA), transaction)
+    assert ids(table) == [latest.epoch]
+
+
+def test_a_commit_with_another_number_of_rows_ends_the_run_with_the_difference(
+    spark: Any, table: DeltaTable
+) -> None:
+    claim = Claim.take(table, "run")
+    transaction = claim.chunk(0, lane=0)
+    table.append(spark.createDataFrame([(1, "run"), (2, "run")], SCHEMA), transaction)
+    with pytest.raises(JobFailedError, match=r"was to add 3 rows and added 2 \(-1; version"):
+        claim.landed(transaction, expected_rows=3)
+
+
+def test_a_commit_is_found_behind_many_others(spark: Any, table: DeltaTable) -> None:
+    claim = Claim.take(table, "run")
+    transaction = claim.chunk(0, lane=0)
+    table.append(spark.createDataFrame([(1, "run")], SCHEMA), transaction)
+    for number in range(20):
+        set_property_to(table, number)
+    assert claim.landed(transaction, expected_rows=1).version < table.version() - 16
+
+
+def set_property_to(table: DeltaTable, number: int) -> None:
+    table.set_properties({"somebody": str(number)})
+
+
+def test_a_claim_changes_no_metadata(spark: Any, table: DeltaTable) -> None:
+    Claim.take(table, "run")
+    history = spark.sql(f"DESCRIBE HISTORY {table.sql_name} LIMIT 2").collect()
+    assert {row["operation"] for row in history} == {"WRITE"}
+    log = Path(table.name, "_delta_log")
+    claims = [path.read_text() for path in sorted(log.glob("*.json"))[-2:]]
+    assert all('"metaData"' not in text and '"txn"' in text for text in claims)

@@ -1,0 +1,121 @@
+"""``--retry-errors``: an error row stays in the table until its new outcome replaces it."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipemax.wire import ErrorCode, GenerationSpec
+from pipemax_spark.prompts import PromptSource
+from tests.spark.conftest import Jobs, object_schema
+
+MakeJobs = Callable[[], Jobs]
+
+
+def outcomes(run: Jobs) -> dict[int, str | None]:
+    """Each id's error code; each id once."""
+    rows = run.rows()
+    found = {row["id"]: row["annotation"]["error"] and row["annotation"]["error"]["code"] for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def commits_with_rows(run: Jobs) -> list[dict[str, str]]:
+    history = run.spark.sql(f"DESCRIBE HISTORY delta.`{run.output}`").orderBy("version").collect()
+    return [
+        row["operationMetrics"] for row in history if int(row["operationMetrics"].get("numOutputRows", 0))
+    ]
+
+
+def test_only_error_rows_that_are_retried_leave_the_table_and_in_one_commit_with_their_outcome(
+    jobs: MakeJobs,
+) -> None:
+    run = jobs()
+    run.write_input([(1, "fine"), (2, None), (3, "[[error]]"), (4, None)])
+    run.run(id_columns=("id",))
+    assert outcomes(run) == {
+        1: None,
+        2: ErrorCode.EMPTY_PROMPT,
+        3: ErrorCode.ENGINE_ERROR,
+        4: ErrorCode.EMPTY_PROMPT,
+    }
+    before = len(commits_with_rows(run))
+
+    # Row 4 is no longer in the input, row 5 is new.
+    run.write_input([(1, "fine"), (2, "mended"), (3, "[[error]]"), (5, "new")])
+    again = run.run(id_columns=("id",), retries_errors=True)
+    assert again is not None
+    assert (again.rows_out, again.rows_error, again.rows_skipped) == (3, 1, 1)
+    assert outcomes(run) == {
+        1: None,
+        2: None,
+        3: ErrorCode.ENGINE_ERROR,
+        4: ErrorCode.EMPTY_PROMPT,
+        5: None,
+    }
+    (commit,) = commits_with_rows(run)[before:]
+    assert (commit["numTargetRowsInserted"], commit["numTargetRowsDeleted"]) == ("3", "2")
+
+
+def test_error_rows_beyond_the_limit_stay(jobs: MakeJobs) -> None:
+    run = jobs()
+    run.write_input([(i, None) for i in range(20)])
+    run.run(id_columns=("id",))
+    run.write_input([(i, f"word {i}") for i in range(20)])
+    summary = run.run(id_columns=("id",), retries_errors=True, limit=5)
+    assert summary is not None
+    assert (summary.rows_out, summary.rows_left_out) == (5, 15)
+    assert Counter(outcomes(run).values()) == {None: 5, ErrorCode.EMPTY_PROMPT: 15}
+
+
+def test_a_retry_that_fails_leaves_every_error_row_in_place(jobs: MakeJobs) -> None:
+    run = jobs()
+    run.write_input([(i, None) for i in range(10)])
+    run.run(id_columns=("id",))
+    run.write_input([(i, f"word {i}" if i else None) for i in range(10)])
+    with pytest.raises(Exception, match="a row failed with empty_prompt"):
+        run.run(id_columns=("id",), retries_errors=True, fails_on_error=True)
+    assert outcomes(run) == dict.fromkeys(range(10), ErrorCode.EMPTY_PROMPT)
+
+
+def test_without_ids_equal_error_rows_are_replaced_one_for_one(jobs: MakeJobs) -> None:
+    run = jobs()
+    run.write_input([(1, None), (1, None), (1, None), (2, "[[error]]"), (3, "fine")])
+    run.run()
+    source = PromptSource(template="Say {text}")
+
+    def counts() -> Counter[Any]:
+        return Counter(
+            (row["id"], (row["annotation"]["error"] or {}).get("code"), row["annotation"]["run_id"])
+            for row in run.rows()
+        )
+
+    (first,) = {run_id for _, _, run_id in counts()}
+    # One of three equal rows is gone from the input: which of them cannot be told, so one old error row stays.
+    run.write_input([(1, None), (1, None), (2, "[[error]]"), (3, "fine")])
+    summary = run.run(source=source, retries_errors=True)
+    assert summary is not None
+    assert (summary.rows_out, summary.rows_error, summary.rows_skipped) == (3, 3, 1)
+    (second,) = {run_id for _, _, run_id in counts()} - {first}
+    assert counts() == {
+        (1, "empty_prompt", first): 1,
+        (1, "empty_prompt", second): 2,
+        (2, "engine_error", second): 1,
+        (3, None, first): 1,
+    }
+
+
+def test_error_rows_are_retried_in_a_table_that_holds_another_spec_s_rows(jobs: MakeJobs) -> None:
+    """Its annotations have fields that those of this spec lack."""
+    run = jobs()
+    run.write_input([(1, "a"), (2, None)])
+    schema = GenerationSpec(max_tokens=16, response_format=object_schema(n={"type": "integer"}))
+    run.run(id_columns=("id",), generation=schema)
+    run.run(id_columns=("id",), allows_new_spec=True)
+    run.write_input([(1, "a"), (2, "mended")])
+    summary = run.run(id_columns=("id",), allows_new_spec=True, retries_errors=True)
+    assert summary is not None
+    assert (summary.rows_out, summary.rows_error) == (1, 0)
+    by_spec = Counter((row["annotation"]["spec_hash"], row["id"]) for row in run.rows())
+    assert sorted(by_spec.values()) == [1, 1, 1, 1]
