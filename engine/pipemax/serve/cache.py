@@ -1,7 +1,9 @@
 """Answers given before, for rows that are asked again: Spark evaluates a column as often as it sees fit.
 
 Bounded by bytes, least recently used out first, as long-lived as the server. Errors are not kept: what failed once
-is tried again. It knows requests and completions, nothing of sessions.
+is tried again. It knows requests and completions, nothing of sessions. Its callers add to the key which files the
+engine was loaded from (``pipemax.serve.content``), because an engine of the same config may answer otherwise once it is
+loaded again.
 """
 
 import hashlib

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pipemax.api import Completion, Engine, EngineStats
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError, EngineStartError
+from pipemax.serve.content import content_of
 from pipemax.serve.gpu_locks import GpuLocks
 from pipemax.serve.membership import (
     Member,
@@ -68,6 +69,7 @@ class _Resident:
     engine: Engine
     config: EngineConfig
     engine_id: str
+    content: bytes
 
 
 @dataclass(slots=True)
@@ -157,7 +159,7 @@ class EngineHost:
             if state.resident is None:
                 return Waiting(detail=f"about to load model {member.config.model}")
             if state.resident.engine_id == member.engine_id:
-                return Ready(engine=state.resident.engine)
+                return Ready(engine=state.resident.engine, content=state.resident.content)
             holders = [m for m in state.members if m.engine_id == state.resident.engine_id]
             conflict = conflict_of(
                 member, holders, still_s=self._still_s(member, now_s), timings=self._timings
@@ -256,6 +258,7 @@ class EngineHost:
         self._close_resident()
         if not self._gpus.take(gives_up=lambda: state.refusal is not None):
             return
+        content = content_of(target.config, load=state.engine_starts)
         try:
             engine = self._factory(target.config)
         except (EngineStartError, EngineDiedError) as error:
@@ -268,7 +271,7 @@ class EngineHost:
         else:
             self._callbacks.observe(engine, target.config)
             with self._changed:
-                state.resident = _Resident(engine, target.config, target.engine_id)
+                state.resident = _Resident(engine, target.config, target.engine_id, content)
                 state.loading = None
                 state.engine_starts += 1
                 state.failures.forget(target.engine_id)

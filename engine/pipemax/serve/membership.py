@@ -22,7 +22,11 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
+    """The session's engine is there."""
+
     engine: Engine
+    content: bytes
+    """What it was loaded from: ``pipemax.serve.content``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

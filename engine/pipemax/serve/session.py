@@ -103,6 +103,7 @@ class Session:
         self._cache = cache
         self._tell_input_ended = input_ended
         self._engine_id = terms.config.engine_id()
+        self._content = b""  # of the engine's files; known once it is ready
         self._context = context
         self._reader = reader
         self._writer = writer
@@ -127,7 +128,9 @@ class Session:
             self._terms.config, job_id=self._job_id, task=header.task, daemon=header.daemon
         )
         try:
-            self._serve(self._wait_for_engine(member), member)
+            ready = self._wait_for_engine(member)
+            self._content = ready.content
+            self._serve(ready.engine, member)
         finally:
             self._host.leave(member)
             self._credit.close()
@@ -158,11 +161,11 @@ class Session:
         with self._changed:
             self._changed.notify_all()
 
-    def _wait_for_engine(self, member: Member) -> Engine:
+    def _wait_for_engine(self, member: Member) -> Ready:
         while True:
             match self._host.readiness(member):
-                case Ready(engine=engine):
-                    return engine
+                case Ready() as ready:
+                    return ready
                 case Refused(code=code, detail=detail):
                     failure = SessionFailedError(code, detail)
                     refuse(failure, self._reader, self._writer)
@@ -335,7 +338,7 @@ class Session:
         """Deliver what is known; the rest with its keys, for the engine."""
         known, unknown, unknown_keys = [], [], []
         for request, key in zip(requests, keys, strict=True):
-            completion = cache.find(key, request_id=request.request_id)
+            completion = cache.find(self._content + key, request_id=request.request_id)
             if completion is not None:
                 known.append(completion)
             else:
@@ -355,7 +358,7 @@ class Session:
             keys = [self._cache_keys.pop(completion.request_id, None) for completion in completions]
         for key, completion in zip(keys, completions, strict=True):
             if key is not None:
-                self._cache.keep(key, completion)
+                self._cache.keep(self._content + key, completion)
 
     # The end.
 
