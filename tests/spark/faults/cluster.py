@@ -10,7 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,10 +26,13 @@ from tests.spark.processes import SMALL_JVM, servers_of, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SPARK_HOME = Path(os.environ.get("SPARK_HOME", Path(pyspark.__file__).parent))
-CORES_PER_NODE = 2
+EXECUTOR_CORES = 2
+EXECUTOR_MEMORY_MIB = 512
 _HEAD = "127.0.0.1"
 _NODES = ("127.0.0.2", "127.0.0.3")
 _STATS_TIMEOUT_S = 2.0
+_PATIENCE_S = 600.0  # a start of Spark takes minutes on a machine that runs other tests
+_POLL_S = 0.25  # a look at a node reads all of /proc
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +49,25 @@ class Progress:
 
 
 class Node:
-    """One worker of the cluster with what runs on it; there is one executor at a time."""
+    """One worker of the cluster with what one application runs on it, as a rule one executor at a time."""
 
-    def __init__(self, address: str, worker: subprocess.Popen[bytes]) -> None:
+    def __init__(self, address: str, worker: subprocess.Popen[bytes], mark: str) -> None:
+        """``mark`` is an argument in the command line of the application's executors."""
         self.address = address
         self._worker = worker
+        self._mark = mark
+
+    def executors(self) -> list[ProcessIdentity]:
+        """The JVMs."""
+        return [
+            identity
+            for identity in _children([self._worker.pid])
+            if _name(identity.pid) == "java" and self._mark in _arguments(identity.pid)
+        ]
 
     def executor(self) -> ProcessIdentity | None:
-        """The JVM."""
-        found = [identity for identity in _children([self._worker.pid]) if _name(identity.pid) == "java"]
-        return _latest(found)
+        """The latest one's JVM."""
+        return _latest(self.executors())
 
     def python_workers(self) -> list[ProcessIdentity]:
         """Those that run tasks, or wait for the next: children of the executor's daemon."""
@@ -82,8 +95,8 @@ class Node:
         server = self.server()
         if server is None:
             return None
-        with contextlib.suppress(OSError, ValueError):
-            arguments = Path(f"/proc/{server.pid}/cmdline").read_text().split("\0")
+        arguments = _arguments(server.pid)
+        with contextlib.suppress(ValueError):
             return Path(arguments[arguments.index("--socket") + 1])
         return None
 
@@ -115,9 +128,11 @@ class Node:
 class Cluster:
     """With it there are a master and two workers; at its end nothing of theirs is left."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, applications: int = 1) -> None:
+        """``applications`` run at once, each with one executor on each node."""
         self.directory = directory
-        self.nodes: list[Node] = []
+        self._applications = applications
+        self._workers: dict[str, subprocess.Popen[bytes]] = {}
         self._daemons: list[subprocess.Popen[bytes]] = []
         self._port = _free_port()
 
@@ -131,26 +146,29 @@ class Cluster:
         wait_until(self._master_listens, 180, "Spark's master listens")
         for address in _NODES:
             arguments = (
-                "--cores",
-                str(CORES_PER_NODE),
-                "--memory",
-                "1g",
-                "-d",
-                str(self.directory / address),
+                *("--cores", str(EXECUTOR_CORES * self._applications)),
+                *("--memory", f"{EXECUTOR_MEMORY_MIB * self._applications}m"),
+                *("-d", str(self.directory / address)),
             )
-            worker = self._start_daemon("worker.Worker", address, *arguments, self.master)
-            self.nodes.append(Node(address, worker))
+            self._workers[address] = self._start_daemon("worker.Worker", address, *arguments, self.master)
         return self
+
+    def nodes(self, mark: str) -> list[Node]:
+        """With the executors of the application whose command lines hold ``mark``."""
+        return [Node(address, worker, mark) for address, worker in self._workers.items()]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        running = [p for node in self.nodes for p in (node.executor(), node.server()) if p is not None]
+        executors = _children(worker.pid for worker in self._workers.values())
+        servers = [s for e in executors for s in servers_of(f"{e.pid}:{e.start_ticks}")]
         for daemon in reversed(self._daemons):
             daemon.terminate()
         for daemon in self._daemons:
             daemon.wait(60)
-        wait_until(lambda: not any(p.is_running() for p in running), 60, "the cluster's processes end")
+        wait_until(
+            lambda: not any(p.is_running() for p in (*executors, *servers)), 60, "the cluster's processes end"
+        )
 
     def _start_daemon(self, name: str, address: str, *arguments: str) -> subprocess.Popen[bytes]:
         logs = self.directory / "daemons"
@@ -185,6 +203,14 @@ def environment(logs: Path) -> dict[str, str]:
     }
 
 
+def wait_patiently(condition: Callable[[], bool], what: str) -> None:
+    """Like ``wait_until``, for conditions that take milliseconds to find out."""
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {_PATIENCE_S} s: {what}"
+        time.sleep(_POLL_S)
+
+
 def send(number: signal.Signals, processes: Iterable[ProcessIdentity]) -> None:
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
@@ -206,6 +232,12 @@ def _name(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
     return ""
+
+
+def _arguments(pid: int) -> list[str]:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return []
 
 
 def _children(pids: Iterable[int]) -> list[ProcessIdentity]:

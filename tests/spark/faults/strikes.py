@@ -1,4 +1,4 @@
-"""What can be done to a node's processes while a job runs, and when the node has recovered from it."""
+"""What can be done to a job's processes on a node, and when the node has recovered from it."""
 
 import contextlib
 import signal
@@ -7,10 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipemax.wire import ProcessIdentity
-from tests.spark.faults.cluster import Node, send
-from tests.spark.processes import wait_until
-
-_RECOVERY_S = 240.0
+from tests.spark.faults.cluster import Node, send, wait_patiently
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +20,8 @@ class Strike:
     at_s: float
 
     def wait_until_recovered(self, is_over: Callable[[], bool]) -> float | None:
-        """Until rows are done there again; how long that took, in seconds. None when the job is over before."""
+        """Wait until rows are done there again; return how long that took, in seconds, or None if the job was over
+        before."""
         self._wait_until(
             lambda: not any(v.is_running() for v in self.victims), "is rid of what was struck", is_over
         )
@@ -32,7 +30,7 @@ class Strike:
         return None if is_over() else time.monotonic() - self.at_s
 
     def _wait_until(self, condition: Callable[[], bool], what: str, is_over: Callable[[], bool]) -> None:
-        wait_until(lambda: condition() or is_over(), _RECOVERY_S, f"{self.node.address} {what}")
+        wait_patiently(lambda: condition() or is_over(), f"{self.node.address} {what}")
 
 
 def _strike(node: Node, number: signal.Signals, *victims: ProcessIdentity | None) -> Strike | None:
