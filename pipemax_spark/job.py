@@ -37,6 +37,8 @@ from pipemax_spark.tables import DeltaTable, is_path, spec_property, spec_texts
 from pipemax_spark.terminal import Terminal
 from pipemax_spark.workdir import WorkDirectory, work_base
 
+_CLEARLY_LEFT = 0.05
+"""A share of the input."""
 _REPORTED_CONF = (
     *("spark.master", "spark.executor.instances", "spark.executor.cores", "spark.executor.memory"),
     *("spark.task.cpus", "spark.executor.resource.gpu.amount", "spark.task.resource.gpu.amount"),
@@ -154,14 +156,15 @@ class AnnotationJob:
         for number, batch in enumerate(batches):
             rows = self._rows_of(checked, batch)
             counts.rows_in += rows
-            if not self._is_anything_left(checked, batch, rows):
+            expected = self._expected_left(checked, batch, rows)
+            if not expected:
                 counts.skipped += rows
                 continue
             # From here on no earlier run can commit, so what is left stays what it is found to be.
             claim = self._claimed(checked)
             outcomes = self._outcomes(checked, work)
             self._recover(checked, work, run, batch, claim, outcomes)
-            sliced, left = self._fix_rows(checked, work.rows_path(number), batch, rows)
+            sliced, left = self._fix_rows(checked, work.rows_path(number), batch, rows, expected)
             counts.skipped += rows - left
             counts.left_out += left - sliced.rows
             if not sliced.rows:
@@ -185,15 +188,20 @@ class AnnotationJob:
             self._is_empty = self._is_empty and self._done_rows(checked, self._table.version()).isEmpty()
         return self._claim
 
-    def _is_anything_left(self, checked: Checked, batch: Batch, rows: int) -> bool:
-        """Without a claim, so that a run which finds nothing to do leaves the table as it is."""
+    def _expected_left(self, checked: Checked, batch: Batch, rows: int) -> int:
+        """About how many rows are left; 0 only where none is.
+
+        It is found without a claim, so that a run which finds nothing to do leaves the table as it is.
+        """
         if self._is_empty or batch.stream is not None:
-            return rows > 0
+            return rows
         done = self._done_rows(checked, self._table.version())
-        # Ids are unique, and without ids rows are counted: while fewer rows are done than there are, some are left.
-        if done.count() < rows:
-            return True
-        return not rows_left(batch.rows, done, checked.id_columns, whole=batch.whole).isEmpty()
+        # Ids are unique, and without ids rows are counted: at least so many are left. More are, where the output holds
+        # rows that the input has no longer; with few, it is worth knowing how many.
+        at_least: int = rows - done.count()
+        if at_least > rows * _CLEARLY_LEFT:
+            return at_least
+        return int(rows_left(batch.rows, done, checked.id_columns, whole=batch.whole).count())
 
     def _outcomes(self, checked: Checked, work: WorkDirectory) -> Outcomes:
         if not self._options.retries_errors or self._is_empty:
@@ -235,19 +243,19 @@ class AnnotationJob:
         done = None if self._is_empty else self._done_rows(checked, self._table.version())
         return rows_left(batch.rows, done, checked.id_columns, whole=batch.whole)
 
-    def _fix_rows(self, checked: Checked, path: str, batch: Batch, rows_in: int) -> tuple[SlicedRows, int]:
-        """Write down what is left, up to ``--limit``; and how many rows are left in all."""
-        options, schema = self._options, checked.source.rows.schema
+    def _fix_rows(
+        self, checked: Checked, path: str, batch: Batch, rows_in: int, expected: int
+    ) -> tuple[SlicedRows, int]:
+        """Write down what is left, about ``expected`` rows, up to ``--limit``; and how many rows are left in all."""
         from pyspark.sql import functions as F  # noqa: N812
 
+        options, schema = self._options, checked.source.rows.schema
         slots = slots_of(self._spark).total
         left = self._left(checked, batch)
         known = rows_in if self._is_empty and batch.stream is None else None
         if options.limit is not None:
             known = left.count() if known is None else known
             left, expected = self._limited(left, f"{path}-limited", options.limit), min(known, options.limit)
-        else:
-            expected = rows_in if known is None else known
         slices = number_of_slices(expected, slots)
         identity_columns = list(checked.id_columns) or list(schema.names)
         write_slices(
