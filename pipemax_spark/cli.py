@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from pipemax.wire import PACKAGE_VERSION, GenerationSpec
-from pipemax_spark.errors import JobError, JobFailedError, first_line
+from pipemax_spark.errors import JobError, JobFailedError, cause_of
 
 app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich", add_completion=False)
 log = logging.getLogger(__name__)
@@ -315,10 +315,7 @@ def failure_text(error: BaseException) -> str:
     for name in ("EngineSessionError", "RowFailedError"):
         if found := re.findall(rf"^(?:\S+\.)?{name}: (.+)$", text, re.MULTILINE):
             return str(found[-1])
-    # py4j puts "An error occurred while calling o749.save." before Java's own sentence.
-    if of_java := re.search(r"^: (\S.+)$", text, re.MULTILINE):
-        return of_java[1]
-    return first_line(error)
+    return cause_of(error)
 
 
 def _log_to_file(directory: Path) -> None:

@@ -1,13 +1,17 @@
 """What ends an annotation on this side."""
 
+import re
+
 from pipemax.wire import SessionErrorCode
 
 __all__ = [
+    "CommitRefusedError",
     "EngineSessionError",
     "JobError",
     "JobFailedError",
     "RowFailedError",
     "SessionErrorCode",
+    "cause_of",
     "first_line",
 ]
 
@@ -32,8 +36,19 @@ class JobFailedError(RuntimeError):
     """The job ended itself; the message says why. Chunks committed before stay."""
 
 
+class CommitRefusedError(RuntimeError):
+    """Delta refused a commit: another one has landed under its application id meanwhile."""
+
+
 class RowFailedError(RuntimeError):
     """A row ended in an error under ``--on-error fail``."""
+
+
+def cause_of(error: BaseException) -> str:
+    """One sentence: Java's own where the error came from the JVM."""
+    # py4j puts "An error occurred while calling o749.save." before it.
+    of_java = re.search(r"^: (\S.+)$", str(error), re.MULTILINE)
+    return of_java[1] if of_java else first_line(error)
 
 
 def first_line(error: BaseException) -> str:

@@ -16,12 +16,13 @@ A claim changes no metadata, so it disturbs neither other writers nor streams th
 import hashlib
 from dataclasses import dataclass
 
-from pipemax_spark.errors import JobFailedError
+from pipemax_spark.errors import CommitRefusedError, JobFailedError
 from pipemax_spark.tables import Commit, DeltaTable, Transaction
 
 LANES = 2
 """Commits of one run that may be under way at once: each lane commits its chunks in ascending order."""
 _CHUNK_BITS = 24
+_ATTEMPTS = 10
 _CLAIM_NOTE = "pipemax claim by run "
 
 
@@ -36,15 +37,30 @@ class Claim:
     @classmethod
     def take(cls, table: DeltaTable, run_id: str) -> "Claim":
         """Fence off all earlier runs. ``JobFailedError`` where another run claims the table at the same moment."""
-        claim = cls(table=table, run_id=run_id, epoch=table.version() + 1)
-        nothing = table.no_rows(table.read().schema)
-        for lane in range(LANES):
-            transaction = claim._transaction(
-                lane, 0, f"{_CLAIM_NOTE}{run_id}: epoch {claim.epoch}, lane {lane}"
-            )
-            table.append(nothing, transaction)
-            claim.landed(transaction)
-        return claim
+        for _ in range(_ATTEMPTS):
+            claim = cls(table=table, run_id=run_id, epoch=table.version() + 1)
+            if claim._take_lanes():
+                return claim
+            if claim._claimed_by_another():
+                raise JobFailedError(claim.taken_over())
+            # A chunk of the run that is being fenced off landed meanwhile, under the same application id.
+        raise JobFailedError(
+            f"{table.name} cannot be claimed: another run commits to it all the time; run one job"
+        )
+
+    def _take_lanes(self) -> bool:
+        nothing = self.table.no_rows(self.table.read().schema)
+        claims = [
+            self._transaction(lane, 0, f"{_CLAIM_NOTE}{self.run_id}: epoch {self.epoch}, lane {lane}")
+            for lane in range(LANES)
+        ]
+        try:
+            for transaction in claims:
+                self.table.append(nothing, transaction)
+        except CommitRefusedError:
+            return False
+        found = [self.table.find_commit(claim.note, since_version=self.epoch - 1) for claim in claims]
+        return None not in found
 
     def chunk(self, number: int, *, lane: int, origin: str = "") -> Transaction:
         """The transaction of the run's chunk ``number``, counted over all of its batches; ``origin`` ends the note."""
@@ -58,7 +74,7 @@ class Claim:
         """The commit, once it is found in the table's history with all its rows; else ``JobFailedError`` says why."""
         commit = self.table.find_commit(transaction.note, since_version=self.epoch - 1)
         if commit is None:
-            raise JobFailedError(self._taken_over())
+            raise JobFailedError(self.taken_over())
         if expected_rows is not None and commit.rows is not None and commit.rows != expected_rows:
             raise JobFailedError(
                 f"{transaction.note} was to add {expected_rows:,} rows and added {commit.rows:,} "
@@ -67,14 +83,22 @@ class Claim:
             )
         return commit
 
-    def _taken_over(self) -> str:
-        note = self.table.last_note(_CLAIM_NOTE, since_version=self.epoch - 1) or ""
-        other = note.removeprefix(_CLAIM_NOTE).partition(":")[0]
-        by = f"by run {other}" if other and other != self.run_id else "by another run"
+    def taken_over(self) -> str:
+        """Why this run cannot commit any more."""
+        other = self._claimed_by_another()
+        by = f"run {other}" if other else "another run"
         return (
-            f"the output {self.table.name} was taken over {by} while this run, {self.run_id}, was working; Delta "
+            f"the output {self.table.name} was taken over by {by} while this run, {self.run_id}, was working; Delta "
             "refused this run's commit, and what it had committed before stays. Run one job at a time on an output"
         )
+
+    def _claimed_by_another(self) -> str | None:
+        """Another run that has claimed the table with this epoch or a later one."""
+        for note in self.table.notes(_CLAIM_NOTE, since_version=self.epoch - 1):
+            run_id, _, epoch = note.removeprefix(_CLAIM_NOTE).partition(": epoch ")
+            if run_id != self.run_id and int(epoch.partition(",")[0]) >= self.epoch:
+                return run_id
+        return None
 
     def _transaction(self, lane: int, below: int, note: str) -> Transaction:
         """``below`` is the part of the version below the epoch."""

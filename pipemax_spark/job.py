@@ -18,7 +18,7 @@ from pipemax_spark.annotate import ANNOTATION, annotated_schema, with_keys
 from pipemax_spark.checks import Checked, check_job
 from pipemax_spark.chunks import SlicedRows, number_of_slices, write_slices
 from pipemax_spark.dry_run import print_dry_run
-from pipemax_spark.errors import JobFailedError
+from pipemax_spark.errors import CommitRefusedError, JobFailedError
 from pipemax_spark.fence import Claim
 from pipemax_spark.findings import CommittedTotals, find_results, totals_of_run, totals_of_spec
 from pipemax_spark.hadoop import HadoopFiles
@@ -297,13 +297,15 @@ class AnnotationJob:
                 continue
             left = with_keys(self._left(checked, batch), self._options.source, self._options.overrides_column)
             transaction = claim.recovery(run.take_number(), dead_run_id=spool.run_id)
-            rows_kept = outcomes.commit(
-                spooled_rows(self._spark, left, spool, plan=checked.plan), transaction
-            )
+            rows = spooled_rows(self._spark, left, spool, plan=checked.plan)
+            try:
+                rows_kept = outcomes.commit(rows, transaction)
+            except CommitRefusedError as error:
+                raise JobFailedError(claim.taken_over()) from error
             rows_added = claim.landed(transaction).rows
-            rows = None if rows_added is None else rows_added - rows_kept
-            self._is_empty = self._is_empty and rows == 0
-            count = "rows" if rows is None else f"{rows:,} rows"
+            num_rows = None if rows_added is None else rows_added - rows_kept
+            self._is_empty = self._is_empty and num_rows == 0
+            count = "rows" if num_rows is None else f"{num_rows:,} rows"
             self._terminal.say("", f"{count} that run {spool.run_id} had completed were committed now")
         work.drop_left_spools()
 

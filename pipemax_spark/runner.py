@@ -24,7 +24,7 @@ from typing import Any
 
 from pipemax_spark.annotate import annotate_with
 from pipemax_spark.chunks import Chunk, ChunkPlan, SlicedRows
-from pipemax_spark.errors import JobFailedError
+from pipemax_spark.errors import CommitRefusedError, JobFailedError
 from pipemax_spark.fence import LANES, Claim
 from pipemax_spark.outcomes import Outcomes
 from pipemax_spark.prompts import PromptSource
@@ -123,6 +123,8 @@ class ChunkRunner:
                 self._cancel_jobs()
                 if reason is not None:
                     raise JobFailedError(reason) from error
+                if isinstance(error, CommitRefusedError):
+                    raise JobFailedError(self._claim.taken_over()) from error
                 raise
         if self._committed_rows != self._rows.rows:
             raise JobFailedError(

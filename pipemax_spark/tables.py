@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
-from pipemax_spark.errors import JobError, first_line
+from pipemax_spark.errors import CommitRefusedError, JobError, cause_of
 from pipemax_spark.hadoop import HadoopFiles, plain_path
 
 log = logging.getLogger(__name__)
@@ -55,9 +55,8 @@ def is_path(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """Names one commit. Delta skips a commit whose ``version`` is not above the last one of its ``app_id``, and fails
-    one that was under way while another of the same ``app_id`` landed. ``DeltaTable.find_commit`` says what happened.
-    """
+    """Names one commit. Delta skips a commit whose ``version`` is not above the last one of its ``app_id``, without a
+    word, and fails one that was under way while another of the same ``app_id`` landed."""
 
     app_id: str
     version: int
@@ -159,7 +158,8 @@ class DeltaTable:
         self._spark.sql(f"ALTER TABLE {self.sql_name} SET TBLPROPERTIES ({assignments})")
 
     def append(self, rows: Any, transaction: Transaction) -> None:
-        """Commit the rows, or nothing where Delta refuses the transaction: ``find_commit`` tells.
+        """Commit the rows. Where Delta skips the transaction, only ``find_commit`` tells; where it fails it,
+        ``CommitRefusedError``.
 
         Evaluates ``rows`` once, and again where another writer changed the table's metadata meanwhile.
         """
@@ -171,7 +171,7 @@ class DeltaTable:
         _try_commit(lambda: self._append(rows, options), transaction.note)
 
     def merge(self, session: Any, clauses: str, transaction: Transaction) -> None:
-        """``MERGE INTO`` this table, called ``t`` in ``clauses``, or nothing where Delta refuses the transaction.
+        """``MERGE INTO`` this table, called ``t`` in ``clauses``; refused as in ``append``.
 
         ``session`` is the caller's own session, because Delta reads the transaction from the session's settings.
         """
@@ -193,12 +193,11 @@ class DeltaTable:
                 return None
             commits *= _GROWTH
 
-    def last_note(self, prefix: str, *, since_version: int) -> str | None:
-        """The note of the latest commit after ``since_version`` whose note begins so."""
+    def notes(self, prefix: str, *, since_version: int) -> list[str]:
+        """The notes of the commits after ``since_version`` that begin so, the latest first."""
         history = self._history(max(1, self.version() - since_version))
-        return next(
-            (row["userMetadata"] for row in history if (row["userMetadata"] or "").startswith(prefix)), None
-        )
+        notes = [row["userMetadata"] or "" for row in history if row["version"] > since_version]
+        return [note for note in notes if note.startswith(prefix)]
 
     def _history(self, commits: int) -> list[Any]:
         """The latest commits, newest first."""
@@ -223,7 +222,7 @@ class DeltaTable:
 
 
 def _try_commit(commit: Callable[[], Any], note: str) -> None:
-    """Repeat a commit that another writer got in the way of. Return also where Delta refused the transaction."""
+    """Repeat a commit that another writer got in the way of. ``CommitRefusedError`` where Delta refuses it."""
     for attempt in range(1, _COMMIT_ATTEMPTS + 1):
         try:
             commit()
@@ -231,13 +230,10 @@ def _try_commit(commit: Callable[[], Any], note: str) -> None:
         except Exception as error:
             text = str(error)
             if _REFUSED in text:
-                log.warning("%s was refused: another commit has landed under its application id", note)
-                return
+                raise CommitRefusedError(f"{note}: {cause_of(error)}") from error
             if attempt == _COMMIT_ATTEMPTS or not _FOREIGN.search(text):
                 raise
-            log.warning(
-                "%s is repeated, because another writer changed the table: %s", note, first_line(error)
-            )
+            log.warning("%s is repeated, because another writer changed the table: %s", note, cause_of(error))
 
 
 def _rows_added(metrics: Mapping[str, str]) -> int | None:

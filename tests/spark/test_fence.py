@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipemax_spark.errors import JobFailedError
+from pipemax_spark.errors import CommitRefusedError, JobFailedError
 from pipemax_spark.fence import Claim
 from pipemax_spark.tables import DeltaTable, Transaction
 from tests.spark.processes import wait_until
@@ -90,10 +90,53 @@ def test_a_commit_that_is_under_way_when_another_run_claims_the_table_is_refused
     transaction = stale.chunk(0, lane=lane)
     with held_append(table, held, transaction) as append:
         Claim.take(table, "current")
-    append.result()
+    with pytest.raises(CommitRefusedError):
+        append.result()
     with pytest.raises(JobFailedError, match="was taken over by run current"):
         stale.landed(transaction)
     assert ids(table) == []
+
+
+class BusyTable(DeltaTable):
+    """Another run commits a chunk while a lane of it is being claimed."""
+
+    def __init__(self, spark: Any, name: str, commit_chunk: Callable[[], None], directory: Path) -> None:
+        super().__init__(spark, name)
+        self._commit_chunk: Callable[[], None] | None = commit_chunk
+        self._directory = directory
+        self._spark_session = spark
+
+    def append(self, rows: Any, transaction: Transaction) -> None:
+        commit_chunk, self._commit_chunk = self._commit_chunk, None
+        if commit_chunk is None:
+            super().append(rows, transaction)
+            return
+        held = HeldRows(self._spark_session, self._directory, [])
+        with ThreadPoolExecutor(1) as pool:
+            claim = pool.submit(super().append, held.rows, transaction)
+            held.wait_until_begun()
+            commit_chunk()
+            held.release()
+            claim.result()
+
+
+def test_a_claim_is_taken_again_when_a_chunk_of_the_other_run_lands_in_its_midst(
+    spark: Any, table: DeltaTable, tmp_path: Path
+) -> None:
+    first = Claim.take(table, "first")
+    chunk = first.chunk(0, lane=0)
+    rows = spark.createDataFrame([(1, "first")], SCHEMA)
+    busy = BusyTable(spark, table.name, lambda: table.append(rows, chunk), tmp_path / "held")
+    second = Claim.take(busy, "second")
+    assert first.landed(chunk, expected_rows=1), "it came first"
+    late = first.chunk(1, lane=0)
+    table.append(rows, late)
+    with pytest.raises(JobFailedError, match="was taken over by run second"):
+        first.landed(late)
+    transaction = second.chunk(0, lane=1)
+    table.append(spark.createDataFrame([(2, "second")], SCHEMA), transaction)
+    assert second.landed(transaction, expected_rows=1)
+    assert ids(table) == [1, 2]
 
 
 def optimize(table: DeltaTable) -> None:
