@@ -58,7 +58,7 @@ def test_without_the_driver_nothing_is_locked(tmp_path: Path) -> None:
 def test_a_killed_server_s_successor_waits_for_a_worker_that_outlives_it(
     fake_engine_python: EnginePython, gpus: list[str]
 ) -> None:
-    opts = options(fake_engine_python(), child_process=True, child_ends_after_s=2.0)
+    opts = options(fake_engine_python(), child_process=True, child_ends_after_s=8.0)
     run_prompts(["one"], opts)
     wait_until(lambda: server_stats(opts).engine_metrics, 5.0)
     worker = ProcessIdentity.of(int(server_stats(opts).engine_metrics["child_pid"]))
