@@ -125,6 +125,9 @@ class ParityEngine:
         config = _engine_config(model, kind)
         with _starting(config, kind):
             vllm_config = make_vllm_config(config)
+            if vllm_config.kv_transfer_config is not None:
+                vllm_config.kv_transfer_config.kv_connector = "FaultyConnector"
+                vllm_config.kv_transfer_config.kv_connector_module_path = "tests.parity.faulty_connector"
             self.max_concurrent_batches = vllm_config.max_concurrent_batches
             self._llm = LLMEngine.from_vllm_config(
                 vllm_config, usage_context=UsageContext.ENGINE_CONTEXT, disable_log_stats=True
@@ -237,13 +240,6 @@ def _answer(output: RequestOutput) -> Answer:
 
 def _engine_config(model: str, kind: Kind) -> EngineConfig:
     """float32, because batches differ and their arithmetic must not."""
-    own: dict[str, Any] = {}
-    if kind.policy == "pipemax":
-        own["kv_transfer_config"] = {
-            "kv_connector": "FaultyConnector",
-            "kv_connector_module_path": "tests.parity.faulty_connector",
-            "kv_role": "kv_both",
-        }
     return EngineConfig(
         model=model,
         policy=kind.policy,
@@ -256,7 +252,7 @@ def _engine_config(model: str, kind: Kind) -> EngineConfig:
         block_size=BLOCK_TOKENS,
         cpu_kv_gib=0.25,
         host_kv_gib=HOST_MIB / 1024,
-        vllm={"num_gpu_blocks_override": GPU_BLOCKS, "distributed_executor_backend": "mp", **own},
+        vllm={"num_gpu_blocks_override": GPU_BLOCKS, "distributed_executor_backend": "mp"},
     )
 
 
