@@ -1,9 +1,9 @@
 """Rows cut into slices that are fixed before any runs, and slices joined into chunks as the rate becomes known.
 
 What is left is written once, as Parquet, in slices. A chunk is a run of consecutive slices; its number never names
-other rows. Which slice a row belongs to depends on the row's values alone, never on its place: when an executor is lost
-while slices are written, Spark computes its part of the shuffle again, possibly in another order, and each row must go
-to the same slice again. There are two orders:
+other rows. A row's slice depends only on the row's values, never on its place: when an executor is lost while slices
+are written, Spark recomputes its part of the shuffle, possibly in another order, and each row must go to the same slice
+again. There are two orders:
 
 - dealt: a row's slice follows from a hash, so slices are alike. Within a slice the rows are sorted by the length of
   their prompt and dealt out one by one, so every partition of a chunk gets short and long ones in proportion;

@@ -25,7 +25,7 @@ from pipemax_spark.hadoop import HadoopFiles
 from pipemax_spark.incremental import Batch, MicroBatches
 from pipemax_spark.left import check_ids, identity, rows_left
 from pipemax_spark.options import JobOptions
-from pipemax_spark.outcomes import AppendedOutcomes, Outcomes, ReplacingOutcomes
+from pipemax_spark.outcomes import AppendedOutcomes, Outcomes, ReplacingOutcomes, written
 from pipemax_spark.prefix import PrefixShare, sample_by_beginning, shared_prefixes
 from pipemax_spark.prompts import find_field
 from pipemax_spark.recovery import spooled_rows
@@ -123,13 +123,13 @@ class AnnotationJob:
     # The output, and what is left.
 
     def _make_output(self, checked: Checked) -> bool:
-        """Make the table, or add what it lacks; true when it is new. All changes of its schema happen here: beside
-        a running chunk they would make its commit fail."""
+        """Make the table, or add what it lacks; true when it is new. All changes of its schema happen here: next
+        to a running chunk they would make it repeat its commit."""
         schema = annotated_schema(checked.source.rows.schema, checked.plan)
         is_new = not self._table.exists()
         if is_new:
             self._table.create(schema)
-        is_known = checked.spec.hash in spec_texts(self._table.properties())
+        is_known = not is_new and checked.spec.hash in spec_texts(self._table.properties())
         if not is_new and not (is_known and _holds(self._table.read().schema, schema)):
             self._table.add_columns(schema)
         if not is_known:
@@ -255,7 +255,9 @@ class AnnotationJob:
         known = rows_in if self._is_empty and batch.stream is None else None
         if options.limit is not None:
             known = left.count() if known is None else known
-            left, expected = self._limited(left, f"{path}-limited", options.limit), min(known, options.limit)
+            # Which rows a limit takes may differ when Spark computes it again: so it is computed once.
+            left = written(self._spark, left.limit(options.limit), f"{path}-limited")
+            expected = min(known, options.limit)
         slices = number_of_slices(expected, slots)
         identity_columns = list(checked.id_columns) or list(schema.names)
         write_slices(
@@ -274,12 +276,6 @@ class AnnotationJob:
                 "has changed since the job began, or files of the work directory were lost. Nothing was annotated"
             )
         return rows, rows.rows if known is None else known
-
-    def _limited(self, left: Any, path: str, limit: int) -> Any:
-        """``limit`` of the rows, the same ones however often they are read."""
-        # Which rows a limit takes may differ when Spark computes it again: so it is computed once.
-        left.limit(limit).write.parquet(path)
-        return self._spark.read.schema(left.schema).parquet(path)
 
     def _recover(
         self,

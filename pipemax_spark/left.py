@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipemax_spark.errors import JobError
-from pipemax_spark.prompts import find_field, quoted
+from pipemax_spark.prompts import find_field, literal, quoted
 
 _KEY, _OCCURRENCE, _DONE = "__pipemax_key", "__pipemax_occurrence", "__pipemax_done"
 _EXAMPLES = 3
@@ -28,12 +28,17 @@ def identity(columns: Sequence[str], *, table: str | None = None) -> str:
     """
     prefix = "" if table is None else f"{table}."
     fields = ", ".join(f"{prefix}{quoted(name)}" for name in columns)
-    options = ", ".join(_literal(text) for pair in _JSON_OPTIONS.items() for text in pair)
+    options = ", ".join(literal(text) for pair in _JSON_OPTIONS.items() for text in pair)
     return f"sha2(to_json(struct({fields}), map({options})), 256)"
 
 
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "\\'") + "'"
+def occurrence(key: str) -> Any:
+    """A column: 1, 2, … for the rows of each value of the column ``key``. Which of equal rows is the first does not
+    matter, because they are interchangeable."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.row_number().over(Window.partitionBy(key).orderBy(key))
 
 
 def check_ids(rows: Any, id_columns: Sequence[str]) -> None:
@@ -109,7 +114,6 @@ def rows_left(rows: Any, done: Any | None, id_columns: Sequence[str], *, whole: 
 
 
 def _rows_left_by_content(rows: Any, done: Any, whole: Any | None) -> Any:
-    from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
     columns = [quoted(name) for name in rows.columns]
@@ -126,9 +130,7 @@ def _rows_left_by_content(rows: Any, done: Any, whole: Any | None) -> Any:
         # What the whole input has beyond these rows is as yet, or will be, other rows' business.
         counted_as_done = counted_as_done.unionAll(signed(whole, -1)).unionAll(signed(rows, 1))
     done_counts = counted_as_done.groupBy(_KEY).agg(F.sum(_DONE).alias(_DONE))
-    # Equal rows are interchangeable, so which of them is the first does not matter.
-    number = F.row_number().over(Window.partitionBy(_KEY).orderBy(_KEY))
-    counted = rows.withColumn(_KEY, content).withColumn(_OCCURRENCE, number)
+    counted = rows.withColumn(_KEY, content).withColumn(_OCCURRENCE, occurrence(_KEY))
     left = counted.join(done_counts, on=_KEY, how="left").where(
         F.col(_OCCURRENCE) > F.coalesce(F.col(_DONE), F.lit(0))
     )

@@ -10,7 +10,7 @@ import threading
 from typing import Any, Protocol
 
 from pipemax_spark.annotate import ANNOTATION
-from pipemax_spark.left import identity
+from pipemax_spark.left import identity, occurrence
 from pipemax_spark.prompts import find_field, quoted
 from pipemax_spark.tables import DeltaTable, Transaction
 
@@ -49,14 +49,14 @@ class ReplacingOutcomes:
         """``directory`` is for the outcomes' files."""
         self._spark = spark
         self._table = table
-        self._error_rows = f"{ANNOTATION}.spec_hash = '{spec_hash}' AND {ANNOTATION}.error.code IS NOT NULL"
+        self._spec_hash = spec_hash
         self._id_columns = id_columns
         self._directory = directory
         self._lock = threading.Lock()  # two merges at once would often conflict
 
     def num_error_rows(self) -> int:
         """Error rows of the spec that the table holds."""
-        rows: int = self._table.read().where(self._error_rows).count()
+        rows: int = self._table.read().where(self._is_error(ANNOTATION)).count()
         return rows
 
     def commit(self, rows: Any, transaction: Transaction) -> int:
@@ -69,13 +69,13 @@ class ReplacingOutcomes:
         # A session of its own: the merge's transaction is one of its settings.
         session = self._spark.newSession()
         path = f"{self._directory}/{transaction.version}"
-        outcomes = _written(session, rows.withColumn(ANNOTATION, annotation), path)
+        outcomes = written(session, rows.withColumn(ANNOTATION, annotation), path)
         with self._lock:
             num_kept = 0
             key = F.expr(identity(self._key_columns(outcomes)))
             inserted = outcomes
             if not self._id_columns:
-                kept = _written(session, self._kept(session, outcomes, key), f"{path}-kept")
+                kept = written(session, self._kept(session, outcomes, key), f"{path}-kept")
                 num_kept = kept.count()
                 inserted = inserted.unionByName(kept)
             # Rows with a null key are inserted; the error rows of the other keys are deleted.
@@ -88,7 +88,8 @@ class ReplacingOutcomes:
             self._table.merge(
                 session,
                 f"USING {_VIEW} AS s "
-                f"ON s.{_KEY} = {identity(self._key_columns(outcomes), table='t')} AND {self._of_target()} "
+                f"ON s.{_KEY} = {identity(self._key_columns(outcomes), table='t')} "
+                f"AND {self._is_error(f't.{ANNOTATION}')} "
                 "WHEN MATCHED THEN DELETE "
                 f"WHEN NOT MATCHED AND s.{_KEY} IS NULL THEN INSERT ({names}) VALUES ({values})",
                 transaction,
@@ -97,23 +98,26 @@ class ReplacingOutcomes:
 
     def _kept(self, session: Any, outcomes: Any, key: Any) -> Any:
         """Without ids, equal error rows all have one key: those that are more than the outcomes are put back."""
-        from pyspark.sql import Window
         from pyspark.sql import functions as F  # noqa: N812
 
-        number = F.row_number().over(Window.partitionBy(_KEY).orderBy(_KEY))
-        old = self._table.read(session=session).where(self._error_rows).select(*map(quoted, outcomes.columns))
-        old = old.withColumn(_KEY, key).withColumn(_NUMBER, number)
+        old = (
+            self._table.read(session=session)
+            .where(self._is_error(ANNOTATION))
+            .select(*map(quoted, outcomes.columns))
+        )
+        old = old.withColumn(_KEY, key).withColumn(_NUMBER, occurrence(_KEY))
         times = outcomes.groupBy(key.alias(_KEY)).agg(F.count(F.lit(1)).alias(_TIMES))
         return old.join(times, _KEY).where(f"{_NUMBER} > {_TIMES}").select(*map(quoted, outcomes.columns))
 
     def _key_columns(self, rows: Any) -> list[str]:
         return list(self._id_columns) or [name for name in rows.columns if name != ANNOTATION]
 
-    def _of_target(self) -> str:
-        return self._error_rows.replace(f"{ANNOTATION}.", f"t.{ANNOTATION}.")
+    def _is_error(self, annotation: str) -> str:
+        """A SQL condition on this annotation: an error row of the spec."""
+        return f"{annotation}.spec_hash = '{self._spec_hash}' AND {annotation}.error.code IS NOT NULL"
 
 
-def _written(session: Any, rows: Any, path: str) -> Any:
+def written(session: Any, rows: Any, path: str) -> Any:
     """The rows as they were written to files: the same however often they are read."""
     rows.write.parquet(path)
     return session.read.schema(rows.schema).parquet(path)

@@ -171,6 +171,11 @@ def _has_timestamp(kind: Any) -> bool:
             return False
 
 
+def literal(text: str) -> str:
+    """A SQL string. JSON's own escapes would be read by SQL too, hence the doubled backslashes."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
 def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from pipemax.wire import COMPLETION_SCHEMA
 from pipemax_spark.annotate import annotated_schema
+from pipemax_spark.left import occurrence
 from pipemax_spark.prompts import quoted
 from pipemax_spark.spool import KEY, SPOOL_SCHEMA
 from pipemax_spark.task import KEY_COLUMN, Annotator, TaskPlan
@@ -27,8 +28,8 @@ def spooled_rows(spark: Any, left: Any, spool: LeftSpool, *, plan: TaskPlan) -> 
 
     known = _completions(spark, spool.directory)
     completion = F.struct(*(F.col(quoted(name)) for name in COMPLETION_SCHEMA.names)).alias(_COMPLETION)
-    known = known.select(F.col(KEY).alias(KEY_COLUMN), _occurrence(KEY), completion)
-    pairs = left.withColumn(_OCCURRENCE, _occurrence(KEY_COLUMN)).join(known, [KEY_COLUMN, _OCCURRENCE])
+    known = known.select(F.col(KEY).alias(KEY_COLUMN), occurrence(KEY).alias(_OCCURRENCE), completion)
+    pairs = left.withColumn(_OCCURRENCE, occurrence(KEY_COLUMN)).join(known, [KEY_COLUMN, _OCCURRENCE])
     own = StructType([field for field in left.schema.fields if field.name != KEY_COLUMN])
     columns = [pairs[quoted(name)] for name in own.names]
     task = RecallTask(replace(plan, run_id=spool.run_id))
@@ -63,10 +64,3 @@ def _completions(spark: Any, directory: str) -> Any:
     options = {"recursiveFileLookup": "true", "ignoreCorruptFiles": "true"}
     schema = from_arrow_schema(SPOOL_SCHEMA, prefer_timestamp_ntz=False)
     return spark.read.schema(schema).options(**options).parquet(directory)
-
-
-def _occurrence(key: str) -> Any:
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
-    return F.row_number().over(Window.partitionBy(key).orderBy(key)).alias(_OCCURRENCE)

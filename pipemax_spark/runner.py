@@ -86,12 +86,6 @@ class ChunkRunner:
         self._started_s = time.monotonic()
         self._failure: str | None = None
 
-    @property
-    def committed_rows(self) -> int:
-        """Rows of the chunks whose commits were found in the table's history."""
-        with self._lock:
-            return self._committed_rows
-
     def cancel(self, reason: str) -> None:
         """From any thread: stop what runs; ``run`` then raises ``JobFailedError`` with this reason."""
         with self._lock:

@@ -8,10 +8,8 @@ from typing import Any
 
 from pipemax_spark.errors import JobError, first_line
 from pipemax_spark.hadoop import HadoopFiles
-from pipemax_spark.tables import DeltaTable, is_path
+from pipemax_spark.tables import COMPRESSION_SUFFIXES, FORMATS_BY_SUFFIX, DeltaTable, is_path
 
-_FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
-_COMPRESSIONS = (".gz", ".bz2", ".zst", ".snappy", ".lz4", ".deflate")
 _CSV_OPTIONS = {"header": "true", "multiLine": "true", "escape": '"'}
 FORMATS = ("delta", "parquet", "csv", "json")
 
@@ -88,8 +86,8 @@ def _format_of(files: HadoopFiles, path: str) -> str | None:
     names = [path, *sorted(entry.name for entry in files.list(path) if not entry.name.startswith(("_", ".")))]
     for name in names:
         pure = PurePosixPath(name)
-        if pure.suffix in _COMPRESSIONS:
+        if pure.suffix in COMPRESSION_SUFFIXES:
             pure = pure.with_suffix("")
-        if pure.suffix in _FORMATS:
-            return _FORMATS[pure.suffix]
+        if pure.suffix in FORMATS_BY_SUFFIX:
+            return FORMATS_BY_SUFFIX[pure.suffix]
     return None

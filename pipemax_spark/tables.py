@@ -15,6 +15,7 @@ from typing import Any
 
 from pipemax_spark.errors import CommitRefusedError, JobError, cause_of
 from pipemax_spark.hadoop import HadoopFiles, plain_path
+from pipemax_spark.prompts import literal
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,14 @@ _COMMIT_ATTEMPTS = 5
 _FIRST_COMMITS_READ = 16
 _GROWTH = 8
 
-_DATA_SUFFIXES = (".parquet", ".csv", ".json", ".jsonl", ".ndjson")
-_COMPRESSION_SUFFIXES = (".gz", ".bz2", ".zst", ".snappy", ".lz4", ".deflate")
+FORMATS_BY_SUFFIX = {
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+}
+COMPRESSION_SUFFIXES = (".gz", ".bz2", ".zst", ".snappy", ".lz4", ".deflate")
 
 
 def is_path(name: str) -> bool:
@@ -45,12 +52,12 @@ def is_path(name: str) -> bool:
         return True
     suffixes = PurePosixPath(name).suffixes[-2:]
     is_compressed = (
-        len(suffixes) == 2 and suffixes[0] in _DATA_SUFFIXES and suffixes[1] in _COMPRESSION_SUFFIXES
+        len(suffixes) == 2 and suffixes[0] in FORMATS_BY_SUFFIX and suffixes[1] in COMPRESSION_SUFFIXES
     )
     parts = name.split(".")
     if len(parts) == 3 and all(re.fullmatch(r"\w+", part) and not part.isdigit() for part in parts):
         return is_compressed
-    return is_compressed or PurePosixPath(name).suffix in (*_DATA_SUFFIXES, ".gz")
+    return is_compressed or PurePosixPath(name).suffix in (*FORMATS_BY_SUFFIX, ".gz")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +161,7 @@ class DeltaTable:
         return self._spark.createDataFrame([], schema)
 
     def set_properties(self, properties: Mapping[str, str]) -> None:
-        assignments = ", ".join(f"{_literal(key)} = {_literal(value)}" for key, value in properties.items())
+        assignments = ", ".join(f"{literal(key)} = {literal(value)}" for key, value in properties.items())
         self._spark.sql(f"ALTER TABLE {self.sql_name} SET TBLPROPERTIES ({assignments})")
 
     def append(self, rows: Any, transaction: Transaction) -> None:
@@ -252,11 +259,6 @@ def _all_names(kind: Any) -> list[str]:
             return [*_all_names(kind.keyType), *_all_names(kind.valueType)]
         case _:
             return []
-
-
-def _literal(text: str) -> str:
-    """A SQL string. JSON's own escapes would be read by SQL too, hence the doubled backslashes."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def spec_texts(properties: Mapping[str, str]) -> dict[str, str]:

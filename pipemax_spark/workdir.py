@@ -272,8 +272,9 @@ def _this_process() -> dict[str, Any]:
 def _sees_processes_of(owner: Mapping[str, Any]) -> bool:
     """The owner's process id means the same process here: it is of this machine's boot and this container."""
     here = _this_process()
-    places = [(process.get("boot_id"), process.get("pid_namespace")) for process in (owner, here)]
-    return None not in places[1] and places[0] == places[1]
+    return all(
+        here[name] is not None and owner.get(name) == here[name] for name in ("boot_id", "pid_namespace")
+    )
 
 
 def _describe(owner: Mapping[str, Any]) -> str:

@@ -76,9 +76,8 @@ def admission_capacity_tokens(vllm_config: VllmConfig) -> int:
     watermark, else twice what the GPU's holds: what runs, and as much waiting behind it.
     """
     cache, transfer = vllm_config.cache_config, vllm_config.kv_transfer_config
-    if (
-        transfer is None or transfer.kv_connector != _CONNECTOR
-    ):  # stock vLLM, perhaps with a connector of the user's
+    # Stock vLLM has no connector, or one of the user's.
+    if transfer is None or transfer.kv_connector != _CONNECTOR:
         return _QUEUE_DEPTH * (cache.num_gpu_blocks or 0) * cache.block_size
     settings = RuntimeSettings.from_extra_config(transfer.kv_connector_extra_config)
     watermark = settings.controller.get("host_high_watermark", HOST_HIGH_WATERMARK)
