@@ -27,9 +27,9 @@ import numpy as np
 
 from bench.near_ties import logit_gaps
 from pipemax.api import GenerationRequest, OfflineEngine, Sampling
-from pipemax.choose import PolicyChoice, choose_for_engine
 from pipemax.config import EngineConfig
-from pipemax.sim.measured import MeasuredEngine
+from pipemax.policy.compare import PolicyChoice, choose_for_engine
+from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.workloads import Workload
 from tests.parity.make_model import MEDIUM, make_model
 

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pipemax.control.config import ControllerConfig, StageConfig
 from pipemax.control.controller import Controller
-from pipemax.control.estimator import StepTimeModel
+from pipemax.control.controller_config import ControllerConfig, StageConfig
+from pipemax.control.times.estimator import StepTimeModel
 from pipemax.domain.events import Event, RequestAdmitted, StepCompleted
 from pipemax.domain.plan import Phase, StepPlan
 from pipemax.domain.request import RequestSpec

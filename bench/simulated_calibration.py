@@ -8,9 +8,9 @@ NODE and MODEL are profiles: rtx5090x8 llama2-70b.
 import argparse
 from pathlib import Path
 
-from pipemax.control.calibration import calibration_path, save_calibration
+from pipemax.control.times.calibration import calibration_path, save_calibration
 from pipemax.presets import load_model, load_node
-from pipemax.sim.systems.calibration import simulated_calibration
+from pipemax.sim.systems.pipemax_config import simulated_calibration
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ from bench.stage.transfers import stage_transfers
 from pipemax.domain.specs import KvLayout, ModelSpec
 from pipemax.domain.units import MIB
 from pipemax.presets import load_model
-from pipemax.transfer.cuda.queue import CopyLimits
+from pipemax.transfer.cuda.chunk_queue import CopyLimits
 
 SECTIONS = ("peak", "prefetch", "breakdown", "overlap", "priority")
 RESIDUAL_STREAMS = 2

@@ -44,7 +44,7 @@ _HANG_S = 300.0
 libraries from a cold disk answers as little."""
 _RETRY_S = 0.1
 _STACKS_SIGNAL = signal.SIGUSR2
-"""The server's side registers it: ``pipemax.lifetime``."""
+"""The server's side registers it: ``pipemax.node.lifetime``."""
 _STACKS_S = 1.0
 _OLD_LOG_S = 7 * 24 * 3600.0
 _CHANNEL_OPTIONS = [

@@ -2,7 +2,7 @@
 
 A task holds its slot until its last row is done, and while that row waits and runs, the engine takes in further rows:
 a few times what it holds. They must come from the executor's other tasks. As partitions are sent one behind the other
-(``pipemax.serve.credit``), ``tail × engine's rows / partition's rows`` slots are waiting thus at any time, and one must
+(``pipemax.serve.flow``), ``tail × engine's rows / partition's rows`` slots are waiting thus at any time, and one must
 be left that sends. Then no partition's end, and no chunk's, ends a prefill phase. With one slot an executor there is
 no such size.
 """

@@ -1,6 +1,6 @@
 """Where the engines' time went during one job, from the servers' reports.
 
-An engine's account runs since its start (``pipemax.time_account``); of an engine that is older than the job, what it
+An engine's account runs since its start (``TimeAccount``); of an engine that is older than the job, what it
 had when it was first heard of does not count.
 """
 

@@ -24,7 +24,7 @@ from pipemax.control.controller import Controller
 from pipemax.domain.events import Event, StepCompleted, StepTimed, TransferTimed
 from pipemax.domain.plan import Phase, StepId, StepPlan
 from pipemax.domain.units import RequestId
-from pipemax.sim.systems.tokens import StartedStep, TokenBook
+from pipemax.sim.systems.pipemax_tokens import StartedStep, TokenBook
 from pipemax.sim.workloads import Workload
 from pipemax.transfer.backend import StepTransfers
 from pipemax.transfer.commands import StepWait

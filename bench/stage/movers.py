@@ -12,9 +12,8 @@ from bench.stage.pools import PoolPlan
 from bench.stage.prefetch import Call, Moved, Mover
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockLoad
-from pipemax.transfer.cpu import CpuCopyBackend
+from pipemax.transfer.cpu import CpuCopyBackend, HostPool
 from pipemax.transfer.cuda.device import Copy, Lane, Pool, Span
-from pipemax.transfer.host_pool import HostPool
 
 if TYPE_CHECKING:
     from pipemax.transfer.cuda.cuda_device import CudaDevice

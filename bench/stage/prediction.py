@@ -5,12 +5,12 @@ from itertools import pairwise
 from statistics import fmean
 
 from bench.stage.experiment import Outcome, Setup, controller_config
-from pipemax.control.config import StageConfig
+from pipemax.control.controller_config import StageConfig
 from pipemax.domain.specs import KvCapacity
-from pipemax.sim.measured import MeasuredEngine
+from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.result import DecodeSample
-from pipemax.sim.systems.calibration import PipeMaxOptions
 from pipemax.sim.systems.pipemax import PipeMaxSystem
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions
 from pipemax.sim.systems.scenario import measured_scenario
 from pipemax.sim.workloads import Workload
 

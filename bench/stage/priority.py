@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from bench.stage.pools import PoolPlan
+from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits, Priority
 from pipemax.transfer.cuda.chunks import copy_chunks
 from pipemax.transfer.cuda.device import Lane
-from pipemax.transfer.cuda.queue import ChunkQueue, CopyLimits, Priority
 from pipemax.transfer.cuda.submitter import Submitter
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import torch
 from bench.stage.clock import synchronize, timed
 from bench.stage.model import DecodeBatch, LlamaStage, TokenPlaces
 from bench.stage.pools import PoolPlan
-from pipemax.control.estimator import ProfileRow
+from pipemax.control.times.estimator import ProfileRow
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.backend import StepTransfers
 from pipemax.transfer.commands import BlockLoad, StepCopies

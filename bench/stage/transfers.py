@@ -8,8 +8,7 @@ import torch
 from bench.stage.pools import PoolPlan
 from pipemax.transfer.backend import StepTransfers
 from pipemax.transfer.commands import BlockStore, StepCopies
-from pipemax.transfer.cpu import CpuCopyBackend
-from pipemax.transfer.host_pool import HostPool
+from pipemax.transfer.cpu import CpuCopyBackend, HostPool
 from pipemax.transfer.orchestrator import Orchestrator
 
 
@@ -19,7 +18,7 @@ def stage_transfers(
 ) -> Iterator[tuple[StepTransfers, torch.Tensor | None]]:
     """The transfers, and on a CPU the host pool's rows for whoever compares them."""
     if gpu_rows.is_cuda:
-        from pipemax.transfer.cuda.start import cuda_transfers  # needs cuda-core
+        from pipemax.transfer.cuda.assemble import cuda_transfers  # needs cuda-core
 
         with cuda_transfers(plan.part, gpu_rows, plan.host_parts) as transfers:
             yield transfers, None

@@ -1,6 +1,6 @@
 """``python -m pipemax``: the command line, also where the console script is not on PATH."""
 
-from pipemax.cli import app
+from pipemax.cli.app import app
 
 if __name__ == "__main__":
     app(prog_name="pipemax")

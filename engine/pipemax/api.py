@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Self
 
-from pipemax.choose import PolicyChoice
 from pipemax.config import EngineConfig
 from pipemax.generation import (
     Completion,
@@ -20,7 +19,8 @@ from pipemax.generation import (
     RequestError,
     Sampling,
 )
-from pipemax.sim.measured import MeasuredEngine
+from pipemax.policy.compare import PolicyChoice
+from pipemax.sim.measured_engine import MeasuredEngine
 
 __all__ = [
     "Completion",
@@ -45,7 +45,7 @@ class OfflineEngine:
     def __init__(self, config: EngineConfig) -> None:
         """Blocks until the model is loaded; ``EngineStartError`` says why it could not be."""
         # vLLM takes ten seconds to import: only a process that runs an engine pays for it.
-        from pipemax.start import start_engine
+        from pipemax.policy.start import start_engine
 
         started = start_engine(config)
         self._engine: Engine = started.engine

@@ -23,7 +23,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 import pipemax
-from pipemax.process import ProcessIdentity, pid_namespace
+from pipemax.node.process import ProcessIdentity, pid_namespace
 
 __all__ = [
     "COLLECTOR_ACTION_STATS",

@@ -3,9 +3,9 @@
 import pytest
 
 from pipemax.api import OfflineEngine
-from pipemax.auto import choose
 from pipemax.config import EngineConfig, RowLengths
-from pipemax.vllm_ext.forecast import forecast
+from pipemax.policy.row_sample import choose
+from pipemax.vllm_ext.launch.forecast import forecast
 from tests.engine.conftest import DEMO_MODEL, MAX_MODEL_LEN, POLICIES
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipemax.config import RowLengths
-from pipemax.preflight import preflight
+from pipemax.serve.preflight_checks import preflight
 from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest
 from tests.engine.conftest import DEMO_MODEL
 

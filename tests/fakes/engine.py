@@ -339,7 +339,7 @@ def _error(request: GenerationRequest, code: ErrorCode, message: str) -> Complet
 _CHILD = """
 import os, select, sys, time
 sys.path.insert(0, sys.argv[1])
-from pipemax.lifetime import hold_gpus
+from pipemax.node.lifetime import hold_gpus
 hold_gpus()
 pid = int(os.environ["PIPEMAX_SERVER_IDENTITY"].partition(":")[0])
 poll = select.poll()

@@ -61,9 +61,8 @@ def _load_fake_engine():  # type: ignore[no-untyped-def]
 def _preflight(text: bytes) -> bytes:
     """As ``pipemax preflight``: checks config and generation, counts the prompts' words as tokens."""
     from pipemax.config import EngineConfig
-    from pipemax.gpus import visible_gpus
-    from pipemax.parallelism import pipeline_parallel_size
-    from pipemax.serve.rows import job_sampling
+    from pipemax.node.gpus import pipeline_parallel_size, visible_gpus
+    from pipemax.serve.rows.arrow_rows import job_sampling
     from pipemax.wire import PACKAGE_VERSION, PreflightReply, PreflightRequest, SessionErrorCode
     from tests.fakes.engine import DEFAULT_MAX_MODEL_LEN, count_tokens
 

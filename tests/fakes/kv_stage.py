@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from pipemax.transfer.commands import TokenStore
-from pipemax.transfer.cuda.backend import CudaTransfers, MakeTokenStore
+from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits
 from pipemax.transfer.cuda.device import CopyDevice, Fence, KernelCall, Lane, Pool, Span
-from pipemax.transfer.cuda.queue import ChunkQueue, CopyLimits
 from pipemax.transfer.cuda.submitter import Submitter
+from pipemax.transfer.cuda.transfers import CudaTransfers, MakeTokenStore
 from pipemax.transfer.layout import BlockLayout
 from tests.fakes.kv_schedule import BLOCK_TOKENS, RandomSchedule, Run, Step
 from tests.fakes.recording_device import FakeKernel, RecordingDevice

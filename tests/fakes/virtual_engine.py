@@ -22,7 +22,7 @@ from pipemax.config import EngineConfig
 from pipemax.domain.events import InputEnded, InputOpened, RequestAborted
 from pipemax.domain.plan import Phase, PhaseReason, StepPlan
 from pipemax.domain.units import RequestId
-from pipemax.vllm_ext.admission import AdmissionBook
+from pipemax.vllm_ext.engine.admission import AdmissionBook
 from tests.unit.control.fake_engine import STEP_S, FakeEngine, small_config, spec
 
 _SPEED = 4

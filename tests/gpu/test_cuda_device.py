@@ -16,16 +16,16 @@ pytest.importorskip("cuda.core", reason="cuda-core is not installed: kernels can
 
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockLoad, BlockStore, StepCopies, TokenStore
-from pipemax.transfer.cuda.backend import CudaTransfers
+from pipemax.transfer.cuda.assemble import cuda_transfers
+from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits
 from pipemax.transfer.cuda.chunks import copy_chunks
 from pipemax.transfer.cuda.cuda_device import CopyCall, CudaDevice, CudaHostRegistry
 from pipemax.transfer.cuda.device import Fence, KernelCall, Lane
 from pipemax.transfer.cuda.kernels import KvKernels
 from pipemax.transfer.cuda.launch_checks import token_table
 from pipemax.transfer.cuda.pinned_pool import PinnedHostPool
-from pipemax.transfer.cuda.queue import ChunkQueue, CopyLimits
-from pipemax.transfer.cuda.start import cuda_transfers
 from pipemax.transfer.cuda.submitter import Submitter
+from pipemax.transfer.cuda.transfers import CudaTransfers
 from pipemax.transfer.layout import BlockLayout
 from pipemax.transfer.per_layer_steps import PerLayerSteps
 from tests.fakes.kv_schedule import BLOCK_TOKENS

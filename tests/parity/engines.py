@@ -24,10 +24,10 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from pipemax.config import EngineConfig
 from pipemax.domain.plan import StepId, StepPlan
 from pipemax.transfer.commands import StepCopies
-from pipemax.vllm_ext.connector import StepMetadata
-from pipemax.vllm_ext.launch import launch_environment, make_vllm_config
-from pipemax.vllm_ext.scheduler import PipeMaxAsyncScheduler, PipeMaxScheduler
-from pipemax.vllm_ext.settings import RuntimeSettings
+from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
+from pipemax.vllm_ext.runtime_settings import RuntimeSettings
+from pipemax.vllm_ext.scheduler.scheduler import PipeMaxAsyncScheduler, PipeMaxScheduler
+from pipemax.vllm_ext.worker.connector import StepMetadata
 from tests.fakes.vllm_kinds import (
     asynchronous_scheduling_on_cpu,
     restrict_sampling_by_pytorch,

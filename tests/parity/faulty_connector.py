@@ -9,10 +9,9 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from pipemax.transfer.backend import CopyBackend
 from pipemax.transfer.commands import BlockLoad
-from pipemax.transfer.cpu import CpuCopyBackend
-from pipemax.transfer.host_pool import HostPool
+from pipemax.transfer.cpu import CpuCopyBackend, HostPool
 from pipemax.transfer.layout import ByteRows
-from pipemax.vllm_ext.connector import PipeMaxConnector
+from pipemax.vllm_ext.worker.connector import PipeMaxConnector
 
 NAN_BYTE = 0xFF
 """All bits set is NaN in every KV dtype."""

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits, Priority
 from pipemax.transfer.cuda.chunks import Chunk, copy_chunks
 from pipemax.transfer.cuda.device import Lane, Pool
-from pipemax.transfer.cuda.queue import ChunkQueue, CopyLimits, Priority
 from tests.fakes.recording_device import RecordedEvent, RecordingDevice
 
 BLOCK_BYTES = 8

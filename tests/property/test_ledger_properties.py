@@ -4,8 +4,8 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pipemax.control.batches import partition_balanced
-from pipemax.control.ledger import BlockPool, SharedBlocks
+from pipemax.control.state.batches import partition_balanced
+from pipemax.control.state.ledger import BlockPool, SharedBlocks
 from pipemax.domain.errors import PoolExhaustedError
 from pipemax.domain.request import PrefixId
 from pipemax.domain.units import RequestId

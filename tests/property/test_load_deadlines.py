@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockLoad, StepCopies
-from pipemax.transfer.cuda.backend import CudaTransfers
+from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits
 from pipemax.transfer.cuda.device import Lane
-from pipemax.transfer.cuda.queue import ChunkQueue, CopyLimits
+from pipemax.transfer.cuda.transfers import CudaTransfers
 from tests.fakes.recording_device import FakeKernel, RecordingDevice
 
 BLOCK_BYTES = 8

@@ -6,9 +6,15 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipemax.control.selection import Basket, Refinement, TimeGap, fill_longest_first, fill_shortest_first
-from pipemax.control.state import RequestState
-from pipemax.control.table import RequestTable
+from pipemax.control.planners.selection import (
+    Basket,
+    Refinement,
+    TimeGap,
+    fill_longest_first,
+    fill_shortest_first,
+)
+from pipemax.control.state.request_state import RequestState
+from pipemax.control.state.request_table import RequestTable
 from tests.unit.control.tables import parked, resident, roomy_table
 
 LENGTHS = st.lists(st.integers(1, 400), min_size=1, max_size=40)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pipemax.domain.specs import Parallelism, kv_capacity
 from pipemax.presets import load_model, load_node
-from pipemax.sim.events import EventQueue
+from pipemax.sim.event_queue import EventQueue
 from pipemax.sim.pipeline import Pipeline, Step, StepKind
 
 times_s = st.lists(st.floats(1e-3, 10.0, allow_nan=False), min_size=1, max_size=60)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipemax.gpus import visible_gpus
+from pipemax.node.gpus import visible_gpus
 from pipemax.wire import ProcessIdentity
 from pipemax_spark.client import EngineSessionError
 from tests.serve.support import FakeJvm, files_of, options, run_prompts, server_of, server_stats, wait_until

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipemax.serve.settings import Timings
+from pipemax.serve.limits import Timings
 from pipemax.wire import ProcessIdentity
 from pipemax_spark.client import EngineOptions, EngineSessionError, complete
 from pipemax_spark.server_process import ServerFiles

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pipemax.control.batches import Rotation
-from pipemax.control.config import ControllerConfig, StageConfig
-from pipemax.control.decode import DecodePlanner, DecodeStep
-from pipemax.control.flights import Flights
+from pipemax.control.controller_config import ControllerConfig, StageConfig
 from pipemax.control.intake import Intake
-from pipemax.control.integrity import check_integrity
-from pipemax.control.phase import Load, PhasePolicy
-from pipemax.control.prefetch import PrefetchPlanner, PrefetchStep
-from pipemax.control.prefill import OutputLengths, PrefillPlanner, PrefillStep
-from pipemax.control.table import RequestTable
-from pipemax.control.timing import StageTimes, StepWork
+from pipemax.control.planners.decode import DecodePlanner, DecodeStep
+from pipemax.control.planners.phase import Load, PhasePolicy
+from pipemax.control.planners.prefetch import PrefetchPlanner, PrefetchStep
+from pipemax.control.planners.prefill import OutputLengths, PrefillPlanner, PrefillStep
+from pipemax.control.state.batches import Rotation
+from pipemax.control.state.flights import Flights
+from pipemax.control.state.integrity import check_integrity
+from pipemax.control.state.request_table import RequestTable
+from pipemax.control.times.stage_estimators import StageTimes, StepWork
 from pipemax.domain.events import Event
 from pipemax.domain.plan import Decision, Phase, PhaseReason, StepId, StepPlan
 from pipemax.domain.units import ceil_div

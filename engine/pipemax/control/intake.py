@@ -1,10 +1,10 @@
 """What each event changes. Decides nothing."""
 
-from pipemax.control.flights import Flight, Flights
-from pipemax.control.prefill import OutputLengths
-from pipemax.control.state import Place, RequestState
-from pipemax.control.table import RequestTable
-from pipemax.control.timing import StageTimes
+from pipemax.control.planners.prefill import OutputLengths
+from pipemax.control.state.flights import Flight, Flights
+from pipemax.control.state.request_state import Place, RequestState
+from pipemax.control.state.request_table import RequestTable
+from pipemax.control.times.stage_estimators import StageTimes
 from pipemax.domain.events import (
     Event,
     GpuBlocksObserved,

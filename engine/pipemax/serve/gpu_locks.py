@@ -2,7 +2,7 @@
 
 Two flocks stand for a GPU, in the directory of the servers' sockets. ``.lock`` is the server's, from before its
 engine loads to its end. ``.users`` is shared by the engine's own processes, which vLLM spawns and which inherit no
-descriptor: each takes it by itself before it touches the GPU (``pipemax.lifetime``). So whoever holds the one and
+descriptor: each takes it by itself before it touches the GPU (``pipemax.node.lifetime``). So whoever holds the one and
 finds the other free knows that the memory is: a killed server's workers can outlive it, and do for as long as the
 kernel takes to give their memory back. The kernel releases both, however a process ends.
 
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipemax.lifetime import GPU_USERS_VARIABLE
+from pipemax.node.lifetime import GPU_USERS_VARIABLE
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class GpuLocks:
     """The GPUs of this server. ``take`` on the engine's thread, ``wait_reason`` on any."""
 
     def __init__(self, directory: Path, gpus: Sequence[str]) -> None:
-        """Makes the files in ``directory``; ``gpus`` as from ``pipemax.gpus``."""
+        """Makes the files in ``directory``; ``gpus`` as from ``pipemax.node.gpus``."""
         if gpus:
             directory.mkdir(mode=0o700, exist_ok=True)
         # Every server takes them in the same order: two of overlapping sets never wait for each other.

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipemax.serve.settings import Timings
+from pipemax.serve.limits import Timings
 from pipemax.wire import ProcessIdentity
 
 log = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipemax.lifetime import SERVER_IDENTITY_VARIABLE, write_stacks_when_told
-from pipemax.serve.settings import Timings, WindowLimits
+from pipemax.node.lifetime import SERVER_IDENTITY_VARIABLE, write_stacks_when_told
+from pipemax.serve.limits import Timings, WindowLimits
 
 if TYPE_CHECKING:
-    from pipemax.serve.host import EngineFactory
+    from pipemax.serve.engine_host import EngineFactory
     from pipemax.serve.lifecycle import Exit
     from pipemax.serve.server import EngineServer
 
@@ -133,10 +133,10 @@ def _detach(log_path: Path) -> Callable[[], None]:
 
 
 def _serve(options: ServerOptions, factory: "EngineFactory", tell_listening: Callable[[], None]) -> int:
-    from pipemax.gpus import visible_gpus
+    from pipemax.node.gpus import visible_gpus
     from pipemax.serve.gpu_locks import GpuLocks
-    from pipemax.serve.journal import Journal
     from pipemax.serve.lifecycle import Exit, Lifecycle
+    from pipemax.serve.rows.journal import Journal
     from pipemax.serve.server import EngineServer
     from pipemax.wire import ProcessIdentity
 

@@ -1,13 +1,13 @@
 """Who needs which engine, and who must wait: the rules of the one resident engine, as plain values.
 
-It knows neither threads nor engines; ``host`` holds the lock and carries the decisions out.
+It knows neither threads nor engines; ``engine_host`` holds the lock and carries the decisions out.
 """
 
 from dataclasses import dataclass, field
 
 from pipemax.api import Engine
 from pipemax.config import EngineConfig
-from pipemax.serve.settings import Timings
+from pipemax.serve.limits import Timings
 from pipemax.wire import ProcessIdentity, SessionErrorCode
 
 
@@ -26,7 +26,7 @@ class Ready:
 
     engine: Engine
     content: bytes
-    """What it was loaded from: ``pipemax.serve.content``."""
+    """What it was loaded from: ``pipemax.checkpoint.content``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,21 +12,21 @@ from pyarrow import flight
 
 from pipemax.api import Completion, Engine
 from pipemax.config import EngineConfig
-from pipemax.serve.cache import ResultCache
-from pipemax.serve.credit import CreditWindow
+from pipemax.serve.collector_reports import Reporter
+from pipemax.serve.engine_host import EngineFactory, EngineHost, HostCallbacks
+from pipemax.serve.flight_session import ClientGoneError, Session, SessionFailedError, SessionTerms, refuse
+from pipemax.serve.flow.credit import CreditWindow
+from pipemax.serve.flow.open_input import InputWatch
+from pipemax.serve.flow.pacing import Pacer
 from pipemax.serve.gpu_locks import GpuLocks
-from pipemax.serve.host import EngineFactory, EngineHost, HostCallbacks
-from pipemax.serve.inputs import InputWatch
-from pipemax.serve.journal import Journal
+from pipemax.serve.job_stats import StatsBook
 from pipemax.serve.lifecycle import Exit, Lifecycle
+from pipemax.serve.limits import Timings, WindowLimits
 from pipemax.serve.membership import Refused
-from pipemax.serve.pacing import Pacer
-from pipemax.serve.reports import Reporter
-from pipemax.serve.rows import job_sampling
-from pipemax.serve.session import ClientGoneError, Session, SessionFailedError, SessionTerms, refuse
-from pipemax.serve.settings import Timings, WindowLimits
-from pipemax.serve.stats import StatsBook
-from pipemax.serve.turns import Turns
+from pipemax.serve.rows.arrow_rows import job_sampling
+from pipemax.serve.rows.journal import Journal
+from pipemax.serve.rows.result_cache import ResultCache
+from pipemax.serve.rows.turns import Turns
 from pipemax.wire import (
     COMPLETION_SCHEMA,
     PACKAGE_VERSION,

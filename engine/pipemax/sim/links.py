@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from pipemax.domain.specs import NodeSpec
-from pipemax.sim.events import EventQueue, Priority
+from pipemax.sim.event_queue import EventQueue, Priority
 
 
 class Direction(IntEnum):

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, kv_capacity
-from pipemax.sim.events import EventQueue, Priority
+from pipemax.sim.event_queue import EventQueue, Priority
 from pipemax.sim.links import Direction, Links
-from pipemax.sim.measured import MeasuredEngine, MeasuredTimes
+from pipemax.sim.measured_engine import MeasuredEngine, MeasuredTimes
 from pipemax.sim.pipeline import Pipeline, Step, StepKind
 from pipemax.sim.result import DecodeSample, Progress, Recording, SimulationResult, Usage, summarize
 from pipemax.sim.stage_times import StageTimes, StepWork

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from pipemax.sim.events import EventQueue, Priority
+from pipemax.sim.event_queue import EventQueue, Priority
 
 
 class StepKind(StrEnum):

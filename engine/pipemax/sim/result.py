@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pipemax.sim.events import EventQueue
+from pipemax.sim.event_queue import EventQueue
 from pipemax.sim.links import CopySpan, Direction, Links
 from pipemax.sim.pipeline import StageSpan
 from pipemax.sim.workloads import Workload

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pipemax.domain.specs import ModelSpec, NodeSpec
-from pipemax.sim.bound import compute_bound_tokens_per_s
+from pipemax.sim.compute_bound import compute_bound_tokens_per_s
 from pipemax.sim.result import SimulationResult
 from pipemax.sim.systems.catalog import baseline_names, check_name, simulate, system_names
 from pipemax.sim.systems.scenario import Scenario

@@ -1,4 +1,4 @@
-"""Copies between two pools in ordinary memory, on a thread of their own.
+"""A stage's host pool in pageable memory, and the copies between two pools there, on a thread of their own.
 
 numpy moves the bytes: a block is one contiguous memcpy, outside the interpreter's lock, and in one thread, where
 torch would start a second team of OpenMP threads on the cores of the model.
@@ -11,10 +11,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from pipemax.domain.errors import TransferError
 from pipemax.transfer.commands import BlockLoad, BlockStore, CopyCounts, LoadTiming
-from pipemax.transfer.layout import ByteRows
+from pipemax.transfer.layout import BlockLayout, ByteRows
+
+
+class HostPool:
+    """``num_blocks`` rows of bytes. Who may use which row, the scheduler knows."""
+
+    def __init__(self, layout: BlockLayout, num_blocks: int) -> None:
+        """``ValueError`` without blocks; ``RuntimeError`` of torch where memory does not suffice."""
+        if num_blocks < 1:
+            raise ValueError(f"the host pool has at least 1 block, not {num_blocks}")
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.tensor = torch.empty(layout.pool_shape(num_blocks), dtype=torch.uint8)
+
+    @property
+    def rows(self) -> ByteRows:
+        """The same memory for numpy."""
+        rows: ByteRows = self.tensor.numpy()
+        return rows
 
 
 class CpuCopyBackend:

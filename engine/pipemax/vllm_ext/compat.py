@@ -52,7 +52,7 @@ def check_version() -> None:
 
 
 def check_runner(vllm_config: Any) -> None:
-    """``ValueError`` where the V2 model runner is on and lacks what ``pipemax.vllm_ext.runner_v2`` needs of it."""
+    """``ValueError`` where the V2 model runner is on and lacks what ``vllm_ext.worker.runner_v2`` needs of it."""
     if not vllm_config.use_v2_model_runner:
         return
     # Seconds to import, and other engines have no use for them.

@@ -9,10 +9,10 @@ from typing import Any
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from pipemax.control.config import StageConfig
-from pipemax.control.profiling import TimedCopy, TimedStep
-from pipemax.control.trace import decode, encode
-from pipemax.vllm_ext.settings import encode_stage
+from pipemax.control.controller_config import StageConfig
+from pipemax.control.decision_trace import decode, encode
+from pipemax.control.times.profiling import TimedCopy, TimedStep
+from pipemax.vllm_ext.runtime_settings import encode_stage
 
 _TAKE_PROFILE = "pipemax_take_profile"
 _RECALIBRATE = "pipemax_recalibrate"

@@ -13,14 +13,14 @@ from bench.stage.driver import StageDriver
 from bench.stage.experiment import controller_config
 from bench.stage.model import DecodeBatch, PromptChunk
 from bench.stage.pools import PoolPlan
-from pipemax.control.config import StageConfig
 from pipemax.control.controller import Controller
-from pipemax.control.estimator import StepTimeModel
+from pipemax.control.controller_config import StageConfig
+from pipemax.control.times.estimator import StepTimeModel
 from pipemax.domain.specs import KvLayout
 from pipemax.transfer.commands import StepCopies, StepWait
-from pipemax.transfer.cuda.backend import CudaTransfers
+from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits
 from pipemax.transfer.cuda.device import Fence, Lane, Pool
-from pipemax.transfer.cuda.queue import ChunkQueue, CopyLimits
+from pipemax.transfer.cuda.transfers import CudaTransfers
 from tests.fakes.kv_stage import fake_token_store, token_spans
 from tests.fakes.recording_device import FakeKernel, RecordingDevice
 from tests.unit.bench.test_one_stage import SETUP, workload

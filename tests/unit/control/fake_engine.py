@@ -9,9 +9,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from random import Random
 
-from pipemax.control.config import ControllerConfig, StageConfig
 from pipemax.control.controller import Controller, TraceSink
-from pipemax.control.estimator import StepTimeModel
+from pipemax.control.controller_config import ControllerConfig, StageConfig
+from pipemax.control.times.estimator import StepTimeModel
 from pipemax.domain.events import (
     Event,
     GpuBlocksObserved,

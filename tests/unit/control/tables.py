@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from pipemax.control.batches import Batch
-from pipemax.control.state import RequestState
-from pipemax.control.table import RequestTable
+from pipemax.control.state.batches import Batch
+from pipemax.control.state.request_state import RequestState
+from pipemax.control.state.request_table import RequestTable
 from pipemax.domain.request import PrefixId, SharedPrefix
 from pipemax.domain.units import RequestId, ceil_div
 from tests.unit.control.fake_engine import spec

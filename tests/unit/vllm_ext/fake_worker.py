@@ -24,10 +24,10 @@ from vllm.v1.structured_output import StructuredOutputManager
 from pipemax.config import EngineConfig
 from pipemax.domain.units import ceil_div
 from pipemax.transfer.commands import BlockLoad, BlockStore
-from pipemax.vllm_ext.connector import StepMetadata
-from pipemax.vllm_ext.launch import launch_environment, make_vllm_config
-from pipemax.vllm_ext.scheduler import PipeMaxAsyncScheduler, PipeMaxScheduler
-from pipemax.vllm_ext.settings import RuntimeSettings
+from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
+from pipemax.vllm_ext.runtime_settings import RuntimeSettings
+from pipemax.vllm_ext.scheduler.scheduler import PipeMaxAsyncScheduler, PipeMaxScheduler
+from pipemax.vllm_ext.worker.connector import StepMetadata
 from tests.fakes.vllm_kinds import asynchronous_scheduling_on_cpu, runner_version
 
 BLOCK_TOKENS = 4

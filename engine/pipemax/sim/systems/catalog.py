@@ -4,10 +4,10 @@ from functools import partial
 
 from pipemax.domain.specs import KvLayout, NodeSpec, Parallelism
 from pipemax.sim.result import SimulationResult
-from pipemax.sim.systems.calibration import PipeMaxOptions
 from pipemax.sim.systems.continuous import VLLM_032_PP, VLLM_PP, VLLM_TP, ContinuousBatching
 from pipemax.sim.systems.offload import Offloading
 from pipemax.sim.systems.pipemax import PipeMaxSystem
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.systems.seesaw import Seesaw
 from pipemax.sim.systems.tdpipe import TdPipe, simulate_tuned

@@ -13,10 +13,10 @@ from pipemax.domain.specs import Parallelism
 from pipemax.sim.machine import Machine, summarize_machines
 from pipemax.sim.pipeline import Step
 from pipemax.sim.result import Progress, SimulationResult
-from pipemax.sim.running import RunningSet
 from pipemax.sim.stage_times import StepWork
-from pipemax.sim.systems.prompts import BlockPool, Prompt, add_prefill, require_fit, waiting_prompts
+from pipemax.sim.systems.running_requests import RunningSet
 from pipemax.sim.systems.scenario import Scenario
+from pipemax.sim.systems.waiting_prompts import BlockPool, Prompt, add_prefill, require_fit, waiting_prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,14 +14,14 @@ from functools import partial
 import numpy as np
 
 from pipemax.domain.specs import Parallelism
-from pipemax.sim.events import EventQueue, Priority
+from pipemax.sim.event_queue import EventQueue, Priority
 from pipemax.sim.links import Direction, Links
 from pipemax.sim.machine import BLOCK_TOKENS
 from pipemax.sim.result import Progress, SimulationResult, Usage, summarize
-from pipemax.sim.running import RunningSet
 from pipemax.sim.stage_times import StageTimes, StepWork
-from pipemax.sim.systems.prompts import Prompt, add_prefill, waiting_prompts
+from pipemax.sim.systems.running_requests import RunningSet
 from pipemax.sim.systems.scenario import Scenario
+from pipemax.sim.systems.waiting_prompts import Prompt, add_prefill, waiting_prompts
 
 PASS_TOKENS = 16384
 """Prompt tokens in one pass over the layers."""

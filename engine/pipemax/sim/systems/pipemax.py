@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pipemax.control.controller import Controller
-from pipemax.control.trace import TraceWriter
+from pipemax.control.decision_trace import TraceWriter
 from pipemax.domain.events import Event, StepCompleted, StepTimed, TransferTimed
 from pipemax.domain.plan import StepId, StepPlan
 from pipemax.domain.specs import Parallelism
 from pipemax.domain.units import RequestId
-from pipemax.sim.events import Priority
+from pipemax.sim.event_queue import Priority
 from pipemax.sim.links import Direction
 from pipemax.sim.machine import Machine, summarize_machines
 from pipemax.sim.pipeline import Step
 from pipemax.sim.result import Progress, SimulationResult
-from pipemax.sim.systems.calibration import PipeMaxOptions, controller_config, pieces_per_block
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions, controller_config, pieces_per_block
+from pipemax.sim.systems.pipemax_tokens import StartedStep, TokenBook
 from pipemax.sim.systems.scenario import Scenario
-from pipemax.sim.systems.tokens import StartedStep, TokenBook
 
 STORED_TENSORS_PER_LAYER = 2
 """Keys and values leave the GPU as contiguous tensors of each layer, before they are paged (Section 3.4.2)."""

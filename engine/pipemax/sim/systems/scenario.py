@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipemax.domain.specs import ModelSpec, NodeSpec
-from pipemax.sim.events import EventQueue
+from pipemax.sim.event_queue import EventQueue
 from pipemax.sim.links import Links
-from pipemax.sim.measured import MeasuredEngine
+from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.result import Recording
 from pipemax.sim.workloads import Workload
 

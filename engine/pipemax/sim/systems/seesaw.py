@@ -11,15 +11,15 @@ from functools import partial
 
 from pipemax.domain.specs import Parallelism
 from pipemax.domain.units import ceil_div
-from pipemax.sim.events import Priority
+from pipemax.sim.event_queue import Priority
 from pipemax.sim.links import Direction
 from pipemax.sim.machine import BLOCK_TOKENS, Machine, summarize_machines
 from pipemax.sim.pipeline import Step
 from pipemax.sim.result import Progress, SimulationResult
-from pipemax.sim.running import RunningSet
 from pipemax.sim.stage_times import StepWork
-from pipemax.sim.systems.prompts import BlockPool, Prompt, add_prefill, require_fit, waiting_prompts
+from pipemax.sim.systems.running_requests import RunningSet
 from pipemax.sim.systems.scenario import Scenario
+from pipemax.sim.systems.waiting_prompts import BlockPool, Prompt, add_prefill, require_fit, waiting_prompts
 
 RESHARD_PIECES = 100
 """Weights move in large pieces: their fixed cost hardly counts."""

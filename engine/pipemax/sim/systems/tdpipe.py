@@ -17,10 +17,10 @@ from pipemax.domain.specs import Parallelism
 from pipemax.sim.machine import BLOCK_TOKENS, Machine, summarize_machines
 from pipemax.sim.pipeline import Step
 from pipemax.sim.result import Progress, SimulationResult
-from pipemax.sim.running import RunningSet
 from pipemax.sim.stage_times import StepWork
-from pipemax.sim.systems.prompts import BlockPool, Prompt, add_prefill, require_fit, waiting_prompts
+from pipemax.sim.systems.running_requests import RunningSet
 from pipemax.sim.systems.scenario import Scenario
+from pipemax.sim.systems.waiting_prompts import BlockPool, Prompt, add_prefill, require_fit, waiting_prompts
 
 FUTURE_POINTS = np.array([5] + [2**power for power in range(3, 13)])
 USAGE_LIMIT = 0.9

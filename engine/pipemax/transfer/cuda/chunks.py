@@ -1,8 +1,8 @@
 """Block copies of a step as few contiguous copies, cut into chunks that can be submitted one at a time.
 
 A copy engine works through what was submitted in the order in which it becomes ready, and ignores priorities: what
-must be able to overtake has to wait outside, in pieces (``queue``). Knows block ids and bytes, nothing of steps. It
-runs between two steps of the model, hence numpy: a thousand blocks take about half a millisecond.
+must be able to overtake has to wait outside, in pieces (``chunk_queue``). Knows block ids and bytes, nothing of
+steps. It runs between two steps of the model, hence numpy: a thousand blocks take about half a millisecond.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

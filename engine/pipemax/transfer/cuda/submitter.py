@@ -7,7 +7,7 @@ import threading
 import time
 
 from pipemax.domain.errors import TransferError
-from pipemax.transfer.cuda.queue import ChunkQueue
+from pipemax.transfer.cuda.chunk_queue import ChunkQueue
 
 _POLL_S = 5e-4
 """While chunks wait for room: less than a chunk's time on PCIe 5, so that the link does not run dry."""

@@ -1,0 +1,128 @@
+"""From a row to the token ids that the model sees: system message, chat template, tokenizer, length check.
+
+The engine and the preflight share this, so that what ``--dry-run`` counts is what is run. In a chat, the special
+tokens are the template's and the system message's own; in a plain prompt, the row's. Works with any tokenizer of
+``transformers``' interface; imports neither it nor vLLM.
+"""
+
+import re
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from pipemax.checkpoint.special_tokens import SpecialTokens
+from pipemax.config import ChatMode
+from pipemax.generation import GenerationRequest, Message, RequestError
+from pipemax.wire import ErrorCode
+
+_ROLE = re.compile(r"[\w-]+")
+
+
+class PromptEncoder:
+    """Renders and tokenizes requests. Thread-safe."""
+
+    def __init__(self, tokenizer: Any, *, chat: ChatMode, max_model_len: int) -> None:
+        """``ValueError`` where ``chat`` asks for a template that the tokenizer does not have."""
+        self.has_chat_template = bool(getattr(tokenizer, "chat_template", None))
+        if chat is ChatMode.ALWAYS and not self.has_chat_template:
+            raise ValueError(
+                "chat is 'always', but the model's tokenizer has no chat template; use auto or never"
+            )
+        self._tokenizer = tokenizer
+        self._special_tokens = SpecialTokens(tokenizer)
+        self._wraps_prompts = chat is ChatMode.ALWAYS or (chat is ChatMode.AUTO and self.has_chat_template)
+        self._max_model_len = max_model_len
+        # A fast tokenizer's Rust object refuses a second caller while its options are being set.
+        self._lock = threading.Lock()
+
+    def encode(self, requests: Sequence[GenerationRequest]) -> list[list[int] | RequestError]:
+        """Token ids for each request, or why it has none."""
+        return [self._encode(request) for request in requests]
+
+    def _encode(self, request: GenerationRequest) -> list[int] | RequestError:
+        mark = None
+        if self._is_chat(request):
+            request, mark = self._marked(request)
+        text = self.render(request)
+        return text if isinstance(text, RequestError) else self._tokenize(text, request, mark)
+
+    def render(self, request: GenerationRequest) -> str | RequestError:
+        """The text that is tokenized."""
+        if request.prompt is not None and request.messages is not None:
+            return RequestError(code=ErrorCode.INVALID_PROMPT, message="both a prompt and messages are given")
+        if request.messages is None and (request.prompt is None or not request.prompt.strip()):
+            what = "null" if request.prompt is None else "empty or blank"
+            return RequestError(code=ErrorCode.EMPTY_PROMPT, message=f"the prompt is {what}")
+        if request.messages is not None and not request.messages:
+            return RequestError(code=ErrorCode.EMPTY_PROMPT, message="the list of messages is empty")
+        if not self._is_chat(request):
+            assert request.prompt is not None
+            return request.prompt
+        return self._render_chat(request)
+
+    def _is_chat(self, request: GenerationRequest) -> bool:
+        return request.messages is not None or request.system is not None or self._wraps_prompts
+
+    def _marked(self, request: GenerationRequest) -> tuple[GenerationRequest, str | None]:
+        """The request with marks for the special tokens in what its row says, and what the marks begin with."""
+        if request.messages is not None:
+            marked = self._special_tokens.mark([message.content for message in request.messages])
+            turns = zip(request.messages, marked.texts, strict=True)
+            messages = tuple(Message(role=turn.role, content=content) for turn, content in turns)
+            return replace(request, messages=messages), marked.mark
+        marked = self._special_tokens.mark([request.prompt or ""])
+        return (replace(request, prompt=marked.texts[0]) if marked.mark else request), marked.mark
+
+    def _render_chat(self, request: GenerationRequest) -> str | RequestError:
+        if not self.has_chat_template:
+            return RequestError(
+                code=ErrorCode.INVALID_PROMPT,
+                message="messages and system prompts need a chat template, which this model's tokenizer lacks",
+            )
+        for message in request.messages or ():
+            if not _ROLE.fullmatch(message.role):  # templates put it between special tokens as it is
+                return RequestError(
+                    code=ErrorCode.INVALID_PROMPT,
+                    message=f"the role of a message is {message.role[:80]!r}; roles are words, such as user",
+                )
+        turns = [] if request.system is None else [{"role": "system", "content": request.system}]
+        if request.messages is None:
+            turns.append({"role": "user", "content": request.prompt or ""})
+        else:
+            turns += [{"role": message.role, "content": message.content} for message in request.messages]
+        try:
+            with self._lock:
+                text: str = self._tokenizer.apply_chat_template(
+                    turns, tokenize=False, add_generation_prompt=True
+                )
+                return text
+        except Exception as error:  # a template is a program of the model's authors: it may raise anything
+            return RequestError(
+                code=ErrorCode.INVALID_PROMPT,
+                message=f"the model's chat template refused the messages: {error}",
+            )
+
+    def _tokenize(self, text: str, request: GenerationRequest, mark: str | None) -> list[int] | RequestError:
+        try:
+            with self._lock:
+                if mark is not None:
+                    token_ids = self._special_tokens.tokenize(text, mark, self._tokenizer.encode)
+                else:
+                    # A rendered chat holds its own special tokens; a plain prompt gets the tokenizer's (such as <s>).
+                    token_ids = self._tokenizer.encode(text, add_special_tokens=not self._is_chat(request))
+        except (TypeError, UnicodeError, ValueError) as error:
+            return RequestError(
+                code=ErrorCode.INVALID_PROMPT, message=f"the prompt cannot be tokenized: {error}"
+            )
+        if not token_ids:
+            return RequestError(code=ErrorCode.EMPTY_PROMPT, message="the prompt has no tokens")
+        if len(token_ids) >= self._max_model_len:
+            return RequestError(
+                code=ErrorCode.PROMPT_TOO_LONG,
+                message=(
+                    f"the prompt has {len(token_ids)} tokens; max_model_len is {self._max_model_len}, of which one "
+                    "must be left for the output. Shorten the prompt or raise max_model_len"
+                ),
+            )
+        return list(token_ids)

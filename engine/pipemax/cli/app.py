@@ -1,0 +1,54 @@
+"""``pipemax``: the engine's command line. Parses arguments and prints; what is done stands elsewhere."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from pipemax import __version__
+from pipemax.cli.calibrate import calibrate
+from pipemax.cli.capacity import plan_capacity
+from pipemax.cli.simulate import simulate
+from pipemax.cli.trace import trace_app
+
+app = typer.Typer(
+    help="PipeMax: offline LLM inference. To annotate a table with Spark, use pipemax-annotate.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+app.command()(simulate)
+app.command()(plan_capacity)
+app.command()(calibrate)
+app.add_typer(trace_app, name="trace")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"pipemax {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def preflight() -> None:
+    """Check an engine config without loading the model: a JSON request on standard input, the reply on standard
+    output. What a job runs before it starts engines."""
+    from pipemax.serve.preflight_checks import preflight as run_preflight
+    from pipemax.wire import PreflightRequest
+
+    # Libraries print to standard output as they please; the reply must stand there alone.
+    reply_fd = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    reply = run_preflight(PreflightRequest.from_bytes(sys.stdin.buffer.read()))
+    with os.fdopen(reply_fd, "wb") as stdout:
+        stdout.write(reply.to_bytes() + b"\n")

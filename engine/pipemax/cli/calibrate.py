@@ -1,0 +1,102 @@
+"""``pipemax calibrate``: measures an engine's step times and copies, and says how well they are predicted then."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipemax.cli.common import one_line_errors
+
+if TYPE_CHECKING:
+    from pipemax.config import EngineConfig
+    from pipemax.vllm_ext.calibration.judged_run import CalibrationReport
+
+_PAPER_WORST = "8 %"
+
+
+def calibrate(
+    out: Annotated[Path, typer.Option(help="The calibration file to write: for an engine's `calibration:`.")],
+    model: Annotated[
+        str | None, typer.Option(help="Checkpoint directory or hub name; default: the one in --engine.")
+    ] = None,
+    engine: Annotated[Path | None, typer.Option(help="Engine config, a YAML file.")] = None,
+    seconds: Annotated[
+        float,
+        typer.Option(min=1.0, help="Stop measuring after this long, at the latest; loading is not counted."),
+    ] = 300.0,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Picture of predicted against measured step times; default: beside --out, as .png."
+        ),
+    ] = None,
+) -> None:
+    """Measure α, β, δ of each stage, and the bandwidth of prefetches, on this machine.
+
+    Starts the engine under policy pipemax, runs decode batches of many sizes at short, middle and long contexts, then
+    requests of mixed lengths that were not fitted, by which the prediction is judged.
+
+    Example: pipemax calibrate --model /models/llama --engine engine.yaml --out llama.yaml
+    """
+    from pipemax.control.times.calibration import save_calibration
+
+    with one_line_errors():
+        config = _config(model, engine)
+        if not out.parent.is_dir():
+            raise ValueError(f"--out {out}: there is no directory {out.parent}")
+        # vLLM takes ten seconds to import: what is wrong with the arguments is said before.
+        from pipemax.vllm_ext.calibration.judged_run import run_calibration
+
+        report = run_calibration(config, time_limit_s=seconds, on_wave=_show_wave)
+        save_calibration(out, report.calibration)
+        _print(report)
+        typer.echo(f"calibration        {out}")
+        _plot(report, plot or out.with_suffix(".png"))
+
+
+def _config(model: str | None, engine: Path | None) -> "EngineConfig":
+    """Under policy pipemax, which alone times its steps, and without a calibration that could answer for it."""
+    from pipemax.config import EngineConfig
+
+    changes = {"policy": "pipemax", "calibration": None, "calibrate_at_start_s": 0.0}
+    named = {} if model is None else {"model": model}
+    if engine is not None:
+        return EngineConfig.load(engine, **named, **changes)
+    if model is None:
+        raise ValueError("give --model, or --engine with a file that names one")
+    return EngineConfig.parse(named | changes)
+
+
+def _show_wave(done: int, designed: int, seconds: float) -> None:
+    typer.echo(f"measured {done} of {designed} sets of requests, {seconds:.0f} s", err=True)
+
+
+def _print(report: "CalibrationReport") -> None:
+    calibration = report.calibration
+    typer.echo(f"device             {calibration.device}")
+    typer.echo(f"model              {calibration.model}, {len(calibration.stages)} stages")
+    for number, stage in enumerate(calibration.stages):
+        lines = ", ".join(
+            f"{1e3 * line.alpha_s:.3f} ms·b + {1e3 * line.delta_s:.2f} ms from b = {line.min_size}"
+            for line in stage.decode_time.segments
+        )
+        typer.echo(
+            f"decode, stage {number}    {lines}; {1e9 * stage.decode_time.beta_s:.2f} ns a token of KV"
+        )
+        typer.echo(f"copies, stage {number}    {stage.h2d_bytes_per_s / 1e9:.2f} GB/s")
+    typer.echo(f"round trip         {1e3 * calibration.round_trip_s:.2f} ms between two steps of a batch")
+    for name, error in report.errors.items():
+        typer.echo(
+            f"{name:<19}{error.num_steps} step times: {error.within_5_percent:.0%} within 5 %, off by {error.mean:.1%} "
+            f"in the mean, {error.worst:.0%} at worst (the paper's worst: {_PAPER_WORST})"
+        )
+
+
+def _plot(report: "CalibrationReport", path: Path) -> None:
+    try:
+        from pipemax.sim.plots import plot_predictions
+    except ImportError as error:
+        typer.echo(f"no plot was drawn, for matplotlib is not installed ({error})", err=True)
+        return
+    plot_predictions(report.pairs, path, title=f"{report.calibration.model} on {report.calibration.device}")
+    typer.echo(f"plot               {path}")

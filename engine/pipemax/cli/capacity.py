@@ -1,0 +1,160 @@
+"""``pipemax plan-capacity``: what a table would take on a node, with PipeMax and with stock vLLM."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipemax.cli.common import (
+    FILE_COLUMNS,
+    Changes,
+    JsonFile,
+    Model,
+    Node,
+    Seed,
+    changed_node,
+    one_line_errors,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pipemax.domain.specs import NodeSpec
+    from pipemax.policy.compare import CapacityPlan
+    from pipemax.sim.workloads import WorkloadSpec
+
+_GB = 1e9
+
+Rows = Annotated[int, typer.Option(min=1, help="Rows of the table.")]
+Price = Annotated[float, typer.Option(min=0.0, help="Of the node, per hour, in any currency.")]
+Profile = Annotated[
+    str,
+    typer.Option(
+        "--workload",
+        help="Length profile to begin with: sharegpt, longbench, templated, or a .yaml file of your own.",
+    ),
+]
+HostMemory = Annotated[
+    list[float] | None,
+    typer.Option("--host-memory", metavar="GB", help="A size of host memory to compare. Repeatable."),
+]
+Divisions = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--gpus-per-engine",
+        min=1,
+        help="A way to divide the node: GPUs of one engine (n). Repeatable; the whole node and its halves unless said.",
+    ),
+]
+Sample = Annotated[
+    int, typer.Option(min=1, help="Rows simulated. More for host memory that holds all of the sample's KV.")
+]
+
+
+def plan_capacity(
+    rows: Rows,
+    price: Price,
+    node: Node = "rtx5090x8",
+    model: Model = "llama2-70b",
+    workload: Profile = "sharegpt",
+    prompt_mean: Annotated[float | None, typer.Option(help="Mean prompt, tokens.")] = None,
+    prompt_median: Annotated[float | None, typer.Option(help="Median prompt, tokens.")] = None,
+    output_mean: Annotated[float | None, typer.Option(help="Mean output, tokens.")] = None,
+    output_median: Annotated[float | None, typer.Option(help="Median output, tokens.")] = None,
+    host_memory: HostMemory = None,
+    gpus_per_engine: Divisions = None,
+    sample: Sample = 1500,
+    seed: Seed = 0,
+    changes: Changes = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Hours and cost of a table on one node, and whether PipeMax beats stock vLLM there.
+
+    A sample of rows with the table's length statistics is simulated under each way to run it, in seconds; its steady
+    rate is taken for the whole table. An engine's `policy: auto` compares the same simulated systems, over its own
+    measured step times in the place of a profile's.
+
+    Example: pipemax plan-capacity --rows 10000000 --price 20 --prompt-mean 500 --prompt-median 400
+    """
+    from rich.console import Console
+
+    from pipemax.policy.compare import plan_capacity as plan_options
+    from pipemax.presets import load_model
+
+    with one_line_errors():
+        statistics = _statistics(
+            workload,
+            {"mean": prompt_mean, "median": prompt_median},
+            {"mean": output_mean, "median": output_median},
+        )
+        spec = changed_node(node, changes or [])
+        plan = plan_options(
+            spec,
+            load_model(model),
+            statistics,
+            rows=rows,
+            price_per_hour=price,
+            host_memory_bytes=[size * _GB for size in host_memory or ()],
+            gpus_per_engine=gpus_per_engine or (),
+            sample_requests=sample,
+            seed=seed,
+        )
+        console = Console(width=None if Console().is_terminal else FILE_COLUMNS)
+        console.print(_table(plan, spec))
+        console.print(f"policy: {plan.choice.chosen}. {plan.choice.reason}.", highlight=False)
+        for reason in plan.not_possible:
+            console.print(f"left out: {reason}", highlight=False)
+        if json_file:
+            write_json(json_file, _json_object(plan))
+
+
+def _statistics(
+    profile: str, prompt: dict[str, float | None], output: dict[str, float | None]
+) -> "WorkloadSpec":
+    """A profile's, with what the caller knows better."""
+    from dataclasses import replace
+
+    from pipemax.sim.workloads import load_workload_spec
+
+    spec = load_workload_spec(profile)
+
+    def known(side: dict[str, float | None]) -> dict[str, Any]:
+        return {name: value for name, value in side.items() if value is not None}
+
+    return replace(
+        spec, prompt=replace(spec.prompt, **known(prompt)), output=replace(spec.output, **known(output))
+    )
+
+
+def _table(plan: "CapacityPlan", node: "NodeSpec") -> "Table":
+    from rich.table import Table
+
+    sheet = Table(title=f"{plan.rows:,} rows on {node.name}, fastest first")
+    sheet.add_column("system")
+    for heading in ("GPUs an engine (n)", "host memory, GB", "tok/s", "decode batch", "hours", "cost"):
+        sheet.add_column(heading, justify="right")
+    for option in plan.options:
+        sheet.add_row(
+            option.system,
+            str(option.gpus_per_engine),
+            f"{option.host_memory_bytes / _GB:,.0f}" if option.system == "pipemax" else "",
+            f"{option.tokens_per_s:,.0f}",
+            f"{option.mean_decode_batch:.0f}",
+            f"{option.hours:,.1f}",
+            f"{option.cost:,.0f}",
+        )
+    return sheet
+
+
+def _json_object(plan: "CapacityPlan") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "rows": plan.rows,
+        "policy": plan.choice.chosen.value,
+        "reason": plan.choice.reason,
+        "speedup": round(plan.choice.speedup, 3),
+        "best": asdict(plan.best),
+        "options": [asdict(option) for option in plan.options],
+        "not_possible": plan.not_possible,
+    }

@@ -1,0 +1,136 @@
+"""``pipemax simulate``: PipeMax and other systems on a simulated node."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipemax.cli.common import (
+    FILE_COLUMNS,
+    Changes,
+    JsonFile,
+    Model,
+    Node,
+    Seed,
+    changed_node,
+    one_line_errors,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from pipemax.sim.study import Study
+
+Workload = Annotated[
+    str,
+    typer.Option(
+        help="Length profile: sharegpt, longbench, templated, a .yaml file of your own, or a .jsonl file of a table's "
+        "recorded lengths (prompt_tokens and completion_tokens on each line)."
+    ),
+]
+Requests = Annotated[
+    int, typer.Option(min=1, help="Requests drawn from the profile; a .jsonl file is replayed whole.")
+]
+Systems = Annotated[
+    str, typer.Option(help="all, baselines (PipeMax and other systems), or names with commas between them.")
+]
+PlotDirectory = Annotated[
+    Path | None, typer.Option("--plot", help="Draw the paper's figures as PNGs in this directory.")
+]
+ChromeTrace = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        help="Write the pipeline's steps and copies for chrome://tracing or Perfetto: of PipeMax, or else of the "
+        "first system named.",
+    ),
+]
+Decisions = Annotated[
+    Path | None,
+    typer.Option(help="Record PipeMax's decisions, for `pipemax trace explain FILE`."),
+]
+
+
+def simulate(
+    node: Node = "rtx5090x8",
+    model: Model = "llama2-70b",
+    workload: Workload = "sharegpt",
+    requests: Requests = 5000,
+    system: Systems = "baselines",
+    seed: Seed = 0,
+    changes: Changes = None,
+    json_file: JsonFile = None,
+    plot: PlotDirectory = None,
+    trace: ChromeTrace = None,
+    decisions: Decisions = None,
+) -> None:
+    """Simulate PipeMax and other systems on a node, and compare them.
+
+    Prints total and output tokens/s, ratios to vLLM (TP), decode batches, bubbles and link use; steady tokens/s leave
+    the drain at the run's end out. PipeMax is the real decision code on a virtual clock; a run of 5,000 requests
+    takes some 20 s a system.
+    """
+    from rich.console import Console
+
+    from pipemax.presets import load_model
+    from pipemax.sim.study import REFERENCE, named_systems, open_workload, run_study
+    from pipemax.sim.study_report import json_objects, table, write_chrome_trace
+
+    with one_line_errors():
+        spec = changed_node(node, changes or [])
+        lengths = open_workload(workload, requests, seed)
+        systems = named_systems(system, spec)
+        detailed = "pipemax" if "pipemax" in systems else next(iter(systems), None)
+        if decisions and detailed != "pipemax":
+            raise ValueError(f"--decisions records PipeMax's: name pipemax beside --system {system}")
+        with _progress(len({*systems, REFERENCE}) * len(lengths)) as on_progress:
+            study = run_study(
+                spec,
+                load_model(model),
+                lengths,
+                systems,
+                detailed=detailed if trace or decisions else None,
+                decisions_path=decisions,
+                on_progress=on_progress,
+            )
+        Console(width=None if Console().is_terminal else FILE_COLUMNS).print(table(study))
+        if json_file:
+            write_json(json_file, json_objects(study))
+        if trace:
+            write_chrome_trace(next(r for r in study.results if r.system == detailed), trace)
+        if plot:
+            _draw(study, plot)
+
+
+def _draw(study: "Study", directory: Path) -> None:
+    try:
+        from pipemax.sim.plots import write_plots
+    except ModuleNotFoundError as error:
+        raise ValueError(f"--plot needs {error.name}: pip install {error.name}") from error
+    for path in write_plots(study, directory):
+        typer.echo(path)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
+    """A bar on standard error, of requests finished over all systems; nothing where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import Progress, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    with Progress(
+        *Progress.get_default_columns(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task("", total=total)
+        finished: dict[str, int] = {}
+
+        def report(system: str, num_finished: int) -> None:
+            finished[system] = num_finished
+            bar.update(task, description=system, completed=sum(finished.values()))
+
+        yield report

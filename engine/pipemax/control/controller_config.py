@@ -1,0 +1,131 @@
+"""What the controller is told once: pools, stages, and the policy's thresholds."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pipemax.control.times.estimator import StepTimeModel
+
+HOST_HIGH_WATERMARK = 0.95
+"""Share of the host pool that prefill fills, unless told otherwise."""
+
+
+class VictimPolicy(StrEnum):
+    """Who of the overwritten batch D_k leaves the GPU first; the paper says "overwrite" and no more."""
+
+    LONGEST_FIRST = "longest_first"  # fewest requests displaced per block
+    SHORTEST_FIRST = "shortest_first"  # cheapest to bring back
+    OLDEST_FIRST = "oldest_first"  # longest on the GPU: every request gets its turn
+    NEWEST_FIRST = "newest_first"  # came last: a stable core stays, the rest rotates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageConfig:
+    """One pipeline stage as the controller sees it."""
+
+    kv_bytes_per_token: int
+    """KV of one token on this stage: its layers only. κ_s of the budget."""
+    h2d_bytes_per_s: float
+    """B_s: host → GPU, in the paged format, measured while the GPU computes."""
+    decode_time: StepTimeModel
+    """Seconds of a decode step by batch size and KV tokens attended to."""
+    prefill_time: StepTimeModel
+    """Seconds of a prefill step by chunk tokens and (token, attended token) pairs."""
+
+    def __post_init__(self) -> None:
+        if self.kv_bytes_per_token < 1 or self.h2d_bytes_per_s <= 0:
+            raise ValueError(f"kv_bytes_per_token and h2d_bytes_per_s must be positive: {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerConfig:
+    """Everything a plan depends on beside the events."""
+
+    num_batches: int
+    """n: decode batches in rotation; at least the number of steps that can be in flight, else steps are empty."""
+    stages: tuple[StageConfig, ...]
+    gpu_blocks: int
+    """KV blocks of each GPU's pool (the same on all stages)."""
+    host_blocks: int
+    """KV blocks of the host pool, which holds a replica of every live request."""
+    block_tokens: int = 16
+    max_num_seqs: int = 1024
+    """Most requests in one step."""
+    max_resident_requests: int = 8192
+    """Most requests with KV on the GPU: the runner's slots."""
+    prefill_chunk_tokens: int = 2048
+    """Tokens of one prefill step; equal steps keep all stages busy (Section 3.1.1)."""
+
+    host_high_watermark: float = HOST_HIGH_WATERMARK
+    """Prefill admits up to this share of the host pool; the rest is headroom for decode growth."""
+    gpu_low_watermark: float = 1.5
+    """Back to prefill once live KV is under this many GPU pools. Section 3.1.3 has 1.0; but what was evicted in the
+    last n steps is still in flight, and the prefetch runs out of choice before live KV is that low."""
+    min_refill_fraction: float = 0.1
+    """Hysteresis: back to prefill only if this share of the host pool can be filled, or all that waits fits."""
+    initial_output_tokens: int | None = None
+    """Output length assumed at admission until requests have finished; None is each request's max_tokens."""
+    input_grace_s: float = 1.0
+    """With input open, how long a prefill phase waits for the next request before it decodes."""
+
+    max_prefetch_requests: int = 64
+    """Most requests prefetched in one step: each costs the scheduler and the workers time of their own, and budgets
+    that are filled with few long requests make the same throughput as with many short ones."""
+    balance_tolerance: float = 0.02
+    """Residents move to a lighter batch once a batch's time exceeds the mean by this share."""
+    warm_up_growth: float = 0.05
+    """Warm-up: how far the next batch's predicted time may exceed the executing one's, as a share of it."""
+    steady_window: int = 16
+    """w: iterations over which the budget's variation is taken."""
+    steady_threshold: float = 0.1
+    """Steady once (max − min) / mean of the budget within the window is below this."""
+    max_exchanges: int = 32
+    """Refinement steps of GreedySelect."""
+    exchange_tolerance: float = 0.01
+    """Refinement stops once the mismatch is below this share of the predicted step time."""
+    overdue_iterations: int = 512
+    """A parked request older than this is prefetched ahead of others…"""
+    overdue_budget_fraction: float = 0.25
+    """…within this share of the budget; so is a request longer than the budget, over several iterations."""
+    victim_policy: VictimPolicy = VictimPolicy.LONGEST_FIRST
+    static_prefetch_fraction: float | None = None
+    """The ablation: prefetch this share of the GPU pool per iteration, oldest first, whatever the budget."""
+
+    def __post_init__(self) -> None:
+        counts = {
+            "num_batches": self.num_batches,
+            "gpu_blocks": self.gpu_blocks,
+            "host_blocks": self.host_blocks,
+            "block_tokens": self.block_tokens,
+            "max_num_seqs": self.max_num_seqs,
+            "max_resident_requests": self.max_resident_requests,
+            "prefill_chunk_tokens": self.prefill_chunk_tokens,
+            "max_prefetch_requests": self.max_prefetch_requests,
+            "steady_window": self.steady_window,
+            "overdue_iterations": self.overdue_iterations,
+        }
+        for name, count in counts.items():
+            if count < 1:
+                raise ValueError(f"{name} must be at least 1, not {count}")
+        if not self.stages:
+            raise ValueError("stages must name at least one pipeline stage")
+        shares = {
+            "host_high_watermark": self.host_high_watermark,
+            "overdue_budget_fraction": self.overdue_budget_fraction,
+            "static_prefetch_fraction": self.static_prefetch_fraction or 1.0,
+        }
+        for name, share in shares.items():
+            if not 0 < share <= 1:
+                raise ValueError(f"{name} must be in (0, 1], not {share}")
+        if self.gpu_low_watermark <= 0:
+            raise ValueError(f"gpu_low_watermark must be positive, not {self.gpu_low_watermark}")
+        if not 0 <= self.min_refill_fraction < 1:
+            raise ValueError(f"min_refill_fraction must be in [0, 1), not {self.min_refill_fraction}")
+        if min(self.steady_threshold, self.exchange_tolerance, self.max_exchanges, self.input_grace_s) < 0:
+            raise ValueError(
+                "steady_threshold, exchange_tolerance, max_exchanges, input_grace_s: never negative"
+            )
+
+    @property
+    def max_on_gpu(self) -> int:
+        """Most requests that hold GPU blocks: a slot for each, and a place in some batch."""
+        return min(self.max_resident_requests, self.num_batches * self.max_num_seqs)

@@ -1,0 +1,166 @@
+"""Which requests the next decode step runs, and the room that they grow into.
+
+D_i's members with nothing in flight run. Before that, their growth is made room for, so that a plan never fails for
+want of a block: on the GPU by evicting those that run last, on the host, where reservations were exceeded, by
+recomputing the youngest requests as a last resort. Either way the oldest request can always go on.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import islice
+
+from pipemax.control.controller_config import ControllerConfig
+from pipemax.control.planners.victims import evict_for_room
+from pipemax.control.state.batches import Batch, Rotation, partition_balanced
+from pipemax.control.state.request_state import RequestState
+from pipemax.control.state.request_table import RequestTable
+from pipemax.control.times.stage_estimators import StageTimes
+
+MAX_PASSED_ON = 64
+"""Requests looked at to level the executing batch with the others."""
+
+
+@dataclass(slots=True, kw_only=True)
+class DecodeStep:
+    """One step's batch, and what had to go for it."""
+
+    states: list[RequestState] = field(default_factory=list)
+    kv_tokens: int = 0
+    """Σ L_i before the step."""
+    evicted: list[RequestState] = field(default_factory=list)
+    voided: list[RequestState] = field(default_factory=list)
+
+
+class DecodePlanner:
+    """Forms D_0 … D_{n−1} at the switch to decode, and each step's batch from them."""
+
+    def __init__(
+        self, config: ControllerConfig, table: RequestTable, rotation: Rotation, times: StageTimes
+    ) -> None:
+        self._config = config
+        self._table = table
+        self._rotation = rotation
+        self._times = times
+        self._loads_s: deque[float] = deque(maxlen=len(rotation))
+
+    def initialize(self) -> None:
+        """Partition the residents into balanced batches; t = 0 (Algorithm 1, "Initialization")."""
+        self._rotation.iteration = 0
+        self._loads_s.clear()
+        residents = self._table.unassigned.members.values()
+        groups = partition_balanced(residents, len(self._rotation))
+        for batch, states in zip(self._rotation.batches, groups, strict=True):
+            for state in states:
+                self._table.assign(state, batch)
+
+    def form(self) -> DecodeStep:
+        """D_i's turn. Empty where all of it is in flight, or where no batch has members."""
+        num_skipped = self._rotation.skip_empty()
+        self._loads_s.extend([0.0] * num_skipped)
+        batch = self._rotation.batches[self._rotation.executing]
+        if all(state.num_in_flight for state in batch.members.values()):
+            return DecodeStep()
+        self._pass_on_excess(batch)
+        ready = [state for state in batch.members.values() if state.num_in_flight == 0]
+        step = DecodeStep(states=ready[: self._config.max_num_seqs])
+        growing = [s for s in step.states if s.computed_tokens % self._config.block_tokens == 0]
+        if growing:
+            self._make_host_room(step)
+            self._make_gpu_room(step)
+        whole = len(step.states) == len(batch)
+        step.kv_tokens = batch.kv_tokens if whole else sum(s.computed_tokens for s in step.states)
+        self._table.advance_decode(step.states)
+        return step
+
+    def _pass_on_excess(self, batch: Batch) -> None:
+        """Level the batches: what D_i has above the mean of the last round goes to the lightest batch.
+
+        Residents move without a copy. Selection alone only levels what it adds, so that a batch that grew too large
+        would stay so, and in the tail nothing is added at all (TD-Pipe's work stealing is for that case). Only
+        requests with nothing in flight move, and none a second time before it has run.
+        """
+        load_s = self._load_s(batch)
+        self._loads_s.append(load_s)
+        mean_s = sum(self._loads_s) / len(self._loads_s)
+        lightest = min(self._rotation.batches, key=self._load_s)
+        left_s = min(load_s - mean_s, mean_s - self._load_s(lightest))
+        if left_s <= self._config.balance_tolerance * self._times.decode_seconds(len(batch), batch.kv_tokens):
+            return
+        movable = [
+            state
+            for state in islice(batch.by_length.descending(), min(MAX_PASSED_ON, len(batch) - 1))
+            if state.num_in_flight == 0 and not state.is_deferred
+        ]
+        for state in movable:
+            cost_s = self._times.decode_marginal_s(len(batch), state.computed_tokens)
+            if cost_s <= left_s and len(lightest) < self._config.max_num_seqs:
+                left_s -= cost_s
+                self._table.assign(state, lightest)
+                state.is_deferred = True
+        self._loads_s[-1] = self._load_s(batch)
+
+    def _load_s(self, batch: Batch) -> float:
+        """What a batch adds to the time of the smallest step there is."""
+        seconds = self._times.decode_seconds
+        return seconds(len(batch), batch.kv_tokens) - seconds(1, 0) if batch.members else 0.0
+
+    def _make_host_room(self, step: DecodeStep) -> None:
+        """Void the youngest requests until growth beyond the reservations fits into the host pool."""
+        table, host = self._table, self._table.ledger.host
+
+        def lacking() -> int:
+            return sum(map(table.grows_on_host, step.states)) - host.num_free
+
+        num_blocks = lacking()
+        if num_blocks <= 0:
+            return
+        running = {state.id for state in step.states}
+        for state in table.youngest_started():
+            if state.num_in_flight == 0 and state.id not in running:
+                step.voided.append(state)
+                num_blocks -= host.own_blocks(state.id)
+                if num_blocks <= 0:
+                    break
+        for state in step.voided:
+            table.void(state)
+        if lacking() > 0:
+            # The batch's own, but its oldest: that one must go on.
+            for state in [state for state in table.youngest_started() if state.id in running][:-1]:
+                step.states.remove(state)
+                step.voided.append(state)
+                table.void(state)
+                if lacking() <= 0:
+                    break
+        # All others are in flight: who still needs more waits for them.
+        if lacking() > 0:
+            step.states = []
+
+    def _make_gpu_room(self, step: DecodeStep) -> None:
+        """Evict those that run last until this batch's growth fits, its own youngest members at the very last."""
+        table, free = self._table, self._table.ledger.gpu
+
+        def needed() -> int:
+            return sum(map(table.grows_on_gpu, step.states))
+
+        step.evicted += evict_for_room(
+            table,
+            self._rotation.behind(),
+            self._config.victim_policy,
+            free_blocks=needed(),
+            max_on_gpu=self._config.max_on_gpu,
+        )
+        spare = [*table.loading.values()]
+        batch = self._rotation.batches[self._rotation.executing]
+        running = {state.id for state in step.states}
+        spare += [state for state in batch.members.values() if state.id not in running]
+        while needed() > max(0, free.num_free):
+            if spare:
+                victim = spare.pop(0)
+            elif len(step.states) > 1:
+                victim = step.states.pop()
+            else:
+                # The engine holds blocks back: the one request left waits until they are free.
+                step.states = []
+                return
+            table.evict(victim)
+            step.evicted.append(victim)

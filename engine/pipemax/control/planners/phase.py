@@ -1,0 +1,106 @@
+"""Prefill or decode: switched by memory, not by the GPU's load (Section 3.1.3).
+
+Prefill goes on until the host pool's reservations reach the high watermark; decode until live KV falls under the
+GPU's capacity. Both switches have hysteresis, so that a pool smaller than the work, or input that trickles in, does
+not make the engine flutter between them. Also says how much further input the host pool could take in (DESIGN §5).
+"""
+
+from dataclasses import dataclass
+
+from pipemax.control.controller_config import ControllerConfig
+from pipemax.domain.plan import Phase, PhaseReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What the choice depends on."""
+
+    num_waiting: int
+    waiting_blocks: int
+    """What those that wait will need at their expected ends."""
+    next_fits: bool
+    """The first in line can be admitted now."""
+    num_prefilling: int
+    """Prompts begun and not complete."""
+    num_decodable: int
+    live_blocks: int
+    reserved_blocks: int
+    input_open: bool
+    awaited_s: float
+    """How long this prefill phase has waited for input with nothing to prefill."""
+
+
+class PhasePolicy:
+    """Chooses the phase; keeps no state of its own."""
+
+    def __init__(self, config: ControllerConfig) -> None:
+        self._config = config
+        self._high_blocks = int(config.host_high_watermark * config.host_blocks)
+        self._low_blocks = config.gpu_low_watermark * config.gpu_blocks
+        self._refill_blocks = config.min_refill_fraction * config.host_blocks
+
+    def admits(self, cost_blocks: int, *, reserved_blocks: int, num_started: int) -> bool:
+        """Whether a reservation stays under the high watermark; alone, a request may take the headroom too."""
+        return reserved_blocks + cost_blocks <= self._high_blocks or num_started == 0
+
+    def choose(self, phase: Phase, load: Load) -> tuple[Phase, PhaseReason]:
+        match phase:
+            case Phase.PREFILL:
+                return self._after_prefill(load)
+            case Phase.DECODE:
+                return self._after_decode(load)
+
+    def _after_prefill(self, load: Load) -> tuple[Phase, PhaseReason]:
+        if load.next_fits:
+            return Phase.PREFILL, PhaseReason.FILL_HOST
+        if load.num_prefilling:
+            return Phase.PREFILL, PhaseReason.FINISH_PROMPTS
+        if self._awaits_input(load):
+            return Phase.PREFILL, PhaseReason.AWAIT_INPUT
+        if load.num_decodable:
+            full = load.num_waiting > 0
+            return Phase.DECODE, PhaseReason.HOST_FULL if full else PhaseReason.INPUT_USED_UP
+        return Phase.PREFILL, PhaseReason.START
+
+    def _awaits_input(self, load: Load) -> bool:
+        return (
+            load.input_open
+            and load.num_waiting == 0
+            and load.reserved_blocks < self._high_blocks
+            and load.awaited_s < self._config.input_grace_s
+        )
+
+    def _after_decode(self, load: Load) -> tuple[Phase, PhaseReason]:
+        if load.num_decodable == 0:
+            return Phase.PREFILL, PhaseReason.NOTHING_DECODABLE
+        if self._rest_fits(load):
+            return Phase.PREFILL, PhaseReason.REST_FITS
+        if load.next_fits and load.live_blocks < self._low_blocks and self._is_worthwhile(load):
+            return Phase.PREFILL, PhaseReason.LIVE_KV_LOW
+        return Phase.DECODE, PhaseReason.KEEP_DECODING
+
+    def _rest_fits(self, load: Load) -> bool:
+        """All that is left of the input finds room: its long outputs had better begin now than last of all."""
+        room = self._high_blocks - load.reserved_blocks
+        return load.next_fits and not load.input_open and load.waiting_blocks <= room
+
+    def _is_worthwhile(self, load: Load) -> bool:
+        """Enough room for a phase of its own, and enough input to fill it with."""
+        room = self._high_blocks - load.reserved_blocks
+        enough_room = room >= self._refill_blocks or load.waiting_blocks <= room
+        enough_input = (
+            not load.input_open
+            or min(room, load.waiting_blocks) >= self._refill_blocks
+            or load.live_blocks < self._low_blocks / 2
+        )
+        return enough_room and enough_input
+
+    def admission_demand_blocks(self, phase: Phase, load: Load) -> int:
+        """Blocks that could be filled up to the high watermark by the end of the current or next prefill phase,
+        beyond what waits already; negative where more waits than fits.
+        """
+        reserved = load.reserved_blocks
+        if phase is Phase.DECODE:
+            # By the time prefill resumes, live KV will have fallen under the GPU's capacity.
+            reserved = min(reserved, int(self._low_blocks))
+        return self._high_blocks - reserved - load.waiting_blocks

@@ -1,0 +1,314 @@
+"""What is copied host → GPU while a step runs: the prefetch-aware decode scheduler (Section 3.3.2, Appendix A.3).
+
+Per iteration: the budget from the executing batch's predicted time; what is resident of D_j stays; P_t from the
+parked requests: short ones first while the budget still grows, then GreedySelect towards the executing batch's
+time. Beside the paper: a share of the budget is kept for requests that waited long, and through it one request
+longer than the whole budget is loaded over several iterations, its GPU blocks reserved from the first (Section
+3.1.2, C1).
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from pipemax.control.controller_config import ControllerConfig
+from pipemax.control.planners.selection import (
+    Basket,
+    Refinement,
+    TimeGap,
+    fill_longest_first,
+    fill_shortest_first,
+)
+from pipemax.control.planners.victims import evict_for_room
+from pipemax.control.state.batches import Batch, Rotation
+from pipemax.control.state.request_state import RequestState
+from pipemax.control.state.request_table import RequestTable
+from pipemax.control.times.stage_estimators import StageTimes
+from pipemax.domain.plan import Prefetch, PrefetchMode
+from pipemax.domain.units import ceil_div
+
+
+class SteadyDetector:
+    """Steady once the budget's relative variation over the last w iterations is under the threshold.
+
+    Stays so until the next initialisation: the algorithm knows one transition, and the tail of a decode phase,
+    whose budget shrinks with the batches, is no second warm-up.
+    """
+
+    def __init__(self, window: int, threshold: float) -> None:
+        self._window = window
+        self._threshold = threshold
+        self._budgets: deque[int] = deque(maxlen=window)
+        self.is_steady = False
+
+    def observe(self, budget_blocks: int) -> None:
+        self._budgets.append(budget_blocks)
+        if self.is_steady or len(self._budgets) < self._window:
+            return
+        spread = max(self._budgets) - min(self._budgets)
+        self.is_steady = spread * self._window < self._threshold * sum(self._budgets)
+
+    def reset(self) -> None:
+        self._budgets.clear()
+        self.is_steady = False
+
+
+@dataclass(slots=True, kw_only=True)
+class PrefetchStep:
+    """One step's copies."""
+
+    mode: PrefetchMode = PrefetchMode.NONE
+    budget_blocks: int = 0
+    gap_s: float = 0.0
+    items: list[Prefetch] = field(default_factory=list)
+    evicted: list[RequestState] = field(default_factory=list)
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(item.num_blocks for item in self.items)
+
+
+class PrefetchPlanner:
+    """Chooses P_t, makes room for it in D_k, and puts it into D_j."""
+
+    def __init__(
+        self, config: ControllerConfig, table: RequestTable, rotation: Rotation, times: StageTimes
+    ) -> None:
+        self._config = config
+        self._table = table
+        self._rotation = rotation
+        self._times = times
+        self._steady = SteadyDetector(config.steady_window, config.steady_threshold)
+        self._max_on_gpu = config.max_on_gpu
+        self._overdue_credit = 0  # blocks of past budgets that overdue requests may use
+
+    @property
+    def is_steady(self) -> bool:
+        return self._steady.is_steady
+
+    def initialize(self) -> None:
+        """At each switch to decode."""
+        self._steady.reset()
+        self._overdue_credit = 0
+
+    def plan(self, stage_s: tuple[float, ...]) -> PrefetchStep:
+        """P_t for D_j, beside a step of these predicted times."""
+        batches, rotation = self._rotation.batches, self._rotation
+        target, overwritten = batches[rotation.next], batches[rotation.overwritten]
+        # With two batches D_k is the next to run, and nothing there is worth overwriting.
+        sources = [overwritten] if len(batches) > 2 else []
+        step = PrefetchStep(budget_blocks=self._budget(stage_s))
+        self._steady.observe(step.budget_blocks)
+        slowest = self._times.slowest_decode(stage_s)
+        step.gap_s = max(stage_s) - slowest.seconds(len(target), target.kv_tokens)
+        share = self._loading_share(step.budget_blocks)
+        taken = self._continue_loading(step, target, share)
+        if not self._table.loading and not taken:
+            room = self._basket(target, sources, step.budget_blocks).blocks_left
+            taken = self._start_loading(step, target, share, room)
+        basket = self._basket(target, sources, step.budget_blocks - taken)
+        if not self._table.parked or not basket.requests_left:
+            return step
+        step.mode = self._choose_mode()
+        self._add_overdue(basket, step.budget_blocks)
+        self._select(step.mode, basket, stage_s, step.gap_s)
+        self._load(step, basket, target, sources)
+        return step
+
+    def plan_forced(self) -> PrefetchStep:
+        """Nothing is resident in any batch: bring in a batch's share, though no step hides the copies.
+
+        What was being loaded comes first, whole; else the longest parked, and short ones beside it.
+        """
+        target = self._rotation.batches[self._rotation.executing]
+        step = PrefetchStep(mode=PrefetchMode.FORCED)
+        self._continue_loading(step, target, self._config.gpu_blocks)
+        first = self._table.longest_parked()
+        if step.items or first is None:
+            return step
+        share = self._table.ledger.gpu.num_free // len(self._rotation)
+        basket = self._basket(target, [], max(share, self._table.prefetch_cost(first)))
+        if basket.fits(first):
+            basket.add(first)
+        fill_shortest_first(basket, self._table.parked.picker())
+        self._load(step, basket, target, [])
+        return step
+
+    def _budget(self, stage_s: tuple[float, ...]) -> int:
+        if self._config.static_prefetch_fraction is not None:
+            return int(self._config.static_prefetch_fraction * self._config.gpu_blocks)
+        return self._times.budget_blocks(stage_s)
+
+    def _choose_mode(self) -> PrefetchMode:
+        if self._config.static_prefetch_fraction is not None:
+            return PrefetchMode.STATIC
+        return PrefetchMode.STEADY if self._steady.is_steady else PrefetchMode.WARM_UP
+
+    def _basket(self, target: Batch, sources: list[Batch], budget_blocks: int) -> Basket:
+        """Limits: the budget, the blocks and slots that are free or can be overwritten, the batch's size."""
+        table = self._table
+        blocks = table.ledger.gpu.num_free + sum(batch.own_blocks for batch in sources)
+        slots = self._max_on_gpu - table.num_on_gpu + sum(len(batch) for batch in sources)
+        return Basket(
+            table,
+            max_blocks=max(0, min(budget_blocks, blocks)),
+            max_requests=max(
+                0, min(slots, self._config.max_num_seqs - len(target), self._config.max_prefetch_requests)
+            ),
+        )
+
+    def _add_overdue(self, basket: Basket, budget_blocks: int) -> None:
+        """The longest parked, within their share of the budget; one that costs more saves it up over iterations."""
+        share = math.ceil(self._config.overdue_budget_fraction * budget_blocks)
+        self._overdue_credit = min(self._overdue_credit + share, budget_blocks)
+        for state in self._table.parked_in_order.values():
+            if not self._is_overdue(state):
+                self._overdue_credit = 0
+                return
+            cost = basket.cost(state)
+            if cost > self._overdue_credit or not basket.fits(state):
+                return
+            self._overdue_credit -= cost
+            basket.add(state)
+
+    def _is_overdue(self, state: RequestState) -> bool:
+        return state.parked_at <= self._table.step - self._config.overdue_iterations
+
+    def _select(self, mode: PrefetchMode, basket: Basket, stage_s: tuple[float, ...], gap_s: float) -> None:
+        picker = self._table.parked.picker()
+        slowest = self._times.slowest_decode(stage_s)
+        target = self._rotation.batches[self._rotation.next]
+        gap = TimeGap(
+            gap_s=gap_s,
+            alpha_s=slowest.alpha_s(len(target)),
+            beta_s=slowest.beta_s,
+            tolerance_s=self._config.exchange_tolerance * max(stage_s),
+        )
+        match mode:
+            case PrefetchMode.WARM_UP:
+                growth_s = self._config.warm_up_growth * max(stage_s)
+                # What lies idle belongs to all batches alike: they grow into it faster than by growth_s a step.
+                share = self._table.ledger.gpu.num_free // len(self._rotation)
+                fill_shortest_first(basket, picker, replace(gap, gap_s=gap_s + growth_s), free_blocks=share)
+            case PrefetchMode.STEADY:
+                fill_longest_first(basket, picker)
+                Refinement(basket, picker, gap).run(self._config.max_exchanges)
+            case PrefetchMode.STATIC:
+                self._fill_oldest_first(basket)
+
+    def _fill_oldest_first(self, basket: Basket) -> None:
+        for state in self._table.parked_in_order.values():
+            if state.id in basket.ids:
+                continue
+            if not basket.fits(state):
+                return
+            basket.add(state)
+
+    def _load(self, step: PrefetchStep, basket: Basket, target: Batch, sources: list[Batch]) -> None:
+        """Overwrite what it takes, then bring the chosen in; what finds no room after all stays parked."""
+        self._evict(step, sources, free_blocks=basket.num_blocks, num_new=len(basket))
+        for state in basket.by_length.ascending():
+            if not self._has_room(state):
+                break
+            first_block = self._first_block(state)
+            self._table.load(state, target)
+            num_blocks = self._end_block(state) - first_block
+            step.items.append(
+                Prefetch(
+                    request_id=state.id,
+                    first_block=first_block,
+                    num_blocks=num_blocks,
+                    is_first=True,
+                    is_last=True,
+                )
+            )
+
+    def _evict(self, step: PrefetchStep, sources: list[Batch], *, free_blocks: int, num_new: int) -> None:
+        step.evicted += evict_for_room(
+            self._table,
+            sources,
+            self._config.victim_policy,
+            free_blocks=free_blocks,
+            max_on_gpu=self._max_on_gpu - num_new,
+        )
+
+    def _has_room(self, state: RequestState) -> bool:
+        table = self._table
+        return table.prefetch_cost(state) <= table.ledger.gpu.num_free and table.num_on_gpu < self._max_on_gpu
+
+    # A request longer than the budget.
+
+    def _continue_loading(self, step: PrefetchStep, target: Batch, max_blocks: int) -> int:
+        """Copy the next part of what is being loaded; the blocks it took."""
+        state = next(iter(self._table.loading.values()), None)
+        return 0 if state is None else self._load_part(step, state, target, max_blocks, is_first=False)
+
+    def _start_loading(self, step: PrefetchStep, target: Batch, max_blocks: int, room_blocks: int) -> int:
+        """Reserve GPU blocks for a request longer than the budget, and copy its first part; the blocks it took.
+
+        The longest parked, once it is overdue or when no parked request fits. ``room_blocks``: what one iteration
+        can bring in at most, by the budget and by the room that D_k leaves.
+        """
+        state = self._table.longest_parked()
+        shortest = self._table.parked.smallest()
+        if self._table.loading or state is None or shortest is None or max_blocks == 0:
+            return 0
+        cost = self._table.prefetch_cost(state)
+        nothing_fits = self._table.prefetch_cost(shortest) > room_blocks
+        if cost <= room_blocks or not (self._is_overdue(state) or nothing_fits):
+            return 0
+        executing = self._rotation.batches[self._rotation.executing]
+        sources = [
+            batch for batch in self._rotation.behind() if batch is not target and batch is not executing
+        ]
+        # Members hold their blocks, at most one short each: the room is certain before anyone is evicted.
+        certain = sum(batch.own_blocks - len(batch) for batch in sources)
+        if cost > self._table.ledger.gpu.num_free + certain:
+            return 0
+        self._evict(step, sources, free_blocks=cost, num_new=1)
+        if not self._has_room(state):
+            return 0
+        first_block = self._first_block(state)
+        self._table.begin_loading(state)
+        self._table.load_more(state, first_block)
+        return self._load_part(step, state, target, max_blocks, is_first=True)
+
+    def _load_part(
+        self, step: PrefetchStep, state: RequestState, target: Batch, max_blocks: int, *, is_first: bool
+    ) -> int:
+        first_block, end_block = state.loaded_blocks, self._end_block(state)
+        num_blocks = min(max_blocks, end_block - first_block)
+        is_last = first_block + num_blocks == end_block
+        if is_last and len(target) >= self._config.max_num_seqs:
+            num_blocks, is_last = num_blocks - 1, False
+        if num_blocks <= 0 and not is_first:
+            return 0
+        step.items.append(
+            Prefetch(
+                request_id=state.id,
+                first_block=first_block,
+                num_blocks=num_blocks,
+                is_first=is_first,
+                is_last=is_last,
+            )
+        )
+        if is_last:
+            self._table.finish_loading(state, target)
+        else:
+            self._table.load_more(state, num_blocks)
+        return num_blocks
+
+    def _loading_share(self, budget_blocks: int) -> int:
+        """All of the budget where nobody else wants it."""
+        if not self._table.parked:
+            return budget_blocks
+        return math.ceil(budget_blocks * self._config.overdue_budget_fraction)
+
+    def _first_block(self, state: RequestState) -> int:
+        """Behind the shared prefix, if that is on the GPU already."""
+        shared = state.shared
+        return shared.num_blocks if shared and self._table.ledger.gpu.holds_prefix(shared.prefix_id) else 0
+
+    def _end_block(self, state: RequestState) -> int:
+        """The end of its KV, in blocks of its sequence."""
+        return ceil_div(state.computed_tokens, self._config.block_tokens)

@@ -1,0 +1,166 @@
+"""Which prompt tokens the next prefill step computes (Section 3.1.1, Appendix A.1).
+
+Steps of equal tokens keep the first stage busy, and with it the pipeline: a step takes up to
+``prefill_chunk_tokens`` from the prompts in line, cutting the last one. GPU blocks come from requests whose prompt
+is complete: their replica on the host is written through, so that dropping them waits for nothing. The longest of
+them go first; what is left at the switch to decode is thereby chosen: the short requests, which make the first
+batches large (the aim of the warm-up phase, Section 3.3.2).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pipemax.control.controller_config import ControllerConfig
+from pipemax.control.planners.phase import PhasePolicy
+from pipemax.control.state.request_state import Place, RequestState
+from pipemax.control.state.request_table import RequestTable
+from pipemax.domain.request import RequestSpec
+from pipemax.domain.units import RequestId
+
+
+class OutputLengths:
+    """Forecast of output lengths: the mean of what finished, once enough has."""
+
+    MIN_FINISHED = 32
+    """Fewer say little, and the first to finish are the short ones."""
+    MEMORY = 1000
+    """Finished requests after which an older one counts less."""
+
+    def __init__(self, initial_tokens: int | None) -> None:
+        self._initial_tokens = initial_tokens
+        self.forget()
+
+    def forget(self) -> None:
+        self._num_finished = 0
+        self._mean = 0.0
+
+    def observe(self, output_tokens: int) -> None:
+        self._num_finished += 1
+        self._mean += (output_tokens - self._mean) / min(self._num_finished, self.MEMORY)
+
+    def expected_kv_tokens(self, spec: RequestSpec) -> int:
+        """KV that a request will hold at its end."""
+        expected = spec.expected_output_tokens
+        if expected is None:
+            known = self._num_finished >= self.MIN_FINISHED
+            expected = round(self._mean) if known else self._initial_tokens or spec.max_tokens
+        return spec.prompt_tokens + max(1, min(expected, spec.max_tokens)) - 1
+
+
+@dataclass(slots=True, kw_only=True)
+class PrefillStep:
+    """One step's chunks."""
+
+    states: list[RequestState] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    token_pairs: int = 0
+    """Σ over chunks of (token, attended token) pairs: the attention's work."""
+    evicted: list[RequestState] = field(default_factory=list)
+    voided: list[RequestState] = field(default_factory=list)
+
+    def add(self, state: RequestState, num_tokens: int, first_token: int) -> None:
+        self.states.append(state)
+        self.tokens.append(num_tokens)
+        self.token_pairs += num_tokens * first_token + num_tokens * (num_tokens + 1) // 2
+
+
+class PrefillPlanner:
+    """Forms prefill steps; admits from the waiting queue up to the high watermark."""
+
+    def __init__(
+        self, config: ControllerConfig, table: RequestTable, policy: PhasePolicy, outputs: OutputLengths
+    ) -> None:
+        self._config = config
+        self._table = table
+        self._policy = policy
+        self._outputs = outputs
+        self._max_on_gpu = config.max_on_gpu
+
+    def next_fits(self) -> bool:
+        """Whether the first in line can be admitted now."""
+        state = self._table.first_waiting()
+        return state is not None and self._fits(state)
+
+    def _fits(self, state: RequestState) -> bool:
+        host = self._table.ledger.host
+        cost = host.cost(self._reservation(state), state.shared)
+        return self._policy.admits(cost, reserved_blocks=host.num_used, num_started=self._table.num_started)
+
+    def _reservation(self, state: RequestState) -> int:
+        """Host blocks to set aside: to its expected end, once it had to be recomputed to its utmost one."""
+        expected = (
+            state.max_kv_tokens if state.num_recomputes else self._outputs.expected_kv_tokens(state.spec)
+        )
+        return self._table.own_blocks_for(state, max(expected, state.target_tokens))
+
+    def form(self, *, anything_in_flight: bool) -> PrefillStep:
+        """Chunks of up to ``prefill_chunk_tokens`` in all, each request's next in line."""
+        step = PrefillStep()
+        for state in [*self._table.loading.values()]:  # its blocks lie idle for as long as nobody decodes
+            self._table.evict(state)
+            step.evicted.append(state)
+        tokens_left = self._config.prefill_chunk_tokens
+        for state in self._in_line():
+            num_tokens = self._advance(step, state, tokens_left)
+            tokens_left -= num_tokens
+            if num_tokens == 0 or tokens_left == 0 or len(step.states) == self._config.max_num_seqs:
+                break
+        if not step.states and not anything_in_flight and len(self._table.prefilling) > 1:
+            # Refused runs left several prompts half done, none of which finds room beside the others.
+            youngest = next(reversed(self._table.prefilling.values()))
+            self._table.void(youngest)
+            step.voided.append(youngest)
+        return step
+
+    def _in_line(self) -> Iterator[RequestState]:
+        yield from list(self._table.prefilling.values())
+        while (state := self._table.first_waiting()) is not None and self._fits(state):
+            yield state
+
+    def _advance(self, step: PrefillStep, state: RequestState, tokens_left: int) -> int:
+        """Plan a request's next chunk; 0 where the GPU has no room for a single token of it."""
+        first_token = state.computed_tokens or self._table.cached_prefix_tokens(state)
+        wanted = min(tokens_left, state.target_tokens - first_token)
+        num_tokens = min(wanted, self._make_room(step, state, first_token + wanted) - first_token)
+        if num_tokens <= 0:
+            return 0
+        # Making room may have dropped the last holder of its prefix.
+        first_token = state.computed_tokens or self._table.cached_prefix_tokens(state)
+        if state.place is Place.WAITING:
+            self._table.start_prefill(state, self._reservation(state))
+        self._table.advance_prefill(state, num_tokens)
+        step.add(state, num_tokens, first_token)
+        return num_tokens
+
+    def _make_room(self, step: PrefillStep, state: RequestState, num_tokens: int) -> int:
+        """Evict until its first ``num_tokens`` fit on the GPU; how many of them do, once nobody else can go."""
+        gpu = self._table.ledger.gpu
+        is_new = state.id not in gpu
+        held = 0 if is_new else gpu.own_blocks(state.id)
+        needed = self._table.gpu_blocks_for(state, num_tokens) - held
+        running = {other.id for other in step.states}
+        self._evict_longest(step, running, free_blocks=needed, num_new=int(is_new))
+        if is_new and self._table.num_on_gpu >= self._max_on_gpu:
+            return 0
+        # The blocks of its prefix come on top of what it holds itself, if an eviction did not take them along.
+        num_blocks = held + gpu.num_free - self._table.gpu_blocks_for(state, 0)
+        return min(num_tokens, num_blocks * self._table.block_tokens)
+
+    def _evict_longest(
+        self, step: PrefillStep, running: set[RequestId], *, free_blocks: int, num_new: int
+    ) -> None:
+        """Evict residents, the longest first, but none that this step runs."""
+        gpu = self._table.ledger.gpu
+        lacking = free_blocks - gpu.num_free
+        too_many = self._table.num_on_gpu + num_new - self._max_on_gpu
+        victims: list[RequestState] = []
+        for state in self._table.unassigned.by_length.descending():
+            if lacking <= 0 and too_many <= 0:
+                break
+            if state.id not in running and state.id not in self._table.kept:
+                victims.append(state)
+                lacking -= gpu.own_blocks(state.id)
+                too_many -= 1
+        for state in victims:
+            self._table.evict(state)
+        step.evicted += victims

@@ -1,0 +1,53 @@
+"""Who leaves the GPU (Section 3.3.2: "overwriting" D_k, and no more is said).
+
+Room for a prefetch comes from the overwritten batch D_k alone, in the order of a named policy. Room that the
+executing batch needs to grow into comes from whoever runs last: D_k, then the batches before it, then the next one,
+then a request that is being loaded. Evicting is free of copies, since the host has a replica of everything.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from pipemax.control.controller_config import VictimPolicy
+from pipemax.control.state.batches import Batch
+from pipemax.control.state.request_state import RequestState
+from pipemax.control.state.request_table import RequestTable
+
+
+def victims_in_order(batch: Batch, policy: VictimPolicy) -> Iterator[RequestState]:
+    """A batch's members, the first to leave first. The batch must not change meanwhile."""
+    match policy:
+        case VictimPolicy.LONGEST_FIRST:
+            return batch.by_length.descending()
+        case VictimPolicy.SHORTEST_FIRST:
+            return batch.by_length.ascending()
+        case VictimPolicy.OLDEST_FIRST:
+            return iter(batch.members.values())
+        case VictimPolicy.NEWEST_FIRST:
+            return reversed(batch.members.values())
+
+
+def evict_for_room(
+    table: RequestTable, batches: Iterable[Batch], policy: VictimPolicy, *, free_blocks: int, max_on_gpu: int
+) -> list[RequestState]:
+    """Evict, batch after batch, until so many blocks are free and no more than ``max_on_gpu`` requests hold any.
+
+    Stops early where the batches are used up: the caller looks at what became free.
+    """
+    evicted: list[RequestState] = []
+    gpu = table.ledger.gpu
+    for batch in batches:
+        lacking = free_blocks - gpu.num_free
+        too_many = table.num_on_gpu - max_on_gpu
+        victims: list[RequestState] = []
+        if lacking > 0 or too_many > 0:
+            for state in victims_in_order(batch, policy):
+                if state.id not in table.kept:
+                    victims.append(state)
+                    lacking -= gpu.own_blocks(state.id)
+                    too_many -= 1
+                if lacking <= 0 and too_many <= 0:
+                    break
+        for state in victims:
+            table.evict(state)
+        evicted += victims
+    return evicted

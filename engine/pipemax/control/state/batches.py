@@ -1,0 +1,122 @@
+"""The decode batches D_0 … D_{n−1} and their rotation (Section 3.3.2).
+
+At iteration t, i_t = t mod n executes, j_t = i_t + 1 is what the prefetch joins, k_t = i_t − 1 is overwritten. The
+number of batches does not depend on the pipeline degree.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from pipemax.control.state.length_index import LengthIndex
+from pipemax.control.state.request_state import RequestState
+from pipemax.domain.units import RequestId
+
+
+class Batch:
+    """Residents that run together, in the order in which they joined; their size and KV kept as sums."""
+
+    def __init__(self) -> None:
+        self.members: dict[RequestId, RequestState] = {}
+        self.by_length = LengthIndex()
+        self.kv_tokens = 0
+        """Σ L_i: every prefix token counted for each member, as attention reads it."""
+        self.own_blocks = 0
+        """Σ of the members' blocks beside shared prefixes, each with the next token's slot."""
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def add(self, state: RequestState) -> None:
+        assert state.batch is None, state.id
+        state.batch = self
+        self.members[state.id] = state
+        self.by_length.add(state, state.blocks)
+        self.kv_tokens += state.computed_tokens
+        self.own_blocks += state.blocks
+
+    def remove(self, state: RequestState) -> None:
+        del self.members[state.id]
+        state.batch = None
+        self.by_length.discard(state, state.blocks)
+        self.kv_tokens -= state.computed_tokens
+        self.own_blocks -= state.blocks
+
+    def resized(self, state: RequestState, *, old_blocks: int) -> None:
+        """A member's number of blocks changed."""
+        self.by_length.discard(state, old_blocks)
+        self.by_length.add(state, state.blocks)
+        self.own_blocks += state.blocks - old_blocks
+
+    def check_integrity(self) -> None:
+        assert self.kv_tokens == sum(state.computed_tokens for state in self.members.values()), self.kv_tokens
+        assert self.own_blocks == sum(state.blocks for state in self.members.values()), self.own_blocks
+        assert len(self.by_length) == len(self.members), (len(self.by_length), len(self.members))
+        for state in self.members.values():
+            assert state.batch is self, state.id
+            assert state in self.by_length, state.id
+
+
+def partition_balanced(states: Iterable[RequestState], num_batches: int) -> list[list[RequestState]]:
+    """Batches of equal size (± 1) and of nearly equal KV length ("Initial Decode Batches").
+
+    By descending length, n requests at a time, the longest of which goes to the batch with the least KV so far: the
+    batches' lengths then differ by no more than the longest request's.
+    """
+    batches: list[list[RequestState]] = [[] for _ in range(num_batches)]
+    kv_tokens = [0] * num_batches
+    ordered = sorted(states, key=lambda state: -state.computed_tokens)
+    for first in range(0, len(ordered), num_batches):
+        emptiest = sorted(range(num_batches), key=kv_tokens.__getitem__)
+        for index, state in zip(emptiest, ordered[first : first + num_batches], strict=False):
+            batches[index].append(state)
+            kv_tokens[index] += state.computed_tokens
+    return batches
+
+
+class Rotation:
+    """Which batch executes, which is next and which is overwritten."""
+
+    def __init__(self, num_batches: int) -> None:
+        self.batches: Sequence[Batch] = tuple(Batch() for _ in range(num_batches))
+        self.iteration = 0
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    @property
+    def num_requests(self) -> int:
+        return sum(len(batch) for batch in self.batches)
+
+    @property
+    def executing(self) -> int:
+        """i_t."""
+        return self.iteration % len(self.batches)
+
+    @property
+    def next(self) -> int:
+        """j_t."""
+        return (self.iteration + 1) % len(self.batches)
+
+    @property
+    def overwritten(self) -> int:
+        """k_t."""
+        return (self.iteration - 1) % len(self.batches)
+
+    def skip_empty(self) -> int:
+        """Turn to the next batch that has members, if any has; how many were passed over."""
+        for num_skipped in range(len(self.batches)):
+            if self.batches[self.executing].members:
+                return num_skipped
+            self.iteration += 1
+        return len(self.batches)
+
+    def smallest(self) -> Batch:
+        """The batch with the fewest members, the soonest to execute among equals."""
+        order = (
+            self.batches[(self.iteration + step) % len(self.batches)] for step in range(len(self.batches))
+        )
+        return min(order, key=len)
+
+    def behind(self) -> list[Batch]:
+        """The other batches, from the one that waits longest for its next turn (k_t) to the next one (j_t)."""
+        count = len(self.batches)
+        return [self.batches[(self.iteration - step) % count] for step in range(1, count)]

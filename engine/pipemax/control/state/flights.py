@@ -1,0 +1,58 @@
+"""Steps that were planned and whose outputs have not come back yet, oldest first."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from pipemax.control.state.request_state import RequestState
+from pipemax.domain.plan import StepId
+from pipemax.domain.units import RequestId
+
+
+@dataclass(slots=True, kw_only=True)
+class Flight:
+    """What one step runs; its lists run in parallel."""
+
+    step_id: StepId
+    states: list[RequestState]
+    lives: list[int]
+    """Each request's ``life`` when it was planned: another one now, and the step concerns it no more."""
+    tokens: list[int]
+
+    def position(self, request_id: RequestId) -> int:
+        """``ValueError`` where the step does not run it."""
+        for index, state in enumerate(self.states):
+            if state.id == request_id:
+                return index
+        raise ValueError(f"step {self.step_id} does not run request {request_id}")
+
+
+class Flights:
+    """In-order completion of planned steps."""
+
+    def __init__(self) -> None:
+        self._flights: deque[Flight] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._flights)
+
+    def launch(self, step_id: StepId, states: list[RequestState], tokens: list[int]) -> None:
+        lives = [state.life for state in states]
+        self._flights.append(Flight(step_id=step_id, states=states, lives=lives, tokens=tokens))
+
+    def land(self, step_id: StepId) -> Flight:
+        """The oldest step came back. ``ValueError`` where that is another one."""
+        if not self._flights or self._flights[0].step_id != step_id:
+            oldest = self._flights[0].step_id if self._flights else None
+            raise ValueError(f"step {step_id} completed, but the oldest in flight is {oldest}")
+        return self._flights.popleft()
+
+    def latest(self, step_id: StepId) -> Flight:
+        """The step planned last, which may still be corrected. ``ValueError`` where that is another one."""
+        if not self._flights or self._flights[-1].step_id != step_id:
+            latest = self._flights[-1].step_id if self._flights else None
+            raise ValueError(f"step {step_id} is corrected, but the one planned last is {latest}")
+        return self._flights[-1]
+
+    def drop_latest(self) -> None:
+        """Nothing of the step planned last runs."""
+        self._flights.pop()

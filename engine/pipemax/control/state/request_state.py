@@ -1,0 +1,61 @@
+"""One live request as the controller keeps it. Only ``RequestTable`` writes to it."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from pipemax.control.state.ledger import SharedBlocks
+from pipemax.domain.request import RequestSpec
+from pipemax.domain.units import RequestId
+
+if TYPE_CHECKING:
+    from pipemax.control.state.batches import Batch
+
+
+class Place(Enum):
+    """Where a request's KV is."""
+
+    WAITING = "waiting"  # nowhere
+    PREFILLING = "prefilling"  # prompt incomplete; on GPU and host as far as it goes
+    RESIDENT = "resident"  # on GPU and host; member of a batch
+    LOADING = "loading"  # on the host; on the GPU only in part, under a reservation
+    PARKED = "parked"  # on the host alone
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """Counts include what is planned and in flight: a plan counts as carried out once it is returned."""
+
+    spec: RequestSpec
+    id: RequestId
+    shared: SharedBlocks | None
+    target_tokens: int
+    """Tokens whose KV a prefill must make: the prompt, and after a recompute the output so far."""
+    expected_kv_tokens: int
+    """Forecast at admission of its KV at its end beside its shared prefix: what it counts for while it waits."""
+    place: Place = Place.WAITING
+    computed_tokens: int = 0
+    cached_tokens: int = 0
+    """Where its prefill began: behind this much of its shared prefix."""
+    blocks: int = 0
+    """Blocks it needs beside its shared prefix, its next token's slot included; the key of every index."""
+    output_tokens: int = 0
+    num_in_flight: int = 0
+    life: int = 0
+    """Raised when its KV is dropped: what was in flight before then concerns it no more."""
+    num_recomputes: int = 0
+    batch: "Batch | None" = None
+    is_deferred: bool = False
+    """Moved to a batch that runs later, and has not run since."""
+    parked_at: int = 0
+    """The step in which it became ready on the host alone."""
+    loaded_blocks: int = 0
+    """While LOADING: blocks [0, loaded_blocks) were copied."""
+
+    @property
+    def max_kv_tokens(self) -> int:
+        return self.spec.max_kv_tokens
+
+    @property
+    def num_shared_blocks(self) -> int:
+        return self.shared.num_blocks if self.shared else 0

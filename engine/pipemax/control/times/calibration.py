@@ -1,0 +1,103 @@
+"""Calibrations as YAML: a stage's coefficients for one device and model, with where they come from.
+
+One file ``DEVICE--MODEL.yaml`` each, under ``conf/calibration/`` or among the presets that ship. Unknown keys are
+refused, so that a misspelt one cannot fall back to anything in silence.
+"""
+
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipemax.control.controller_config import StageConfig
+from pipemax.control.times.estimator import Segment, StepTimeModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What ``pipemax calibrate`` measured, stage by stage."""
+
+    device: str
+    model: str
+    measured: str
+    """Date, command and spread: what a reader needs to trust or repeat it."""
+    stages: tuple[StageConfig, ...]
+    round_trip_s: float = 0.0
+    """From the end of a batch's step on the last stage to its next step on the first: outputs, scheduling, messages."""
+
+    def __post_init__(self) -> None:
+        if not (self.device and self.model and self.stages):
+            raise ValueError("a calibration names its device and its model, and has at least one stage")
+        if self.round_trip_s < 0:
+            raise ValueError(f"round_trip_s must not be negative: {self.round_trip_s}")
+
+
+def calibration_path(directory: Path, device: str, model: str) -> Path:
+    """Where the calibration of this device and model lies, if there is one."""
+    slug = "--".join(re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-") for name in (device, model))
+    return directory / f"{slug}.yaml"
+
+
+def load_calibration(path: Path) -> Calibration:
+    """``ValueError`` with the file's name where it is not a calibration."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        keywords = _exactly(Calibration, values)
+        keywords["stages"] = tuple(_stage(stage) for stage in keywords["stages"])
+        return Calibration(**keywords)
+    except (KeyError, TypeError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path.name} is no calibration: {error}") from error
+
+
+def save_calibration(path: Path, calibration: Calibration) -> None:
+    """Overwrites the file."""
+    values = {
+        "device": calibration.device,
+        "model": calibration.model,
+        "measured": calibration.measured,
+        "round_trip_s": calibration.round_trip_s,
+        "stages": [_encode_stage(stage) for stage in calibration.stages],
+    }
+    path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+
+
+def _exactly(kind: type, values: Any) -> dict[str, Any]:
+    """The values, if they have all of a dataclass's fields and no others."""
+    names = {field.name for field in fields(kind)}
+    if not isinstance(values, dict):
+        raise ValueError(f"{kind.__name__} has the keys {sorted(names)}, not the value {values!r}")
+    if names != values.keys():
+        raise ValueError(f"{kind.__name__} has the keys {sorted(names)}, not {sorted(values)}")
+    return dict(values)
+
+
+def _stage(values: dict[str, Any]) -> StageConfig:
+    keywords = _exactly(StageConfig, values)
+    for name in ("decode_time", "prefill_time"):
+        keywords[name] = _time_model(keywords[name])
+    return StageConfig(**keywords)
+
+
+def _time_model(values: dict[str, Any]) -> StepTimeModel:
+    keywords = _exactly(StepTimeModel, values)
+    segments = tuple(Segment(**_exactly(Segment, segment)) for segment in keywords["segments"])
+    return StepTimeModel(segments=segments, beta_s=keywords["beta_s"])
+
+
+def _encode_stage(stage: StageConfig) -> dict[str, Any]:
+    return {
+        "kv_bytes_per_token": stage.kv_bytes_per_token,
+        "h2d_bytes_per_s": stage.h2d_bytes_per_s,
+        "decode_time": _encode_time_model(stage.decode_time),
+        "prefill_time": _encode_time_model(stage.prefill_time),
+    }
+
+
+def _encode_time_model(model: StepTimeModel) -> dict[str, Any]:
+    segments = [
+        {"min_size": segment.min_size, "alpha_s": segment.alpha_s, "delta_s": segment.delta_s}
+        for segment in model.segments
+    ]
+    return {"segments": segments, "beta_s": model.beta_s}

@@ -1,0 +1,241 @@
+"""From measured steps to a calibration: which work to run, how to fit what it took, how good the fit is.
+
+Pure: it knows neither an engine nor a clock. ``pipemax.vllm_ext.calibration`` runs the work and hands the times over.
+Steps of alike work are first reduced to their median, so that a machine's other work weighs little.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from pipemax.control.controller_config import StageConfig
+from pipemax.control.times.estimator import PredictionError, ProfileRow, StepTimeModel, fit_step_time
+from pipemax.domain.plan import Phase
+
+WAVE_OUTPUT_TOKENS = 8
+"""Decode steps of each batch in a wave; the first shrinks as the last prompts join."""
+_SEGMENT_CHOICES = (4, 2, 1)
+_SAME_CONTEXT = 1.3
+"""Steps of one batch size whose mean contexts differ by less than this factor count as alike."""
+_FEWEST_COPIED_BLOCKS = 4
+"""A copy of fewer measures its latency, not the link."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedStep:
+    """What a step computed, and how long each stage took for it."""
+
+    phase: Phase
+    size: int
+    """Requests in decode, tokens in prefill."""
+    kv_tokens: int
+    """Σ L_i in decode, (token, attended token) pairs in prefill."""
+    stage_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedCopy:
+    """One step's prefetch, host → GPU."""
+
+    num_blocks: int
+    stage_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wave:
+    """Requests that are sent together and have all ended before the next wave."""
+
+    num_requests: int
+    prompt_tokens: int
+    output_tokens: int = WAVE_OUTPUT_TOKENS
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.num_requests * (self.prompt_tokens + self.output_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaveLimits:
+    """What the engine can take."""
+
+    num_batches: int
+    max_num_seqs: int
+    max_model_len: int
+    gpu_kv_tokens: int
+    host_kv_tokens: int
+    most_wave_tokens: int | None = None
+    """A wave's KV tokens, for who has little time; None lets it fill the GPU's pool, and one overflow it."""
+
+
+def design_waves(limits: WaveLimits) -> list[Wave]:
+    """Decode batches from 1 to the largest that fits × short, middle and long contexts, the corners first, so that
+    whoever stops early has seen the range; then one that overflows the GPU, for the copies. Prompts bring prefill
+    chunks of all sizes with them.
+    """
+    longest = limits.max_model_len - WAVE_OUTPUT_TOKENS
+    contexts = sorted({max(1, min(longest, 16)), max(1, longest // 4), max(1, longest)})
+    grid: list[list[Wave]] = []
+    room = min(limits.gpu_kv_tokens, limits.most_wave_tokens or limits.gpu_kv_tokens)
+    for context in contexts:
+        fits = room // (context + WAVE_OUTPUT_TOKENS)
+        most = max(1, min(limits.max_num_seqs, fits // limits.num_batches))
+        sizes = _powers_up_to(most)
+        grid.append(
+            [Wave(num_requests=size * limits.num_batches, prompt_tokens=context) for size in _corners(sizes)]
+        )
+    waves = [Wave(num_requests=1, prompt_tokens=contexts[0], output_tokens=2 * WAVE_OUTPUT_TOKENS)]
+    waves += [row[index] for index in range(max(map(len, grid))) for row in grid if index < len(row)]
+    overflow = _overflowing_wave(limits, contexts[len(contexts) // 2])
+    # After the corners: the budget of the copies is worth more than another size.
+    return [*waves[:5], *([overflow] if overflow else []), *waves[5:]]
+
+
+def _overflowing_wave(limits: WaveLimits, context: int) -> Wave | None:
+    tokens = context + 2 * WAVE_OUTPUT_TOKENS
+    num_requests = math.ceil(1.5 * limits.gpu_kv_tokens / tokens)
+    most = min(limits.host_kv_tokens, 2 * (limits.most_wave_tokens or limits.host_kv_tokens))
+    if num_requests * tokens > most:
+        return None
+    return Wave(num_requests=num_requests, prompt_tokens=context, output_tokens=2 * WAVE_OUTPUT_TOKENS)
+
+
+def _powers_up_to(most: int) -> list[int]:
+    sizes = [1 << power for power in range(most.bit_length())]
+    return sizes if sizes[-1] == most else [*sizes, most]
+
+
+def _corners(sizes: list[int]) -> list[int]:
+    """Largest, smallest, then what halves the widest gap."""
+    if len(sizes) < 3:
+        return sizes[::-1]
+    order, rest = [sizes[-1], sizes[0]], sizes[1:-1]
+    while rest:
+        middle = rest.pop(len(rest) // 2)
+        order.append(middle)
+    return order
+
+
+# Fitting.
+
+
+def fit_stages(
+    steps: Sequence[TimedStep],
+    copies: Sequence[TimedCopy],
+    *,
+    kv_bytes_per_token: Sequence[int],
+    block_tokens: int,
+    default_h2d_bytes_per_s: float,
+) -> tuple[StageConfig, ...]:
+    """One entry a stage. ``ValueError`` without steps of both phases; the default B where nothing was copied."""
+    stages = []
+    for stage, kv_bytes in enumerate(kv_bytes_per_token):
+        rate = _copy_bytes_per_s(copies, stage, block_bytes=block_tokens * kv_bytes)
+        stages.append(
+            StageConfig(
+                kv_bytes_per_token=kv_bytes,
+                h2d_bytes_per_s=rate or default_h2d_bytes_per_s,
+                decode_time=fit_measured(profile_rows(steps, Phase.DECODE, stage)),
+                prefill_time=fit_measured(profile_rows(steps, Phase.PREFILL, stage)),
+            )
+        )
+    return tuple(stages)
+
+
+def profile_rows(steps: Iterable[TimedStep], phase: Phase, stage: int) -> list[ProfileRow]:
+    """One row for all alike steps: their median."""
+    groups: defaultdict[tuple[int, int], list[ProfileRow]] = defaultdict(list)
+    for step in steps:
+        if step.phase is phase and step.stage_s[stage] > 0:
+            context = max(1.0, step.kv_tokens / step.size)
+            key = (step.size, round(math.log(context, _SAME_CONTEXT)))
+            groups[key].append(
+                ProfileRow(size=step.size, kv_tokens=step.kv_tokens, seconds=step.stage_s[stage])
+            )
+    return [
+        ProfileRow(
+            size=size,
+            kv_tokens=round(median(row.kv_tokens for row in rows)),
+            seconds=median(row.seconds for row in rows),
+        )
+        for (size, _), rows in sorted(groups.items())
+    ]
+
+
+def fit_measured(rows: Sequence[ProfileRow]) -> StepTimeModel:
+    """As ``fit_step_time``, with fewer segments while any would say that a larger batch is faster: that is noise."""
+    if not rows:
+        raise ValueError("nothing was measured of one of the phases; give the calibration more time")
+    for max_segments in _SEGMENT_CHOICES:
+        model = fit_step_time(rows, max_segments=max_segments)
+        if _never_gains_by_size(model):
+            return model
+    return _through_origin_or_flat(rows, model)
+
+
+def _never_gains_by_size(model: StepTimeModel) -> bool:
+    """No line falls, and none begins below the end of the one before."""
+    lines = model.segments
+    return all(line.alpha_s >= 0 and line.delta_s >= 0 for line in lines) and all(
+        model.batch_s(line.min_size) >= model.batch_s(line.min_size - 1) for line in lines[1:]
+    )
+
+
+def _through_origin_or_flat(rows: Sequence[ProfileRow], line: StepTimeModel) -> StepTimeModel:
+    """The line with its negative half left out, at the median of the measured times."""
+    if line.segments[0].alpha_s < 0:
+        return StepTimeModel.linear(alpha_s=0.0, beta_s=0.0, delta_s=median(row.seconds for row in rows))
+    per_unit = median(row.seconds / row.size for row in rows)
+    return StepTimeModel.linear(alpha_s=per_unit, beta_s=0.0, delta_s=0.0)
+
+
+def _copy_bytes_per_s(copies: Iterable[TimedCopy], stage: int, *, block_bytes: int) -> float | None:
+    timed = [copy for copy in copies if copy.num_blocks >= _FEWEST_COPIED_BLOCKS and copy.stage_s[stage] > 0]
+    if not timed:
+        return None
+    return median(copy.num_blocks * block_bytes / copy.stage_s[stage] for copy in timed)
+
+
+def round_trip_s(
+    token_gaps_s: Sequence[float], steps: Iterable[TimedStep], *, num_batches: int
+) -> list[float]:
+    """What a batch's step takes beyond its time on the stages, of one wave whose batches, no more than there are
+    stages, take turns: tokens come out once a step. At most one value; none of a wave without decode steps.
+    """
+    decode_s = [sum(step.stage_s) for step in steps if step.phase is Phase.DECODE]
+    if not (token_gaps_s and decode_s):
+        return []
+    return [max(0.0, num_batches * median(token_gaps_s) - median(decode_s))]
+
+
+# Judging.
+
+
+def predicted_and_measured(
+    stages: Sequence[StageConfig], steps: Iterable[TimedStep], phase: Phase
+) -> list[tuple[float, float]]:
+    """Seconds of each step on each stage, by the calibration and by the clock."""
+    return [
+        (model.seconds(step.size, step.kv_tokens), measured_s)
+        for step in steps
+        if step.phase is phase
+        for model, measured_s in zip(
+            [stage.decode_time if phase is Phase.DECODE else stage.prefill_time for stage in stages],
+            step.stage_s,
+            strict=True,
+        )
+        if measured_s > 0
+    ]
+
+
+def prediction_error(pairs: Sequence[tuple[float, float]]) -> PredictionError:
+    """Of (predicted, measured) seconds; zeros without any."""
+    off = [abs(measured_s / predicted_s - 1.0) for predicted_s, measured_s in pairs if predicted_s > 0]
+    count = len(off)
+    return PredictionError(
+        num_steps=count,
+        within_5_percent=sum(error <= 0.05 for error in off) / count if count else 0.0,
+        worst=max(off, default=0.0),
+        mean=sum(off) / count if count else 0.0,
+    )

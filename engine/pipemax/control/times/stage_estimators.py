@@ -1,0 +1,127 @@
+"""All stages' estimators together: a step's predicted time, and how many blocks can be copied beside it.
+
+Stages differ (uneven layers, the output head), so every quantity is taken per stage: a step is as long as its
+slowest stage, and the prefetch budget is the least of what the stages can take (Eq. "budget").
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipemax.control.controller_config import ControllerConfig, StageConfig
+from pipemax.control.times.estimator import BandwidthEstimator, OnlineEstimator, PredictionError
+from pipemax.control.times.profiling import TimedCopy, TimedStep
+from pipemax.domain.events import StepTimed, TransferTimed
+from pipemax.domain.plan import Phase, StepId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """What a step computes, as the estimators see it."""
+
+    phase: Phase
+    size: int
+    """Requests in decode, tokens in prefill."""
+    kv_tokens: int
+    """Σ L_i in decode, (token, attended token) pairs in prefill."""
+
+
+class StageTimes:
+    """Predicts steps and budgets; learns from the times of those that ran."""
+
+    MAX_UNTIMED = 256
+    """Steps remembered until their times arrive."""
+    MAX_TIMED = 4096
+    """Timed steps and copies kept for whoever calibrates."""
+
+    def __init__(self, config: ControllerConfig) -> None:
+        self._block_tokens = config.block_tokens
+        self.timed_steps: deque[TimedStep] = deque(maxlen=self.MAX_TIMED)
+        self.timed_copies: deque[TimedCopy] = deque(maxlen=self.MAX_TIMED)
+        self.recalibrate(config.stages)
+        self.last_step_s = 0.0
+        """Of the step that was timed last, on its slowest stage; and what was predicted of it just before."""
+        self.last_predicted_s = 0.0
+        self._untimed: OrderedDict[StepId, StepWork] = OrderedDict()
+        self._budgets: OrderedDict[StepId, int] = OrderedDict()
+
+    def recalibrate(self, stages: Sequence[StageConfig]) -> None:
+        """Begin anew from these coefficients, one entry a stage."""
+        self._stages = tuple(stages)
+        self.decode = tuple(OnlineEstimator(stage.decode_time) for stage in stages)
+        self.prefill = tuple(OnlineEstimator(stage.prefill_time) for stage in stages)
+        self.h2d = tuple(BandwidthEstimator(stage.h2d_bytes_per_s) for stage in stages)
+
+    def _estimators(self, phase: Phase) -> tuple[OnlineEstimator, ...]:
+        return self.decode if phase is Phase.DECODE else self.prefill
+
+    def predict(self, work: StepWork) -> tuple[float, ...]:
+        """Seconds on each stage."""
+        return tuple(
+            estimator.seconds(work.size, work.kv_tokens) for estimator in self._estimators(work.phase)
+        )
+
+    def decode_seconds(self, num_requests: int, kv_tokens: int) -> float:
+        """Of the slowest stage."""
+        return max(estimator.seconds(num_requests, kv_tokens) for estimator in self.decode)
+
+    def decode_marginal_s(self, num_requests: int, kv_tokens: int) -> float:
+        """What one more request of this length adds to the slowest stage's time, at this batch size."""
+        return max(
+            estimator.alpha_s(num_requests) + estimator.beta_s * kv_tokens for estimator in self.decode
+        )
+
+    def slowest_decode(self, stage_s: tuple[float, ...]) -> OnlineEstimator:
+        """The decode estimator of the stage that bounds the pipeline."""
+        return self.decode[max(range(len(stage_s)), key=stage_s.__getitem__)]
+
+    def budget_blocks(self, stage_s: tuple[float, ...]) -> int:
+        """min over the stages of B_s·T̂_s/κ_s, in whole blocks."""
+        return min(
+            int(rate.bytes_per_s * seconds / (stage.kv_bytes_per_token * self._block_tokens))
+            for rate, seconds, stage in zip(self.h2d, stage_s, self._stages, strict=True)
+        )
+
+    # What was measured.
+
+    def remember(self, step_id: StepId, work: StepWork, budget_blocks: int) -> None:
+        """Keep a planned step's inputs until its times arrive, if they ever do."""
+        self._untimed[step_id] = work
+        self._budgets[step_id] = budget_blocks
+        for kept in (self._untimed, self._budgets):
+            if len(kept) > self.MAX_UNTIMED:
+                kept.popitem(last=False)
+
+    def forget(self, step_id: StepId) -> None:
+        """The step did not run as planned: its time says nothing."""
+        self._untimed.pop(step_id, None)
+
+    def observe_step(self, event: StepTimed) -> None:
+        self._check_stages(event.stage_s)
+        work = self._untimed.pop(event.step_id, None)
+        if work is None:
+            return
+        self.timed_steps.append(
+            TimedStep(phase=work.phase, size=work.size, kv_tokens=work.kv_tokens, stage_s=event.stage_s)
+        )
+        self.last_step_s, self.last_predicted_s = max(event.stage_s), max(self.predict(work))
+        for estimator, seconds in zip(self._estimators(work.phase), event.stage_s, strict=True):
+            estimator.observe(work.size, work.kv_tokens, seconds)
+
+    def observe_transfer(self, event: TransferTimed) -> None:
+        self._check_stages(event.stage_s)
+        self.timed_copies.append(TimedCopy(num_blocks=event.num_blocks, stage_s=event.stage_s))
+        budget = self._budgets.pop(event.step_id, None)
+        # A copy of few blocks measures its latency, not the link.
+        if budget is None or event.num_blocks < max(1, budget / 2):
+            return
+        for rate, seconds, stage in zip(self.h2d, event.stage_s, self._stages, strict=True):
+            rate.observe(event.num_blocks * self._block_tokens * stage.kv_bytes_per_token, seconds)
+
+    def _check_stages(self, stage_s: tuple[float, ...]) -> None:
+        if len(stage_s) != len(self._stages):
+            raise ValueError(f"{len(stage_s)} times for {len(self._stages)} stages")
+
+    def decode_error(self) -> tuple[PredictionError, ...]:
+        """By stage: how decode predictions did over the last steps."""
+        return tuple(estimator.error() for estimator in self.decode)

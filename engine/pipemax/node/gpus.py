@@ -1,0 +1,75 @@
+"""Which GPUs an engine of this environment would see, by NVIDIA's own tool, and how many it takes of them.
+
+Neither a CUDA context nor torch is needed for it.
+"""
+
+import csv
+import logging
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from itertools import takewhile
+
+from pipemax.config import EngineConfig
+
+log = logging.getLogger(__name__)
+
+_SMI_TIMEOUT_S = 60.0
+_SMI = ("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader")
+
+
+def visible_gpus(environ: Mapping[str, str]) -> list[str]:
+    """The UUIDs of the GPUs that CUDA would show under this environment; empty without NVIDIA's driver.
+
+    A name in ``CUDA_VISIBLE_DEVICES`` that the driver does not list (a MIG instance) stands for itself.
+    """
+    command = shutil.which(_SMI[0], path=environ.get("PATH"))
+    if command is None:
+        return []
+    try:
+        listed = subprocess.run(
+            [command, *_SMI[1:]], capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("nvidia-smi does not list the GPUs (%s): they are not locked", error)
+        return []
+    known = {row[0]: row[1] for row in csv.reader(listed.splitlines(), skipinitialspace=True) if row}
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return sorted(known.values())
+    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    # CUDA takes a negative number as the list's end: -1 alone hides every GPU.
+    shown = takewhile(lambda name: not name.startswith("-"), names)
+    return sorted({_uuid(name, known) for name in shown})
+
+
+def _uuid(name: str, known: Mapping[str, str]) -> str:
+    if name in known:
+        return known[name]
+    # CUDA takes the beginning of a UUID for the whole.
+    return next((uuid for uuid in known.values() if uuid.startswith(name)), name)
+
+
+def pipeline_parallel_size(config: EngineConfig, *, num_gpus: int) -> int:
+    """The stages to run: as asked, else one for each group of ``tensor_parallel_size`` GPUs.
+
+    ``num_gpus`` is 0 on a machine without any, where stages are processes that share its cores. ``ValueError`` where
+    there are fewer GPUs than needed.
+    """
+    if num_gpus == 0:
+        if config.tensor_parallel_size > 1:
+            raise ValueError(
+                f"tensor_parallel_size {config.tensor_parallel_size} needs GPUs, and this machine shows none"
+            )
+        return config.pipeline_parallel_size or 1
+    num_stages = config.pipeline_parallel_size or max(1, num_gpus // config.tensor_parallel_size)
+    needed = num_stages * config.tensor_parallel_size
+    if needed > num_gpus:
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES", "not set: all of the machine's")
+        raise ValueError(
+            f"pipeline_parallel_size {num_stages} × tensor_parallel_size {config.tensor_parallel_size} needs {needed} "
+            f"GPUs, and this executor has {num_gpus} (CUDA_VISIBLE_DEVICES={shown}): lower one of the two, or give "
+            f"each executor {needed} GPUs (spark.executor.resource.gpu.amount)"
+        )
+    return num_stages

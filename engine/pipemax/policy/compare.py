@@ -1,0 +1,223 @@
+"""PipeMax or stock vLLM: simulations of both, compared.
+
+``choose_for_engine`` is what ``policy: auto`` asks of an engine whose step times were measured; ``plan_capacity`` is
+``pipemax plan-capacity``, over profiles of nodes and models. Pure functions: a sample of the table is simulated and its
+steady rate taken for the whole table, so the answer comes in seconds; the drain at the table's end is not in it. They
+know nothing of running engines.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+import numpy as np
+
+from pipemax.domain.specs import ModelSpec, NodeSpec
+from pipemax.sim.measured_engine import MeasuredEngine
+from pipemax.sim.result import SimulationResult
+from pipemax.sim.systems.catalog import simulate
+from pipemax.sim.systems.scenario import Scenario, measured_scenario
+from pipemax.sim.workloads import Workload, WorkloadSpec, draw_workload
+
+_SECONDS_PER_HOUR = 3600.0
+SAMPLE_REQUESTS = 1500
+STOCK_SYSTEMS = ("vllm_032_pp", "vllm_tp")
+WORTHWHILE_GAIN = 1.03
+"""PipeMax is chosen from this ratio on: below it the simulations cannot tell the two apart."""
+
+
+class ChosenPolicy(StrEnum):
+    PIPEMAX = "pipemax"
+    VLLM = "vllm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityOption:
+    """One way to run the table on one node."""
+
+    system: str
+    gpus_per_engine: int
+    """n: pipeline stages of one engine, or the GPUs that share each layer; the node runs as many engines as fit."""
+    host_memory_bytes: float
+    """Of the whole node."""
+    tokens_per_s: float
+    """Prompts and outputs, of the whole node, drain apart."""
+    mean_decode_batch: float
+    hours: float
+    cost: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyChoice:
+    """PipeMax or stock vLLM, and why."""
+
+    chosen: ChosenPolicy
+    reason: str
+    """One clause, for people."""
+    predicted_tokens_per_s: Mapping[str, float] = field(default_factory=dict)
+    """By policy, prompts and outputs; empty where nothing had to be simulated."""
+    inputs: Mapping[str, float | str] = field(default_factory=dict)
+    """What the simulations were given."""
+
+    @property
+    def speedup(self) -> float:
+        """Of PipeMax over stock vLLM."""
+        return (
+            self.predicted_tokens_per_s[ChosenPolicy.PIPEMAX] / self.predicted_tokens_per_s[ChosenPolicy.VLLM]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityPlan:
+    """All options, fastest first."""
+
+    rows: int
+    options: list[CapacityOption]
+    choice: PolicyChoice
+    not_possible: list[str]
+    """What was left out, and why."""
+
+    @property
+    def best(self) -> CapacityOption:
+        return self.options[0]
+
+
+def choose_for_engine(
+    engine: MeasuredEngine, workload: Workload, *, is_whole_table: bool, inputs: Mapping[str, float | str]
+) -> PolicyChoice:
+    """What ``policy: auto`` takes, by simulations of the measured engine under either policy.
+
+    Of a sample the steady rates count, of a whole table the time to its end. ``inputs`` are added to the choice's own.
+    """
+    rates: dict[str, float] = {}
+    batches: dict[str, float] = {}
+    for policy, system in ((ChosenPolicy.PIPEMAX, "pipemax"), (ChosenPolicy.VLLM, "vllm_032_pp")):
+        result = simulate(system, measured_scenario(engine, workload))
+        rates[policy] = result.total_tokens_per_s if is_whole_table else result.steady_tokens_per_s
+        batches[policy] = result.mean_decode_batch
+    speedup = rates[ChosenPolicy.PIPEMAX] / rates[ChosenPolicy.VLLM]
+    chosen, why = _verdict(speedup)
+    return PolicyChoice(
+        chosen=chosen,
+        reason=f"{why}: simulated {rates['pipemax']:,.0f} tokens/s against {rates['vllm']:,.0f} for stock vLLM, "
+        f"{speedup:.2f}×, in decode batches of {batches['pipemax']:.0f} and {batches['vllm']:.0f}",
+        predicted_tokens_per_s={name: round(rate, 3) for name, rate in rates.items()},
+        inputs={
+            **inputs,
+            "stages": len(engine.stages),
+            "num_batches": engine.num_batches,
+            "gpu_kv_tokens": engine.capacity.gpu_tokens,
+            "host_kv_tokens": engine.capacity.host_blocks * engine.capacity.block_tokens,
+            "simulated_rows": len(workload),
+            "mean_prompt_tokens": round(float(workload.prompt_tokens.mean()), 1),
+            "mean_output_tokens": round(float(workload.output_tokens.mean()), 1),
+            "shared_prefix_tokens": workload.shared_prefix_tokens,
+        },
+    )
+
+
+def _verdict(speedup: float) -> tuple[ChosenPolicy, str]:
+    if speedup >= WORTHWHILE_GAIN:
+        return ChosenPolicy.PIPEMAX, "PipeMax is faster"
+    return ChosenPolicy.VLLM, f"PipeMax gains less than {WORTHWHILE_GAIN - 1:.0%}"
+
+
+def plan_capacity(
+    node: NodeSpec,
+    model: ModelSpec,
+    statistics: WorkloadSpec,
+    *,
+    rows: int,
+    price_per_hour: float,
+    host_memory_bytes: Sequence[float] = (),
+    gpus_per_engine: Sequence[int] = (),
+    sample_requests: int = SAMPLE_REQUESTS,
+    seed: int = 0,
+) -> CapacityPlan:
+    """Hours and cost of ``rows`` rows on one node, for PipeMax and for stock vLLM.
+
+    ``host_memory_bytes`` are the sizes to compare (default: the node's own), ``gpus_per_engine`` the ways to divide
+    the node (default: whole, and in halves). Host memory that holds the KV of the whole sample cannot be told from
+    more: raise ``sample_requests`` to compare large sizes. ``ValueError`` where the model fits in no way.
+    """
+    if rows < 1 or price_per_hour < 0:
+        raise ValueError(f"rows must be at least 1 and price_per_hour not negative: {rows}, {price_per_hour}")
+    workload = draw_workload(statistics, sample_requests, np.random.default_rng(seed))
+    sizes = list(host_memory_bytes) or [node.host_memory_bytes]
+    options: list[CapacityOption] = []
+    not_possible: list[str] = []
+    for num_gpus in gpus_per_engine or sorted({node.num_gpus, max(1, node.num_gpus // 2)}, reverse=True):
+        # Stock vLLM keeps nothing on the host: one size tells all.
+        runs = [("pipemax", size) for size in sizes] + [(system, sizes[0]) for system in STOCK_SYSTEMS]
+        for system, size in runs:
+            try:
+                part = _part_of(node, num_gpus, size)
+                result = simulate(system, Scenario(node=part, model=model, workload=workload))
+            except ValueError as error:
+                not_possible.append(f"{system} with {num_gpus} GPUs an engine: {error}")
+                continue
+            options.append(_option(result, node, num_gpus, size, rows, price_per_hour))
+    options.sort(key=lambda option: -option.tokens_per_s)
+    return CapacityPlan(
+        rows=rows, options=options, choice=_choose(options, not_possible), not_possible=not_possible
+    )
+
+
+def _part_of(node: NodeSpec, num_gpus: int, host_bytes: float) -> NodeSpec:
+    """One engine's part of a node that is divided among as many engines as fit."""
+    if num_gpus < 1 or node.num_gpus % num_gpus:
+        raise ValueError(f"{node.name} has {node.num_gpus} GPUs, which {num_gpus} do not divide")
+    share = num_gpus / node.num_gpus
+    return replace(
+        node,
+        num_gpus=num_gpus,
+        gpus_per_root=min(node.gpus_per_root, num_gpus),
+        host_memory_bytes=host_bytes * share,
+        host_dram_bytes_per_s=node.host_dram_bytes_per_s * share,
+    )
+
+
+def _option(
+    result: SimulationResult,
+    node: NodeSpec,
+    num_gpus: int,
+    host_bytes: float,
+    rows: int,
+    price_per_hour: float,
+) -> CapacityOption:
+    tokens_per_s = result.steady_tokens_per_s * (node.num_gpus // num_gpus)
+    tokens_per_row = (result.prompt_tokens + result.output_tokens) / result.num_requests
+    hours = rows * tokens_per_row / tokens_per_s / _SECONDS_PER_HOUR
+    return CapacityOption(
+        system=result.system,
+        gpus_per_engine=num_gpus,
+        host_memory_bytes=host_bytes,
+        tokens_per_s=tokens_per_s,
+        mean_decode_batch=result.mean_decode_batch,
+        hours=hours,
+        cost=hours * price_per_hour,
+    )
+
+
+def _choose(options: Sequence[CapacityOption], not_possible: Sequence[str]) -> PolicyChoice:
+    """From options sorted by speed."""
+    pipemax = next((option for option in options if option.system == "pipemax"), None)
+    stock = next((option for option in options if option.system != "pipemax"), None)
+    if pipemax is None or stock is None:
+        raise ValueError("; ".join(not_possible))
+    speedup = pipemax.tokens_per_s / stock.tokens_per_s
+    figures = (
+        f"simulated {pipemax.tokens_per_s:,.0f} tokens/s for PipeMax ({pipemax.gpus_per_engine} stages, decode "
+        f"batches of {pipemax.mean_decode_batch:.0f}) against {stock.tokens_per_s:,.0f} for stock vLLM "
+        f"({stock.system}, {stock.gpus_per_engine} GPUs, batches of {stock.mean_decode_batch:.0f}): {speedup:.2f}×"
+    )
+    chosen, why = _verdict(speedup)
+    return PolicyChoice(
+        chosen=chosen,
+        reason=f"{why}: {figures}",
+        predicted_tokens_per_s={
+            ChosenPolicy.PIPEMAX: pipemax.tokens_per_s,
+            ChosenPolicy.VLLM: stock.tokens_per_s,
+        },
+        inputs={"vllm_system": stock.system},
+    )

@@ -1,0 +1,90 @@
+"""``policy: auto``: from what is known of the rows to the rows that are simulated, and from them to the choice.
+
+Output lengths are not known beforehand: each row is taken to make between one token and all it may, unless the config
+says how many to expect. Pure: it starts nothing.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from pipemax.config import RowLengths
+from pipemax.policy.compare import PolicyChoice, choose_for_engine
+from pipemax.sim.measured_engine import MeasuredEngine
+from pipemax.sim.workloads import Workload
+
+_MOST_SIMULATED_ROWS, _MOST_SIMULATED_OUTPUTS = 800, 60_000
+"""A few seconds of simulation."""
+_FEWEST_SIMULATED_ROWS = 100
+_POOL_FILLS = 3
+"""Simulated rows: as many as fill the host pool so many times, within those limits."""
+_ASSUMED_MAX_TOKENS = 256
+_ASSUMED_MOST_PROMPT_TOKENS = 1024
+
+
+def choose(engine: MeasuredEngine, lengths: RowLengths | None) -> PolicyChoice:
+    """By rows drawn from the sampled lengths; without any, by an assumption, which the reason then names."""
+    assumed = lengths is None
+    lengths = lengths or _assumed_lengths(engine)
+    workload, is_whole_table = draw_rows(engine, lengths)
+    choice = choose_for_engine(
+        engine, workload, is_whole_table=is_whole_table, inputs=_inputs(lengths, assumed=assumed)
+    )
+    if not assumed:
+        return choice
+    reason = (
+        f"{choice.reason}, for rows nobody sampled: prompts of up to {max(lengths.prompt_tokens)} tokens, "
+        f"outputs of up to {lengths.max_tokens}"
+    )
+    return replace(choice, reason=reason)
+
+
+def draw_rows(engine: MeasuredEngine, lengths: RowLengths, *, seed: int = 0) -> tuple[Workload, bool]:
+    """Rows to simulate, and whether they are as many as the table has."""
+    rng = np.random.default_rng(seed)
+    longest = engine.max_model_len - 1
+    mean_output = lengths.mean_output_tokens or max(1.0, lengths.max_tokens / 2)
+    prompts = np.minimum(np.array(lengths.prompt_tokens, dtype=np.int64), longest)
+    count = _rows_to_simulate(engine, float(prompts.mean()) + mean_output, mean_output)
+    is_whole_table = lengths.rows is not None and lengths.rows <= count
+    if is_whole_table:
+        assert lengths.rows is not None
+        count = lengths.rows
+    prompts = np.maximum(1, rng.choice(prompts, count))
+    least, most = _output_range(min(mean_output, lengths.max_tokens), lengths.max_tokens)
+    outputs = rng.integers(least, most, count, endpoint=True)
+    workload = Workload(
+        name="sampled rows",
+        prompt_tokens=prompts,
+        output_tokens=np.maximum(1, np.minimum(outputs, engine.max_model_len - prompts)),
+        shared_prefix_tokens=min(lengths.shared_prefix_tokens, int(prompts.min()) - 1),
+    )
+    return workload, is_whole_table
+
+
+def _rows_to_simulate(engine: MeasuredEngine, tokens_per_row: float, outputs_per_row: float) -> int:
+    fills = _POOL_FILLS * engine.capacity.host_blocks * engine.capacity.block_tokens / tokens_per_row
+    most = min(_MOST_SIMULATED_ROWS, _MOST_SIMULATED_OUTPUTS / outputs_per_row)
+    return int(max(_FEWEST_SIMULATED_ROWS, min(fills, most)))
+
+
+def _output_range(mean: float, most: int) -> tuple[int, int]:
+    """Of equally likely lengths with this mean, none above ``most``."""
+    if mean >= most / 2:
+        return max(1, round(2 * mean - most)), most
+    return 1, max(1, round(2 * mean) - 1)
+
+
+def _assumed_lengths(engine: MeasuredEngine) -> RowLengths:
+    most = max(1, min(_ASSUMED_MOST_PROMPT_TOKENS, engine.max_model_len // 2))
+    prompts = tuple(range(max(1, most // 16), most + 1, max(1, most // 16)))
+    values = {"prompt_tokens": prompts, "max_tokens": min(_ASSUMED_MAX_TOKENS, most)}
+    return RowLengths.model_validate(values)
+
+
+def _inputs(lengths: RowLengths, *, assumed: bool) -> dict[str, float | str]:
+    return {
+        "lengths": "assumed" if assumed else f"{len(lengths.prompt_tokens)} sampled rows",
+        "max_tokens": lengths.max_tokens,
+        "table_rows": "unknown" if lengths.rows is None else lengths.rows,
+    }

@@ -1,0 +1,74 @@
+"""From a config to a running engine: settles ``policy: auto``, once for the engine's life.
+
+What cannot run under PipeMax, or cannot gain by it, needs no measuring. Otherwise an engine under PipeMax is started,
+which measures itself where nothing is known of it, and simulations of what was measured decide; if they say stock vLLM,
+the engine is started anew. What was measured is kept, but how many KV blocks a GPU holds only an engine tells.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from pipemax.config import EngineConfig, Policy
+from pipemax.domain.errors import EngineStartError
+from pipemax.policy.compare import ChosenPolicy, PolicyChoice
+from pipemax.policy.row_sample import choose
+from pipemax.vllm_ext.engine.vllm_engine import VllmEngine
+from pipemax.vllm_ext.launch.forecast import forecast
+
+log = logging.getLogger(__name__)
+
+_ONE_STAGE = "with one pipeline stage no batch waits whose GPU memory PipeMax could give to another"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedEngine:
+    """An engine, and why it runs under the policy that it has."""
+
+    engine: VllmEngine
+    choice: PolicyChoice
+
+
+def start_engine(config: EngineConfig) -> StartedEngine:
+    """Blocks until the model is loaded; ``EngineStartError`` says why it could not be."""
+    match config.policy:
+        case Policy.AUTO:
+            started = _start_by_simulation(config)
+        case policy:
+            choice = PolicyChoice(chosen=ChosenPolicy(policy), reason="the engine config says so")
+            started = StartedEngine(engine=VllmEngine(config), choice=choice)
+    log.info("policy %s: %s", started.choice.chosen, started.choice.reason)
+    return started
+
+
+def _start_by_simulation(config: EngineConfig) -> StartedEngine:
+    pipemax = config.model_copy(update={"policy": Policy.PIPEMAX})
+    expected = forecast(pipemax)
+    if expected.refusal:
+        return _start_stock(config, expected.refusal)
+    if expected.num_stages == 1:
+        return _start_stock(config, _ONE_STAGE)
+    if expected.engine is not None:
+        return _start(config, choose(expected.engine, config.row_lengths))
+    try:
+        engine = VllmEngine(pipemax)
+    except EngineStartError as error:
+        # If the model itself is the matter, stock vLLM says so in its turn.
+        return _start_stock(config, f"an engine under PipeMax did not start ({error})")
+    if engine.measured is None:
+        engine.close()
+        return _start_stock(config, "step times were not measured, so that nothing could be simulated")
+    choice = choose(engine.measured, config.row_lengths)
+    if choice.chosen is ChosenPolicy.PIPEMAX:
+        return StartedEngine(engine=engine, choice=choice)
+    log.info("stock vLLM is chosen, so the engine is started anew: %s", choice.reason)
+    engine.close()
+    return _start(config, choice)
+
+
+def _start_stock(config: EngineConfig, reason: str) -> StartedEngine:
+    return _start(config, PolicyChoice(chosen=ChosenPolicy.VLLM, reason=reason))
+
+
+def _start(config: EngineConfig, choice: PolicyChoice) -> StartedEngine:
+    settled = config.model_copy(update={"policy": Policy(choice.chosen)})
+    return StartedEngine(engine=VllmEngine(settled), choice=choice)

@@ -1,0 +1,314 @@
+"""The one resident engine: started when first needed, shared by all sessions, replaced when another is needed.
+
+One thread owns the engine's life: it makes it, polls it, replaces it and closes it. Sessions, on threads of their
+own, only ask whether their engine is ready, and call ``submit`` and ``abort``. The host knows nothing of Flight.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pipemax.api import Completion, Engine, EngineStats
+from pipemax.checkpoint.content import content_of
+from pipemax.config import EngineConfig
+from pipemax.domain.errors import EngineDiedError, EngineStartError
+from pipemax.serve.gpu_locks import GpuLocks
+from pipemax.serve.limits import Timings
+from pipemax.serve.membership import (
+    Member,
+    Readiness,
+    Ready,
+    Refused,
+    StartFailures,
+    Waiting,
+    conflict_of,
+    next_to_load,
+)
+from pipemax.wire import ProcessIdentity, SessionErrorCode
+
+log = logging.getLogger(__name__)
+
+EngineFactory = Callable[[EngineConfig], Engine]
+_POLL_TIMEOUT_S = 0.1
+_REST_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSnapshot:
+    """The host at one instant, for the statistics."""
+
+    state: str
+    detail: str
+    engine_id: str
+    engine_starts: int
+    engine_stats: EngineStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCallbacks:
+    """Whom the engine's thread tells what; none of them may block for long."""
+
+    deliver: Callable[[Sequence[Completion]], None]
+    """Completions, in the order of ``poll``."""
+    observe: Callable[[Engine, EngineConfig], None]
+    """Before the engine's first row, and after each poll."""
+    running_rows: Callable[[], int]
+    """Rows in the engine, as the sessions count them."""
+    changed: Callable[[], None]
+    """An engine is ready, or did not start: whoever waits shall look again."""
+    dying: Callable[[], None]
+    """The engine is gone, and nobody has heard of it yet."""
+    died: Callable[[str], None]
+    """The engine is gone, and why; the sessions know."""
+
+
+@dataclass(slots=True)
+class _Resident:
+    engine: Engine
+    config: EngineConfig
+    engine_id: str
+    content: bytes
+
+
+@dataclass(slots=True)
+class _State:
+    """Everything behind the host's lock."""
+
+    members: list[Member] = field(default_factory=list)
+    resident: _Resident | None = None
+    loading: Member | None = None
+    loading_since_s: float = 0.0
+    loading_instead_of: str = ""
+    unused_since_s: float = 0.0
+    failures: StartFailures = field(default_factory=StartFailures)
+    last_failure: str = ""
+    refusal: Refused | None = None
+    """For everyone, from the engine's death or the server's stop on."""
+    engine_starts: int = 0
+
+
+class EngineHost:
+    """Owns the resident engine. Every public method is thread-safe and returns at once, but ``stop``."""
+
+    def __init__(
+        self, factory: EngineFactory, callbacks: HostCallbacks, timings: Timings, gpus: GpuLocks
+    ) -> None:
+        self._factory = factory
+        self._gpus = gpus
+        self._callbacks = callbacks
+        self._timings = timings
+        self._changed = threading.Condition()
+        self._state = _State()
+        self._moved_at_s = time.monotonic()
+        self._polled_at_s = time.monotonic()
+        self._polling = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, refusal: Refused) -> None:
+        """Refuse everyone from now on, and have the engine's thread close the engine and end."""
+        with self._changed:
+            self._state.refusal = self._state.refusal or refusal
+            self._changed.notify_all()
+
+    def wait_until_closed(self, timeout_s: float) -> bool:
+        """After ``stop``: true when the engine has closed, false when it takes longer."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def join(self, config: EngineConfig, *, job_id: str, task: str, daemon: ProcessIdentity) -> Member:
+        """Claim the config's engine for a session, until ``leave``."""
+        member = Member(
+            config=config,
+            engine_id=config.engine_id(),
+            job_id=job_id,
+            task=task,
+            daemon=daemon,
+            since_s=time.monotonic(),
+        )
+        with self._changed:
+            member.refusal = self._state.failures.known_to(member.engine_id, job_id)
+            self._state.members.append(member)
+            self._changed.notify_all()
+        return member
+
+    def leave(self, member: Member) -> None:
+        with self._changed:
+            self._state.members.remove(member)
+            self._state.unused_since_s = time.monotonic()
+            self._changed.notify_all()
+
+    def note_movement(self) -> None:
+        """A session has sent or taken a row: whoever holds the engine is not stuck."""
+        self._moved_at_s = time.monotonic()
+
+    def readiness(self, member: Member) -> Readiness:
+        """Where the member stands now."""
+        now_s = time.monotonic()
+        with self._changed:
+            state = self._state
+            refusal = state.refusal or member.refusal
+            if refusal is not None:
+                return refusal
+            if state.loading is not None:
+                return self._waiting_for_load(member, now_s)
+            if state.resident is None:
+                return Waiting(detail=f"about to load model {member.config.model}")
+            if state.resident.engine_id == member.engine_id:
+                return Ready(engine=state.resident.engine, content=state.resident.content)
+            holders = [m for m in state.members if m.engine_id == state.resident.engine_id]
+            conflict = conflict_of(
+                member, holders, still_s=self._still_s(member, now_s), timings=self._timings
+            )
+            if conflict is not None:
+                member.refusal = conflict
+                return conflict
+            holder = f"the engine of model {state.resident.config.model}"
+            return Waiting(detail=f"waiting for {holder}: {len(holders)} tasks use it", other_config=True)
+
+    def responds(self) -> bool:
+        """False while ``Engine.poll`` does not come back; loading and closing may take their time."""
+        return not self._polling or time.monotonic() - self._polled_at_s < self._timings.poll_stall_s
+
+    def snapshot(self) -> HostSnapshot:
+        now_s = time.monotonic()
+        with self._changed:
+            state = self._state
+            name, detail = "starting", ""
+            if state.refusal is not None:  # for good: clients wait for this server's successor
+                name, detail = "stopping", state.refusal.detail
+            elif state.loading is not None:
+                name, detail = "loading", self._waiting_for_load(state.loading, now_s).detail
+            elif state.resident is not None:
+                name = "ready"
+            elif state.last_failure:
+                name, detail = "failed", state.last_failure
+            return HostSnapshot(
+                state=name,
+                detail=detail,
+                engine_id=state.resident.engine_id if state.resident else "",
+                engine_starts=state.engine_starts,
+                engine_stats=state.resident.engine.stats() if state.resident else EngineStats(),
+            )
+
+    def _waiting_for_load(self, member: Member, now_s: float) -> Waiting:
+        state = self._state
+        assert state.loading is not None
+        seconds = int(now_s - state.loading_since_s)
+        other = state.loading.engine_id != member.engine_id
+        doing = (
+            self._gpus.wait_reason or f"loading model {state.loading.config.model}{state.loading_instead_of}"
+        )
+        detail = f"{doing}, {seconds} s"
+        return Waiting(detail=f"{detail} (another job's)" if other else detail, other_config=other)
+
+    def _still_s(self, member: Member, now_s: float) -> float:
+        if self._callbacks.running_rows() > 0:
+            self._moved_at_s = now_s
+        return now_s - max(self._moved_at_s, member.since_s)
+
+    # From here on: the engine's thread.
+
+    def _run(self) -> None:
+        try:
+            while self._state.refusal is None:
+                self._step()
+        except Exception as error:
+            # Whatever ends this thread ends the engine's usefulness: tell everyone, never die in silence.
+            log.exception("the engine died")
+            self._callbacks.dying()
+            detail = str(error) if isinstance(error, EngineDiedError) else f"the engine died: {error!r}"
+            self.stop(Refused(code=SessionErrorCode.ENGINE_DIED, detail=detail))
+            self._callbacks.died(detail)
+        finally:
+            self._close_resident()
+
+    def _step(self) -> None:
+        with self._changed:
+            state = self._state
+            target = next_to_load(
+                state.members,
+                state.resident.engine_id if state.resident else None,
+                resident_unused_s=time.monotonic() - state.unused_since_s,
+                grace_s=self._timings.replace_grace_s,
+            )
+            resident = state.resident
+            if target is not None:
+                # Under the same lock as the choice: a session that joins now must not get the old engine.
+                state.loading, state.loading_since_s = target, time.monotonic()
+                state.loading_instead_of = f" in place of {resident.config.model}" if resident else ""
+            elif resident is None:
+                self._changed.wait(_REST_S)
+                return
+        if target is not None:
+            self._load(target)
+            self._callbacks.changed()
+        elif resident is not None:
+            self._poll(resident)
+
+    def _load(self, target: Member) -> None:
+        state = self._state
+        log.info(
+            "loading model %s (config %s)%s", target.config.model, target.engine_id, state.loading_instead_of
+        )
+        self._close_resident()
+        if not self._gpus.take(gives_up=lambda: state.refusal is not None):
+            return
+        content = content_of(target.config, load=state.engine_starts)
+        try:
+            engine = self._factory(target.config)
+        except (EngineStartError, EngineDiedError) as error:
+            self._record_failure(target, str(error))
+        except Exception as error:
+            log.exception("the engine's start raised an unexpected error")
+            self._record_failure(
+                target, f"the engine of model {target.config.model!r} did not start: {error!r}"
+            )
+        else:
+            self._callbacks.observe(engine, target.config)
+            with self._changed:
+                state.resident = _Resident(engine, target.config, target.engine_id, content)
+                state.loading = None
+                state.engine_starts += 1
+                state.failures.forget(target.engine_id)
+                state.last_failure = ""
+            self.note_movement()
+            log.info(
+                "model %s is ready after %.1f s",
+                target.config.model,
+                time.monotonic() - state.loading_since_s,
+            )
+
+    def _record_failure(self, target: Member, reason: str) -> None:
+        state = self._state
+        log.error("no engine: %s", reason)
+        refusal = Refused(code=SessionErrorCode.ENGINE_START_FAILED, detail=reason)
+        with self._changed:
+            state.loading = None
+            state.last_failure = reason
+            waiting = [m for m in state.members if m.engine_id == target.engine_id]
+            state.failures.record(target.engine_id, reason, {m.job_id for m in (*waiting, target)})
+            for member in waiting:
+                member.refusal = refusal
+
+    def _poll(self, resident: _Resident) -> None:
+        self._polled_at_s, self._polling = time.monotonic(), True
+        try:
+            completions = resident.engine.poll(_POLL_TIMEOUT_S)
+        finally:
+            self._polling = False
+        if completions:
+            self._callbacks.deliver(completions)
+        self._callbacks.observe(resident.engine, resident.config)
+
+    def _close_resident(self) -> None:
+        state = self._state
+        with self._changed:
+            resident, state.resident = state.resident, None
+        if resident is not None:
+            log.info("closing the engine of model %s", resident.config.model)
+            resident.engine.close()

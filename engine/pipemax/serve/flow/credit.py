@@ -1,0 +1,239 @@
+"""Flow control: how many rows and bytes each stream may send.
+
+A row belongs to one of three counts of its stream: *unused* credit (granted, not yet sent), *running* (sent, not
+yet finished) and *undelivered* (finished, not yet taken by the client). Unused and running rows of all streams
+fill one window. Two rules keep chained calls, where one stream's output is another's input, from deadlock:
+
+- a stream whose unused and running rows are fewer than a chunk is given the rest of the chunk, even when the
+  others fill the window: so the window overflows by at most a chunk per stream;
+- undelivered rows leave the window and count against a bound of their own stream: so a stream whose consumer
+  waits holds up nobody else.
+
+Beyond its chunk a stream gets nothing while an older one asks for more. So partitions end one behind the other and
+not all at once: while one waits for its last rows, another still has rows to send. Served evenly, streams of equal
+partitions would all run dry in the same moment, and nothing could come before one of them has closed.
+
+This module knows nothing of Flight, of Arrow or of the engine.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pipemax.serve.limits import WindowLimits
+
+_MAX_CHUNKS_AT_ONCE = 16
+"""Most unused credit of one stream, in chunks: a stream that does not send must not hold the window."""
+_ASKING_S = 0.5
+"""A stream that was refused asks again by then; one that has not, for its client does not read, holds up nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """Credit to pass to a client."""
+
+    rows: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class _Count:
+    """One stream's rows, or its bytes. A row larger than the credit takes unused bytes below zero: a debt that the
+    next grants pay off."""
+
+    unused: int = 0
+    running: int = 0
+    undelivered: int = 0
+
+    def held(self) -> int:
+        """What it takes of the window; a debt is no room."""
+        return max(0, self.unused) + self.running
+
+
+class CreditWindow:
+    """The window that all streams of a server share. Thread-safe."""
+
+    def __init__(self, limits: WindowLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._streams: dict[StreamCredit, None] = {}  # the oldest first
+        self._window_rows = limits.max_rows
+        self._held_rows = 0
+        self._held_bytes = 0
+        self._running_rows = 0
+
+    def open_stream(self) -> "StreamCredit":
+        stream = StreamCredit(self)
+        with self._lock:
+            self._streams[stream] = None
+        return stream
+
+    def resize(self, window_rows: int) -> bool:
+        """Set how many rows may be granted or running; what is already granted stays. True where it has grown."""
+        with self._lock:
+            before, self._window_rows = self._window_rows, min(window_rows, self.limits.max_rows)
+            return self._window_rows > before
+
+    @property
+    def rows(self) -> int:
+        """How many may be granted or running."""
+        return self._window_rows
+
+    @property
+    def running_rows(self) -> int:
+        with self._lock:
+            return self._running_rows
+
+    def _move(self, stream: "StreamCredit", *, rows: _Count, size: _Count) -> None:
+        with self._lock:
+            self._move_locked(stream, rows, size)
+
+    def _move_locked(self, stream: "StreamCredit", rows: _Count, size: _Count) -> None:
+        """Add the given changes to a stream's counts and to the window's sums."""
+        assert stream in self._streams, "the stream is closed"
+        self._held_rows -= stream._rows.held()
+        self._held_bytes -= stream._bytes.held()
+        for own, change in ((stream._rows, rows), (stream._bytes, size)):
+            own.unused += change.unused
+            own.running += change.running
+            own.undelivered += change.undelivered
+        self._held_rows += stream._rows.held()
+        self._held_bytes += stream._bytes.held()
+        self._running_rows += rows.running
+
+    def _grant(self, stream: "StreamCredit") -> Grant | None:
+        with self._lock:
+            offer = self._offer(stream)
+            stream._asked_at_s = self._clock() if self._takes(stream) and stream.is_low else None
+            if offer is not None:
+                # Under the same lock: another stream must not be granted the same room.
+                self._move_locked(stream, _Count(unused=offer.rows), _Count(unused=offer.bytes))
+            return offer
+
+    def _would_grant(self, stream: "StreamCredit") -> bool:
+        with self._lock:
+            return self._offer(stream) is not None
+
+    def _offer(self, stream: "StreamCredit") -> Grant | None:
+        if not self._takes(stream):
+            return None
+        limits, streams = self.limits, len(self._streams)
+        room_rows = 0 if self._is_older_asking(stream) else self._window_rows - self._held_rows
+        room_bytes = limits.max_bytes - self._held_bytes
+        rows = _top_up(stream._rows, chunk=limits.chunk_rows, room=room_rows, streams=streams)
+        size = _top_up(stream._bytes, chunk=limits.chunk_bytes, room=room_bytes, streams=streams)
+        return Grant(rows=rows, bytes=size) if rows or size else None
+
+    def _takes(self, stream: "StreamCredit") -> bool:
+        """Whether it has more to send, and its client takes what is done."""
+        limits = self.limits
+        return (
+            not stream._has_ended
+            and stream._rows.undelivered < limits.undelivered_rows
+            and stream._bytes.undelivered < limits.undelivered_bytes
+        )
+
+    def _is_older_asking(self, stream: "StreamCredit") -> bool:
+        since_s = self._clock() - _ASKING_S
+        for other in self._streams:
+            if other is stream:
+                return False
+            if other._asked_at_s is not None and other._asked_at_s >= since_s and other.is_low:
+                return True
+        raise AssertionError("the stream is closed")
+
+    def _end_input(self, stream: "StreamCredit") -> None:
+        with self._lock:
+            if stream in self._streams:
+                rows, size = _Count(unused=-stream._rows.unused), _Count(unused=-stream._bytes.unused)
+                self._move_locked(stream, rows, size)
+                stream._asked_at_s, stream._has_ended = None, True
+
+    def _close(self, stream: "StreamCredit") -> None:
+        with self._lock:
+            if stream not in self._streams:
+                return
+            del self._streams[stream]
+            self._held_rows -= stream._rows.held()
+            self._held_bytes -= stream._bytes.held()
+            self._running_rows -= stream._rows.running
+
+    def check_integrity(self) -> None:
+        """``AssertionError`` unless the sums are those of the streams."""
+        with self._lock:
+            assert self._held_rows == sum(s._rows.held() for s in self._streams)
+            assert self._held_bytes == sum(s._bytes.held() for s in self._streams)
+            assert self._running_rows == sum(s._rows.running for s in self._streams)
+            assert all(s._rows.unused >= 0 and s._rows.running >= 0 for s in self._streams)
+            assert all(s._rows.undelivered >= 0 and s._bytes.undelivered >= 0 for s in self._streams)
+
+
+class StreamCredit:
+    """One stream's part of the window. Thread-safe."""
+
+    def __init__(self, window: CreditWindow) -> None:
+        self._window = window
+        self._rows = _Count()
+        self._bytes = _Count()
+        self._asked_at_s: float | None = None  # None: it wants nothing more, or cannot take it
+        self._has_ended = False
+
+    def grant(self) -> Grant | None:
+        """Credit to send to the client now, if any; it counts as granted from here on."""
+        return self._window._grant(self)
+
+    def would_grant(self) -> bool:
+        """Whether ``grant`` would give credit now; asks for none."""
+        return self._window._would_grant(self)
+
+    def receive(self, *, rows: int, size: int) -> None:
+        """The client has sent this much."""
+        assert rows <= self._rows.unused, f"{rows} rows sent on {self._rows.unused} rows of credit"
+        self._window._move(
+            self, rows=_Count(unused=-rows, running=rows), size=_Count(unused=-size, running=size)
+        )
+
+    def finish(self, *, rows: int, size: int, output_size: int) -> None:
+        """Rows received with ``size`` bytes are done and wait to be delivered with ``output_size`` bytes."""
+        self._window._move(
+            self,
+            rows=_Count(running=-rows, undelivered=rows),
+            size=_Count(running=-size, undelivered=output_size),
+        )
+
+    def deliver(self, *, rows: int, output_size: int) -> None:
+        """The client has taken finished rows."""
+        self._window._move(self, rows=_Count(undelivered=-rows), size=_Count(undelivered=-output_size))
+
+    def end_input(self) -> None:
+        """The client sends no more: what it has not used is free for others, while its rows still run."""
+        self._window._end_input(self)
+
+    def close(self) -> None:
+        """Give back everything. Safe to call twice."""
+        self._window._close(self)
+
+    @property
+    def running_rows(self) -> int:
+        return self._rows.running
+
+    @property
+    def is_low(self) -> bool:
+        """Whether more would be granted, had the window room."""
+        return self._rows.unused <= self._window.limits.chunk_rows // 2
+
+
+def _top_up(own: _Count, *, chunk: int, room: int, streams: int) -> int:
+    """How much to grant: nothing while half a chunk is unused, and nothing below a quarter of a chunk.
+
+    The quarter keeps a full window, which frees one row at a time, from sending rows one at a time.
+    """
+    if own.unused > chunk // 2:
+        return 0
+    guaranteed = chunk - (own.unused + own.running)
+    target = max(chunk, min(room // (2 * streams), _MAX_CHUNKS_AT_ONCE * chunk))
+    affordable = min(target - own.unused, room)
+    amount = max(guaranteed, affordable)
+    return amount if amount >= max(1, chunk // 4) else 0

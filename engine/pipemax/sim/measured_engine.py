@@ -1,0 +1,113 @@
+"""A measured engine in the simulator: a calibration's stage times and copies in the place of a node's and a model's.
+
+The simulated systems keep their own rules; this module says how long their steps take and what fits. It knows nothing
+of weights, layers or links beyond what was measured, so tensor parallelism and other nodes are beyond it.
+"""
+
+from dataclasses import dataclass
+
+from pipemax.control.controller_config import StageConfig
+from pipemax.domain.specs import AllReduceSpec, GpuSpec, KvCapacity, LinkSpec, ModelSpec, NodeSpec
+from pipemax.sim.stage_times import StepWork
+
+_UNBOUNDED = 1e18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredEngine:
+    """An engine that has started, as its calibration describes it."""
+
+    stages: tuple[StageConfig, ...]
+    round_trip_s: float
+    """From the end of a batch's step on the last stage to its next step on the first."""
+    capacity: KvCapacity
+    num_batches: int
+    """n of the paper."""
+    max_num_seqs: int
+    """Most requests in one step of PipeMax, or running at once under stock vLLM."""
+    max_batched_tokens: int
+    """Most tokens in one step."""
+    max_model_len: int
+
+    def node(self) -> NodeSpec:
+        """As many devices as stages, whose links copy at the measured rate; nothing else bounds them."""
+        rate = min(stage.h2d_bytes_per_s for stage in self.stages)
+        return NodeSpec(
+            name="measured",
+            gpu=GpuSpec(
+                name="measured",
+                memory_bytes=1,
+                hbm_bytes_per_s=_UNBOUNDED,
+                flops_per_s=_UNBOUNDED,
+                step_overhead_s=0.0,
+                product_tokens=((1, 1),),
+                smoothing=1.0,
+            ),
+            num_gpus=len(self.stages),
+            link=LinkSpec(
+                host_to_gpu_bytes_per_s=rate,
+                gpu_to_host_bytes_per_s=rate,
+                duplex_bytes_per_s=2 * rate,
+                per_copy_s=0.0,
+                peer_bytes_per_s=_UNBOUNDED,
+                peer_latency_s=0.0,
+            ),
+            gpus_per_root=len(self.stages),
+            root_bytes_per_s=_UNBOUNDED,
+            host_dram_bytes_per_s=_UNBOUNDED,
+            host_memory_bytes=1.0,
+            host_kv_fraction=1.0,
+            gpu_memory_fraction=1.0,
+            gpu_reserve_bytes=0.0,
+            all_reduce=AllReduceSpec(bus_bytes_per_s=_UNBOUNDED, latency_s=0.0),
+        )
+
+    def model(self) -> ModelSpec:
+        """A name: its shapes are in the stages' times."""
+        return ModelSpec(
+            name="measured",
+            num_layers=len(self.stages),
+            hidden_size=1,
+            num_heads=1,
+            num_kv_heads=1,
+            head_dim=1,
+            ffn_size=1,
+            num_experts=1,
+            experts_per_token=1,
+            vocab_size=1,
+            bytes_per_value=1,
+        )
+
+
+class MeasuredTimes:
+    """Has the part of ``stage_times.StageTimes`` that a machine asks for."""
+
+    def __init__(self, engine: MeasuredEngine) -> None:
+        self._stages = engine.stages
+        self.layers = (1,) * len(engine.stages)
+
+    def stage_s(self, work: StepWork) -> list[float]:
+        """Seconds on each stage; in a mixed step, decoding adds to the prefill what it takes beyond a step's least."""
+        return [_seconds(stage, work) for stage in self._stages]
+
+    def all_reduce_layer_s(self, tokens: int) -> float:
+        """Within the measured times."""
+        return 0.0
+
+    def activation_bytes(self, tokens: int) -> float:
+        """Within the measured times."""
+        return 0.0
+
+    def kv_bytes_per_token(self, stage: int) -> int:
+        return self._stages[stage].kv_bytes_per_token
+
+
+def _seconds(stage: StageConfig, work: StepWork) -> float:
+    decode, prefill = stage.decode_time, stage.prefill_time
+    if not work.prefill_tokens:
+        return decode.seconds(work.decode_requests, work.decode_context_tokens)
+    seconds = prefill.seconds(work.prefill_tokens, round(work.prefill_pairs))
+    if work.decode_requests:
+        seconds += max(0.0, decode.batch_s(work.decode_requests) - decode.batch_s(1))
+        seconds += decode.beta_s * work.decode_context_tokens
+    return seconds

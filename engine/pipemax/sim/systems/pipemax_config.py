@@ -1,0 +1,128 @@
+"""What offline calibration would tell PipeMax's controller of the simulated machine: step times and bandwidths."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pipemax.control.controller_config import ControllerConfig, StageConfig
+from pipemax.control.times.calibration import Calibration
+from pipemax.control.times.estimator import ProfileRow, fit_step_time
+from pipemax.domain.specs import KvLayout, ModelSpec, NodeSpec, Parallelism
+from pipemax.sim.machine import BLOCK_TOKENS, Machine
+from pipemax.sim.measured_engine import MeasuredEngine
+from pipemax.sim.stage_times import StageTimes, StepWork, prompt_pairs
+from pipemax.sim.workloads import Workload
+
+_TILES = (1, 8, 16, 17, 32, 64, 128, 129, 192, 256, 257, 320, 384, 385, 448, 512, 513, 640, 768, 1024, 2048)
+_CONTEXTS = (64, 512, 2048)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipeMaxOptions:
+    """The defaults are PipeMax; everything else is an ablation or a sensitivity."""
+
+    name: str = "pipemax"
+    layout: KvLayout = KvLayout.BLOCK_FIRST
+    static_prefetch_fraction: float | None = None
+    activation_priority: bool = True
+    estimator_bias: float = 0.0
+    """0.1 makes the controller see every step as 10 % longer than it is, in the profile and online."""
+    controller: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ``ControllerConfig`` that differ from their defaults."""
+    num_batches: int | None = None
+    """n of the paper; None takes the number of stages."""
+
+
+def pieces_per_block(layout: KvLayout, num_layers: int) -> int:
+    """Contiguous pieces of one block on a stage."""
+    match layout:
+        case KvLayout.BLOCK_FIRST:
+            return 1
+        case KvLayout.LAYER_FIRST:
+            return num_layers
+
+
+def controller_config(machine: Machine, workload: Workload, options: PipeMaxOptions) -> ControllerConfig:
+    """The controller is told the mean output length, as a sample of the table would tell it, and no more."""
+    capacity = machine.capacity
+    if machine.measured is not None:
+        return replace(_measured_config(machine.measured), **options.controller)
+    assert isinstance(machine.times, StageTimes), machine.times
+    config = ControllerConfig(
+        num_batches=options.num_batches or len(machine.times.layers),
+        stages=_stage_configs(machine.node, machine.model, machine.times, options),
+        gpu_blocks=capacity.gpu_blocks,
+        host_blocks=capacity.host_blocks,
+        block_tokens=BLOCK_TOKENS,
+        prefill_chunk_tokens=machine.prefill_step_tokens,
+        initial_output_tokens=max(1, round(float(workload.output_tokens.mean()))),
+        static_prefetch_fraction=options.static_prefetch_fraction,
+        max_num_seqs=4096,
+        max_resident_requests=65536,
+    )
+    return replace(config, **options.controller)
+
+
+def _measured_config(engine: MeasuredEngine) -> ControllerConfig:
+    """As the engine's own scheduler makes it."""
+    return ControllerConfig(
+        num_batches=engine.num_batches,
+        stages=engine.stages,
+        gpu_blocks=engine.capacity.gpu_blocks,
+        host_blocks=engine.capacity.host_blocks,
+        block_tokens=engine.capacity.block_tokens,
+        prefill_chunk_tokens=engine.max_batched_tokens,
+        max_num_seqs=engine.max_num_seqs,
+        max_resident_requests=65536,
+    )
+
+
+def simulated_calibration(node: NodeSpec, model: ModelSpec) -> Calibration:
+    """What ``pipemax calibrate`` would write on the simulated machine, a stage a GPU."""
+    times = StageTimes(node, model, Parallelism(pipeline=node.num_gpus, tensor=1))
+    return Calibration(
+        device=node.gpu.name,
+        model=model.name,
+        measured=f"Not measured: fitted to the simulator's stage times for the node profile {node.name}.",
+        stages=_stage_configs(node, model, times, PipeMaxOptions()),
+    )
+
+
+def _stage_configs(
+    node: NodeSpec, model: ModelSpec, times: StageTimes, options: PipeMaxOptions
+) -> tuple[StageConfig, ...]:
+    together = min(node.root_bytes_per_s / node.gpus_per_root, node.host_dram_bytes_per_s / node.num_gpus)
+    configs: list[StageConfig] = []
+    layers = times.layers
+    for stage, num_layers in enumerate(layers):
+        if 0 < stage < len(layers) - 1 and num_layers == layers[stage - 1]:
+            configs.append(configs[-1])  # equal stages, equal profiles
+            continue
+        kv_bytes = num_layers * model.kv_bytes_per_token_and_layer
+        piece_bytes = BLOCK_TOKENS * kv_bytes / pieces_per_block(options.layout, num_layers)
+        bandwidth = min(node.link.effective_host_to_gpu_bytes_per_s(piece_bytes), together)
+        decode, prefill = _profile(times, stage, options.estimator_bias)
+        configs.append(
+            StageConfig(
+                kv_bytes_per_token=kv_bytes,
+                h2d_bytes_per_s=bandwidth,
+                decode_time=fit_step_time(decode),
+                prefill_time=fit_step_time(prefill),
+            )
+        )
+    return tuple(configs)
+
+
+def _profile(times: StageTimes, stage: int, bias: float) -> tuple[list[ProfileRow], list[ProfileRow]]:
+    """Decode and prefill rows of one stage."""
+    decode, prefill = [], []
+    for size in _TILES:
+        for context in _CONTEXTS:
+            work = StepWork(decode_requests=size, decode_context_tokens=size * context)
+            seconds = times.stage_s(work)[stage] * (1 + bias)
+            decode.append(ProfileRow(size=size, kv_tokens=size * context, seconds=seconds))
+            pairs = int(prompt_pairs(context, size))
+            work = StepWork(prefill_tokens=size, prefill_pairs=pairs, prefill_outputs=1)
+            seconds = times.stage_s(work)[stage] * (1 + bias)
+            prefill.append(ProfileRow(size=size, kv_tokens=pairs, seconds=seconds))
+    return decode, prefill

@@ -1,0 +1,113 @@
+"""What an engine under PipeMax's controller knows of tokens: prompts computed, outputs made, who is done.
+
+It decides nothing. The controller never sees output lengths before they are reached, save a running mean.
+"""
+
+from dataclasses import dataclass
+
+from pipemax.domain.events import PrefixCacheHit, RequestAdmitted
+from pipemax.domain.plan import Phase, StepPlan
+from pipemax.domain.request import PrefixId, RequestSpec, SharedPrefix
+from pipemax.domain.units import RequestId
+from pipemax.sim.stage_times import StepWork
+from pipemax.sim.systems.waiting_prompts import add_prefill
+from pipemax.sim.workloads import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedStep:
+    """What a step computes, and for whom it makes a token."""
+
+    work: StepWork
+    hits: tuple[PrefixCacheHit, ...]
+    """What of it the engine found cached: to be told before the next plan is asked for."""
+    outputs: tuple[RequestId, ...]
+
+
+class TokenBook:
+    """Counts per request, by their number in the workload."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._prompts = [int(tokens) for tokens in workload.prompt_tokens]
+        self._outputs = [int(tokens) for tokens in workload.output_tokens]
+        self._prefix_tokens = workload.shared_prefix_tokens
+        self._prefix_is_on_gpu = False
+        self._made = [0] * len(workload)
+        self._to_compute = list(self._prompts)  # by a prefill; more when it comes again with its output
+        self._kv = [0] * len(workload)
+        self.recomputed_tokens = 0
+
+    def admissions(self) -> list[RequestAdmitted]:
+        """``max_tokens`` is what a careful user would set: the longest output of the table."""
+        most = max(self._outputs)
+        prefix = None
+        if self._prefix_tokens:
+            prefix = SharedPrefix(prefix_id=PrefixId("template"), num_tokens=self._prefix_tokens)
+        return [
+            RequestAdmitted(
+                request=RequestSpec(
+                    request_id=RequestId(str(number)), prompt_tokens=tokens, max_tokens=most, prefix=prefix
+                )
+            )
+            for number, tokens in enumerate(self._prompts)
+        ]
+
+    def start(self, plan: StepPlan) -> StartedStep:
+        """Take a plan's step on: later steps see its tokens' KV."""
+        if plan.phase is Phase.DECODE:
+            return self._start_decode(plan)
+        work, hits, outputs = StepWork(), list[PrefixCacheHit](), list[RequestId]()
+        for request, planned in zip(plan.run, plan.run_tokens, strict=True):
+            number = int(request)
+            if self._kv[number] == 0:
+                self._to_compute[number] = self._prompts[number] + self._made[number]
+                self._kv[number] = self._cached_tokens(number, planned)
+                if self._kv[number]:
+                    hits.append(
+                        PrefixCacheHit(step_id=plan.step_id, request_id=request, num_tokens=self._kv[number])
+                    )
+            first = self._kv[number]
+            tokens = min(planned, self._to_compute[number] - first)
+            self._kv[number] += tokens
+            ends = first + tokens == self._to_compute[number]
+            add_prefill(work, first, tokens, ends=ends)
+            if ends:
+                outputs.append(request)
+        return StartedStep(work=work, hits=tuple(hits), outputs=tuple(outputs))
+
+    def _start_decode(self, plan: StepPlan) -> StartedStep:
+        kv, numbers = self._kv, [int(request) for request in plan.run]
+        work = StepWork(
+            decode_requests=len(numbers), decode_context_tokens=sum([kv[number] for number in numbers])
+        )
+        for number in numbers:
+            kv[number] += 1
+        return StartedStep(work=work, hits=(), outputs=plan.run)
+
+    def _cached_tokens(self, number: int, planned: int) -> int:
+        """Leading tokens of a prompt on the GPU: the shared prefix, once a step that computes it is under way."""
+        if self._prefix_tokens == 0:
+            return 0
+        if self._prefix_is_on_gpu:
+            return self._prefix_tokens
+        self._prefix_is_on_gpu = planned >= self._prefix_tokens
+        return 0
+
+    def complete(self, outputs: tuple[RequestId, ...]) -> tuple[RequestId, ...]:
+        """Each of ``outputs`` gains a token. Who ended with it."""
+        finished = []
+        for request in outputs:
+            number = int(request)
+            self._made[number] += 1
+            if self._made[number] == self._outputs[number]:
+                finished.append(request)
+        return tuple(finished)
+
+    def kv_tokens(self, request: RequestId) -> int:
+        """Of a request: what steps have computed, or will have once those under way are through."""
+        return self._kv[int(request)]
+
+    def recompute(self, request: RequestId) -> None:
+        """Its KV is dropped."""
+        self.recomputed_tokens += self._kv[int(request)]
+        self._kv[int(request)] = 0

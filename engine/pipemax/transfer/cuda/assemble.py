@@ -1,0 +1,61 @@
+"""One stage's transfers on its GPU, put together: host pool, lanes, queue, thread and kernels."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from pipemax.transfer.commands import TokenStore
+from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits
+from pipemax.transfer.cuda.cuda_device import CudaDevice, CudaHostRegistry
+from pipemax.transfer.cuda.device import KernelCall
+from pipemax.transfer.cuda.kernels import KvKernels
+from pipemax.transfer.cuda.launch_checks import token_table
+from pipemax.transfer.cuda.numa import numa_node_of_gpu
+from pipemax.transfer.cuda.pinned_pool import PinnedHostPool
+from pipemax.transfer.cuda.submitter import Submitter
+from pipemax.transfer.cuda.transfers import CudaTransfers, MakeTokenStore
+from pipemax.transfer.layout import BlockLayout
+
+
+@contextmanager
+def cuda_transfers(
+    layout: BlockLayout, gpu_rows: torch.Tensor, host_blocks: int, limits: CopyLimits | None = None
+) -> Iterator[CudaTransfers]:
+    """The transfers of a stage whose pool is ``gpu_rows``: ``(num_blocks, block_bytes)`` bytes on a GPU.
+
+    Takes and pins the host pool: minutes for hundreds of GiB. ``EngineStartError`` where memory does not suffice,
+    ``TransferError`` where CUDA refuses. On leaving, copies are finished and the pool is unpinned.
+    """
+    torch.cuda.set_device(gpu_rows.device)
+    pool = PinnedHostPool(
+        layout, host_blocks, CudaHostRegistry(), numa_node=numa_node_of_gpu(gpu_rows.device)
+    )
+    try:
+        device = CudaDevice(gpu_rows, pool.tensor, host_piece_bytes=pool.piece_blocks * layout.block_bytes)
+        queue = ChunkQueue(device, limits or CopyLimits())
+        transfers = CudaTransfers(
+            device,
+            queue,
+            block_bytes=layout.block_bytes,
+            # Kernels reach pinned memory alone.
+            make_token_store=_token_stores(layout, gpu_rows, pool) if pool.is_pinned else None,
+            submitter=Submitter(queue),
+        )
+        try:
+            yield transfers
+        finally:
+            transfers.close()
+    finally:
+        pool.close()
+
+
+def _token_stores(layout: BlockLayout, gpu_rows: torch.Tensor, pool: PinnedHostPool) -> MakeTokenStore:
+    kernels = KvKernels(gpu_rows.device)
+
+    def make(stores: Sequence[TokenStore]) -> tuple[KernelCall, int]:
+        tokens = token_table(stores)
+        call = kernels.offload_tokens(gpu_rows, pool.tensor, layout, tokens)
+        return call, len(tokens) * layout.token_bytes
+
+    return make

@@ -1,0 +1,248 @@
+"""The copies of a stage's steps on a GPU: the ordering rule of ``orchestrator``, by events instead of waiting.
+
+    step t    begin                                              end
+    compute   | wait for the loads that t needs | the model's kernels ────────── |
+    load      | wait for the compute before, for stores | loads of t, needed at t + 1, then those at t + 2
+    store     | saves of t |                                        | wait for the compute | stores of t
+
+The caller never waits for the device. Every wait is named (``device.Fence``); a checker shows that each is needed and
+that together they suffice (``test_happens_before.py``). A store needs none against earlier loads
+that read the host block it overwrites: it comes after its step's computation, which comes after those loads. Only
+what is loaded for later steps may still run beside it, and that reads blocks which nobody overwrites unless the step
+``abandons_loads``.
+
+The one thing that the host orders itself: ``begin_step`` puts all copies of earlier steps on their lanes first, for
+one cannot wait for what is not submitted.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from pipemax.transfer.commands import (
+    BlockLoad,
+    BlockStore,
+    CopyCounts,
+    LoadTiming,
+    StepCopies,
+    StepWait,
+    TokenStore,
+)
+from pipemax.transfer.cuda.chunk_queue import ChunkQueue, Priority, Ticket
+from pipemax.transfer.cuda.chunks import Chunk, copy_chunks
+from pipemax.transfer.cuda.device import CopyDevice, DeviceEvent, Fence, KernelCall, Lane
+from pipemax.transfer.cuda.submitter import Submitter
+
+log = logging.getLogger(__name__)
+
+_MAX_STORE_MARKS = 256
+"""Store events kept for fences; beyond, computation waits for the oldest, which was done long ago."""
+
+MakeTokenStore = Callable[[Sequence[TokenStore]], tuple[KernelCall, int]]
+"""The kernel that stores single tokens, and how many bytes it writes. ``ValueError`` on what leaves a pool."""
+
+
+class _StoreMark(NamedTuple):
+    """Behind a step's saves (moment ``2 · step``) or stores (``2 · step + 1``) on the store lane."""
+
+    moment: int
+    event: DeviceEvent
+
+
+class _Load(NamedTuple):
+    """In the order of the load lane, which is that of their deadlines."""
+
+    needed_by: int
+    """The first step that may read it."""
+    ticket: Ticket
+
+
+class _Loading(NamedTuple):
+    """All loads of one step."""
+
+    num_blocks: int
+    first: Ticket
+    last: Ticket
+
+
+class CudaTransfers:
+    """Implements ``StepTransfers``."""
+
+    def __init__(
+        self,
+        device: CopyDevice,
+        queue: ChunkQueue,
+        *,
+        block_bytes: int,
+        make_token_store: MakeTokenStore | None = None,
+        submitter: Submitter | None = None,
+    ) -> None:
+        """``queue`` belongs to ``device``. Without ``make_token_store``, for kernels reach pinned memory alone, blocks
+        with new tokens are stored whole. Without a ``submitter`` the caller pumps the queue.
+        """
+        self.device = device
+        self._queue = queue
+        self._block_bytes = block_bytes
+        self._make_token_store = make_token_store
+        self._submitter = submitter
+        self._step = -1
+        self._computed: DeviceEvent | None = None  # of the step that ended last; none while one runs
+        self._is_in_step = False
+        self._loads: deque[_Load] = deque()  # that no computation has waited for
+        self._stores: Ticket | None = None
+        self._store_marks: deque[_StoreMark] = deque()  # that no computation has waited for
+        self._stores_open_blocks = False  # the step before stored whole what this one goes on filling
+        self._newest_store: DeviceEvent | None = None  # that no load has waited for
+        self._loading: deque[_Loading] = deque()
+        self._stalls: deque[tuple[DeviceEvent, DeviceEvent]] = deque()
+
+    @property
+    def counts(self) -> CopyCounts:
+        return self._queue.counters.to_counts()
+
+    def begin_step(self, copies: StepCopies) -> StepWait:
+        assert not self._is_in_step, "the step before has not ended"
+        self._is_in_step = True
+        self._step += 1
+        self._put_earlier_copies_on_lanes()
+        before = self.device.record(Lane.COMPUTE)
+        self._wait_for_loads(are_all_needed=copies.abandons_loads)
+        # Behind the kernels of all earlier steps, and what this one needs of their loads.
+        begun = self.device.record(Lane.COMPUTE)
+        if copies.saves:
+            self._save(copies.saves, begun)
+        if copies.store_fence is not None:
+            self._wait_for_stores(through_step=self._step - copies.store_fence)
+        if self._stores_open_blocks:
+            self._wait_for_stores(through_step=self._step - 1)
+            self._stores_open_blocks = False
+        self._stalls.append((before, self.device.record(Lane.COMPUTE)))
+        if copies.num_loads:
+            self._load(copies, begun)
+        return StepWait(stall_s=self._take_stall_s(), loads=tuple(self._take_load_timings()))
+
+    def end_step(self, copies: StepCopies) -> None:
+        assert self._is_in_step, "no step has begun"
+        self._is_in_step = False
+        self._check()
+        self._computed = self.device.record(Lane.COMPUTE)
+        chunks = self._chunks(copies.stores, Lane.STORE)
+        if copies.token_stores:
+            chunks += self._token_chunks(copies.token_stores)
+        if chunks:
+            self.device.wait(Lane.STORE, self._computed, Fence.STORE_AFTER_COMPUTE)
+            self._stores = self._queue.put(chunks, priority=Priority.OFFLOAD, after=self._computed)
+            self._wake()
+
+    def hold_for_send(self, sent: DeviceEvent) -> None:
+        """The step that ended last sends its activations until ``sent``: other copies stay out of the way."""
+        assert self._computed is not None, "a send before the first step's end"
+        self._queue.hold_for_send(self._computed, sent)
+
+    def close(self) -> None:
+        if self._submitter is not None:
+            self._submitter.close()
+        self._queue.flush()
+        self.device.synchronize()
+        log.info("KV copies: %s", self._queue.counters)
+
+    # -- the parts of a step --------------------------------------------------------------------------------------
+
+    def _put_earlier_copies_on_lanes(self) -> None:
+        self._check()
+        self._queue.flush()
+        if self._stores is not None:
+            self._mark_stores(2 * self._step - 1, self._stores)
+            self._stores = None
+
+    def _save(self, saves: Sequence[BlockStore], begun: DeviceEvent) -> None:
+        self.device.wait(Lane.STORE, begun, Fence.SAVE_AFTER_COMPUTE)
+        ticket = self._queue.put(self._chunks(saves, Lane.STORE), priority=Priority.OFFLOAD)
+        self._queue.flush()  # this step's loads and computation may wait for it
+        self._mark_stores(2 * self._step, ticket)
+
+    def _mark_stores(self, moment: int, ticket: Ticket) -> None:
+        self._newest_store = _end(ticket)
+        self._store_marks.append(_StoreMark(moment, self._newest_store))
+        if len(self._store_marks) > _MAX_STORE_MARKS:
+            oldest = self._store_marks.popleft()
+            self.device.wait(Lane.COMPUTE, oldest.event, Fence.COMPUTE_AFTER_STORE)
+
+    def _wait_for_loads(self, *, are_all_needed: bool) -> None:
+        """A later event on the lane covers the earlier ones."""
+        last: Ticket | None = None
+        while self._loads and (are_all_needed or self._loads[0].needed_by <= self._step):
+            last = self._loads.popleft().ticket
+        if last is not None:
+            self.device.wait(Lane.COMPUTE, _end(last), Fence.COMPUTE_AFTER_LOAD)
+
+    def _wait_for_stores(self, *, through_step: int) -> None:
+        """A later event on the lane covers the earlier ones."""
+        last: DeviceEvent | None = None
+        while self._store_marks and self._store_marks[0].moment <= 2 * through_step + 1:
+            last = self._store_marks.popleft().event
+        if last is not None:
+            self.device.wait(Lane.COMPUTE, last, Fence.COMPUTE_AFTER_STORE)
+
+    def _load(self, copies: StepCopies, begun: DeviceEvent) -> None:
+        self.device.wait(Lane.LOAD, begun, Fence.LOAD_AFTER_COMPUTE)
+        if self._newest_store is not None:
+            self.device.wait(Lane.LOAD, self._newest_store, Fence.LOAD_AFTER_STORE)
+            self._newest_store = None
+        by_deadline = ((self._step + 1, copies.loads), (self._step + 2, copies.later_loads))
+        tickets = [self._put_loads(loads, needed_by=needed_by) for needed_by, loads in by_deadline if loads]
+        self._loading.append(_Loading(copies.num_loads, tickets[0], tickets[-1]))
+        self._wake()
+
+    def _put_loads(self, loads: Sequence[BlockLoad], *, needed_by: int) -> Ticket:
+        ticket = self._queue.put(
+            self._chunks(loads, Lane.LOAD), priority=Priority.PREFETCH, needed_by=needed_by
+        )
+        self._loads.append(_Load(needed_by, ticket))
+        return ticket
+
+    def _chunks(self, copies: Sequence[BlockLoad] | Sequence[BlockStore], lane: Lane) -> list[Chunk]:
+        return copy_chunks(
+            copies, lane=lane, block_bytes=self._block_bytes, chunk_bytes=self._queue.limits.chunk_bytes
+        )
+
+    def _token_chunks(self, stores: Sequence[TokenStore]) -> list[Chunk]:
+        if self._make_token_store is not None:
+            call, num_bytes = self._make_token_store(stores)
+            return [Chunk(lane=Lane.STORE, work=call, num_bytes=num_bytes)]
+        self._stores_open_blocks = True
+        blocks = [BlockStore(source=store.source, target=store.target) for store in stores]
+        return self._chunks(blocks, Lane.STORE)
+
+    def _wake(self) -> None:
+        if self._submitter is not None:
+            self._submitter.wake()
+
+    def _check(self) -> None:
+        if self._submitter is not None:
+            self._submitter.check()
+
+    # -- what is known by now -------------------------------------------------------------------------------------
+
+    def _take_stall_s(self) -> float:
+        stall_s = 0.0
+        while self._stalls and self.device.is_done(self._stalls[0][1]):
+            stall_s += self.device.elapsed_s(*self._stalls.popleft())
+        return stall_s
+
+    def _take_load_timings(self) -> list[LoadTiming]:
+        timings: list[LoadTiming] = []
+        while self._loading:
+            num_blocks, first, last = self._loading[0]
+            if first.begin is None or last.end is None or not self.device.is_done(last.end):
+                break
+            seconds = self.device.elapsed_s(first.begin, last.end)
+            timings.append(LoadTiming(num_blocks=num_blocks, seconds=seconds))
+            self._loading.popleft()
+        return timings
+
+
+def _end(ticket: Ticket) -> DeviceEvent:
+    assert ticket.end is not None, f"{ticket.num_waiting} chunks were not submitted"
+    return ticket.end

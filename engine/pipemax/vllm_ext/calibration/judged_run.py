@@ -1,0 +1,51 @@
+"""``pipemax calibrate``: an engine started to be measured, and its calibration judged by steps it was not fitted to."""
+
+from dataclasses import dataclass
+
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from pipemax.config import EngineConfig
+from pipemax.control.times.calibration import Calibration
+from pipemax.control.times.estimator import PredictionError
+from pipemax.control.times.profiling import predicted_and_measured, prediction_error
+from pipemax.domain.plan import Phase
+from pipemax.vllm_ext.calibration.measure import OnWave, measure, run_mixed
+from pipemax.vllm_ext.core_calls import recalibrate
+from pipemax.vllm_ext.launch.known_calibration import remember_calibration
+from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
+
+_MIXED_REQUESTS = 48
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationReport:
+    """A calibration, and how it predicts."""
+
+    calibration: Calibration
+    pairs: dict[str, list[tuple[float, float]]]
+    """(predicted, measured) seconds on each stage, of fitted and of other steps, by a name for people."""
+
+    @property
+    def errors(self) -> dict[str, PredictionError]:
+        return {name: prediction_error(pairs) for name, pairs in self.pairs.items()}
+
+
+def run_calibration(config: EngineConfig, *, time_limit_s: float, on_wave: OnWave) -> CalibrationReport:
+    """``config`` has policy pipemax. ``ValueError`` where it does not fit this machine; vLLM's own errors pass."""
+    with launch_environment(config):
+        vllm_config = make_vllm_config(config)
+        engine = LLMEngine.from_vllm_config(vllm_config)
+    try:
+        measured = measure(engine, vllm_config, config, time_limit_s=time_limit_s, on_wave=on_wave)
+        stages = measured.calibration.stages
+        recalibrate(engine, stages)
+        mixed = run_mixed(engine, vllm_config, num_requests=_MIXED_REQUESTS, seed=1)
+    finally:
+        engine.engine_core.shutdown()
+    remember_calibration(config, vllm_config, measured.calibration)
+    pairs = {
+        f"{name} {phase}": predicted_and_measured(stages, steps, phase)
+        for name, steps in (("fitted", measured.steps), ("mixed", mixed))
+        for phase in Phase
+    }
+    return CalibrationReport(calibration=measured.calibration, pairs=pairs)

@@ -1,0 +1,214 @@
+"""Measures step times and copies on a running engine under PipeMax: what ``pipemax calibrate`` does, and what an engine
+does at its start where nothing is known of it.
+
+Waves of random prompts (``control.times.profiling`` designs them) run through the engine's own scheduler and workers,
+which report each step's time; so what is measured is what will be predicted. The engine must have nothing else to do.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from random import Random
+from statistics import median
+
+import vllm
+from vllm import SamplingParams
+from vllm.config import VllmConfig
+from vllm.inputs import tokens_input
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from pipemax.config import EngineConfig, Policy
+from pipemax.control.times.calibration import Calibration
+from pipemax.control.times.profiling import (
+    TimedCopy,
+    TimedStep,
+    Wave,
+    WaveLimits,
+    design_waves,
+    fit_stages,
+    predicted_and_measured,
+    prediction_error,
+    round_trip_s,
+)
+from pipemax.domain.plan import Phase
+from pipemax.sim.measured_engine import MeasuredEngine
+from pipemax.vllm_ext.core_calls import recalibrate, take_profile
+from pipemax.vllm_ext.launch.forecast import measured_engine, runtime_settings
+from pipemax.vllm_ext.launch.known_calibration import (
+    device_name,
+    known_calibration,
+    model_name,
+    remember_calibration,
+)
+from pipemax.vllm_ext.runtime_settings import decode_stage
+
+log = logging.getLogger(__name__)
+
+_FEWEST_WAVES = 4
+"""A single request, and the corners: run whatever time they take."""
+_LEAST_TOKEN_ID, _MOST_TOKEN_ID = 10, 30_000
+"""Special tokens have the lowest ids, as a rule; what a token means does not matter here."""
+
+OnWave = Callable[[int, int, float], None]
+"""Told (waves done, waves designed, seconds so far)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """A calibration, and what it was fitted to."""
+
+    calibration: Calibration
+    steps: tuple[TimedStep, ...]
+    copies: tuple[TimedCopy, ...]
+    seconds: float
+
+
+def measure(
+    engine: LLMEngine,
+    vllm_config: VllmConfig,
+    config: EngineConfig,
+    *,
+    time_limit_s: float,
+    most_wave_tokens: int | None = None,
+    on_wave: OnWave = lambda done, designed, seconds: None,
+) -> Measurement:
+    """Runs waves, none of more KV than ``most_wave_tokens``, until all are done or the time is up. ``ValueError`` where
+    that left a phase without a step."""
+    settings = runtime_settings(vllm_config)
+    waves = design_waves(wave_limits(vllm_config, most_wave_tokens))
+    runner = _WaveRunner(engine, vllm_config)
+    begin_s = time.monotonic()
+    steps, copies = list[TimedStep](), list[TimedCopy]()
+    runner.run(waves[0])  # the first steps of all warm up
+    take_profile(engine)
+    round_trips_s = list[float]()
+    for index, wave in enumerate(waves):
+        token_gaps_s = runner.run(wave)
+        new_steps, new_copies = take_profile(engine)
+        steps += new_steps
+        copies += new_copies
+        batches = min(wave.num_requests, settings.num_batches)
+        if batches <= len(settings.stages):  # with more, a batch also waits for others
+            round_trips_s += round_trip_s(token_gaps_s, new_steps, num_batches=batches)
+        seconds = time.monotonic() - begin_s
+        on_wave(index + 1, len(waves), seconds)
+        if seconds > time_limit_s and index + 1 >= _FEWEST_WAVES:
+            break
+    known = [decode_stage(stage) for stage in settings.stages]
+    stages = fit_stages(
+        steps,
+        copies,
+        kv_bytes_per_token=[stage.kv_bytes_per_token for stage in known],
+        block_tokens=vllm_config.cache_config.block_size,
+        default_h2d_bytes_per_s=min(stage.h2d_bytes_per_s for stage in known),
+    )
+    error = prediction_error(predicted_and_measured(stages, steps, Phase.DECODE))
+    calibration = Calibration(
+        device=device_name(),
+        model=model_name(config),
+        measured=f"{datetime.now(UTC):%Y-%m-%d} in {seconds:.0f} s with vLLM {vllm.__version__}: {len(steps)} steps, "
+        f"{len(copies)} copies{'' if copies else ' (so the bandwidth is a guess)'}; decode steps within 5 %: "
+        f"{error.within_5_percent:.0%}, off by {error.mean:.0%} in the mean and {error.worst:.0%} at worst",
+        stages=stages,
+        round_trip_s=median(round_trips_s) if round_trips_s else 0.0,
+    )
+    return Measurement(calibration=calibration, steps=tuple(steps), copies=tuple(copies), seconds=seconds)
+
+
+def calibrate_at_start(
+    engine: LLMEngine, vllm_config: VllmConfig, config: EngineConfig
+) -> MeasuredEngine | None:
+    """What is known of an engine under PipeMax that has just started; measures it first where that is nothing.
+
+    None under stock vLLM, or where nothing shall be measured, or could be.
+    """
+    if vllm_config.kv_transfer_config is None or config.policy is not Policy.PIPEMAX:
+        return None
+    calibration = known_calibration(config, vllm_config)
+    if calibration is not None:
+        log.info("step times by a calibration of %s", calibration.measured)
+    elif config.calibrate_at_start_s > 0:
+        calibration = _calibrate_now(engine, vllm_config, config)
+    if calibration is None:
+        return None
+    recalibrate(engine, calibration.stages)
+    return measured_engine(vllm_config, calibration, gpu_blocks=vllm_config.cache_config.num_gpu_blocks or 0)
+
+
+def _calibrate_now(engine: LLMEngine, vllm_config: VllmConfig, config: EngineConfig) -> Calibration | None:
+    log.info(
+        "nothing is known of this engine's step times: measuring for %.0f s", config.calibrate_at_start_s
+    )
+    try:
+        calibration = measure(
+            engine, vllm_config, config, time_limit_s=config.calibrate_at_start_s
+        ).calibration
+    except ValueError as error:
+        log.warning("the engine could not be calibrated, and learns while it runs: %s", error)
+        return None
+    log.info("calibrated: %s", calibration.measured)
+    remember_calibration(config, vllm_config, calibration)
+    return calibration
+
+
+def run_mixed(engine: LLMEngine, vllm_config: VllmConfig, *, num_requests: int, seed: int) -> list[TimedStep]:
+    """Steps of requests of many lengths at once, which no calibration was fitted to: to judge one."""
+    limits, rng = wave_limits(vllm_config), Random(seed)
+    take_profile(engine)
+    longest = min(limits.max_model_len // 2, 512)
+    lengths = [(rng.randint(8, longest), rng.randint(8, min(64, longest))) for _ in range(num_requests)]
+    _WaveRunner(engine, vllm_config).run_lengths(lengths)
+    return take_profile(engine)[0]
+
+
+def wave_limits(vllm_config: VllmConfig, most_wave_tokens: int | None = None) -> WaveLimits:
+    """Of an engine that has started: its pools are known."""
+    cache, settings = vllm_config.cache_config, runtime_settings(vllm_config)
+    return WaveLimits(
+        num_batches=settings.num_batches,
+        max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
+        max_model_len=vllm_config.model_config.max_model_len,
+        gpu_kv_tokens=(cache.num_gpu_blocks or 0) * cache.block_size,
+        host_kv_tokens=settings.host_blocks * cache.block_size,
+        most_wave_tokens=most_wave_tokens,
+    )
+
+
+class _WaveRunner:
+    """Sends requests of given lengths, steps the engine until they have ended."""
+
+    def __init__(self, engine: LLMEngine, vllm_config: VllmConfig) -> None:
+        self._engine = engine
+        self._most_token_id = min(_MOST_TOKEN_ID, vllm_config.model_config.get_vocab_size() - 1)
+        self._rng = Random(0)
+        self._numbers = iter(range(1 << 62))
+
+    def run(self, wave: Wave) -> list[float]:
+        """Seconds between the tokens, as they come out."""
+        return self.run_lengths([(wave.prompt_tokens, wave.output_tokens)] * wave.num_requests)
+
+    def run_lengths(self, lengths: list[tuple[int, int]]) -> list[float]:
+        for prompt_tokens, output_tokens in lengths:
+            sampling = SamplingParams(
+                max_tokens=output_tokens,
+                temperature=0.0,
+                ignore_eos=True,
+                detokenize=False,
+                output_kind=RequestOutputKind.DELTA,
+            )
+            prompt = [*self._random_tokens(prompt_tokens)]
+            self._engine.add_request(f"calibrate-{next(self._numbers)}", tokens_input(prompt), sampling)
+        heard_s: list[float] = []
+        while self._engine.has_unfinished_requests():
+            if self._engine.step():
+                heard_s.append(time.perf_counter())
+        return [after - before for before, after in pairwise(heard_s)]
+
+    def _random_tokens(self, count: int) -> Iterator[int]:
+        """No two prompts share a prefix: a found one is not computed."""
+        least = min(_LEAST_TOKEN_ID, self._most_token_id)
+        return (self._rng.randint(least, self._most_token_id) for _ in range(count))

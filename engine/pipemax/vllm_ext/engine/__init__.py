@@ -1,0 +1,1 @@
+"""The engine's own process: the thread that steps vLLM, admission and statistics."""

@@ -1,0 +1,132 @@
+"""vLLM's statistics of each step, turned into ours: figures by name, and an account of where the time went.
+
+Works for both policies. What PipeMax's scheduler counts comes along in the place of the KV connector's statistics;
+of stock vLLM there is what it tells itself, so a step that mixes both phases is split by its tokens.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from pipemax.generation import EngineStats
+from pipemax.vllm_ext.engine.admission import AdmissionBook
+from pipemax.vllm_ext.engine.time_account import TimeAccount, TimePart
+
+
+@dataclass(slots=True)
+class EngineLedger:
+    """What the engine's thread writes and others read. ``latest`` is replaced whole: a reader sees one instant."""
+
+    time: TimeAccount
+    admission: AdmissionBook | None = None
+    """None until the engine can take requests."""
+    input_open: bool = False
+    latest: EngineStats = field(default_factory=EngineStats)
+
+    def stats(self) -> EngineStats:
+        """Now. vLLM reports only after a step, so its last word before a pause still shows requests."""
+        stats = self.latest
+        if self.admission is not None and self.admission.is_empty:
+            self.time.charge(time.monotonic(), {TimePart.WAITING_FOR_INPUT: 1.0})
+            stats = EngineStats(metrics=stats.metrics)
+        account = {f"time_{part}_s": seconds for part, seconds in self.time.seconds().items()}
+        return replace(stats, metrics=stats.metrics | account)
+
+
+class StatLogger(StatLoggerBase):
+    """One for each engine; vLLM calls ``record`` after each step, on the engine's thread."""
+
+    def __init__(self, ledger: EngineLedger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._preemptions = 0
+        self._prefix_queries = 0
+        self._prefix_hits = 0
+        self._stall_s = 0.0
+        self._output_steps = 0
+        self._output_tokens = 0
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        if (
+            scheduler_stats is None or self._ledger.admission is None
+        ):  # what it runs to measure itself is its start
+            return
+        prompt_tokens = output_tokens = 0
+        if iteration_stats is not None:
+            self._preemptions += iteration_stats.num_preempted_reqs
+            prompt_tokens = iteration_stats.num_prompt_tokens
+            output_tokens = iteration_stats.num_generation_tokens
+        self._output_steps += output_tokens > 0
+        self._output_tokens += output_tokens
+        self._prefix_queries += scheduler_stats.prefix_cache_stats.queries
+        self._prefix_hits += scheduler_stats.prefix_cache_stats.hits
+        counts: dict[str, float] = scheduler_stats.kv_connector_stats or {}  # PipeMax's own
+        step_s = self._ledger.time.span_s(self._clock())
+        waiting = scheduler_stats.num_waiting_reqs
+        if counts:
+            shares = self._pipemax_shares(counts, step_s, waiting)
+            self._report_demand(counts)
+        else:
+            shares = self._vllm_shares(prompt_tokens, output_tokens, waiting)
+        self._ledger.time.charge(self._clock(), shares)
+        self._ledger.latest = EngineStats(
+            phase=_phase(shares),
+            running_requests=scheduler_stats.num_running_reqs,
+            waiting_requests=waiting,
+            kv_usage=scheduler_stats.kv_cache_usage,
+            metrics={
+                "preemptions": float(self._preemptions),
+                "prefix_cache_hit_rate": self._prefix_hits / max(1, self._prefix_queries),
+                "batch_size": float(output_tokens),
+                "output_steps": float(self._output_steps),
+                "output_tokens": float(self._output_tokens),
+                "measured_step_s": step_s,
+                **counts,
+            },
+        )
+
+    def _pipemax_shares(self, counts: dict[str, float], step_s: float, waiting: int) -> dict[TimePart, float]:
+        stall_s = max(0.0, counts["prefetch_stall_s"] - self._stall_s)
+        self._stall_s = counts["prefetch_stall_s"]
+        if counts["awaits_input"]:
+            return {TimePart.WAITING_FOR_INPUT: 1.0}
+        if not counts["is_decode_phase"]:
+            return {TimePart.PREFILL: 1.0}
+        stalled = min(1.0, stall_s / step_s) if step_s > 0 else 0.0
+        return {TimePart.PREFETCH_STALL: stalled, self._decode_part(waiting): 1.0 - stalled}
+
+    def _vllm_shares(self, prompt_tokens: int, output_tokens: int, waiting: int) -> dict[TimePart, float]:
+        # The step that ends a prompt gives a first output token, too. A step without either computed a part of one.
+        if not output_tokens:
+            return {TimePart.PREFILL: 1.0}
+        return {TimePart.PREFILL: float(prompt_tokens), self._decode_part(waiting): float(output_tokens)}
+
+    def _decode_part(self, waiting: int) -> TimePart:
+        is_draining = waiting == 0 and not self._ledger.input_open
+        return TimePart.DRAIN if is_draining else TimePart.DECODE
+
+    def _report_demand(self, counts: dict[str, float]) -> None:
+        if self._ledger.admission is not None:
+            self._ledger.admission.report(
+                demand_tokens=counts["admission_demand_tokens"],
+                mean_tokens=counts["kv_tokens_per_request"],
+                num_known=int(counts["known_requests"]),
+            )
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+
+def _phase(shares: dict[TimePart, float]) -> str:
+    """``prefill``, ``decode``, ``mixed``, or ``idle`` while input is awaited."""
+    parts = {part for part, share in shares.items() if share > 0}
+    if TimePart.WAITING_FOR_INPUT in parts:
+        return "idle"
+    if TimePart.PREFILL not in parts:
+        return "decode"
+    return "prefill" if len(parts) == 1 else "mixed"

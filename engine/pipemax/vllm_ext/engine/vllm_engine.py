@@ -1,0 +1,256 @@
+"""A vLLM engine driven by one thread: requests in through a queue, completions out through another.
+
+Whoever submits tokenizes (in its own thread), so that the engine's thread does nothing but step. vLLM's core
+runs in processes of its own; when one dies, ``step`` raises, and the next ``poll`` raises it as EngineDiedError.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
+from vllm.inputs import tokens_input
+from vllm.outputs import PoolingRequestOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from pipemax.checkpoint.prompt_encoder import PromptEncoder
+from pipemax.config import EngineConfig, Policy
+from pipemax.domain.errors import EngineDiedError, EngineStartError
+from pipemax.generation import Completion, EngineStats, GenerationRequest, RequestError, Sampling
+from pipemax.vllm_ext.calibration.measure import calibrate_at_start
+from pipemax.vllm_ext.engine.admission import AdmissionBook
+from pipemax.vllm_ext.engine.stat_logger import EngineLedger, StatLogger
+from pipemax.vllm_ext.engine.step_watch import StepWatch
+from pipemax.vllm_ext.engine.time_account import TimeAccount, TimePart
+from pipemax.vllm_ext.launch.vllm_config import (
+    admission_capacity_tokens,
+    launch_environment,
+    make_vllm_config,
+)
+from pipemax.vllm_ext.runtime_settings import INPUT_ENDED, INPUT_OPENED
+from pipemax.wire import ErrorCode
+
+_ENCODED_AT_ONCE = 512
+"""Requests: the engine begins with the first ones while the rest of a table are tokenized."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Add:
+    request_id: str
+    token_ids: list[int]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    is_open: bool
+
+
+class _Stop:
+    pass
+
+
+class VllmEngine:
+    """Implements ``pipemax.api.Engine`` over vLLM, under either policy."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Blocks until the model is loaded. ``EngineStartError`` says why it could not be."""
+        self._ledger = EngineLedger(time=TimeAccount(time.monotonic()))
+        try:
+            with launch_environment(config):
+                vllm_config = make_vllm_config(config)
+                self._engine = LLMEngine.from_vllm_config(
+                    vllm_config,
+                    stat_loggers=[lambda vllm_config, engine_index: StatLogger(self._ledger)],
+                )
+                self.measured = calibrate_at_start(self._engine, vllm_config, config)
+            self._encoder = PromptEncoder(
+                self._engine.renderer.tokenizer,
+                chat=config.chat,
+                max_model_len=vllm_config.model_config.max_model_len,
+            )
+        except Exception as error:  # vLLM's start-up raises anything, of any module's own type
+            raise EngineStartError(
+                f"model {config.model!r} could not be loaded: {_innermost(error)}"
+            ) from error
+        self._max_model_len: int = vllm_config.model_config.max_model_len
+        self._hears_of_input = config.policy is Policy.PIPEMAX
+        self._admission = AdmissionBook(admission_capacity_tokens(vllm_config))
+        self._commands: queue.SimpleQueue[_Add | _Abort | _Input | _Stop] = queue.SimpleQueue()
+        self._completions: queue.SimpleQueue[list[Completion] | EngineDiedError] = queue.SimpleQueue()
+        self._died: EngineDiedError | None = None
+        self._steps = StepWatch()
+        self._thread = threading.Thread(target=self._run, name="engine-step", daemon=True)
+        self._ledger.time.charge(time.monotonic(), {TimePart.START_UP: 1.0})
+        self._ledger.admission = self._admission
+        self._thread.start()
+
+    # -- any thread -------------------------------------------------------------------------------------------
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        for first in range(0, len(requests), _ENCODED_AT_ONCE):
+            self._submit(requests[first : first + _ENCODED_AT_ONCE])
+
+    def _submit(self, requests: Sequence[GenerationRequest]) -> None:
+        refused: list[Completion] = []
+        for request, encoded in zip(requests, self._encoder.encode(requests), strict=True):
+            if isinstance(encoded, RequestError):
+                refused.append(Completion(request_id=request.request_id, error=encoded))
+                continue
+            most_tokens = min(len(encoded) + request.sampling.max_tokens, self._max_model_len)
+            self._admission.submit(request.request_id, most_tokens)
+            self._commands.put(_Add(request.request_id, encoded, request.sampling))
+        if refused:
+            self._completions.put(refused)
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        self._admission.end(request_ids)
+        self._commands.put(_Abort(tuple(request_ids)))
+
+    def set_input_open(self, is_open: bool) -> None:
+        self._commands.put(_Input(is_open))
+
+    def admission_credit_tokens(self) -> int:
+        return self._admission.credit_tokens()
+
+    def stats(self) -> EngineStats:
+        return self._ledger.stats()
+
+    # -- the one caller of poll -------------------------------------------------------------------------------
+
+    def poll(self, timeout_s: float) -> list[Completion]:
+        if self._died is not None:
+            raise self._died
+        ended: list[Completion] = []
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                wait_s = 0.0 if ended else max(0.0, deadline_s - time.monotonic())
+                item = self._completions.get(timeout=wait_s) if wait_s else self._completions.get_nowait()
+            except queue.Empty:
+                if not ended and (fault := self._steps.fault()):
+                    self._died = EngineDiedError(fault)
+                    raise self._died from None
+                return ended
+            if isinstance(item, EngineDiedError):
+                self._died = item
+                if ended:
+                    return ended
+                raise item
+            ended += item
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._commands.put(_Stop())
+            self._thread.join()
+        self._engine.engine_core.shutdown()
+
+    # -- the engine's thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._take_commands(wait=not self._engine.has_unfinished_requests()):
+                if not self._engine.has_unfinished_requests():
+                    continue
+                with self._steps.step():
+                    outputs = self._engine.step()
+                finished = [self._completion(output) for output in outputs if output.finished]
+                if finished:
+                    self._admission.end(completion.request_id for completion in finished)
+                    self._completions.put(finished)
+        except Exception as error:  # whatever ends this thread must reach the one who polls
+            died = EngineDiedError(f"the engine died: {_innermost(error)}")
+            died.__cause__ = error
+            self._completions.put(died)
+
+    def _take_commands(self, *, wait: bool) -> bool:
+        """Carry out what was asked since the last step; False when told to stop."""
+        while True:
+            try:
+                command = self._commands.get(block=wait)
+            except queue.Empty:
+                return True
+            if wait:
+                self._ledger.time.charge(time.monotonic(), {TimePart.WAITING_FOR_INPUT: 1.0})
+            wait = False
+            match command:
+                case _Add():
+                    self._add(command)
+                case _Abort():
+                    self._engine.abort_request(list(command.request_ids))
+                case _Input():
+                    self._tell_input(command.is_open)
+                case _Stop():
+                    return False
+
+    def _add(self, command: _Add) -> None:
+        try:
+            self._engine.add_request(
+                command.request_id, tokens_input(command.token_ids), _sampling_params(command.sampling)
+            )
+        except (ValueError, VLLMValidationError) as error:  # vLLM's verdict on this one request
+            self._admission.end([command.request_id])
+            refusal = RequestError(
+                code=ErrorCode.ENGINE_ERROR, message=f"the engine refused the row: {error}"
+            )
+            self._completions.put([Completion(request_id=command.request_id, error=refusal)])
+        else:
+            self._admission.send(command.request_id)
+
+    def _tell_input(self, is_open: bool) -> None:
+        self._ledger.input_open = is_open
+        if self._hears_of_input:
+            self._engine.engine_core.abort_requests([INPUT_OPENED if is_open else INPUT_ENDED])
+
+    @staticmethod
+    def _completion(output: RequestOutput | PoolingRequestOutput) -> Completion:
+        assert isinstance(output, RequestOutput), output
+        (sequence,) = output.outputs
+        error = None
+        if sequence.finish_reason not in ("stop", "length", "abort"):
+            error = RequestError(
+                code=ErrorCode.ENGINE_ERROR,
+                message=f"the engine ended the row with {sequence.finish_reason!r}",
+            )
+        return Completion(
+            request_id=output.request_id,
+            text=sequence.text if error is None else None,
+            finish_reason=sequence.finish_reason if error is None else None,
+            prompt_tokens=len(output.prompt_token_ids or ()),
+            completion_tokens=len(sequence.token_ids),
+            token_ids=tuple(sequence.token_ids),
+            error=error,
+        )
+
+
+def _sampling_params(sampling: Sampling) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        stop=list(sampling.stop),
+        seed=sampling.seed,
+        structured_outputs=(
+            None
+            if sampling.response_format is None
+            else StructuredOutputsParams(json=sampling.response_format)
+        ),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _innermost(error: BaseException) -> str:
+    """The sentence nearest to the cause: vLLM wraps it several times."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}".strip()

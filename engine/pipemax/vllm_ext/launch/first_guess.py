@@ -1,0 +1,47 @@
+"""A stage's step times before anything is known of it: what an engine measures itself by at its first start, or begins
+with where it may not measure. The estimator's scales follow what is measured, so a guess is soon mended in proportion.
+
+On a GPU it is the roofline of an L20 from the presets, half of whose memory is weights: read once a step, and two
+operations for each weight and token. Whatever GPU is there, that is nearer than a CPU's figures.
+"""
+
+from pipemax.control.controller_config import StageConfig
+from pipemax.control.times.estimator import StepTimeModel
+from pipemax.presets import load_node
+
+_GPU_PRESET = "l20x8"
+_WEIGHTS_SHARE = 0.5
+"""Of the GPU's memory."""
+_HEADS_PER_KV_HEAD = 8
+
+
+def guess_stage(kv_bytes_per_token: int, *, is_cpu: bool) -> StageConfig:
+    """Of weights and KV in 16 bits on a GPU."""
+    return _on_cpu(kv_bytes_per_token) if is_cpu else _on_gpu(kv_bytes_per_token)
+
+
+def _on_cpu(kv_bytes_per_token: int) -> StageConfig:
+    return StageConfig(
+        kv_bytes_per_token=kv_bytes_per_token,
+        h2d_bytes_per_s=4e9,
+        decode_time=StepTimeModel.linear(alpha_s=1e-3, beta_s=1e-7, delta_s=1e-2),
+        prefill_time=StepTimeModel.linear(alpha_s=1e-3, beta_s=1e-8, delta_s=1e-2),
+    )
+
+
+def _on_gpu(kv_bytes_per_token: int) -> StageConfig:
+    node = load_node(_GPU_PRESET)
+    gpu = node.gpu
+    weight_bytes = _WEIGHTS_SHARE * gpu.memory_bytes
+    token_s = weight_bytes / gpu.flops_per_s  # two bytes and two operations a weight
+    step_s = weight_bytes / gpu.hbm_bytes_per_s + gpu.step_overhead_s
+    # Of each query head and value two products with a key and a value: as many operations as KV bytes, times the group.
+    pair_s = _HEADS_PER_KV_HEAD * kv_bytes_per_token / gpu.flops_per_s
+    return StageConfig(
+        kv_bytes_per_token=kv_bytes_per_token,
+        h2d_bytes_per_s=node.link.host_to_gpu_bytes_per_s,
+        decode_time=StepTimeModel.linear(
+            alpha_s=token_s, beta_s=kv_bytes_per_token / gpu.hbm_bytes_per_s, delta_s=step_s
+        ),
+        prefill_time=StepTimeModel.linear(alpha_s=token_s, beta_s=pair_s, delta_s=step_s),
+    )

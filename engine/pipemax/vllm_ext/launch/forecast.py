@@ -1,0 +1,78 @@
+"""What can be said of an engine under PipeMax before it starts: whether it can run, and what the simulator needs."""
+
+from dataclasses import dataclass
+
+from vllm.config import VllmConfig
+from vllm.platforms import current_platform
+
+from pipemax.config import EngineConfig
+from pipemax.control.times.calibration import Calibration
+from pipemax.domain.specs import KvCapacity
+from pipemax.sim.measured_engine import MeasuredEngine
+from pipemax.vllm_ext.launch.known_calibration import known_calibration, kv_bytes_per_token
+from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
+from pipemax.vllm_ext.runtime_settings import RuntimeSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Of an engine that is not there yet."""
+
+    refusal: str = ""
+    """Why it cannot run under PipeMax; empty where it can."""
+    engine: MeasuredEngine | None = None
+    """None where it was never calibrated, or only its start tells how many KV blocks a GPU holds."""
+    num_stages: int = 1
+
+
+def forecast(config: EngineConfig) -> Forecast:
+    """``config`` has policy pipemax. Loads no weights."""
+    if not current_platform.is_cpu():
+        return Forecast(
+            refusal="PipeMax's copies for GPUs never ran on one yet: policy: pipemax asks for it by name"
+        )
+    try:
+        with launch_environment(config):
+            vllm_config = make_vllm_config(config)
+        calibration = known_calibration(config, vllm_config)
+    except ValueError as error:
+        return Forecast(refusal=str(error).removesuffix(". Use policy: vllm"))
+    gpu_blocks = expected_gpu_blocks(vllm_config)
+    engine = None
+    if calibration is not None and gpu_blocks is not None:
+        engine = measured_engine(vllm_config, calibration, gpu_blocks=gpu_blocks)
+    return Forecast(engine=engine, num_stages=vllm_config.parallel_config.pipeline_parallel_size)
+
+
+def expected_gpu_blocks(vllm_config: VllmConfig) -> int | None:
+    """As vLLM will reckon them, where it need not look at a GPU's memory for that."""
+    cache = vllm_config.cache_config
+    if cache.num_gpu_blocks_override is not None:
+        return int(cache.num_gpu_blocks_override)
+    if not current_platform.is_cpu() or cache.kv_cache_memory_bytes is None:
+        return None
+    block_bytes = max(kv_bytes_per_token(vllm_config)) * cache.block_size
+    return int(cache.kv_cache_memory_bytes // block_bytes)
+
+
+def measured_engine(vllm_config: VllmConfig, calibration: Calibration, *, gpu_blocks: int) -> MeasuredEngine:
+    """What the simulator needs to know. Of ``gpu_blocks`` vLLM keeps one as its null block."""
+    cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
+    settings = runtime_settings(vllm_config)
+    return MeasuredEngine(
+        stages=calibration.stages,
+        round_trip_s=calibration.round_trip_s,
+        capacity=KvCapacity(
+            block_tokens=cache.block_size, gpu_blocks=gpu_blocks - 1, host_blocks=settings.host_blocks
+        ),
+        num_batches=settings.num_batches,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_batched_tokens=scheduler.max_num_batched_tokens,
+        max_model_len=vllm_config.model_config.max_model_len,
+    )
+
+
+def runtime_settings(vllm_config: VllmConfig) -> RuntimeSettings:
+    """Of a config that was made for policy pipemax."""
+    assert vllm_config.kv_transfer_config is not None, "only an engine under policy pipemax times its steps"
+    return RuntimeSettings.from_extra_config(vllm_config.kv_transfer_config.kv_connector_extra_config)

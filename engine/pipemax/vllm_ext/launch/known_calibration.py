@@ -1,0 +1,127 @@
+"""Which calibration an engine starts from: the file that its config names, else what this machine measured before.
+
+What was measured is kept under ``$XDG_CACHE_HOME/pipemax/calibrations`` (``~/.cache`` by default), by all that step
+times depend on: model, device, cores, stages, types, block size, vLLM's version. It is a cache: delete it freely.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm
+from vllm.config import VllmConfig
+from vllm.distributed.utils import get_pp_indices
+from vllm.platforms import current_platform
+
+from pipemax.checkpoint.fingerprint import fingerprint
+from pipemax.config import EngineConfig, KvOffload
+from pipemax.control.times.calibration import Calibration, load_calibration, save_calibration
+
+log = logging.getLogger(__name__)
+
+
+def known_calibration(config: EngineConfig, vllm_config: VllmConfig) -> Calibration | None:
+    """None where nothing is known. ``ValueError`` where the config's own file is of another engine."""
+    path = config.calibration or cache_path(config, vllm_config)
+    try:
+        calibration = load_calibration(path)
+    except (OSError, ValueError) as error:
+        if config.calibration is not None:
+            raise ValueError(f"calibration {path}: {error}") from error
+        if path.exists():
+            log.warning("a calibration measured before cannot be read, and is measured again: %s", error)
+        return None
+    measured = [stage.kv_bytes_per_token for stage in calibration.stages]
+    own = kv_bytes_per_token(vllm_config)
+    if measured != own:
+        raise ValueError(
+            f"calibration {path} is of stages with {measured} bytes of KV per token, this engine's "
+            f"have {own}: it was measured for another model, dtype or number of stages"
+        )
+    return calibration
+
+
+def remember_calibration(config: EngineConfig, vllm_config: VllmConfig, calibration: Calibration) -> None:
+    """For the next start. A cache that cannot be written costs a warning."""
+    path = cache_path(config, vllm_config)
+    draft = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_calibration(draft, calibration)
+        draft.replace(path)  # two engines may start at once
+    except OSError as error:
+        log.warning("the calibration cannot be kept in %s, so the next start measures again: %s", path, error)
+    else:
+        log.info("the calibration is kept in %s", path)
+
+
+def kv_bytes_per_token(vllm_config: VllmConfig) -> list[int]:
+    """By stage."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    assert isinstance(model.dtype, torch.dtype), model.dtype
+    # vLLM names all of its KV dtypes of 8 bits so.
+    value_bytes = 1 if vllm_config.cache_config.cache_dtype.startswith("fp8") else model.dtype.itemsize
+    values_per_layer = 2 * model.get_num_kv_heads(parallel) * model.get_head_size()
+    num_stages = parallel.pipeline_parallel_size
+    num_layers = model.get_total_num_hidden_layers()
+    return [
+        _layers_of_stage(num_layers, stage, num_stages) * values_per_layer * value_bytes
+        for stage in range(num_stages)
+    ]
+
+
+def _layers_of_stage(num_layers: int, stage: int, num_stages: int) -> int:
+    first, end = get_pp_indices(num_layers, stage, num_stages)
+    return end - first
+
+
+def cache_path(config: EngineConfig, vllm_config: VllmConfig) -> Path:
+    """Where this engine's calibration lies, if it was measured."""
+    facts = json.dumps(_facts(config, vllm_config), sort_keys=True)
+    digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
+    slug = re.sub(r"[^a-z0-9.]+", "-", model_name(config).lower()).strip("-")
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "pipemax" / "calibrations" / f"{slug}--{digest}.yaml"
+
+
+def model_name(config: EngineConfig) -> str:
+    return Path(config.model).name
+
+
+def device_name() -> str:
+    """The GPU's name, or the CPU's with the cores that this process may use."""
+    if not current_platform.is_cpu():
+        return str(current_platform.get_device_name())
+    cores = len(os.sched_getaffinity(0))
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return f"{line.partition(':')[2].strip()}, {cores} cores"
+    return f"CPU, {cores} cores"
+
+
+def _facts(config: EngineConfig, vllm_config: VllmConfig) -> dict[str, Any]:
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    # Named only where it is not the default, so that what was measured before there was a choice is still found.
+    offload = {} if config.kv_offload is KvOffload.AFTER_STEP else {"kv_offload": config.kv_offload.value}
+    revision = getattr(model.hf_config, "_commit_hash", None) or config.revision
+    return {
+        "model": fingerprint(config.model, resolved_revision=revision),
+        "device": device_name(),
+        "stages": parallel.pipeline_parallel_size,
+        "tensor": parallel.tensor_parallel_size,
+        "dtype": str(model.dtype),
+        "quantization": model.quantization,
+        "kv_dtype": str(vllm_config.cache_config.cache_dtype),
+        "block_tokens": vllm_config.cache_config.block_size,
+        "eager": model.enforce_eager,
+        "v2_runner": bool(vllm_config.use_v2_model_runner),
+        "asynchronous": bool(vllm_config.scheduler_config.async_scheduling),
+        "vllm": vllm.__version__,
+        "torch": torch.__version__,
+        **offload,
+    }

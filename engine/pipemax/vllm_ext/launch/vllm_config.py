@@ -1,0 +1,202 @@
+"""From an EngineConfig to a running vLLM engine: which arguments and which environment."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import vllm
+from vllm.config import KVTransferConfig, VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
+
+from pipemax.config import EngineConfig, KvOffload, Policy, require_free_connector
+from pipemax.control.controller_config import HOST_HIGH_WATERMARK
+from pipemax.domain.units import GIB, ceil_div
+from pipemax.node.gpus import pipeline_parallel_size
+from pipemax.node.host_pool_size import host_pool_bytes
+from pipemax.node.lifetime import SERVER_IDENTITY_VARIABLE
+from pipemax.transfer.cuda.pinned_pool import require_pools
+from pipemax.transfer.host_memory import available_host_bytes
+from pipemax.vllm_ext.compat import check_hooks_run, check_model, check_runner, check_version
+from pipemax.vllm_ext.launch.first_guess import guess_stage
+from pipemax.vllm_ext.launch.known_calibration import known_calibration, kv_bytes_per_token
+from pipemax.vllm_ext.runtime_settings import RuntimeSettings, encode_stage, offload_extra_config
+
+log = logging.getLogger(__name__)
+
+KV_LAYOUT = "BLHNC"
+"""Block-first: see ``pipemax.transfer.layout``."""
+_CONNECTOR = "PipeMaxConnector"
+_QUEUE_DEPTH = 2
+"""How many times its KV capacity stock vLLM is sent."""
+
+
+def make_vllm_config(config: EngineConfig) -> VllmConfig:
+    """``ValueError`` where the config does not fit this machine, this vLLM or this model."""
+    if config.policy is Policy.PIPEMAX:
+        check_version()
+        require_free_connector(config.vllm)  # again: under policy auto it was free to name one
+    vllm_config = engine_args(config).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    num_stages = vllm_config.parallel_config.pipeline_parallel_size
+    num_layers = vllm_config.model_config.get_total_num_hidden_layers()
+    if num_stages > num_layers:
+        raise ValueError(
+            f"pipeline_parallel_size {num_stages} is more than the {num_layers} layers of {config.model!r}: each stage "
+            "needs one"
+        )
+    if config.policy is Policy.PIPEMAX:
+        check_model(vllm_config)
+        check_runner(vllm_config)
+        if config.kv_offload is KvOffload.PER_LAYER:
+            check_hooks_run(vllm_config)
+        settings = _runtime_settings(config, vllm_config)
+        assert vllm_config.kv_transfer_config is not None
+        _fit_scheduler(vllm_config, settings)
+        vllm_config.kv_transfer_config.kv_connector_extra_config.update(settings.to_extra_config())
+    return vllm_config
+
+
+def _fit_scheduler(vllm_config: VllmConfig, settings: RuntimeSettings) -> None:
+    """Our scheduler over the one of vLLM's two that the config and the platform have come to."""
+    scheduler = vllm_config.scheduler_config
+    if scheduler.scheduler_cls is None:
+        name = "PipeMaxAsyncScheduler" if scheduler.async_scheduling else "PipeMaxScheduler"
+        scheduler.scheduler_cls = f"pipemax.vllm_ext.scheduler.scheduler.{name}"
+    if vllm_config.use_v2_model_runner:
+        # To vLLM this is both the most requests in one step and the runner's slots. All batches need slots.
+        scheduler.max_num_seqs *= settings.num_batches
+
+
+def admission_capacity_tokens(vllm_config: VllmConfig) -> int:
+    """Tokens of requests that an empty engine may be sent: under PipeMax what the host pool holds up to its high
+    watermark, else twice what the GPU's holds: what runs, and as much waiting behind it.
+    """
+    cache, transfer = vllm_config.cache_config, vllm_config.kv_transfer_config
+    # Stock vLLM has no connector, or one of the user's.
+    if transfer is None or transfer.kv_connector != _CONNECTOR:
+        return _QUEUE_DEPTH * (cache.num_gpu_blocks or 0) * cache.block_size
+    settings = RuntimeSettings.from_extra_config(transfer.kv_connector_extra_config)
+    watermark = settings.controller.get("host_high_watermark", HOST_HIGH_WATERMARK)
+    return int(watermark * settings.host_blocks) * cache.block_size
+
+
+def engine_args(config: EngineConfig) -> EngineArgs:
+    """vLLM's arguments. ``ValueError`` where the config does not fit this machine or this vLLM."""
+    num_gpus = 0 if current_platform.is_cpu() else current_platform.device_count()
+    num_stages = pipeline_parallel_size(config, num_gpus=num_gpus)
+    values: dict[str, Any] = {
+        "model": config.model,
+        "revision": config.revision,
+        "tokenizer": config.tokenizer,
+        "dtype": config.dtype,
+        "quantization": config.quantization,
+        "pipeline_parallel_size": num_stages,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "max_model_len": config.max_model_len,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "trust_remote_code": config.trust_remote_code,
+        "seed": config.seed,
+        # Compiling takes minutes on a CPU and gains little there.
+        "enforce_eager": num_gpus == 0 if config.enforce_eager is None else config.enforce_eager,
+    }
+    if num_gpus:
+        values["gpu_memory_utilization"] = config.gpu_memory_utilization
+    else:
+        values["kv_cache_memory_bytes"] = int(config.cpu_kv_gib * GIB)
+        values["worker_cls"] = "pipemax.vllm_ext.worker.cpu_worker.CpuStageWorker"
+    if config.policy is Policy.PIPEMAX:
+        values |= _pipemax_args(config, num_gpus=num_gpus)
+    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+        if (value := getattr(config, name)) is not None:
+            values[name] = value
+    try:
+        return EngineArgs(**{**values, **config.vllm})
+    except TypeError as error:
+        raise ValueError(
+            f"vllm: {error} (these are the arguments of vLLM {vllm.__version__}'s EngineArgs)"
+        ) from error
+
+
+def _pipemax_args(config: EngineConfig, *, num_gpus: int) -> dict[str, Any]:
+    if num_gpus:
+        log.warning("policy pipemax never ran on a GPU yet: compare its output with that of policy vllm")
+    worker = "gpu_worker.PipeMaxGpuWorker" if num_gpus else "cpu_worker.PipeMaxCpuWorker"
+    return {
+        "worker_cls": f"pipemax.vllm_ext.worker.{worker}",
+        "kv_transfer_config": KVTransferConfig(
+            kv_connector=_CONNECTOR,
+            kv_connector_module_path="pipemax.vllm_ext.worker.connector",
+            kv_role="kv_both",
+            kv_connector_extra_config=offload_extra_config(
+                per_layer=config.kv_offload is KvOffload.PER_LAYER
+            ),
+        ),
+    }
+
+
+def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeSettings:
+    kv_bytes = kv_bytes_per_token(vllm_config)
+    block_bytes = max(kv_bytes) * vllm_config.cache_config.block_size
+    num_workers = vllm_config.parallel_config.world_size
+    has_gpus = not current_platform.is_cpu()
+    host_bytes = host_pool_bytes(config, num_workers=num_workers, has_gpus=has_gpus)
+    if has_gpus:
+        require_pools(host_bytes, num_workers, available_host_bytes())
+    host_blocks = int(host_bytes / block_bytes)
+    longest = ceil_div(vllm_config.model_config.max_model_len, vllm_config.cache_config.block_size)
+    if host_blocks < longest:
+        raise ValueError(
+            f"host_kv_gib {host_bytes / GIB:.3g} holds {host_blocks} KV blocks of {block_bytes} bytes; one request of "
+            f"max_model_len {vllm_config.model_config.max_model_len} needs {longest}"
+        )
+    calibration = known_calibration(config, vllm_config)
+    if calibration is not None:
+        stages = list(calibration.stages)
+    else:
+        stages = [guess_stage(of_stage, is_cpu=current_platform.is_cpu()) for of_stage in kv_bytes]
+    return RuntimeSettings(
+        host_blocks=host_blocks,
+        num_batches=config.num_batches or max(2, vllm_config.max_concurrent_batches),
+        stages=tuple(encode_stage(stage) for stage in stages),
+        max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
+        stores_tokens=not current_platform.is_cpu(),
+        offloads_per_layer=config.kv_offload is KvOffload.PER_LAYER,
+    )
+
+
+@contextmanager
+def launch_environment(config: EngineConfig) -> Iterator[None]:
+    """What vLLM's processes read from the environment while they start. Afterwards it is as it was."""
+    # Reports of use would leave the user's network, and a closed network makes their thread wait.
+    values = {"VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1")}
+    if SERVER_IDENTITY_VARIABLE in os.environ:
+        # A server has threads (gRPC's among them): a forked child would inherit their locks, held. Nor would vLLM
+        # load its plugins again in a forked child, and then nothing would end it with the server.
+        values["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    if config.policy is Policy.PIPEMAX:
+        values["VLLM_KV_CACHE_LAYOUT"] = KV_LAYOUT
+    if current_platform.is_cpu() and (config.pipeline_parallel_size or 1) > 1:
+        cores = _cores_of_stages(sorted(os.sched_getaffinity(0)), config.pipeline_parallel_size or 1)
+        values["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", cores)
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _cores_of_stages(cores: list[int], num_stages: int) -> str:
+    """vLLM's spelling of each stage's cores; stages beyond the number of cores share them in turn."""
+    if num_stages >= len(cores):
+        return "|".join(str(cores[stage % len(cores)]) for stage in range(num_stages))
+    bounds = [len(cores) * stage // num_stages for stage in range(num_stages + 1)]
+    return "|".join(",".join(str(core) for core in cores[first:end]) for first, end in pairwise(bounds))

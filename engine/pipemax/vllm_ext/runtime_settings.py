@@ -1,0 +1,97 @@
+"""What the launcher tells the scheduler and the workers, through vLLM's ``kv_connector_extra_config``.
+
+They live in other processes and see nothing but that dictionary of plain values.
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from pipemax.control.controller_config import ControllerConfig, StageConfig
+from pipemax.control.times.estimator import Segment, StepTimeModel
+
+_KEY = "pipemax"
+
+INPUT_OPENED = "pipemax:input-opened"
+INPUT_ENDED = "pipemax:input-ended"
+"""Names of no request. To abort one tells the scheduler whether more requests may come: vLLM passes unknown names on,
+in order with the requests, and nothing else of a client's reaches the scheduler.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeSettings:
+    """Plain values alone: they are pickled and hashed by vLLM."""
+
+    host_blocks: int
+    """KV blocks of the host pool, the same on every stage."""
+    num_batches: int
+    """n of the paper."""
+    max_num_seqs: int
+    """Most requests in one step; vLLM's own number of that name is the runner's slots."""
+    stages: tuple[dict[str, Any], ...]
+    """A ``StageConfig`` each, encoded."""
+    stores_tokens: bool = False
+    """New tokens' KV goes to the host one by one after each step, where the device has a kernel for it."""
+    offloads_per_layer: bool = False
+    """New KV leaves layer by layer, while the step computes."""
+    controller: dict[str, Any] = field(default_factory=dict)
+    """Further fields of ``ControllerConfig``, by name."""
+
+    def to_extra_config(self) -> dict[str, Any]:
+        return {_KEY: asdict(self)}
+
+    @classmethod
+    def from_extra_config(cls, extra_config: dict[str, Any]) -> Self:
+        values = dict(extra_config[_KEY])
+        values["stages"] = tuple(values["stages"])
+        return cls(**values)
+
+    def controller_config(
+        self,
+        *,
+        gpu_blocks: int,
+        block_tokens: int,
+        prefill_chunk_tokens: int,
+        max_slots: int,
+    ) -> ControllerConfig:
+        """Completed by what the scheduler knows. ``ValueError`` on a bad value."""
+        known: dict[str, Any] = {
+            "num_batches": self.num_batches,
+            "stages": tuple(decode_stage(stage) for stage in self.stages),
+            "gpu_blocks": gpu_blocks,
+            "host_blocks": self.host_blocks,
+            "block_tokens": block_tokens,
+            "max_num_seqs": self.max_num_seqs,
+            "prefill_chunk_tokens": prefill_chunk_tokens,
+            "max_resident_requests": max_slots,
+        }
+        return ControllerConfig(**(known | self.controller))
+
+
+def offload_extra_config(*, per_layer: bool) -> dict[str, Any]:
+    """What vLLM must know while it makes its config, before there are settings."""
+    return {_KEY: {"offloads_per_layer": per_layer}}
+
+
+def offloads_per_layer(extra_config: dict[str, Any]) -> bool:
+    """Of complete settings, or of those alone."""
+    return bool(extra_config.get(_KEY, {}).get("offloads_per_layer", False))
+
+
+def encode_stage(stage: StageConfig) -> dict[str, Any]:
+    return asdict(stage)
+
+
+def decode_stage(values: dict[str, Any]) -> StageConfig:
+    return StageConfig(
+        kv_bytes_per_token=values["kv_bytes_per_token"],
+        h2d_bytes_per_s=values["h2d_bytes_per_s"],
+        decode_time=_decode_model(values["decode_time"]),
+        prefill_time=_decode_model(values["prefill_time"]),
+    )
+
+
+def _decode_model(values: dict[str, Any]) -> StepTimeModel:
+    return StepTimeModel(
+        segments=tuple(Segment(**segment) for segment in values["segments"]), beta_s=values["beta_s"]
+    )

@@ -1,0 +1,398 @@
+"""vLLM's scheduler, told what to schedule: events of vLLM in, ``StepPlan`` out into vLLM's structures.
+
+There is no policy here; ``pipemax.control`` decides. Each step, vLLM's own ``schedule`` sees the planned requests
+alone and does all the rest: blocks, prefix cache, structured output, the messages to the workers. All other
+requests are set aside, in dictionaries that no step walks through.
+
+    set aside what vLLM holds → admit → plan → recompute, evict, prefetch → schedule the planned → report
+
+The same code runs over vLLM's synchronous scheduler and over its asynchronous one, which schedules a step before it
+has the outputs of the last: the controller plans only requests that have nothing in flight, so their tokens are
+known, while it evicts whom it likes, for steps are first in, first out on every worker.
+"""
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from pipemax.control.controller import Controller
+from pipemax.domain.events import (
+    Event,
+    GpuBlocksObserved,
+    InputEnded,
+    InputOpened,
+    PrefetchRefused,
+    PrefixCacheHit,
+    RequestAborted,
+    RequestAdmitted,
+    RequestPreempted,
+    RunRefused,
+    StepCompleted,
+)
+from pipemax.domain.plan import Prefetch, StepPlan
+from pipemax.domain.request import RequestSpec
+from pipemax.domain.units import RequestId, ceil_div
+from pipemax.vllm_ext.compat import check_kv_cache
+from pipemax.vllm_ext.core_calls import answer_calls, encode_profile
+from pipemax.vllm_ext.runtime_settings import INPUT_ENDED, INPUT_OPENED, RuntimeSettings, decode_stage
+from pipemax.vllm_ext.scheduler.gpu_blocks import GpuBlocks
+from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks
+from pipemax.vllm_ext.scheduler.prefix_finder import PrefixFinder
+from pipemax.vllm_ext.scheduler.scheduler_stats import Counters, demand_stats
+from pipemax.vllm_ext.scheduler.step_copies import CopyGatherer
+from pipemax.vllm_ext.scheduler.worker_slots import UNLIMITED, WorkerState
+from pipemax.vllm_ext.worker.connector import StepMetadata
+from pipemax.vllm_ext.worker.stage_reports import ReportBook, WorkerReports
+
+_INPUT_EVENTS: dict[str, Event] = {INPUT_OPENED: InputOpened(), INPUT_ENDED: InputEnded()}
+
+
+class PipeMaxScheduler(Scheduler):
+    """Over vLLM's synchronous scheduler; what it relies on there is listed in ``compat``.
+
+    Every ``super()`` call goes to the asynchronous scheduler where that is a base too: see below.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        check_kv_cache(self.kv_cache_config)
+        # A prompt is admitted by its first chunk; the plan made room for no more.
+        self.scheduler_reserve_full_isl = False
+        # Freed blocks may be reused while a step that writes to them is in flight: steps are first in, first out.
+        self.defer_block_free = False
+        transfer_config = self.vllm_config.kv_transfer_config
+        assert transfer_config is not None, "PipeMax's scheduler runs with its connector alone"
+        settings = RuntimeSettings.from_extra_config(transfer_config.kv_connector_extra_config)
+        self._gpu = GpuBlocks(self.kv_cache_manager, self.block_size)
+        self._host = HostBlocks(
+            num_blocks=settings.host_blocks,
+            block_tokens=self.block_size,
+            stores_tokens=settings.stores_tokens,
+        )
+        self._copies = CopyGatherer(self._gpu, self._host, self.block_size)
+        self._prefixes = PrefixFinder(self.block_size)
+        self._reports = ReportBook(self.parallel_config.pipeline_parallel_size)
+        num_slots = self.max_num_running_reqs if self.use_v2_model_runner else UNLIMITED
+        self._workers = WorkerState(num_slots)
+        self._controller = Controller(
+            settings.controller_config(
+                gpu_blocks=self._gpu.num_free,
+                block_tokens=self.block_size,
+                prefill_chunk_tokens=self.max_num_scheduled_tokens,
+                max_slots=num_slots,
+            )
+        )
+        self._events: list[Event] = []
+        # Requests that the current step does not run. Those that have started keep vLLM's status RUNNING.
+        self._started: dict[str, Request] = {}
+        self._not_started: dict[str, Request] = {}
+        self._blocked: dict[str, Request] = {}  # unknown to the controller: their grammar is being compiled
+        self._ended: list[str] = []  # finished or aborted, not yet told
+        self._counters = Counters()
+        self._num_added = 0
+        self._plan: StepPlan | None = None  # being carried out
+        self._num_found: dict[str, int] = {}  # of what is being loaded: leading blocks that need no copy
+        self._sent_anew: list[NewRequestData] = []  # of the step being made: they had lost their slots
+        answer_calls()
+
+    # -- calibration, while nothing runs ----------------------------------------------------------------------
+
+    def take_profile(self) -> dict[str, Any]:
+        """See ``core_calls.take_profile``."""
+        times = self._controller.times
+        profile = encode_profile([*times.timed_steps], [*times.timed_copies])
+        times.timed_steps.clear()
+        times.timed_copies.clear()
+        return profile
+
+    def recalibrate(self, stages: list[dict[str, Any]]) -> None:
+        """See ``core_calls.recalibrate``. Counts begin anew, too."""
+        self._controller.recalibrate([decode_stage(stage) for stage in stages])
+        self._counters, self._num_added = Counters(), 0
+
+    # -- what the engine's side says --------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)
+        self._num_added += 1
+
+    def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> Any:
+        """Also told whether more input may come, by names of no request."""
+        if isinstance(request_ids, list):
+            self._events += [_INPUT_EVENTS[name] for name in request_ids if name in _INPUT_EVENTS]
+        return super().finish_requests(request_ids, finished_status)
+
+    # -- a step -----------------------------------------------------------------------------------------------
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        begin_s = time.perf_counter()
+        self._report_ended()
+        self._set_aside()
+        self._admit_unblocked()
+        self._gpu.publish()
+        events, self._events = self._events, []
+        self._controller.apply(events)
+        plan = self._plan = self._controller.plan_step(time.monotonic())
+        self._make_room(plan)
+        for item in plan.prefetch:
+            self._prefetch(plan, item)
+        output = self._run(plan)
+        self._counters.schedule_s += time.perf_counter() - begin_s
+        return output
+
+    def _set_aside(self) -> None:
+        """Empty vLLM's queues: what ran last, and what arrived since."""
+        for request in self.running:
+            self._started[request.request_id] = request
+        self.running = []
+        for queue in (self.kv_holding_waiting, self.waiting):
+            while queue:
+                request = queue.pop_request()
+                if self._is_blocked_waiting_status(request.status):
+                    self._blocked[request.request_id] = request
+                else:
+                    self._admit(request)
+
+    def _admit_unblocked(self) -> None:
+        for request in [*self._blocked.values()]:
+            if self._handle_blocked_waiting_request(request):
+                del self._blocked[request.request_id]
+                self.deferred_waiting.discard(request)
+                self._admit(request)
+
+    def _admit(self, request: Request) -> None:
+        self._not_started[request.request_id] = request
+        room = self.max_model_len - request.num_prompt_tokens
+        spec = RequestSpec(
+            request_id=RequestId(request.request_id),
+            prompt_tokens=request.num_prompt_tokens,
+            max_tokens=max(1, min(request.max_tokens, room)),
+            # Who must not read the prefix cache finds nothing of it on the GPU.
+            prefix=None if request.skip_reading_prefix_cache else self._prefixes.find(request.block_hashes),
+        )
+        self._events.append(RequestAdmitted(request=spec))
+
+    def _make_room(self, plan: StepPlan) -> None:
+        for request_id in plan.recompute:
+            request = self._started.pop(request_id)
+            super()._preempt_request(request, time.monotonic())
+            self.waiting.remove_request(request)
+            self._not_started[request_id] = request
+            self._forget_kv(request_id)
+        for request_id in plan.evict:
+            self._copies.save_last(request_id)
+            self._gpu.evict(self._started[request_id])
+            self._workers.leave_gpu(request_id)
+            self._stop_loading(request_id)
+
+    def _prefetch(self, plan: StepPlan, item: Prefetch) -> None:
+        """GPU blocks for the whole request with its first part; then the copies of what is not there any more."""
+        request_id = item.request_id
+        if item.is_first:
+            num_found = self._gpu.bring_back(self._started[request_id])
+            if num_found is None:
+                self._events.append(PrefetchRefused(step_id=plan.step_id, request_id=request_id))
+                return
+            self._num_found[request_id] = num_found
+            self._workers.return_to_gpu(request_id)
+            self._counters.prefetches += 1
+            self._counters.found_blocks += num_found
+        # The first part begins where the GPU ends to have it, wherever the plan thought that is.
+        first_block = 0 if item.is_first else item.first_block
+        first_block = max(first_block, self._num_found[request_id])
+        end_block = item.first_block + item.num_blocks
+        self._counters.prefetched_blocks += self._copies.load(
+            request_id, first_block, end_block, is_last=item.is_last
+        )
+        if item.is_last:
+            del self._num_found[request_id]
+            self._gpu.publish_later(self._started[request_id])
+
+    def _run(self, plan: StepPlan) -> SchedulerOutput:
+        """vLLM's own step, over the planned requests; then what became of them."""
+        new_requests: list[Request] = []
+        for request_id in plan.run:
+            if (request := self._started.pop(request_id, None)) is not None:
+                self.running.append(request)
+            else:
+                new_requests.append(self._not_started.pop(request_id))
+                self.waiting.add_request(new_requests[-1])
+        self._planned_tokens: dict[str, int] = dict(zip(plan.run, plan.run_tokens, strict=True))
+        output = super().schedule()
+        output.scheduled_new_reqs.extend(self._sent_anew)
+        self._sent_anew.clear()
+        while self.waiting:  # without blocks
+            request = self.waiting.pop_request()
+            self._not_started[request.request_id] = request
+        ran: dict[str, int] = output.num_scheduled_tokens
+        for request_id in plan.run:
+            if request_id not in ran:
+                self._events.append(RunRefused(step_id=plan.step_id, request_id=request_id))
+        for request in new_requests:
+            num_found = request.num_computed_tokens - ran.get(request.request_id, 0)
+            if num_found > 0:
+                hit = PrefixCacheHit(
+                    step_id=plan.step_id, request_id=RequestId(request.request_id), num_tokens=num_found
+                )
+                self._events.append(hit)
+        self._events.append(GpuBlocksObserved(num_free=self._gpu.num_free))
+        self._counters.count_run(plan, len(ran))
+        return output
+
+    # -- what vLLM's step asks --------------------------------------------------------------------------------
+
+    def _reserve_prefill_lookahead(
+        self, request: Request, num_computed_tokens: int, num_new_tokens: int
+    ) -> int:
+        """Asked for each request how many tokens it may run at most: those planned."""
+        return min(num_new_tokens, self._planned_tokens[request.request_id])
+
+    def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
+        """A found prefix whose blocks nobody holds takes them out of the free ones, which the plan counted on for
+        the chunk behind it: where both do not fit, only what others hold is taken.
+        """
+        blocks, num_found, boundary, diverged = super()._get_local_prefix_cache_hit(request)
+        (found,) = blocks.blocks
+        num_held = sum(block.ref_cnt > 0 for block in found)
+        num_tokens = min(request.num_tokens, num_found + self._planned_tokens[request.request_id])
+        if ceil_div(num_tokens, self.block_size) - num_held > self._gpu.num_free:
+            num_found = num_held * self.block_size
+            blocks = self.kv_cache_manager.truncate_computed_blocks(blocks, num_found)
+        return blocks, num_found, boundary, diverged
+
+    def _make_cached_request_data(
+        self,
+        running_reqs: list[Request],
+        resumed_reqs: list[Request],
+        num_scheduled_tokens: dict[str, int],
+        spec_decode_tokens: dict[str, list[int]],
+        req_to_new_blocks: dict[str, KVCacheBlocks],
+    ) -> CachedRequestData:
+        """Who came back to other GPU blocks is sent as resumed, with all of them: the workers replace its table.
+
+        Who lost its slot meanwhile is sent as new, with its tokens so far.
+        """
+        told = self._workers.tell(running_reqs, num_scheduled_tokens)
+        # vLLM's word for it: the V2 runner frees the slots of the preempted before it gives any out.
+        self.reset_preempted_req_ids.update(told.dropped)
+        for request in told.with_all_blocks:
+            req_to_new_blocks[request.request_id] = self.kv_cache_manager.get_blocks(request.request_id)
+        for request in told.anew:
+            blocks = self.kv_cache_manager.get_block_ids(request.request_id)
+            self._sent_anew.append(NewRequestData.from_request(request, blocks, request._all_token_ids))
+        if not self.scheduler_config.async_scheduling:
+            # The workers know the tokens of every request; vLLM would send those of all who did not run last. With
+            # asynchronous scheduling the V1 runner relies on that: it keeps the sampled tokens of one step only.
+            self.prev_step_scheduled_req_ids.update(num_scheduled_tokens)
+        return super()._make_cached_request_data(
+            told.as_they_are,
+            [*resumed_reqs, *told.with_all_blocks],
+            num_scheduled_tokens,
+            spec_decode_tokens,
+            req_to_new_blocks,
+        )
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        super()._update_after_schedule(scheduler_output)
+        if not (self.use_v2_model_runner and self.use_pp):
+            return
+        # The V2 runner's first stages take in a step's sampled tokens when they begin the step that comes as many
+        # steps later as there are stages. vLLM heeds that where it schedules asynchronously.
+        for request_id in scheduler_output.num_scheduled_tokens:
+            request = self.requests[request_id]
+            if not request.is_prefill_chunk:
+                request.next_decode_eligible_step = (
+                    self.current_step + self.parallel_config.pipeline_parallel_size
+                )
+
+    def _build_kv_connector_meta(self, connector: Any, scheduler_output: SchedulerOutput) -> StepMetadata:
+        """The plan's loads, and the stores that keep every replica complete."""
+        assert self._plan is not None
+        copies = self._copies.take(self.requests, scheduler_output.num_scheduled_tokens)
+        return StepMetadata(self._plan.step_id, copies)
+
+    # -- outputs, and whatever ends requests ------------------------------------------------------------------
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> Any:
+        self._report_ended()
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        ran = scheduler_output.num_scheduled_tokens
+        if ran:
+            finished = tuple(RequestId(request_id) for request_id in self._ended if request_id in ran)
+            metadata = scheduler_output.kv_connector_metadata
+            assert isinstance(metadata, StepMetadata), metadata
+            self._events.append(StepCompleted(step_id=metadata.step_id, finished=finished))
+            self._ended = [request_id for request_id in self._ended if request_id not in ran]
+        self._take_reports(model_runner_output)
+        return outputs
+
+    def _take_reports(self, model_runner_output: ModelRunnerOutput) -> None:
+        connector_output = model_runner_output.kv_connector_output
+        reports = connector_output.kv_connector_worker_meta if connector_output else None
+        if reports is not None:
+            assert isinstance(reports, WorkerReports), reports
+            self._events += self._reports.take_in(reports.by_stage)
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
+        stats = super().make_stats(*args, **kwargs)
+        if stats is not None and self._plan is not None:
+            stats.kv_connector_stats = {
+                **self._counters.to_stats(self._controller, self._plan, self._reports),
+                **demand_stats(
+                    self._controller,
+                    num_known=self._num_added - len(self.waiting) - len(self.kv_holding_waiting),
+                    num_blocked=len(self._blocked),
+                ),
+            }
+        return stats
+
+    def _report_ended(self) -> None:
+        """Who ended outside of a step's outputs was given up."""
+        self._events += [RequestAborted(request_id=RequestId(request_id)) for request_id in self._ended]
+        self._ended.clear()
+
+    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
+        """Finished or aborted, wherever it is."""
+        transfer_params = super()._free_request(request, delay_free_blocks)
+        request_id = request.request_id
+        self._ended.append(request_id)
+        for aside in (self._started, self._not_started, self._blocked):
+            aside.pop(request_id, None)
+        self._forget_kv(request_id)
+        return transfer_params
+
+    def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
+        """vLLM drops a request's KV by itself, when its prefix cache is reset."""
+        super()._preempt_request(request, timestamp, drop_stale_output)
+        self.waiting.remove_request(request)
+        self._not_started[request.request_id] = request
+        self._forget_kv(request.request_id)
+        self._events.append(RequestPreempted(request_id=RequestId(request.request_id)))
+
+    def _forget_kv(self, request_id: str) -> None:
+        self._host.release(request_id)
+        self._workers.release(request_id)
+        self._stop_loading(request_id)
+
+    def _stop_loading(self, request_id: str) -> None:
+        if self._num_found.pop(request_id, None) is not None:
+            self._copies.abandon_loads()
+
+    def get_request_counts(self) -> tuple[int, int]:
+        """(running, waiting): those set aside included."""
+        num_running, num_waiting = super().get_request_counts()
+        return num_running + len(self._started), num_waiting + len(self._not_started) + len(self._blocked)
+
+
+class PipeMaxAsyncScheduler(PipeMaxScheduler, AsyncScheduler):
+    """The same over vLLM's asynchronous scheduler, which counts tokens before it knows them."""

@@ -1,0 +1,114 @@
+"""What the scheduler counts, and its way out: in the place where vLLM's statistics have those of the KV connector."""
+
+from dataclasses import dataclass
+
+from pipemax.control.controller import Controller
+from pipemax.domain.plan import Phase, PhaseReason, StepPlan
+from pipemax.transfer.commands import CopyCounts
+from pipemax.vllm_ext.worker.stage_reports import ReportBook
+
+
+@dataclass(slots=True)
+class Counters:
+    """Written by the scheduler as it carries plans out."""
+
+    prefill_steps: int = 0
+    decode_steps: int = 0
+    empty_steps: int = 0
+    decoded_tokens: int = 0
+    evictions: int = 0
+    recomputes: int = 0
+    prefetches: int = 0
+    prefetched_blocks: int = 0
+    """Copied."""
+    found_blocks: int = 0
+    """Of returning requests: still on the GPU, or shared with a resident one."""
+    refused: int = 0
+    schedule_s: float = 0.0
+    """Spent in planning and scheduling."""
+
+    batch_size: int = 0
+    """Requests of the last step that ran any."""
+
+    def count_run(self, plan: StepPlan, num_ran: int) -> None:
+        self.evictions += len(plan.evict)
+        self.recomputes += len(plan.recompute)
+        self.refused += len(plan.run) - num_ran
+        if num_ran == 0:
+            self.empty_steps += 1
+            return
+        self.batch_size = num_ran
+        if plan.phase is Phase.DECODE:
+            self.decode_steps += 1
+            self.decoded_tokens += num_ran
+        else:
+            self.prefill_steps += 1
+
+    def to_stats(self, controller: Controller, plan: StepPlan, reports: ReportBook) -> dict[str, float]:
+        """Counts since the engine's start, and the last plan's figures."""
+        decision, config = plan.decision, controller.config
+        block_bytes = config.block_tokens * sum(stage.kv_bytes_per_token for stage in config.stages)
+        error = max(controller.times.decode_error(), key=lambda error: error.mean)
+        values: dict[str, float] = {
+            "prefill_steps": self.prefill_steps,
+            "decode_steps": self.decode_steps,
+            "empty_steps": self.empty_steps,
+            "decoded_tokens": self.decoded_tokens,
+            "evictions": self.evictions,
+            "recomputes": self.recomputes,
+            "prefetches": self.prefetches,
+            "prefetched_blocks": self.prefetched_blocks,
+            "found_blocks": self.found_blocks,
+            "refused": self.refused,
+            "schedule_s": self.schedule_s,
+            "phase_switches": controller.num_switches,
+            "is_decode_phase": int(controller.phase is Phase.DECODE),
+            "is_steady": int(controller.is_steady),
+            "prefetch_stall_s": max(reports.stall_s),
+            **_copy_stats(reports.copies),
+            "batch_size": self.batch_size,
+            "measured_step_s": controller.times.last_step_s,
+            "prefetched_bytes": self.prefetched_blocks * block_bytes,
+            "budget_bytes": decision.budget_blocks * block_bytes,
+            "host_kv_usage": 1 - decision.free_host_blocks / config.host_blocks,
+            "gpu_kv_usage": 1 - max(0, decision.free_gpu_blocks) / config.gpu_blocks,
+            "awaits_input": int(decision.reason is PhaseReason.AWAIT_INPUT),
+            "predicted_step_s": controller.times.last_predicted_s,
+            "budget_blocks": decision.budget_blocks,
+            "waiting_requests": decision.num_waiting,
+            "parked_requests": decision.num_parked,
+            "resident_requests": decision.num_resident,
+            "free_gpu_blocks": decision.free_gpu_blocks,
+            "free_host_blocks": decision.free_host_blocks,
+            "live_blocks": decision.live_blocks,
+            "steps_within_5_percent": error.within_5_percent,
+            "worst_step_error": error.worst,
+            "mean_step_error": error.mean,
+        }
+        return {name: float(value) for name, value in values.items()}
+
+
+def _copy_stats(stages: list[CopyCounts]) -> dict[str, float]:
+    """Bytes and pieces of all stages together; the queue's times of the stage that waited longest."""
+    return {
+        "loaded_bytes": sum(stage.loaded_bytes for stage in stages),
+        "stored_bytes": sum(stage.stored_bytes for stage in stages),
+        "packed_bytes": sum(stage.packed_bytes for stage in stages),
+        "load_queue_s": max(stage.load_queue_s for stage in stages),
+        "store_queue_s": max(stage.store_queue_s for stage in stages),
+        "copy_chunks": sum(stage.num_chunks for stage in stages),
+        "late_copy_chunks": sum(stage.num_late_chunks for stage in stages),
+        "held_copy_chunks": sum(stage.num_held_chunks for stage in stages),
+    }
+
+
+def demand_stats(controller: Controller, *, num_known: int, num_blocked: int) -> dict[str, float]:
+    """What further input there is room for. ``num_known`` requests have ever been taken in, of which ``num_blocked``
+    wait for their grammar, unknown to the controller; those sent since are yet to be subtracted.
+    """
+    mean_tokens = controller.kv_tokens_per_request
+    return {
+        "admission_demand_tokens": controller.admission_demand_tokens - num_blocked * (mean_tokens or 0.0),
+        "kv_tokens_per_request": mean_tokens or 0.0,
+        "known_requests": float(num_known),
+    }

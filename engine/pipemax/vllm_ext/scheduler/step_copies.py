@@ -1,0 +1,85 @@
+"""Gathers the copies that the workers make with a step: from requests to block ids.
+
+It decides nothing; the plan says who leaves and who comes, vLLM which GPU blocks they have.
+"""
+
+from collections.abc import Mapping
+
+from vllm.v1.request import Request
+
+from pipemax.domain.units import GpuBlockId, ceil_div
+from pipemax.transfer.commands import BlockLoad, BlockStore, StepCopies, TokenStore
+from pipemax.transfer.store_fences import StoreFences
+from pipemax.vllm_ext.scheduler.gpu_blocks import GpuBlocks
+from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks
+
+
+class CopyGatherer:
+    """Of one step after the other: what it was told since, ``take`` returns."""
+
+    def __init__(self, gpu: GpuBlocks, host: HostBlocks, block_tokens: int) -> None:
+        self._gpu = gpu
+        self._host = host
+        self._block_tokens = block_tokens
+        self._fences = StoreFences()
+        self._saves: list[BlockStore] = []
+        self._loads: list[BlockLoad] = []
+        self._later_loads: list[BlockLoad] = []
+        self._abandons_loads = False
+
+    def save_last(self, request_id: str) -> None:
+        """Before it leaves the GPU: its last block, if the host lacks part of that."""
+        last = self._host.save_last(request_id)
+        if last is not None:
+            source = self._gpu.block(request_id, last.block_index)
+            self._saves.append(BlockStore(source=source, target=last.host_block))
+
+    def load(self, request_id: str, first_block: int, end_block: int, *, is_last: bool) -> int:
+        """Its blocks [first, end), which it has on the GPU by now. How many those are.
+
+        ``is_last``: the next step may run it; else more of it has to come first.
+        """
+        gpu_blocks, host_blocks = self._gpu.blocks(request_id), self._host.blocks(request_id)
+        indexes = range(first_block, end_block)
+        loads = self._loads if is_last else self._later_loads
+        loads += [BlockLoad(source=host_blocks[index], target=gpu_blocks[index]) for index in indexes]
+        return len(indexes)
+
+    def abandon_loads(self) -> None:
+        """A request of which only a part was loaded gives its blocks back."""
+        self._abandons_loads = True
+
+    def take(self, requests: Mapping[str, Request], num_scheduled_tokens: Mapping[str, int]) -> StepCopies:
+        """All copies of a step that runs these, with the stores that keep every replica complete."""
+        stores: list[BlockStore] = []
+        token_stores: list[TokenStore] = []
+        overwrites: list[GpuBlockId] = []
+        for request_id, num_tokens in num_scheduled_tokens.items():
+            request = requests[request_id]
+            computed = request.num_computed_tokens
+            first, end = (ceil_div(count, self._block_tokens) for count in (computed, computed + num_tokens))
+            overwrites += [self._gpu.block(request_id, index) for index in range(first, end)]
+            # From what the host has, not from what is computed: KV found on the GPU is replicated too.
+            for part in self._host.extend(request_id, computed + num_tokens, request.block_hashes):
+                source = self._gpu.block(request_id, part.block_index)
+                if part.num_slots == self._block_tokens:
+                    stores.append(BlockStore(source=source, target=part.host_block))
+                else:
+                    slots = (part.first_slot, part.num_slots)
+                    token_stores.append(TokenStore(source, part.host_block, *slots))
+        saves, loads, later_loads = tuple(self._saves), tuple(self._loads), tuple(self._later_loads)
+        abandons_loads, self._abandons_loads = self._abandons_loads, False
+        for taken in (self._saves, self._loads, self._later_loads):
+            taken.clear()
+        fence = self._fences.plan_step(
+            overwrites=overwrites, saves=saves, stores=stores, token_stores=token_stores
+        )
+        return StepCopies(
+            saves=saves,
+            loads=loads,
+            later_loads=later_loads,
+            abandons_loads=abandons_loads,
+            stores=tuple(stores),
+            token_stores=tuple(token_stores),
+            store_fence=fence,
+        )

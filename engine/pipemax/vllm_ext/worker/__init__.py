@@ -1,0 +1,1 @@
+"""What runs in a stage's process: workers, the connector that copies with each step, and the clock of both."""

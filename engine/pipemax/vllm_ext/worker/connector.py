@@ -1,0 +1,226 @@
+"""vLLM's KV connector as the road to the transfer engine: copies in with each step, times out with it.
+
+The scheduler's side carries nothing: ``pipemax.vllm_ext.scheduler`` makes the metadata itself. The worker's side
+owns this stage's host pool. ``handle_preemptions`` is the first hook of every step, empty ones included, and begins
+the step of the transfers. The first hook after the forward pass ends it: ``finish_forward`` of vLLM's V2 runner, which
+comes before the activations are sent, else ``wait_for_save``. Nothing is done between layers, so full CUDA graphs stay;
+but where the config says ``kv_offload: per_layer``, vLLM makes them piecewise.
+"""
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+from pipemax.domain.plan import StepId
+from pipemax.transfer.backend import CopyBackend, StepTransfers
+from pipemax.transfer.commands import StepCopies
+from pipemax.transfer.cpu import CpuCopyBackend, HostPool
+from pipemax.transfer.cuda.device import Lane
+from pipemax.transfer.cuda.transfers import CudaTransfers
+from pipemax.transfer.layout import BlockLayout, describe_layers, layer_indexes
+from pipemax.transfer.orchestrator import Orchestrator
+from pipemax.transfer.per_layer_steps import PerLayerSteps
+from pipemax.vllm_ext.runtime_settings import RuntimeSettings, offloads_per_layer
+from pipemax.vllm_ext.worker.stage_clock import GpuStageClock, StageClock
+from pipemax.vllm_ext.worker.stage_reports import WorkerReports
+
+
+@dataclass
+class StepMetadata(KVConnectorMetadata):
+    """What every stage is told with a step."""
+
+    step_id: StepId
+    copies: StepCopies
+
+
+@dataclass(frozen=True)
+class GpuStage:
+    """One stage's transfers on its GPU, and its steps' times."""
+
+    transfers: CudaTransfers
+    clock: GpuStageClock
+
+
+class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
+    """See the module's docstring."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._settings = RuntimeSettings.from_extra_config(extra_config)
+        self.gpu: GpuStage | None = None
+        """What the worker of a GPU uses too, once the KV caches exist."""
+        self._transfers: StepTransfers | None = None
+        self._per_layer: PerLayerSteps | None = None
+        self._layer_indexes: dict[str, int] = {}
+        self._resources = ExitStack()
+        self._is_in_step = False
+        self._clock: StageClock = StageClock()
+
+    # -- worker ---------------------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Called once this stage's GPU pool exists. ``ValueError`` unless it is block-first."""
+        layout, gpu_rows = describe_layers(kv_caches)
+        self._layer_indexes = layer_indexes(kv_caches)
+        if gpu_rows.is_cuda:
+            self._start_on_gpu(layout, gpu_rows)
+        else:
+            self._start_on_cpu(layout, gpu_rows)
+
+    def _start_on_cpu(self, layout: BlockLayout, gpu_rows: torch.Tensor) -> None:
+        pool = HostPool(layout, self._settings.host_blocks)
+        self._transfers = Orchestrator(self._make_backend(gpu_rows, pool))
+        self._resources.callback(self._transfers.close)
+        if self._settings.offloads_per_layer:
+            self._offload_per_layer(self._transfers, layout, gpu_rows, pool.tensor, stream=None)
+
+    def _start_on_gpu(self, layout: BlockLayout, gpu_rows: torch.Tensor) -> None:
+        _check_block_tokens(layout, self._vllm_config.cache_config.block_size)
+        # It needs cuda-core, which is installed where there are GPUs.
+        from pipemax.transfer.cuda.assemble import cuda_transfers
+        from pipemax.transfer.cuda.cuda_device import CudaDevice
+
+        transfers = self._resources.enter_context(
+            cuda_transfers(layout, gpu_rows, self._settings.host_blocks)
+        )
+        self.gpu = GpuStage(transfers, GpuStageClock(transfers.device))
+        self._transfers, self._clock = self.gpu.transfers, self.gpu.clock
+        if self._settings.offloads_per_layer:
+            device = transfers.device
+            assert isinstance(device, CudaDevice), device
+            stream = device.stream(Lane.STORE)
+            self._offload_per_layer(transfers, layout, gpu_rows, device.host_rows, stream=stream)
+
+    def _offload_per_layer(
+        self,
+        transfers: StepTransfers,
+        layout: BlockLayout,
+        gpu_rows: torch.Tensor,
+        host_rows: torch.Tensor,
+        *,
+        stream: torch.cuda.Stream | None,
+    ) -> None:
+        self._transfers = self._per_layer = PerLayerSteps(
+            transfers,
+            layout,
+            gpu_rows,
+            host_rows,
+            max_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
+            steps_in_flight=self._vllm_config.max_concurrent_batches,
+            stream=stream,
+        )
+        self._resources.callback(self._per_layer.close)
+
+    def _make_backend(self, gpu_rows: torch.Tensor, pool: HostPool) -> CopyBackend:
+        """Copies between the two pools; tests put a faulty one here."""
+        return CpuCopyBackend(gpu_rows.numpy(), pool.rows)
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """A step begins."""
+        assert isinstance(kv_connector_metadata, StepMetadata), kv_connector_metadata
+        assert self._transfers is not None, "a step before the KV caches exist"
+        wait = self._transfers.begin_step(kv_connector_metadata.copies)
+        self._is_in_step = True
+        self._clock.begin(kv_connector_metadata.step_id, kv_connector_metadata.copies, wait)
+
+    def finish_forward(self) -> None:
+        """A step's KV is computed, or what computes it is enqueued."""
+        assert self._transfers is not None
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, StepMetadata), metadata
+        self._transfers.end_step(metadata.copies)
+        self._is_in_step = False
+
+    def wait_for_save(self) -> None:
+        """Nothing is waited for."""
+        if self._is_in_step:
+            self.finish_forward()
+
+    def add_compute_s(self, seconds: float) -> None:
+        """The worker's own measure of the step that ran last; may come in parts."""
+        self._clock.add_compute_s(seconds)
+
+    @property
+    def step_begin_s(self) -> float:
+        """When the current step had its copies and could compute (``time.perf_counter``)."""
+        return self._clock.begin_s
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        report = self._clock.take_report()
+        if report is None or get_tp_group().rank_in_group > 0:  # a stage speaks with one voice
+            return None
+        assert self._transfers is not None
+        report = replace(report, copies=self._transfers.counts)
+        return WorkerReports({get_pp_group().rank_in_group: [report]})
+
+    def shutdown(self) -> None:
+        self._resources.close()
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        return offloads_per_layer(extra_config)
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """A layer's attention is enqueued, or has run."""
+        if self._per_layer is not None:
+            self._per_layer.save_layer(self._layer_indexes[layer_name])
+
+    # Not used: there is one copy of everything per stage, and no layer's loads are waited for on their own.
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        pass
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        pass
+
+    # -- scheduler ------------------------------------------------------------------------------------------------
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """The replica is for this engine alone."""
+        return False
+
+    def has_pending_block_frees(self) -> bool:
+        """True makes vLLM leave a request out that finds no blocks, rather than drop another one's KV for it:
+        who leaves the GPU, the controller decides.
+        """
+        return True
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        return 0, False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        pass
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        raise AssertionError("PipeMax's scheduler makes the metadata; is scheduler_cls set?")
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return False, None
+
+
+def _check_block_tokens(layout: BlockLayout, block_size: int) -> None:
+    """``ValueError`` where an attention kernel's blocks are not those that the scheduler counts."""
+    if layout.block_tokens != block_size:
+        raise ValueError(
+            f"attention kernels keep KV in blocks of {layout.block_tokens} tokens, vLLM's scheduler counts blocks of "
+            f"{block_size}: set block_size {layout.block_tokens}, or run policy: vllm"
+        )

@@ -1,0 +1,97 @@
+"""Workers: pipeline stages on a CPU, block-first KV there, and the measured time of each step.
+
+vLLM 0.32 runs one stage on a CPU, and three things are mended here. Its V1 runner makes the buffers for another
+stage's activations in a warm-up that CPUs skip; its attention declares only one layout; and a seeded request whose
+prompt is computed in chunks ends the engine, for generators on a CPU cannot be rewound.
+"""
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+from vllm.distributed.parallel_state import get_pp_group
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from pipemax.vllm_ext.worker.connector import PipeMaxConnector
+from pipemax.vllm_ext.worker.runner_v2 import keep_slots_of_parked
+
+
+def _supported_kv_cache_layouts(cls: type) -> tuple[KVCacheLayout, ...]:
+    return (KVCacheLayout.LBHNC, KVCacheLayout.BLHNC)
+
+
+# The kernels take a block's stride from the tensor, so blocks of all layers may alternate; heads within a block come
+# before tokens in both layouts, which is what they insist on.
+_cpu_attention: Any = CPUAttentionBackend
+_cpu_attention.supported_kv_cache_layouts = classmethod(_supported_kv_cache_layouts)
+
+
+class _SpareGenerator(torch.Generator):
+    """Draws for the samples that are thrown away, in the place of a generator that would have to be rewound."""
+
+    def get_offset(self) -> int:
+        return 0
+
+    def set_offset(self, offset: int) -> torch.Generator:
+        return self
+
+
+class CpuStageWorker(CPUWorker):
+    """A stage of a pipeline on a CPU, under either policy."""
+
+    def determine_available_memory(self) -> int:
+        available: int = super().determine_available_memory()
+        runner: Any = self.model_runner
+        if not get_pp_group().is_first_rank and getattr(runner, "intermediate_tensors", 0) is None:
+            runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+            )
+        return available
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        runner: Any = self.model_runner
+        if self.use_v2_model_runner:
+            return super().sample_tokens(grammar_output)
+        batch = runner.input_batch
+        cut_prompts = np.nonzero(runner.discard_request_mask.np[: batch.num_reqs])[0]
+        kept = {row: batch.generators[row] for row in cut_prompts.tolist() if row in batch.generators}
+        batch.generators.update({row: _SpareGenerator() for row in kept})
+        output = super().sample_tokens(grammar_output)
+        batch.generators.update(kept)
+        return output
+
+
+class PipeMaxCpuWorker(CpuStageWorker):
+    """Measures each step: the controller learns from it."""
+
+    def init_device(self) -> None:
+        super().init_device()  # type: ignore[no-untyped-call]
+        if self.use_v2_model_runner:
+            keep_slots_of_parked(self.model_runner)
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        output = super().execute_model(scheduler_output)
+        connector = _connector()
+        if connector is not None and scheduler_output.total_num_scheduled_tokens > 0:
+            connector.add_compute_s(time.perf_counter() - connector.step_begin_s)
+        return output
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        begin_s = time.perf_counter()
+        output = super().sample_tokens(grammar_output)
+        connector = _connector()
+        if connector is not None:
+            connector.add_compute_s(time.perf_counter() - begin_s)
+        return output
+
+
+def _connector() -> PipeMaxConnector | None:
+    if not has_kv_transfer_group():
+        return None
+    connector = get_kv_transfer_group()
+    assert isinstance(connector, PipeMaxConnector), connector
+    return connector

@@ -1,0 +1,81 @@
+"""A stage's worker on a GPU: each step's time by the device's clock, and copies held back while it sends.
+
+vLLM's own worker does the rest. Its hooks run before and after the forward pass, never between layers, so full CUDA
+graphs stay. Never ran on a GPU yet.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+from vllm.distributed.parallel_state import get_pp_group
+from vllm.v1.worker.gpu_worker import AsyncIntermediateTensors, Worker
+
+from pipemax.vllm_ext.worker.connector import GpuStage, PipeMaxConnector
+from pipemax.vllm_ext.worker.runner_v2 import keep_slots_of_parked
+
+
+class PipeMaxGpuWorker(Worker):
+    """A stage of a pipeline on a GPU under ``policy: pipemax``."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        self._send_stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        watch_received(self.model_runner, _mark_received)
+        if self.use_v2_model_runner:
+            keep_slots_of_parked(self.model_runner)
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        output = super().execute_model(scheduler_output)
+        if scheduler_output.total_num_scheduled_tokens > 0 and (stage := _gpu_stage()) is not None:
+            stage.clock.mark_computed()
+            if self._pp_send_work:
+                stage.transfers.hold_for_send(self._sent())
+        return output
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        output = super().sample_tokens(grammar_output)
+        # Other stages only wait for the tokens here.
+        if get_pp_group().is_last_rank and (stage := _gpu_stage()) is not None:
+            stage.clock.mark_sampled()
+        return output
+
+    def _sent(self) -> torch.cuda.Event:
+        """Done when the activations of the step that ended last are with the next stage."""
+        with torch.cuda.stream(self._send_stream):
+            for handle in self._pp_send_work:
+                handle.wait()  # this stream waits, not the caller
+            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._send_stream)
+        sent: torch.cuda.Event = event
+        return sent
+
+
+def watch_received(runner: Any, on_received: Callable[[], None]) -> None:
+    """Have ``on_received`` called whenever the compute stream has been told to wait for the stage before."""
+    execute_model = runner.execute_model
+
+    def execute_watched(
+        scheduler_output: Any, intermediate_tensors: Any = None, *args: Any, **more: Any
+    ) -> Any:
+        if isinstance(intermediate_tensors, AsyncIntermediateTensors):
+            callbacks = intermediate_tensors._comm_postprocess or []
+            intermediate_tensors._comm_postprocess = [*callbacks, on_received]
+        return execute_model(scheduler_output, intermediate_tensors, *args, **more)
+
+    runner.execute_model = execute_watched
+
+
+def _mark_received() -> None:
+    if (stage := _gpu_stage()) is not None:
+        stage.clock.mark_received()
+
+
+def _gpu_stage() -> GpuStage | None:
+    """None while the model is profiled and captured."""
+    if not has_kv_transfer_group():
+        return None
+    connector = get_kv_transfer_group()
+    assert isinstance(connector, PipeMaxConnector), connector
+    return connector.gpu

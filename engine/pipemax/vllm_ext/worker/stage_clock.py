@@ -1,0 +1,106 @@
+"""Collects a stage's step and copy times from one report to the next.
+
+On a CPU the worker measures its own seconds. On a GPU it enqueues work and goes on, so there a step's time lies
+between two events on the compute lane, and is reported once the device has passed them: later by the depth of the
+queue.
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from pipemax.domain.plan import StepId
+from pipemax.transfer.commands import StepCopies, StepWait
+from pipemax.transfer.cuda.device import CopyDevice, DeviceEvent, Lane
+from pipemax.vllm_ext.worker.stage_reports import LoadReport, StageReport, StepReport
+
+
+class StageClock:
+    """Steps whose worker says what they took (``add_compute_s``)."""
+
+    def __init__(self) -> None:
+        self.begin_s = 0.0
+        self._step_id: StepId | None = None
+        self._compute_s = 0.0
+        self._loading: deque[tuple[StepId, int]] = deque()
+        self._steps: list[StepReport] = []
+        self._loads: list[LoadReport] = []
+        self._stall_s = 0.0
+
+    def begin(self, step_id: StepId, copies: StepCopies, wait: StepWait) -> None:
+        """The step has its copies and can compute."""
+        self._end_step()
+        for load in wait.loads:
+            loading_id, num_blocks = self._loading.popleft()
+            self._loads.append(LoadReport(step_id=loading_id, num_blocks=num_blocks, seconds=load.seconds))
+        if copies.num_loads:
+            self._loading.append((step_id, copies.num_loads))
+        self._stall_s += wait.stall_s
+        self._step_id, self._compute_s = step_id, 0.0
+        self.begin_s = time.perf_counter()
+
+    def add_compute_s(self, seconds: float) -> None:
+        self._compute_s += seconds
+
+    def take_report(self) -> StageReport | None:
+        if not (self._steps or self._loads or self._stall_s):
+            return None
+        report = StageReport(steps=tuple(self._steps), loads=tuple(self._loads), stall_s=self._stall_s)
+        self._steps, self._loads, self._stall_s = [], [], 0.0
+        return report
+
+    def _end_step(self) -> None:
+        if self._step_id is not None and self._compute_s > 0:
+            self._steps.append(StepReport(step_id=self._step_id, compute_s=self._compute_s))
+
+
+@dataclass(slots=True)
+class _TimedStep:
+    step_id: StepId
+    begin: DeviceEvent
+    end: DeviceEvent | None = None
+    """None until it is known to compute anything."""
+
+
+class GpuStageClock(StageClock):
+    """Steps marked on the compute lane of ``device``."""
+
+    def __init__(self, device: CopyDevice) -> None:
+        super().__init__()
+        self._device = device
+        self._current: _TimedStep | None = None
+        self._computing: deque[_TimedStep] = deque()
+
+    def begin(self, step_id: StepId, copies: StepCopies, wait: StepWait) -> None:
+        super().begin(step_id, copies, wait)
+        self._current = _TimedStep(step_id, self._device.record(Lane.COMPUTE))
+
+    def mark_received(self) -> None:
+        """The lane has waited for the stage before: if the step has begun, it computes from here on."""
+        if self._current is not None and self._current.end is None:
+            self._current.begin = self._device.record(Lane.COMPUTE)
+
+    def mark_computed(self) -> None:
+        """What the step computes is on the lane."""
+        assert self._current is not None, "a step that has not begun was computed"
+        self._current.end = self._device.record(Lane.COMPUTE)
+
+    def mark_sampled(self) -> None:
+        """And now what chooses its tokens, if it computed any."""
+        if self._current is not None and self._current.end is not None:
+            self._current.end = self._device.record(Lane.COMPUTE)
+
+    def take_report(self) -> StageReport | None:
+        while self._computing:
+            step = self._computing[0]
+            assert step.end is not None, step
+            if not self._device.is_done(step.end):
+                break
+            seconds = self._device.elapsed_s(step.begin, step.end)
+            self._steps.append(StepReport(step_id=step.step_id, compute_s=seconds))
+            self._computing.popleft()
+        return super().take_report()
+
+    def _end_step(self) -> None:
+        if self._current is not None and self._current.end is not None:
+            self._computing.append(self._current)

@@ -1,0 +1,30 @@
+"""``pipemax calibrate``: what is wrong is said before an engine starts, and the picture is drawn."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pipemax.cli.app import app
+from pipemax.sim.plots import plot_predictions
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--out", "x.yaml"], "give --model, or --engine with a file that names one"),
+        (["--out", "/no/such/place/x.yaml", "--model", "m"], "there is no directory /no/such/place"),
+        (["--out", "x.yaml", "--engine", "none.yaml"], "none.yaml"),
+    ],
+)
+def test_wrong_arguments_end_it_with_one_line(arguments: list[str], told: str) -> None:
+    result = CliRunner().invoke(app, ["calibrate", *arguments])
+    assert result.exit_code == 2
+    assert told in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_predictions_are_drawn_and_kinds_without_steps_left_out(tmp_path: Path) -> None:
+    pairs = {"fitted decode": [(0.01, 0.011), (0.02, 0.019)], "mixed decode": []}
+    drawn = plot_predictions(pairs, tmp_path / "predictions.png", title="a model on a device")
+    assert drawn.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,177 @@
+"""``pipemax simulate``, ``plan-capacity`` and ``trace explain``, as a shell calls them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+from pipemax.cli.app import app
+from pipemax.presets import read_preset
+from tests.golden.scenarios import TRACES
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> list[str]:
+    """Options for a node and a model that are simulated in no time: eight GPUs, two of 70B's layers on each."""
+    node = read_preset("nodes", "rtx5090x8") | {"name": "little"}
+    node["gpu"]["memory_bytes"] = 7e9
+    model = read_preset("models", "llama2-70b") | {"name": "little", "num_layers": 16}
+    (tmp_path / "node.yaml").write_text(yaml.safe_dump(node))
+    (tmp_path / "model.yaml").write_text(yaml.safe_dump(model))
+    return ["--node", str(tmp_path / "node.yaml"), "--model", str(tmp_path / "model.yaml")]
+
+
+@pytest.fixture
+def lengths(tmp_path: Path) -> str:
+    """Forty recorded rows."""
+    path = tmp_path / "recorded.jsonl"
+    rows = [{"prompt_tokens": 50 + 7 * n, "completion_tokens": 3 + n % 9} for n in range(40)]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return str(path)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def message_of(result: Result) -> str:
+    """The error, wherever lines were broken."""
+    return " ".join(result.output.split())
+
+
+def test_simulate_prints_a_table_and_writes_json_pictures_and_traces(
+    small: list[str], lengths: str, tmp_path: Path
+) -> None:
+    files = {name: tmp_path / name for name in ("figures.json", "spans.json", "decisions.jsonl")}
+    result = run(
+        *["simulate", *small, "--workload", lengths, "--system", "pipemax,vllm_pp"],
+        *["--json", str(files["figures.json"]), "--trace", str(files["spans.json"])],
+        *["--decisions", str(files["decisions.jsonl"]), "--plot", str(tmp_path / "plots")],
+    )
+    assert result.exit_code == 0, result.output
+    assert "little on little, recorded, 40 requests" in result.output
+    assert "vllm_pp" in result.output
+    assert "…" not in result.output
+    figures = json.loads(files["figures.json"].read_text())
+    assert [entry["system"] for entry in figures] == ["pipemax", "vllm_pp"]
+    assert figures[0]["requests"] == 40
+    assert json.loads(files["spans.json"].read_text())["traceEvents"]
+    assert (tmp_path / "plots" / "overall.png").exists()
+    explained = run("trace", "explain", str(files["decisions.jsonl"]))
+    assert "40 × RequestAdmitted" in explained.output
+
+
+def test_simulate_all_runs_every_system(small: list[str], lengths: str, tmp_path: Path) -> None:
+    path = tmp_path / "all.json"
+    result = run("simulate", *small, "--workload", lengths, "--system", "all", "--json", str(path))
+    assert result.exit_code == 0, result.output
+    systems = [entry["system"] for entry in json.loads(path.read_text())]
+    assert {"pipemax", "vllm_tp", "td_pipe", "seesaw_t4p2", "flexgen", "static_25", "layer_first"} <= {
+        *systems
+    }
+
+
+def test_a_changed_number_of_the_node_changes_the_figures(
+    small: list[str], lengths: str, tmp_path: Path
+) -> None:
+    def seconds(*changes: str) -> float:
+        path = tmp_path / "figures.json"
+        run("simulate", *small, "--workload", lengths, "--system", "vllm_tp", "--json", str(path), *changes)
+        return float(json.loads(path.read_text())[0]["seconds"])
+
+    assert seconds("--set", "all_reduce.bus_bytes_per_s=1e9") > 2 * seconds()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--node", "rtx4090x8"], "no node profile 'rtx4090x8'; there are h100x8, l20x8, rtx5090x8"),
+        (["--model", "gpt2"], "no model profile 'gpt2'; there are"),
+        (["--workload", "alpaca"], "no workload profile 'alpaca'; there are"),
+        (["--workload", "gone.jsonl"], "gone.jsonl"),
+        (["--system", "pipemaxx"], "no system 'pipemaxx'; there are pipemax, vllm_tp"),
+        (["--system", ","], "name at least one system"),
+        (["--set", "host_memory_bytes"], "--set host_memory_bytes: expected NAME=NUMBER"),
+        (["--set", "host_memory_bytes=lots"], "--set host_memory_bytes=lots: expected NAME=NUMBER"),
+        (["--set", "host_memory=5e9"], "there is no 'host_memory'; there are"),
+        (["--set", "gpu_memory_fraction=1.5"], "gpu_memory_fraction is 1.5, must be at most 1"),
+        (["--model", "qwen3-235b-a22b"], "qwen3-235b-a22b does not fit on rtx5090x8"),
+        (["--system", "vllm_tp", "--decisions", "d.jsonl"], "name pipemax beside --system vllm_tp"),
+        (["--requests", "0"], "--requests"),
+    ],
+)
+def test_what_is_wrong_is_named_in_one_line(arguments: list[str], message: str) -> None:
+    result = run("simulate", "--requests", "20", *arguments)
+    assert result.exit_code == 2
+    assert message in message_of(result)
+    assert "Traceback" not in result.output
+
+
+def test_plan_capacity_tells_hours_cost_and_the_policy(small: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    result = run(
+        *["plan-capacity", "--rows", "1000000", "--price", "20", *small, "--sample", "60"],
+        *["--output-mean", "60", "--output-median", "40", "--host-memory", "64", "--host-memory", "256"],
+        *["--json", str(path)],
+    )
+    assert result.exit_code == 0, result.output
+    plan = json.loads(path.read_text())
+    assert f"policy: {plan['policy']}." in message_of(result)
+    assert plan["best"] == plan["options"][0]
+    sizes = {option["host_memory_bytes"] for option in plan["options"] if option["system"] == "pipemax"}
+    assert sizes == {64e9, 256e9}
+    for option in plan["options"]:
+        assert option["cost"] == pytest.approx(20 * option["hours"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--prompt-mean", "100", "--prompt-median", "5000"],
+            "mean and median must lie between least and most",
+        ),
+        (["--gpus-per-engine", "3"], "has 8 GPUs, which 3 do not divide"),
+        (["--rows", "0"], "--rows"),
+        (["--price", "-1"], "--price"),
+    ],
+)
+def test_plan_capacity_names_what_is_wrong(small: list[str], arguments: list[str], message: str) -> None:
+    result = run("plan-capacity", "--rows", "10", "--price", "1", "--sample", "20", *small, *arguments)
+    assert result.exit_code == 2
+    assert message in message_of(result)
+
+
+def test_trace_explain_says_why_a_step_did_what_it_did() -> None:
+    result = run("trace", "explain", str(TRACES / "overflow.jsonl"))
+    assert result.exit_code == 0
+    assert "the host pool overflows: recomputes" in result.output
+    assert "decode, since" in result.output
+
+
+def test_trace_explain_refuses_another_file_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("hello\n")
+    result = run("trace", "explain", str(path))
+    assert result.exit_code == 2
+    assert "notes.txt is no trace" in message_of(result)
+    missing = run("trace", "explain", str(tmp_path / "gone.jsonl"))
+    assert missing.exit_code == 2
+    assert "gone.jsonl" in message_of(missing)
+
+
+@pytest.mark.parametrize("command", [["simulate"], ["plan-capacity"], ["trace", "explain"]])
+def test_help_names_every_option_without_importing_the_simulator(command: list[str]) -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from pipemax.cli.app import app; "
+        f"print(CliRunner().invoke(app, {[*command, '--help']!r}).output); "
+        "assert not {'numpy', 'matplotlib', 'pipemax.sim', 'torch', 'vllm'} & sys.modules.keys()"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "Usage" in result.stdout

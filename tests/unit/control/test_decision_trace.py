@@ -1,0 +1,82 @@
+"""Traces: what a controller did, replayed to the same plans and explained in words."""
+
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from pipemax.control.controller_config import VictimPolicy
+from pipemax.control.decision_trace import TraceWriter, decode, encode, explain, replay
+from pipemax.domain.plan import StepPlan
+from pipemax.domain.request import PrefixId, SharedPrefix
+from tests.unit.control.fake_engine import FakeEngine, Faults, small_config, spec, stage
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """A run with every kind of event in it."""
+    path = tmp_path / "run.jsonl"
+    config = small_config(
+        gpu_blocks=60,
+        host_blocks=200,
+        initial_output_tokens=5,
+        stages=(stage(), stage(h2d_bytes_per_s=2e7)),
+        victim_policy=VictimPolicy.OLDEST_FIRST,
+    )
+    faults = Faults(refuse_run=0.01, refuse_prefetch=0.1, abort=0.005, preempt=0.005, cache_hit=0.05)
+    prefix = SharedPrefix(prefix_id=PrefixId("instruction"), num_tokens=40)
+    with TraceWriter(path, config) as writer:
+        engine = FakeEngine(config=config, rng=Random(3), faults=faults, trace=writer)
+        for index in range(40):
+            shared = prefix if index % 3 == 0 else None
+            engine.admit(spec(f"r{index}", 45 + 40 * (index % 5), 60, prefix=shared), 20 + index)
+        engine.run()
+    return path
+
+
+def test_replay_gives_the_same_plans(trace: Path) -> None:
+    pairs = list(replay(trace))
+    assert len(pairs) > 100
+    for recorded, now in pairs:
+        assert recorded == now
+
+
+def test_every_plan_is_explained_in_one_line(trace: Path) -> None:
+    lines = list(explain(trace))
+    steps = [line for line in lines if line.startswith("step ")]
+    assert lines[0].startswith("4 batches over 2 stages; 60 GPU blocks")
+    assert len(steps) == len(list(replay(trace)))
+    assert "prefill, since the host pool is below its high watermark" in steps[0]
+    text = "\n".join(lines)
+    for words in ("runs D_", "prefetches", "of a budget of", "evicts", "StepCompleted", "parked"):
+        assert words in text
+
+
+def test_an_overflow_of_the_host_pool_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "overflow.jsonl"
+    config = small_config(gpu_blocks=30, host_blocks=40, initial_output_tokens=1)
+    with TraceWriter(path, config) as writer:
+        engine = FakeEngine(config=config, trace=writer)
+        for index in range(12):
+            engine.admit(spec(f"r{index}", 40, 150), 150)
+        engine.run()
+    assert "the host pool overflows: recomputes" in "\n".join(explain(path))
+
+
+def test_plans_survive_json(trace: Path) -> None:
+    for recorded, _ in replay(trace):
+        assert decode(StepPlan, json.loads(json.dumps(encode(recorded)))) == recorded
+
+
+def test_another_file_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "else.jsonl"
+    path.write_text('{"version": 0}\n')
+    with pytest.raises(ValueError, match=r"else\.jsonl is no trace of version 1"):
+        list(replay(path))
+    path.write_text("hello\n")
+    with pytest.raises(ValueError, match=r"else\.jsonl"):
+        list(explain(path))
+    path.write_text("")
+    with pytest.raises(ValueError, match=r"else\.jsonl"):
+        list(explain(path))

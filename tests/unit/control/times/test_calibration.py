@@ -1,0 +1,85 @@
+"""Calibrations as YAML: saved, loaded, and refused where they are none."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipemax.control.times.calibration import (
+    Calibration,
+    calibration_path,
+    load_calibration,
+    save_calibration,
+)
+from pipemax.control.times.estimator import Segment, StepTimeModel
+from tests.unit.control.fake_engine import stage
+
+STAIRCASE = StepTimeModel(
+    segments=(
+        Segment(min_size=1, alpha_s=1e-5, delta_s=0.02),
+        Segment(min_size=129, alpha_s=2e-5, delta_s=0.03),
+    ),
+    beta_s=3e-8,
+)
+CALIBRATION = Calibration(
+    device="NVIDIA GeForce RTX 5090",
+    model="meta-llama/Llama-2-70b-hf",
+    measured="never: a test",
+    stages=(stage(), replace(stage(), decode_time=STAIRCASE)),
+)
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    save_calibration(path, CALIBRATION)
+    assert load_calibration(path) == CALIBRATION
+
+
+def test_files_are_named_by_device_and_model(tmp_path: Path) -> None:
+    path = calibration_path(tmp_path, CALIBRATION.device, CALIBRATION.model)
+    assert path == tmp_path / "nvidia-geforce-rtx-5090--meta-llama-llama-2-70b-hf.yaml"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda values: values.pop("measured"),
+        lambda values: values.update(devise="x"),
+        lambda values: values["stages"][0].pop("h2d_bytes_per_s"),
+        lambda values: values["stages"][0]["decode_time"].update(gamma_s=1.0),
+        lambda values: values["stages"][0]["decode_time"].update(segments=[]),
+        lambda values: values["stages"][0].update(h2d_bytes_per_s=0),
+        lambda values: values.update(stages=[]),
+        lambda values: values.update(device=""),
+    ],
+)
+def test_what_is_no_calibration_is_refused_with_the_files_name(tmp_path: Path, spoil) -> None:
+    path = tmp_path / "c.yaml"
+    save_calibration(path, CALIBRATION)
+    values = yaml.safe_load(path.read_text())
+    spoil(values)
+    path.write_text(yaml.safe_dump(values))
+    with pytest.raises(ValueError, match=r"c\.yaml is no calibration"):
+        load_calibration(path)
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- b\n", "{", "device: [\n"])
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"c\.yaml is no calibration"):
+        load_calibration(path)
+
+
+SHIPPED = sorted((Path(__file__).parents[4] / "conf" / "calibration").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_shipped_calibrations_load_and_are_found_by_their_names(path: Path) -> None:
+    calibration = load_calibration(path)
+    assert calibration_path(path.parent, calibration.device, calibration.model) == path
+
+
+def test_some_calibration_is_shipped() -> None:
+    assert SHIPPED

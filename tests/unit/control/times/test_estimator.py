@@ -1,0 +1,145 @@
+"""T̂ = α·b + β·L + δ: fitted, refined, its error known."""
+
+from random import Random
+
+import pytest
+
+from pipemax.control.times.estimator import (
+    PAPER_WORST_ERROR,
+    BandwidthEstimator,
+    OnlineEstimator,
+    ProfileRow,
+    Segment,
+    StepTimeModel,
+    fit_step_time,
+)
+
+LINE = StepTimeModel.linear(alpha_s=1e-4, beta_s=2e-8, delta_s=0.01)
+SIZES = (1, 8, 16, 32, 64, 128, 256)
+TOKENS_EACH = (64, 512, 2048)
+
+
+def staircase_s(size: int, kv_tokens: int) -> float:
+    """A matrix product in tiles of 64 rows, and attention."""
+    return 0.01 + 0.004 * (-(-size // 64)) + 2e-8 * kv_tokens
+
+
+def rows_of(seconds, sizes=SIZES) -> list[ProfileRow]:
+    return [
+        ProfileRow(size=size, kv_tokens=size * each, seconds=seconds(size, size * each))
+        for size in sizes
+        for each in TOKENS_EACH
+    ]
+
+
+def worst_error(model: StepTimeModel, rows: list[ProfileRow]) -> float:
+    return max(abs(model.seconds(row.size, row.kv_tokens) / row.seconds - 1) for row in rows)
+
+
+def test_a_line_is_found_again() -> None:
+    fitted = fit_step_time(rows_of(LINE.seconds))
+    assert len(fitted.segments) == 1
+    assert fitted.segments[0].alpha_s == pytest.approx(1e-4)
+    assert fitted.segments[0].delta_s == pytest.approx(0.01)
+    assert fitted.beta_s == pytest.approx(2e-8)
+
+
+def test_noise_alone_adds_no_segments() -> None:
+    rng = Random(0)
+    rows = [
+        ProfileRow(size=r.size, kv_tokens=r.kv_tokens, seconds=r.seconds * rng.uniform(0.97, 1.03))
+        for r in rows_of(LINE.seconds)
+        for _ in range(5)
+    ]
+    assert len(fit_step_time(rows).segments) == 1
+
+
+def test_a_staircase_gets_segments_until_it_is_met_within_the_papers_error() -> None:
+    rows = rows_of(staircase_s, sizes=(1, 32, 64, 65, 100, 128, 129, 192, 193, 256))
+    one_line = fit_step_time(rows, max_segments=1)
+    fitted = fit_step_time(rows)
+    assert worst_error(one_line, rows) > PAPER_WORST_ERROR
+    assert worst_error(fitted, rows) < PAPER_WORST_ERROR
+    assert len(fitted.segments) > 1
+
+
+def test_attention_never_speeds_a_step_up() -> None:
+    """Noise over a small range of L would make β negative."""
+    rows = [ProfileRow(size=8, kv_tokens=tokens, seconds=0.02 - tokens * 1e-7) for tokens in (1, 100, 200)]
+    assert fit_step_time(rows).beta_s == 0.0
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [ProfileRow(size=0, kv_tokens=1, seconds=1.0)],
+        [ProfileRow(size=1, kv_tokens=1, seconds=0.0)],
+        [ProfileRow(size=1, kv_tokens=-1, seconds=1.0)],
+    ],
+)
+def test_rows_without_a_step_in_them_are_refused(rows: list[ProfileRow]) -> None:
+    with pytest.raises(ValueError, match="a fit needs rows"):
+        fit_step_time(rows)
+
+
+def test_segments_hold_from_their_smallest_size_on() -> None:
+    model = StepTimeModel(
+        segments=(
+            Segment(min_size=1, alpha_s=0.0, delta_s=1.0),
+            Segment(min_size=10, alpha_s=0.1, delta_s=2.0),
+        ),
+        beta_s=0.5,
+    )
+    assert model.seconds(9, 0) == 1.0
+    assert model.seconds(10, 0) == 3.0
+    assert model.seconds(10, 2) == 4.0
+    assert model.seconds(0, 5) == 0.0
+
+
+def test_segments_must_ascend_from_one() -> None:
+    with pytest.raises(ValueError, match="ascend from 1"):
+        StepTimeModel(segments=(Segment(min_size=2, alpha_s=0.0, delta_s=1.0),), beta_s=0.0)
+    with pytest.raises(ValueError, match="beta_s"):
+        StepTimeModel.linear(alpha_s=0.0, beta_s=-1.0, delta_s=1.0)
+
+
+@pytest.mark.parametrize(("batch_factor", "kv_factor"), [(1.3, 1.0), (1.0, 1.6), (0.8, 1.2)])
+def test_online_refinement_finds_terms_that_the_profile_missed(batch_factor: float, kv_factor: float) -> None:
+    estimator, rng = OnlineEstimator(LINE), Random(1)
+    for _ in range(3000):
+        size, tokens = rng.randint(1, 256), rng.randint(100, 500_000)
+        truth = batch_factor * LINE.batch_s(size) + kv_factor * LINE.beta_s * tokens
+        estimator.observe(size, tokens, truth)
+    assert estimator.batch_scale == pytest.approx(batch_factor, rel=0.05)
+    assert estimator.kv_scale == pytest.approx(kv_factor, rel=0.05)
+    assert estimator.error().worst < 0.05
+
+
+def test_one_outlier_moves_the_estimate_little() -> None:
+    estimator = OnlineEstimator(LINE)
+    before = estimator.seconds(64, 64_000)
+    estimator.observe(64, 64_000, 100 * before)
+    assert estimator.seconds(64, 64_000) < 1.06 * before
+
+
+def test_the_error_is_what_predictions_missed_lately() -> None:
+    estimator = OnlineEstimator(LINE)
+    assert estimator.error().num_steps == 0
+    estimator.observe(10, 1000, 1.10 * LINE.seconds(10, 1000))
+    error = estimator.error()
+    assert error.worst == pytest.approx(0.10)
+    assert error.within_5_percent == 0.0
+    for _ in range(OnlineEstimator.WINDOW):
+        estimator.observe(10, 1000, estimator.seconds(10, 1000))
+    assert estimator.error().worst == pytest.approx(0.0)
+    assert estimator.error().within_5_percent == 1.0
+
+
+def test_bandwidth_follows_what_is_measured() -> None:
+    rate = BandwidthEstimator(50e9)
+    for _ in range(200):
+        rate.observe(20_000_000, 1e-3)
+    assert rate.bytes_per_s == pytest.approx(20e9, rel=0.01)
+    rate.observe(1, 0.0)
+    assert rate.bytes_per_s == pytest.approx(20e9, rel=0.01)

@@ -1,0 +1,104 @@
+"""``policy: auto``: the rows that are simulated, and what is chosen for a measured engine."""
+
+import pytest
+
+from pipemax.config import RowLengths
+from pipemax.control.controller_config import StageConfig
+from pipemax.control.times.estimator import StepTimeModel
+from pipemax.domain.specs import KvCapacity
+from pipemax.policy.compare import ChosenPolicy
+from pipemax.policy.row_sample import choose, draw_rows
+from pipemax.sim.measured_engine import MeasuredEngine
+from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching
+from pipemax.sim.systems.scenario import measured_scenario
+
+
+def lengths(**values: object) -> RowLengths:
+    defaults = {"prompt_tokens": [40, 60, 80, 120], "max_tokens": 100}
+    return RowLengths.model_validate(defaults | values)
+
+
+def engine(*, stages: int, gpu_blocks: int, alpha_s: float = 1e-5, h2d: float = 20e9) -> MeasuredEngine:
+    """Steps that cost little more for more requests, as on a GPU that reads its weights for them."""
+    stage = StageConfig(
+        kv_bytes_per_token=10_000,
+        h2d_bytes_per_s=h2d,
+        decode_time=StepTimeModel.linear(alpha_s=alpha_s, beta_s=1e-9, delta_s=5e-3),
+        prefill_time=StepTimeModel.linear(alpha_s=2e-5, beta_s=1e-10, delta_s=5e-3),
+    )
+    return MeasuredEngine(
+        stages=(stage,) * stages,
+        round_trip_s=1e-3,
+        capacity=KvCapacity(block_tokens=16, gpu_blocks=gpu_blocks, host_blocks=8 * gpu_blocks),
+        num_batches=max(2, stages),
+        max_num_seqs=512,
+        max_batched_tokens=512,
+        max_model_len=512,
+    )
+
+
+def test_rows_are_drawn_from_the_sample_and_outputs_between_one_token_and_all_allowed() -> None:
+    workload, is_whole_table = draw_rows(engine(stages=4, gpu_blocks=200), lengths())
+    assert not is_whole_table
+    assert {*workload.prompt_tokens.tolist()} == {40, 60, 80, 120}
+    assert workload.output_tokens.min() >= 1
+    assert workload.output_tokens.max() <= 100
+    assert workload.output_tokens.mean() == pytest.approx(50, rel=0.1)
+
+
+def test_expected_outputs_are_met_and_a_small_table_is_simulated_whole() -> None:
+    workload, is_whole_table = draw_rows(
+        engine(stages=2, gpu_blocks=200), lengths(mean_output_tokens=100, rows=30)
+    )
+    assert is_whole_table
+    assert len(workload) == 30
+    assert {*workload.output_tokens.tolist()} == {100}
+
+
+def test_prompts_beyond_the_model_are_cut_and_leave_room_for_a_token() -> None:
+    small = engine(stages=2, gpu_blocks=200)
+    workload, _ = draw_rows(small, lengths(prompt_tokens=[4000], shared_prefix_tokens=4000))
+    assert (workload.prompt_tokens + workload.output_tokens).max() <= small.max_model_len
+    assert workload.shared_prefix_tokens < workload.prompt_tokens.min()
+
+
+def test_many_stages_and_scarce_memory_make_pipemax_the_choice() -> None:
+    choice = choose(engine(stages=8, gpu_blocks=160), lengths())
+    assert choice.chosen is ChosenPolicy.PIPEMAX
+    assert choice.speedup > 1.2
+    assert f"{choice.speedup:.2f}×" in choice.reason
+    assert choice.inputs["stages"] == 8
+    assert choice.inputs["lengths"] == "4 sampled rows"
+
+
+def test_memory_for_all_rows_makes_stock_vllm_the_choice() -> None:
+    choice = choose(engine(stages=2, gpu_blocks=10_000), lengths(rows=100))
+    assert choice.chosen is ChosenPolicy.VLLM
+    assert "gains less than 3%" in choice.reason
+
+
+def test_rows_that_nobody_sampled_are_an_assumption_that_is_named() -> None:
+    choice = choose(engine(stages=2, gpu_blocks=200), None)
+    assert choice.inputs["lengths"] == "assumed"
+    assert "for rows nobody sampled: prompts of up to 256 tokens" in choice.reason
+
+
+def test_a_measured_engine_takes_what_its_calibration_says() -> None:
+    """One request at a time, by hand: its prompt, then each token, and a round trip after each step."""
+    one = engine(stages=2, gpu_blocks=40)
+    workload, _ = draw_rows(one, lengths(prompt_tokens=[64], mean_output_tokens=100, rows=1))
+    result = ContinuousBatching(measured_scenario(one, workload), VLLM_032_PP).simulate()
+    prefill_s = 2 * one.stages[0].prefill_time.seconds(64, 64 * 65 // 2) + one.round_trip_s
+    decode_s = sum(
+        2 * one.stages[0].decode_time.seconds(1, 64 + token) + one.round_trip_s for token in range(99)
+    )
+    assert result.seconds == pytest.approx(prefill_s + decode_s, rel=0.001)
+
+
+def test_stock_vllm_runs_no_more_requests_than_it_may() -> None:
+    from dataclasses import replace
+
+    limited = replace(engine(stages=2, gpu_blocks=1000), max_num_seqs=6)
+    workload, _ = draw_rows(limited, lengths(rows=60))
+    result = ContinuousBatching(measured_scenario(limited, workload), VLLM_032_PP).simulate()
+    assert result.mean_decode_batch <= 6

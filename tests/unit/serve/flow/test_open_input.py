@@ -1,0 +1,71 @@
+"""Whether more rows may come: from streams, and from what the driver says."""
+
+from collections import Counter
+
+from pipemax.serve.flow.open_input import InputWatch
+from pipemax.wire import JobOutlook
+
+
+class Bench:
+    """A watch whose clock and counts a test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.received = Counter[str]()
+        self.watch = InputWatch(lambda job_id: self.received[job_id], clock=lambda: self.now_s)
+
+    def hear(self, rows_left: int, engines: int = 1) -> None:
+        self.watch.hear(JobOutlook(job_id="job", rows_left=rows_left, engines=engines))
+
+
+def test_input_is_open_while_a_stream_is_and_for_the_gap_between_two_tasks() -> None:
+    bench = Bench()
+    assert not bench.watch.is_open()
+    bench.watch.open(1, "job")
+    bench.watch.open(2, "job")
+    bench.watch.close(1, "job")
+    bench.now_s = 100.0
+    assert bench.watch.is_open()
+    bench.watch.end(2)
+    assert not bench.watch.is_open(), "its task holds the slot while its rows run"
+    bench.watch.close(2, "job")
+    bench.now_s = 101.0
+    assert bench.watch.is_open()
+    bench.now_s = 103.0
+    assert not bench.watch.is_open()
+    bench.watch.open(3, "job")
+    assert bench.watch.is_open()
+
+
+def test_with_no_row_left_input_ends_at_once_and_with_some_the_gap_is_longer() -> None:
+    bench = Bench()
+    bench.watch.open(1, "job")
+    bench.hear(rows_left=500)
+    bench.watch.close(1, "job")
+    bench.now_s = 5.0
+    assert bench.watch.is_open()
+    bench.hear(rows_left=0)
+    assert not bench.watch.is_open()
+
+
+def test_each_engine_takes_its_share_of_what_is_left() -> None:
+    bench = Bench()
+    bench.watch.open(1, "job")
+    assert bench.watch.rows_left() is None
+    bench.received["job"] = 1_000
+    bench.hear(rows_left=90, engines=3)
+    assert bench.watch.rows_left() == 30
+    bench.received["job"] += 12
+    assert bench.watch.rows_left() == 18
+    bench.received["job"] += 50
+    assert bench.watch.rows_left() == 0
+    bench.hear(rows_left=90, engines=1)
+    assert bench.watch.rows_left() is None, "there is nobody to leave rows to"
+
+
+def test_a_job_that_says_nothing_bounds_nothing() -> None:
+    bench = Bench()
+    bench.watch.open(1, "job")
+    bench.hear(rows_left=90, engines=3)
+    bench.watch.open(2, "other")
+    assert bench.watch.rows_left() is None

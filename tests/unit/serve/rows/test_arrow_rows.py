@@ -1,0 +1,83 @@
+"""Request batches become requests, completions become batches."""
+
+import pyarrow as pa
+import pytest
+
+from pipemax.api import Completion, Message, Sampling
+from pipemax.serve.rows.arrow_rows import FinishedRow, completion_batch, requests_of, row_seed
+from pipemax.wire import COMPLETION_SCHEMA, REQUEST_SCHEMA, ErrorCode
+from tests.serve.support import request_batch
+
+
+def test_a_request_has_the_job_s_sampling_where_the_row_says_nothing() -> None:
+    job = Sampling(max_tokens=9, temperature=0.5, stop=("END",))
+    batch = request_batch(["a", "b"], 7, overrides=[None, {"max_tokens": 3, "stop": ["X", None]}])
+    requests, faults = requests_of(batch, job=job, system="Be brief.", id_prefix="4:")
+    assert faults == []
+    assert [request.request_id for request in requests] == ["4:7", "4:8"]
+    assert requests[0].sampling is job
+    assert requests[1].sampling == Sampling(max_tokens=3, temperature=0.5, stop=("X",))
+    assert requests[0].system == "Be brief."
+
+
+def test_messages_become_turns_and_an_incomplete_turn_an_error_row() -> None:
+    good = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}]
+    bad = [{"role": "user", "content": None}]
+    batch = request_batch([None, None], messages=[good, bad])
+    requests, faults = requests_of(batch, job=Sampling(), system=None, id_prefix="")
+    assert [request.messages for request in requests] == [
+        (Message(role="user", content="hi"), Message(role="assistant", content=""))
+    ]
+    ((row_id, error),) = faults
+    assert (row_id, error.code) == (1, ErrorCode.INVALID_PROMPT)
+    assert "message 1 of 1" in error.message
+
+
+def test_text_that_is_not_utf8_is_an_error_row_and_its_neighbours_are_fine() -> None:
+    offsets = pa.py_buffer(b"".join(n.to_bytes(4, "little") for n in (0, 4, 6, 10)))
+    prompts = pa.StringArray.from_buffers(3, offsets, pa.py_buffer(b"good\xff\xfefine"))
+    good = request_batch(["", "", ""])
+    columns = [good["row_id"], prompts, good["messages"], good["overrides"]]
+    batch = pa.RecordBatch.from_arrays(columns, schema=REQUEST_SCHEMA)
+    requests, faults = requests_of(batch, job=Sampling(), system=None, id_prefix="")
+    assert [request.prompt for request in requests] == ["good", "fine"]
+    assert [(row_id, error.code) for row_id, error in faults] == [(1, ErrorCode.INVALID_PROMPT)]
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ({"max_tokens": -1}, "max_tokens is -1"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"seed": -3}, "seed is -3"),
+        ({"temperature": float("inf")}, "temperature is inf"),
+    ],
+)
+def test_an_override_out_of_range_is_an_error_row(override: dict[str, float], says: str) -> None:
+    requests, faults = requests_of(
+        request_batch(["a"], overrides=[override]), job=Sampling(), system=None, id_prefix=""
+    )
+    assert requests == []
+    assert faults[0][1].code == ErrorCode.INVALID_PARAMETER
+    assert says in faults[0][1].message
+
+
+def test_a_row_s_seed_depends_on_the_job_s_seed_and_the_prompt_alone() -> None:
+    turn = (Message(role="user", content="a"),)
+    seeds = [row_seed(1, "a", None), row_seed(2, "a", None), row_seed(1, "b", None), row_seed(1, None, turn)]
+    assert len(set(seeds)) == 4
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert row_seed(1, "a", None) == 8210095554241109847  # it must not change between versions or machines
+
+
+def test_a_row_s_own_seed_is_taken_as_it_is_and_greedy_rows_need_none() -> None:
+    batch = request_batch(["a", "a"], overrides=[{"seed": 5}, {"temperature": 0.0}])
+    requests, _ = requests_of(batch, job=Sampling(temperature=1.0, seed=1), system=None, id_prefix="")
+    assert [request.sampling.seed for request in requests] == [5, 1]
+
+
+def test_text_with_a_lone_surrogate_does_not_end_the_session() -> None:
+    done = Completion(request_id="1:0", text="a\ud800b", finish_reason="stop")
+    batch = completion_batch([FinishedRow(row_id=0, completion=done, completed_at_us=0)])
+    assert batch.schema == COMPLETION_SCHEMA
+    assert batch["text"].to_pylist() == ["a?b"]

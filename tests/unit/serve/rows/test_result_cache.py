@@ -1,0 +1,48 @@
+"""What decides a row's answer, and only that, decides its key."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipemax.api import GenerationRequest, Message, Sampling
+from pipemax.serve.rows.result_cache import KEY_BYTES, cache_key
+
+_ROW = GenerationRequest(request_id="1:1", prompt="hello")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(_ROW, prompt="hello "),
+        replace(_ROW, prompt=None),
+        replace(_ROW, prompt=None, messages=(Message(role="user", content="hello"),)),
+        replace(_ROW, messages=()),
+        replace(_ROW, system="hello"),
+        *(
+            replace(_ROW, sampling=replace(Sampling(), **{name: value}))
+            for name, value in {
+                "max_tokens": 1,
+                "temperature": 0.5,
+                "top_p": 0.5,
+                "top_k": 1,
+                "stop": ("x",),
+                "seed": 0,
+                "response_format": "{}",
+            }.items()
+        ),
+    ],
+)
+def test_whatever_decides_the_answer_changes_the_key(other: GenerationRequest) -> None:
+    assert cache_key("engine", other) != cache_key("engine", _ROW)
+
+
+def test_engine_and_nothing_else_of_the_surroundings_counts() -> None:
+    key = cache_key("engine", _ROW)
+    assert len(key) == KEY_BYTES
+    assert cache_key("other engine", _ROW) != key
+    assert cache_key("engine", replace(_ROW, request_id="2:7")) == key
+    assert cache_key("engine", replace(_ROW, sampling=Sampling(temperature=0, top_p=1))) == key
+
+
+def test_a_lone_surrogate_has_a_key() -> None:
+    assert len(cache_key("engine", replace(_ROW, prompt="\ud800"))) == KEY_BYTES

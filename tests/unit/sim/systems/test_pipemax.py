@@ -1,0 +1,84 @@
+"""PipeMax's controller on the simulated machine: what the paper says of it in numbers."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pipemax.domain.specs import KvLayout
+from pipemax.sim.links import Direction
+from pipemax.sim.result import SimulationResult
+from pipemax.sim.systems.pipemax import PipeMaxSystem
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions
+from pipemax.sim.workloads import Workload
+from tests.unit.sim.machines import small_node, small_scenario
+
+
+def uniform_workload(num_requests: int, prompt: int, output: int) -> Workload:
+    """Nearly equal requests: their ends are spread, so that batches stay as they are for long."""
+    outputs = output + np.arange(num_requests) % 41
+    return Workload(
+        name="uniform", prompt_tokens=np.full(num_requests, prompt), output_tokens=outputs.astype(np.int64)
+    )
+
+
+def run(options: PipeMaxOptions, *, num_gpus: int = 4, kv_gb: float = 1.0) -> SimulationResult:
+    scenario = small_scenario(uniform_workload(500, 300, 160), small_node(num_gpus=num_gpus, kv_gb=kv_gb))
+    return PipeMaxSystem(scenario, options).simulate()
+
+
+@pytest.fixture(scope="module")
+def pipemax() -> SimulationResult:
+    return run(PipeMaxOptions())
+
+
+def steady_means(result: SimulationResult) -> tuple[float, float]:
+    """KV tokens of a batch, and tokens prefetched a step, in the middle of decode."""
+    samples = result.recording.decode_samples
+    middle = samples[len(samples) // 4 : len(samples) // 2]
+    kv = float(np.mean([sample.kv_tokens for sample in middle]))
+    return kv, float(np.mean([sample.prefetched_tokens for sample in middle]))
+
+
+@pytest.mark.parametrize("num_gpus", [4, 8])
+def test_active_batch_follows_the_closed_form(num_gpus: int) -> None:
+    """A = C/n + P · (1 − 2/n): P arrives each step, two batches' worth of it always waits to be run."""
+    result = run(PipeMaxOptions(), num_gpus=num_gpus, kv_gb=0.6)
+    active, prefetched = steady_means(result)
+    n, capacity = num_gpus, result.gpu_kv_tokens
+    assert prefetched > 0
+    assert active == pytest.approx(capacity / n + prefetched * (1 - 2 / n), rel=0.15)
+    assert active <= capacity / 2
+
+
+def test_prefetching_makes_batches_larger_than_the_gpu_alone_can_hold(pipemax: SimulationResult) -> None:
+    active, _ = steady_means(pipemax)
+    assert active > 1.2 * pipemax.gpu_kv_tokens / 4
+
+
+def test_layer_first_copies_the_same_slower(pipemax: SimulationResult) -> None:
+    layer_first = run(PipeMaxOptions(layout=KvLayout.LAYER_FIRST))
+    assert layer_first.total_tokens_per_s < pipemax.total_tokens_per_s
+    assert steady_means(layer_first)[1] < steady_means(pipemax)[1]
+
+
+def test_activations_behind_prefetches_cost_throughput(pipemax: SimulationResult) -> None:
+    assert run(PipeMaxOptions(activation_priority=False)).seconds > pipemax.seconds
+
+
+def test_without_need_nothing_is_copied_in() -> None:
+    result = run(PipeMaxOptions(), kv_gb=12.0)
+    assert result.h2d_bytes == 0.0
+
+
+def test_every_token_reaches_the_host() -> None:
+    scenario = replace(small_scenario(uniform_workload(60, 100, 30)), keep_spans=True)
+    system = PipeMaxSystem(scenario, PipeMaxOptions())
+    result = system.simulate()
+    stored = sum(
+        span.num_bytes for span in result.recording.copy_spans if span.direction is Direction.GPU_TO_HOST
+    )
+    workload = scenario.workload
+    # The last token of a request is given out, never attended to: it has no KV.
+    tokens = workload.total_tokens - len(workload)
+    assert stored == pytest.approx(tokens * scenario.model.kv_bytes_per_token)

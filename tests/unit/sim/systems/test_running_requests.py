@@ -1,0 +1,43 @@
+"""A running set against the plain bookkeeping of each request."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipemax.domain.units import ceil_div
+from pipemax.sim.systems.running_requests import RunningSet
+
+BLOCK = 4
+
+
+@settings(deadline=None)
+@given(
+    arrivals=st.lists(
+        st.tuples(st.integers(0, 6), st.integers(1, 20), st.integers(1, 9)), min_size=1, max_size=12
+    ),
+    shared=st.integers(0, 5),
+    preempt_at=st.integers(1, 12),
+)
+def test_running_set_agrees_with_counting_every_request(
+    arrivals: list[tuple[int, int, int]], shared: int, preempt_at: int
+) -> None:
+    fast = RunningSet(BLOCK, shared)
+    plain: dict[int, list[int]] = {}  # request → [KV tokens, outputs to come]
+    for step in range(40):
+        for request, (joins_at, context, outputs) in enumerate(arrivals):
+            if joins_at == step:
+                fast.join(request, context, outputs)
+                plain[request] = [context, outputs]
+        if step == preempt_at and plain:
+            request = fast.newest
+            assert fast.blocks_of(request) == ceil_div(plain[request][0], BLOCK)
+            assert list(fast.leave(request)) == plain.pop(request)
+        assert len(fast) == len(plain)
+        assert fast.context_tokens == sum(kv + shared for kv, _ in plain.values())
+        assert {r: [kv, out] for r, kv, out in fast.members()} == plain
+        assert fast.new_blocks() == sum(1 for kv, _ in plain.values() if kv % BLOCK == 0)
+        for member in plain.values():
+            member[0] += 1
+            member[1] -= 1
+        ended = {request: ceil_div(kv, BLOCK) for request, (kv, left) in plain.items() if left == 0}
+        assert dict(fast.step()) == ended
+        plain = {request: member for request, member in plain.items() if request not in ended}

@@ -1,0 +1,161 @@
+"""No two conflicting accesses to KV are unordered, whatever the schedule; and no fence is there for nothing."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipemax.transfer.cuda.chunk_queue import ChunkQueue
+from pipemax.transfer.cuda.device import Copy, Fence, Hold, Lane, Pool, Span
+from tests.fakes.kv_schedule import Step
+from tests.fakes.kv_stage import TINY, RecordedStage
+from tests.fakes.recording_device import FakeKernel, RecordingDevice
+
+NUM_STEPS = 40
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), writes_through=st.booleans())
+def test_all_conflicting_accesses_are_ordered(seed: int, writes_through: bool) -> None:
+    stage = RecordedStage(seed, writes_through=writes_through)
+    stage.run(NUM_STEPS)
+    assert stage.device.races == []
+    assert stage.num_wrong == 0
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_they_are_without_a_kernel_too(seed: int) -> None:
+    stage = RecordedStage(seed, writes_through=True, has_kernel=False)
+    stage.run(NUM_STEPS)
+    assert stage.device.races == []
+    assert stage.num_wrong == 0
+
+
+@pytest.mark.parametrize("fence", Fence)
+def test_each_fence_is_missed(fence: Fence) -> None:
+    def has_race(seed: int) -> bool:
+        stage = RecordedStage(seed, dropped=fence)
+        stage.run(NUM_STEPS)
+        return bool(stage.device.races)
+
+    assert any(has_race(seed) for seed in range(100)), f"without {fence.name} nothing goes wrong"
+
+
+@pytest.mark.parametrize("writes_through", [False, True])
+def test_the_schedules_hold_what_is_dangerous(writes_through: bool) -> None:
+    stage = RecordedStage(1, writes_through=writes_through)
+    stage.run(300)
+    assert stage.schedule.num_evicted > 50
+    assert stage.schedule.num_loaded > 50
+    assert stage.schedule.num_aborted_loading > 5
+    assert stage.schedule.num_loaded_in_parts > 20
+    assert stage.schedule.num_abandoned > 10
+    never = {Fence.SAVE_AFTER_COMPUTE} if writes_through else set()  # nothing is left to save
+    assert {reason for _, reason in stage.device.waits if isinstance(reason, Fence)} == set(Fence) - never
+
+
+def test_a_scheduler_that_forgets_the_store_fence_is_caught() -> None:
+    assert any(_has_race(seed, store_fence=None) for seed in range(100))
+
+
+def test_a_scheduler_that_forgets_what_it_abandoned_is_caught() -> None:
+    assert any(_has_race(seed, abandons_loads=False) for seed in range(100))
+
+
+def _has_race(seed: int, **forgotten: Any) -> bool:
+    """Where every step's copies say this instead of what they should."""
+    stage = RecordedStage(seed)
+    for _ in range(NUM_STEPS):
+        step = stage.schedule.next_step()
+        stage.run_step(Step(replace(step.copies, **forgotten), step.runs))
+    return bool(stage.device.races)
+
+
+class _LazyQueue(ChunkQueue):
+    def flush(self) -> None:
+        """Leaves all where it is."""
+
+
+def test_a_step_cannot_begin_before_earlier_copies_are_submitted() -> None:
+    stage = RecordedStage(1, queue_type=_LazyQueue)
+    with pytest.raises(AssertionError, match="not submitted"):
+        stage.run(NUM_STEPS)
+
+
+def test_nothing_changes_with_a_thread_that_submits() -> None:
+    stage = RecordedStage(7, is_threaded=True)
+    stage.run(400)
+    stage.transfers.close()
+    assert stage.device.races == []
+    assert stage.num_wrong == 0
+    assert stage.queue.num_waiting == 0
+
+
+class TestTheCheckerItself:
+    """Two lanes, one block."""
+
+    @pytest.fixture
+    def device(self) -> RecordingDevice:
+        return RecordingDevice(gpu_blocks=2, host_blocks=2, block_bytes=TINY.block_bytes)
+
+    def test_an_unordered_write_is_a_race(self, device: RecordingDevice) -> None:
+        device.copy(Lane.LOAD, [_whole_block()])
+        device.launch(Lane.COMPUTE, _reader(0, TINY.block_bytes))
+        (race,) = device.races
+        assert (race.pool, race.block) == (Pool.GPU, 0)
+
+    def test_an_event_in_time_orders(self, device: RecordingDevice) -> None:
+        device.copy(Lane.LOAD, [_whole_block()])
+        device.wait(Lane.COMPUTE, device.record(Lane.LOAD), Fence.COMPUTE_AFTER_LOAD)
+        device.launch(Lane.COMPUTE, _reader(0, TINY.block_bytes))
+        assert device.races == []
+
+    def test_an_event_too_early_does_not(self, device: RecordingDevice) -> None:
+        event = device.record(Lane.LOAD)
+        device.copy(Lane.LOAD, [_whole_block()])
+        device.wait(Lane.COMPUTE, event, Fence.COMPUTE_AFTER_LOAD)
+        device.launch(Lane.COMPUTE, _reader(0, TINY.block_bytes))
+        assert len(device.races) == 1
+
+    def test_order_passes_through_a_third_lane(self, device: RecordingDevice) -> None:
+        device.copy(Lane.LOAD, [_whole_block()])
+        device.wait(Lane.STORE, device.record(Lane.LOAD), Fence.LOAD_AFTER_STORE)
+        device.wait(Lane.COMPUTE, device.record(Lane.STORE), Fence.COMPUTE_AFTER_STORE)
+        device.launch(Lane.COMPUTE, _reader(0, TINY.block_bytes))
+        assert device.races == []
+
+    def test_a_hold_orders_nothing(self, device: RecordingDevice) -> None:
+        device.copy(Lane.LOAD, [_whole_block()])
+        device.wait(Lane.COMPUTE, device.record(Lane.LOAD), Hold.AFTER_SEND)
+        device.launch(Lane.COMPUTE, _reader(0, TINY.block_bytes))
+        assert len(device.races) == 1
+
+    def test_other_bytes_of_the_block_are_no_conflict(self, device: RecordingDevice) -> None:
+        store = Copy(Span(Pool.GPU, 0, 4), Span(Pool.HOST, 0, 4))
+        device.copy(Lane.STORE, [store])
+        device.launch(Lane.COMPUTE, FakeKernel([], [Span(Pool.GPU, 4, 4)], lambda: None))
+        assert device.races == []
+        device.launch(Lane.COMPUTE, FakeKernel([], [Span(Pool.GPU, 3, 1)], lambda: None))
+        assert len(device.races) == 1
+
+    def test_copies_of_one_batch_have_no_order(self, device: RecordingDevice) -> None:
+        device.copy(Lane.LOAD, [_whole_block(), _whole_block()])
+        assert len(device.races) == 1
+
+    def test_wrong_bytes_are_noticed(self) -> None:
+        stage = RecordedStage(3)
+        stage.run(20)
+        stage.device.memory[Pool.HOST][:] = 0xFF
+        stage.run(NUM_STEPS)
+        assert stage.num_wrong > 0
+
+
+def _whole_block() -> Copy:
+    return Copy(Span(Pool.HOST, 0, TINY.block_bytes), Span(Pool.GPU, 0, TINY.block_bytes))
+
+
+def _reader(first_byte: int, num_bytes: int) -> FakeKernel:
+    return FakeKernel([Span(Pool.GPU, first_byte, num_bytes)], [], lambda: None)

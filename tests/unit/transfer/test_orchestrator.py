@@ -1,0 +1,159 @@
+"""Bytes arrive where they should, in order, and what goes wrong on the copy thread is heard of."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from pipemax.domain.errors import TransferError
+from pipemax.domain.units import GpuBlockId, HostBlockId
+from pipemax.transfer.commands import BlockLoad, BlockStore, StepCopies
+from pipemax.transfer.cpu import CpuCopyBackend, HostPool
+from pipemax.transfer.layout import ByteRows, describe_layers
+from pipemax.transfer.orchestrator import Orchestrator
+
+LAYERS, HEADS, TOKENS, CONTENT = 3, 2, 4, 6
+
+
+def block_first_layers(num_blocks: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    pool = torch.arange(num_blocks * LAYERS * HEADS * TOKENS * CONTENT).to(dtype)
+    pool = pool.view(num_blocks, LAYERS, HEADS, TOKENS, CONTENT)
+    return {f"layer.{index}": pool[:, index] for index in range(LAYERS)}
+
+
+def load(host: int, gpu: int) -> BlockLoad:
+    return BlockLoad(source=HostBlockId(host), target=GpuBlockId(gpu))
+
+
+def store(gpu: int, host: int) -> BlockStore:
+    return BlockStore(source=GpuBlockId(gpu), target=HostBlockId(host))
+
+
+class TestLayout:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_a_row_is_the_block_of_all_layers(self, dtype: torch.dtype) -> None:
+        layers = block_first_layers(5, dtype)
+        layout, rows = describe_layers(layers)
+        assert layout.block_bytes == LAYERS * HEADS * TOKENS * CONTENT * dtype.itemsize
+        block = rows[3].view(dtype).view(LAYERS, HEADS, TOKENS, CONTENT)
+        for index, layer in enumerate(layers.values()):
+            assert torch.equal(block[index], layer[3])
+        rows[3] = 0
+        assert not layers["layer.1"][3].any()
+        assert layers["layer.1"][2].any()
+
+    def test_order_of_names_does_not_matter(self) -> None:
+        layers = block_first_layers(2)
+        _, rows = describe_layers(dict(reversed(layers.items())))
+        assert torch.equal(rows, describe_layers(layers)[1])
+
+    def test_layer_first_caches_are_refused(self) -> None:
+        pool = torch.zeros(LAYERS, 5, HEADS, TOKENS, CONTENT)
+        with pytest.raises(ValueError, match="not block-first"):
+            describe_layers({str(index): pool[index] for index in range(LAYERS)})
+
+    def test_token_major_interiors_are_refused(self) -> None:
+        pool = torch.zeros(5, LAYERS, TOKENS, HEADS, CONTENT).transpose(2, 3)
+        with pytest.raises(ValueError, match="not block-first"):
+            describe_layers({str(index): pool[:, index] for index in range(LAYERS)})
+
+    def test_no_layers_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="nothing to transfer"):
+            describe_layers({})
+
+
+@pytest.fixture
+def gpu() -> ByteRows:
+    return describe_layers(block_first_layers(6))[1].numpy()
+
+
+@pytest.fixture
+def host() -> HostPool:
+    pool = HostPool(describe_layers(block_first_layers(6))[0], 8)
+    pool.rows[:] = 0xFF
+    return pool
+
+
+class TestCpuBackend:
+    def test_a_block_comes_back_as_it_left(self, gpu: ByteRows, host: HostPool) -> None:
+        original = gpu[2].copy()
+        backend = CpuCopyBackend(gpu, host.rows)
+        backend.submit_stores([store(2, 7)])
+        backend.wait()
+        gpu[2] = 0
+        backend.submit_loads([load(7, 4)])
+        (timing,) = backend.wait()
+        backend.close()
+        assert np.array_equal(gpu[4], original)
+        assert timing.num_blocks == 1
+        assert timing.seconds > 0
+        counts = backend.counts
+        assert (counts.loaded_bytes, counts.stored_bytes) == (gpu[2].nbytes, gpu[2].nbytes)
+        assert counts.num_chunks == 2
+        assert counts.load_queue_s > 0
+
+    def test_a_failed_copy_is_raised_where_it_is_waited_for(self, gpu: ByteRows, host: HostPool) -> None:
+        backend = CpuCopyBackend(gpu, host.rows)
+        backend.submit_loads([load(99, 0)])
+        with pytest.raises(TransferError, match="99"):
+            backend.wait()
+        backend.close()
+        backend.close()
+
+    def test_pools_of_different_blocks_are_refused(self, gpu: ByteRows) -> None:
+        with pytest.raises(ValueError, match="blocks differ"):
+            CpuCopyBackend(gpu, np.zeros((3, 1, 1, 1), dtype=np.uint8))
+
+
+class TestOrchestrator:
+    def test_a_step_waits_for_the_loads_before_it(self, gpu: ByteRows, host: HostPool) -> None:
+        host.rows[:] = 7
+        backend = CpuCopyBackend(gpu, host.rows)
+        held = threading.Event()
+        orchestrator = Orchestrator(backend)
+        orchestrator.begin_step(StepCopies())
+        backend._jobs.put(lambda: held.wait() and None)  # a copy that takes long
+        orchestrator.end_step(StepCopies())
+        threading.Timer(0.05, held.set).start()
+        wait = orchestrator.begin_step(StepCopies(loads=(load(1, 2),)))
+        assert wait.stall_s > 0.03
+        assert wait.loads == ()
+        orchestrator.end_step(StepCopies())
+        (timing,) = orchestrator.begin_step(StepCopies()).loads
+        assert timing.num_blocks == 1
+        assert (gpu[2] == 7).all()
+        orchestrator.close()
+
+    def test_a_victims_tokens_are_stored_before_its_block_is_overwritten(
+        self, gpu: ByteRows, host: HostPool
+    ) -> None:
+        victim = gpu[3].copy()
+        host.rows[0] = 9
+        orchestrator = Orchestrator(CpuCopyBackend(gpu, host.rows))
+        orchestrator.begin_step(StepCopies())
+        orchestrator.end_step(StepCopies(stores=(store(3, 5),)))  # computed while it was being evicted
+        orchestrator.begin_step(StepCopies(loads=(load(0, 3),)))
+        orchestrator.end_step(StepCopies())
+        orchestrator.begin_step(StepCopies())
+        assert np.array_equal(host.rows[5], victim)
+        assert (gpu[3] == 9).all()
+        orchestrator.close()
+
+    def test_a_save_is_done_before_the_step_computes(self, gpu: ByteRows, host: HostPool) -> None:
+        tail = gpu[3].copy()
+        orchestrator = Orchestrator(CpuCopyBackend(gpu, host.rows))
+        orchestrator.begin_step(StepCopies(saves=(store(3, 5),)))
+        gpu[3] = 1  # the step writes to it
+        orchestrator.end_step(StepCopies())
+        assert np.array_equal(host.rows[5], tail)
+        orchestrator.close()
+
+    def test_steps_alternate(self, gpu: ByteRows, host: HostPool) -> None:
+        orchestrator = Orchestrator(CpuCopyBackend(gpu, host.rows))
+        with pytest.raises(AssertionError, match="no step"):
+            orchestrator.end_step(StepCopies())
+        orchestrator.begin_step(StepCopies())
+        with pytest.raises(AssertionError, match="not ended"):
+            orchestrator.begin_step(StepCopies())
+        orchestrator.close()

@@ -1,0 +1,86 @@
+"""vLLM's word after each step, as phases and as an account of time."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipemax.vllm_ext.engine.admission import AdmissionBook
+from pipemax.vllm_ext.engine.stat_logger import EngineLedger, StatLogger
+from pipemax.vllm_ext.engine.time_account import TimeAccount, TimePart
+
+
+class Bench:
+    """A logger whose clock a test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.ledger = EngineLedger(time=TimeAccount(0.0), admission=AdmissionBook(100))
+        self.ledger.admission.submit("a", 1)  # type: ignore[union-attr]
+        self._logger = StatLogger(self.ledger, clock=lambda: self.now_s)
+
+    def step(
+        self, seconds: float, *, prompt: int = 0, output: int = 0, waiting: int = 1, **counts: Any
+    ) -> None:
+        self.now_s += seconds
+        self._logger.record(
+            SimpleNamespace(
+                prefix_cache_stats=SimpleNamespace(queries=0, hits=0),
+                num_running_reqs=1,
+                num_waiting_reqs=waiting,
+                kv_cache_usage=0.5,
+                kv_connector_stats=counts or None,
+            ),
+            SimpleNamespace(num_preempted_reqs=0, num_prompt_tokens=prompt, num_generation_tokens=output),
+        )
+
+    def parts(self) -> dict[str, float]:
+        return {part: seconds for part, seconds in self.ledger.time.seconds().items() if seconds}
+
+
+def test_steps_of_stock_vllm_go_to_the_phases_by_their_tokens() -> None:
+    bench = Bench()
+    bench.step(1.0)  # a part of a prompt
+    bench.step(4.0, prompt=300, output=100)
+    bench.step(2.0, output=64)
+    assert bench.ledger.latest.phase == "decode"
+    bench.step(3.0, output=64, waiting=0)
+    assert bench.parts() == {TimePart.PREFILL: 4.0, TimePart.DECODE: 3.0, TimePart.DRAIN: 3.0}
+    assert bench.ledger.latest.metrics["measured_step_s"] == 3.0
+
+
+def test_while_input_may_come_nothing_drains() -> None:
+    bench = Bench()
+    bench.ledger.input_open = True
+    bench.step(3.0, output=64, waiting=0)
+    assert bench.parts() == {TimePart.DECODE: 3.0}
+
+
+def _pipemax(**changes: float) -> dict[str, float]:
+    return {
+        "awaits_input": 0.0,
+        "is_decode_phase": 1.0,
+        "prefetch_stall_s": 0.0,
+        "admission_demand_tokens": 70.0,
+        "kv_tokens_per_request": 10.0,
+        "known_requests": 0.0,
+    } | changes
+
+
+def test_steps_of_pipemax_are_told_by_its_scheduler() -> None:
+    bench = Bench()
+    bench.step(1.0, **_pipemax(is_decode_phase=0.0))
+    bench.step(2.0, **_pipemax(is_decode_phase=0.0, awaits_input=1.0))
+    assert bench.ledger.latest.phase == "idle"
+    bench.step(3.0, output=5, **_pipemax(prefetch_stall_s=0.75))
+    bench.step(3.0, output=5, **_pipemax(prefetch_stall_s=0.75))
+    bench.step(1.0, output=5, waiting=0, **_pipemax(prefetch_stall_s=3.0))
+    assert bench.parts() == {
+        TimePart.PREFILL: 1.0,
+        TimePart.WAITING_FOR_INPUT: 2.0,
+        TimePart.DECODE: pytest.approx(5.25),
+        TimePart.PREFETCH_STALL: pytest.approx(1.75),
+    }
+    assert sum(bench.parts().values()) == pytest.approx(bench.now_s)
+    assert bench.ledger.admission is not None
+    assert bench.ledger.admission.credit_tokens() == 60, "70, and one request is unknown"

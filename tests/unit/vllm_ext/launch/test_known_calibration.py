@@ -1,0 +1,137 @@
+"""Where an engine's calibration comes from, and what is known of an engine before it starts."""
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+from pipemax.config import EngineConfig
+from pipemax.control.controller_config import StageConfig
+from pipemax.control.times.calibration import Calibration, save_calibration
+from pipemax.control.times.estimator import StepTimeModel
+from pipemax.node.host_pool_size import expected_rows
+from pipemax.vllm_ext import compat
+from pipemax.vllm_ext.launch.forecast import forecast
+from pipemax.vllm_ext.launch.known_calibration import (
+    cache_path,
+    known_calibration,
+    kv_bytes_per_token,
+    remember_calibration,
+)
+from pipemax.vllm_ext.launch.vllm_config import make_vllm_config
+
+DEMO_MODEL = str(Path(__file__).parents[4] / "examples" / "model")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def config(**values: object) -> EngineConfig:
+    defaults = {"model": DEMO_MODEL, "policy": "pipemax", "pipeline_parallel_size": 2, "max_model_len": 512}
+    return EngineConfig.parse(defaults | values)
+
+
+def calibration(kv_bytes: list[int], measured: str = "by hand") -> Calibration:
+    times = StepTimeModel.linear(alpha_s=1e-3, beta_s=1e-7, delta_s=1e-2)
+    stages = tuple(
+        StageConfig(kv_bytes_per_token=own, h2d_bytes_per_s=5e9, decode_time=times, prefill_time=times)
+        for own in kv_bytes
+    )
+    return Calibration(device="here", model="demo", measured=measured, stages=stages, round_trip_s=0.002)
+
+
+def test_what_was_measured_is_found_at_the_next_start() -> None:
+    own = config()
+    vllm_config = make_vllm_config(own)
+    assert known_calibration(own, vllm_config) is None
+    measured = calibration(kv_bytes_per_token(vllm_config))
+    remember_calibration(own, vllm_config, measured)
+    assert known_calibration(own, vllm_config) == measured
+    assert known_calibration(config(host_kv_gib=0.5, seed=3), vllm_config) == measured, (
+        "times do not depend on it"
+    )
+    other = config(dtype="float32")
+    assert cache_path(other, make_vllm_config(other)) != cache_path(own, vllm_config)
+    per_layer = config(kv_offload="per_layer")
+    assert known_calibration(per_layer, make_vllm_config(per_layer)) is None, "its steps have other times"
+
+
+def test_a_named_file_wins_and_one_of_another_engine_is_refused(tmp_path: Path) -> None:
+    vllm_config = make_vllm_config(config())
+    kv_bytes = kv_bytes_per_token(vllm_config)
+    remember_calibration(config(), vllm_config, calibration(kv_bytes))
+    named = tmp_path / "named.yaml"
+    save_calibration(named, calibration(kv_bytes, measured="with care"))
+    found = known_calibration(config(calibration=str(named)), vllm_config)
+    assert found is not None
+    assert found.measured == "with care"
+    save_calibration(named, calibration([kv_bytes[0] + 1, kv_bytes[1]]))
+    with pytest.raises(ValueError, match="measured for another model, dtype or number of stages"):
+        known_calibration(config(calibration=str(named)), vllm_config)
+    with pytest.raises(ValueError, match=r"none\.yaml: .*No such file"):
+        known_calibration(config(calibration=str(tmp_path / "none.yaml")), vllm_config)
+
+
+def test_a_torn_cache_file_is_measured_again(caplog: pytest.LogCaptureFixture) -> None:
+    vllm_config = make_vllm_config(config())
+    path = cache_path(config(), vllm_config)
+    path.parent.mkdir(parents=True)
+    path.write_text("device: [")
+    assert known_calibration(config(), vllm_config) is None
+    assert "measured again" in caplog.text
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.write_text("a file where the directory should be")
+    vllm_config = make_vllm_config(config())
+    remember_calibration(config(), vllm_config, calibration(kv_bytes_per_token(vllm_config)))
+    assert "the next start measures again" in caplog.text
+
+
+def test_a_calibrated_engine_is_known_before_it_starts() -> None:
+    own = config(cpu_kv_gib=0.25, num_batches=3)
+    assert forecast(own).engine is None, "nothing was measured yet"
+    vllm_config = make_vllm_config(own)
+    kv_bytes = kv_bytes_per_token(vllm_config)
+    remember_calibration(own, vllm_config, calibration(kv_bytes))
+    expected = forecast(own).engine
+    assert expected is not None
+    assert expected.round_trip_s == 0.002
+    assert expected.num_batches == 3
+    block_bytes = kv_bytes[0] * expected.capacity.block_tokens
+    assert expected.capacity.gpu_blocks == 2**28 // block_bytes - 1
+    assert expected.capacity.host_blocks == 2**30 // block_bytes
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"pipeline_parallel_size": 1}, {"dtype": "float32"}, {"vllm": {"kv_cache_dtype": "fp8_e5m2"}}],
+)
+def test_the_room_in_the_host_pool_is_guessed_from_the_model_s_configuration_alone(
+    values: dict[str, object],
+) -> None:
+    own = config(host_kv_gib=0.5, **values)
+    token_bytes = max(kv_bytes_per_token(make_vllm_config(own)))
+    model = AutoConfig.from_pretrained(DEMO_MODEL)
+    lengths = [100, 300]
+    rows = expected_rows(
+        own,
+        model,
+        num_stages=own.pipeline_parallel_size or 1,
+        has_gpus=False,
+        row_tokens=lengths,
+    )
+    assert rows == 2**29 // token_bytes // 200
+
+
+def test_what_pipemax_cannot_run_is_told_before_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    speculative = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
+    told = forecast(config(pipeline_parallel_size=1, vllm={"speculative_config": speculative})).refusal
+    assert told.endswith("speculative decoding is on")
+    monkeypatch.setattr(compat, "SUPPORTED_VERSION", "0.31.0")
+    assert "runs on vLLM 0.31.0" in forecast(config()).refusal

@@ -1,0 +1,204 @@
+"""From a config to vLLM's arguments, without starting anything."""
+
+import importlib
+import os
+from pathlib import Path
+
+import pytest
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.worker.gpu.block_table import BlockTables
+
+from pipemax.config import EngineConfig, Policy
+from pipemax.control.controller_config import StageConfig
+from pipemax.control.times.estimator import StepTimeModel
+from pipemax.vllm_ext import compat
+from pipemax.vllm_ext.launch.forecast import forecast
+from pipemax.vllm_ext.launch.vllm_config import (
+    _cores_of_stages,
+    _pipemax_args,
+    admission_capacity_tokens,
+    launch_environment,
+    make_vllm_config,
+    pipeline_parallel_size,
+)
+from pipemax.vllm_ext.runtime_settings import RuntimeSettings, encode_stage
+from tests.fakes.vllm_kinds import asynchronous_scheduling_on_cpu, runner_version
+
+DEMO_MODEL = str(Path(__file__).parents[4] / "examples" / "model")
+
+
+def config(**values: object) -> EngineConfig:
+    return EngineConfig.parse({"model": DEMO_MODEL, "policy": "pipemax", "max_model_len": 512} | values)
+
+
+def test_settings_survive_the_way_to_the_other_processes() -> None:
+    model = StepTimeModel.linear(alpha_s=1e-3, beta_s=1e-7, delta_s=1e-2)
+    stage = StageConfig(kv_bytes_per_token=10, h2d_bytes_per_s=1e9, decode_time=model, prefill_time=model)
+    settings = RuntimeSettings(
+        host_blocks=7,
+        num_batches=3,
+        max_num_seqs=8,
+        stages=(encode_stage(stage),),
+        controller={"steady_window": 4},
+    )
+    read = RuntimeSettings.from_extra_config(settings.to_extra_config())
+    assert read == settings
+    controller = read.controller_config(gpu_blocks=5, block_tokens=32, prefill_chunk_tokens=64, max_slots=100)
+    assert controller.stages == (stage,)
+    assert (controller.host_blocks, controller.num_batches, controller.steady_window) == (7, 3, 4)
+    assert (controller.max_num_seqs, controller.max_on_gpu) == (8, 24)
+
+
+@pytest.mark.parametrize(
+    ("cores", "num_stages", "expected"),
+    [
+        ([0, 1], 2, "0|1"),
+        ([0, 1], 4, "0|1|0|1"),
+        ([0, 1, 2, 3], 2, "0,1|2,3"),
+        ([4, 5, 6], 2, "4|5,6"),
+        ([0], 2, "0|0"),
+    ],
+)
+def test_stages_share_the_cores(cores: list[int], num_stages: int, expected: str) -> None:
+    assert _cores_of_stages(cores, num_stages) == expected
+
+
+def test_the_environment_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "1|0")
+    before = dict(os.environ)
+    with launch_environment(config(pipeline_parallel_size=2)):
+        assert os.environ["VLLM_KV_CACHE_LAYOUT"] == "BLHNC"
+        assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "1|0", "the user's own wins"
+    assert dict(os.environ) == before
+
+
+def test_a_pipemax_engine_is_vllm_with_our_scheduler_worker_and_connector() -> None:
+    vllm_config = make_vllm_config(config(pipeline_parallel_size=2, host_kv_gib=0.125, dtype="float32"))
+    settings = RuntimeSettings.from_extra_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
+    assert settings.num_batches == 2
+    assert len(settings.stages) == 2
+    assert vllm_config.scheduler_config.scheduler_cls.endswith("PipeMaxScheduler")
+    assert not vllm_config.scheduler_config.async_scheduling
+    per_token = settings.stages[0]["kv_bytes_per_token"]
+    assert settings.host_blocks == 2**27 // (per_token * vllm_config.cache_config.block_size)
+
+
+def test_a_host_pool_below_one_sequence_is_refused() -> None:
+    with pytest.raises(ValueError, match="one request of max_model_len 512 needs"):
+        make_vllm_config(config(host_kv_gib=1e-4))
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "worker"),
+    [
+        (0, "pipemax.vllm_ext.worker.cpu_worker.PipeMaxCpuWorker"),
+        (8, "pipemax.vllm_ext.worker.gpu_worker.PipeMaxGpuWorker"),
+    ],
+)
+def test_the_device_decides_on_the_worker(
+    num_gpus: int, worker: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = _pipemax_args(config(), num_gpus=num_gpus)
+    assert args["worker_cls"] == worker
+    module, name = worker.rsplit(".", 1)
+    assert hasattr(importlib.import_module(module), name)
+    assert ("never ran on a GPU" in caplog.text) == (num_gpus > 0)
+
+
+def test_tensor_parallelism_needs_gpus() -> None:
+    with pytest.raises(ValueError, match="tensor_parallel_size 2 needs GPUs"):
+        pipeline_parallel_size(config(tensor_parallel_size=2), num_gpus=0)
+
+
+def test_another_vllm_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "SUPPORTED_VERSION", "0.31.0")
+    with pytest.raises(ValueError, match=r"runs on vLLM 0\.31\.0, .* policy vllm runs on any"):
+        make_vllm_config(config())
+
+
+def test_a_vllm_that_lacks_what_is_hooked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(KVCacheManager, "truncate_computed_blocks")
+    with pytest.raises(ValueError, match=r"needs KVCacheManager\.truncate_computed_blocks of vLLM"):
+        make_vllm_config(config())
+
+
+def test_what_is_hooked_of_the_v2_runner_is_checked_where_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(BlockTables, "append_block_ids")
+    make_vllm_config(config())
+    with runner_version(2), pytest.raises(ValueError, match=r"needs BlockTables\.append_block_ids of vLLM"):
+        make_vllm_config(config())
+
+
+def test_speculative_decoding_is_refused_under_pipemax() -> None:
+    speculative = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
+    with pytest.raises(ValueError, match="speculative decoding is on"):
+        make_vllm_config(config(vllm={"speculative_config": speculative}))
+
+
+@pytest.mark.parametrize(
+    ("runner", "stages", "scheduler", "depth"),
+    [
+        (1, 1, "PipeMaxAsyncScheduler", 2),
+        (1, 2, "PipeMaxScheduler", 2),
+        (2, 1, "PipeMaxAsyncScheduler", 2),
+        (2, 2, "PipeMaxAsyncScheduler", 3),
+    ],
+)
+def test_the_scheduler_is_the_one_that_fits_what_vllm_decided(
+    runner: int, stages: int, scheduler: str, depth: int
+) -> None:
+    with asynchronous_scheduling_on_cpu(), runner_version(runner):
+        vllm_config = make_vllm_config(config(pipeline_parallel_size=stages, max_num_seqs=16))
+        assert vllm_config.max_concurrent_batches == depth
+    assert vllm_config.scheduler_config.scheduler_cls == f"pipemax.vllm_ext.scheduler.scheduler.{scheduler}"
+    settings = RuntimeSettings.from_extra_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
+    assert settings.num_batches == depth
+    assert settings.max_num_seqs == 16
+    slots = 16 * depth if runner == 2 else 16
+    assert vllm_config.scheduler_config.max_num_seqs == slots
+
+
+def test_on_a_cpu_scheduling_is_synchronous() -> None:
+    vllm_config = make_vllm_config(config())
+    assert (
+        vllm_config.scheduler_config.scheduler_cls == "pipemax.vllm_ext.scheduler.scheduler.PipeMaxScheduler"
+    )
+
+
+@pytest.mark.parametrize("policy", ["vllm", "pipemax"])
+def test_more_stages_than_layers_are_refused(policy: str) -> None:
+    with pytest.raises(ValueError, match="pipeline_parallel_size 3 is more than the 2 layers of"):
+        make_vllm_config(config(policy=policy, pipeline_parallel_size=3))
+
+
+def own_connector(directory: Path) -> dict[str, object]:
+    """Under ``vllm:``, as a user writes it."""
+    return {
+        "kv_transfer_config": {
+            "kv_connector": "ExampleConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"shared_storage_path": str(directory)},
+        }
+    }
+
+
+def test_under_policy_vllm_the_user_s_kv_connector_is_kept(tmp_path: Path) -> None:
+    stock = make_vllm_config(config(policy="vllm"))
+    with_connector = make_vllm_config(config(policy="vllm", vllm=own_connector(tmp_path)))
+    assert with_connector.kv_transfer_config.kv_connector == "ExampleConnector"
+    for made in (stock, with_connector):
+        made.cache_config.num_gpu_blocks = 100
+    assert admission_capacity_tokens(with_connector) == admission_capacity_tokens(stock) > 0
+
+
+def test_vllm_s_own_offloading_is_kept_under_policy_vllm() -> None:
+    made = make_vllm_config(config(policy="vllm", vllm={"kv_offloading_size": 0.1}))
+    assert made.kv_transfer_config.kv_connector == "OffloadingConnector"
+    made.cache_config.num_gpu_blocks = 100
+    assert admission_capacity_tokens(made) > 0
+
+
+def test_where_the_user_brings_a_kv_connector_auto_can_only_take_stock_vllm(tmp_path: Path) -> None:
+    brought = config(policy="auto", vllm=own_connector(tmp_path))
+    expected = forecast(brought.model_copy(update={"policy": Policy.PIPEMAX}))
+    assert "kv_transfer_config" in expected.refusal

@@ -1,0 +1,126 @@
+"""The real scheduler's copies on a recording device: its store fences suffice, whatever it evicts and brings back."""
+
+from random import Random
+from typing import Any
+
+import pytest
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
+
+from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits
+from pipemax.transfer.cuda.device import Fence, Lane, Pool
+from pipemax.transfer.cuda.transfers import CudaTransfers
+from pipemax.vllm_ext.worker.connector import StepMetadata
+from tests.fakes.kv_stage import TINY, fake_token_store, token_spans
+from tests.fakes.recording_device import FakeKernel, RecordingDevice
+from tests.unit.vllm_ext.fake_worker import (
+    BLOCK_TOKENS,
+    FakeCore,
+    FakeWorker,
+    expected_output,
+    make_request,
+    make_scheduler,
+)
+
+GPU_BLOCKS, HOST_BLOCKS = 24, 120
+
+
+class RecordedWorker(FakeWorker):
+    """Checks what is read as its parent does, and in which order it may be read."""
+
+    def __init__(
+        self, rng: Random, dropped: Fence | None = None, num_slots: int | None = None, stages: int = 1
+    ) -> None:
+        super().__init__(num_slots, stages)
+        block_bytes = TINY.block_bytes
+        self.device = RecordingDevice(
+            gpu_blocks=GPU_BLOCKS + 1, host_blocks=HOST_BLOCKS, block_bytes=block_bytes, dropped=dropped
+        )
+        limits = CopyLimits(chunk_bytes=3 * block_bytes, in_flight_bytes=6 * block_bytes)
+        self._queue = ChunkQueue(self.device, limits)
+        make_token_store = fake_token_store(self.device, TINY)
+        self._transfers = CudaTransfers(
+            self.device, self._queue, block_bytes=block_bytes, make_token_store=make_token_store
+        )
+        self._rng = rng
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        assert isinstance(output.kv_connector_metadata, StepMetadata)
+        copies = output.kv_connector_metadata.copies
+        self._transfers.begin_step(copies)
+        result = super().execute(output)
+        for name, count in output.num_scheduled_tokens.items():
+            computed, table = self._computed[name], self._tables[name]
+            places = [
+                (table[token // BLOCK_TOKENS], token % BLOCK_TOKENS) for token in range(computed + count)
+            ]
+            reads, writes = (
+                token_spans(Pool.GPU, TINY, part) for part in (places[:computed], places[computed:])
+            )
+            self.device.launch(Lane.COMPUTE, FakeKernel(reads, writes, lambda: None))
+        self._transfers.end_step(copies)
+        for _ in range(self._rng.randint(0, 6)):
+            self._queue.pump()
+            self.device.advance(self._rng.choice(list(Lane)))
+        return result
+
+
+def run(
+    seed: int, *, stores_tokens: bool, runner: int = 1, dropped: Fence | None = None, **controller: Any
+) -> FakeCore:
+    """With the V2 runner also asynchronously: what is the default on GPUs."""
+    rng = Random(seed)
+    stages = rng.randint(1, 3)
+    scheduler = make_scheduler(
+        gpu_blocks=GPU_BLOCKS,
+        host_blocks=HOST_BLOCKS,
+        num_batches=rng.randint(2, 4),
+        stages=stages,
+        stores_tokens=stores_tokens,
+        runner=runner,
+        asynchronous=runner == 2,
+        **controller,
+    )
+    core = FakeCore(scheduler, depth=stages if runner == 1 else stages + 1)
+    num_slots = None if runner == 1 else scheduler.max_num_running_reqs
+    core.worker = RecordedWorker(rng, dropped, num_slots, stages)
+    template = [rng.randrange(1000) for _ in range(13)]
+    expected: dict[str, list[int]] = {}
+    for index in range(40):
+        prompt = template[: rng.choice([0, 8, 13])] + [rng.randrange(1000) for _ in range(rng.randint(1, 24))]
+        expected[str(index)] = expected_output(prompt, max_tokens := rng.randint(1, 16))
+        core.add(make_request(str(index), prompt, max_tokens))
+        if rng.random() < 0.2:
+            core.abort([str(index)])
+            del expected[str(index)]
+    outputs = core.run()
+    assert {name: outputs[name] for name in expected} == expected
+    assert core.scheduler._counters.prefetches > 0
+    return core
+
+
+@pytest.mark.parametrize("stores_tokens", [False, True], ids=["blocks", "tokens"])
+@pytest.mark.parametrize("runner", [1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_step_of_the_scheduler_races_with_copies(seed: int, runner: int, stores_tokens: bool) -> None:
+    core = run(seed, stores_tokens=stores_tokens, runner=runner)
+    assert core.worker.device.races == []
+    saved = (Lane.STORE, Fence.SAVE_AFTER_COMPUTE) in core.worker.device.waits
+    assert saved is not stores_tokens, "an eviction copies nothing where tokens are stored"
+
+
+def test_its_store_fences_are_needed() -> None:
+    assert any(
+        run(seed, stores_tokens=seed % 2 == 0, dropped=Fence.COMPUTE_AFTER_STORE).worker.device.races
+        for seed in range(8)
+    )
+
+
+@pytest.mark.parametrize("runner", [1, 2])
+@pytest.mark.parametrize("seed", [0, 4])
+def test_prefetches_in_parts_are_needed_later_and_nobody_touches_them_before(seed: int, runner: int) -> None:
+    """A budget of two blocks: many a request comes back over several steps, and some end in the midst of that."""
+    core = run(seed, stores_tokens=True, runner=runner, static_prefetch_fraction=0.1, overdue_iterations=2)
+    assert core.worker.device.races == []
+    assert core.worker.num_later_loads > 50
+    assert core.worker.num_abandoned > 0

@@ -1,0 +1,66 @@
+"""Whose state the workers keep, and how they are told of those who come back."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipemax.vllm_ext.scheduler.worker_slots import RunnerSlots, WorkerState
+
+
+def started(*names: str) -> list[Any]:
+    return [SimpleNamespace(request_id=name) for name in names]
+
+
+def test_the_longest_away_gives_its_slot_up() -> None:
+    slots = RunnerSlots(3)
+    assert slots.take(["a", "b", "c"]) == []
+    for name in ("b", "a"):
+        slots.leave_gpu(name)
+    assert slots.take(["d"]) == ["b"]
+    assert "a" in slots
+    assert "b" not in slots
+
+
+def test_who_is_back_on_the_gpu_keeps_its_slot() -> None:
+    slots = RunnerSlots(2)
+    slots.take(["a", "b"])
+    slots.leave_gpu("a")
+    slots.leave_gpu("b")
+    slots.return_to_gpu("a")
+    assert slots.take(["c"]) == ["b"]
+    slots.release("a")
+    assert len(slots) == 1
+
+
+def test_more_on_the_gpu_than_slots_is_a_fault() -> None:
+    slots = RunnerSlots(1)
+    slots.take(["a"])
+    with pytest.raises(AssertionError, match="2 requests on the GPU, 1 slots"):
+        slots.take(["b"])
+
+
+def test_the_workers_are_told_what_they_lack() -> None:
+    workers = WorkerState(3)
+    workers.tell([], ["a", "b", "c"])
+    workers.leave_gpu("b")
+    workers.leave_gpu("c")
+    assert workers.tell([], ["d"]).dropped == ["b"]
+    for name in ("b", "c"):
+        workers.return_to_gpu(name)
+    workers.leave_gpu("d")
+    running = started("a", "b", "c")
+    told = workers.tell(running, ["a", "b", "c"])
+    assert told == (running[:1], running[2:], running[1:2], ["d"])
+    assert workers.tell(running, ["a", "b", "c"]).as_they_are == running
+
+
+def test_a_return_that_was_evicted_before_it_ran_is_told_once_it_runs() -> None:
+    workers = WorkerState(2)
+    workers.tell([], ["a"])
+    workers.leave_gpu("a")
+    workers.return_to_gpu("a")
+    workers.leave_gpu("a")
+    workers.return_to_gpu("a")
+    running = started("a")
+    assert workers.tell(running, ["a"]).with_all_blocks == running

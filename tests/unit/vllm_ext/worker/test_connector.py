@@ -1,0 +1,127 @@
+"""The connector's hooks in the order in which vLLM's two model runners call them, over a CPU's KV caches."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+from vllm.config import CUDAGraphMode
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+from pipemax.config import EngineConfig
+from pipemax.domain.plan import StepId
+from pipemax.domain.units import GpuBlockId, HostBlockId
+from pipemax.transfer.commands import BlockLoad, BlockStore, StepCopies
+from pipemax.transfer.layout import BlockLayout
+from pipemax.vllm_ext.compat import check_hooks_run
+from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
+from pipemax.vllm_ext.worker.connector import PipeMaxConnector, StepMetadata, _check_block_tokens
+from tests.unit.vllm_ext.fake_worker import MODEL
+
+
+@pytest.fixture
+def kv() -> torch.Tensor:
+    # (num_blocks, layers, heads, tokens, content)
+    return torch.zeros(8, 2, 1, 4, 6)
+
+
+@pytest.fixture
+def connector(kv: torch.Tensor) -> Iterator[PipeMaxConnector]:
+    yield from make_connector(kv, "after_step")
+
+
+@pytest.fixture
+def per_layer_connector(kv: torch.Tensor) -> Iterator[PipeMaxConnector]:
+    yield from make_connector(kv, "per_layer")
+
+
+def make_connector(kv: torch.Tensor, kv_offload: str) -> Iterator[PipeMaxConnector]:
+    config = EngineConfig(model=str(MODEL), policy="pipemax", max_model_len=64, kv_offload=kv_offload)
+    with launch_environment(config):
+        vllm_config = make_vllm_config(config)
+    connector = PipeMaxConnector(vllm_config, KVConnectorRole.WORKER, None)
+    connector.register_kv_caches({f"layer.{layer}": kv[:, layer] for layer in range(2)})
+    yield connector
+    connector.shutdown()
+
+
+def run_step(connector: PipeMaxConnector, step: int, copies: StepCopies, hooks: tuple[str, ...]) -> None:
+    metadata = StepMetadata(StepId(step), copies)
+    connector.handle_preemptions(metadata)
+    connector.bind_connector_metadata(metadata)
+    for hook in hooks:
+        getattr(connector, hook)()
+    connector.clear_connector_metadata()
+
+
+@pytest.mark.parametrize("hooks", [("wait_for_save",), ("finish_forward", "wait_for_save")], ids=["V1", "V2"])
+def test_blocks_leave_and_come_back(
+    connector: PipeMaxConnector, kv: torch.Tensor, hooks: tuple[str, ...]
+) -> None:
+    kv[3] = 7
+    store = BlockStore(source=GpuBlockId(3), target=HostBlockId(5))
+    run_step(connector, 1, StepCopies(stores=(store,)), hooks)
+    run_step(connector, 2, StepCopies(), hooks)  # empty, and all the same begun and ended
+    kv[3] = 0
+    load = BlockLoad(source=HostBlockId(5), target=GpuBlockId(4))
+    run_step(connector, 3, StepCopies(loads=(load,)), hooks)
+    run_step(connector, 4, StepCopies(), hooks)
+    assert (kv[4] == 7).all()
+    assert not kv[3].any()
+    assert connector.gpu is None
+
+
+@pytest.mark.parametrize("hooks", [("wait_for_save",), ("finish_forward", "wait_for_save")], ids=["V1", "V2"])
+def test_each_layer_leaves_when_its_attention_is_done(
+    per_layer_connector: PipeMaxConnector, kv: torch.Tensor, hooks: tuple[str, ...]
+) -> None:
+    connector = per_layer_connector
+    kv[3] = 7
+    metadata = StepMetadata(
+        StepId(1), StepCopies(stores=(BlockStore(source=GpuBlockId(3), target=HostBlockId(5)),))
+    )
+    connector.handle_preemptions(metadata)
+    connector.bind_connector_metadata(metadata)
+    for layer in range(2):
+        connector.save_kv_layer(f"layer.{layer}", kv[:, layer], None)
+        kv[3, layer] = 0
+    for hook in hooks:
+        getattr(connector, hook)()
+    load = BlockLoad(source=HostBlockId(5), target=GpuBlockId(4))
+    run_step(connector, 2, StepCopies(loads=(load,)), hooks)
+    run_step(connector, 3, StepCopies(), hooks)
+    assert (kv[4] == 7).all()
+    assert not kv[3].any()
+
+
+def test_full_cuda_graphs_stay_unless_something_is_done_between_layers(
+    connector: PipeMaxConnector, per_layer_connector: PipeMaxConnector
+) -> None:
+    """vLLM asks this before it captures graphs, of the very config that the connector has."""
+    for made, is_piecewise in ((connector, False), (per_layer_connector, True)):
+        extra_config = made._vllm_config.kv_transfer_config.kv_connector_extra_config
+        assert type(made).requires_piecewise_for_cudagraph(extra_config) is is_piecewise
+        made.save_kv_layer("layer.0", torch.empty(0), None)  # outside of steps with new KV nothing happens
+
+
+def test_graphs_that_bypass_the_layers_are_refused() -> None:
+    config = SimpleNamespace(compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode.PIECEWISE))
+    check_hooks_run(config)
+    config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+    with pytest.raises(
+        ValueError, match=r"cudagraph_mode FULL_AND_PIECEWISE bypasses.*set kv_offload after_step"
+    ):
+        check_hooks_run(config)
+
+
+def test_caches_that_are_not_block_first_are_refused(connector: PipeMaxConnector) -> None:
+    layer_first = torch.zeros(2, 8, 1, 4, 6)
+    with pytest.raises(ValueError, match="not block-first"):
+        connector.register_kv_caches({str(layer): layer_first[layer] for layer in range(2)})
+
+
+def test_kernels_with_blocks_of_their_own_are_refused() -> None:
+    layout = BlockLayout.compact(num_layers=1, num_kv_heads=1, block_tokens=16, content_bytes=4)
+    _check_block_tokens(layout, 16)
+    with pytest.raises(ValueError, match="blocks of 16 tokens, vLLM's scheduler counts blocks of 64"):
+        _check_block_tokens(layout, 64)

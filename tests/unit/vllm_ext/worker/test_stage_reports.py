@@ -1,0 +1,63 @@
+"""A step's time is told once all stages have reported it, in order."""
+
+from pipemax.domain.events import StepTimed, TransferTimed
+from pipemax.domain.plan import StepId
+from pipemax.transfer.commands import CopyCounts
+from pipemax.vllm_ext.worker.stage_reports import (
+    LoadReport,
+    ReportBook,
+    StageReport,
+    StepReport,
+    WorkerReports,
+)
+from tests.unit.vllm_ext.fake_worker import FakeCore, make_request, make_scheduler
+
+
+def step(number: int, seconds: float) -> StageReport:
+    return StageReport(steps=(StepReport(step_id=StepId(number), compute_s=seconds),))
+
+
+def test_stages_that_report_at_different_times_are_joined() -> None:
+    book = ReportBook(2)
+    assert book.take_in({0: [step(1, 0.1), step(2, 0.2)]}) == []
+    assert book.take_in({1: [step(1, 0.3)]}) == [StepTimed(step_id=StepId(1), stage_s=(0.1, 0.3))]
+    assert book.take_in({1: [step(2, 0.4)]}) == [StepTimed(step_id=StepId(2), stage_s=(0.2, 0.4))]
+
+
+def test_loads_and_stalls_are_reported_beside_steps() -> None:
+    book = ReportBook(1)
+    load = LoadReport(step_id=StepId(3), num_blocks=7, seconds=0.5)
+    assert book.take_in({0: [StageReport(loads=(load,), stall_s=0.25)]}) == [
+        TransferTimed(step_id=StepId(3), num_blocks=7, stage_s=(0.5,))
+    ]
+    assert book.stall_s == [0.25]
+
+
+def test_copies_are_counted_by_the_stages_and_the_last_word_holds() -> None:
+    book = ReportBook(2)
+    first, second = CopyCounts(loaded_bytes=5, num_held_chunks=1), CopyCounts(loaded_bytes=9)
+    book.take_in({1: [StageReport(copies=first), StageReport(copies=second)]})
+    assert book.copies == [CopyCounts(), second]
+
+
+def test_what_the_stages_counted_stands_among_the_engines_figures() -> None:
+    core = FakeCore(make_scheduler(gpu_blocks=64, host_blocks=100, num_batches=2, stages=2))
+    core.add(make_request("a", [5, 6, 7], max_tokens=4))
+    core.run()
+    counts = [
+        CopyCounts(loaded_bytes=5, load_queue_s=1.0, num_late_chunks=2),
+        CopyCounts(loaded_bytes=6, load_queue_s=3.0, num_late_chunks=4),
+    ]
+    reports = {stage: [StageReport(copies=of_stage, stall_s=0.5)] for stage, of_stage in enumerate(counts)}
+    core.scheduler._reports.take_in(reports)
+    stats = core.scheduler.make_stats()
+    assert stats is not None
+    figures = stats.kv_connector_stats
+    assert figures is not None
+    assert (figures["loaded_bytes"], figures["load_queue_s"], figures["late_copy_chunks"]) == (11, 3.0, 6)
+    assert figures["prefetch_stall_s"] == 0.5
+
+
+def test_vllm_merges_the_workers_reports() -> None:
+    merged = WorkerReports({0: [step(1, 0.1)]}).aggregate(WorkerReports({1: [step(1, 0.2)]}))
+    assert merged.by_stage == {0: [step(1, 0.1)], 1: [step(1, 0.2)]}
