@@ -22,10 +22,10 @@ import numpy as np
 
 from pipemax.control.controller import Controller
 from pipemax.control.controller_config import ControllerConfig, StageConfig
-from pipemax.control.times.estimator import StepTimeModel
 from pipemax.domain.events import Event, RequestAdmitted, StepCompleted
 from pipemax.domain.plan import Phase, StepPlan
 from pipemax.domain.request import RequestSpec
+from pipemax.domain.step_times import StepTimeModel
 from pipemax.domain.units import RequestId
 
 NUM_STAGES = 8

@@ -6,11 +6,31 @@ NODE and MODEL are profiles: rtx5090x8 llama2-70b.
 """
 
 import argparse
+import re
 from pathlib import Path
 
-from pipemax.control.times.calibration import calibration_path, save_calibration
+from pipemax.control.times.calibration import Calibration, save_calibration
+from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism
 from pipemax.presets import load_model, load_node
-from pipemax.sim.systems.pipemax_config import simulated_calibration
+from pipemax.sim.stage_times import StageTimes
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions, stage_configs
+
+
+def simulated_calibration(node: NodeSpec, model: ModelSpec) -> Calibration:
+    """What ``pipemax calibrate`` would write on the simulated machine, a stage a GPU."""
+    times = StageTimes(node, model, Parallelism(pipeline=node.num_gpus, tensor=1))
+    return Calibration(
+        device=node.gpu.name,
+        model=model.name,
+        measured=f"Not measured: fitted to the simulator's stage times for the node profile {node.name}.",
+        stages=stage_configs(node, model, times, PipeMaxOptions()),
+    )
+
+
+def calibration_path(directory: Path, device: str, model: str) -> Path:
+    """Where the calibration of this device and model lies, if there is one."""
+    slug = "--".join(re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-") for name in (device, model))
+    return directory / f"{slug}.yaml"
 
 
 def main() -> None:

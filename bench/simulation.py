@@ -15,12 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pipemax.cli.common import open_workload
 from pipemax.control.controller_config import VictimPolicy
 from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.presets import load_model, load_node, override
 from pipemax.sim.compute_bound import operations
 from pipemax.sim.plots import plot_ratios
-from pipemax.sim.study import named_systems, open_workload, run_study
+from pipemax.sim.study import named_systems, run_study
 from pipemax.sim.study_report import json_objects
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions

@@ -15,8 +15,9 @@ from bench.stage.profile import measure_h2d, profile_decode, random_batch
 from bench.stage.transfers import stage_transfers
 from pipemax.control.controller import Controller
 from pipemax.control.controller_config import ControllerConfig, StageConfig
-from pipemax.control.times.estimator import ProfileRow, StepTimeModel, fit_step_time
+from pipemax.control.times.estimator import ProfileRow, fit_step_time
 from pipemax.domain.specs import KvLayout, ModelSpec
+from pipemax.domain.step_times import StepTimeModel
 from pipemax.sim.workloads import Workload
 from pipemax.transfer.backend import StepTransfers
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from bench.stage import kernel_reference
 from bench.stage.clock import synchronize
 from bench.stage.model import OnLayer
 from bench.stage.pools import PoolPlan
-from pipemax.transfer import reference
 from pipemax.transfer.cuda.device import Copy, Lane, Pool, Span
 from pipemax.transfer.cuda.launch_checks import TokenTable
 from pipemax.transfer.per_layer import PerLayerOffload
@@ -118,7 +118,9 @@ class Offloader:
             return self._whole_blocks
         if self._stream is None:
             tokens = torch.from_numpy(self.tokens)
-            return lambda: reference.offload_tokens(self._gpu_rows, self._host_rows, self._layout, tokens)
+            return lambda: kernel_reference.offload_tokens(
+                self._gpu_rows, self._host_rows, self._layout, tokens
+            )
         from pipemax.transfer.cuda.kernels import KvKernels  # needs cuda-core
 
         stream = self._stream.cuda_stream

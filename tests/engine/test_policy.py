@@ -4,7 +4,7 @@ import pytest
 
 from pipemax.api import OfflineEngine
 from pipemax.config import EngineConfig, RowLengths
-from pipemax.policy.row_sample import choose
+from pipemax.policy.row_sample import choose_policy
 from pipemax.vllm_ext.launch.forecast import forecast
 from tests.engine.conftest import DEMO_MODEL, MAX_MODEL_LEN, POLICIES
 
@@ -38,6 +38,6 @@ def test_what_was_measured_is_enough_to_choose_by(engine: OfflineEngine) -> None
     if engine.measured is None:
         pytest.skip("an engine of one stage, which has nothing to measure")
     lengths = RowLengths.model_validate({"prompt_tokens": [30, 60, 90], "max_tokens": 40})
-    choice = choose(engine.measured, lengths)
+    choice = choose_policy(engine.measured, lengths)
     assert choice.predicted_tokens_per_s.keys() == {"pipemax", "vllm"}
     assert min(choice.predicted_tokens_per_s.values()) > 0

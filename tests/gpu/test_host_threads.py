@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipemax.transfer import reference
+from bench.stage import kernel_reference
 from pipemax.transfer.cuda.launch_checks import Geometry, piece_geometry, token_geometry
 from tests.gpu.pools import CASES, Case, poisoned_pool, random_pool, random_tokens, seeds
 
@@ -71,7 +71,7 @@ def test_tokens_arrive_and_nothing_else_is_touched(library: ctypes.CDLL, case: C
         gpu = random_pool(case.layout, GPU_BLOCKS, rng)
         tokens = random_tokens(case.layout, TOKENS, GPU_BLOCKS, HOST_BLOCKS, rng)
         expected = poisoned_pool(case.layout, HOST_BLOCKS)
-        reference.offload_tokens(gpu, expected, case.layout, torch.from_numpy(tokens))
+        kernel_reference.offload_tokens(gpu, expected, case.layout, torch.from_numpy(tokens))
         for order in orders(4, rng):
             host = poisoned_pool(case.layout, HOST_BLOCKS)
             run_offload(library, case, gpu, host, tokens, order)
@@ -95,7 +95,7 @@ def test_pieces_arrive_and_nothing_else_is_touched(library: ctypes.CDLL, piece_b
         chosen = (rng.permutation(64)[:20], rng.permutation(64)[:20])
         pieces = np.stack(chosen, axis=1).astype(np.int64) * piece_bytes
         expected = torch.zeros_like(source)
-        reference.copy_pieces(source, expected, torch.from_numpy(pieces), piece_bytes)
+        kernel_reference.copy_pieces(source, expected, torch.from_numpy(pieces), piece_bytes)
         for order in orders(4, rng):
             target = torch.zeros_like(source)
             geometry = piece_geometry(pieces, piece_bytes, source.data_ptr(), target.data_ptr(), max_groups=4)

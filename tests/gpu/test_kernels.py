@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("cuda.core", reason="cuda-core is not installed: kernels cannot be compiled")
 
-from pipemax.transfer import reference
+from bench.stage import kernel_reference
 from pipemax.transfer.cuda.cuda_device import CudaHostRegistry
 from pipemax.transfer.cuda.kernels import KvKernels
 from pipemax.transfer.cuda.pinned_pool import PinnedHostPool
@@ -52,7 +52,7 @@ def test_tokens_arrive_and_nothing_else_is_touched(
         on_gpu = gpu.to(device)
         tokens = random_tokens(case.layout, TOKENS, GPU_BLOCKS, HOST_BLOCKS, rng)
         expected = poisoned_pool(case.layout, HOST_BLOCKS)
-        reference.offload_tokens(gpu, expected, case.layout, torch.from_numpy(tokens))
+        kernel_reference.offload_tokens(gpu, expected, case.layout, torch.from_numpy(tokens))
         host_pool.tensor.fill_(POISON)
         torch.cuda.synchronize(device)
         kernels.offload_tokens(on_gpu, host_pool.tensor, case.layout, tokens).launch(stream.cuda_stream)
@@ -76,7 +76,7 @@ def test_pieces_arrive_and_nothing_else_is_touched(
     pieces = np.stack((rng.permutation(count), rng.permutation(count)), axis=1).astype(np.int64)[: count // 2]
     pieces *= size
     expected = other.cpu().clone().flatten()
-    reference.copy_pieces(host.cpu().flatten(), expected, torch.from_numpy(pieces), size)
+    kernel_reference.copy_pieces(host.cpu().flatten(), expected, torch.from_numpy(pieces), size)
     stream = torch.cuda.Stream(device)
     torch.cuda.synchronize(device)
     kernels.copy_pieces(host, other, pieces, size).launch(stream.cuda_stream)
@@ -107,7 +107,7 @@ def test_the_per_layer_way_makes_the_same_rows(
     shape = (layout.num_layers, TOKENS, layout.num_kv_heads, head_dim)
     keys, values = (torch.randn(shape).to(case.dtype) for _ in range(2))
     expected = poisoned_pool(layout, HOST_BLOCKS)
-    reference.pack_tokens(expected, layout, tokens, keys, values)
+    kernel_reference.pack_tokens(expected, layout, tokens, keys, values)
     offload = PerLayerOffload(layout, case.dtype, max_tokens=TOKENS, stream=torch.cuda.Stream(device))
     for layer in range(layout.num_layers):
         offload.offload_layer(layer, keys[layer].to(device), values[layer].to(device))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from bench.stage import kernel_reference
 from pipemax.domain.units import GpuBlockId, HostBlockId
-from pipemax.transfer import reference
 from pipemax.transfer.commands import BlockStore, TokenStore
 from pipemax.transfer.cpu import CpuCopyBackend
 from pipemax.transfer.cuda.launch_checks import (
@@ -118,7 +118,7 @@ class TestReference:
         backend.close()
         single = poisoned_pool(case.layout, 5)
         tokens = torch.tensor([(2, slot, 3) for slot in range(case.layout.block_tokens)])
-        reference.offload_tokens(gpu, single, case.layout, tokens)
+        kernel_reference.offload_tokens(gpu, single, case.layout, tokens)
         views = (layer_views(pool, case.layout, torch.uint8) for pool in (whole, single))
         for by_block, by_token in zip(*views, strict=True):
             assert torch.equal(by_block, by_token)
@@ -129,7 +129,7 @@ class TestReference:
         (rng,) = seeds(1)
         host = poisoned_pool(padded.layout, 2)
         tokens = torch.tensor([(0, slot, 1) for slot in range(padded.layout.block_tokens)])
-        reference.offload_tokens(random_pool(padded.layout, 1, rng), host, padded.layout, tokens)
+        kernel_reference.offload_tokens(random_pool(padded.layout, 1, rng), host, padded.layout, tokens)
         pad = host[1, padded.layout.layer_bytes : padded.layout.layer_stride_bytes]
         assert (pad == POISON).all()
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pipemax.domain.specs import NodeSpec
+    from pipemax.domain.workload import WorkloadSpec
     from pipemax.policy.compare import CapacityPlan
-    from pipemax.sim.workloads import WorkloadSpec
 
 _GB = 1e9
 
@@ -114,9 +114,9 @@ def _statistics(
     """A profile's, with what the caller knows better."""
     from dataclasses import replace
 
-    from pipemax.sim.workloads import load_workload_spec
+    from pipemax.presets import load_workload
 
-    spec = load_workload_spec(profile)
+    spec = load_workload(profile)
 
     def known(side: dict[str, float | None]) -> dict[str, Any]:
         return {name: value for name, value in side.items() if value is not None}

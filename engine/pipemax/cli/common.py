@@ -1,4 +1,4 @@
-"""What several commands share: options, changed profiles, errors in one line."""
+"""What several commands share: options, profiles by name, errors in one line."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from pipemax.domain.specs import NodeSpec
+    from pipemax.sim.workloads import Workload
 
 USAGE_ERROR = 2
 FILE_COLUMNS = 120
@@ -60,6 +61,18 @@ def changed_node(name: str, changes: Sequence[str]) -> "NodeSpec":
         if not equals:
             raise ValueError(f"--set {change}: expected NAME=NUMBER, as host_memory_bytes=512e9")
     return override(load_node(name), values)
+
+
+def open_workload(name: str, num_requests: int, seed: int = 0) -> "Workload":
+    """A shipped profile, a ``.yaml`` profile, or the lengths recorded in a ``.jsonl`` file (all of its rows)."""
+    import numpy as np
+
+    from pipemax.presets import load_workload
+    from pipemax.sim.workloads import draw_workload, replay_workload
+
+    if name.endswith(".jsonl"):
+        return replay_workload(Path(name))
+    return draw_workload(load_workload(name), num_requests, np.random.default_rng(seed))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -16,6 +16,7 @@ from pipemax.cli.common import (
     Seed,
     changed_node,
     one_line_errors,
+    open_workload,
     write_json,
 )
 
@@ -73,9 +74,10 @@ def simulate(
     """
     from rich.console import Console
 
+    from pipemax.cli.study_table import table
     from pipemax.presets import load_model
-    from pipemax.sim.study import REFERENCE, named_systems, open_workload, run_study
-    from pipemax.sim.study_report import json_objects, table, write_chrome_trace
+    from pipemax.sim.study import REFERENCE, named_systems, run_study
+    from pipemax.sim.study_report import json_objects, write_chrome_trace
 
     with one_line_errors():
         spec = changed_node(node, changes or [])

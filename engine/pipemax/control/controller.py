@@ -18,7 +18,7 @@ from pipemax.control.state.batches import Rotation
 from pipemax.control.state.flights import Flights
 from pipemax.control.state.integrity import check_integrity
 from pipemax.control.state.request_table import RequestTable
-from pipemax.control.times.stage_estimators import StageTimes, StepWork
+from pipemax.control.times.stage_estimators import PhaseWork, StageEstimators
 from pipemax.domain.events import Event
 from pipemax.domain.plan import Decision, Phase, PhaseReason, StepId, StepPlan
 from pipemax.domain.units import ceil_div
@@ -38,7 +38,7 @@ class _Step:
 
     formed: PrefillStep | DecodeStep
     tokens: list[int]
-    work: StepWork
+    work: PhaseWork
     stage_s: tuple[float, ...]
     """Predicted seconds on each stage; zeros where nothing runs."""
 
@@ -54,7 +54,7 @@ class Controller:
         )
         self._rotation = Rotation(config.num_batches)
         self._flights = Flights()
-        self._times = StageTimes(config)
+        self._times = StageEstimators(config)
         self._outputs = OutputLengths(config.initial_output_tokens)
         self._intake = Intake(self._table, self._flights, self._times, self._outputs)
         self._phases = PhasePolicy(config)
@@ -113,7 +113,7 @@ class Controller:
         return self._prefetch.is_steady
 
     @property
-    def times(self) -> StageTimes:
+    def times(self) -> StageEstimators:
         """Predictions, and how they did: for metrics."""
         return self._times
 
@@ -192,11 +192,11 @@ class Controller:
             case Phase.PREFILL:
                 formed = self._prefill.form(anything_in_flight=bool(self._flights))
                 tokens = formed.tokens
-                work = StepWork(phase=self._phase, size=sum(tokens), kv_tokens=formed.token_pairs)
+                work = PhaseWork(phase=self._phase, size=sum(tokens), kv_tokens=formed.token_pairs)
             case Phase.DECODE:
                 formed = self._decode.form()
                 tokens = [1] * len(formed.states)
-                work = StepWork(phase=self._phase, size=len(tokens), kv_tokens=formed.kv_tokens)
+                work = PhaseWork(phase=self._phase, size=len(tokens), kv_tokens=formed.kv_tokens)
         return _Step(formed, tokens, work, self._times.predict(work))
 
     # Prefetch.

@@ -4,7 +4,7 @@ from pipemax.control.planners.prefill import OutputLengths
 from pipemax.control.state.flights import Flight, Flights
 from pipemax.control.state.request_state import Place, RequestState
 from pipemax.control.state.request_table import RequestTable
-from pipemax.control.times.stage_estimators import StageTimes
+from pipemax.control.times.stage_estimators import StageEstimators
 from pipemax.domain.events import (
     Event,
     GpuBlocksObserved,
@@ -27,7 +27,7 @@ class Intake:
     """Applies events to the requests and the estimators."""
 
     def __init__(
-        self, table: RequestTable, flights: Flights, times: StageTimes, outputs: OutputLengths
+        self, table: RequestTable, flights: Flights, times: StageEstimators, outputs: OutputLengths
     ) -> None:
         self._table = table
         self._flights = flights

@@ -6,7 +6,6 @@ RequestId = NewType("RequestId", str)
 GpuBlockId = NewType("GpuBlockId", int)
 HostBlockId = NewType("HostBlockId", int)
 
-KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 

@@ -1,6 +1,6 @@
 """PipeMax or stock vLLM: simulations of both, compared.
 
-``choose_for_engine`` is what ``policy: auto`` asks of an engine whose step times were measured; ``plan_capacity`` is
+``compare_policies`` is what ``policy: auto`` asks of an engine whose step times were measured; ``plan_capacity`` is
 ``pipemax plan-capacity``, over profiles of nodes and models. Pure functions: a sample of the table is simulated and its
 steady rate taken for the whole table, so the answer comes in seconds; the drain at the table's end is not in it. They
 know nothing of running engines.
@@ -13,11 +13,12 @@ from enum import StrEnum
 import numpy as np
 
 from pipemax.domain.specs import ModelSpec, NodeSpec
+from pipemax.domain.workload import WorkloadSpec
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.result import SimulationResult
 from pipemax.sim.systems.catalog import simulate
 from pipemax.sim.systems.scenario import Scenario, measured_scenario
-from pipemax.sim.workloads import Workload, WorkloadSpec, draw_workload
+from pipemax.sim.workloads import Workload, draw_workload
 
 _SECONDS_PER_HOUR = 3600.0
 SAMPLE_REQUESTS = 1500
@@ -82,7 +83,7 @@ class CapacityPlan:
         return self.options[0]
 
 
-def choose_for_engine(
+def compare_policies(
     engine: MeasuredEngine, workload: Workload, *, is_whole_table: bool, inputs: Mapping[str, float | str]
 ) -> PolicyChoice:
     """What ``policy: auto`` takes, by simulations of the measured engine under either policy.

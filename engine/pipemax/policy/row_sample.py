@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from pipemax.config import RowLengths
-from pipemax.policy.compare import PolicyChoice, choose_for_engine
+from pipemax.policy.compare import PolicyChoice, compare_policies
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.workloads import Workload
 
@@ -22,12 +22,12 @@ _ASSUMED_MAX_TOKENS = 256
 _ASSUMED_MOST_PROMPT_TOKENS = 1024
 
 
-def choose(engine: MeasuredEngine, lengths: RowLengths | None) -> PolicyChoice:
+def choose_policy(engine: MeasuredEngine, lengths: RowLengths | None) -> PolicyChoice:
     """By rows drawn from the sampled lengths; without any, by an assumption, which the reason then names."""
     assumed = lengths is None
     lengths = lengths or _assumed_lengths(engine)
     workload, is_whole_table = draw_rows(engine, lengths)
-    choice = choose_for_engine(
+    choice = compare_policies(
         engine, workload, is_whole_table=is_whole_table, inputs=_inputs(lengths, assumed=assumed)
     )
     if not assumed:

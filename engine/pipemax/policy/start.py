@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.errors import EngineStartError
 from pipemax.policy.compare import ChosenPolicy, PolicyChoice
-from pipemax.policy.row_sample import choose
+from pipemax.policy.row_sample import choose_policy
 from pipemax.vllm_ext.engine.vllm_engine import VllmEngine
 from pipemax.vllm_ext.launch.forecast import forecast
 
@@ -48,7 +48,7 @@ def _start_by_simulation(config: EngineConfig) -> StartedEngine:
     if expected.num_stages == 1:
         return _start_stock(config, _ONE_STAGE)
     if expected.engine is not None:
-        return _start(config, choose(expected.engine, config.row_lengths))
+        return _start(config, choose_policy(expected.engine, config.row_lengths))
     try:
         engine = VllmEngine(pipemax)
     except EngineStartError as error:
@@ -57,7 +57,7 @@ def _start_by_simulation(config: EngineConfig) -> StartedEngine:
     if engine.measured is None:
         engine.close()
         return _start_stock(config, "step times were not measured, so that nothing could be simulated")
-    choice = choose(engine.measured, config.row_lengths)
+    choice = choose_policy(engine.measured, config.row_lengths)
     if choice.chosen is ChosenPolicy.PIPEMAX:
         return StartedEngine(engine=engine, choice=choice)
     log.info("stock vLLM is chosen, so the engine is started anew: %s", choice.reason)

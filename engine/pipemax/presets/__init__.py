@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import yaml
 
 from pipemax.domain.specs import ModelSpec, NodeSpec
+from pipemax.domain.workload import WorkloadSpec
 
 Spec = TypeVar("Spec")
 
@@ -80,6 +81,10 @@ def load_node(name: str) -> NodeSpec:
 
 def load_model(name: str) -> ModelSpec:
     return build_spec(ModelSpec, read_preset("models", name), f"model profile {name}")
+
+
+def load_workload(name: str) -> WorkloadSpec:
+    return build_spec(WorkloadSpec, read_preset("workloads", name), f"workload profile {name}")
 
 
 def override(spec: Spec, values: Mapping[str, float]) -> Spec:

@@ -15,7 +15,6 @@ class StepKind(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     MIXED = "mixed"
-    RESHARD = "reshard"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

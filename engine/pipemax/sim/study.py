@@ -4,18 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.sim.compute_bound import compute_bound_tokens_per_s
 from pipemax.sim.result import SimulationResult
 from pipemax.sim.systems.catalog import baseline_names, check_name, simulate, system_names
 from pipemax.sim.systems.scenario import Scenario
-from pipemax.sim.workloads import Workload, draw_workload, load_workload_spec, replay_workload
+from pipemax.sim.workloads import Workload
 
 REFERENCE = "vllm_tp"
 """What ``fig:overall`` normalises to."""
-DEFAULT_SEED = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +28,6 @@ class Study:
 
     def ratio(self, result: SimulationResult) -> float:
         return result.total_tokens_per_s / self.reference.total_tokens_per_s
-
-
-def open_workload(name: str, num_requests: int, seed: int = DEFAULT_SEED) -> Workload:
-    """A shipped profile, a ``.yaml`` profile, or the lengths recorded in a ``.jsonl`` file (all of its rows)."""
-    if name.endswith(".jsonl"):
-        return replay_workload(Path(name))
-    return draw_workload(load_workload_spec(name), num_requests, np.random.default_rng(seed))
 
 
 def named_systems(names: str, node: NodeSpec) -> list[str]:

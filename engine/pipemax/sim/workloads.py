@@ -15,7 +15,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from pipemax.presets import build_spec, read_preset
+from pipemax.domain.workload import LengthStatistics, WorkloadSpec
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -28,50 +28,6 @@ _GRID_CDF = np.array([NormalDist().cdf(z) for z in _GRID])
 _BISECTIONS = 26
 _TOLERANCE = 0.03
 _FEWEST_TO_CHECK = 200
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LengthStatistics:
-    """What lengths to draw, in tokens."""
-
-    family: str
-    """lognormal (mean above median), normal (truncated; else), or mixture (many short, some long)."""
-    mean: float
-    median: float
-    least: int
-    most: int
-
-    def __post_init__(self) -> None:
-        if self.family not in ("lognormal", "normal", "mixture"):
-            raise ValueError(f"family is {self.family!r}, must be lognormal, normal or mixture")
-        if not 1 <= self.least <= self.median <= self.most or not self.least <= self.mean <= self.most:
-            raise ValueError(
-                f"mean and median must lie between least and most, and least be at least 1: {self}"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadSpec:
-    """A table's statistics."""
-
-    name: str
-    prompt: LengthStatistics
-    output: LengthStatistics
-    context_tokens: int
-    """Prompt and output together; outputs are cut to fit."""
-    shared_prefix_tokens: int
-    """Leading tokens that all prompts have in common."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.shared_prefix_tokens < self.prompt.least:
-            raise ValueError(
-                f"shared_prefix_tokens is {self.shared_prefix_tokens}, must be below the shortest prompt, "
-                f"{self.prompt.least}"
-            )
-        if self.prompt.most >= self.context_tokens:
-            raise ValueError(
-                f"prompts of {self.prompt.most} do not fit into {self.context_tokens} with output"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,10 +53,6 @@ class Workload:
     @property
     def total_tokens(self) -> int:
         return int(self.prompt_tokens.sum() + self.output_tokens.sum())
-
-
-def load_workload_spec(name: str) -> WorkloadSpec:
-    return build_spec(WorkloadSpec, read_preset("workloads", name), f"workload profile {name}")
 
 
 def draw_workload(spec: WorkloadSpec, num_requests: int, rng: np.random.Generator) -> Workload:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from pipemax.control.controller_config import ControllerConfig, StageConfig
-from pipemax.control.times.estimator import Segment, StepTimeModel
+from pipemax.domain.step_times import Segment, StepTimeModel
 
 _KEY = "pipemax"
 

@@ -15,8 +15,8 @@ from bench.stage.model import DecodeBatch, PromptChunk
 from bench.stage.pools import PoolPlan
 from pipemax.control.controller import Controller
 from pipemax.control.controller_config import StageConfig
-from pipemax.control.times.estimator import StepTimeModel
 from pipemax.domain.specs import KvLayout
+from pipemax.domain.step_times import StepTimeModel
 from pipemax.transfer.commands import StepCopies, StepWait
 from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits
 from pipemax.transfer.cuda.device import Fence, Lane, Pool

@@ -17,8 +17,8 @@ from bench.stage.pools import PoolPlan
 from bench.stage.prediction import compare, counted_samples
 from bench.stage.tables import environment, write_json
 from pipemax.control.controller_config import StageConfig
-from pipemax.control.times.estimator import StepTimeModel
 from pipemax.domain.specs import KvLayout
+from pipemax.domain.step_times import StepTimeModel
 from pipemax.sim.result import DecodeSample
 from pipemax.sim.workloads import Workload
 from pipemax.transfer.backend import StepTransfers

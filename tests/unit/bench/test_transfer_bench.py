@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from bench import transfer
+from bench.stage import kernel_reference
 from bench.stage.offload import Offloader, Way
 from bench.stage.pools import PoolPlan, stage_layout
 from bench.stage.prefetch import scattered_parts
 from pipemax.domain.specs import KvLayout
 from pipemax.domain.units import GpuBlockId, HostBlockId
-from pipemax.transfer import reference
 from pipemax.transfer.commands import BlockLoad, BlockStore, TokenStore
 from tests.unit.bench.test_stage_model import TINY
 
@@ -100,7 +100,7 @@ class TestWays:
         table = np.array([(3, 0, 9), (3, 1, 9), (3, 2, 9), (3, 3, 9), (7, 0, 2)], dtype=np.int32)
         gpu = torch.zeros(plan.part.pool_shape(12), dtype=torch.uint8)
         on_gpu = torch.from_numpy(table[:, [2, 1, 0]].copy())  # as if the GPU's blocks were the host's
-        reference.pack_tokens(gpu, plan.block, on_gpu, keys, values)
+        kernel_reference.pack_tokens(gpu, plan.block, on_gpu, keys, values)
         host = torch.zeros(plan.part.pool_shape(14), dtype=torch.uint8)
         offloader = Offloader(way, plan, gpu, host, torch.float32, table)
         if offloader.on_layer is not None:
@@ -109,7 +109,7 @@ class TestWays:
         offloader.after_step()
         offloader.finish()
         expected = torch.zeros_like(host)
-        reference.pack_tokens(expected, plan.block, torch.from_numpy(table), keys, values)
+        kernel_reference.pack_tokens(expected, plan.block, torch.from_numpy(table), keys, values)
         assert torch.equal(host, expected)
         assert host.any()
 

@@ -11,7 +11,6 @@ from random import Random
 
 from pipemax.control.controller import Controller, TraceSink
 from pipemax.control.controller_config import ControllerConfig, StageConfig
-from pipemax.control.times.estimator import StepTimeModel
 from pipemax.domain.events import (
     Event,
     GpuBlocksObserved,
@@ -27,6 +26,7 @@ from pipemax.domain.events import (
 )
 from pipemax.domain.plan import Phase, Prefetch, StepPlan
 from pipemax.domain.request import RequestSpec
+from pipemax.domain.step_times import StepTimeModel
 from pipemax.domain.units import RequestId, ceil_div
 
 STEP_S = 0.01

@@ -4,11 +4,10 @@ import pytest
 
 from pipemax.domain.specs import NodeSpec
 from pipemax.policy.compare import ChosenPolicy, PolicyChoice, plan_capacity
-from pipemax.presets import override
-from pipemax.sim.workloads import load_workload_spec
+from pipemax.presets import load_workload, override
 from tests.unit.sim.machines import small_model, small_node
 
-SHAREGPT = load_workload_spec("sharegpt")
+SHAREGPT = load_workload("sharegpt")
 
 
 def choice_on(node: NodeSpec, sample_requests: int) -> PolicyChoice:

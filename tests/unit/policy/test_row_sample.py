@@ -4,10 +4,10 @@ import pytest
 
 from pipemax.config import RowLengths
 from pipemax.control.controller_config import StageConfig
-from pipemax.control.times.estimator import StepTimeModel
 from pipemax.domain.specs import KvCapacity
+from pipemax.domain.step_times import StepTimeModel
 from pipemax.policy.compare import ChosenPolicy
-from pipemax.policy.row_sample import choose, draw_rows
+from pipemax.policy.row_sample import choose_policy, draw_rows
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching
 from pipemax.sim.systems.scenario import measured_scenario
@@ -63,7 +63,7 @@ def test_prompts_beyond_the_model_are_cut_and_leave_room_for_a_token() -> None:
 
 
 def test_many_stages_and_scarce_memory_make_pipemax_the_choice() -> None:
-    choice = choose(engine(stages=8, gpu_blocks=160), lengths())
+    choice = choose_policy(engine(stages=8, gpu_blocks=160), lengths())
     assert choice.chosen is ChosenPolicy.PIPEMAX
     assert choice.speedup > 1.2
     assert f"{choice.speedup:.2f}×" in choice.reason
@@ -72,13 +72,13 @@ def test_many_stages_and_scarce_memory_make_pipemax_the_choice() -> None:
 
 
 def test_memory_for_all_rows_makes_stock_vllm_the_choice() -> None:
-    choice = choose(engine(stages=2, gpu_blocks=10_000), lengths(rows=100))
+    choice = choose_policy(engine(stages=2, gpu_blocks=10_000), lengths(rows=100))
     assert choice.chosen is ChosenPolicy.VLLM
     assert "gains less than 3%" in choice.reason
 
 
 def test_rows_that_nobody_sampled_are_an_assumption_that_is_named() -> None:
-    choice = choose(engine(stages=2, gpu_blocks=200), None)
+    choice = choose_policy(engine(stages=2, gpu_blocks=200), None)
     assert choice.inputs["lengths"] == "assumed"
     assert "for rows nobody sampled: prompts of up to 256 tokens" in choice.reason
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism
-from pipemax.presets import load_model, load_node
+from pipemax.presets import load_model, load_node, load_workload
 from pipemax.sim.systems.scenario import Scenario
-from pipemax.sim.workloads import Workload, draw_workload, load_workload_spec
+from pipemax.sim.workloads import Workload, draw_workload
 
 
 def small_node(*, num_gpus: int = 4, host_gb: float = 64.0, kv_gb: float = 2.0) -> NodeSpec:
@@ -32,7 +32,7 @@ def small_model() -> ModelSpec:
 
 def small_workload(num_requests: int = 200, *, name: str = "sharegpt", seed: int = 0) -> Workload:
     """Outputs are cut at 300 tokens, which keeps the drain short."""
-    drawn = draw_workload(load_workload_spec(name), num_requests, np.random.default_rng(seed))
+    drawn = draw_workload(load_workload(name), num_requests, np.random.default_rng(seed))
     return replace(drawn, output_tokens=np.minimum(drawn.output_tokens, 300))
 
 

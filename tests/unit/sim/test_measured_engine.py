@@ -1,8 +1,8 @@
 """A measured engine in the simulator."""
 
 from pipemax.control.controller_config import StageConfig
-from pipemax.control.times.estimator import StepTimeModel
 from pipemax.domain.specs import KvCapacity
+from pipemax.domain.step_times import StepTimeModel
 from pipemax.sim.measured_engine import MeasuredEngine, MeasuredTimes
 from pipemax.sim.stage_times import StepWork
 

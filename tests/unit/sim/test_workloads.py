@@ -5,13 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipemax.sim.workloads import (
-    LengthStatistics,
-    WorkloadSpec,
-    draw_workload,
-    load_workload_spec,
-    replay_workload,
-)
+from pipemax.domain.workload import LengthStatistics, WorkloadSpec
+from pipemax.presets import load_workload
+from pipemax.sim.workloads import draw_workload, replay_workload
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -23,7 +19,7 @@ from pipemax.sim.workloads import (
 def test_means_and_medians_are_the_papers_after_the_context_cut(
     name: str, prompt: tuple[float, float], output: tuple[float, float], num_requests: int, seed: int
 ) -> None:
-    workload = draw_workload(load_workload_spec(name), num_requests, np.random.default_rng(seed))
+    workload = draw_workload(load_workload(name), num_requests, np.random.default_rng(seed))
     for lengths, (mean, median) in ((workload.prompt_tokens, prompt), (workload.output_tokens, output)):
         assert lengths.mean() == pytest.approx(mean, rel=0.03)
         assert np.median(lengths) == pytest.approx(median, rel=0.03)
@@ -32,14 +28,14 @@ def test_means_and_medians_are_the_papers_after_the_context_cut(
 
 
 def test_the_same_seed_draws_the_same_lengths() -> None:
-    spec = load_workload_spec("sharegpt")
+    spec = load_workload("sharegpt")
     first, again, other = (draw_workload(spec, 100, np.random.default_rng(seed)) for seed in (3, 3, 4))
     assert (first.prompt_tokens == again.prompt_tokens).all()
     assert (first.prompt_tokens != other.prompt_tokens).any()
 
 
 def test_templated_prompts_exceed_their_shared_prefix() -> None:
-    workload = draw_workload(load_workload_spec("templated"), 500, np.random.default_rng(0))
+    workload = draw_workload(load_workload("templated"), 500, np.random.default_rng(0))
     assert workload.prompt_tokens.min() > workload.shared_prefix_tokens == 512
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipemax.transfer import reference
+from bench.stage import kernel_reference
 from pipemax.transfer.layout import BlockLayout
 from pipemax.transfer.per_layer import PerLayerOffload
 
@@ -30,7 +30,7 @@ def test_tokens_lie_as_the_reference_puts_them(dtype: torch.dtype) -> None:
     host_block, slot = np.divmod(np.random.default_rng(0).permutation(6 * 4)[:TOKENS], 4)
     tokens = torch.from_numpy(np.stack((np.zeros(TOKENS, int), slot, host_block), axis=1))
     expected = torch.full(layout.pool_shape(6), 0xA5, dtype=torch.uint8)
-    reference.pack_tokens(expected, layout, tokens, keys, values)
+    kernel_reference.pack_tokens(expected, layout, tokens, keys, values)
     host = torch.full(layout.pool_shape(6), 0xA5, dtype=torch.uint8)
     offload = PerLayerOffload(layout, dtype, max_tokens=TOKENS + 3)
     for layer in (0, 1, 2):

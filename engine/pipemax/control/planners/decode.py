@@ -14,7 +14,7 @@ from pipemax.control.planners.victims import evict_for_room
 from pipemax.control.state.batches import Batch, Rotation, partition_balanced
 from pipemax.control.state.request_state import RequestState
 from pipemax.control.state.request_table import RequestTable
-from pipemax.control.times.stage_estimators import StageTimes
+from pipemax.control.times.stage_estimators import StageEstimators
 
 MAX_PASSED_ON = 64
 """Requests looked at to level the executing batch with the others."""
@@ -35,7 +35,7 @@ class DecodePlanner:
     """Forms D_0 … D_{n−1} at the switch to decode, and each step's batch from them."""
 
     def __init__(
-        self, config: ControllerConfig, table: RequestTable, rotation: Rotation, times: StageTimes
+        self, config: ControllerConfig, table: RequestTable, rotation: Rotation, times: StageEstimators
     ) -> None:
         self._config = config
         self._table = table

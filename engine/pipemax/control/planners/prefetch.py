@@ -23,7 +23,7 @@ from pipemax.control.planners.victims import evict_for_room
 from pipemax.control.state.batches import Batch, Rotation
 from pipemax.control.state.request_state import RequestState
 from pipemax.control.state.request_table import RequestTable
-from pipemax.control.times.stage_estimators import StageTimes
+from pipemax.control.times.stage_estimators import StageEstimators
 from pipemax.domain.plan import Prefetch, PrefetchMode
 from pipemax.domain.units import ceil_div
 
@@ -72,7 +72,7 @@ class PrefetchPlanner:
     """Chooses P_t, makes room for it in D_k, and puts it into D_j."""
 
     def __init__(
-        self, config: ControllerConfig, table: RequestTable, rotation: Rotation, times: StageTimes
+        self, config: ControllerConfig, table: RequestTable, rotation: Rotation, times: StageEstimators
     ) -> None:
         self._config = config
         self._table = table

@@ -4,7 +4,6 @@ One file ``DEVICE--MODEL.yaml`` each, under ``conf/calibration/`` or among the p
 refused, so that a misspelt one cannot fall back to anything in silence.
 """
 
-import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import yaml
 
 from pipemax.control.controller_config import StageConfig
-from pipemax.control.times.estimator import Segment, StepTimeModel
+from pipemax.domain.step_times import Segment, StepTimeModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +31,6 @@ class Calibration:
             raise ValueError("a calibration names its device and its model, and has at least one stage")
         if self.round_trip_s < 0:
             raise ValueError(f"round_trip_s must not be negative: {self.round_trip_s}")
-
-
-def calibration_path(directory: Path, device: str, model: str) -> Path:
-    """Where the calibration of this device and model lies, if there is one."""
-    slug = "--".join(re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-") for name in (device, model))
-    return directory / f"{slug}.yaml"
 
 
 def load_calibration(path: Path) -> Calibration:

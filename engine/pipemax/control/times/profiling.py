@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from pipemax.control.controller_config import StageConfig
-from pipemax.control.times.estimator import PredictionError, ProfileRow, StepTimeModel, fit_step_time
+from pipemax.control.times.estimator import PredictionError, ProfileRow, fit_step_time
 from pipemax.domain.plan import Phase
+from pipemax.domain.step_times import StepTimeModel
 
 WAVE_OUTPUT_TOKENS = 8
 """Decode steps of each batch in a wave; the first shrinks as the last prompts join."""

@@ -16,7 +16,7 @@ from pipemax.domain.plan import Phase, StepId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepWork:
+class PhaseWork:
     """What a step computes, as the estimators see it."""
 
     phase: Phase
@@ -26,7 +26,7 @@ class StepWork:
     """Σ L_i in decode, (token, attended token) pairs in prefill."""
 
 
-class StageTimes:
+class StageEstimators:
     """Predicts steps and budgets; learns from the times of those that ran."""
 
     MAX_UNTIMED = 256
@@ -42,7 +42,7 @@ class StageTimes:
         self.last_step_s = 0.0
         """Of the step that was timed last, on its slowest stage; and what was predicted of it just before."""
         self.last_predicted_s = 0.0
-        self._untimed: OrderedDict[StepId, StepWork] = OrderedDict()
+        self._untimed: OrderedDict[StepId, PhaseWork] = OrderedDict()
         self._budgets: OrderedDict[StepId, int] = OrderedDict()
 
     def recalibrate(self, stages: Sequence[StageConfig]) -> None:
@@ -55,7 +55,7 @@ class StageTimes:
     def _estimators(self, phase: Phase) -> tuple[OnlineEstimator, ...]:
         return self.decode if phase is Phase.DECODE else self.prefill
 
-    def predict(self, work: StepWork) -> tuple[float, ...]:
+    def predict(self, work: PhaseWork) -> tuple[float, ...]:
         """Seconds on each stage."""
         return tuple(
             estimator.seconds(work.size, work.kv_tokens) for estimator in self._estimators(work.phase)
@@ -84,7 +84,7 @@ class StageTimes:
 
     # What was measured.
 
-    def remember(self, step_id: StepId, work: StepWork, budget_blocks: int) -> None:
+    def remember(self, step_id: StepId, work: PhaseWork, budget_blocks: int) -> None:
         """Keep a planned step's inputs until its times arrive, if they ever do."""
         self._untimed[step_id] = work
         self._budgets[step_id] = budget_blocks

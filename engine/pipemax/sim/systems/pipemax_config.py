@@ -1,13 +1,12 @@
-"""What offline calibration would tell PipeMax's controller of the simulated machine: step times and bandwidths."""
+"""PipeMax's options in the simulator, and its controller's config there: the machine's step times and bandwidths."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipemax.control.controller_config import ControllerConfig, StageConfig
-from pipemax.control.times.calibration import Calibration
 from pipemax.control.times.estimator import ProfileRow, fit_step_time
-from pipemax.domain.specs import KvLayout, ModelSpec, NodeSpec, Parallelism
+from pipemax.domain.specs import KvLayout, ModelSpec, NodeSpec
 from pipemax.sim.machine import BLOCK_TOKENS, Machine
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.stage_times import StageTimes, StepWork, prompt_pairs
@@ -50,7 +49,7 @@ def controller_config(machine: Machine, workload: Workload, options: PipeMaxOpti
     assert isinstance(machine.times, StageTimes), machine.times
     config = ControllerConfig(
         num_batches=options.num_batches or len(machine.times.layers),
-        stages=_stage_configs(machine.node, machine.model, machine.times, options),
+        stages=stage_configs(machine.node, machine.model, machine.times, options),
         gpu_blocks=capacity.gpu_blocks,
         host_blocks=capacity.host_blocks,
         block_tokens=BLOCK_TOKENS,
@@ -77,18 +76,7 @@ def _measured_config(engine: MeasuredEngine) -> ControllerConfig:
     )
 
 
-def simulated_calibration(node: NodeSpec, model: ModelSpec) -> Calibration:
-    """What ``pipemax calibrate`` would write on the simulated machine, a stage a GPU."""
-    times = StageTimes(node, model, Parallelism(pipeline=node.num_gpus, tensor=1))
-    return Calibration(
-        device=node.gpu.name,
-        model=model.name,
-        measured=f"Not measured: fitted to the simulator's stage times for the node profile {node.name}.",
-        stages=_stage_configs(node, model, times, PipeMaxOptions()),
-    )
-
-
-def _stage_configs(
+def stage_configs(
     node: NodeSpec, model: ModelSpec, times: StageTimes, options: PipeMaxOptions
 ) -> tuple[StageConfig, ...]:
     together = min(node.root_bytes_per_s / node.gpus_per_root, node.host_dram_bytes_per_s / node.num_gpus)

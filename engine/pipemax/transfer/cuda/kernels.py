@@ -1,7 +1,7 @@
 """The KV kernels of ``transfer/csrc``, ready to launch on one GPU.
 
 Each call is checked when it is made (``launch_checks``), on the thread that made it, and is a ``KernelCall`` of the
-device's seam: plain to launch anywhere later. What they compute, ``pipemax.transfer.reference`` says in torch.
+device's seam: plain to launch anywhere later. What they compute, ``bench/stage/kernel_reference.py`` says in torch.
 """
 
 from collections.abc import Callable, Sequence

@@ -6,7 +6,7 @@ operations for each weight and token. Whatever GPU is there, that is nearer than
 """
 
 from pipemax.control.controller_config import StageConfig
-from pipemax.control.times.estimator import StepTimeModel
+from pipemax.domain.step_times import StepTimeModel
 from pipemax.presets import load_node
 
 _GPU_PRESET = "l20x8"

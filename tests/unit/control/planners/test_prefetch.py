@@ -10,7 +10,7 @@ from pipemax.control.controller_config import ControllerConfig
 from pipemax.control.planners.prefetch import PrefetchPlanner, SteadyDetector
 from pipemax.control.state.batches import Rotation
 from pipemax.control.state.request_table import RequestTable
-from pipemax.control.times.stage_estimators import StageTimes, StepWork
+from pipemax.control.times.stage_estimators import PhaseWork, StageEstimators
 from pipemax.domain.events import StepTimed, TransferTimed
 from pipemax.domain.plan import Phase, PrefetchMode, StepId
 from tests.unit.control.fake_engine import FakeEngine, Faults, small_config, spec, stage
@@ -32,7 +32,7 @@ def busy_engine(num_requests: int = 40, **changes: object) -> FakeEngine:
 def test_the_budget_is_the_least_over_the_stages() -> None:
     slow_link = stage(h2d_bytes_per_s=2e7)
     more_layers = replace(stage(), kv_bytes_per_token=3000)
-    times = StageTimes(small_config(stages=(stage(), slow_link, more_layers)))
+    times = StageEstimators(small_config(stages=(stage(), slow_link, more_layers)))
     assert times.budget_blocks((0.01, 0.01, 0.01)) == 8  # 4e7 · 0.01 / (3000 · 16)
     assert times.budget_blocks((0.01, 0.002, 0.01)) == 2  # 2e7 · 0.002 / (1000 · 16)
 
@@ -123,7 +123,7 @@ def prefetch_planner(config: ControllerConfig, table: RequestTable) -> PrefetchP
     rotation = Rotation(config.num_batches)
     for index, batch in enumerate(rotation.batches):
         resident(table, f"resident{index}", 20, batch=batch)
-    return PrefetchPlanner(config, table, rotation, StageTimes(config))
+    return PrefetchPlanner(config, table, rotation, StageEstimators(config))
 
 
 def test_an_overdue_request_saves_its_share_of_the_budget_up() -> None:
@@ -149,7 +149,7 @@ def test_nobody_is_ahead_before_it_is_overdue() -> None:
 
 def test_measured_times_move_the_budget() -> None:
     config = small_config()
-    times = StageTimes(config)
+    times = StageEstimators(config)
     engine = busy_engine()
     plans = decode_plans(engine)
     assert engine.controller.times.decode_error()[0].num_steps > 100
@@ -157,7 +157,7 @@ def test_measured_times_move_the_budget() -> None:
     assert plans
     before = times.budget_blocks((0.01,))
     for number in range(200):
-        times.remember(StepId(number), StepWork(phase=Phase.DECODE, size=1, kv_tokens=1), 10)
+        times.remember(StepId(number), PhaseWork(phase=Phase.DECODE, size=1, kv_tokens=1), 10)
         times.observe_transfer(TransferTimed(step_id=StepId(number), num_blocks=10, stage_s=(0.016,)))
     assert times.budget_blocks((0.01,)) < before / 3
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bench.simulated_calibration import calibration_path
 from pipemax.control.times.calibration import (
     Calibration,
-    calibration_path,
     load_calibration,
     save_calibration,
 )
-from pipemax.control.times.estimator import Segment, StepTimeModel
+from pipemax.domain.step_times import Segment, StepTimeModel
 from tests.unit.control.fake_engine import stage
 
 STAIRCASE = StepTimeModel(

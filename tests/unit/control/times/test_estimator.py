@@ -9,10 +9,9 @@ from pipemax.control.times.estimator import (
     BandwidthEstimator,
     OnlineEstimator,
     ProfileRow,
-    Segment,
-    StepTimeModel,
     fit_step_time,
 )
+from pipemax.domain.step_times import Segment, StepTimeModel
 
 LINE = StepTimeModel.linear(alpha_s=1e-4, beta_s=2e-8, delta_s=0.01)
 SIZES = (1, 8, 16, 32, 64, 128, 256)

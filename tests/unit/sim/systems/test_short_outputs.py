@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pipemax.control.controller_config import StageConfig
-from pipemax.control.times.estimator import StepTimeModel
 from pipemax.domain.specs import KvCapacity
+from pipemax.domain.step_times import StepTimeModel
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.systems import pipemax
 from pipemax.sim.systems.catalog import simulate

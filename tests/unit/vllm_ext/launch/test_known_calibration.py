@@ -8,7 +8,7 @@ from transformers import AutoConfig
 from pipemax.config import EngineConfig
 from pipemax.control.controller_config import StageConfig
 from pipemax.control.times.calibration import Calibration, save_calibration
-from pipemax.control.times.estimator import StepTimeModel
+from pipemax.domain.step_times import StepTimeModel
 from pipemax.node.host_pool_size import expected_rows
 from pipemax.vllm_ext import compat
 from pipemax.vllm_ext.launch.forecast import forecast

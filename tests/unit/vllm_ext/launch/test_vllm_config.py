@@ -10,7 +10,7 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 
 from pipemax.config import EngineConfig, Policy
 from pipemax.control.controller_config import StageConfig
-from pipemax.control.times.estimator import StepTimeModel
+from pipemax.domain.step_times import StepTimeModel
 from pipemax.vllm_ext import compat
 from pipemax.vllm_ext.launch.forecast import forecast
 from pipemax.vllm_ext.launch.vllm_config import (

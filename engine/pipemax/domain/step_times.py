@@ -1,0 +1,57 @@
+"""How long a step takes on a stage, as a formula: T̂ = α·b + β·L + δ (Section 3.3.1), in one line or several.
+
+The same form serves prefill, with chunk tokens for the batch size b and (token, attended token) pairs for the KV tokens
+L. How it is fitted and refined, ``pipemax.control.times`` knows.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One line of the batch-size term: α·b + δ from ``min_size`` up to the next segment."""
+
+    min_size: int
+    alpha_s: float
+    """Seconds per request (per token in prefill)."""
+    delta_s: float
+    """Seconds however small the batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeModel:
+    """Seconds of one step on one stage by batch size and KV tokens attended to; 0 for an empty batch."""
+
+    segments: tuple[Segment, ...]
+    """By ascending ``min_size``, the first of which is 1."""
+    beta_s: float
+    """Seconds per KV token attended to (per pair in prefill)."""
+
+    def __post_init__(self) -> None:
+        sizes = [segment.min_size for segment in self.segments]
+        if not sizes or sizes[0] != 1 or any(a >= b for a, b in pairwise(sizes)):
+            raise ValueError(f"segments must start at sizes that ascend from 1, not {sizes}")
+        if self.beta_s < 0:
+            raise ValueError(f"beta_s must not be negative: {self.beta_s}")
+
+    @classmethod
+    def linear(cls, *, alpha_s: float, beta_s: float, delta_s: float) -> "StepTimeModel":
+        """The paper's one line."""
+        return cls(segments=(Segment(min_size=1, alpha_s=alpha_s, delta_s=delta_s),), beta_s=beta_s)
+
+    def segment_at(self, size: int) -> Segment:
+        if len(self.segments) == 1:
+            return self.segments[0]
+        return self.segments[max(0, bisect_right(self.segments, size, key=lambda s: s.min_size) - 1)]
+
+    def batch_s(self, size: int) -> float:
+        """α·b + δ: the part without the KV. A noisy profile's line may fall below zero; time does not."""
+        if size == 0:
+            return 0.0
+        segment = self.segment_at(size)
+        return max(0.0, segment.alpha_s * size + segment.delta_s)
+
+    def seconds(self, size: int, kv_tokens: int) -> float:
+        return self.batch_s(size) + self.beta_s * kv_tokens if size else 0.0
