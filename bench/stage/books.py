@@ -11,7 +11,7 @@ import numpy as np
 
 from pipemax.domain.plan import Prefetch, StepPlan
 from pipemax.domain.units import GpuBlockId, HostBlockId, RequestId, ceil_div
-from pipemax.transfer.commands import BlockLoad, BlockStore, StepCopies, TokenStore
+from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies, TokenStore
 from pipemax.transfer.store_fences import StoreFences
 
 
@@ -27,11 +27,11 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedLoads:
+class PlannedPrefetches:
     """Of one plan, by the step that may read them first."""
 
-    next_step: tuple[BlockLoad, ...] = ()
-    later: tuple[BlockLoad, ...] = ()
+    next_step: tuple[BlockPrefetch, ...] = ()
+    later: tuple[BlockPrefetch, ...] = ()
     """Of requests that need more before they run."""
 
     def __len__(self) -> int:
@@ -60,22 +60,22 @@ class BlockBooks:
         self._free_host = deque(HostBlockId(block) for block in range(host_blocks))
         self.held: dict[RequestId, Held] = {}
         self._fences = StoreFences()
-        self._loading: set[RequestId] = set()  # on the GPU in part
-        self._abandons_loads = False
+        self._prefetching: set[RequestId] = set()  # on the GPU in part
+        self._abandons_prefetches = False
 
-    def begin(self, plan: StepPlan) -> PlannedLoads:
-        """Free what the plan takes off the GPU, allocate what it brings there. The loads."""
+    def begin(self, plan: StepPlan) -> PlannedPrefetches:
+        """Free what the plan takes off the GPU, allocate what it brings there. The prefetches."""
         for request_id in plan.recompute:
             self.finish(request_id)
         for request_id in plan.evict:
             held = self.held[request_id]
             self._free_gpu.extend(held.gpu)
             held.gpu = []
-            self._stop_loading(request_id)
-        next_step, later = list[BlockLoad](), list[BlockLoad]()
+            self._stop_prefetching(request_id)
+        next_step, later = list[BlockPrefetch](), list[BlockPrefetch]()
         for item in plan.prefetch:
             (next_step if item.is_last else later).extend(self._prefetch(item))
-        return PlannedLoads(next_step=tuple(next_step), later=tuple(later))
+        return PlannedPrefetches(next_step=tuple(next_step), later=tuple(later))
 
     def grow(self, pieces: Iterable[Piece]) -> None:
         """Allocate what the step's new tokens need, in both pools."""
@@ -90,7 +90,7 @@ class BlockBooks:
                 assert self._free_host, "the host pool is used up"
                 held.host.append(self._free_host.popleft())
 
-    def copies(self, pieces: Iterable[Piece], loads: PlannedLoads) -> StepCopies:
+    def copies(self, pieces: Iterable[Piece], prefetches: PlannedPrefetches) -> StepCopies:
         """Everything that the step copies. Whole blocks by copy engine, the rest token by token."""
         stores: list[BlockStore] = []
         token_stores: list[TokenStore] = []
@@ -109,15 +109,15 @@ class BlockBooks:
                 else:
                     token_stores.append(TokenStore(gpu, host, first_slot=first, num_slots=last - first))
         if not self._keeps_replica:
-            stores, token_stores, loads = [], [], PlannedLoads()
+            stores, token_stores, prefetches = [], [], PlannedPrefetches()
         fence = self._fences.plan_step(
             overwrites=overwritten, saves=(), stores=stores, token_stores=token_stores
         )
-        abandons_loads, self._abandons_loads = self._abandons_loads, False
+        abandons_prefetches, self._abandons_prefetches = self._abandons_prefetches, False
         return StepCopies(
-            loads=loads.next_step,
-            later_loads=loads.later,
-            abandons_loads=abandons_loads,
+            prefetches=prefetches.next_step,
+            later_prefetches=prefetches.later,
+            abandons_prefetches=abandons_prefetches,
             stores=tuple(stores),
             token_stores=tuple(token_stores),
             store_fence=fence,
@@ -129,11 +129,11 @@ class BlockBooks:
         if held is not None:
             self._free_gpu.extend(held.gpu)
             self._free_host.extend(held.host)
-            self._stop_loading(request_id)
+            self._stop_prefetching(request_id)
 
     def is_whole(self, request_id: RequestId) -> bool:
-        """All of its blocks on the GPU have been loaded or computed, or their load has begun."""
-        return request_id not in self._loading
+        """All of its blocks on the GPU have been prefetched or computed, or their prefetch has begun."""
+        return request_id not in self._prefetching
 
     @property
     def num_free_gpu(self) -> int:
@@ -148,21 +148,21 @@ class BlockBooks:
         tables[np.arange(tables.shape[1]) < lengths[:, None]] = blocks
         return tables
 
-    def _prefetch(self, item: Prefetch) -> list[BlockLoad]:
+    def _prefetch(self, item: Prefetch) -> list[BlockPrefetch]:
         held = self.held[item.request_id]
         if item.is_first:
             assert not held.gpu, f"{item.request_id} is on the GPU already"
             held.gpu = [self._take_gpu() for _ in range(ceil_div(held.num_tokens + 1, self._block_tokens))]
-        self._loading.add(item.request_id)
+        self._prefetching.add(item.request_id)
         if item.is_last:
-            self._loading.discard(item.request_id)
+            self._prefetching.discard(item.request_id)
         blocks = range(item.first_block, item.first_block + item.num_blocks)
-        return [BlockLoad(held.host[block], held.gpu[block]) for block in blocks]
+        return [BlockPrefetch(held.host[block], held.gpu[block]) for block in blocks]
 
-    def _stop_loading(self, request_id: RequestId) -> None:
-        if request_id in self._loading:
-            self._loading.discard(request_id)
-            self._abandons_loads = True
+    def _stop_prefetching(self, request_id: RequestId) -> None:
+        if request_id in self._prefetching:
+            self._prefetching.discard(request_id)
+            self._abandons_prefetches = True
 
     def _take_gpu(self) -> GpuBlockId:
         assert self._free_gpu, "the GPU pool is used up"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from bench.stage.books import BlockBooks, Held, Piece, PlannedLoads
+from bench.stage.books import BlockBooks, Held, Piece, PlannedPrefetches
 from bench.stage.clock import Mark, synchronize
 from bench.stage.model import DecodeBatch, LlamaStage, PromptChunk, TokenPlaces
 from bench.stage.pools import PoolPlan
@@ -65,7 +65,7 @@ class Run:
     """What a run leaves behind."""
 
     steps: list[DecodeStep] = field(default_factory=list)
-    loads: list[tuple[int, float]] = field(default_factory=list)
+    prefetches: list[tuple[int, float]] = field(default_factory=list)
     """(blocks, seconds) of each step's prefetch."""
     num_prefill_steps: int = 0
 
@@ -108,7 +108,7 @@ class StageDriver:
         )
         self._in_flight: deque[tuple[StepId, StartedStep]] = deque()
         self._launched: deque[_Launched] = deque()
-        self._loading: deque[tuple[StepId, int]] = deque()
+        self._prefetching: deque[tuple[StepId, int]] = deque()
         self._events: list[Event] = [*self._tokens.admissions()]
         self._turn_began_s = 0.0
         self.run = Run()
@@ -141,7 +141,7 @@ class StageDriver:
     def _carry_out(self, plan: StepPlan) -> None:
         for request_id in plan.recompute:
             self._tokens.recompute(request_id)
-        loads = self.books.begin(plan)
+        prefetches = self.books.begin(plan)
         started = self._tokens.start(plan)
         self._events += started.hits
         pieces = self._pieces(plan)
@@ -150,15 +150,17 @@ class StageDriver:
         if is_booked_only:
             self.run.num_prefill_steps += 1
         else:
-            self._step(plan, pieces, loads)
+            self._step(plan, pieces, prefetches)
         if plan.run:
             self._in_flight.append((plan.step_id, started))
 
-    def _step(self, plan: StepPlan, pieces: list[Piece], loads: PlannedLoads) -> None:
+    def _step(self, plan: StepPlan, pieces: list[Piece], prefetches: PlannedPrefetches) -> None:
         device = self._stage.device
-        copies = copies_for(self._plan, self.books.copies(pieces, loads), stores_tokens=self._stores_tokens)
-        if copies.num_loads:
-            self._loading.append((plan.step_id, len(loads)))
+        copies = copies_for(
+            self._plan, self.books.copies(pieces, prefetches), stores_tokens=self._stores_tokens
+        )
+        if copies.num_prefetches:
+            self._prefetching.append((plan.step_id, len(prefetches)))
         begin = Mark(device)
         self._take(self._transfers.begin_step(copies))
         ready = Mark(device)
@@ -241,11 +243,11 @@ class StageDriver:
             self.books.finish(request_id)
 
     def _take(self, wait: StepWait) -> None:
-        for load in wait.loads:
-            step_id, num_blocks = self._loading.popleft()
-            self.run.loads.append((num_blocks, load.seconds))
+        for prefetch in wait.prefetches:
+            step_id, num_blocks = self._prefetching.popleft()
+            self.run.prefetches.append((num_blocks, prefetch.seconds))
             self._events.append(
-                TransferTimed(step_id=step_id, num_blocks=num_blocks, stage_s=(load.seconds,))
+                TransferTimed(step_id=step_id, num_blocks=num_blocks, stage_s=(prefetch.seconds,))
             )
 
     def _collect(self, keep: int) -> None:

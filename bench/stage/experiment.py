@@ -228,8 +228,12 @@ def summarize(policy: str, run: Run, setup: Setup, plan: PoolPlan) -> Outcome:
     compute_s = fmean(step.compute_s for step in counted)
     mean_batch = fmean(step.batch for step in counted)
     errors = [abs(step.compute_s / step.predicted_s - 1) for step in counted if step.predicted_s > 0]
-    loaded = [(blocks, seconds) for blocks, seconds in run.loads if seconds > 0]
-    rate = sum(b for b, _ in loaded) * plan.block.block_bytes / sum(s for _, s in loaded) if loaded else 0.0
+    prefetched = [(blocks, seconds) for blocks, seconds in run.prefetches if seconds > 0]
+    rate = (
+        sum(b for b, _ in prefetched) * plan.block.block_bytes / sum(s for _, s in prefetched)
+        if prefetched
+        else 0.0
+    )
     return Outcome(
         policy=policy,
         steps=len(counted),

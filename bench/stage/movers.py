@@ -11,7 +11,7 @@ import torch
 from bench.stage.pools import PoolPlan
 from bench.stage.prefetch import Call, Moved, Mover
 from pipemax.domain.units import GpuBlockId, HostBlockId
-from pipemax.transfer.commands import BlockLoad
+from pipemax.transfer.commands import BlockPrefetch
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool
 from pipemax.transfer.cuda.device import Copy, Lane, Pool, Span
 
@@ -49,16 +49,16 @@ class CpuMover:
     def __init__(self, backend: CpuCopyBackend) -> None:
         self._backend = backend
 
-    def load(self, pairs: list[tuple[int, int]], call: Call) -> Moved:
+    def prefetch(self, pairs: list[tuple[int, int]], call: Call) -> Moved:
         begin_s = time.perf_counter()
-        self._backend.submit_loads([BlockLoad(HostBlockId(s), GpuBlockId(t)) for s, t in pairs])
+        self._backend.submit_prefetches([BlockPrefetch(HostBlockId(s), GpuBlockId(t)) for s, t in pairs])
         submit_s = time.perf_counter() - begin_s
         self._backend.wait()
         return Moved(device_s=time.perf_counter() - begin_s, submit_s=submit_s)
 
 
 class CudaMover:
-    """On the load lane, nothing else running."""
+    """On the prefetch lane, nothing else running."""
 
     def __init__(
         self, plan: PoolPlan, gpu_rows: torch.Tensor, host_rows: torch.Tensor, piece_blocks: int
@@ -79,14 +79,14 @@ class CudaMover:
         self._kernels = KvKernels(gpu_rows.device)
         self.calls = (*names, Call.KERNEL)
 
-    def load(self, pairs: list[tuple[int, int]], call: Call) -> Moved:
+    def prefetch(self, pairs: list[tuple[int, int]], call: Call) -> Moved:
         submit = self._submission(pairs, call)
         device = self._device_of(call)
-        begin = device.record(Lane.LOAD)
+        begin = device.record(Lane.PREFETCH)
         begin_s = time.perf_counter()
         submit()
         submit_s = time.perf_counter() - begin_s
-        end = device.record(Lane.LOAD)
+        end = device.record(Lane.PREFETCH)
         device.synchronize()
         return Moved(device_s=device.elapsed_s(begin, end), submit_s=submit_s)
 
@@ -99,9 +99,9 @@ class CudaMover:
         if call is Call.KERNEL:
             pieces = np.array(pairs, dtype=np.int64) * size
             kernel = self._kernels.copy_pieces(self._host_rows, self._gpu_rows, pieces, size)
-            return lambda: kernel.launch(device.stream(Lane.LOAD).cuda_stream)
+            return lambda: kernel.launch(device.stream(Lane.PREFETCH).cuda_stream)
         copies = [
             Copy(Span(Pool.HOST, source * size, size), Span(Pool.GPU, target * size, size))
             for source, target in pairs
         ]
-        return lambda: device.copy(Lane.LOAD, copies)
+        return lambda: device.copy(Lane.PREFETCH, copies)

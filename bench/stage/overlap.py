@@ -13,7 +13,7 @@ from bench.stage.profile import random_batch
 from bench.stage.transfers import copies_for
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.backend import StepTransfers
-from pipemax.transfer.commands import BlockLoad, StepCopies, TokenStore
+from pipemax.transfer.commands import BlockPrefetch, StepCopies, TokenStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class OverlapRow:
     together_ms: float
     loaded_blocks: int
     hidden: float
-    """Share of load and store time that does not lengthen the step."""
+    """Share of prefetch and store time that does not lengthen the step."""
 
 
 def measure_overlap(
@@ -43,9 +43,9 @@ def measure_overlap(
     repeats: int,
     rng: np.random.Generator,
 ) -> OverlapRow:
-    """Loads fill ``load_share`` of the time that the step computes; each request's new token is stored.
+    """Prefetches fill ``load_share`` of the time that the step computes; each request's new token is stored.
 
-    Loads go to blocks of no running request, as a plan's do.
+    Prefetches go to blocks of no running request, as a plan's do.
     """
     decode = random_batch(plan, batch, context_tokens, stage.device, rng)
     hidden = stage.hidden(batch)
@@ -74,15 +74,15 @@ def measure_overlap(
     compute_s = step_s(StepCopies(), compute)
     probe = min(64, plan.gpu_blocks - len(running), plan.host_blocks)
     if probe < 1:
-        raise ValueError(f"{batch} requests of {context_tokens} tokens leave no GPU block to load into")
-    block_s = step_s(_loads(plan, probe, running, rng), nothing) / probe
+        raise ValueError(f"{batch} requests of {context_tokens} tokens leave no GPU block to prefetch into")
+    block_s = step_s(_prefetches(plan, probe, running, rng), nothing) / probe
     num_blocks = max(
         1, min(int(load_share * compute_s / block_s), plan.gpu_blocks - len(running), plan.host_blocks)
     )
-    loaded = _loads(plan, num_blocks, running, rng)
+    loaded = _prefetches(plan, num_blocks, running, rng)
     load_s = step_s(loaded, nothing)
     store_s = step_s(stored, nothing)
-    both = StepCopies(loads=loaded.loads, stores=stored.stores, token_stores=stored.token_stores)
+    both = StepCopies(prefetches=loaded.prefetches, stores=stored.stores, token_stores=stored.token_stores)
     together_s = step_s(both, compute)
     return OverlapRow(
         batch=batch,
@@ -103,8 +103,10 @@ def _token_stores(blocks: list[int], slots: list[int]) -> tuple[TokenStore, ...]
     )
 
 
-def _loads(plan: PoolPlan, num_blocks: int, running: set[int], rng: np.random.Generator) -> StepCopies:
+def _prefetches(plan: PoolPlan, num_blocks: int, running: set[int], rng: np.random.Generator) -> StepCopies:
     targets = [block for block in rng.permutation(plan.gpu_blocks).tolist() if block not in running]
     sources = rng.permutation(plan.host_blocks)[:num_blocks].tolist()
     pairs = zip(sources, targets[:num_blocks], strict=True)
-    return StepCopies(loads=plan.loads(BlockLoad(HostBlockId(s), GpuBlockId(t)) for s, t in pairs))
+    return StepCopies(
+        prefetches=plan.prefetches(BlockPrefetch(HostBlockId(s), GpuBlockId(t)) for s, t in pairs)
+    )

@@ -14,7 +14,7 @@ import torch
 
 from pipemax.domain.specs import KvLayout, ModelSpec
 from pipemax.domain.units import GpuBlockId, HostBlockId
-from pipemax.transfer.commands import BlockLoad, BlockStore, TokenStore
+from pipemax.transfer.commands import BlockPrefetch, BlockStore, TokenStore
 from pipemax.transfer.layout import BlockLayout, layer_views
 
 
@@ -62,16 +62,16 @@ class PoolPlan:
     def host_parts(self) -> int:
         return self.host_blocks * self.parts_per_block
 
-    def loads(self, loads: Iterable[BlockLoad]) -> tuple[BlockLoad, ...]:
+    def prefetches(self, prefetches: Iterable[BlockPrefetch]) -> tuple[BlockPrefetch, ...]:
         """Block copies as copies of parts."""
         if self.parts_per_block == 1:
-            return tuple(loads)
+            return tuple(prefetches)
         return tuple(
-            BlockLoad(
-                HostBlockId(layer * self.host_blocks + load.source),
-                GpuBlockId(layer * self.gpu_blocks + load.target),
+            BlockPrefetch(
+                HostBlockId(layer * self.host_blocks + prefetch.source),
+                GpuBlockId(layer * self.gpu_blocks + prefetch.target),
             )
-            for load in loads
+            for prefetch in prefetches
             for layer in range(self.parts_per_block)
         )
 

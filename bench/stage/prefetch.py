@@ -60,7 +60,7 @@ class Mover(Protocol):
 
     calls: tuple[Call, ...]
 
-    def load(self, pairs: list[tuple[int, int]], call: Call) -> Moved:
+    def prefetch(self, pairs: list[tuple[int, int]], call: Call) -> Moved:
         """Move (host part, GPU part) pairs, with nothing else running."""
 
 
@@ -90,7 +90,7 @@ def measure_prefetch(
     """``num_blocks`` blocks at random places of both pools, by each call; medians."""
     rows = []
     for call in mover.calls:
-        moved = [mover.load(scattered_parts(plan, num_blocks, rng), call) for _ in range(repeats + 1)][1:]
+        moved = [mover.prefetch(scattered_parts(plan, num_blocks, rng), call) for _ in range(repeats + 1)][1:]
         rate = num_blocks * plan.block.block_bytes / median(m.device_s for m in moved) / 1e9
         rows.append(
             PrefetchRow(

@@ -113,7 +113,7 @@ class _Bench:
         submitter = Submitter(queue)
         size = self._plan.block.block_bytes
         pairs = [(2 * block, 2 * block) for block in range(self._prefetch_blocks)]
-        chunks = copy_chunks(pairs, lane=Lane.LOAD, block_bytes=size, chunk_bytes=limits.chunk_bytes)
+        chunks = copy_chunks(pairs, lane=Lane.PREFETCH, block_bytes=size, chunk_bytes=limits.chunk_bytes)
         ticket = queue.put(chunks, priority=Priority.PREFETCH)
         submitter.wake()
         while ticket.begin is None:

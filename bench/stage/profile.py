@@ -11,7 +11,7 @@ from bench.stage.pools import PoolPlan
 from pipemax.control.times.estimator import ProfileRow
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.backend import StepTransfers
-from pipemax.transfer.commands import BlockLoad, StepCopies
+from pipemax.transfer.commands import BlockPrefetch, StepCopies
 
 
 def random_batch(
@@ -72,19 +72,22 @@ def measure_h2d(
     repeats: int,
     rng: np.random.Generator,
 ) -> float:
-    """Bytes per second of scattered block loads beside decode steps, through the real transfers; the median."""
+    """Bytes per second of scattered block prefetches beside decode steps, through the real transfers; the median."""
     hidden = stage.hidden(len(batch.lengths))
     seconds: list[float] = []
     for _ in range(repeats):
         sources = rng.permutation(plan.host_blocks)[:num_blocks]
         targets = rng.permutation(plan.gpu_blocks)[:num_blocks]
         pairs = zip(sources.tolist(), targets.tolist(), strict=True)
-        loads = plan.loads(BlockLoad(HostBlockId(s), GpuBlockId(t)) for s, t in pairs)
-        seconds += [load.seconds for load in transfers.begin_step(StepCopies(loads=loads)).loads]
+        prefetches = plan.prefetches(BlockPrefetch(HostBlockId(s), GpuBlockId(t)) for s, t in pairs)
+        seconds += [
+            prefetch.seconds
+            for prefetch in transfers.begin_step(StepCopies(prefetches=prefetches)).prefetches
+        ]
         stage.decode(hidden, kv, batch)
         transfers.end_step(StepCopies())
     while len(seconds) < repeats:  # times come once the device is past them
-        seconds += [load.seconds for load in transfers.begin_step(StepCopies()).loads]
+        seconds += [prefetch.seconds for prefetch in transfers.begin_step(StepCopies()).prefetches]
         transfers.end_step(StepCopies())
         synchronize(stage.device)
     return num_blocks * plan.block.block_bytes / median(seconds)

@@ -39,9 +39,9 @@ def copies_for(plan: PoolPlan, copies: StepCopies, *, stores_tokens: bool) -> St
         token_stores = ()
     return StepCopies(
         saves=plan.stores(copies.saves),
-        loads=plan.loads(copies.loads),
-        later_loads=plan.loads(copies.later_loads),
-        abandons_loads=copies.abandons_loads,
+        prefetches=plan.prefetches(copies.prefetches),
+        later_prefetches=plan.prefetches(copies.later_prefetches),
+        abandons_prefetches=copies.abandons_prefetches,
         stores=plan.stores(stores),
         token_stores=plan.token_stores(token_stores),
         store_fence=copies.store_fence,

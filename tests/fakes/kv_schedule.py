@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pipemax.domain.units import GpuBlockId, HostBlockId, ceil_div
-from pipemax.transfer.commands import BlockLoad, BlockStore, StepCopies, TokenStore
+from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies, TokenStore
 from pipemax.transfer.store_fences import StoreFences
 
 BLOCK_TOKENS = 4
@@ -28,9 +28,9 @@ class KvSequence:
     """On the host."""
     is_resident: bool = True
     ready_step: int = 0
-    num_loaded: int = 0
+    num_prefetched: int = 0
     """Blocks that were asked for, of one that comes back in parts."""
-    is_loading: bool = False
+    is_prefetching: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,16 @@ class RandomSchedule:
         self._fences = StoreFences()
         self._next_id = 1
         self._step = -1
-        self._abandons_loads = False
-        self.num_evicted = self.num_loaded = self.num_aborted_loading = 0
-        self.num_loaded_in_parts = self.num_abandoned = 0
+        self._abandons_prefetches = False
+        self.num_evicted = self.num_prefetched = self.num_aborted_prefetching = 0
+        self.num_prefetched_in_parts = self.num_abandoned = 0
 
     def next_step(self) -> Step:
         self._step += 1
-        self._abandons_loads = False
+        self._abandons_prefetches = False
         self._end_some()
         saves = self._evict_some()
-        loads, later_loads = self._prefetch_some()
+        prefetches, later_prefetches = self._prefetch_some()
         runs, overwrites, stores, token_stores = [], [], [], []
         running = [s for s in self._sequences if self._can_run(s)]
         running = [s for s in running if self._rng.random() < 0.6] + self._admit_some()
@@ -102,9 +102,9 @@ class RandomSchedule:
         )
         copies = StepCopies(
             saves=tuple(saves),
-            loads=tuple(loads),
-            later_loads=tuple(later_loads),
-            abandons_loads=self._abandons_loads,
+            prefetches=tuple(prefetches),
+            later_prefetches=tuple(later_prefetches),
+            abandons_prefetches=self._abandons_prefetches,
             stores=tuple(stores),
             token_stores=tuple(token_stores),
             store_fence=fence,
@@ -116,11 +116,11 @@ class RandomSchedule:
     def _end_some(self) -> None:
         for sequence in list(self._sequences):
             if self._rng.random() < 0.06:
-                self.num_aborted_loading += 0 < sequence.ready_step == self._step
+                self.num_aborted_prefetching += 0 < sequence.ready_step == self._step
                 self._end(sequence)
 
     def _end(self, sequence: KvSequence) -> None:
-        self._stop_loading(sequence)
+        self._stop_prefetching(sequence)
         self._release(sequence.gpu_blocks)
         self._free_host += sequence.host_blocks
         self._sequences.remove(sequence)
@@ -155,7 +155,7 @@ class RandomSchedule:
         for sequence in self._sequences:
             if not sequence.is_resident or self._rng.random() > 0.25:
                 continue
-            self._stop_loading(sequence)
+            self._stop_prefetching(sequence)
             if sequence.saved_tokens < sequence.num_tokens:
                 saves.append(
                     BlockStore(source=self._last_gpu_block(sequence), target=sequence.host_blocks[-1])
@@ -167,39 +167,39 @@ class RandomSchedule:
             self.num_evicted += 1
         return saves
 
-    def _prefetch_some(self) -> tuple[list[BlockLoad], list[BlockLoad]]:
+    def _prefetch_some(self) -> tuple[list[BlockPrefetch], list[BlockPrefetch]]:
         """For the next step, and for later ones: some come back whole, some in parts."""
-        loads, later_loads = [], []
+        prefetches, later_prefetches = [], []
         for sequence in self._sequences:
-            if sequence.is_loading or (not sequence.is_resident and self._rng.random() < 0.5):
-                part, is_last = self._load_part(sequence)
-                (loads if is_last else later_loads).extend(part)
-        return loads, later_loads
+            if sequence.is_prefetching or (not sequence.is_resident and self._rng.random() < 0.5):
+                part, is_last = self._prefetch_part(sequence)
+                (prefetches if is_last else later_prefetches).extend(part)
+        return prefetches, later_prefetches
 
-    def _load_part(self, sequence: KvSequence) -> tuple[list[BlockLoad], bool]:
-        if not sequence.is_loading:
+    def _prefetch_part(self, sequence: KvSequence) -> tuple[list[BlockPrefetch], bool]:
+        if not sequence.is_prefetching:
             blocks = self._take_gpu(len(sequence.host_blocks))
             if blocks is None:
                 return [], True
             sequence.gpu_blocks, sequence.is_resident = blocks, True
-            sequence.is_loading, sequence.num_loaded = True, 0
-            self.num_loaded += 1
-        rest = [*zip(sequence.host_blocks, sequence.gpu_blocks, strict=True)][sequence.num_loaded :]
+            sequence.is_prefetching, sequence.num_prefetched = True, 0
+            self.num_prefetched += 1
+        rest = [*zip(sequence.host_blocks, sequence.gpu_blocks, strict=True)][sequence.num_prefetched :]
         part = rest if self._rng.random() < 0.6 else rest[: self._rng.randint(0, len(rest))]
         is_last = len(part) == len(rest)
-        sequence.num_loaded += len(part)
-        sequence.is_loading = not is_last
+        sequence.num_prefetched += len(part)
+        sequence.is_prefetching = not is_last
         sequence.ready_step = self._step + 1
-        self.num_loaded_in_parts += not is_last
-        return [BlockLoad(source=host, target=gpu) for host, gpu in part], is_last
+        self.num_prefetched_in_parts += not is_last
+        return [BlockPrefetch(source=host, target=gpu) for host, gpu in part], is_last
 
-    def _stop_loading(self, sequence: KvSequence) -> None:
-        self._abandons_loads |= sequence.is_loading
-        self.num_abandoned += sequence.is_loading
-        sequence.is_loading = False
+    def _stop_prefetching(self, sequence: KvSequence) -> None:
+        self._abandons_prefetches |= sequence.is_prefetching
+        self.num_abandoned += sequence.is_prefetching
+        sequence.is_prefetching = False
 
     def _can_run(self, sequence: KvSequence) -> bool:
-        return sequence.is_resident and not sequence.is_loading and sequence.ready_step <= self._step
+        return sequence.is_resident and not sequence.is_prefetching and sequence.ready_step <= self._step
 
     # -- blocks ---------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("cuda.core", reason="cuda-core is not installed: kernels cannot be compiled")
 
 from pipemax.domain.units import GpuBlockId, HostBlockId
-from pipemax.transfer.commands import BlockLoad, BlockStore, StepCopies, TokenStore
+from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies, TokenStore
 from pipemax.transfer.cuda.assemble import cuda_transfers
 from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits
 from pipemax.transfer.cuda.chunks import copy_chunks
@@ -79,8 +79,8 @@ def test_blocks_come_back_as_they_left(
     gpu_rows.zero_()
     torch.cuda.synchronize()
     back = [(host, gpu) for gpu, host in pairs]
-    for chunk in copy_chunks(back, lane=Lane.LOAD, block_bytes=LAYOUT.block_bytes, chunk_bytes=1 << 20):
-        device.copy(Lane.LOAD, chunk.work)
+    for chunk in copy_chunks(back, lane=Lane.PREFETCH, block_bytes=LAYOUT.block_bytes, chunk_bytes=1 << 20):
+        device.copy(Lane.PREFETCH, chunk.work)
     device.synchronize()
     blocks = [gpu for gpu, _ in pairs]
     assert torch.equal(gpu_rows[blocks], original[blocks])
@@ -94,29 +94,31 @@ def test_events_are_done_in_their_lanes_order(gpu_rows: torch.Tensor, host_pool:
     torch.cuda._sleep(20 * SLOW_CYCLES)
     end = device.record(Lane.COMPUTE)
     assert not device.is_done(end)
-    device.wait(Lane.LOAD, end, Fence.LOAD_AFTER_COMPUTE)
-    behind = device.record(Lane.LOAD)
+    device.wait(Lane.PREFETCH, end, Fence.PREFETCH_AFTER_COMPUTE)
+    behind = device.record(Lane.PREFETCH)
     assert not device.is_done(behind)
     device.synchronize()
     assert device.is_done(behind)
     assert device.elapsed_s(begin, end) > 0
 
 
-def test_a_load_without_its_fence_arrives_too_early(
+def test_a_prefetch_without_its_fence_arrives_too_early(
     gpu_rows: torch.Tensor, host_pool: PinnedHostPool
 ) -> None:
     """The control of the test below: on this device, wrong order shows."""
     device = make_device(gpu_rows, host_pool)
     host_pool.tensor.fill_(7)
-    load = copy_chunks([(0, 0)], lane=Lane.LOAD, block_bytes=LAYOUT.block_bytes, chunk_bytes=1 << 20)[0]
+    prefetch = copy_chunks([(0, 0)], lane=Lane.PREFETCH, block_bytes=LAYOUT.block_bytes, chunk_bytes=1 << 20)[
+        0
+    ]
     for is_fenced in (False, True):
         gpu_rows.zero_()
         torch.cuda.synchronize()
         torch.cuda._sleep(20 * SLOW_CYCLES)
         gpu_rows[0] += 1
         if is_fenced:
-            device.wait(Lane.LOAD, device.record(Lane.COMPUTE), Fence.LOAD_AFTER_COMPUTE)
-        device.copy(Lane.LOAD, load.work)
+            device.wait(Lane.PREFETCH, device.record(Lane.COMPUTE), Fence.PREFETCH_AFTER_COMPUTE)
+        device.copy(Lane.PREFETCH, prefetch.work)
         torch.cuda.synchronize()
         assert bool((gpu_rows[0] == 7).all()) == is_fenced
 
@@ -157,7 +159,7 @@ def test_random_schedules_read_what_was_computed(
     stage.transfers.close()
     torch.cuda.synchronize()
     assert stage.num_wrong == 0
-    assert stage.schedule.num_loaded > 20
+    assert stage.schedule.num_prefetched > 20
 
 
 class _PerLayer(PerLayerSteps):
@@ -203,7 +205,7 @@ def test_they_do_where_kv_leaves_layer_by_layer(
     inner.close()
     torch.cuda.synchronize()
     assert stage.num_wrong == 0
-    assert stage.schedule.num_loaded > 20
+    assert stage.schedule.num_prefetched > 20
     assert steps.counts.packed_bytes > 0
 
 
@@ -215,7 +217,9 @@ def test_what_start_puts_together_moves_blocks() -> None:
         save = BlockStore(source=GpuBlockId(3), target=HostBlockId(30))
         transfers.begin_step(StepCopies(saves=(save,)))
         transfers.end_step(StepCopies())
-        transfers.begin_step(StepCopies(loads=(BlockLoad(source=HostBlockId(30), target=GpuBlockId(4)),)))
+        transfers.begin_step(
+            StepCopies(prefetches=(BlockPrefetch(source=HostBlockId(30), target=GpuBlockId(4)),))
+        )
         transfers.end_step(StepCopies())
         transfers.begin_step(StepCopies())
         assert bool((gpu_rows[4] == 9).all())

@@ -8,7 +8,7 @@ import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from pipemax.transfer.backend import CopyBackend
-from pipemax.transfer.commands import BlockLoad
+from pipemax.transfer.commands import BlockPrefetch
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool
 from pipemax.transfer.layout import ByteRows
 from pipemax.vllm_ext.worker.connector import PipeMaxConnector
@@ -25,7 +25,7 @@ class Fault(Enum):
     """The host pool is NaN where nothing was stored, and a GPU block is NaN from when its copy is queued until it is
     done: what an eviction left behind, or a read that does not wait, cannot pass unnoticed."""
     CORRUPT = "corrupt"
-    """The negative control: every few loads, a block's copy comes from its neighbour's source."""
+    """The negative control: every few prefetches, a block's copy comes from its neighbour's source."""
 
 
 class FaultyConnector(PipeMaxConnector):
@@ -48,7 +48,7 @@ class FaultyBackend(CpuCopyBackend):
         super().__init__(gpu_rows, host_rows)
         self._gpu_rows = gpu_rows
         self._host_rows = host_rows
-        self._num_loads = 0
+        self._num_prefetches = 0
         self._fault = Fault.NONE
 
     def begin(self, fault: Fault) -> None:
@@ -57,19 +57,22 @@ class FaultyBackend(CpuCopyBackend):
         self._fault = fault
         self._host_rows[:] = NAN_BYTE
 
-    def submit_loads(self, loads: Sequence[BlockLoad]) -> None:
-        self._num_loads += 1
+    def submit_prefetches(self, prefetches: Sequence[BlockPrefetch]) -> None:
+        self._num_prefetches += 1
         match self._fault:
             case Fault.POISON:
-                for load in loads:
-                    self._gpu_rows[load.target] = NAN_BYTE
-            case Fault.CORRUPT if self._num_loads % self.CORRUPT_EVERY == 0 and len(loads) > 1:
-                sources = [load.source for load in loads]
+                for prefetch in prefetches:
+                    self._gpu_rows[prefetch.target] = NAN_BYTE
+            case Fault.CORRUPT if self._num_prefetches % self.CORRUPT_EVERY == 0 and len(prefetches) > 1:
+                sources = [prefetch.source for prefetch in prefetches]
                 rotated = sources[1:] + sources[:1]
-                loads = [BlockLoad(source, load.target) for source, load in zip(rotated, loads, strict=True)]
+                prefetches = [
+                    BlockPrefetch(source, prefetch.target)
+                    for source, prefetch in zip(rotated, prefetches, strict=True)
+                ]
             case _:
                 pass
-        super().submit_loads(loads)
+        super().submit_prefetches(prefetches)
 
 
 def set_fault(worker: Any, fault: Fault) -> None:

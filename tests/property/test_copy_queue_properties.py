@@ -13,7 +13,7 @@ from tests.fakes.recording_device import RecordedEvent, RecordingDevice
 
 BLOCK_BYTES = 8
 LIMIT_BYTES = 5 * BLOCK_BYTES
-LANES = (Lane.LOAD, Lane.STORE)
+LANES = (Lane.PREFETCH, Lane.STORE)
 
 
 class CopyQueueMachine(RuleBasedStateMachine):

@@ -11,7 +11,7 @@ from typing import Protocol
 from pipemax.control.controller_config import ControllerConfig, StageConfig
 from pipemax.control.intake import Intake
 from pipemax.control.planners.decode import DecodePlanner, DecodeStep
-from pipemax.control.planners.phase import Load, PhasePolicy
+from pipemax.control.planners.phase import MemoryLoad, PhasePolicy
 from pipemax.control.planners.prefetch import PrefetchPlanner, PrefetchStep
 from pipemax.control.planners.prefill import OutputLengths, PrefillPlanner, PrefillStep
 from pipemax.control.state.batches import Rotation
@@ -148,15 +148,15 @@ class Controller:
 
     # Estimate.
 
-    def _estimate_load(self, now_s: float) -> Load:
+    def _estimate_load(self, now_s: float) -> MemoryLoad:
         if self._awaiting_since_s is not None:
             self._awaited_s += now_s - self._awaiting_since_s
             self._awaiting_since_s = None
         return self._load()
 
-    def _load(self) -> Load:
+    def _load(self) -> MemoryLoad:
         table = self._table
-        return Load(
+        return MemoryLoad(
             num_waiting=table.num_waiting,
             waiting_blocks=ceil_div(table.waiting_kv_tokens, table.block_tokens),
             next_fits=self._prefill.next_fits(),
@@ -170,7 +170,7 @@ class Controller:
 
     # Choose phase.
 
-    def _choose_phase(self, load: Load) -> PhaseReason:
+    def _choose_phase(self, load: MemoryLoad) -> PhaseReason:
         phase, reason = self._phases.choose(self._phase, load)
         if phase is not self._phase:
             self._phase = phase

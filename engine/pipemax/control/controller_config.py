@@ -13,7 +13,7 @@ class VictimPolicy(StrEnum):
     """Who of the overwritten batch D_k leaves the GPU first; the paper says "overwrite" and no more."""
 
     LONGEST_FIRST = "longest_first"  # fewest requests displaced per block
-    SHORTEST_FIRST = "shortest_first"  # cheapest to bring back
+    SHORTEST_FIRST = "shortest_first"  # cheapest to prefetch again
     OLDEST_FIRST = "oldest_first"  # longest on the GPU: every request gets its turn
     NEWEST_FIRST = "newest_first"  # came last: a stable core stays, the rest rotates
 

@@ -126,7 +126,7 @@ class Intake:
         if event.request_id not in self.prefetched:
             raise ValueError(f"the last plan does not prefetch request {event.request_id}")
         state = self._table.states.get(event.request_id)
-        if state is not None and state.place in (Place.RESIDENT, Place.LOADING):
+        if state is not None and state.place in (Place.RESIDENT, Place.PREFETCHING):
             self._table.evict(state)
 
     def _preempt(self, event: RequestPreempted) -> None:

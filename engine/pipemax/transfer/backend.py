@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from pipemax.transfer.commands import BlockLoad, BlockStore, CopyCounts, LoadTiming, StepCopies, StepWait
+from pipemax.transfer.commands import (
+    BlockPrefetch,
+    BlockStore,
+    CopyCounts,
+    PrefetchTiming,
+    StepCopies,
+    StepWait,
+)
 
 
 class StepTransfers(Protocol):
@@ -17,7 +24,7 @@ class StepTransfers(Protocol):
         """Of what has been submitted so far."""
 
     def begin_step(self, copies: StepCopies) -> StepWait:
-        """Before the step touches KV: from here on it sees all copies of earlier steps. Its loads start."""
+        """Before the step touches KV: from here on it sees all copies of earlier steps. Its prefetches start."""
 
     def end_step(self, copies: StepCopies) -> None:
         """The step's KV is computed, or what computes it is enqueued: start its stores."""
@@ -33,14 +40,14 @@ class CopyBackend(Protocol):
     def counts(self) -> CopyCounts:
         """Of what has been copied so far."""
 
-    def submit_loads(self, loads: Sequence[BlockLoad]) -> None:
+    def submit_prefetches(self, prefetches: Sequence[BlockPrefetch]) -> None:
         """Queue host → GPU copies; returns at once."""
 
     def submit_stores(self, stores: Sequence[BlockStore]) -> None:
         """Queue GPU → host copies of what has been computed; returns at once."""
 
-    def wait(self) -> list[LoadTiming]:
-        """Until all that was submitted is done. The loads' times since the last call, one for each submission.
+    def wait(self) -> list[PrefetchTiming]:
+        """Until all that was submitted is done. The prefetches' times since the last call, one for each submission.
 
         ``TransferError`` where a copy failed.
         """

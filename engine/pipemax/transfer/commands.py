@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pipemax.domain.units import GpuBlockId, HostBlockId
 
 
-class BlockLoad(NamedTuple):
+class BlockPrefetch(NamedTuple):
     """Host → GPU, one whole block."""
 
     source: HostBlockId
@@ -38,13 +38,13 @@ class StepCopies:
 
     saves: tuple[BlockStore, ...] = ()
     """Before it computes: what earlier steps wrote to blocks that this step may overwrite."""
-    loads: tuple[BlockLoad, ...] = ()
+    prefetches: tuple[BlockPrefetch, ...] = ()
     """While it computes: prefetches that the next step may read."""
-    later_loads: tuple[BlockLoad, ...] = ()
+    later_prefetches: tuple[BlockPrefetch, ...] = ()
     """Beside them, behind them: parts of prefetches that go on, so that no step before the next but one reads them."""
-    abandons_loads: bool = False
-    """A request has ended, or left, that was loaded in part: its blocks may be anyone's from this step on, which must
-    wait for all earlier loads."""
+    abandons_prefetches: bool = False
+    """A request has ended, or left, that was prefetched in part: its blocks may be anyone's from this step on, which
+    must wait for all earlier prefetches."""
     stores: tuple[BlockStore, ...] = ()
     """Once it has computed: the blocks that it filled."""
     token_stores: tuple[TokenStore, ...] = ()
@@ -54,13 +54,13 @@ class StepCopies:
     overwrites; 0 is this step itself, None is no step. It must wait for all stores up to that one."""
 
     @property
-    def num_loads(self) -> int:
-        return len(self.loads) + len(self.later_loads)
+    def num_prefetches(self) -> int:
+        return len(self.prefetches) + len(self.later_prefetches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadTiming:
-    """How long one step's loads took on one stage."""
+class PrefetchTiming:
+    """How long one step's prefetches took on one stage."""
 
     num_blocks: int
     seconds: float
@@ -72,7 +72,7 @@ class StepWait:
 
     stall_s: float
     """How long steps had to wait for earlier copies and their own saves. On a GPU, of steps that are done since."""
-    loads: tuple[LoadTiming, ...]
+    prefetches: tuple[PrefetchTiming, ...]
     """Of steps before it, in their order, each once it is known."""
 
 
@@ -87,7 +87,7 @@ class CopyCounts:
     packed_bytes: int = 0
     """Of them: layer by layer, and put into blocks by the CPU."""
     load_queue_s: float = 0.0
-    """Waiting times of the loads' pieces until they were submitted, added up."""
+    """Waiting times of the prefetches' pieces until they were submitted, added up."""
     store_queue_s: float = 0.0
     num_chunks: int = 0
     """Pieces that were submitted."""

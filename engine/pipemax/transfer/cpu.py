@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from pipemax.domain.errors import TransferError
-from pipemax.transfer.commands import BlockLoad, BlockStore, CopyCounts, LoadTiming
+from pipemax.transfer.commands import BlockPrefetch, BlockStore, CopyCounts, PrefetchTiming
 from pipemax.transfer.layout import BlockLayout, ByteRows
 
 
@@ -48,20 +48,20 @@ class CpuCopyBackend:
         self._block_bytes = host_rows.shape[1]
         self.counts = CopyCounts()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._timings: list[LoadTiming] = []
+        self._timings: list[PrefetchTiming] = []
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="kv-copy", daemon=True)
         self._thread.start()
 
-    def submit_loads(self, loads: Sequence[BlockLoad]) -> None:
+    def submit_prefetches(self, prefetches: Sequence[BlockPrefetch]) -> None:
         put_s = time.perf_counter()
-        self._jobs.put(lambda: self._load(loads, put_s))
+        self._jobs.put(lambda: self._prefetch(prefetches, put_s))
 
     def submit_stores(self, stores: Sequence[BlockStore]) -> None:
         put_s = time.perf_counter()
         self._jobs.put(lambda: self._store(stores, put_s))
 
-    def wait(self) -> list[LoadTiming]:
+    def wait(self) -> list[PrefetchTiming]:
         idle = threading.Event()
         self._jobs.put(idle.set)
         while not idle.wait(timeout=1.0):
@@ -86,14 +86,16 @@ class CpuCopyBackend:
             except Exception as error:  # raised again in wait(), where somebody can act on it
                 self._error = self._error or error
 
-    def _load(self, loads: Sequence[BlockLoad], put_s: float) -> None:
+    def _prefetch(self, prefetches: Sequence[BlockPrefetch], put_s: float) -> None:
         begin_s = time.perf_counter()
-        for load in loads:
-            np.copyto(self._gpu[load.target], self._host[load.source])
-        self._timings.append(LoadTiming(num_blocks=len(loads), seconds=time.perf_counter() - begin_s))
+        for prefetch in prefetches:
+            np.copyto(self._gpu[prefetch.target], self._host[prefetch.source])
+        self._timings.append(
+            PrefetchTiming(num_blocks=len(prefetches), seconds=time.perf_counter() - begin_s)
+        )
         self.counts = replace(
             self.counts,
-            loaded_bytes=self.counts.loaded_bytes + len(loads) * self._block_bytes,
+            loaded_bytes=self.counts.loaded_bytes + len(prefetches) * self._block_bytes,
             load_queue_s=self.counts.load_queue_s + begin_s - put_s,
             num_chunks=self.counts.num_chunks + 1,
         )

@@ -2,14 +2,14 @@
 
     Before a step touches KV, all copies of earlier steps are done.
 
-``begin_step`` waits for what earlier steps submitted, makes this step's saves, then submits its loads, which run
+``begin_step`` waits for what earlier steps submitted, makes this step's saves, then submits its prefetches, which run
 beside its computation. ``end_step`` submits its stores. Steps run first in, first out on every stage, so the rule
 suffices for:
 
 - *evicting what is in flight*: the victim's step computes, then stores, before a step that was planned later begins,
   saves the victim's last block and overwrites it;
-- *prefetching*: a load is done before the first step that may read its target;
-- *reusing a host block*: whoever had it before stored and loaded in earlier steps;
+- *prefetching*: a prefetch is done before the first step that may read its target;
+- *reusing a host block*: whoever had it before stored and prefetched in earlier steps;
 - *aborting at any moment*: nothing needs to be called back; what was queued for the request completes, and only
   then do its blocks see other copies.
 
@@ -34,7 +34,7 @@ class Orchestrator:
         return self._backend.counts
 
     def begin_step(self, copies: StepCopies) -> StepWait:
-        """Wait, save, then start this step's loads. Their targets must not be read or written by this step."""
+        """Wait, save, then start this step's prefetches. Their targets must not be read or written by this step."""
         assert not self._is_in_step, "the step before has not ended"
         self._is_in_step = True
         begin_s = time.perf_counter()
@@ -43,9 +43,9 @@ class Orchestrator:
             self._backend.submit_stores(copies.saves)
             self._backend.wait()
         stall_s = time.perf_counter() - begin_s
-        if copies.num_loads:
-            self._backend.submit_loads(copies.loads + copies.later_loads)
-        return StepWait(stall_s=stall_s, loads=tuple(timings))
+        if copies.num_prefetches:
+            self._backend.submit_prefetches(copies.prefetches + copies.later_prefetches)
+        return StepWait(stall_s=stall_s, prefetches=tuple(timings))
 
     def end_step(self, copies: StepCopies) -> None:
         """This step's KV is computed: start its stores."""

@@ -4,9 +4,10 @@
     each layer       gather its new tokens from their blocks, behind its kernels → staging, pinned
     packing thread   once all layers of a step are staged: staging → rows of the host pool
 
-Loads, saves and what staging cannot hold go the ordinary way (``inner``), whose fences know nothing of the thread. So
-there is one more rule, and the caller waits for it: before a step's other copies touch a host block, what earlier steps
-put into it is packed. A request's KV is seldom loaded right after the step that made it, so that is rare.
+Prefetches, saves and what staging cannot hold go the ordinary way (``inner``), whose fences know nothing of the
+thread. So there is one more rule, and the caller waits for it: before a step's other copies touch a host block, what
+earlier steps put into it is packed. A request's KV is seldom prefetched right after the step that made it, so that is
+rare.
 
 A block's tokens are taken from the cache, not from the QKV projection itself: vLLM's hook comes after each layer's
 attention. On kernels that order a block's tokens in their own way only whole blocks may be asked for; all slots of a
@@ -76,7 +77,7 @@ class PerLayerSteps:
         self._saved_layers.clear()
         begin_s = time.perf_counter()
         self._packing.wait_for(
-            [load.source for load in copies.loads + copies.later_loads]
+            [prefetch.source for prefetch in copies.prefetches + copies.later_prefetches]
             + [store.target for store in self._rest.saves + self._rest.stores]
             + [store.target for store in self._rest.token_stores]
         )

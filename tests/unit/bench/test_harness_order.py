@@ -125,12 +125,12 @@ def test_no_two_conflicting_accesses_are_unordered(seed: int) -> None:
 @pytest.mark.parametrize(
     "fence",
     [
-        Fence.COMPUTE_AFTER_LOAD,
+        Fence.COMPUTE_AFTER_PREFETCH,
         Fence.COMPUTE_AFTER_STORE,
-        Fence.LOAD_AFTER_STORE,
+        Fence.PREFETCH_AFTER_STORE,
         Fence.STORE_AFTER_COMPUTE,
     ],
 )
 def test_a_fence_less_is_missed(fence: Fence) -> None:
-    """Not LOAD_AFTER_COMPUTE: every decode step stores tokens, and its stores, which loads wait for, come after it."""
+    """Not PREFETCH_AFTER_COMPUTE: a decode step's token stores come after it, and prefetches wait for them."""
     assert races(0, dropped=fence)

@@ -54,7 +54,7 @@ def workload(num_requests: int) -> Workload:
 
 
 class Poisoned(Experiment):
-    """Nothing is in the GPU pool that was not computed or loaded; every replica is compared at the end."""
+    """Nothing is in the GPU pool that was not computed or prefetched; every replica is compared at the end."""
 
     num_compared = 0
 
@@ -70,20 +70,20 @@ class Poisoned(Experiment):
         for gpu, host in zip(*views, strict=True):
             for request_id, held in driver.books.held.items():
                 if not driver.books.is_whole(request_id):
-                    continue  # the run has ended in the midst of its load
+                    continue  # the run has ended in the midst of its prefetch
                 whole = min(held.num_tokens // plan.block.block_tokens, len(held.gpu))
                 assert torch.equal(gpu[held.gpu[:whole]], host[held.host[:whole]])
                 self.num_compared += whole
 
 
 class Lossy:
-    """Transfers that lose a load now and then."""
+    """Transfers that lose a prefetch now and then."""
 
     def __init__(self, inner: StepTransfers) -> None:
         self._inner = inner
 
     def begin_step(self, copies: StepCopies) -> StepWait:
-        return self._inner.begin_step(replace(copies, loads=copies.loads[1:] or copies.loads))
+        return self._inner.begin_step(replace(copies, prefetches=copies.prefetches[1:] or copies.prefetches))
 
     def end_step(self, copies: StepCopies) -> None:
         self._inner.end_step(copies)
@@ -102,7 +102,7 @@ class LossyExperiment(Poisoned):
         return lossy()
 
 
-def test_a_lost_load_would_be_noticed() -> None:
+def test_a_lost_prefetch_would_be_noticed() -> None:
     with pytest.raises(AssertionError):
         LossyExperiment(SETUP, workload(120)).run("pipemax")
 
@@ -119,11 +119,11 @@ def test_each_policy_decodes_on_kv_that_is_whole(policy: str) -> None:
     assert outcome.tokens_per_s > 0
     if policy == "none":
         assert outcome.prefetched_blocks == 0
-        assert not run.loads
+        assert not run.prefetches
     else:
         assert outcome.prefetched_blocks > 0
         assert experiment.num_compared > 0
-        assert run.loads
+        assert run.prefetches
 
 
 class NoisyProfile(Poisoned):

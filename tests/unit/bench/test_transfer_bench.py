@@ -13,7 +13,7 @@ from bench.stage.pools import PoolPlan, stage_layout
 from bench.stage.prefetch import scattered_parts
 from pipemax.domain.specs import KvLayout
 from pipemax.domain.units import GpuBlockId, HostBlockId
-from pipemax.transfer.commands import BlockLoad, BlockStore, TokenStore
+from pipemax.transfer.commands import BlockPrefetch, BlockStore, TokenStore
 from tests.unit.bench.test_stage_model import TINY
 
 SETUP = transfer.Setup(
@@ -125,13 +125,16 @@ class TestWays:
 class TestParts:
     def test_block_first_copies_are_as_they_were(self) -> None:
         plan = plan_of(KvLayout.BLOCK_FIRST)
-        load = BlockLoad(HostBlockId(13), GpuBlockId(2))
-        assert plan.loads([load]) == (load,)
+        prefetch = BlockPrefetch(HostBlockId(13), GpuBlockId(2))
+        assert plan.prefetches([prefetch]) == (prefetch,)
         assert plan.part == plan.block
 
     def test_a_layer_first_block_is_a_part_of_each_layer(self) -> None:
         plan = plan_of(KvLayout.LAYER_FIRST)
-        assert plan.loads([BlockLoad(HostBlockId(13), GpuBlockId(2))]) == ((13, 2), (14 + 13, 12 + 2))
+        assert plan.prefetches([BlockPrefetch(HostBlockId(13), GpuBlockId(2))]) == (
+            (13, 2),
+            (14 + 13, 12 + 2),
+        )
         assert plan.stores([BlockStore(GpuBlockId(2), HostBlockId(13))]) == ((2, 13), (12 + 2, 14 + 13))
         token = TokenStore(GpuBlockId(2), HostBlockId(13), first_slot=1, num_slots=2)
         assert plan.token_stores([token]) == ((2, 13, 1, 2), (12 + 2, 14 + 13, 1, 2))

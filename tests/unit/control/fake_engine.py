@@ -87,7 +87,7 @@ class Sequence:
     gpu_blocks: int = 0
     num_outputs: int = 0
     in_flight: int = 0
-    loaded_to: int | None = None
+    prefetched_to: int | None = None
     """The block up to which its copy came; None when nothing is being copied."""
     life: int = 0
 
@@ -183,12 +183,12 @@ class FakeEngine:
             sequence = self.sequences[request_id]
             assert sequence.gpu_blocks > 0, f"{request_id} is evicted but holds nothing"
             assert request_id not in plan.run
-            sequence.gpu_blocks, sequence.loaded_to = 0, None
+            sequence.gpu_blocks, sequence.prefetched_to = 0, None
         events: list[Event] = []
         for item in plan.prefetch:
             if self._chance(self.faults.refuse_prefetch):
                 self.sequences[item.request_id].gpu_blocks = 0
-                self.sequences[item.request_id].loaded_to = None
+                self.sequences[item.request_id].prefetched_to = None
                 events.append(PrefetchRefused(step_id=plan.step_id, request_id=item.request_id))
             else:
                 self._load(self.sequences[item.request_id], item)
@@ -241,7 +241,7 @@ class FakeEngine:
             if other is not sequence
             and other.spec.prefix == sequence.spec.prefix
             and self._shared_blocks(other.spec.request_id)
-            and other.loaded_to is None
+            and other.prefetched_to is None
         )
         return shared if any(o.gpu_blocks and o.computed_tokens >= shared for o in holders) else 0
 
@@ -253,11 +253,11 @@ class FakeEngine:
             assert item.first_block in (0, self._shared_blocks(sequence.spec.request_id))
             sequence.gpu_blocks = sequence.computed_tokens // self._block_tokens + 1
         else:
-            assert sequence.loaded_to == item.first_block, "parts out of order"
-        sequence.loaded_to = item.first_block + item.num_blocks
+            assert sequence.prefetched_to == item.first_block, "parts out of order"
+        sequence.prefetched_to = item.first_block + item.num_blocks
         if item.is_last:
-            assert sequence.loaded_to == ceil_div(sequence.computed_tokens, self._block_tokens)
-            sequence.loaded_to = None
+            assert sequence.prefetched_to == ceil_div(sequence.computed_tokens, self._block_tokens)
+            sequence.prefetched_to = None
 
     def _launch(self, plan: StepPlan) -> list[Event]:
         events: list[Event] = []
@@ -268,7 +268,7 @@ class FakeEngine:
             assert sum(plan.run_tokens) <= self.config.prefill_chunk_tokens
         for request_id, num_tokens in zip(plan.run, plan.run_tokens, strict=True):
             sequence = self.sequences[request_id]
-            assert sequence.loaded_to is None, f"{request_id} runs before all of it is copied"
+            assert sequence.prefetched_to is None, f"{request_id} runs before all of it is copied"
             if plan.phase is Phase.DECODE:
                 assert sequence.is_prefilled, request_id
                 assert sequence.gpu_blocks > 0, request_id
@@ -314,7 +314,7 @@ class FakeEngine:
 
     def _drop(self, sequence: Sequence) -> None:
         sequence.computed_tokens = sequence.gpu_blocks = sequence.in_flight = 0
-        sequence.loaded_to = None
+        sequence.prefetched_to = None
         sequence.target_tokens = sequence.spec.prompt_tokens + sequence.num_outputs
         sequence.life += 1
 

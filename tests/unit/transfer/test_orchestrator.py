@@ -8,7 +8,7 @@ import torch
 
 from pipemax.domain.errors import TransferError
 from pipemax.domain.units import GpuBlockId, HostBlockId
-from pipemax.transfer.commands import BlockLoad, BlockStore, StepCopies
+from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool
 from pipemax.transfer.layout import ByteRows, describe_layers
 from pipemax.transfer.orchestrator import Orchestrator
@@ -22,8 +22,8 @@ def block_first_layers(num_blocks: int, dtype: torch.dtype = torch.float32) -> d
     return {f"layer.{index}": pool[:, index] for index in range(LAYERS)}
 
 
-def load(host: int, gpu: int) -> BlockLoad:
-    return BlockLoad(source=HostBlockId(host), target=GpuBlockId(gpu))
+def prefetch(host: int, gpu: int) -> BlockPrefetch:
+    return BlockPrefetch(source=HostBlockId(host), target=GpuBlockId(gpu))
 
 
 def store(gpu: int, host: int) -> BlockStore:
@@ -82,7 +82,7 @@ class TestCpuBackend:
         backend.submit_stores([store(2, 7)])
         backend.wait()
         gpu[2] = 0
-        backend.submit_loads([load(7, 4)])
+        backend.submit_prefetches([prefetch(7, 4)])
         (timing,) = backend.wait()
         backend.close()
         assert np.array_equal(gpu[4], original)
@@ -95,7 +95,7 @@ class TestCpuBackend:
 
     def test_a_failed_copy_is_raised_where_it_is_waited_for(self, gpu: ByteRows, host: HostPool) -> None:
         backend = CpuCopyBackend(gpu, host.rows)
-        backend.submit_loads([load(99, 0)])
+        backend.submit_prefetches([prefetch(99, 0)])
         with pytest.raises(TransferError, match="99"):
             backend.wait()
         backend.close()
@@ -107,7 +107,7 @@ class TestCpuBackend:
 
 
 class TestOrchestrator:
-    def test_a_step_waits_for_the_loads_before_it(self, gpu: ByteRows, host: HostPool) -> None:
+    def test_a_step_waits_for_the_prefetches_before_it(self, gpu: ByteRows, host: HostPool) -> None:
         host.rows[:] = 7
         backend = CpuCopyBackend(gpu, host.rows)
         held = threading.Event()
@@ -116,11 +116,11 @@ class TestOrchestrator:
         backend._jobs.put(lambda: held.wait() and None)  # a copy that takes long
         orchestrator.end_step(StepCopies())
         threading.Timer(0.05, held.set).start()
-        wait = orchestrator.begin_step(StepCopies(loads=(load(1, 2),)))
+        wait = orchestrator.begin_step(StepCopies(prefetches=(prefetch(1, 2),)))
         assert wait.stall_s > 0.03
-        assert wait.loads == ()
+        assert wait.prefetches == ()
         orchestrator.end_step(StepCopies())
-        (timing,) = orchestrator.begin_step(StepCopies()).loads
+        (timing,) = orchestrator.begin_step(StepCopies()).prefetches
         assert timing.num_blocks == 1
         assert (gpu[2] == 7).all()
         orchestrator.close()
@@ -133,7 +133,7 @@ class TestOrchestrator:
         orchestrator = Orchestrator(CpuCopyBackend(gpu, host.rows))
         orchestrator.begin_step(StepCopies())
         orchestrator.end_step(StepCopies(stores=(store(3, 5),)))  # computed while it was being evicted
-        orchestrator.begin_step(StepCopies(loads=(load(0, 3),)))
+        orchestrator.begin_step(StepCopies(prefetches=(prefetch(0, 3),)))
         orchestrator.end_step(StepCopies())
         orchestrator.begin_step(StepCopies())
         assert np.array_equal(host.rows[5], victim)

@@ -10,7 +10,7 @@ import torch
 
 from pipemax.domain.errors import TransferError
 from pipemax.domain.units import GpuBlockId, HostBlockId
-from pipemax.transfer.commands import BlockLoad, BlockStore, CopyCounts, StepCopies, TokenStore
+from pipemax.transfer.commands import BlockPrefetch, BlockStore, CopyCounts, StepCopies, TokenStore
 from pipemax.transfer.cpu import CpuCopyBackend
 from pipemax.transfer.layout import BlockLayout, layer_indexes
 from pipemax.transfer.orchestrator import Orchestrator
@@ -90,7 +90,7 @@ def test_no_step_reads_wrong_kv(seed: int, max_tokens: int) -> None:
     """Blocks of both pools change owners; with little staging most whole blocks go after the step."""
     model, schedule, counts = _run(seed, max_tokens=max_tokens, steps_type=_BehindSteps)
     assert model.num_wrong == 0
-    assert schedule.num_loaded > 20
+    assert schedule.num_prefetched > 20
     assert 0 < counts.packed_bytes <= counts.stored_bytes
     assert (counts.packed_bytes < counts.stored_bytes / 2) == (max_tokens == BLOCK_TOKENS)
 
@@ -167,11 +167,11 @@ def test_single_tokens_are_put_into_their_slots(pools: Pools) -> None:
 @pytest.mark.parametrize(
     "needing",
     [
-        StepCopies(loads=(BlockLoad(HostBlockId(3), GpuBlockId(0)),)),
-        StepCopies(later_loads=(BlockLoad(HostBlockId(3), GpuBlockId(0)),)),
+        StepCopies(prefetches=(BlockPrefetch(HostBlockId(3), GpuBlockId(0)),)),
+        StepCopies(later_prefetches=(BlockPrefetch(HostBlockId(3), GpuBlockId(0)),)),
         StepCopies(saves=(BlockStore(GpuBlockId(0), HostBlockId(3)),)),
     ],
-    ids=["load", "later load", "save"],
+    ids=["prefetch", "later prefetch", "save"],
 )
 def test_who_needs_a_block_waits_until_it_is_packed(pools: Pools, needing: StepCopies) -> None:
     expected = pools.gpu[0 if needing.saves else 1].clone()  # what it is packed with, or saved over that
@@ -208,7 +208,7 @@ def test_a_failure_of_the_thread_is_raised_at_the_next_step(pools: Pools) -> Non
         steps._tokens = steps._tokens[:2]
         steps.end_step(store(1, 3))
         with pytest.raises(TransferError, match=r"could not be put into its blocks.*the table is \(2, 3\)"):
-            run_step(steps, StepCopies(loads=(BlockLoad(HostBlockId(3), GpuBlockId(0)),)))
+            run_step(steps, StepCopies(prefetches=(BlockPrefetch(HostBlockId(3), GpuBlockId(0)),)))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from pipemax.config import EngineConfig
 from pipemax.domain.units import ceil_div
-from pipemax.transfer.commands import BlockLoad, BlockStore
+from pipemax.transfer.commands import BlockPrefetch, BlockStore
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.scheduler.scheduler import PipeMaxAsyncScheduler, PipeMaxScheduler
@@ -127,9 +127,9 @@ class FakeWorker:
         self.num_sent_anew = 0
         self.gpu: dict[int, list[int | None]] = {}
         self.host: dict[int, list[int | None]] = {}
-        self._late: tuple[BlockLoad, ...] = ()
-        """Loads of the step before that this one must not need."""
-        self.num_later_loads = 0
+        self._late: tuple[BlockPrefetch, ...] = ()
+        """Prefetches of the step before that this one must not need."""
+        self.num_later_prefetches = 0
         self.num_abandoned = 0
         self._tokens: dict[str, list[int]] = {}
         self._tables: dict[str, list[int]] = {}
@@ -137,14 +137,14 @@ class FakeWorker:
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         metadata = output.kv_connector_metadata
         assert isinstance(metadata, StepMetadata)
-        if metadata.copies.abandons_loads:
+        if metadata.copies.abandons_prefetches:
             self.num_abandoned += bool(self._late)
             self._load(self._late)
             self._late = ()
         self._store(metadata.copies.saves)
-        for load in metadata.copies.loads + metadata.copies.later_loads:
-            assert load.source in self.host, f"host block {load.source} was never stored"
-            self.gpu[load.target] = [None] * BLOCK_TOKENS  # garbage until the step is over
+        for prefetch in metadata.copies.prefetches + metadata.copies.later_prefetches:
+            assert prefetch.source in self.host, f"host block {prefetch.source} was never stored"
+            self.gpu[prefetch.target] = [None] * BLOCK_TOKENS  # garbage until the step is over
         preempted = output.preempted_req_ids or set() if self._num_slots else set()
         for request_id in output.finished_req_ids | preempted:
             self._tokens.pop(request_id, None)
@@ -159,9 +159,9 @@ class FakeWorker:
             slots = slice(tokens.first_slot, tokens.first_slot + tokens.num_slots)
             kept = self.host.setdefault(tokens.target, [None] * BLOCK_TOKENS)
             kept[slots] = self.gpu[tokens.source][slots]
-        self._load(self._late + metadata.copies.loads)
-        self._late = metadata.copies.later_loads
-        self.num_later_loads += len(self._late)
+        self._load(self._late + metadata.copies.prefetches)
+        self._late = metadata.copies.later_prefetches
+        self.num_later_prefetches += len(self._late)
         names = [*sampled]
         return ModelRunnerOutput(
             req_ids=names,
@@ -173,9 +173,9 @@ class FakeWorker:
         for store in stores:
             self.host[store.target] = [*self.gpu[store.source]]
 
-    def _load(self, loads: tuple[BlockLoad, ...]) -> None:
-        for load in loads:
-            self.gpu[load.target] = [*self.host[load.source]]
+    def _load(self, prefetches: tuple[BlockPrefetch, ...]) -> None:
+        for prefetch in prefetches:
+            self.gpu[prefetch.target] = [*self.host[prefetch.source]]
 
     def _update_tables(self, output: SchedulerOutput) -> None:
         self._computed: dict[str, int] = {}

@@ -149,7 +149,7 @@ class DecodePlanner:
             free_blocks=needed(),
             max_on_gpu=self._config.max_on_gpu,
         )
-        spare = [*table.loading.values()]
+        spare = [*table.prefetching.values()]
         batch = self._rotation.batches[self._rotation.executing]
         running = {state.id for state in step.states}
         spare += [state for state in batch.members.values() if state.id not in running]

@@ -12,7 +12,7 @@ from pipemax.domain.plan import Phase, PhaseReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class MemoryLoad:
     """What the choice depends on."""
 
     num_waiting: int
@@ -43,14 +43,14 @@ class PhasePolicy:
         """Whether a reservation stays under the high watermark; alone, a request may take the headroom too."""
         return reserved_blocks + cost_blocks <= self._high_blocks or num_started == 0
 
-    def choose(self, phase: Phase, load: Load) -> tuple[Phase, PhaseReason]:
+    def choose(self, phase: Phase, load: MemoryLoad) -> tuple[Phase, PhaseReason]:
         match phase:
             case Phase.PREFILL:
                 return self._after_prefill(load)
             case Phase.DECODE:
                 return self._after_decode(load)
 
-    def _after_prefill(self, load: Load) -> tuple[Phase, PhaseReason]:
+    def _after_prefill(self, load: MemoryLoad) -> tuple[Phase, PhaseReason]:
         if load.next_fits:
             return Phase.PREFILL, PhaseReason.FILL_HOST
         if load.num_prefilling:
@@ -62,7 +62,7 @@ class PhasePolicy:
             return Phase.DECODE, PhaseReason.HOST_FULL if full else PhaseReason.INPUT_USED_UP
         return Phase.PREFILL, PhaseReason.START
 
-    def _awaits_input(self, load: Load) -> bool:
+    def _awaits_input(self, load: MemoryLoad) -> bool:
         return (
             load.input_open
             and load.num_waiting == 0
@@ -70,7 +70,7 @@ class PhasePolicy:
             and load.awaited_s < self._config.input_grace_s
         )
 
-    def _after_decode(self, load: Load) -> tuple[Phase, PhaseReason]:
+    def _after_decode(self, load: MemoryLoad) -> tuple[Phase, PhaseReason]:
         if load.num_decodable == 0:
             return Phase.PREFILL, PhaseReason.NOTHING_DECODABLE
         if self._rest_fits(load):
@@ -79,12 +79,12 @@ class PhasePolicy:
             return Phase.PREFILL, PhaseReason.LIVE_KV_LOW
         return Phase.DECODE, PhaseReason.KEEP_DECODING
 
-    def _rest_fits(self, load: Load) -> bool:
+    def _rest_fits(self, load: MemoryLoad) -> bool:
         """All that is left of the input finds room: its long outputs had better begin now than last of all."""
         room = self._high_blocks - load.reserved_blocks
         return load.next_fits and not load.input_open and load.waiting_blocks <= room
 
-    def _is_worthwhile(self, load: Load) -> bool:
+    def _is_worthwhile(self, load: MemoryLoad) -> bool:
         """Enough room for a phase of its own, and enough input to fill it with."""
         room = self._high_blocks - load.reserved_blocks
         enough_room = room >= self._refill_blocks or load.waiting_blocks <= room
@@ -95,7 +95,7 @@ class PhasePolicy:
         )
         return enough_room and enough_input
 
-    def admission_demand_blocks(self, phase: Phase, load: Load) -> int:
+    def admission_demand_blocks(self, phase: Phase, load: MemoryLoad) -> int:
         """Blocks that could be filled up to the high watermark by the end of the current or next prefill phase,
         beyond what waits already; negative where more waits than fits.
         """

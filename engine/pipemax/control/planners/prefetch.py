@@ -3,7 +3,7 @@
 Per iteration: the budget from the executing batch's predicted time; what is resident of D_j stays; P_t from the
 parked requests: short ones first while the budget still grows, then GreedySelect towards the executing batch's
 time. Beside the paper: a share of the budget is kept for requests that waited long, and through it one request
-longer than the whole budget is loaded over several iterations, its GPU blocks reserved from the first (Section
+longer than the whole budget is prefetched over several iterations, its GPU blocks reserved from the first (Section
 3.1.2, C1).
 """
 
@@ -101,11 +101,11 @@ class PrefetchPlanner:
         self._steady.observe(step.budget_blocks)
         slowest = self._times.slowest_decode(stage_s)
         step.gap_s = max(stage_s) - slowest.seconds(len(target), target.kv_tokens)
-        share = self._loading_share(step.budget_blocks)
-        taken = self._continue_loading(step, target, share)
-        if not self._table.loading and not taken:
+        share = self._prefetching_share(step.budget_blocks)
+        taken = self._continue_prefetching(step, target, share)
+        if not self._table.prefetching and not taken:
             room = self._basket(target, sources, step.budget_blocks).blocks_left
-            taken = self._start_loading(step, target, share, room)
+            taken = self._start_prefetching(step, target, share, room)
         basket = self._basket(target, sources, step.budget_blocks - taken)
         if not self._table.parked or not basket.requests_left:
             return step
@@ -118,11 +118,11 @@ class PrefetchPlanner:
     def plan_forced(self) -> PrefetchStep:
         """Nothing is resident in any batch: bring in a batch's share, though no step hides the copies.
 
-        What was being loaded comes first, whole; else the longest parked, and short ones beside it.
+        What was being prefetched comes first, whole; else the longest parked, and short ones beside it.
         """
         target = self._rotation.batches[self._rotation.executing]
         step = PrefetchStep(mode=PrefetchMode.FORCED)
-        self._continue_loading(step, target, self._config.gpu_blocks)
+        self._continue_prefetching(step, target, self._config.gpu_blocks)
         first = self._table.longest_parked()
         if step.items or first is None:
             return step
@@ -211,7 +211,7 @@ class PrefetchPlanner:
             if not self._has_room(state):
                 break
             first_block = self._first_block(state)
-            self._table.load(state, target)
+            self._table.prefetch(state, target)
             num_blocks = self._end_block(state) - first_block
             step.items.append(
                 Prefetch(
@@ -238,12 +238,12 @@ class PrefetchPlanner:
 
     # A request longer than the budget.
 
-    def _continue_loading(self, step: PrefetchStep, target: Batch, max_blocks: int) -> int:
-        """Copy the next part of what is being loaded; the blocks it took."""
-        state = next(iter(self._table.loading.values()), None)
-        return 0 if state is None else self._load_part(step, state, target, max_blocks, is_first=False)
+    def _continue_prefetching(self, step: PrefetchStep, target: Batch, max_blocks: int) -> int:
+        """Copy the next part of what is being prefetched; the blocks it took."""
+        state = next(iter(self._table.prefetching.values()), None)
+        return 0 if state is None else self._prefetch_part(step, state, target, max_blocks, is_first=False)
 
-    def _start_loading(self, step: PrefetchStep, target: Batch, max_blocks: int, room_blocks: int) -> int:
+    def _start_prefetching(self, step: PrefetchStep, target: Batch, max_blocks: int, room_blocks: int) -> int:
         """Reserve GPU blocks for a request longer than the budget, and copy its first part; the blocks it took.
 
         The longest parked, once it is overdue or when no parked request fits. ``room_blocks``: what one iteration
@@ -251,7 +251,7 @@ class PrefetchPlanner:
         """
         state = self._table.longest_parked()
         shortest = self._table.parked.smallest()
-        if self._table.loading or state is None or shortest is None or max_blocks == 0:
+        if self._table.prefetching or state is None or shortest is None or max_blocks == 0:
             return 0
         cost = self._table.prefetch_cost(state)
         nothing_fits = self._table.prefetch_cost(shortest) > room_blocks
@@ -269,14 +269,14 @@ class PrefetchPlanner:
         if not self._has_room(state):
             return 0
         first_block = self._first_block(state)
-        self._table.begin_loading(state)
-        self._table.load_more(state, first_block)
-        return self._load_part(step, state, target, max_blocks, is_first=True)
+        self._table.begin_prefetching(state)
+        self._table.prefetch_more(state, first_block)
+        return self._prefetch_part(step, state, target, max_blocks, is_first=True)
 
-    def _load_part(
+    def _prefetch_part(
         self, step: PrefetchStep, state: RequestState, target: Batch, max_blocks: int, *, is_first: bool
     ) -> int:
-        first_block, end_block = state.loaded_blocks, self._end_block(state)
+        first_block, end_block = state.prefetched_blocks, self._end_block(state)
         num_blocks = min(max_blocks, end_block - first_block)
         is_last = first_block + num_blocks == end_block
         if is_last and len(target) >= self._config.max_num_seqs:
@@ -293,12 +293,12 @@ class PrefetchPlanner:
             )
         )
         if is_last:
-            self._table.finish_loading(state, target)
+            self._table.finish_prefetching(state, target)
         else:
-            self._table.load_more(state, num_blocks)
+            self._table.prefetch_more(state, num_blocks)
         return num_blocks
 
-    def _loading_share(self, budget_blocks: int) -> int:
+    def _prefetching_share(self, budget_blocks: int) -> int:
         """All of the budget where nobody else wants it."""
         if not self._table.parked:
             return budget_blocks

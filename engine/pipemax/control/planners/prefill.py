@@ -96,7 +96,7 @@ class PrefillPlanner:
     def form(self, *, anything_in_flight: bool) -> PrefillStep:
         """Chunks of up to ``prefill_chunk_tokens`` in all, each request's next in line."""
         step = PrefillStep()
-        for state in [*self._table.loading.values()]:  # its blocks lie idle for as long as nobody decodes
+        for state in [*self._table.prefetching.values()]:  # its blocks lie idle for as long as nobody decodes
             self._table.evict(state)
             step.evicted.append(state)
         tokens_left = self._config.prefill_chunk_tokens

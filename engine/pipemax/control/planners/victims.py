@@ -2,7 +2,7 @@
 
 Room for a prefetch comes from the overwritten batch D_k alone, in the order of a named policy. Room that the
 executing batch needs to grow into comes from whoever runs last: D_k, then the batches before it, then the next one,
-then a request that is being loaded. Evicting is free of copies, since the host has a replica of everything.
+then a request that is being prefetched. Evicting is free of copies, since the host has a replica of everything.
 """
 
 from collections.abc import Iterable, Iterator

@@ -16,7 +16,7 @@ def check_integrity(table: RequestTable, rotation: Rotation) -> None:
     assert table.waiting_kv_tokens == sum(s.expected_kv_tokens for s in places[Place.WAITING].values())
     assert places[Place.PREFILLING].keys() == table.prefilling.keys()
     assert places[Place.RESIDENT].keys() == {id_ for batch in batches for id_ in batch.members}
-    assert places[Place.LOADING].keys() == table.loading.keys()
+    assert places[Place.PREFETCHING].keys() == table.prefetching.keys()
     ready = {s.id for s in places[Place.PARKED].values() if s.num_in_flight == 0}
     assert ready == table.parked_in_order.keys(), (ready, [*table.parked_in_order])
     assert len(table.parked) == len(ready), (len(table.parked), len(ready))

@@ -18,7 +18,7 @@ class Place(Enum):
     WAITING = "waiting"  # nowhere
     PREFILLING = "prefilling"  # prompt incomplete; on GPU and host as far as it goes
     RESIDENT = "resident"  # on GPU and host; member of a batch
-    LOADING = "loading"  # on the host; on the GPU only in part, under a reservation
+    PREFETCHING = "prefetching"  # on the host; on the GPU only in part, under a reservation
     PARKED = "parked"  # on the host alone
 
 
@@ -49,8 +49,8 @@ class RequestState:
     """Moved to a batch that runs later, and has not run since."""
     parked_at: int = 0
     """The step in which it became ready on the host alone."""
-    loaded_blocks: int = 0
-    """While LOADING: blocks [0, loaded_blocks) were copied."""
+    prefetched_blocks: int = 0
+    """While PREFETCHING: blocks [0, prefetched_blocks) were copied."""
 
     @property
     def max_kv_tokens(self) -> int:

@@ -2,7 +2,7 @@
 
 Each transition updates the ledger and the indexes together, so that no decision ever scans the parked requests:
 
-    WAITING ─start→ PREFILLING ─prompt complete→ RESIDENT ⇄ PARKED   (evict; load, by way of LOADING if in parts)
+    WAITING ─start→ PREFILLING ─prompt complete→ RESIDENT ⇄ PARKED   (evict; prefetch, PREFETCHING if in parts)
        ↑                                            │
        └────────────── void (recompute) ────────────┘
 
@@ -34,7 +34,7 @@ class RequestTable:
             OrderedDict()
         )  # to recompute: ahead of the others
         self.prefilling: dict[RequestId, RequestState] = {}
-        self.loading: dict[RequestId, RequestState] = {}
+        self.prefetching: dict[RequestId, RequestState] = {}
         self.unassigned = Batch()  # residents of no decode batch: all of them in prefill
         self.parked = LengthIndex()  # parked with nothing in flight: what may be prefetched
         self.parked_in_order: OrderedDict[RequestId, RequestState] = OrderedDict()  # longest parked first
@@ -107,7 +107,10 @@ class RequestTable:
     def publish_prefixes(self) -> None:
         """Before a plan: what the last one computed or copied, and nobody refused, may be shared."""
         for state in self._unpublished:
-            shared, is_on_gpu = state.shared, state.id in self.ledger.gpu and state.place is not Place.LOADING
+            shared, is_on_gpu = (
+                state.shared,
+                state.id in self.ledger.gpu and state.place is not Place.PREFETCHING,
+            )
             complete = state.computed_tokens >= state.num_shared_blocks * self.block_tokens
             if shared and is_on_gpu and complete and self.states.get(state.id) is state:
                 self.ledger.gpu.publish(state.id, shared)
@@ -166,7 +169,7 @@ class RequestTable:
         state.life += 1
         state.num_recomputes += 1
         state.num_in_flight = 0
-        state.computed_tokens = state.cached_tokens = state.blocks = state.loaded_blocks = 0
+        state.computed_tokens = state.cached_tokens = state.blocks = state.prefetched_blocks = 0
         state.target_tokens = state.spec.prompt_tokens + state.output_tokens
         state.expected_kv_tokens = state.max_kv_tokens - state.num_shared_blocks * self.block_tokens
         state.place = Place.WAITING
@@ -184,8 +187,8 @@ class RequestTable:
                 del self.prefilling[state.id]
             case Place.RESIDENT:
                 self._batch_of(state).remove(state)
-            case Place.LOADING:
-                del self.loading[state.id]
+            case Place.PREFETCHING:
+                del self.prefetching[state.id]
             case Place.PARKED:
                 self._leave_parked(state)
         del self._started[state.id]
@@ -300,8 +303,8 @@ class RequestTable:
 
     def evict(self, state: RequestState) -> None:
         """Free its GPU blocks; the host has a replica, of what is in flight as well once that arrives."""
-        if state.place is Place.LOADING:
-            del self.loading[state.id]
+        if state.place is Place.PREFETCHING:
+            del self.prefetching[state.id]
         else:
             self._batch_of(state).remove(state)
         self.ledger.gpu.release(state.id)
@@ -309,7 +312,7 @@ class RequestTable:
 
     def _park(self, state: RequestState) -> None:
         state.place = Place.PARKED
-        state.loaded_blocks = 0
+        state.prefetched_blocks = 0
         if state.num_in_flight == 0:
             self._ready(state)
 
@@ -318,17 +321,17 @@ class RequestTable:
         self.parked.add(state, state.blocks)
         self.parked_in_order[state.id] = state
 
-    def load(self, state: RequestState, batch: Batch) -> None:
+    def prefetch(self, state: RequestState, batch: Batch) -> None:
         """Bring it back whole; it joins a batch."""
         self._take_gpu(state)
         state.place = Place.RESIDENT
         batch.add(state)
 
-    def begin_loading(self, state: RequestState) -> None:
+    def begin_prefetching(self, state: RequestState) -> None:
         """Take all its GPU blocks now; they are filled over several steps."""
         self._take_gpu(state)
-        state.place = Place.LOADING
-        self.loading[state.id] = state
+        state.place = Place.PREFETCHING
+        self.prefetching[state.id] = state
 
     def _take_gpu(self, state: RequestState) -> None:
         assert state.place is Place.PARKED, (state.id, state.place)
@@ -339,13 +342,13 @@ class RequestTable:
         if state.shared:
             self._unpublished.append(state)
 
-    def load_more(self, state: RequestState, num_blocks: int) -> None:
-        state.loaded_blocks += num_blocks
+    def prefetch_more(self, state: RequestState, num_blocks: int) -> None:
+        state.prefetched_blocks += num_blocks
 
-    def finish_loading(self, state: RequestState, batch: Batch) -> None:
-        del self.loading[state.id]
+    def finish_prefetching(self, state: RequestState, batch: Batch) -> None:
+        del self.prefetching[state.id]
         state.place = Place.RESIDENT
-        state.loaded_blocks = 0
+        state.prefetched_blocks = 0
         batch.add(state)
         if state.shared:
             self._unpublished.append(state)

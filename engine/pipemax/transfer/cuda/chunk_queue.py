@@ -75,16 +75,16 @@ class CopyCounters:
 
     def __str__(self) -> str:
         waited = ", ".join(f"{priority.name.lower()} {s:.2f} s" for priority, s in self.queue_s.items() if s)
-        loaded, stored = (self.bytes_by_lane[lane] / GIB for lane in (Lane.LOAD, Lane.STORE))
+        prefetched, stored = (self.bytes_by_lane[lane] / GIB for lane in (Lane.PREFETCH, Lane.STORE))
         return (
-            f"{loaded:.2f} GiB loaded, {stored:.2f} GiB stored in {self.num_chunks} chunks, {self.num_flushed} of them "
-            f"at a step's beginning, {self.num_held} held back by sends; at most "
+            f"{prefetched:.2f} GiB prefetched, {stored:.2f} GiB stored in {self.num_chunks} chunks, "
+            f"{self.num_flushed} of them at a step's beginning, {self.num_held} held back by sends; at most "
             f"{self.peak_in_flight_bytes / MIB:.1f} MiB in flight; waited in the queue: {waited or 'none'}"
         )
 
     def to_counts(self) -> CopyCounts:
         return CopyCounts(
-            loaded_bytes=self.bytes_by_lane[Lane.LOAD],
+            loaded_bytes=self.bytes_by_lane[Lane.PREFETCH],
             stored_bytes=self.bytes_by_lane[Lane.STORE],
             load_queue_s=self.queue_s[Priority.PREFETCH],
             store_queue_s=self.queue_s[Priority.OFFLOAD],
@@ -117,12 +117,12 @@ class ChunkQueue:
         self._clock_s = clock_s
         self._lock = threading.Lock()
         self._sequence = itertools.count()
-        self._waiting: dict[Lane, list[_Entry]] = {Lane.LOAD: [], Lane.STORE: []}
+        self._waiting: dict[Lane, list[_Entry]] = {Lane.PREFETCH: [], Lane.STORE: []}
         self._in_flight: dict[Lane, deque[tuple[DeviceEvent, int]]] = {
-            Lane.LOAD: deque(),
+            Lane.PREFETCH: deque(),
             Lane.STORE: deque(),
         }
-        self._in_flight_bytes = {Lane.LOAD: 0, Lane.STORE: 0}
+        self._in_flight_bytes = {Lane.PREFETCH: 0, Lane.STORE: 0}
         self._send: tuple[DeviceEvent, DeviceEvent] | None = None
         self.counters = CopyCounters()
 

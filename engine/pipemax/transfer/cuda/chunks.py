@@ -60,7 +60,7 @@ def copy_chunks(
     begins = np.flatnonzero(np.r_[True, ~is_adjacent][: len(blocks)] | (places % limit == 0))
     sizes = np.diff(begins, append=len(blocks)) * block_bytes
     firsts = blocks[begins] * block_bytes
-    source, target = (Pool.HOST, Pool.GPU) if lane is Lane.LOAD else (Pool.GPU, Pool.HOST)
+    source, target = (Pool.HOST, Pool.GPU) if lane is Lane.PREFETCH else (Pool.GPU, Pool.HOST)
     chunks: list[Chunk] = []
     for begin in range(0, len(blocks), limit):
         part = slice(*np.searchsorted(begins, (begin, begin + limit)))

@@ -57,7 +57,7 @@ class CudaDevice:
             host_piece_bytes=host_piece_bytes,
         )
         self.copy_call = copy_call or best_copy_call()
-        self._streams = {lane: _Stream(self._device) for lane in (Lane.LOAD, Lane.STORE)}
+        self._streams = {lane: _Stream(self._device) for lane in (Lane.PREFETCH, Lane.STORE)}
 
     def record(self, lane: Lane) -> DeviceEvent:
         event: DeviceEvent = _Event(enable_timing=True)

@@ -25,7 +25,7 @@ class Lane(Enum):
 
     COMPUTE = auto()
     """The model's own stream: the one that is current for the thread that runs the model."""
-    LOAD = auto()
+    PREFETCH = auto()
     """Host → GPU."""
     STORE = auto()
     """GPU → host: copies, and kernels that write to the host."""
@@ -34,14 +34,14 @@ class Lane(Enum):
 class Fence(Enum):
     """A lane waits for an event of another one. Each is needed: without it some step's bytes are wrong."""
 
-    COMPUTE_AFTER_LOAD = auto()
-    """A step reads, or overwrites, blocks that earlier steps' loads write."""
+    COMPUTE_AFTER_PREFETCH = auto()
+    """A step reads, or overwrites, blocks that earlier steps' prefetches write."""
     COMPUTE_AFTER_STORE = auto()
     """A step overwrites blocks that were freed while a store still reads them."""
-    LOAD_AFTER_COMPUTE = auto()
-    """A load overwrites blocks that earlier steps' kernels still use."""
-    LOAD_AFTER_STORE = auto()
-    """A load reads host blocks that a store still writes, or overwrites blocks that a store still reads."""
+    PREFETCH_AFTER_COMPUTE = auto()
+    """A prefetch overwrites blocks that earlier steps' kernels still use."""
+    PREFETCH_AFTER_STORE = auto()
+    """A prefetch reads host blocks that a store still writes, or overwrites blocks that a store still reads."""
     STORE_AFTER_COMPUTE = auto()
     """A store reads what its step computes."""
     SAVE_AFTER_COMPUTE = auto()
@@ -116,7 +116,7 @@ class CopyDevice(Protocol):
         """Enqueue a kernel behind everything on the lane."""
 
     def synchronize(self) -> None:
-        """The caller waits until everything on the load and the store lane is done."""
+        """The caller waits until everything on the prefetch and the store lane is done."""
 
 
 class HostRegistry(Protocol):

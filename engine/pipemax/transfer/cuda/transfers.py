@@ -1,15 +1,15 @@
 """The copies of a stage's steps on a GPU: the ordering rule of ``orchestrator``, by events instead of waiting.
 
     step t    begin                                              end
-    compute   | wait for the loads that t needs | the model's kernels ────────── |
-    load      | wait for the compute before, for stores | loads of t, needed at t + 1, then those at t + 2
+    compute   | wait for the prefetches that t needs | the model's kernels ────────── |
+    prefetch  | wait for the compute before, for stores | prefetches of t, needed at t + 1, then those at t + 2
     store     | saves of t |                                        | wait for the compute | stores of t
 
 The caller never waits for the device. Every wait is named (``device.Fence``); a checker shows that each is needed and
-that together they suffice (``test_happens_before.py``). A store needs none against earlier loads
-that read the host block it overwrites: it comes after its step's computation, which comes after those loads. Only
-what is loaded for later steps may still run beside it, and that reads blocks which nobody overwrites unless the step
-``abandons_loads``.
+that together they suffice (``test_happens_before.py``). A store needs none against earlier prefetches that read the
+host block it overwrites: it comes after its step's computation, which comes after those prefetches. Only what is
+prefetched for later steps may still run beside it, and that reads blocks which nobody overwrites unless the step
+``abandons_prefetches``.
 
 The one thing that the host orders itself: ``begin_step`` puts all copies of earlier steps on their lanes first, for
 one cannot wait for what is not submitted.
@@ -21,10 +21,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pipemax.transfer.commands import (
-    BlockLoad,
+    BlockPrefetch,
     BlockStore,
     CopyCounts,
-    LoadTiming,
+    PrefetchTiming,
     StepCopies,
     StepWait,
     TokenStore,
@@ -50,16 +50,16 @@ class _StoreMark(NamedTuple):
     event: DeviceEvent
 
 
-class _Load(NamedTuple):
-    """In the order of the load lane, which is that of their deadlines."""
+class _Prefetch(NamedTuple):
+    """In the order of the prefetch lane, which is that of their deadlines."""
 
     needed_by: int
     """The first step that may read it."""
     ticket: Ticket
 
 
-class _Loading(NamedTuple):
-    """All loads of one step."""
+class _TimedPrefetches(NamedTuple):
+    """All prefetches of one step."""
 
     num_blocks: int
     first: Ticket
@@ -89,12 +89,12 @@ class CudaTransfers:
         self._step = -1
         self._computed: DeviceEvent | None = None  # of the step that ended last; none while one runs
         self._is_in_step = False
-        self._loads: deque[_Load] = deque()  # that no computation has waited for
+        self._prefetches: deque[_Prefetch] = deque()  # that no computation has waited for
         self._stores: Ticket | None = None
         self._store_marks: deque[_StoreMark] = deque()  # that no computation has waited for
         self._stores_open_blocks = False  # the step before stored whole what this one goes on filling
-        self._newest_store: DeviceEvent | None = None  # that no load has waited for
-        self._loading: deque[_Loading] = deque()
+        self._newest_store: DeviceEvent | None = None  # that no prefetch has waited for
+        self._prefetching: deque[_TimedPrefetches] = deque()
         self._stalls: deque[tuple[DeviceEvent, DeviceEvent]] = deque()
 
     @property
@@ -107,8 +107,8 @@ class CudaTransfers:
         self._step += 1
         self._put_earlier_copies_on_lanes()
         before = self.device.record(Lane.COMPUTE)
-        self._wait_for_loads(are_all_needed=copies.abandons_loads)
-        # Behind the kernels of all earlier steps, and what this one needs of their loads.
+        self._wait_for_prefetches(are_all_needed=copies.abandons_prefetches)
+        # Behind the kernels of all earlier steps, and what this one needs of their prefetches.
         begun = self.device.record(Lane.COMPUTE)
         if copies.saves:
             self._save(copies.saves, begun)
@@ -118,9 +118,9 @@ class CudaTransfers:
             self._wait_for_stores(through_step=self._step - 1)
             self._stores_open_blocks = False
         self._stalls.append((before, self.device.record(Lane.COMPUTE)))
-        if copies.num_loads:
-            self._load(copies, begun)
-        return StepWait(stall_s=self._take_stall_s(), loads=tuple(self._take_load_timings()))
+        if copies.num_prefetches:
+            self._prefetch(copies, begun)
+        return StepWait(stall_s=self._take_stall_s(), prefetches=tuple(self._take_prefetch_timings()))
 
     def end_step(self, copies: StepCopies) -> None:
         assert self._is_in_step, "no step has begun"
@@ -159,7 +159,7 @@ class CudaTransfers:
     def _save(self, saves: Sequence[BlockStore], begun: DeviceEvent) -> None:
         self.device.wait(Lane.STORE, begun, Fence.SAVE_AFTER_COMPUTE)
         ticket = self._queue.put(self._chunks(saves, Lane.STORE), priority=Priority.OFFLOAD)
-        self._queue.flush()  # this step's loads and computation may wait for it
+        self._queue.flush()  # this step's prefetches and computation may wait for it
         self._mark_stores(2 * self._step, ticket)
 
     def _mark_stores(self, moment: int, ticket: Ticket) -> None:
@@ -169,13 +169,13 @@ class CudaTransfers:
             oldest = self._store_marks.popleft()
             self.device.wait(Lane.COMPUTE, oldest.event, Fence.COMPUTE_AFTER_STORE)
 
-    def _wait_for_loads(self, *, are_all_needed: bool) -> None:
+    def _wait_for_prefetches(self, *, are_all_needed: bool) -> None:
         """A later event on the lane covers the earlier ones."""
         last: Ticket | None = None
-        while self._loads and (are_all_needed or self._loads[0].needed_by <= self._step):
-            last = self._loads.popleft().ticket
+        while self._prefetches and (are_all_needed or self._prefetches[0].needed_by <= self._step):
+            last = self._prefetches.popleft().ticket
         if last is not None:
-            self.device.wait(Lane.COMPUTE, _end(last), Fence.COMPUTE_AFTER_LOAD)
+            self.device.wait(Lane.COMPUTE, _end(last), Fence.COMPUTE_AFTER_PREFETCH)
 
     def _wait_for_stores(self, *, through_step: int) -> None:
         """A later event on the lane covers the earlier ones."""
@@ -185,24 +185,28 @@ class CudaTransfers:
         if last is not None:
             self.device.wait(Lane.COMPUTE, last, Fence.COMPUTE_AFTER_STORE)
 
-    def _load(self, copies: StepCopies, begun: DeviceEvent) -> None:
-        self.device.wait(Lane.LOAD, begun, Fence.LOAD_AFTER_COMPUTE)
+    def _prefetch(self, copies: StepCopies, begun: DeviceEvent) -> None:
+        self.device.wait(Lane.PREFETCH, begun, Fence.PREFETCH_AFTER_COMPUTE)
         if self._newest_store is not None:
-            self.device.wait(Lane.LOAD, self._newest_store, Fence.LOAD_AFTER_STORE)
+            self.device.wait(Lane.PREFETCH, self._newest_store, Fence.PREFETCH_AFTER_STORE)
             self._newest_store = None
-        by_deadline = ((self._step + 1, copies.loads), (self._step + 2, copies.later_loads))
-        tickets = [self._put_loads(loads, needed_by=needed_by) for needed_by, loads in by_deadline if loads]
-        self._loading.append(_Loading(copies.num_loads, tickets[0], tickets[-1]))
+        by_deadline = ((self._step + 1, copies.prefetches), (self._step + 2, copies.later_prefetches))
+        tickets = [
+            self._put_prefetches(prefetches, needed_by=needed_by)
+            for needed_by, prefetches in by_deadline
+            if prefetches
+        ]
+        self._prefetching.append(_TimedPrefetches(copies.num_prefetches, tickets[0], tickets[-1]))
         self._wake()
 
-    def _put_loads(self, loads: Sequence[BlockLoad], *, needed_by: int) -> Ticket:
+    def _put_prefetches(self, prefetches: Sequence[BlockPrefetch], *, needed_by: int) -> Ticket:
         ticket = self._queue.put(
-            self._chunks(loads, Lane.LOAD), priority=Priority.PREFETCH, needed_by=needed_by
+            self._chunks(prefetches, Lane.PREFETCH), priority=Priority.PREFETCH, needed_by=needed_by
         )
-        self._loads.append(_Load(needed_by, ticket))
+        self._prefetches.append(_Prefetch(needed_by, ticket))
         return ticket
 
-    def _chunks(self, copies: Sequence[BlockLoad] | Sequence[BlockStore], lane: Lane) -> list[Chunk]:
+    def _chunks(self, copies: Sequence[BlockPrefetch] | Sequence[BlockStore], lane: Lane) -> list[Chunk]:
         return copy_chunks(
             copies, lane=lane, block_bytes=self._block_bytes, chunk_bytes=self._queue.limits.chunk_bytes
         )
@@ -231,15 +235,15 @@ class CudaTransfers:
             stall_s += self.device.elapsed_s(*self._stalls.popleft())
         return stall_s
 
-    def _take_load_timings(self) -> list[LoadTiming]:
-        timings: list[LoadTiming] = []
-        while self._loading:
-            num_blocks, first, last = self._loading[0]
+    def _take_prefetch_timings(self) -> list[PrefetchTiming]:
+        timings: list[PrefetchTiming] = []
+        while self._prefetching:
+            num_blocks, first, last = self._prefetching[0]
             if first.begin is None or last.end is None or not self.device.is_done(last.end):
                 break
             seconds = self.device.elapsed_s(first.begin, last.end)
-            timings.append(LoadTiming(num_blocks=num_blocks, seconds=seconds))
-            self._loading.popleft()
+            timings.append(PrefetchTiming(num_blocks=num_blocks, seconds=seconds))
+            self._prefetching.popleft()
         return timings
 
 

@@ -1,7 +1,7 @@
-"""Evict and bring back, in terms of vLLM's KV cache manager, which alone owns the GPU's blocks.
+"""Evict and prefetch, in terms of vLLM's KV cache manager, which alone owns the GPU's blocks.
 
 Evicting frees a request's blocks and leaves everything else of it as it is. They keep their content hashes until
-someone overwrites them, so a request that comes back soon, or that shares a prefix with a resident one, finds part
+someone overwrites them, so a request that is prefetched soon, or that shares a prefix with a resident one, finds part
 of its blocks and needs copies of the rest only.
 """
 
@@ -38,7 +38,7 @@ class GpuBlocks:
         """Free its blocks, even while a step that writes to them is in flight: steps run first in, first out."""
         self._manager.free(request)
 
-    def bring_back(self, request: Request) -> int | None:
+    def allocate_for_prefetch(self, request: Request) -> int | None:
         """Blocks for its whole sequence and its next token; None, and nothing changed, where there are too few.
 
         The result counts its leading blocks that still hold its KV: the others must be filled. The request's KV is
@@ -70,7 +70,7 @@ class GpuBlocks:
         self._unpublished.append(request)
 
     def publish(self) -> None:
-        """Between steps: what the last one loads may be found from now on, for steps wait for earlier loads."""
+        """Between steps: what the last one prefetches may be found from now on, for steps wait for earlier copies."""
         for request in self._unpublished:
             (blocks,) = self._manager.get_block_ids(request.request_id)
             if blocks and not request.is_finished():

@@ -99,7 +99,7 @@ class PipeMaxScheduler(Scheduler):
         self._counters = Counters()
         self._num_added = 0
         self._plan: StepPlan | None = None  # being carried out
-        self._num_found: dict[str, int] = {}  # of what is being loaded: leading blocks that need no copy
+        self._num_found: dict[str, int] = {}  # of what is being prefetched: leading blocks that need no copy
         self._sent_anew: list[NewRequestData] = []  # of the step being made: they had lost their slots
         answer_calls()
 
@@ -191,25 +191,25 @@ class PipeMaxScheduler(Scheduler):
             self._copies.save_last(request_id)
             self._gpu.evict(self._started[request_id])
             self._workers.leave_gpu(request_id)
-            self._stop_loading(request_id)
+            self._stop_prefetching(request_id)
 
     def _prefetch(self, plan: StepPlan, item: Prefetch) -> None:
         """GPU blocks for the whole request with its first part; then the copies of what is not there any more."""
         request_id = item.request_id
         if item.is_first:
-            num_found = self._gpu.bring_back(self._started[request_id])
+            num_found = self._gpu.allocate_for_prefetch(self._started[request_id])
             if num_found is None:
                 self._events.append(PrefetchRefused(step_id=plan.step_id, request_id=request_id))
                 return
             self._num_found[request_id] = num_found
-            self._workers.return_to_gpu(request_id)
+            self._workers.note_prefetch(request_id)
             self._counters.prefetches += 1
             self._counters.found_blocks += num_found
         # The first part begins where the GPU ends to have it, wherever the plan thought that is.
         first_block = 0 if item.is_first else item.first_block
         first_block = max(first_block, self._num_found[request_id])
         end_block = item.first_block + item.num_blocks
-        self._counters.prefetched_blocks += self._copies.load(
+        self._counters.prefetched_blocks += self._copies.prefetch(
             request_id, first_block, end_block, is_last=item.is_last
         )
         if item.is_last:
@@ -276,7 +276,7 @@ class PipeMaxScheduler(Scheduler):
         spec_decode_tokens: dict[str, list[int]],
         req_to_new_blocks: dict[str, KVCacheBlocks],
     ) -> CachedRequestData:
-        """Who came back to other GPU blocks is sent as resumed, with all of them: the workers replace its table.
+        """Who was prefetched to other GPU blocks is sent as resumed, with all of them: the workers replace its table.
 
         Who lost its slot meanwhile is sent as new, with its tokens so far.
         """
@@ -314,7 +314,7 @@ class PipeMaxScheduler(Scheduler):
                 )
 
     def _build_kv_connector_meta(self, connector: Any, scheduler_output: SchedulerOutput) -> StepMetadata:
-        """The plan's loads, and the stores that keep every replica complete."""
+        """The plan's prefetches, and the stores that keep every replica complete."""
         assert self._plan is not None
         copies = self._copies.take(self.requests, scheduler_output.num_scheduled_tokens)
         return StepMetadata(self._plan.step_id, copies)
@@ -382,11 +382,11 @@ class PipeMaxScheduler(Scheduler):
     def _forget_kv(self, request_id: str) -> None:
         self._host.release(request_id)
         self._workers.release(request_id)
-        self._stop_loading(request_id)
+        self._stop_prefetching(request_id)
 
-    def _stop_loading(self, request_id: str) -> None:
+    def _stop_prefetching(self, request_id: str) -> None:
         if self._num_found.pop(request_id, None) is not None:
-            self._copies.abandon_loads()
+            self._copies.abandon_prefetches()
 
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting): those set aside included."""

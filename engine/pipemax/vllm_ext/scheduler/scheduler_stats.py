@@ -22,7 +22,7 @@ class Counters:
     prefetched_blocks: int = 0
     """Copied."""
     found_blocks: int = 0
-    """Of returning requests: still on the GPU, or shared with a resident one."""
+    """Of prefetched requests: still on the GPU, or shared with a resident one."""
     refused: int = 0
     schedule_s: float = 0.0
     """Spent in planning and scheduling."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from vllm.v1.request import Request
 
 from pipemax.domain.units import GpuBlockId, ceil_div
-from pipemax.transfer.commands import BlockLoad, BlockStore, StepCopies, TokenStore
+from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies, TokenStore
 from pipemax.transfer.store_fences import StoreFences
 from pipemax.vllm_ext.scheduler.gpu_blocks import GpuBlocks
 from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks
@@ -23,9 +23,9 @@ class CopyGatherer:
         self._block_tokens = block_tokens
         self._fences = StoreFences()
         self._saves: list[BlockStore] = []
-        self._loads: list[BlockLoad] = []
-        self._later_loads: list[BlockLoad] = []
-        self._abandons_loads = False
+        self._prefetches: list[BlockPrefetch] = []
+        self._later_prefetches: list[BlockPrefetch] = []
+        self._abandons_prefetches = False
 
     def save_last(self, request_id: str) -> None:
         """Before it leaves the GPU: its last block, if the host lacks part of that."""
@@ -34,20 +34,22 @@ class CopyGatherer:
             source = self._gpu.block(request_id, last.block_index)
             self._saves.append(BlockStore(source=source, target=last.host_block))
 
-    def load(self, request_id: str, first_block: int, end_block: int, *, is_last: bool) -> int:
+    def prefetch(self, request_id: str, first_block: int, end_block: int, *, is_last: bool) -> int:
         """Its blocks [first, end), which it has on the GPU by now. How many those are.
 
         ``is_last``: the next step may run it; else more of it has to come first.
         """
         gpu_blocks, host_blocks = self._gpu.blocks(request_id), self._host.blocks(request_id)
         indexes = range(first_block, end_block)
-        loads = self._loads if is_last else self._later_loads
-        loads += [BlockLoad(source=host_blocks[index], target=gpu_blocks[index]) for index in indexes]
+        prefetches = self._prefetches if is_last else self._later_prefetches
+        prefetches += [
+            BlockPrefetch(source=host_blocks[index], target=gpu_blocks[index]) for index in indexes
+        ]
         return len(indexes)
 
-    def abandon_loads(self) -> None:
-        """A request of which only a part was loaded gives its blocks back."""
-        self._abandons_loads = True
+    def abandon_prefetches(self) -> None:
+        """A request of which only a part was prefetched gives its blocks back."""
+        self._abandons_prefetches = True
 
     def take(self, requests: Mapping[str, Request], num_scheduled_tokens: Mapping[str, int]) -> StepCopies:
         """All copies of a step that runs these, with the stores that keep every replica complete."""
@@ -67,18 +69,22 @@ class CopyGatherer:
                 else:
                     slots = (part.first_slot, part.num_slots)
                     token_stores.append(TokenStore(source, part.host_block, *slots))
-        saves, loads, later_loads = tuple(self._saves), tuple(self._loads), tuple(self._later_loads)
-        abandons_loads, self._abandons_loads = self._abandons_loads, False
-        for taken in (self._saves, self._loads, self._later_loads):
+        saves, prefetches, later_prefetches = (
+            tuple(self._saves),
+            tuple(self._prefetches),
+            tuple(self._later_prefetches),
+        )
+        abandons_prefetches, self._abandons_prefetches = self._abandons_prefetches, False
+        for taken in (self._saves, self._prefetches, self._later_prefetches):
             taken.clear()
         fence = self._fences.plan_step(
             overwrites=overwrites, saves=saves, stores=stores, token_stores=token_stores
         )
         return StepCopies(
             saves=saves,
-            loads=loads,
-            later_loads=later_loads,
-            abandons_loads=abandons_loads,
+            prefetches=prefetches,
+            later_prefetches=later_prefetches,
+            abandons_prefetches=abandons_prefetches,
             stores=tuple(stores),
             token_stores=tuple(token_stores),
             store_fence=fence,

@@ -1,8 +1,8 @@
 """Whose state the workers keep, in terms of the slots that vLLM's V2 model runner has for it.
 
 A slot holds a request's tokens, sampling state and block table. Requests that left the GPU keep theirs while free
-ones remain, so that coming back is one overwritten block table; beyond that, the one that is away longest gives its
-slot up, and comes back like a new request that brings its tokens along. The V1 runner has no such limit.
+ones remain, so that after a prefetch one block table is overwritten; beyond that, the one that is away longest gives
+its slot up, and is sent like a new request, with its tokens. The V1 runner has no such limit.
 """
 
 from collections import OrderedDict
@@ -49,8 +49,8 @@ class RunnerSlots:
             self._on_gpu.remove(request_id)
             self._away[request_id] = None
 
-    def return_to_gpu(self, request_id: str) -> None:
-        """Its KV comes back, and with it the claim to keep the slot, if it still has one."""
+    def note_prefetch(self, request_id: str) -> None:
+        """Its KV is prefetched: it may keep its slot, if it still has one."""
         if request_id in self._away:
             del self._away[request_id]
             self._on_gpu.add(request_id)
@@ -67,7 +67,7 @@ class Told(NamedTuple):
     as_they_are: list[Request]
     """They know all but the new blocks."""
     with_all_blocks: list[Request]
-    """They came back to other GPU blocks: their block tables are replaced."""
+    """They were prefetched to other GPU blocks: their block tables are replaced."""
     anew: list[Request]
     """They lost their slots meanwhile: sent with their tokens so far."""
     dropped: list[str]
@@ -79,20 +79,20 @@ class WorkerState:
 
     def __init__(self, num_slots: int) -> None:
         self.slots = RunnerSlots(num_slots)
-        self._returned: set[str] = set()  # to other blocks, and not run since
+        self._prefetched: set[str] = set()  # to other blocks, and not run since
 
     def leave_gpu(self, request_id: str) -> None:
         self.slots.leave_gpu(request_id)
-        self._returned.discard(request_id)
+        self._prefetched.discard(request_id)
 
-    def return_to_gpu(self, request_id: str) -> None:
-        self.slots.return_to_gpu(request_id)
-        self._returned.add(request_id)
+    def note_prefetch(self, request_id: str) -> None:
+        self.slots.note_prefetch(request_id)
+        self._prefetched.add(request_id)
 
     def release(self, request_id: str) -> None:
         """The workers forget it, or are about to."""
         self.slots.release(request_id)
-        self._returned.discard(request_id)
+        self._prefetched.discard(request_id)
 
     def tell(self, started: Sequence[Request], scheduled: Iterable[str]) -> Told:
         """A step runs all of ``scheduled``; ``started`` are those among them that ran before."""
@@ -100,10 +100,10 @@ class WorkerState:
         for request in started:
             if request.request_id not in self.slots:
                 told.anew.append(request)
-            elif request.request_id in self._returned:
+            elif request.request_id in self._prefetched:
                 told.with_all_blocks.append(request)
             else:
                 told.as_they_are.append(request)
-        self._returned.difference_update(scheduled)
+        self._prefetched.difference_update(scheduled)
         told.dropped.extend(self.slots.take(scheduled))
         return told

@@ -178,7 +178,7 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         if self._per_layer is not None:
             self._per_layer.save_layer(self._layer_indexes[layer_name])
 
-    # Not used: there is one copy of everything per stage, and no layer's loads are waited for on their own.
+    # Not used: there is one copy of everything per stage, and no layer's prefetches are waited for on their own.
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         pass

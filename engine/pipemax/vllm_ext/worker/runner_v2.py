@@ -1,7 +1,7 @@
 """vLLM's V2 model runner, told that a request's KV lies in other blocks now.
 
 The runner keeps tokens, sampling state and block table of a request in a slot, until it finishes or is preempted.
-It knows of no request that comes back to its slot with other blocks; the scheduler sends those as resumed, with all
+It knows of no request whose KV is prefetched to other blocks; the scheduler sends those as resumed, with all
 their blocks, and here their block tables are overwritten. Everything else of the slot is as they left it.
 
 It knows nothing of slots that run out: the scheduler (``vllm_ext.scheduler.worker_slots``) keeps account of them.
@@ -16,7 +16,7 @@ def keep_slots_of_parked(runner: Any) -> None:
     """Teach a runner, once its model is loaded or before."""
     update_requests = runner.update_requests
 
-    def update_after_returns(scheduler_output: SchedulerOutput) -> None:
+    def update_after_prefetches(scheduler_output: SchedulerOutput) -> None:
         cached = scheduler_output.scheduled_cached_reqs
         for index, request_id in enumerate(cached.req_ids):
             if request_id in cached.resumed_req_ids:
@@ -25,4 +25,4 @@ def keep_slots_of_parked(runner: Any) -> None:
                 cached.new_block_ids[index] = None  # nothing to append
         update_requests(scheduler_output)
 
-    runner.update_requests = update_after_returns
+    runner.update_requests = update_after_prefetches

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pipemax.domain.plan import StepId
 from pipemax.transfer.commands import StepCopies, StepWait
 from pipemax.transfer.cuda.device import CopyDevice, DeviceEvent, Lane
-from pipemax.vllm_ext.worker.stage_reports import LoadReport, StageReport, StepReport
+from pipemax.vllm_ext.worker.stage_reports import PrefetchReport, StageReport, StepReport
 
 
 class StageClock:
@@ -22,19 +22,21 @@ class StageClock:
         self.begin_s = 0.0
         self._step_id: StepId | None = None
         self._compute_s = 0.0
-        self._loading: deque[tuple[StepId, int]] = deque()
+        self._prefetching: deque[tuple[StepId, int]] = deque()
         self._steps: list[StepReport] = []
-        self._loads: list[LoadReport] = []
+        self._prefetches: list[PrefetchReport] = []
         self._stall_s = 0.0
 
     def begin(self, step_id: StepId, copies: StepCopies, wait: StepWait) -> None:
         """The step has its copies and can compute."""
         self._end_step()
-        for load in wait.loads:
-            loading_id, num_blocks = self._loading.popleft()
-            self._loads.append(LoadReport(step_id=loading_id, num_blocks=num_blocks, seconds=load.seconds))
-        if copies.num_loads:
-            self._loading.append((step_id, copies.num_loads))
+        for prefetch in wait.prefetches:
+            prefetching_id, num_blocks = self._prefetching.popleft()
+            self._prefetches.append(
+                PrefetchReport(step_id=prefetching_id, num_blocks=num_blocks, seconds=prefetch.seconds)
+            )
+        if copies.num_prefetches:
+            self._prefetching.append((step_id, copies.num_prefetches))
         self._stall_s += wait.stall_s
         self._step_id, self._compute_s = step_id, 0.0
         self.begin_s = time.perf_counter()
@@ -43,10 +45,12 @@ class StageClock:
         self._compute_s += seconds
 
     def take_report(self) -> StageReport | None:
-        if not (self._steps or self._loads or self._stall_s):
+        if not (self._steps or self._prefetches or self._stall_s):
             return None
-        report = StageReport(steps=tuple(self._steps), loads=tuple(self._loads), stall_s=self._stall_s)
-        self._steps, self._loads, self._stall_s = [], [], 0.0
+        report = StageReport(
+            steps=tuple(self._steps), prefetches=tuple(self._prefetches), stall_s=self._stall_s
+        )
+        self._steps, self._prefetches, self._stall_s = [], [], 0.0
         return report
 
     def _end_step(self) -> None:

@@ -25,7 +25,7 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadReport:
+class PrefetchReport:
     """One step's prefetch on one stage."""
 
     step_id: StepId
@@ -38,7 +38,7 @@ class StageReport:
     """What a stage has to say since it spoke last."""
 
     steps: tuple[StepReport, ...] = ()
-    loads: tuple[LoadReport, ...] = ()
+    prefetches: tuple[PrefetchReport, ...] = ()
     stall_s: float = 0.0
     """Waited for copies."""
     copies: CopyCounts = field(default_factory=CopyCounts)
@@ -63,7 +63,7 @@ class ReportBook:
 
     def __init__(self, num_stages: int) -> None:
         self._steps: list[deque[StepReport]] = [deque() for _ in range(num_stages)]
-        self._loads: list[deque[LoadReport]] = [deque() for _ in range(num_stages)]
+        self._prefetches: list[deque[PrefetchReport]] = [deque() for _ in range(num_stages)]
         self.stall_s = [0.0] * num_stages
         """Waited for copies since the start, by stage."""
         self.copies = [CopyCounts()] * num_stages
@@ -73,10 +73,10 @@ class ReportBook:
         for stage, stage_reports in reports.items():
             for report in stage_reports:
                 self._steps[stage].extend(report.steps)
-                self._loads[stage].extend(report.loads)
+                self._prefetches[stage].extend(report.prefetches)
                 self.stall_s[stage] += report.stall_s
                 self.copies[stage] = report.copies
-        return [*self._complete_steps(), *self._complete_loads()]
+        return [*self._complete_steps(), *self._complete_prefetches()]
 
     def _complete_steps(self) -> list[Event]:
         events: list[Event] = []
@@ -88,11 +88,11 @@ class ReportBook:
             )
         return events
 
-    def _complete_loads(self) -> list[Event]:
+    def _complete_prefetches(self) -> list[Event]:
         events: list[Event] = []
-        while all(self._loads):
-            row = [queue.popleft() for queue in self._loads]
-            assert len({report.step_id for report in row}) == 1, f"stages report different loads: {row}"
+        while all(self._prefetches):
+            row = [queue.popleft() for queue in self._prefetches]
+            assert len({report.step_id for report in row}) == 1, f"stages report different prefetches: {row}"
             events.append(
                 TransferTimed(
                     step_id=row[0].step_id,

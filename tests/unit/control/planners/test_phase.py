@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from pipemax.control.planners.phase import Load, PhasePolicy
+from pipemax.control.planners.phase import MemoryLoad, PhasePolicy
 from pipemax.domain.plan import Phase, PhaseReason
 from tests.unit.control.fake_engine import small_config
 
 # 100 GPU blocks, 1000 on the host: high watermark 950, low one 150, a refill of at least 100.
 POLICY = PhasePolicy(small_config())
-FULL = Load(
+FULL = MemoryLoad(
     num_waiting=50,
     waiting_blocks=2000,
     next_fits=False,
@@ -24,7 +24,7 @@ FULL = Load(
 DRAINED = replace(FULL, next_fits=True, live_blocks=140, reserved_blocks=300)
 
 
-def chosen(phase: Phase, load: Load) -> tuple[Phase, PhaseReason]:
+def chosen(phase: Phase, load: MemoryLoad) -> tuple[Phase, PhaseReason]:
     return POLICY.choose(phase, load)
 
 

@@ -49,9 +49,9 @@ def test_the_schedules_hold_what_is_dangerous(writes_through: bool) -> None:
     stage = RecordedStage(1, writes_through=writes_through)
     stage.run(300)
     assert stage.schedule.num_evicted > 50
-    assert stage.schedule.num_loaded > 50
-    assert stage.schedule.num_aborted_loading > 5
-    assert stage.schedule.num_loaded_in_parts > 20
+    assert stage.schedule.num_prefetched > 50
+    assert stage.schedule.num_aborted_prefetching > 5
+    assert stage.schedule.num_prefetched_in_parts > 20
     assert stage.schedule.num_abandoned > 10
     never = {Fence.SAVE_AFTER_COMPUTE} if writes_through else set()  # nothing is left to save
     assert {reason for _, reason in stage.device.waits if isinstance(reason, Fence)} == set(Fence) - never
@@ -62,7 +62,7 @@ def test_a_scheduler_that_forgets_the_store_fence_is_caught() -> None:
 
 
 def test_a_scheduler_that_forgets_what_it_abandoned_is_caught() -> None:
-    assert any(_has_race(seed, abandons_loads=False) for seed in range(100))
+    assert any(_has_race(seed, abandons_prefetches=False) for seed in range(100))
 
 
 def _has_race(seed: int, **forgotten: Any) -> bool:
@@ -102,34 +102,34 @@ class TestTheCheckerItself:
         return RecordingDevice(gpu_blocks=2, host_blocks=2, block_bytes=TINY.block_bytes)
 
     def test_an_unordered_write_is_a_race(self, device: RecordingDevice) -> None:
-        device.copy(Lane.LOAD, [_whole_block()])
+        device.copy(Lane.PREFETCH, [_whole_block()])
         device.launch(Lane.COMPUTE, _reader(0, TINY.block_bytes))
         (race,) = device.races
         assert (race.pool, race.block) == (Pool.GPU, 0)
 
     def test_an_event_in_time_orders(self, device: RecordingDevice) -> None:
-        device.copy(Lane.LOAD, [_whole_block()])
-        device.wait(Lane.COMPUTE, device.record(Lane.LOAD), Fence.COMPUTE_AFTER_LOAD)
+        device.copy(Lane.PREFETCH, [_whole_block()])
+        device.wait(Lane.COMPUTE, device.record(Lane.PREFETCH), Fence.COMPUTE_AFTER_PREFETCH)
         device.launch(Lane.COMPUTE, _reader(0, TINY.block_bytes))
         assert device.races == []
 
     def test_an_event_too_early_does_not(self, device: RecordingDevice) -> None:
-        event = device.record(Lane.LOAD)
-        device.copy(Lane.LOAD, [_whole_block()])
-        device.wait(Lane.COMPUTE, event, Fence.COMPUTE_AFTER_LOAD)
+        event = device.record(Lane.PREFETCH)
+        device.copy(Lane.PREFETCH, [_whole_block()])
+        device.wait(Lane.COMPUTE, event, Fence.COMPUTE_AFTER_PREFETCH)
         device.launch(Lane.COMPUTE, _reader(0, TINY.block_bytes))
         assert len(device.races) == 1
 
     def test_order_passes_through_a_third_lane(self, device: RecordingDevice) -> None:
-        device.copy(Lane.LOAD, [_whole_block()])
-        device.wait(Lane.STORE, device.record(Lane.LOAD), Fence.LOAD_AFTER_STORE)
+        device.copy(Lane.PREFETCH, [_whole_block()])
+        device.wait(Lane.STORE, device.record(Lane.PREFETCH), Fence.PREFETCH_AFTER_STORE)
         device.wait(Lane.COMPUTE, device.record(Lane.STORE), Fence.COMPUTE_AFTER_STORE)
         device.launch(Lane.COMPUTE, _reader(0, TINY.block_bytes))
         assert device.races == []
 
     def test_a_hold_orders_nothing(self, device: RecordingDevice) -> None:
-        device.copy(Lane.LOAD, [_whole_block()])
-        device.wait(Lane.COMPUTE, device.record(Lane.LOAD), Hold.AFTER_SEND)
+        device.copy(Lane.PREFETCH, [_whole_block()])
+        device.wait(Lane.COMPUTE, device.record(Lane.PREFETCH), Hold.AFTER_SEND)
         device.launch(Lane.COMPUTE, _reader(0, TINY.block_bytes))
         assert len(device.races) == 1
 
@@ -142,7 +142,7 @@ class TestTheCheckerItself:
         assert len(device.races) == 1
 
     def test_copies_of_one_batch_have_no_order(self, device: RecordingDevice) -> None:
-        device.copy(Lane.LOAD, [_whole_block(), _whole_block()])
+        device.copy(Lane.PREFETCH, [_whole_block(), _whole_block()])
         assert len(device.races) == 1
 
     def test_wrong_bytes_are_noticed(self) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from pipemax.domain.errors import TransferError
 from pipemax.domain.units import GpuBlockId, HostBlockId
-from pipemax.transfer.commands import BlockLoad, BlockStore, StepCopies, TokenStore
+from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies, TokenStore
 from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits, Priority
 from pipemax.transfer.cuda.chunks import copy_chunks
 from pipemax.transfer.cuda.device import Fence, Hold, Lane, Pool
@@ -16,8 +16,8 @@ from tests.fakes.recording_device import FakeKernel, RecordingDevice
 BLOCK_BYTES = 16
 
 
-def load(host: int, gpu: int) -> BlockLoad:
-    return BlockLoad(source=HostBlockId(host), target=GpuBlockId(gpu))
+def prefetch(host: int, gpu: int) -> BlockPrefetch:
+    return BlockPrefetch(source=HostBlockId(host), target=GpuBlockId(gpu))
 
 
 def store(gpu: int, host: int) -> BlockStore:
@@ -42,10 +42,10 @@ def transfers(device: RecordingDevice, queue: ChunkQueue) -> CudaTransfers:
 
 
 class TestSteps:
-    def test_loads_wait_in_the_queue_until_they_are_needed(
+    def test_prefetches_wait_in_the_queue_until_they_are_needed(
         self, transfers: CudaTransfers, device: RecordingDevice, queue: ChunkQueue
     ) -> None:
-        transfers.begin_step(StepCopies(loads=tuple(load(block, block) for block in range(8))))
+        transfers.begin_step(StepCopies(prefetches=tuple(prefetch(block, block) for block in range(8))))
         assert (queue.num_waiting, device.copies) == (4, [])
         assert queue.pump() == 2
         assert queue.pump() == 0, "four blocks are in flight"
@@ -53,9 +53,9 @@ class TestSteps:
         transfers.begin_step(StepCopies())
         assert queue.num_waiting == 0
         assert queue.counters.num_flushed == 2
-        assert queue.counters.bytes_by_lane[Lane.LOAD] == 8 * BLOCK_BYTES
+        assert queue.counters.bytes_by_lane[Lane.PREFETCH] == 8 * BLOCK_BYTES
         assert queue.counters.peak_in_flight_bytes == 8 * BLOCK_BYTES
-        assert device.waits[-1] == (Lane.COMPUTE, Fence.COMPUTE_AFTER_LOAD)
+        assert device.waits[-1] == (Lane.COMPUTE, Fence.COMPUTE_AFTER_PREFETCH)
 
     def test_a_step_without_earlier_copies_waits_for_nothing(
         self, transfers: CudaTransfers, device: RecordingDevice
@@ -88,19 +88,19 @@ class TestSteps:
         device.advance(Lane.COMPUTE)
         assert queue.pump() == 1
 
-    def test_load_times_come_once_they_are_known(
+    def test_prefetch_times_come_once_they_are_known(
         self, transfers: CudaTransfers, device: RecordingDevice
     ) -> None:
-        transfers.begin_step(StepCopies(loads=(load(0, 0), load(1, 1), load(5, 4))))
+        transfers.begin_step(StepCopies(prefetches=(prefetch(0, 0), prefetch(1, 1), prefetch(5, 4))))
         transfers.end_step(StepCopies())
-        assert transfers.begin_step(StepCopies()).loads == ()
+        assert transfers.begin_step(StepCopies()).prefetches == ()
         transfers.end_step(StepCopies())
         device.synchronize()
         wait = transfers.begin_step(StepCopies())
-        (timing,) = wait.loads
+        (timing,) = wait.prefetches
         assert timing.num_blocks == 3
         assert timing.seconds > 0
-        assert wait.stall_s > 0, "the second step waited for the first one's loads"
+        assert wait.stall_s > 0, "the second step waited for the first one's prefetches"
 
     def test_steps_alternate(self, transfers: CudaTransfers) -> None:
         with pytest.raises(AssertionError, match="no step"):
@@ -144,13 +144,15 @@ class TestSends:
     def test_nothing_but_activations_is_submitted_during_a_send(
         self, transfers: CudaTransfers, device: RecordingDevice, queue: ChunkQueue
     ) -> None:
-        transfers.begin_step(StepCopies(loads=(load(0, 0),)))
+        transfers.begin_step(StepCopies(prefetches=(prefetch(0, 0),)))
         transfers.end_step(StepCopies())
         sent = device.foreign_event()
         transfers.hold_for_send(sent)
         assert queue.pump() == 0
         pairs = [(block, block) for block in range(2, 6)]
-        activation = copy_chunks(pairs, lane=Lane.LOAD, block_bytes=BLOCK_BYTES, chunk_bytes=4 * BLOCK_BYTES)
+        activation = copy_chunks(
+            pairs, lane=Lane.PREFETCH, block_bytes=BLOCK_BYTES, chunk_bytes=4 * BLOCK_BYTES
+        )
         queue.put(activation, priority=Priority.ACTIVATION)
         assert queue.pump() == 1
         device.finish(sent)
@@ -164,11 +166,11 @@ class TestSends:
     def test_what_is_needed_now_queues_behind_the_send(
         self, transfers: CudaTransfers, device: RecordingDevice
     ) -> None:
-        transfers.begin_step(StepCopies(loads=(load(0, 0),)))
+        transfers.begin_step(StepCopies(prefetches=(prefetch(0, 0),)))
         transfers.end_step(StepCopies())
         transfers.hold_for_send(device.foreign_event())
         transfers.begin_step(StepCopies())
-        assert (Lane.LOAD, Hold.AFTER_SEND) in device.waits
+        assert (Lane.PREFETCH, Hold.AFTER_SEND) in device.waits
         assert len(device.copies) == 1
 
 
@@ -178,7 +180,7 @@ class TestErrors:
     ) -> None:
         submitter = Submitter(queue)
         transfers = CudaTransfers(device, queue, block_bytes=BLOCK_BYTES, submitter=submitter)
-        transfers.begin_step(StepCopies(loads=(load(99, 0),)))
+        transfers.begin_step(StepCopies(prefetches=(prefetch(99, 0),)))
         submitter._thread.join(timeout=10)
         with pytest.raises(TransferError, match="leaves its pool"):
             transfers.end_step(StepCopies())

@@ -122,5 +122,5 @@ def test_prefetches_in_parts_are_needed_later_and_nobody_touches_them_before(see
     """A budget of two blocks: many a request comes back over several steps, and some end in the midst of that."""
     core = run(seed, stores_tokens=True, runner=runner, static_prefetch_fraction=0.1, overdue_iterations=2)
     assert core.worker.device.races == []
-    assert core.worker.num_later_loads > 50
+    assert core.worker.num_later_prefetches > 50
     assert core.worker.num_abandoned > 0

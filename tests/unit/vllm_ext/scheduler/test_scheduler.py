@@ -157,7 +157,7 @@ def test_blocks_that_nobody_overwrote_come_back_without_a_copy() -> None:
     request = scheduler.requests["a"]
     scheduler._gpu.evict(request)
     num_full = request.num_computed_tokens // 4
-    assert scheduler._gpu.bring_back(request) == num_full
+    assert scheduler._gpu.allocate_for_prefetch(request) == num_full
     assert num_full == 5
 
 

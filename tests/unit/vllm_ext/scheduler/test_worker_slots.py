@@ -27,7 +27,7 @@ def test_who_is_back_on_the_gpu_keeps_its_slot() -> None:
     slots.take(["a", "b"])
     slots.leave_gpu("a")
     slots.leave_gpu("b")
-    slots.return_to_gpu("a")
+    slots.note_prefetch("a")
     assert slots.take(["c"]) == ["b"]
     slots.release("a")
     assert len(slots) == 1
@@ -47,7 +47,7 @@ def test_the_workers_are_told_what_they_lack() -> None:
     workers.leave_gpu("c")
     assert workers.tell([], ["d"]).dropped == ["b"]
     for name in ("b", "c"):
-        workers.return_to_gpu(name)
+        workers.note_prefetch(name)
     workers.leave_gpu("d")
     running = started("a", "b", "c")
     told = workers.tell(running, ["a", "b", "c"])
@@ -59,8 +59,8 @@ def test_a_return_that_was_evicted_before_it_ran_is_told_once_it_runs() -> None:
     workers = WorkerState(2)
     workers.tell([], ["a"])
     workers.leave_gpu("a")
-    workers.return_to_gpu("a")
+    workers.note_prefetch("a")
     workers.leave_gpu("a")
-    workers.return_to_gpu("a")
+    workers.note_prefetch("a")
     running = started("a")
     assert workers.tell(running, ["a"]).with_all_blocks == running

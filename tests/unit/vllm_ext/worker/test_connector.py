@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from pipemax.config import EngineConfig
 from pipemax.domain.plan import StepId
 from pipemax.domain.units import GpuBlockId, HostBlockId
-from pipemax.transfer.commands import BlockLoad, BlockStore, StepCopies
+from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies
 from pipemax.transfer.layout import BlockLayout
 from pipemax.vllm_ext.compat import check_hooks_run
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
@@ -63,8 +63,8 @@ def test_blocks_leave_and_come_back(
     run_step(connector, 1, StepCopies(stores=(store,)), hooks)
     run_step(connector, 2, StepCopies(), hooks)  # empty, and all the same begun and ended
     kv[3] = 0
-    load = BlockLoad(source=HostBlockId(5), target=GpuBlockId(4))
-    run_step(connector, 3, StepCopies(loads=(load,)), hooks)
+    prefetch = BlockPrefetch(source=HostBlockId(5), target=GpuBlockId(4))
+    run_step(connector, 3, StepCopies(prefetches=(prefetch,)), hooks)
     run_step(connector, 4, StepCopies(), hooks)
     assert (kv[4] == 7).all()
     assert not kv[3].any()
@@ -87,8 +87,8 @@ def test_each_layer_leaves_when_its_attention_is_done(
         kv[3, layer] = 0
     for hook in hooks:
         getattr(connector, hook)()
-    load = BlockLoad(source=HostBlockId(5), target=GpuBlockId(4))
-    run_step(connector, 2, StepCopies(loads=(load,)), hooks)
+    prefetch = BlockPrefetch(source=HostBlockId(5), target=GpuBlockId(4))
+    run_step(connector, 2, StepCopies(prefetches=(prefetch,)), hooks)
     run_step(connector, 3, StepCopies(), hooks)
     assert (kv[4] == 7).all()
     assert not kv[3].any()

@@ -8,7 +8,7 @@ from vllm.v1.worker.gpu_worker import AsyncIntermediateTensors
 
 from pipemax.domain.plan import StepId
 from pipemax.domain.units import GpuBlockId, HostBlockId
-from pipemax.transfer.commands import BlockLoad, LoadTiming, StepCopies, StepWait
+from pipemax.transfer.commands import BlockPrefetch, PrefetchTiming, StepCopies, StepWait
 from pipemax.transfer.cuda.device import Lane
 from pipemax.vllm_ext.worker.connector import PipeMaxConnector
 from pipemax.vllm_ext.worker.gpu_worker import watch_received
@@ -16,7 +16,7 @@ from pipemax.vllm_ext.worker.stage_clock import GpuStageClock
 from pipemax.vllm_ext.worker.stage_reports import StepReport
 from tests.fakes.recording_device import FakeKernel, RecordingDevice
 
-NOTHING = StepWait(stall_s=0.0, loads=())
+NOTHING = StepWait(stall_s=0.0, prefetches=())
 
 
 @pytest.fixture
@@ -84,16 +84,18 @@ def test_sampling_is_part_of_a_step_that_computes(device: RecordingDevice, clock
     assert report.steps[0].compute_s == pytest.approx(4e-3)
 
 
-def test_load_times_belong_to_the_steps_that_asked_for_them(clock: GpuStageClock) -> None:
-    loads = (BlockLoad(HostBlockId(0), GpuBlockId(0)), BlockLoad(HostBlockId(1), GpuBlockId(1)))
-    copies = StepCopies(loads=loads)
+def test_prefetch_times_belong_to_the_steps_that_asked_for_them(clock: GpuStageClock) -> None:
+    prefetches = (BlockPrefetch(HostBlockId(0), GpuBlockId(0)), BlockPrefetch(HostBlockId(1), GpuBlockId(1)))
+    copies = StepCopies(prefetches=prefetches)
     clock.begin(StepId(4), copies, NOTHING)
     clock.begin(StepId(5), StepCopies(), NOTHING)
-    wait = StepWait(stall_s=0.25, loads=(LoadTiming(num_blocks=2, seconds=0.5),))
+    wait = StepWait(stall_s=0.25, prefetches=(PrefetchTiming(num_blocks=2, seconds=0.5),))
     clock.begin(StepId(6), StepCopies(), wait)
     report = clock.take_report()
     assert report is not None
-    assert [(load.step_id, load.num_blocks, load.seconds) for load in report.loads] == [(4, 2, 0.5)]
+    assert [(prefetch.step_id, prefetch.num_blocks, prefetch.seconds) for prefetch in report.prefetches] == [
+        (4, 2, 0.5)
+    ]
     assert report.stall_s == 0.25
 
 

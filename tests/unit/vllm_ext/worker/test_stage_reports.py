@@ -4,7 +4,7 @@ from pipemax.domain.events import StepTimed, TransferTimed
 from pipemax.domain.plan import StepId
 from pipemax.transfer.commands import CopyCounts
 from pipemax.vllm_ext.worker.stage_reports import (
-    LoadReport,
+    PrefetchReport,
     ReportBook,
     StageReport,
     StepReport,
@@ -24,10 +24,10 @@ def test_stages_that_report_at_different_times_are_joined() -> None:
     assert book.take_in({1: [step(2, 0.4)]}) == [StepTimed(step_id=StepId(2), stage_s=(0.2, 0.4))]
 
 
-def test_loads_and_stalls_are_reported_beside_steps() -> None:
+def test_prefetches_and_stalls_are_reported_beside_steps() -> None:
     book = ReportBook(1)
-    load = LoadReport(step_id=StepId(3), num_blocks=7, seconds=0.5)
-    assert book.take_in({0: [StageReport(loads=(load,), stall_s=0.25)]}) == [
+    prefetch = PrefetchReport(step_id=StepId(3), num_blocks=7, seconds=0.5)
+    assert book.take_in({0: [StageReport(prefetches=(prefetch,), stall_s=0.25)]}) == [
         TransferTimed(step_id=StepId(3), num_blocks=7, stage_s=(0.5,))
     ]
     assert book.stall_s == [0.25]

@@ -1,10 +1,10 @@
-"""A load goes to the device by the step that needs it, and holds up no step that does not."""
+"""A prefetch goes to the device by the step that needs it, and holds up no step that does not."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipemax.domain.units import GpuBlockId, HostBlockId
-from pipemax.transfer.commands import BlockLoad, StepCopies
+from pipemax.transfer.commands import BlockPrefetch, StepCopies
 from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits
 from pipemax.transfer.cuda.device import Lane
 from pipemax.transfer.cuda.transfers import CudaTransfers
@@ -28,14 +28,14 @@ class Steps:
         self.needed_by: dict[int, int] = {}
 
     def run(
-        self, num_loads: int, num_later: int, *, abandons_loads: bool = False, num_pumps: int = 0
+        self, num_prefetches: int, num_later: int, *, abandons_prefetches: bool = False, num_pumps: int = 0
     ) -> None:
         """One step, until its kernel has run; copies go on only where that waits for them."""
         self.step += 1
         copies = StepCopies(
-            loads=self._loads(num_loads, 1),
-            later_loads=self._loads(num_later, 2),
-            abandons_loads=abandons_loads,
+            prefetches=self._prefetches(num_prefetches, 1),
+            later_prefetches=self._prefetches(num_later, 2),
+            abandons_prefetches=abandons_prefetches,
         )
         self._transfers.begin_step(copies)
         self.device.launch(Lane.COMPUTE, FakeKernel([], [], lambda: None))
@@ -45,13 +45,13 @@ class Steps:
         self._transfers.end_step(StepCopies())
         while not self.device.is_done(computed):
             if not self.device.advance(Lane.COMPUTE):
-                assert self.device.advance(Lane.LOAD), "the step waits for what nobody does"
+                assert self.device.advance(Lane.PREFETCH), "the step waits for what nobody does"
 
-    def _loads(self, count: int, steps_ahead: int) -> tuple[BlockLoad, ...]:
+    def _prefetches(self, count: int, steps_ahead: int) -> tuple[BlockPrefetch, ...]:
         blocks = range(self._next_block, self._next_block + count)
         self._next_block += count
         self.needed_by.update(dict.fromkeys(blocks, self.step + steps_ahead))
-        return tuple(BlockLoad(HostBlockId(block), GpuBlockId(block)) for block in blocks)
+        return tuple(BlockPrefetch(HostBlockId(block), GpuBlockId(block)) for block in blocks)
 
     def done(self) -> set[int]:
         """Blocks that are on the GPU."""
@@ -78,27 +78,27 @@ def test_what_is_needed_sooner_is_submitted_first(
     steps: list[tuple[int, int]], chunk_blocks: int, num_pumps: int
 ) -> None:
     run = Steps(chunk_blocks)
-    for num_loads, num_later in [*steps, (0, 0), (0, 0)]:
-        run.run(num_loads, num_later, num_pumps=num_pumps)
+    for num_prefetches, num_later in [*steps, (0, 0), (0, 0)]:
+        run.run(num_prefetches, num_later, num_pumps=num_pumps)
     assert run.order() == sorted(run.order())
 
 
 @settings(max_examples=60, deadline=None)
 @given(steps=STEPS, num_pumps=st.integers(0, 3))
-def test_a_step_computes_once_its_own_loads_are_there_and_no_later(
+def test_a_step_computes_once_its_own_prefetches_are_there_and_no_later(
     steps: list[tuple[int, int]], num_pumps: int
 ) -> None:
-    """The device loads a block only when computation can go on no other way."""
+    """The device prefetches a block only when computation can go on no other way."""
     run = Steps(chunk_blocks=1)
-    for num_loads, num_later in [*steps, (0, 0)]:
-        run.run(num_loads, num_later, num_pumps=num_pumps)
+    for num_prefetches, num_later in [*steps, (0, 0)]:
+        run.run(num_prefetches, num_later, num_pumps=num_pumps)
         needed = {block for block, step in run.needed_by.items() if step <= run.step}
         assert run.done() == needed
 
 
-@given(num_loads=st.integers(0, 4), num_later=st.integers(1, 4))
-def test_a_step_that_abandons_loads_waits_for_all_of_them(num_loads: int, num_later: int) -> None:
+@given(num_prefetches=st.integers(0, 4), num_later=st.integers(1, 4))
+def test_a_step_that_abandons_prefetches_waits_for_all_of_them(num_prefetches: int, num_later: int) -> None:
     run = Steps(chunk_blocks=1)
-    run.run(num_loads, num_later)
-    run.run(0, 0, abandons_loads=True)
+    run.run(num_prefetches, num_later)
+    run.run(0, 0, abandons_prefetches=True)
     assert run.done() == run.needed_by.keys()
