@@ -12,7 +12,8 @@ import os
 import select
 import signal
 import threading
-from pathlib import Path
+
+from pipemax.node.process import ProcessIdentity
 
 SERVER_IDENTITY_VARIABLE = "PIPEMAX_SERVER_IDENTITY"
 """``PID:START_TICKS`` of the engine server, set by the server before it starts an engine."""
@@ -37,10 +38,11 @@ def end_with_server() -> None:
     hold_gpus()
     try:
         pidfd = os.pidfd_open(pid)
+        # Between the server's death and now its pid may have gone to another process.
+        is_server = ProcessIdentity.of(pid).start_ticks == start_ticks
     except ProcessLookupError:
-        os._exit(1)
-    # Between the server's death and now its pid may have gone to another process.
-    if _start_ticks(pid) != start_ticks:
+        is_server = False
+    if not is_server:
         os._exit(1)
     threading.Thread(target=_exit_when_gone, args=(pidfd,), name=_THREAD_NAME, daemon=True).start()
 
@@ -68,11 +70,3 @@ def _exit_when_gone(pidfd: int) -> None:
     select.select([pidfd], [], [])
     # No clean-up: the GPU's memory is given back by the kernel, and nobody is left to talk to.
     os._exit(1)
-
-
-def _start_ticks(pid: int) -> int | None:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return int(stat.rpartition(")")[2].split()[19])
