@@ -25,8 +25,8 @@ from typing import Any
 import pyarrow as pa
 
 from pipemax.wire import OVERRIDES_TYPE, REQUEST_SCHEMA, GenerationSpec
-from pipemax_spark.client import EngineOptions, complete
-from pipemax_spark.server_process import EXECUTOR_VARIABLE
+from pipemax_spark.executor.client import EngineOptions, complete
+from pipemax_spark.executor.server_process import EXECUTOR_VARIABLE
 from tests.fakes.engine import fake_config
 from tests.fakes.engine_python import write_engine_python
 

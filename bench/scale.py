@@ -101,10 +101,10 @@ def run_job(directory: Path, rows: int, commit_every_s: float) -> dict[str, Any]
     from rich.console import Console
 
     from pipemax.wire import GenerationSpec
-    from pipemax_spark.job import AnnotationJob
-    from pipemax_spark.options import JobOptions
+    from pipemax_spark.job.job import AnnotationJob
+    from pipemax_spark.job.options import JobOptions
     from pipemax_spark.prompts import PromptSource
-    from pipemax_spark.session import get_session
+    from pipemax_spark.spark_session import get_session
     from tests.fakes.engine import fake_config
     from tests.fakes.engine_python import write_engine_python
 

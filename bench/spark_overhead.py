@@ -40,7 +40,7 @@ from bench.peers.load import LENGTHS, Load, write_model, write_table
 from bench.peers.on_spark import annotated
 from pipemax.api import Completion, GenerationRequest, OfflineEngine
 from pipemax.config import EngineConfig
-from pipemax_spark.session import get_session
+from pipemax_spark.spark_session import get_session
 
 WARM_UP_ROWS = 64
 MOST_ROWS_AHEAD, ROWS_AT_ONCE = 2_048, 256

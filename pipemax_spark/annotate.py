@@ -1,7 +1,7 @@
 """A DataFrame in, the same rows with one more column out: ``annotation``, a struct with the model's answer.
 
 Each task sends its rows to its executor's engine server and yields them as they complete, so rows change their
-order. This module builds the DataFrame; what runs in the tasks is ``pipemax_spark.task``.
+order. This module builds the DataFrame; what runs in the tasks is ``pipemax_spark.executor.task``.
 """
 
 import json
@@ -14,16 +14,12 @@ from typing import Any
 import pyarrow as pa
 
 from pipemax.wire import GenerationSpec, PreflightRequest
-from pipemax_spark.client import EngineOptions
+from pipemax_spark.engine_check import recent_preflight
 from pipemax_spark.errors import JobError
-from pipemax_spark.preflight import recent_preflight
-from pipemax_spark.profiles import discovery_script_of
-from pipemax_spark.prompts import PromptSource, find_field, quoted, resolve_column
-from pipemax_spark.response_format import compile_schema, load_schema
-from pipemax_spark.slots import slots_of
-from pipemax_spark.spec import AnnotationSpec
-from pipemax_spark.spool import dealt_directory, spool_fault
-from pipemax_spark.task import (
+from pipemax_spark.executor.client import EngineOptions
+from pipemax_spark.executor.response_format import compile_schema, load_schema
+from pipemax_spark.executor.spool import dealt_directory, spool_fault
+from pipemax_spark.executor.task import (
     KEY_COLUMN,
     MESSAGES_COLUMN,
     OVERRIDE_FIELDS,
@@ -32,6 +28,11 @@ from pipemax_spark.task import (
     AnnotateTask,
     TaskPlan,
 )
+from pipemax_spark.profiles import discovery_script_of
+from pipemax_spark.prompts import PromptSource, find_field, resolve_column
+from pipemax_spark.slots import slots_of
+from pipemax_spark.spec import AnnotationSpec
+from pipemax_spark.sql import quoted
 
 ANNOTATION = "annotation"
 
@@ -67,7 +68,7 @@ def annotate(
     Give ``model`` or an ``engine`` config (a dict of its YAML) that names one, and one of ``prompt_column``,
     ``messages_column`` (array<struct<role, content>>) and ``template`` (such as ``"Summarise: {text}"``).
     ``overrides_column`` is a struct with any of max_tokens, temperature, top_p, top_k, seed, stop for its row.
-    ``response_format`` is a JSON schema; how it becomes a type is in ``pipemax_spark.response_format``.
+    ``response_format`` is a JSON schema; how it becomes a type is in ``pipemax_spark.executor.response_format``.
     ``profile`` is the ``ResourceProfile`` of executors with GPUs (``pipemax_spark.profiles.gpu_profile``), for a
     session whose own executors have none.
 

@@ -195,7 +195,7 @@ def annotate(
     pipemax-annotate --input reviews.parquet --output out/reviews --prompt-column text --engine engine.yaml
     --response-format schema.json --dry-run
     """
-    from pipemax_spark.options import driver_directory
+    from pipemax_spark.job.options import driver_directory
 
     console = Console(soft_wrap=True, highlight=False)
     if not console.is_terminal:
@@ -205,7 +205,7 @@ def annotate(
 
     def make_options() -> Any:
         from pipemax_spark.annotate import engine_config, fails_on_error, schema_text
-        from pipemax_spark.options import JobOptions
+        from pipemax_spark.job.options import JobOptions
         from pipemax_spark.prompts import PromptSource
 
         return JobOptions(
@@ -270,8 +270,8 @@ def _run(make_options: Any, console: Console, logs: Path) -> int:
         # What is wrong with the call is said before anything is written, be it a log.
         options = make_options()
         _log_to_file(logs)
-        from pipemax_spark.job import AnnotationJob
-        from pipemax_spark.session import get_session
+        from pipemax_spark.job.job import AnnotationJob
+        from pipemax_spark.spark_session import get_session
 
         spark = get_session("pipemax-annotate", log_dir=logs)
         AnnotationJob(spark, options, console).run()

@@ -1,7 +1,8 @@
 """Spark's side of GPUs: the stage-level profile of executors that have some, and who discovers them.
 
 A task's own addresses play no part: an executor's tasks feed one engine that owns all GPUs of the executor
-(``pipemax_spark.resources``). So a profile asks for whole executors and for as many task slots as feed them well.
+(``pipemax_spark.executor.resources``). So a profile asks for whole executors and for as many task slots as feed them
+well.
 """
 
 import math

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipemax_spark.errors import JobError
+from pipemax_spark.sql import quoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,15 +170,6 @@ def _has_timestamp(kind: Any) -> bool:
             return _has_timestamp(kind.keyType) or _has_timestamp(kind.valueType)
         case _:
             return False
-
-
-def literal(text: str) -> str:
-    """A SQL string. JSON's own escapes would be read by SQL too, hence the doubled backslashes."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _messages(name: str, schema: Any) -> Any:

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from pipemax.wire import GenerationSpec, PreflightReply
+from pipemax_spark.executor.response_format import load_schema
 from pipemax_spark.prompts import PromptSource
-from pipemax_spark.response_format import load_schema
 from pipemax_spark.vllm_arguments import arguments_that_count
 
 _ENGINE_FIELDS = ("tokenizer", "quantization", "chat")

@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from pipemax.wire import GenerationSpec
 from pipemax_spark.annotate import checked_plan, draft_plan, engine_config, fails_on_error, schema_text
-from pipemax_spark.client import complete
 from pipemax_spark.errors import JobError
-from pipemax_spark.task import PIECE_ROWS, Annotator, TaskPlan, by_piece, request_batch, task_label
+from pipemax_spark.executor.client import complete
+from pipemax_spark.executor.task import PIECE_ROWS, Annotator, TaskPlan, by_piece, request_batch, task_label
 
 _MOST_PIECES_AHEAD = 256
 """Answers behind a slow row wait for it in memory: no more than so many pieces of 256 rows."""
@@ -130,7 +130,7 @@ def _pandas_udf(functions: Any, task: "UdfTask", returned: Any) -> Any:
     """Spark 4.0, which hands over Arrow's arrays only by way of pandas."""
     import pandas as pd
 
-    from pipemax_spark.pandas_bridge import array_of_prompts, frame_of_annotations
+    from pipemax_spark.executor.pandas_bridge import array_of_prompts, frame_of_annotations
 
     def pipemax(batches: Iterator[pd.Series]) -> Iterator[pd.DataFrame]:
         for annotations in task(array_of_prompts(batch) for batch in batches):

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from pipemax.wire import GenerationSpec, ProcessIdentity
-from pipemax_spark.client import EngineOptions
-from pipemax_spark.engine_environment import ENGINE_PYTHONPATH_VARIABLE
-from pipemax_spark.server_process import EXECUTOR_VARIABLE
+from pipemax_spark.executor.client import EngineOptions
+from pipemax_spark.executor.engine_environment import ENGINE_PYTHONPATH_VARIABLE
+from pipemax_spark.executor.server_process import EXECUTOR_VARIABLE
 from tests.engine.conftest import DEMO_MODEL
 from tests.serve.support import FakeJvm, run_prompts, server_of, wait_until
 

@@ -5,7 +5,7 @@ Exits 0 when every row came back exactly once with its own text.
 
 import sys
 
-from pipemax_spark.client import complete
+from pipemax_spark.executor.client import complete
 from tests.serve.support import assert_exactly_once, options, request_batches
 
 

@@ -17,8 +17,8 @@ from pipemax.wire import (
     ServerAction,
     ServerStats,
 )
-from pipemax_spark.client import EngineOptions, complete
-from pipemax_spark.server_process import ServerFiles, connect, find_executor, server_files
+from pipemax_spark.executor.client import EngineOptions, complete
+from pipemax_spark.executor.server_process import ServerFiles, connect, find_executor, server_files
 from tests.fakes.engine import expected_text, fake_config
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipemax.wire import SessionErrorCode
-from pipemax_spark.client import EngineSessionError, complete
+from pipemax_spark.executor.client import EngineSessionError, complete
 from tests.fakes.engine import expected_text
 from tests.serve.support import (
     FakeJvm,

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.client import EngineOptions, complete
+from pipemax_spark.executor.client import EngineOptions, complete
 from tests.fakes.virtual_engine import (
     phases_with_all_rows_there,
     refills,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipemax_spark.client import EngineOptions, complete
+from pipemax_spark.executor.client import EngineOptions, complete
 from tests.fakes.engine import expected_text, fake_config
 from tests.serve.support import (
     assert_exactly_once,

@@ -10,7 +10,7 @@ import pytest
 
 from pipemax.node.gpus import visible_gpus
 from pipemax.wire import ProcessIdentity
-from pipemax_spark.client import EngineSessionError
+from pipemax_spark.executor.client import EngineSessionError
 from tests.serve.support import FakeJvm, files_of, options, run_prompts, server_of, server_stats, wait_until
 
 EnginePython = Callable[..., str]

@@ -12,8 +12,8 @@ import pytest
 
 from pipemax.serve.limits import Timings
 from pipemax.wire import ProcessIdentity
-from pipemax_spark.client import EngineOptions, EngineSessionError, complete
-from pipemax_spark.server_process import ServerFiles
+from pipemax_spark.executor.client import EngineOptions, EngineSessionError, complete
+from pipemax_spark.executor.server_process import ServerFiles
 from tests.serve.support import (
     FakeJvm,
     files_of,

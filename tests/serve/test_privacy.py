@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.client import complete
+from pipemax_spark.executor.client import complete
 from tests.serve.support import FakeJvm, files_of, options, request_batch, run_prompts
 
 EnginePython = Callable[..., str]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipemax.wire import COMPLETION_SCHEMA, ErrorCode, GenerationSpec
-from pipemax_spark.client import complete
+from pipemax_spark.executor.client import complete
 from tests.serve.support import (
     FakeJvm,
     assert_exactly_once,

@@ -13,17 +13,17 @@ import pytest
 from rich.console import Console
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.job import AnnotationJob
-from pipemax_spark.options import JobOptions
+from pipemax_spark.job.job import AnnotationJob
+from pipemax_spark.job.options import JobOptions
+from pipemax_spark.monitor.summary import Summary
 from pipemax_spark.prompts import PromptSource
-from pipemax_spark.report import Summary
 from tests.fakes.engine_python import write_engine_python
 from tests.spark.processes import SMALL_SPARK
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from pipemax_spark.session import get_session
+    from pipemax_spark.spark_session import get_session
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     with pytest.MonkeyPatch.context() as patch:
@@ -84,7 +84,7 @@ def tracked_jobs(spark: Any, tmp_path: Path, engine_python: str) -> Callable[[],
 def jobs(tracked_jobs: Callable[[], Jobs], monkeypatch: pytest.MonkeyPatch) -> Callable[[], Jobs]:
     """Without MLflow, whose store takes ten seconds to make; what it records is ``test_tracking``'s business."""
     for method in ("_start", "_tag", "_log_samples", "_finish"):
-        monkeypatch.setattr(f"pipemax_spark.tracking.Tracker.{method}", lambda *_: None)
+        monkeypatch.setattr(f"pipemax_spark.monitor.tracking.Tracker.{method}", lambda *_: None)
     return tracked_jobs
 
 

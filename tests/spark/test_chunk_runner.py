@@ -5,13 +5,13 @@ from typing import Any
 
 from pipemax.wire import GenerationSpec
 from pipemax_spark.annotate import annotated_schema, draft_plan, with_keys
-from pipemax_spark.chunks import ChunkPlan, SlicedRows, write_slices
-from pipemax_spark.fence import Claim
-from pipemax_spark.outcomes import AppendedOutcomes
+from pipemax_spark.job.chunks import ChunkPlan, SlicedRows, write_slices
+from pipemax_spark.job.outcomes import AppendedOutcomes
+from pipemax_spark.job.runner import ChunkRunner
 from pipemax_spark.prompts import PromptSource
-from pipemax_spark.runner import ChunkRunner
 from pipemax_spark.slots import Slots
-from pipemax_spark.tables import DeltaTable, Transaction
+from pipemax_spark.storage.fence import Claim
+from pipemax_spark.storage.tables import DeltaTable, Transaction
 from tests.fakes.engine import fake_config
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pipemax_spark.errors import CommitRefusedError, JobFailedError
-from pipemax_spark.fence import Claim
-from pipemax_spark.tables import DeltaTable, Transaction
+from pipemax_spark.storage.fence import Claim
+from pipemax_spark.storage.tables import DeltaTable, Transaction
 from tests.spark.processes import wait_until
 
 SCHEMA = "id long, run string"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pipemax_spark.errors import JobError
-from pipemax_spark.incremental import MicroBatches
-from pipemax_spark.sources import read_source
+from pipemax_spark.job.incremental import MicroBatches
+from pipemax_spark.storage.sources import read_source
 from tests.fakes.engine import expected_text
 from tests.spark.conftest import Jobs
 from tests.spark.test_killed_job import SLOW, kill_when, start_job

@@ -7,7 +7,7 @@ import pytest
 
 from pipemax_spark.errors import JobError
 from pipemax_spark.prompts import PromptSource
-from pipemax_spark.sources import read_source
+from pipemax_spark.storage.sources import read_source
 from tests.fakes.engine import expected_text
 from tests.spark.conftest import Jobs
 

@@ -32,9 +32,9 @@ from hypothesis.stateful import (
 from rich.console import Console
 
 from pipemax_spark.errors import JobError, JobFailedError
-from pipemax_spark.job import AnnotationJob
-from pipemax_spark.options import JobOptions
-from pipemax_spark.tables import Commit, DeltaTable, Transaction
+from pipemax_spark.job.job import AnnotationJob
+from pipemax_spark.job.options import JobOptions
+from pipemax_spark.storage.tables import Commit, DeltaTable, Transaction
 from tests.spark.conftest import Jobs
 
 ROWS = [(i % 30, f"word {i % 30}") for i in range(40)]

@@ -8,7 +8,7 @@ import pytest
 from pipemax.wire import ErrorCode, GenerationSpec
 from pipemax_spark.errors import JobError, JobFailedError
 from pipemax_spark.prompts import PromptSource
-from pipemax_spark.tables import DeltaTable
+from pipemax_spark.storage.tables import DeltaTable
 from tests.fakes.engine import expected_text
 from tests.spark.conftest import Jobs, object_schema
 

@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from pipemax_spark.annotate import annotate_with, with_keys
-from pipemax_spark.client import EngineOptions
-from pipemax_spark.options import JobOptions
+from pipemax_spark.executor.client import EngineOptions
+from pipemax_spark.executor.task import TaskPlan
+from pipemax_spark.job.options import JobOptions
 from pipemax_spark.prompts import PromptSource
-from pipemax_spark.task import TaskPlan
 from tests.fakes.engine import expected_text, fake_config
 from tests.spark.conftest import Jobs
 from tests.spark.processes import SMALL_SPARK, servers_of, wait_until

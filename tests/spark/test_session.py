@@ -8,7 +8,7 @@ from typing import Any
 SETTING = "spark.databricks.delta.snapshotPartitions"
 SHOW = f"""
 from pathlib import Path
-from pipemax_spark.session import get_session
+from pipemax_spark.spark_session import get_session
 with_delta = get_session("one machine", log_dir=Path())
 print("partitions:", with_delta.conf.get("{SETTING}"))
 """

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from pyspark.testing import assertDataFrameEqual
 
-from pipemax_spark.chunks import Chunk, SlicedRows, partition_keys, write_slices
-from pipemax_spark.left import rows_left
-from pipemax_spark.task import KEY_COLUMN
+from pipemax_spark.executor.task import KEY_COLUMN
+from pipemax_spark.job.chunks import Chunk, SlicedRows, partition_keys, write_slices
+from pipemax_spark.job.left import rows_left
 
 
 def chunk_of(sliced: SlicedRows, first: int, end: int) -> Chunk:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipemax_spark.session import DELTA_PACKAGES
+from pipemax_spark.spark_session import DELTA_PACKAGES
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "spark"
 FILES = sorted(CONF.glob("*.conf"))

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from pipemax.wire import ProcessIdentity
-from pipemax_spark.chunks import Chunk
 from pipemax_spark.errors import JobError
-from pipemax_spark.hadoop import HadoopFiles
-from pipemax_spark.workdir import WorkDirectory
+from pipemax_spark.job.chunks import Chunk
+from pipemax_spark.job.workdir import WorkDirectory
+from pipemax_spark.storage.hadoop import HadoopFiles
 from tests.spark.conftest import Jobs
 
 TABLE = "table-id"

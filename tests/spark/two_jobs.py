@@ -11,10 +11,10 @@ from pathlib import Path
 from rich.console import Console
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.job import AnnotationJob
-from pipemax_spark.options import JobOptions
+from pipemax_spark.job.job import AnnotationJob
+from pipemax_spark.job.options import JobOptions
 from pipemax_spark.prompts import PromptSource
-from pipemax_spark.session import get_session
+from pipemax_spark.spark_session import get_session
 from tests.fakes.engine import fake_config
 from tests.spark.processes import servers_of
 

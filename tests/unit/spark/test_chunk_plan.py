@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipemax_spark.chunks import ChunkPlan, number_of_slices, partition_keys
+from pipemax_spark.job.chunks import ChunkPlan, number_of_slices, partition_keys
 from pipemax_spark.slots import Slots
 
 

@@ -1,8 +1,8 @@
 """When a job must end for its error rows, and when the driver warns that it hears nothing."""
 
 from pipemax.wire import CollectorAddress
-from pipemax_spark.limits import ErrorLimits
-from pipemax_spark.progress import SilenceWatch
+from pipemax_spark.monitor.error_limits import ErrorLimits
+from pipemax_spark.monitor.progress import SilenceWatch
 
 ERRORS = {"engine_error": (700, "refused"), "empty_prompt": (300, "no prompt")}
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipemax_spark.task import PIECE_ROWS
+from pipemax_spark.executor.task import PIECE_ROWS
 from pipemax_spark.udf import _MOST_PIECES_AHEAD, OrderedRows
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from pipemax_spark.pandas_bridge import array_of_prompts, frame_of_annotations
+from pipemax_spark.executor.pandas_bridge import array_of_prompts, frame_of_annotations
 
 
 def test_texts_and_nulls() -> None:

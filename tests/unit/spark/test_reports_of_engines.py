@@ -9,12 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipemax.wire import JobStats, ServerStats
-from pipemax_spark.collector import Collector
-from pipemax_spark.engine_log import EngineLog
-from pipemax_spark.plot import plot
-from pipemax_spark.policy import PolicyNotes
-from pipemax_spark.progress import EngineSample, Sample
-from pipemax_spark.time_accounts import NO_ENGINE, TimeAccounts, describe_account, whole_account
+from pipemax_spark.monitor.collector import Collector
+from pipemax_spark.monitor.engine_log import EngineLog
+from pipemax_spark.monitor.plot import plot
+from pipemax_spark.monitor.policy import PolicyNotes
+from pipemax_spark.monitor.progress import EngineSample, Sample
+from pipemax_spark.monitor.time_accounts import NO_ENGINE, TimeAccounts, describe_account, whole_account
 
 
 def report(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipemax_spark.resources import gpu_environment
+from pipemax_spark.executor.resources import gpu_environment
 
 
 @pytest.fixture

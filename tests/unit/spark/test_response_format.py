@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipemax_spark.response_format import compile_schema, load_schema, parse
+from pipemax_spark.executor.response_format import compile_schema, load_schema, parse
 
 PERSON = {
     "type": "object",

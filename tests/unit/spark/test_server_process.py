@@ -8,7 +8,7 @@ import pytest
 
 from pipemax.wire import ProcessIdentity, pid_namespace
 from pipemax_spark.errors import EngineSessionError
-from pipemax_spark.server_process import Executor, ServerFiles, ensure_server
+from pipemax_spark.executor.server_process import Executor, ServerFiles, ensure_server
 
 
 @contextmanager

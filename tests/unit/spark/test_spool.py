@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax.wire import COMPLETION_SCHEMA
-from pipemax_spark.spool import Spool, arrow_location, dealt_directory, spool_fault
+from pipemax_spark.executor.spool import Spool, arrow_location, dealt_directory, spool_fault
 
 
 def completions(texts: list[str | None]) -> pa.RecordBatch:

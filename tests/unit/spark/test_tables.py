@@ -1,6 +1,6 @@
 import pytest
 
-from pipemax_spark.tables import is_path
+from pipemax_spark.storage.tables import is_path
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax.wire import COMPLETION_SCHEMA
-from pipemax_spark.spool import Spool
-from pipemax_spark.task import KEY_COLUMN, PROMPT_COLUMN, PendingRows
+from pipemax_spark.executor.spool import Spool
+from pipemax_spark.executor.task import KEY_COLUMN, PROMPT_COLUMN, PendingRows
 
 
 @given(sizes=st.lists(st.integers(0, 700), min_size=1, max_size=5), seed=st.randoms())

@@ -1,0 +1,89 @@
+"""Asks the engine's own environment, on an executor, whether engine and generation are fine: no engine starts."""
+
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from pipemax.wire import PreflightReply, PreflightRequest
+from pipemax_spark.errors import JobError
+from pipemax_spark.executor.client import EngineOptions, engine_command, engine_environment
+from pipemax_spark.executor.resources import gpu_environment
+from pipemax_spark.executor.server_process import find_executor
+
+_TIMEOUT_S = 600
+_SHOWN_LINES = 3
+_REMEMBERED_S = 600
+_fine: dict[tuple[Any, ...], tuple[float, PreflightReply]] = {}
+"""What was asked → when the answer came, and that answer, which was no error."""
+
+
+def recent_preflight(
+    spark: Any, request: PreflightRequest, options: EngineOptions, *, profile: Any = None
+) -> PreflightReply:
+    """As ``run_preflight``, but what this application has found fine in the last ten minutes is not asked again.
+
+    The engine's environment takes seconds to import, which a notebook would else wait for at each call. A model that
+    is changed in place meanwhile is not noticed; the engine that runs has not noticed it either.
+    """
+    profile_id = None if profile is None else profile.id
+    asked = (spark.sparkContext.applicationId, request.to_bytes(), options.engine_python, profile_id)
+    if asked not in _fine or time.monotonic() - _fine[asked][0] > _REMEMBERED_S:
+        reply = run_preflight(spark, request, options, profile=profile)
+        _fine[asked] = time.monotonic(), reply
+    return _fine[asked][1]
+
+
+def run_preflight(
+    spark: Any, request: PreflightRequest, options: EngineOptions, *, profile: Any = None
+) -> PreflightReply:
+    """``JobError`` with the engine side's own sentence where something is wrong. ``profile`` is the resource profile
+    of the stage that will run the engine."""
+    engine_python, script = options.engine_python, options.gpu_discovery_script
+
+    def ask(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            replies = [_ask(engine_python, payload, script) for payload in batch.column(0).to_pylist()]
+            yield pa.RecordBatch.from_arrays([pa.array(replies, pa.binary())], names=["reply"])
+
+    row = spark.createDataFrame([(bytearray(request.to_bytes()),)], "request binary").coalesce(1)
+    answer = row.mapInArrow(ask, "reply binary", profile=profile).collect()[0]["reply"]
+    reply = PreflightReply.from_bytes(bytes(answer))
+    if reply.error:
+        raise JobError(reply.error)
+    return reply
+
+
+def _ask(engine_python: str | None, payload: bytes, discovery_script: str | None) -> bytes:
+    """On the executor: a reply, or one that says why there is none."""
+    command = engine_command(engine_python, "pipemax", "preflight")
+    gpus = gpu_environment(find_executor().process.pid, discovery_script)
+    try:
+        done = subprocess.run(
+            command,
+            input=payload,
+            capture_output=True,
+            env=engine_environment() | gpus,
+            cwd="/",
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except OSError as error:
+        return _failure(
+            f"engine-python {command[0]!r} cannot be run on an executor: {error}; give the path of a Python there"
+        )
+    except subprocess.TimeoutExpired:
+        return _failure(f"engine-python {command[0]!r} has not answered within {_TIMEOUT_S} s")
+    if done.returncode != 0 or not done.stdout.strip():
+        errors = done.stderr.decode(errors="replace").strip().splitlines()[-_SHOWN_LINES:]
+        return _failure(
+            f"engine-python {command[0]!r} could not check the engine (exit status {done.returncode}): "
+            f"{' | '.join(errors)}. Is pipemax-spark with its engine extra installed there?"
+        )
+    return done.stdout.strip().splitlines()[-1]
+
+
+def _failure(error: str) -> bytes:
+    return PreflightReply(error=error).to_bytes()

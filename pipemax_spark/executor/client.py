@@ -1,0 +1,343 @@
+"""Completions for request batches, from this executor's engine server: every row exactly once, whatever dies.
+
+``complete`` needs pyarrow and the standard library only, so it runs in any Spark runtime's Python. It knows rows
+and servers, nothing of DataFrames. Three threads at most serve a call: the caller's, which takes results off the
+session; the feeder (``feed``), which reads the caller's rows; and a watchdog, which ends a server that has fallen
+silent while the caller waits for it.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from pipemax.wire import (
+    COMPLETION_SCHEMA,
+    PACKAGE_VERSION,
+    REQUEST_SCHEMA,
+    VERSION_METADATA,
+    CollectorAddress,
+    GenerationSpec,
+    MessageKind,
+    ProcessIdentity,
+    ServerMessage,
+    SessionErrorCode,
+    SessionHeader,
+)
+from pipemax_spark.errors import EngineSessionError
+from pipemax_spark.executor.engine_environment import engine_command, engine_environment
+from pipemax_spark.executor.feed import Feed
+from pipemax_spark.executor.server_process import (
+    STREAM_ERRORS,
+    Executor,
+    ServerFiles,
+    connect,
+    ensure_server,
+    find_executor,
+    kill_server,
+    server_files,
+)
+
+__all__ = ["EngineOptions", "EngineSessionError", "complete", "engine_command", "engine_environment"]
+
+log = logging.getLogger(__name__)
+
+SILENCE_TIMEOUT_S = 30.0
+"""A server that says nothing for this long hangs: its heartbeat is one second."""
+LOADING_SILENCE_FACTOR = 10
+"""So many times longer while an engine loads: importing its libraries from a cold disk holds up every thread."""
+MAX_DEATHS = 3
+"""After this many servers in a row that ended without a single completion, the task gives up."""
+MAX_SUSPECT_DEATHS = 200
+"""The same for servers that were looking for the row that kills them. A last resort: each such death brings the
+culprit nearer, at most 18 of them for one among 65,536 rows, and the server itself refuses when it finds no end."""
+_ENDING_S = 10.0
+"""So long may a lost server take to end; one that still serves then has only broken the stream."""
+_ENDING_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Which engine, and how its rows are generated."""
+
+    engine: Mapping[str, Any]
+    """An EngineConfig, checked by the server."""
+    generation: GenerationSpec = field(default_factory=GenerationSpec)
+    job_id: str
+    engine_python: str | None = None
+    """The interpreter of the engine's environment; ``None`` is this one."""
+    collector: CollectorAddress | None = None
+    reuses_results: bool = False
+    """Rows that this server has answered before are answered from its cache."""
+    gpu_discovery_script: str | None = None
+    """Prints the executor's GPUs, where nothing else tells them; see ``pipemax_spark.executor.resources``."""
+    log_dir: str | None = None
+    """For the server's log; ``None`` is the directory of its socket."""
+    start_timeout_s: float = 3600.0
+    """Until the engine has loaded; time spent waiting for another job's engine does not count."""
+    silence_timeout_s: float = SILENCE_TIMEOUT_S
+
+
+def complete(
+    requests: Iterable[pa.RecordBatch], options: EngineOptions, *, task: str
+) -> Generator[pa.RecordBatch, None, None]:
+    """Completions (COMPLETION_SCHEMA, any order) for requests (REQUEST_SCHEMA), each row exactly once.
+
+    Nothing is started before the first row is there. ``requests`` is read on another thread, within the server's
+    credit, and never again once this generator has ended or was closed. Raises what ``requests`` raises,
+    ``ValueError`` for batches of another schema or doubled row ids, ``EngineSessionError`` for the rest.
+    """
+    feed = Feed(requests)
+    feed.start()
+    try:
+        # Without rows no server is needed: an empty partition must not start an engine.
+        if feed.has_rows():
+            yield from _Completer(feed, options, task).batches()
+    finally:
+        feed.close()
+
+
+class _ServerLostError(Exception):
+    """The server ended, was killed or broke the stream; its successor gets the open rows."""
+
+
+class _Completer:
+    """Sessions, one after the other, until all rows are done."""
+
+    def __init__(self, feed: Feed, options: EngineOptions, task: str) -> None:
+        self._feed = feed
+        self._options = options
+        self._executor = find_executor()
+        self._files = server_files(self._executor, options.engine_python, options.log_dir)
+        self._header = _header(options, task, self._executor)
+        self._server: ProcessIdentity | None = None
+        """The latest session's."""
+        self._deaths = 0
+        self._suspect_deaths = 0
+        self._has_suspects = False
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        while self._feed.has_rows():
+            try:
+                for batch in self._one_session():
+                    self._deaths = self._suspect_deaths = 0
+                    yield batch
+            except _ServerLostError as lost:
+                self._feed.raise_error()
+                self._count_death(str(lost))
+                if self._deaths >= MAX_DEATHS or self._suspect_deaths >= MAX_SUSPECT_DEATHS:
+                    raise self._give_up(str(lost)) from lost
+                self._wait_for_end()
+
+    def _wait_for_end(self) -> None:
+        """A dying server still takes sessions for a moment: each would fail and count as one more death."""
+        given_up_s = time.monotonic() + _ENDING_S
+        while self._server is not None and self._server.is_running() and time.monotonic() < given_up_s:
+            time.sleep(_ENDING_POLL_S)
+
+    def _count_death(self, reason: str) -> None:
+        if self._has_suspects:
+            self._suspect_deaths += 1
+        else:
+            self._deaths += 1
+        in_a_row = self._deaths + self._suspect_deaths
+        log.warning("the engine server was lost (%d in a row): %s", in_a_row, reason)
+
+    def _give_up(self, reason: str) -> EngineSessionError:
+        in_a_row = self._deaths + self._suspect_deaths
+        return EngineSessionError(
+            SessionErrorCode.ENGINE_DIED,
+            f"the engine server was lost {in_a_row} times in a row without completing a row: {reason}. "
+            + self._files.log_tail(),
+        )
+
+    def _one_session(self) -> Iterator[pa.RecordBatch]:
+        options = self._options
+        deadline_s = time.monotonic() + options.start_timeout_s
+        server = self._server = ensure_server(
+            self._files,
+            self._executor,
+            options.engine_python,
+            deadline_s=deadline_s,
+            gpu_discovery_script=options.gpu_discovery_script,
+        )
+        suspects = self._files.recorded_suspects()
+        if suspects is not None:  # else it has ended already: what was last known holds
+            self._has_suspects = suspects > 0
+        with connect(self._files) as client:
+            descriptor = flight.FlightDescriptor.for_command(self._header.to_bytes())
+            try:
+                writer, reader = client.do_exchange(descriptor)
+                writer.begin(REQUEST_SCHEMA)
+            except STREAM_ERRORS as error:
+                raise _ServerLostError(_first_line(error)) from error
+            session = _Session(self._feed, reader, options, self._files, server)
+            with _Watchdog(session) as watchdog:
+                self._feed.attach(writer, reader.cancel)
+                try:
+                    yield from session.batches(watchdog)
+                finally:
+                    reader.cancel()
+                    self._feed.detach()
+                    with contextlib.suppress(*STREAM_ERRORS):  # cancelled above, which closing reports again
+                        writer.close()
+
+
+class _Session:
+    """The reading side of one session."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        reader: flight.FlightStreamReader,
+        options: EngineOptions,
+        files: ServerFiles,
+        server: ProcessIdentity,
+    ) -> None:
+        self._feed = feed
+        self._reader = reader
+        self._options = options
+        self._files = files
+        self._server = server
+        self._is_ready = False
+        self._load_wait_s = 0.0
+        self._heard_at_s = time.monotonic()
+        self._lost_because = ""
+
+    def batches(self, watchdog: "_Watchdog") -> Iterator[pa.RecordBatch]:
+        """Completions until the server ends the session, which it does when all rows are done."""
+        with self._stream_errors(watchdog):
+            self._check_versions(self._reader.schema)
+        while True:
+            try:
+                with self._stream_errors(watchdog):
+                    chunk = self._reader.read_chunk()
+            except StopIteration:
+                if self._feed.is_done():
+                    return
+                raise _ServerLostError("the server ended the session early") from None
+            if chunk.app_metadata is not None:
+                self._take(ServerMessage.from_bytes(chunk.app_metadata.to_pybytes()))
+            if chunk.data is not None and chunk.data.num_rows:
+                self._feed.completed(chunk.data.column("row_id").to_pylist())
+                yield pa.RecordBatch.from_arrays(chunk.data.columns, schema=COMPLETION_SCHEMA)
+
+    @property
+    def silence_timeout_s(self) -> float:
+        return self._options.silence_timeout_s * (1 if self._is_ready else LOADING_SILENCE_FACTOR)
+
+    def end_silent_server(self, silent_s: float) -> None:
+        """From the watchdog's thread: the caller waits for a server that hangs."""
+        self._lost_because = f"it said nothing for {silent_s:.0f} s"
+        kill_server(self._server, self._lost_because)
+        self._reader.cancel()  # in case that it could not be killed
+
+    @contextlib.contextmanager
+    def _stream_errors(self, watchdog: "_Watchdog") -> Iterator[None]:
+        with watchdog.waiting():
+            try:
+                yield
+            except STREAM_ERRORS as error:
+                self._feed.raise_error()  # the feeder cancelled the session, for the caller's input failed
+                raise _ServerLostError(self._lost_because or _first_line(error)) from error
+
+    def _check_versions(self, schema: pa.Schema) -> None:
+        metadata = schema.metadata or {}
+        if all(metadata.get(name) == value for name, value in VERSION_METADATA.items()):
+            return
+        theirs = {name: metadata.get(name, b"unknown").decode() for name in VERSION_METADATA}
+        wire_version, package_version = theirs.values()
+        raise EngineSessionError(
+            SessionErrorCode.VERSION_MISMATCH,
+            f"the engine's environment has pipemax-spark {package_version} (wire {wire_version}), this side has "
+            f"{PACKAGE_VERSION} (wire {VERSION_METADATA[b'pipemax_wire_version'].decode()}): install the same "
+            "version in both, then start a new Spark application.",
+        )
+
+    def _take(self, message: ServerMessage) -> None:
+        now_s = time.monotonic()
+        since_last_s, self._heard_at_s = now_s - self._heard_at_s, now_s
+        match message.kind:
+            case MessageKind.READY:
+                self._is_ready = True
+            case MessageKind.CREDIT:
+                self._feed.add_credit(message.credit_rows, message.credit_bytes)
+            case MessageKind.FAILED:
+                self._fail(message)
+            case MessageKind.STATUS if not self._is_ready and message.code is None:
+                self._load_wait_s += since_last_s
+                if self._load_wait_s > self._options.start_timeout_s:
+                    raise EngineSessionError(
+                        SessionErrorCode.ENGINE_START_FAILED,
+                        f"no engine after {self._load_wait_s:.0f} s ({message.detail}). {self._files.log_tail()}",
+                    )
+
+    def _fail(self, message: ServerMessage) -> None:
+        code = message.code or SessionErrorCode.ENGINE_DIED
+        if code in (SessionErrorCode.ENGINE_DIED, SessionErrorCode.SHUTTING_DOWN):
+            raise _ServerLostError(message.detail)
+        hint = ""
+        if code is SessionErrorCode.ENGINE_START_FAILED:
+            hint = f" The engine's log: {self._files.log}"
+        elif code is SessionErrorCode.ENGINE_UNUSABLE:
+            hint = f" {self._files.log_tail()}"
+        raise EngineSessionError(code, message.detail + hint)
+
+
+class _Watchdog:
+    """Ends the session's server when the caller has waited too long for a word of it.
+
+    A caller that is busy elsewhere reads nothing for as long as it likes: only waiting counts.
+    """
+
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+        self._waiting_since_s: float | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pipemax-watchdog", daemon=True)
+
+    def __enter__(self) -> "_Watchdog":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        self._waiting_since_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waiting_since_s = None
+
+    def _run(self) -> None:
+        while not self._stopped.wait(min(1.0, self._session.silence_timeout_s / 4)):
+            since_s, timeout_s = self._waiting_since_s, self._session.silence_timeout_s
+            if since_s is not None and time.monotonic() - since_s > timeout_s:
+                self._session.end_silent_server(timeout_s)
+                return
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _header(options: EngineOptions, task: str, executor: Executor) -> SessionHeader:
+    return SessionHeader(
+        job_id=options.job_id,
+        task=task,
+        client=ProcessIdentity.own(),
+        daemon=executor.daemon,
+        engine=dict(options.engine),
+        generation=options.generation,
+        collector=options.collector,
+        reuses_results=options.reuses_results,
+    )

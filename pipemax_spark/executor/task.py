@@ -1,0 +1,274 @@
+"""What runs in a Spark task: input batches in, annotated batches out, in the order in which rows complete.
+
+Needs pyarrow alone. It knows nothing of tables or chunks. Rows that wait for the engine are kept in small pieces,
+so memory is bounded by the server's credit and one Arrow batch, whatever the partition's size.
+"""
+
+import contextlib
+import queue
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipemax.wire import OVERRIDES_TYPE, REQUEST_SCHEMA, ErrorCode
+from pipemax_spark.errors import RowFailedError
+from pipemax_spark.executor.client import EngineOptions, complete
+from pipemax_spark.executor.response_format import Parser, compile_schema, load_schema, parse
+from pipemax_spark.executor.spool import Spool
+from pipemax_spark.executor.task_reports import TaskReporter
+
+PROMPT_COLUMN = "__pipemax_prompt"
+MESSAGES_COLUMN = "__pipemax_messages"
+OVERRIDES_COLUMN = "__pipemax_overrides"
+KEY_COLUMN = "__pipemax_key"
+"""What the spool knows a row by; a column that only jobs with a spool have."""
+_HELPERS = {PROMPT_COLUMN: "prompt", MESSAGES_COLUMN: "messages", OVERRIDES_COLUMN: "overrides"}
+"""Column that the driver adds → field of a request."""
+
+PIECE_ROWS = 256
+_ERROR_TYPE = pa.struct([("code", pa.string()), ("message", pa.string())])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPlan:
+    """All that a task needs to know. Travels to the executors."""
+
+    options: EngineOptions
+    spec_hash: str
+    run_id: str
+    output_column: str
+    fails_on_error: bool = False
+    """Raise at the first error row instead of keeping it."""
+    spool: str | None = None
+    """Directory for completions that are not committed yet."""
+
+    def parser(self) -> Parser | None:
+        text = self.options.generation.response_format
+        return None if text is None else compile_schema(load_schema(text))
+
+    def annotation_type(self) -> pa.StructType:
+        parser = self.parser()
+        return pa.struct(
+            [
+                ("text", pa.string()),
+                *([] if parser is None else [("parsed", parser.arrow_type)]),
+                ("finish_reason", pa.string()),
+                ("prompt_tokens", pa.int32()),
+                ("completion_tokens", pa.int32()),
+                ("error", _ERROR_TYPE),
+                ("spec_hash", pa.string()),
+                ("run_id", pa.string()),
+                ("completed_at", pa.timestamp("us", tz="UTC")),
+            ]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotateTask:
+    """The function of ``mapInArrow``."""
+
+    plan: TaskPlan
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        plan = self.plan
+        annotator = Annotator(plan)
+        with (
+            Spool(plan.spool, partition=_partition()) as spool,
+            TaskReporter(plan.options.collector, plan.options.job_id) as reporter,
+        ):
+            pending = PendingRows(batches, spool)
+            for completions in pending.completions(plan.options):
+                rows, completions = pending.take(completions)
+                annotations = annotator.annotations(completions)
+                reporter.count(annotator.unreported_errors)
+                yield pa.RecordBatch.from_arrays(
+                    [*rows.columns, annotations], names=[*rows.schema.names, plan.output_column]
+                )
+
+
+class PendingRows:
+    """Input rows that the engine has not completed.
+
+    Pieces come in on the feeder's thread and leave, when their last row is complete, on the task's. A row id is the
+    piece's number times the piece's size, plus the row's place in it.
+    """
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], spool: Spool) -> None:
+        self._batches = batches
+        self._spool = spool
+        self._recalled: queue.SimpleQueue[pa.RecordBatch] = queue.SimpleQueue()
+        self._pieces: dict[int, pa.RecordBatch] = {}
+        self._keys: dict[int, list[str]] = {}  # where there is a key column
+        self._open_rows: dict[int, int] = {}
+
+    def completions(self, options: EngineOptions) -> Iterator[pa.RecordBatch]:
+        """Of all rows (COMPLETION_SCHEMA): the spool's of those that it knows, the engine's of the others."""
+        for completions in complete(self.requests(), options, task=task_label()):
+            self._keep(completions)
+            yield completions
+            yield from self._take_recalled()
+        yield from self._take_recalled()
+
+    def requests(self) -> Iterator[pa.RecordBatch]:
+        """Batches of REQUEST_SCHEMA, without the rows that the spool knows."""
+        number = 0
+        for batch in self._batches:
+            for start in range(0, batch.num_rows, PIECE_ROWS):
+                piece = _copied(batch.slice(start, PIECE_ROWS))
+                # Kept before the request is sent, or answered by the spool: its completions may be taken at once.
+                self._open_rows[number] = piece.num_rows
+                self._pieces[number] = _without_helpers(piece)
+                request = _request(piece, number * PIECE_ROWS)
+                if KEY_COLUMN in piece.schema.names:
+                    keys = self._keys[number] = piece.column(KEY_COLUMN).to_pylist()
+                    request = self._without_recalled(request, keys)
+                yield request
+                number += 1
+
+    def take(self, completions: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """The input rows of these completions, which are forgotten, and the completions in the same order."""
+        row_ids: list[int] = completions.column("row_id").to_pylist()
+        places = by_piece(row_ids)
+        parts = []
+        # Piece by piece: taking from all pieces at once would copy every one of them whole.
+        for number, indices in places.items():
+            offsets = [row_ids[i] % PIECE_ROWS for i in indices]
+            parts.append(self._pieces[number].take(pa.array(offsets, pa.int32())))
+            self._open_rows[number] -= len(indices)
+            if self._open_rows[number] == 0:
+                del self._pieces[number], self._open_rows[number]
+                self._keys.pop(number, None)
+        order = [i for indices in places.values() for i in indices]
+        rows = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+        return rows, completions.take(pa.array(order, pa.int32()))
+
+    def _without_recalled(self, request: pa.RecordBatch, keys: list[str]) -> pa.RecordBatch:
+        recalled = self._spool.recall(keys, request.column("row_id"))
+        if not recalled.num_rows:
+            return request
+        self._recalled.put(recalled)
+        return request.filter(pc.invert(pc.is_in(request.column("row_id"), recalled.column("row_id"))))
+
+    def _take_recalled(self) -> Iterator[pa.RecordBatch]:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._recalled.get_nowait()
+
+    def _keep(self, completions: pa.RecordBatch) -> None:
+        if self._keys:
+            row_ids: list[int] = completions.column("row_id").to_pylist()
+            keys = [self._keys[i // PIECE_ROWS][i % PIECE_ROWS] for i in row_ids]
+            self._spool.keep(pa.array(keys, pa.string()), completions)
+
+
+class Annotator:
+    """Completions into the annotation column."""
+
+    def __init__(self, plan: TaskPlan) -> None:
+        self._plan = plan
+        self._parser = plan.parser()
+        self._type = plan.annotation_type()
+        self.unreported_errors: Counter[tuple[str, str]] = Counter()
+        """(code, message) → rows of the last batch that failed here: the engine server does not know of them."""
+
+    def annotations(self, completions: pa.RecordBatch) -> pa.StructArray:
+        columns = {name: completions.column(name) for name in completions.schema.names}
+        rows = completions.num_rows
+        codes: list[str | None] = columns.pop("error_code").to_pylist()
+        messages: list[str | None] = columns.pop("error_message").to_pylist()
+        self.unreported_errors = Counter()
+        if self._parser is not None:
+            columns["parsed"] = self._parsed(self._parser, columns["text"], codes, messages)
+        self._fail_on(codes, messages)
+        columns["error"] = pa.array(
+            [
+                None if code is None else {"code": code, "message": message}
+                for code, message in zip(codes, messages, strict=True)
+            ],
+            _ERROR_TYPE,
+        )
+        columns["spec_hash"] = pa.repeat(pa.scalar(self._plan.spec_hash), rows)
+        columns["run_id"] = pa.repeat(pa.scalar(self._plan.run_id), rows)
+        fields = list(self._type)
+        return pa.StructArray.from_arrays([columns[field.name] for field in fields], fields=fields)
+
+    def _parsed(
+        self, parser: Parser, texts: pa.Array, codes: list[str | None], messages: list[str | None]
+    ) -> pa.Array:
+        """The texts' values; a text that does not fit makes its row an error in ``codes`` and ``messages``."""
+        values: list[Any] = []
+        for i, text in enumerate(texts.to_pylist()):
+            value = None
+            if text is not None and codes[i] is None:
+                try:
+                    value = parse(text, parser)
+                except ValueError as error:
+                    codes[i], messages[i] = ErrorCode.RESPONSE_FORMAT.value, str(error)
+                    self.unreported_errors[ErrorCode.RESPONSE_FORMAT.value, str(error)] += 1
+            values.append(value)
+        return pa.array(values, parser.arrow_type)
+
+    def _fail_on(self, codes: list[str | None], messages: list[str | None]) -> None:
+        if not self._plan.fails_on_error:
+            return
+        for code, message in zip(codes, messages, strict=True):
+            if code is not None:
+                raise RowFailedError(f"a row failed with {code}: {message}")
+
+
+def by_piece(row_ids: Sequence[int]) -> dict[int, list[int]]:
+    """Piece → where in ``row_ids`` its rows are."""
+    places: dict[int, list[int]] = {}
+    for i, row_id in enumerate(row_ids):
+        places.setdefault(row_id // PIECE_ROWS, []).append(i)
+    return places
+
+
+def request_batch(first_row_id: int, rows: int, **given: pa.Array) -> pa.RecordBatch:
+    """A batch of REQUEST_SCHEMA with ascending row ids; columns that are not given are null."""
+    row_ids = pa.array(range(first_row_id, first_row_id + rows), pa.int64())
+    columns = [
+        given[field.name].cast(field.type) if field.name in given else pa.nulls(rows, field.type)
+        for field in REQUEST_SCHEMA
+        if field.name != "row_id"
+    ]
+    return pa.RecordBatch.from_arrays([row_ids, *columns], schema=REQUEST_SCHEMA)
+
+
+def _request(piece: pa.RecordBatch, first_row_id: int) -> pa.RecordBatch:
+    given = {
+        field: piece.column(helper) for helper, field in _HELPERS.items() if helper in piece.schema.names
+    }
+    return request_batch(first_row_id, piece.num_rows, **given)
+
+
+def _without_helpers(piece: pa.RecordBatch) -> pa.RecordBatch:
+    return piece.drop_columns([name for name in piece.schema.names if name in (*_HELPERS, KEY_COLUMN)])
+
+
+def _copied(piece: pa.RecordBatch) -> pa.RecordBatch:
+    """A slice pins the whole batch that it was cut from; a copy does not."""
+    return piece.take(pa.array(range(piece.num_rows), pa.int32()))
+
+
+def _partition() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return 0 if context is None else context.partitionId()
+
+
+def task_label() -> str:
+    from pyspark import TaskContext  # present wherever a task runs
+
+    context = TaskContext.get()
+    if context is None:
+        return "no task"
+    return f"stage {context.stageId()} partition {context.partitionId()} attempt {context.attemptNumber()}"
+
+
+OVERRIDE_FIELDS = {field.name: field.type for field in OVERRIDES_TYPE}

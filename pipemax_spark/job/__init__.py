@@ -1,0 +1,1 @@
+"""The resumable job: what is left of a table, in chunks, committed exactly once."""

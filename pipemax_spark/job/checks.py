@@ -1,0 +1,130 @@
+"""What can be wrong with a job is found here, before anything is written and before any engine starts."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipemax.wire import PreflightReply, PreflightRequest
+from pipemax_spark.annotate import ANNOTATION, annotated_schema, draft_plan
+from pipemax_spark.engine_check import run_preflight
+from pipemax_spark.errors import JobError
+from pipemax_spark.executor.client import EngineOptions
+from pipemax_spark.executor.task import TaskPlan
+from pipemax_spark.job.dry_run import sample_prompts
+from pipemax_spark.job.left import check_columns, check_ids
+from pipemax_spark.job.options import JobOptions
+from pipemax_spark.monitor.policy import wants_row_lengths
+from pipemax_spark.monitor.terminal import Terminal
+from pipemax_spark.prompts import find_field, resolve_column, resolve_names
+from pipemax_spark.spec import AnnotationSpec
+from pipemax_spark.storage.sources import Source, read_source
+from pipemax_spark.storage.tables import DeltaTable, spec_texts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What is known once everything that can be wrong beforehand has been looked at."""
+
+    source: Source
+    rows_in: int
+    """Of the whole input, as it was when the job began."""
+    id_columns: tuple[str, ...]
+    reply: PreflightReply
+    spec: AnnotationSpec
+    plan: TaskPlan
+
+
+def check_job(
+    spark: Any, options: JobOptions, table: DeltaTable, *, run_id: str, terminal: Terminal
+) -> Checked:
+    """``JobError`` says what is wrong. ``table`` is the output, which need not exist."""
+    source = read_source(
+        spark, options.input, file_format=options.input_format, options=options.input_options
+    )
+    if options.is_incremental and source.version is None:
+        raise JobError(
+            f"--incremental reads what was appended to a Delta table, but the input is {source.description}; leave it "
+            "out: a run without it also does only what is left"
+        )
+    plan = _plan(spark, options, run_id)
+    id_columns = _check_columns(source, options, table, plan)
+    if id_columns and not options.is_incremental:
+        check_ids(source.rows, id_columns)
+    rows_in = source.rows.count()
+    terminal.say("Input", f"{source.description}: {rows_in:,} rows")
+    samples = options.is_dry_run or wants_row_lengths(options.engine)
+    request = PreflightRequest(
+        engine=dict(options.engine),
+        generation=options.generation,
+        prompts=sample_prompts(source.rows, options.source, rows_in) if samples else [],
+        rows=rows_in or None,
+    )
+    reply = run_preflight(spark, request, plan.options)
+    terminal.say("Model", f"{reply.model}, prompt and output at most {reply.max_model_len:,} tokens")
+    spec = AnnotationSpec.of(
+        reply,
+        source=options.source,
+        generation=options.generation,
+        time_zone=options.source.time_zone(source.rows),
+    )
+    _check_spec(spec, table, allows_new=options.allows_new_spec)
+    return Checked(
+        source=source,
+        rows_in=rows_in,
+        id_columns=id_columns,
+        reply=reply,
+        spec=spec,
+        plan=replace(plan, spec_hash=spec.hash, options=_told_of_rows(plan.options, reply)),
+    )
+
+
+def _told_of_rows(options: EngineOptions, reply: PreflightReply) -> EngineOptions:
+    """The engine config with the lengths of the sampled rows, where its policy depends on them."""
+    if reply.row_lengths is None:
+        return options
+    return replace(options, engine={**options.engine, "row_lengths": reply.row_lengths})
+
+
+def _check_columns(source: Source, options: JobOptions, table: DeltaTable, plan: TaskPlan) -> tuple[str, ...]:
+    """The id columns, by the names that they have in the input."""
+    schema = source.rows.schema
+    annotated_schema(schema, plan)
+    options.source.column(schema)
+    for name in (options.gold_column, options.overrides_column):
+        if name is not None:
+            resolve_column(name, schema)
+    id_columns = tuple(resolve_names(options.id_columns, schema))
+    if table.exists():
+        check_columns(schema, table.read().schema, id_columns, only_appended=options.is_incremental)
+    return id_columns
+
+
+def _plan(spark: Any, options: JobOptions, run_id: str) -> TaskPlan:
+    is_local = spark.sparkContext.master.startswith("local")
+    return draft_plan(
+        spark,
+        options.engine,
+        options.generation,
+        run_id=run_id,
+        output_column=ANNOTATION,
+        fails_on_error=options.fails_on_error,
+        engine_python=options.engine_python,
+        # On other machines this path means nothing: servers log beside their sockets there.
+        log_dir=str(options.log_dir) if is_local else None,
+    )
+
+
+def _check_spec(spec: AnnotationSpec, table: DeltaTable, *, allows_new: bool) -> None:
+    """``JobError`` where the output holds rows of another spec, unless that is allowed."""
+    if not table.exists():
+        return
+    known = spec_texts(table.properties())
+    if find_field(ANNOTATION, table.read().schema) is None:
+        raise JobError(f"output {table.name!r} is a table without annotations; name another one")
+    if not known or spec.hash in known or allows_new:
+        return
+    latest = AnnotationSpec.from_json(list(known.values())[-1])
+    raise JobError(
+        f"output {table.name!r} holds rows that were annotated in another way: "
+        f"{'; '.join(spec.changes_from(latest))}. Name another output, or give --new-spec to annotate all rows "
+        f"anew beside the old ones ({ANNOTATION}.spec_hash tells them apart)"
+    )

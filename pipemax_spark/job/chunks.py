@@ -1,0 +1,226 @@
+"""Rows cut into slices that are fixed before any runs, and slices joined into chunks as the rate becomes known.
+
+What is left is written once, as Parquet, in slices. A chunk is a run of consecutive slices; its number never names
+other rows. A row's slice depends only on the row's values, never on its place: when an executor is lost while slices
+are written, Spark recomputes its part of the shuffle, possibly in another order, and each row must go to the same slice
+again. There are two orders:
+
+- dealt: a row's slice follows from a hash, so slices are alike. Within a slice the rows are sorted by the length of
+  their prompt and dealt out one by one, so every partition of a chunk gets short and long ones in proportion;
+- by prefix: all rows are sorted by their prompt, slices are cut from end to end, and partitions of a chunk likewise,
+  so that prompts which begin alike reach the engine one behind the other.
+
+A row's place within its slice is stored with the row. It is a hint for spreading rows evenly, and may be any number.
+"""
+
+import functools
+import itertools
+import threading
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipemax_spark.executor.task import KEY_COLUMN
+from pipemax_spark.sql import quoted
+
+_SLICE, _RANK = "__pipemax_slice", "__pipemax_rank"
+_LENGTH, _TEXT, _HASH = "__pipemax_length", "__pipemax_text", "__pipemax_hash"
+_MAX_SLICES = 1_024
+_MIN_SLICE_ROWS_PER_SLOT = 64
+_MIN_FIRST_ROWS_PER_SLOT = 256
+_GUESSED_ROWS_PER_S_AND_SLOT = 1.0
+"""Of the first chunk, whose engines nobody has seen yet."""
+_GROWTH = 4
+"""A chunk has at most so many times the rows of the one before: the first rates are rough."""
+_INDEX_BITS = 33
+"""``monotonically_increasing_id`` holds the row's place in its partition in so many bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """The rows of slices [first_slice, end_slice)."""
+
+    number: int
+    first_slice: int
+    end_slice: int
+    rows: int
+    """Exactly so many."""
+
+
+def number_of_slices(rows: int, slots: int) -> int:
+    """So that a slice is small beside the first chunk, and there are not too many files."""
+    return max(1, min(_MAX_SLICES, rows // (_MIN_SLICE_ROWS_PER_SLOT * slots)))
+
+
+def write_slices(
+    rows: Any,
+    prompt_text: Any,
+    path: str,
+    *,
+    identity: Any,
+    slices: int,
+    slots: int,
+    by_prefix: bool = False,
+) -> None:
+    """Write the rows, which have a ``KEY_COLUMN``. ``prompt_text`` is looked at, not kept; ``identity`` is a column
+    that tells rows apart, for instance by their ids."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    hashed = rows.withColumn(_HASH, F.xxhash64(identity))
+    if by_prefix:
+        # The second key lets rows of one prompt be cut where a slice is full.
+        arranged = (
+            hashed.withColumn(_TEXT, F.coalesce(prompt_text, F.lit("")))
+            .repartitionByRange(slices, _TEXT, _HASH)
+            .sortWithinPartitions(_TEXT, _HASH)
+            .withColumn(_SLICE, F.spark_partition_id())
+        )
+    else:
+        arranged = (
+            hashed.withColumn(_LENGTH, F.coalesce(F.length(prompt_text), F.lit(0)))
+            .withColumn(_SLICE, F.pmod(_HASH, F.lit(slices)).cast("int"))
+            .repartition(min(slices, 4 * slots), _SLICE)
+            .sortWithinPartitions(_SLICE, _LENGTH)
+        )
+    ranked = arranged.withColumn(_RANK, _place_in_partition())
+    ranked.select(*rows.columns, _RANK, _SLICE).write.partitionBy(_SLICE).parquet(path)
+
+
+def _place_in_partition() -> Any:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.monotonically_increasing_id().bitwiseAND((1 << _INDEX_BITS) - 1)
+
+
+class SlicedRows:
+    """What ``write_slices`` wrote, read chunk by chunk."""
+
+    def __init__(self, spark: Any, path: str, schema: Any, *, slices: int, by_prefix: bool = False) -> None:
+        from pyspark.sql.types import IntegerType, LongType, StringType, StructType
+
+        # The file index is built here, once; the schema is given, for files do not keep which columns may be null.
+        fields = StructType([*schema.fields]).add(KEY_COLUMN, StringType())
+        fields = fields.add(_RANK, LongType()).add(_SLICE, IntegerType())
+        self._all = spark.read.schema(fields).parquet(path)
+        self._columns = [*schema.names, KEY_COLUMN]
+        counts = {row[_SLICE]: row["count"] for row in self._all.groupBy(_SLICE).count().collect()}
+        self.slice_rows: tuple[int, ...] = tuple(counts.get(number, 0) for number in range(slices))
+        """Rows of each slice."""
+        self.rows = sum(self.slice_rows)
+        self._by_prefix = by_prefix
+
+    def read(self, chunk: Chunk, *, partitions: int) -> Any:
+        """A chunk's rows with their keys, spread evenly over exactly so many partitions, which Spark does not merge
+        again; each time the same rows in the same partition."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        keys = F.array(*(F.lit(key) for key in partition_keys(partitions)))
+        target = F.element_at(keys, self._target(chunk, partitions).cast("int") + 1)
+        chosen = self._all.where(f"{_SLICE} >= {chunk.first_slice} AND {_SLICE} < {chunk.end_slice}")
+        spread = chosen.repartition(partitions, target)
+        if self._by_prefix:
+            spread = spread.sortWithinPartitions(_SLICE, _RANK)
+        return spread.select(*map(quoted, self._columns))
+
+    def _target(self, chunk: Chunk, partitions: int) -> Any:
+        """The number of the partition that a row goes to."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        if not self._by_prefix:
+            return F.col(_RANK) % partitions
+        rows = self.slice_rows[chunk.first_slice : chunk.end_slice]
+        before = F.array(*(F.lit(count) for count in itertools.accumulate(rows[:-1], initial=0)))
+        place = F.element_at(before, F.col(_SLICE) - chunk.first_slice + 1) + F.col(_RANK)
+        return F.floor(place * partitions / max(1, chunk.rows))
+
+
+@functools.cache
+def partition_keys(partitions: int) -> tuple[int, ...]:
+    """For each partition an int that Spark's hash partitioning sends there: a way to deal rows by hand."""
+    found: dict[int, int] = {}
+    for key in itertools.count():
+        found.setdefault(_spark_hash(key) % partitions, key)
+        if len(found) == partitions:
+            return tuple(found[partition] for partition in range(partitions))
+    raise AssertionError("unreachable: count never ends")
+
+
+def _spark_hash(value: int) -> int:
+    """Spark's ``hash`` of an int: Murmur3 of four bytes with seed 42, as a signed number of 32 bits."""
+    mask = 0xFFFFFFFF
+    mixed = value * 0xCC9E2D51 & mask
+    mixed = (mixed << 15 | mixed >> 17) & mask
+    hashed = 42 ^ (mixed * 0x1B873593 & mask)
+    hashed = (hashed << 13 | hashed >> 19) & mask
+    hashed = (hashed * 5 + 0xE6546B64) & mask
+    hashed ^= 4
+    hashed = (hashed ^ hashed >> 16) * 0x85EBCA6B & mask
+    hashed = (hashed ^ hashed >> 13) * 0xC2B2AE35 & mask
+    hashed ^= hashed >> 16
+    return hashed - 2**32 if hashed >= 2**31 else hashed
+
+
+class ChunkPlan:
+    """Hands out chunks, each slice once. Thread-safe."""
+
+    def __init__(
+        self, *, slice_rows: Sequence[int], slots: int, commit_every_s: float, first_number: int = 0
+    ) -> None:
+        """``slice_rows`` are the rows of each slice. ``first_number`` goes on from the run's chunks of other rows: a
+        number stands for one chunk of a run."""
+        self._ends = list(itertools.accumulate(slice_rows))
+        """For each slice, the rows up to its end."""
+        self._commit_every_s = commit_every_s
+        self.first_number = first_number
+        guessed_rows = _GUESSED_ROWS_PER_S_AND_SLOT * commit_every_s
+        self._first_rows = slots * max(_MIN_FIRST_ROWS_PER_SLOT, guessed_rows)
+        self._lock = threading.Lock()
+        self._chunks: list[Chunk] = []
+
+    @property
+    def chunks(self) -> Sequence[Chunk]:
+        with self._lock:
+            return list(self._chunks)
+
+    @property
+    def rows(self) -> int:
+        """Of all slices together."""
+        return self._ends[-1]
+
+    def next(self, rows_per_s: float | None, *, at_least: int = 0) -> Chunk | None:
+        """About the rows of one commit period at this rate, and not fewer than what keeps the engines fed; None when
+        all are handed out."""
+        with self._lock:
+            first = self._chunks[-1].end_slice if self._chunks else 0
+            before = self._ends[first - 1] if first else 0
+            left = self.rows - before
+            if not left:
+                return None
+            wanted = max(1, at_least, self._rows_wanted(rows_per_s))
+            end = self._end_of(before, wanted, at_least)
+            rows = self._ends[end - 1] - before
+            # A last chunk of a few rows is not worth a commit, nor may it be too small to keep the engines fed.
+            if left < rows * 5 / 4 or left - rows < at_least:
+                end, rows = len(self._ends), left
+            chunk = Chunk(
+                number=self.first_number + len(self._chunks), first_slice=first, end_slice=end, rows=rows
+            )
+            self._chunks.append(chunk)
+            return chunk
+
+    def _end_of(self, before: int, wanted: float, at_least: int) -> int:
+        """The slice end that is nearest to ``wanted`` rows after the first ``before``, with ``at_least`` rows."""
+        above = bisect_left(self._ends, before + wanted)
+        if above == len(self._ends):
+            return above
+        rows_below = (self._ends[above - 1] if above else 0) - before
+        rows_above = self._ends[above] - before
+        is_enough = rows_below >= max(1, at_least)
+        return above if is_enough and wanted - rows_below < rows_above - wanted else above + 1
+
+    def _rows_wanted(self, rows_per_s: float | None) -> float:
+        if rows_per_s is None:
+            return self._chunks[-1].rows if self._chunks else self._first_rows
+        wanted = rows_per_s * self._commit_every_s
+        return min(wanted, _GROWTH * self._chunks[-1].rows) if self._chunks else wanted

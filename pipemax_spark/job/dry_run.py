@@ -1,0 +1,51 @@
+"""``--dry-run``: rows, tokens by the model's own tokenizer, the first prompt, and what would be done."""
+
+from typing import Any
+
+from pipemax.wire import PreflightReply
+from pipemax_spark.monitor.terminal import Terminal
+from pipemax_spark.prompts import PromptSource
+
+_SAMPLED_ROWS = 1_000
+
+
+def sample_prompts(rows: Any, source: PromptSource, rows_in: int) -> list[str | None]:
+    """Prompts of rows drawn over the whole table; conversations as their text."""
+    fraction = min(1.0, 1.5 * _SAMPLED_ROWS / max(1, rows_in))
+    drawn = rows if fraction == 1.0 else rows.sample(fraction=fraction, seed=0)
+    return [row[0] for row in drawn.select(source.text_column(rows.schema)).limit(_SAMPLED_ROWS).collect()]
+
+
+def print_dry_run(
+    terminal: Terminal,
+    *,
+    rows_in: int,
+    rows_left: int,
+    limit: int | None,
+    reply: PreflightReply,
+    max_tokens: int,
+    output: str,
+) -> None:
+    """What would be done, if the job ran now."""
+    to_do = rows_left if limit is None else min(rows_left, limit)
+
+    terminal.say("Output", f"{output}: {rows_in - rows_left:,} rows done before, {to_do:,} to do")
+    if counted := reply.prompt_tokens:
+        mean, too_long = sum(counted) / len(counted), sum(count == 0 for count in counted)
+        basis = (
+            "counted over all rows"
+            if len(counted) == rows_in
+            else f"extrapolated from {len(counted):,} sampled rows"
+        )
+        terminal.say(
+            "Tokens",
+            f"about {mean * to_do:,.0f} of prompts, {mean:,.1f} a row, at most {max(counted):,} ({basis})",
+        )
+        terminal.say("", f"at most {max_tokens * to_do:,} generated, {max_tokens:,} a row")
+        if too_long:
+            terminal.say(
+                "", f"{too_long:,} of these rows would be error rows: no prompt, or one that is too long"
+            )
+        terminal.console.print("\nThe first sampled prompt, as the model would see it:\n")
+        terminal.console.print(reply.first_prompt, markup=False, highlight=False, soft_wrap=True)
+    terminal.console.print("\nThis was a dry run: nothing was written and no engine was started.")

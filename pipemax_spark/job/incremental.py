@@ -1,0 +1,147 @@
+"""What was appended to a Delta table since the last run, by Structured Streaming's ``availableNow``.
+
+The stream runs on a thread of the JVM; here its micro-batches are iterated over, so that a job does a batch as it
+does any rows. A batch counts as done, and the checkpoint moves on, once the next one is asked for; after a failure
+the same batch comes again, with the same rows. This module knows nothing of annotations or commits: that a batch
+which comes again adds nothing twice is for the output table to say (``left``).
+"""
+
+import queue
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pipemax_spark.errors import JobError
+from pipemax_spark.storage.sources import Source
+from pipemax_spark.storage.tables import DeltaTable
+
+_POLL_S = 0.2
+_ALL_FILES = str(2**31 - 1)
+"""A batch is all that there is: its chunks are committed one by one, and the engine drains once."""
+_DELTA_CODE = re.compile(r"\[(DELTA_\w+)")
+_CHANGES = ("DELTA_SOURCE_TABLE_IGNORE_CHANGES", "DELTA_SOURCE_IGNORE_DELETE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamBatch:
+    """Names a micro-batch for ever: of one checkpoint, this number has these rows."""
+
+    query_id: str
+    """Of the checkpoint."""
+    batch_id: int
+
+    def __str__(self) -> str:
+        return f"batch {self.batch_id} of stream {self.query_id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Rows that are done in one go: the whole input, or a micro-batch of it."""
+
+    rows: Any
+    stream: StreamBatch | None = None
+    whole: Any | None = None
+    """For a micro-batch the whole input, as it is now or later than the batch."""
+
+
+class MicroBatches:
+    """``with`` it and iterate, once. ``JobError`` for an input whose history is not one of appends."""
+
+    def __init__(
+        self,
+        spark: Any,
+        source: Source,
+        *,
+        checkpoints: str,
+        spec_hash: str,
+        options: Mapping[str, str],
+        skips_changes: bool,
+    ) -> None:
+        """The checkpoint is a directory in ``checkpoints``, of this table under this spec: another model or prompt
+        starts at the table's beginning."""
+        self._table = DeltaTable(spark, source.name)
+        self.checkpoint = f"{checkpoints.rstrip('/')}/{self._table.table_id()}-{spec_hash}"
+        self._options = {"maxFilesPerTrigger": _ALL_FILES, **options}
+        if skips_changes:
+            self._options["skipChangeCommits"] = "true"
+        self._read_options = options
+        self._offered: queue.SimpleQueue[tuple[Any, int]] = queue.SimpleQueue()
+        self._is_done: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._has_open_batch = False
+
+    def __enter__(self) -> Self:
+        writer = self._table.read_stream(self._options).writeStream.foreachBatch(self._offer)
+        writer = writer.option("checkpointLocation", self.checkpoint).trigger(availableNow=True)
+        with _told(self._table.name, self.checkpoint):
+            self._query = writer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._has_open_batch:
+            # It failed: the stream must fail too, or it would count the batch as done.
+            self._is_done.put(False)
+        self._query.stop()
+
+    def __iter__(self) -> Iterator[Batch]:
+        while (batch := self._next()) is not None:
+            self._has_open_batch = True
+            yield batch
+            self._has_open_batch = False
+            self._is_done.put(True)
+        with _told(self._table.name, self.checkpoint):
+            self._query.awaitTermination()
+
+    def _next(self) -> Batch | None:
+        """Waits; None when the stream has ended, in whatever way."""
+        while True:
+            # Looked at before the queue: what was offered before the end is there.
+            is_active = self._query.isActive
+            try:
+                # With a time limit, so that Ctrl-C reaches this thread.
+                rows, batch_id = self._offered.get(timeout=_POLL_S if is_active else 0.01)
+            except queue.Empty:
+                if not is_active:
+                    return None
+                continue
+            # Streams switch it off for their session: joins with the output would have 200 tasks for any batch.
+            rows.sparkSession.conf.set("spark.sql.adaptive.enabled", "true")
+            stream = StreamBatch(query_id=str(self._query.id), batch_id=int(batch_id))
+            return Batch(rows=rows, stream=stream, whole=self._table.read(options=self._read_options))
+
+    def _offer(self, rows: Any, batch_id: int) -> None:
+        """On the stream's thread: hand the batch over and wait for its end."""
+        self._offered.put((rows, batch_id))
+        if not self._is_done.get():
+            raise RuntimeError("the batch was given up")
+
+
+@contextmanager
+def _told(name: str, checkpoint: str) -> Iterator[None]:
+    """What the stream says of an input that it cannot follow, as one sentence with the remedy."""
+    from pyspark.errors import StreamingQueryException
+
+    try:
+        yield
+    except StreamingQueryException as error:
+        text = str(error)
+        if any(code in text for code in _CHANGES):
+            raise JobError(
+                f"rows of input {name!r} were updated or deleted since the last run, but --incremental follows appends "
+                "only. Give --skip-changes to pass over the commits that did so, or run once without --incremental "
+                f"({_cause(text)})"
+            ) from error
+        if _DELTA_CODE.search(text):
+            raise JobError(
+                f"input {name!r} cannot be followed from the checkpoint {checkpoint}: {_cause(text)}. Run the job "
+                "again if the table was changed just now; else delete the checkpoint: a new one begins at the table's "
+                "start, and rows that the output holds are not done again"
+            ) from error
+        raise
+
+
+def _cause(text: str) -> str:
+    """Delta's own sentence, out of Spark's words around it."""
+    lines = [line.strip() for line in text.splitlines()]
+    return next((line for line in lines if _DELTA_CODE.search(line)), lines[0])

@@ -1,0 +1,430 @@
+"""The annotation job, step by step: read, check, fix what is left, run it in chunks, report.
+
+The rows come in batches: the whole input is one, a stream has as many as it has to read. Whatever ends a run, the
+next one finds what is left from the output table alone.
+"""
+
+import sys
+import time
+import uuid
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rich.console import Console
+
+from pipemax_spark.annotate import ANNOTATION, annotated_schema, with_keys
+from pipemax_spark.errors import CommitRefusedError, JobFailedError
+from pipemax_spark.job.checks import Checked, check_job
+from pipemax_spark.job.chunks import SlicedRows, number_of_slices, write_slices
+from pipemax_spark.job.dry_run import print_dry_run
+from pipemax_spark.job.incremental import Batch, MicroBatches
+from pipemax_spark.job.left import check_ids, identity, rows_left
+from pipemax_spark.job.options import JobOptions
+from pipemax_spark.job.outcomes import AppendedOutcomes, Outcomes, ReplacingOutcomes, written
+from pipemax_spark.job.prefix import PrefixShare, sample_by_beginning, shared_prefixes
+from pipemax_spark.job.recovery import spooled_rows
+from pipemax_spark.job.run import Run
+from pipemax_spark.job.workdir import WorkDirectory, work_base
+from pipemax_spark.monitor.findings import CommittedTotals, find_results, totals_of_run, totals_of_spec
+from pipemax_spark.monitor.summary import Findings, Summary, print_report
+from pipemax_spark.monitor.terminal import Terminal
+from pipemax_spark.prompts import find_field
+from pipemax_spark.slots import slots_of
+from pipemax_spark.spec import AnnotationSpec
+from pipemax_spark.storage.fence import Claim
+from pipemax_spark.storage.hadoop import HadoopFiles
+from pipemax_spark.storage.tables import DeltaTable, is_path, spec_property, spec_texts
+
+_CLEARLY_LEFT = 0.05
+"""A share of the input."""
+_REPORTED_CONF = (
+    *("spark.master", "spark.executor.instances", "spark.executor.cores", "spark.executor.memory"),
+    *("spark.task.cpus", "spark.executor.resource.gpu.amount", "spark.task.resource.gpu.amount"),
+    *("spark.dynamicAllocation.enabled", "spark.speculation"),
+)
+
+
+class AnnotationJob:
+    """One run."""
+
+    def __init__(
+        self, spark: Any, options: JobOptions, console: Console, *, table: DeltaTable | None = None
+    ) -> None:
+        """``table`` is the output, for a caller that has it already."""
+        self._spark = spark
+        self._options = options
+        self._terminal = Terminal(console)
+        self.run_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:8]}"
+        self._files = HadoopFiles(spark)
+        output = self._files.qualified(options.output) if is_path(options.output) else options.output
+        self._table = table or DeltaTable(spark, output)
+        self._is_empty = False
+        self._claim: Claim | None = None
+        self._prefixes: PrefixShare | None = None
+
+    def run(self) -> Summary | None:
+        """The summary; None after a dry run. ``JobError`` for what the user can mend, ``JobFailedError`` for a job
+        that ended itself."""
+        options = self._options
+        checked = check_job(self._spark, options, self._table, run_id=self.run_id, terminal=self._terminal)
+        if options.is_dry_run:
+            self._dry_run(checked)
+            return None
+        self._is_empty = self._make_output(checked)
+        base = work_base(options.work_dir, self._table.location())
+        table_id = self._table.table_id()
+        with WorkDirectory(
+            self._files, base, table_id=table_id, run_id=self.run_id, say=self._terminal.warn
+        ) as work:
+            run = Run(
+                self._spark,
+                options,
+                self._terminal,
+                table=self._table,
+                plan=checked.plan,
+                work=work,
+                params=self._params(checked),
+                manifest=self._manifest(checked),
+                expected_rows=checked.reply.expected_rows,
+            )
+            with run, self._batches(checked, work) as batches:
+                counts = self._do_batches(checked, work, run, batches)
+                engines, hit_rate = run.engines, run.prefix_cache_hit_rate
+            if run.has_begun:
+                totals = totals_of_run(self._table, self.run_id)
+                summary = self._summarise(counts, run.seconds, engines, totals)
+                summary = replace(summary, policies=run.policies, prefix_cache_hit_rate=hit_rate)
+                reason = self._too_many_errors(checked.spec, totals)
+                summary = self._conclude(
+                    checked, summary, run, totals, status="FAILED" if reason else "FINISHED"
+                )
+            else:
+                reason = self._too_many_errors(checked.spec, CommittedTotals())
+                summary = self._nothing_to_do(checked, counts)
+            if reason is not None:
+                raise JobFailedError(reason)
+            return summary
+
+    def _dry_run(self, checked: Checked) -> None:
+        self._is_empty = not self._table.exists()
+        left = self._left(checked, Batch(rows=checked.source.rows)).count()
+        print_dry_run(
+            self._terminal,
+            rows_in=checked.rows_in,
+            rows_left=left,
+            limit=self._options.limit,
+            reply=checked.reply,
+            max_tokens=self._options.generation.max_tokens,
+            output=self._table.name,
+        )
+
+    # The output, and what is left.
+
+    def _make_output(self, checked: Checked) -> bool:
+        """Make the table, or add what it lacks; true when it is new. All changes of its schema happen here: next
+        to a running chunk they would make it repeat its commit."""
+        schema = annotated_schema(checked.source.rows.schema, checked.plan)
+        is_new = not self._table.exists()
+        if is_new:
+            self._table.create(schema)
+        is_known = not is_new and checked.spec.hash in spec_texts(self._table.properties())
+        if not is_new and not (is_known and _holds(self._table.read().schema, schema)):
+            self._table.add_columns(schema)
+        if not is_known:
+            self._table.set_properties(spec_property(checked.spec.hash, checked.spec.to_json(), self.run_id))
+        return is_new
+
+    def _batches(self, checked: Checked, work: WorkDirectory) -> AbstractContextManager[Iterable[Batch]]:
+        options = self._options
+        if not options.is_incremental:
+            return nullcontext([Batch(rows=checked.source.rows)])
+        return MicroBatches(
+            self._spark,
+            checked.source,
+            checkpoints=options.checkpoint or work.checkpoints_path,
+            spec_hash=checked.spec.hash,
+            options=options.input_options,
+            skips_changes=options.skips_changes,
+        )
+
+    def _do_batches(
+        self, checked: Checked, work: WorkDirectory, run: Run, batches: Iterable[Batch]
+    ) -> "_RowCounts":
+        counts = _RowCounts()
+        for number, batch in enumerate(batches):
+            rows = self._rows_of(checked, batch)
+            counts.rows_in += rows
+            expected = self._expected_left(checked, batch, rows)
+            if not expected:
+                counts.skipped += rows
+                continue
+            # From here on no earlier run can commit, so what is left stays what it is found to be.
+            claim = self._claimed(checked)
+            outcomes = self._outcomes(checked, work)
+            self._recover(checked, work, run, batch, claim, outcomes)
+            sliced, left = self._fix_rows(checked, work.rows_path(number), batch, rows, expected)
+            counts.skipped += rows - left
+            counts.left_out += left - sliced.rows
+            if not sliced.rows:
+                continue
+            self._terminal.say(
+                "Output", f"{self._table.name}: {rows - left:,} rows done before, {sliced.rows:,} to do"
+            )
+            self._is_empty = False
+            if not self._options.groups_by_prefix and self._prefixes is None:
+                self._prefixes = self._shared_prefixes(batch, rows)
+            run.do(sliced, claim, outcomes, origin="" if batch.stream is None else f" of {batch.stream}")
+            counts.done += sliced.rows
+            work.delete_rows(number)
+        work.drop_left_spools()
+        return counts
+
+    def _claimed(self, checked: Checked) -> Claim:
+        if self._claim is None:
+            self._claim = Claim.take(self._table, self.run_id)
+            # Between this run's creating the table and its claim, another run may have filled it.
+            self._is_empty = self._is_empty and self._done_rows(checked, self._table.version()).isEmpty()
+        return self._claim
+
+    def _expected_left(self, checked: Checked, batch: Batch, rows: int) -> int:
+        """About how many rows are left; 0 only where none is.
+
+        It is found without a claim, so that a run which finds nothing to do leaves the table as it is.
+        """
+        if self._is_empty or batch.stream is not None:
+            return rows
+        done = self._done_rows(checked, self._table.version())
+        # Ids are unique, and without ids rows are counted: at least so many are left. More are, where the output holds
+        # rows that the input has no longer; with few, it is worth knowing how many.
+        at_least: int = rows - done.count()
+        if at_least > rows * _CLEARLY_LEFT:
+            return at_least
+        return int(rows_left(batch.rows, done, checked.id_columns, whole=batch.whole).count())
+
+    def _outcomes(self, checked: Checked, work: WorkDirectory) -> Outcomes:
+        if not self._options.retries_errors or self._is_empty:
+            return AppendedOutcomes(self._table)
+        outcomes = ReplacingOutcomes(
+            self._spark,
+            self._table,
+            spec_hash=checked.spec.hash,
+            id_columns=checked.id_columns,
+            directory=work.outcomes_path,
+        )
+        self._terminal.say(
+            "Retry",
+            f"{outcomes.num_error_rows():,} error rows of earlier runs; each stays until its new outcome is in",
+        )
+        return outcomes
+
+    def _shared_prefixes(self, batch: Batch, rows: int) -> PrefixShare:
+        text = self._options.source.text_column(batch.rows.schema)
+        return shared_prefixes(sample_by_beginning(batch.rows, text, rows_in=rows))
+
+    def _rows_of(self, checked: Checked, batch: Batch) -> int:
+        if batch.stream is None:
+            return checked.rows_in
+        if checked.id_columns:
+            check_ids(batch.rows, checked.id_columns)
+        rows: int = batch.rows.count()
+        self._terminal.say(
+            "Stream", f"batch {batch.stream.batch_id}: {rows:,} rows were appended to the input"
+        )
+        return rows
+
+    def _done_rows(self, checked: Checked, version: int) -> Any:
+        """The output's rows that need not be done again."""
+        done = self._table.read(version=version).where(f"{ANNOTATION}.spec_hash = '{checked.spec.hash}'")
+        return done.where(f"{ANNOTATION}.error.code IS NULL") if self._options.retries_errors else done
+
+    def _left(self, checked: Checked, batch: Batch) -> Any:
+        done = None if self._is_empty else self._done_rows(checked, self._table.version())
+        return rows_left(batch.rows, done, checked.id_columns, whole=batch.whole)
+
+    def _fix_rows(
+        self, checked: Checked, path: str, batch: Batch, rows_in: int, expected: int
+    ) -> tuple[SlicedRows, int]:
+        """Write down what is left, about ``expected`` rows, up to ``--limit``; and how many rows are left in all."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        options, schema = self._options, checked.source.rows.schema
+        slots = slots_of(self._spark).total
+        left = self._left(checked, batch)
+        known = rows_in if self._is_empty and batch.stream is None else None
+        if options.limit is not None:
+            known = left.count() if known is None else known
+            # Which rows a limit takes may differ when Spark computes it again: so it is computed once.
+            left = written(self._spark, left.limit(options.limit), f"{path}-limited")
+            expected = min(known, options.limit)
+        slices = number_of_slices(expected, slots)
+        identity_columns = list(checked.id_columns) or list(schema.names)
+        write_slices(
+            with_keys(left, options.source, options.overrides_column),
+            options.source.text_column(schema),
+            path,
+            identity=F.expr(identity(identity_columns)),
+            slices=slices,
+            slots=slots,
+            by_prefix=options.groups_by_prefix,
+        )
+        rows = SlicedRows(self._spark, path, schema, slices=slices, by_prefix=options.groups_by_prefix)
+        if known is not None and rows.rows != expected:
+            raise JobFailedError(
+                f"{expected:,} rows were to be written down and {rows.rows:,} were: the input {checked.source.name!r} "
+                "has changed since the job began, or files of the work directory were lost. Nothing was annotated"
+            )
+        return rows, rows.rows if known is None else known
+
+    def _recover(
+        self,
+        checked: Checked,
+        work: WorkDirectory,
+        run: Run,
+        batch: Batch,
+        claim: Claim,
+        outcomes: Outcomes,
+    ) -> None:
+        """Commit what dead runs had completed of these rows under this spec: a stream's first batch is the one that
+        they had not finished."""
+        for spool in work.left_spools:
+            if spool.spec_hash != checked.spec.hash:
+                continue
+            left = with_keys(self._left(checked, batch), self._options.source, self._options.overrides_column)
+            transaction = claim.recovery(run.take_number(), dead_run_id=spool.run_id)
+            rows = spooled_rows(self._spark, left, spool, plan=checked.plan)
+            try:
+                rows_kept = outcomes.commit(rows, transaction)
+            except CommitRefusedError as error:
+                raise JobFailedError(claim.taken_over()) from error
+            rows_added = claim.landed(transaction).rows
+            num_rows = None if rows_added is None else rows_added - rows_kept
+            self._is_empty = self._is_empty and num_rows == 0
+            count = "rows" if num_rows is None else f"{num_rows:,} rows"
+            self._terminal.say("", f"{count} that run {spool.run_id} had completed were committed now")
+        work.drop_left_spools()
+
+    def _nothing_to_do(self, checked: Checked, counts: "_RowCounts") -> Summary:
+        self._terminal.say("Output", f"{self._table.name}: nothing new to do, no engine was started")
+        summary = Summary(rows_in=counts.rows_in, rows_skipped=counts.skipped, output=self._table.name)
+        self._finish(summary, self._find(checked), {})
+        return summary
+
+    # After.
+
+    def _too_many_errors(self, spec: AnnotationSpec, of_run: CommittedTotals) -> str | None:
+        """By the rows in the table, not by what engines have reported; so a rerun that finds all rows done says it
+        again."""
+        limits = self._options.error_limits
+        if reason := limits.reason_to_stop(of_run.rows, of_run.errors):
+            return reason
+        of_spec = totals_of_spec(self._table, spec.hash)
+        reason = limits.reason_to_stop(of_spec.rows, of_spec.errors, of=f" in {self._table.name}")
+        return reason and f"{reason}. --retry-errors tries the error rows again"
+
+    def _summarise(
+        self, counts: "_RowCounts", seconds: float, engines: int, totals: CommittedTotals
+    ) -> Summary:
+        return Summary(
+            rows_in=counts.rows_in,
+            rows_out=counts.done,
+            rows_error=totals.rows_error,
+            rows_skipped=counts.skipped,
+            rows_left_out=counts.left_out,
+            prompt_tokens=totals.prompt_tokens,
+            completion_tokens=totals.completion_tokens,
+            seconds=round(seconds, 3),
+            rows_per_s=round(counts.done / seconds, 3),
+            tokens_per_s=round(totals.completion_tokens / seconds, 3),
+            output=self._table.name,
+            engines=engines,
+        )
+
+    def _conclude(
+        self, checked: Checked, summary: Summary, run: Run, totals: CommittedTotals, *, status: str
+    ) -> Summary:
+        samples, tracker = run.samples, run.tracker
+        run_dir = run.directory
+        artifacts, places = [run_dir / "summary.json", run_dir / "engine_metrics.parquet"], {}
+        account = {part: round(seconds, 3) for part, seconds in run.time_account().items()}
+        summary = replace(summary, time_account_s=account)
+        try:
+            from pipemax_spark.monitor.plot import plot
+
+            plot(samples, run_dir / "throughput.png")
+            artifacts.append(run_dir / "throughput.png")
+            places["Plot"] = str(run_dir / "throughput.png")
+        except ImportError as error:
+            self._terminal.warn(f"no plot was drawn, for matplotlib is not installed ({error})")
+        summary = replace(summary, mlflow_run_id=tracker.run_id)
+        summary.write(artifacts[0])
+        advice = None if self._prefixes is None else self._prefixes.advice
+        findings = replace(self._find(checked, totals), advice=advice)
+        figures = {key: float(v) for key, v in asdict(summary).items() if isinstance(v, int | float)}
+        figures |= {f"time_{part}_s": seconds for part, seconds in account.items()}
+        if findings.accuracy is not None and findings.accuracy.rows:
+            figures["accuracy"] = findings.accuracy.right / findings.accuracy.rows
+        tracker.finish(status, samples, figures, artifacts)
+        # A store that was slow at first may have said its run id only now.
+        summary = replace(summary, mlflow_run_id=tracker.run_id)
+        self._finish(summary, findings, {"MLflow run": tracker.place, **places})
+        return summary
+
+    def _find(self, checked: Checked, totals: CommittedTotals | None = None) -> Findings:
+        """Without ``totals``, where this run has done nothing, only what all runs of the spec have."""
+        return find_results(
+            self._table,
+            totals,
+            spec_hash=checked.spec.hash,
+            run_id=self.run_id,
+            gold_column=self._options.gold_column,
+            shown_columns=checked.id_columns,
+        )
+
+    def _finish(self, summary: Summary, findings: Findings, places: dict[str, str]) -> None:
+        options = self._options
+        if options.summary_file is not None:
+            summary.write(options.summary_file)
+        places = {"Delta table": summary.output, **places, "Logs": str(options.log_dir)}
+        print_report(self._terminal.console, summary, findings, places, price_per_hour=options.price_per_hour)
+
+    def _manifest(self, checked: Checked) -> dict[str, Any]:
+        source = {"name": checked.source.name, "version": checked.source.version}
+        return {"source": source, "spec_hash": checked.spec.hash, "spec": dict(checked.spec.values)}
+
+    def _params(self, checked: Checked) -> dict[str, Any]:
+        conf = self._spark.sparkContext.getConf()
+        generation = asdict(self._options.generation)
+        return {
+            "run": self.run_id,
+            "spec_hash": checked.spec.hash,
+            "input": checked.source.name,
+            "input_version": checked.source.version,
+            "output": self._table.name,
+            "model_fingerprint": checked.reply.model_fingerprint,
+            **{f"engine.{name}": value for name, value in checked.reply.engine.items()},
+            **{f"generation.{name}": value for name, value in generation.items()},
+            **{name: conf.get(name) for name in _REPORTED_CONF if conf.get(name) is not None},
+            "version.spark": self._spark.version,
+            "version.python": sys.version.split()[0],
+            **{f"version.{name}": version for name, version in checked.reply.versions.items()},
+        }
+
+
+@dataclass(slots=True)
+class _RowCounts:
+    """Over all batches of a run: each row is in exactly one of the last three."""
+
+    rows_in: int = 0
+    skipped: int = 0
+    """Done before."""
+    left_out: int = 0
+    """Beyond ``--limit``."""
+    done: int = 0
+    """Committed by this run, and found in the table's history."""
+
+
+def _holds(table_schema: Any, needed: Any) -> bool:
+    """The table has all top-level columns."""
+    return all(find_field(name, table_schema) is not None for name in needed.names)

@@ -1,0 +1,138 @@
+"""Which rows of the input are left: those that the output does not hold under the job's spec.
+
+The output table alone decides. With id columns, a row is done when its ids are there. Without, rows are told apart
+by the content of the whole row, counted: a row that stands three times in the input is done when it stands three
+times in the output.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pipemax_spark.errors import JobError
+from pipemax_spark.prompts import find_field
+from pipemax_spark.sql import literal, quoted
+
+_KEY, _OCCURRENCE, _DONE = "__pipemax_key", "__pipemax_occurrence", "__pipemax_done"
+_EXAMPLES = 3
+_JSON_OPTIONS = {
+    # To the microsecond, and in one zone: Spark's own defaults would merge rows that differ by less.
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "timeZone": "UTC",
+}
+
+
+def identity(columns: Sequence[str], *, table: str | None = None) -> str:
+    """A SQL expression, a string: equal for rows that are equal in all of these columns, and for no others.
+
+    It depends on nothing but the row's values: not on its place, its partition or the session's settings.
+    """
+    prefix = "" if table is None else f"{table}."
+    fields = ", ".join(f"{prefix}{quoted(name)}" for name in columns)
+    options = ", ".join(literal(text) for pair in _JSON_OPTIONS.items() for text in pair)
+    return f"sha2(to_json(struct({fields}), map({options})), 256)"
+
+
+def occurrence(key: str) -> Any:
+    """A column: 1, 2, … for the rows of each value of the column ``key``. Which of equal rows is the first does not
+    matter, because they are interchangeable."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.row_number().over(Window.partitionBy(key).orderBy(key))
+
+
+def check_ids(rows: Any, id_columns: Sequence[str]) -> None:
+    """``JobError`` for ids that are null or not unique, with examples. One pass over the id columns."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    columns = [quoted(name) for name in id_columns]
+    is_null = " OR ".join(f"{column} IS NULL" for column in columns)
+    wrong = (
+        rows.groupBy(*columns)
+        .agg(F.count(F.lit(1)).alias(_OCCURRENCE))
+        .where(f"{is_null} OR {quoted(_OCCURRENCE)} > 1")
+        .orderBy(F.expr(is_null).desc(), *columns)
+        .limit(_EXAMPLES)
+        .collect()
+    )
+    if not wrong:
+        return
+    shown = "; ".join(
+        ", ".join(f"{name}={row[name]!r}" for name in id_columns) + f" ({row[_OCCURRENCE]:,} rows)"
+        for row in wrong
+    )
+    if any(row[name] is None for row in wrong for name in id_columns):
+        raise JobError(
+            f"id-columns {', '.join(id_columns)} hold nulls: {shown}. Every row needs an id: fill them, or leave "
+            "id-columns out (rows are then told apart by their content, and counted)"
+        )
+    raise JobError(
+        f"ids are not unique: {shown}. Remove the doubles, name more id-columns, or leave id-columns out (rows are "
+        "then told apart by their content, and counted)"
+    )
+
+
+def check_columns(
+    input_schema: Any, output_schema: Any, id_columns: Sequence[str], *, only_appended: bool = False
+) -> None:
+    """``JobError`` where the input's rows cannot be compared with the output's, or not be added to them.
+
+    ``only_appended``: a column that is new in the input is null in all rows that the output may hold.
+    """
+    for field in input_schema.fields:
+        same = find_field(field.name, output_schema)
+        if same is not None and same.dataType.simpleString() != field.dataType.simpleString():
+            raise JobError(
+                f"column {field.name!r} is of type {field.dataType.simpleString()} in the input and of type "
+                f"{same.dataType.simpleString()} in the output; cast it, or name another output"
+            )
+    new = [field.name for field in input_schema.fields if find_field(field.name, output_schema) is None]
+    if new and not id_columns and not only_appended:
+        raise JobError(
+            f"the input has the column(s) {', '.join(new)}, which the output lacks, so its rows cannot be found again "
+            "by their content; give --id-columns, or name another output"
+        )
+    missing = [name for name in id_columns if name in new]
+    if missing:
+        raise JobError(
+            f"the output has no column {missing[0]!r}, so its rows cannot be found by it; name other id-columns"
+        )
+
+
+def rows_left(rows: Any, done: Any | None, id_columns: Sequence[str], *, whole: Any | None = None) -> Any:
+    """The rows that ``done`` (the output's rows under the spec, or None) does not hold.
+
+    ``rows`` are the whole input or, where that is given, a part of ``whole``. By content, a part's row is left only
+    while the output holds fewer of its equals than the whole input does: so a part that comes a second time, or that
+    was done in another run, adds nothing.
+    """
+    if done is None:
+        return rows
+    if id_columns:
+        return rows.join(done.select(*map(quoted, id_columns)), on=list(id_columns), how="left_anti")
+    return _rows_left_by_content(rows, done, whole)
+
+
+def _rows_left_by_content(rows: Any, done: Any, whole: Any | None) -> Any:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    columns = [quoted(name) for name in rows.columns]
+    content = F.expr(identity(rows.columns))
+
+    def signed(frame: Any, sign: int) -> Any:
+        # A column that was added later is null in older rows, and JSON leaves nulls out.
+        nulls = [F.lit(None).alias(name) for name in rows.columns if find_field(name, frame.schema) is None]
+        known = [quoted(name) for name in rows.columns if find_field(name, frame.schema) is not None]
+        return frame.select(*known, *nulls).select(content.alias(_KEY), F.lit(sign).alias(_DONE))
+
+    counted_as_done = signed(done, 1)
+    if whole is not None:
+        # What the whole input has beyond these rows is as yet, or will be, other rows' business.
+        counted_as_done = counted_as_done.unionAll(signed(whole, -1)).unionAll(signed(rows, 1))
+    done_counts = counted_as_done.groupBy(_KEY).agg(F.sum(_DONE).alias(_DONE))
+    counted = rows.withColumn(_KEY, content).withColumn(_OCCURRENCE, occurrence(_KEY))
+    left = counted.join(done_counts, on=_KEY, how="left").where(
+        F.col(_OCCURRENCE) > F.coalesce(F.col(_DONE), F.lit(0))
+    )
+    return left.select(*columns)

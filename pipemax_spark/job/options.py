@@ -1,0 +1,101 @@
+"""What a job is asked to do: the command line, read and typed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipemax.wire import GenerationSpec
+from pipemax_spark.errors import JobError
+from pipemax_spark.executor.response_format import load_schema
+from pipemax_spark.monitor.error_limits import ErrorLimits
+from pipemax_spark.prompts import PromptSource
+from pipemax_spark.storage.hadoop import is_remote, plain_path
+from pipemax_spark.storage.tables import is_path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Values are checked when this is made, as far as they can be without Spark: ``JobError``."""
+
+    input: str
+    output: str
+    source: PromptSource
+    engine: Mapping[str, Any]
+    """An EngineConfig; the engine's side checks it."""
+    generation: GenerationSpec
+    overrides_column: str | None = None
+    id_columns: tuple[str, ...] = ()
+    input_format: str | None = None
+    input_options: Mapping[str, str] = field(default_factory=dict)
+    engine_python: str | None = None
+    fails_on_error: bool = False
+    max_error_rate: float = 0.5
+    retries_errors: bool = False
+    allows_new_spec: bool = False
+    groups_by_prefix: bool = False
+    """Sort the rows by prompt, so that the engine reads what neighbours share once."""
+    work_dir: str | None = None
+    commit_every_s: float = 900.0
+    limit: int | None = None
+    is_incremental: bool = False
+    """What was appended to a Delta input since the last run, by Structured Streaming."""
+    checkpoint: str | None = None
+    """Directory for the checkpoints of such runs; default: in the work directory."""
+    skips_changes: bool = False
+    """Pass over commits to the input that updated or deleted rows."""
+    mlflow_experiment: str = "pipemax"
+    price_per_hour: float | None = None
+    """Of all machines of the job together, in any currency."""
+    collector_port: int = 0
+    """At which the driver listens for the engines' reports; 0 takes one that is free."""
+    gold_column: str | None = None
+    summary_file: Path | None = None
+    is_dry_run: bool = False
+    log_dir: Path
+
+    def __post_init__(self) -> None:
+        if plain_path(self.input).rstrip("/") == plain_path(self.output).rstrip("/"):
+            raise JobError(
+                f"input and output are both {self.output!r}; name another output, which will hold the input's columns "
+                "too"
+            )
+        self._check_incremental()
+        if self.gold_column is not None:
+            text = self.generation.response_format
+            properties = load_schema(text).get("properties", {}) if text else {}
+            if self.gold_column not in properties:
+                raise JobError(
+                    f"gold-column {self.gold_column!r} is compared with the property of that name in "
+                    f"--response-format, which has {', '.join(properties) or 'none'}"
+                )
+
+    def _check_incremental(self) -> None:
+        if not self.is_incremental:
+            for name, value in (("checkpoint", self.checkpoint), ("skip-changes", self.skips_changes)):
+                if value:
+                    raise JobError(
+                        f"--{name} says how --incremental reads its input; give that too, or neither"
+                    )
+            return
+        for name, value in (("limit", self.limit is not None), ("retry-errors", self.retries_errors)):
+            if value:
+                raise JobError(
+                    f"--{name} does not go with --incremental, which reads each appended row once; run the job once "
+                    "without --incremental: what either has done, the other knows"
+                )
+
+    @property
+    def error_limits(self) -> ErrorLimits:
+        return ErrorLimits(max_rate=self.max_error_rate, fails_on_first=self.fails_on_error)
+
+    @property
+    def driver_dir(self) -> Path:
+        return driver_directory(self.output)
+
+
+def driver_directory(output: str) -> Path:
+    """Where the driver keeps what is not rows: beside a local output, else under the working directory."""
+    if is_path(output) and not is_remote(output):
+        return Path(plain_path(output)).absolute().parent
+    return Path.cwd() / "pipemax"

@@ -1,0 +1,143 @@
+"""How annotated rows, the outcomes, get into the output: appended, or in place of the error rows that they replace.
+
+With ``--retry-errors``, a retried row's old error row leaves the table in the commit that brings its new outcome, so a
+run that dies at any point has lost neither. Error rows that are not retried stay: those whose row is no longer in the
+input, and those beyond ``--limit``. A chunk's outcomes are written to files first, because a merge may read its source
+more than once, and then merged. Each merge rewrites the data files that hold the replaced rows.
+"""
+
+import threading
+from typing import Any, Protocol
+
+from pipemax_spark.annotate import ANNOTATION
+from pipemax_spark.job.left import identity, occurrence
+from pipemax_spark.prompts import find_field
+from pipemax_spark.sql import quoted
+from pipemax_spark.storage.tables import DeltaTable, Transaction
+
+_VIEW, _KEY, _TIMES, _NUMBER = "outcomes", "__pipemax_key", "__pipemax_times", "__pipemax_number"
+
+
+class Outcomes(Protocol):
+    """Commits a chunk's outcomes."""
+
+    def commit(self, rows: Any, transaction: Transaction) -> int:
+        """Commit annotated ``rows``, which are evaluated once, or nothing where Delta refuses the transaction.
+
+        Return how many rows the commit adds beyond these.
+        """
+        ...
+
+
+class AppendedOutcomes:
+    """New rows of the table."""
+
+    def __init__(self, table: DeltaTable) -> None:
+        self._table = table
+
+    def commit(self, rows: Any, transaction: Transaction) -> int:
+        """See ``Outcomes``."""
+        self._table.append(rows, transaction)
+        return 0
+
+
+class ReplacingOutcomes:
+    """Rows of the table, some of them in place of error rows of the same spec."""
+
+    def __init__(
+        self, spark: Any, table: DeltaTable, *, spec_hash: str, id_columns: tuple[str, ...], directory: str
+    ) -> None:
+        """``directory`` is for the outcomes' files."""
+        self._spark = spark
+        self._table = table
+        self._spec_hash = spec_hash
+        self._id_columns = id_columns
+        self._directory = directory
+        self._lock = threading.Lock()  # two merges at once would often conflict
+
+    def num_error_rows(self) -> int:
+        """Error rows of the spec that the table holds."""
+        rows: int = self._table.read().where(self._is_error(ANNOTATION)).count()
+        return rows
+
+    def commit(self, rows: Any, transaction: Transaction) -> int:
+        """See ``Outcomes``."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        of_table = find_field(ANNOTATION, self._table.read().schema)
+        assert of_table is not None, f"{self._table.name} has no column {ANNOTATION}"
+        annotation = conformed(F.col(ANNOTATION), rows.schema[ANNOTATION].dataType, of_table.dataType)
+        # A session of its own: the merge's transaction is one of its settings.
+        session = self._spark.newSession()
+        path = f"{self._directory}/{transaction.version}"
+        outcomes = written(session, rows.withColumn(ANNOTATION, annotation), path)
+        with self._lock:
+            num_kept = 0
+            key = F.expr(identity(self._key_columns(outcomes)))
+            inserted = outcomes
+            if not self._id_columns:
+                kept = written(session, self._kept(session, outcomes, key), f"{path}-kept")
+                num_kept = kept.count()
+                inserted = inserted.unionByName(kept)
+            # Rows with a null key are inserted; the error rows of the other keys are deleted.
+            source = inserted.withColumn(_KEY, F.lit(None).cast("string")).unionByName(
+                outcomes.select(key.alias(_KEY)).distinct(), allowMissingColumns=True
+            )
+            source.createOrReplaceTempView(_VIEW)
+            names = ", ".join(quoted(name) for name in outcomes.columns)
+            values = ", ".join(f"s.{quoted(name)}" for name in outcomes.columns)
+            self._table.merge(
+                session,
+                f"USING {_VIEW} AS s "
+                f"ON s.{_KEY} = {identity(self._key_columns(outcomes), table='t')} "
+                f"AND {self._is_error(f't.{ANNOTATION}')} "
+                "WHEN MATCHED THEN DELETE "
+                f"WHEN NOT MATCHED AND s.{_KEY} IS NULL THEN INSERT ({names}) VALUES ({values})",
+                transaction,
+            )
+            return num_kept
+
+    def _kept(self, session: Any, outcomes: Any, key: Any) -> Any:
+        """Without ids, equal error rows all have one key: those that are more than the outcomes are put back."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        old = (
+            self._table.read(session=session)
+            .where(self._is_error(ANNOTATION))
+            .select(*map(quoted, outcomes.columns))
+        )
+        old = old.withColumn(_KEY, key).withColumn(_NUMBER, occurrence(_KEY))
+        times = outcomes.groupBy(key.alias(_KEY)).agg(F.count(F.lit(1)).alias(_TIMES))
+        return old.join(times, _KEY).where(f"{_NUMBER} > {_TIMES}").select(*map(quoted, outcomes.columns))
+
+    def _key_columns(self, rows: Any) -> list[str]:
+        return list(self._id_columns) or [name for name in rows.columns if name != ANNOTATION]
+
+    def _is_error(self, annotation: str) -> str:
+        """A SQL condition on this annotation: an error row of the spec."""
+        return f"{annotation}.spec_hash = '{self._spec_hash}' AND {annotation}.error.code IS NOT NULL"
+
+
+def written(session: Any, rows: Any, path: str) -> Any:
+    """The rows as they were written to files: the same however often they are read."""
+    rows.write.parquet(path)
+    return session.read.schema(rows.schema).parquet(path)
+
+
+def conformed(column: Any, kind: Any, wanted: Any) -> Any:
+    """The column as a value of type ``wanted``: fields of structs by their names, null where it has none.
+
+    An append does this by itself, a merge does not.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if kind == wanted or wanted.typeName() != "struct":
+        return column
+    known = {field.name: field.dataType for field in kind.fields}
+    fields = [
+        conformed(column[field.name], known[field.name], field.dataType).alias(field.name)
+        if field.name in known
+        else F.lit(None).cast(field.dataType).alias(field.name)
+        for field in wanted.fields
+    ]
+    return F.when(column.isNotNull(), F.struct(*fields))

@@ -1,0 +1,88 @@
+"""How much of their prompts rows have in common with their neighbours: as they come, and sorted.
+
+The engine keeps the KV cache of what it has read, so a prompt that begins as one before it costs only the rest, as
+long as the two meet while it is kept. What all prompts share (an instruction, a template's head) is found in any
+order and not counted here. The sample is drawn by the beginnings of prompts, not by rows: of the beginnings that
+are drawn, all rows are seen, else a large table's small groups would fall apart in it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+from pipemax.wire import ServerStats
+from pipemax_spark.sql import quoted
+
+_SAMPLED_ROWS = 1_000
+_LOOKED_AT_ROWS = 1_000_000
+"""Drawn so densely that as a rule no more first rows are read, however long the table is."""
+_BEGINNING_CHARACTERS = 64
+_WORTH_IT = 0.1
+_TEXT = "__pipemax_text"
+_HIT_RATE = "prefix_cache_hit_rate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixShare:
+    """Shares of all characters, beyond what every prompt begins with: 0 to 1."""
+
+    as_they_come: float
+    sorted: float
+
+    @property
+    def advice(self) -> str | None:
+        """None where sorting would not help much."""
+        if self.sorted - self.as_they_come < _WORTH_IT:
+            return None
+        return (
+            f"--group-by-prefix: of these rows' prompts, {self.sorted:.0%} would begin as the row before if they were "
+            f"sorted, {self.as_they_come:.0%} do as they come (by a sample, beyond what all have in common)"
+        )
+
+
+def shared_prefixes(prompts: Sequence[str]) -> PrefixShare:
+    """Of these prompts, each against the one before it."""
+    common = _common_to_all(prompts)
+    rests = [prompt[common:] for prompt in prompts]
+    characters = max(1, sum(map(len, prompts)))
+
+    def share(texts: Sequence[str]) -> float:
+        return sum(_common(*pair) for pair in pairwise(texts)) / characters
+
+    return PrefixShare(as_they_come=share(rests), sorted=share(sorted(rests)))
+
+
+def sample_by_beginning(rows: Any, prompt_text: Any, *, rows_in: int) -> list[str]:
+    """About 1,000 prompts, in the order in which they come, in groups that begin alike. Two short Spark jobs."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    texts = rows.select(prompt_text.alias(_TEXT)).where(f"{quoted(_TEXT)} IS NOT NULL")
+    head = [row[0] for row in texts.limit(_SAMPLED_ROWS).collect()]
+    looked_at = min(rows_in, _LOOKED_AT_ROWS)
+    if looked_at <= len(head):
+        return head
+    first = _common_to_all(head) + 1
+    beginning = F.xxhash64(F.substring(_TEXT, first, _BEGINNING_CHARACTERS))
+    one_in = max(1, looked_at // _SAMPLED_ROWS)
+    drawn = texts.where(F.pmod(beginning, F.lit(one_in)) == 0)
+    # None at all where the table has fewer beginnings than rows were to be drawn.
+    return [row[0] for row in drawn.limit(2 * _SAMPLED_ROWS).collect()] or head
+
+
+def hit_rate(servers: Iterable[ServerStats]) -> float | None:
+    """Mean over the engines that say one: the share of prompt tokens found in the KV cache since the engine's
+    start."""
+    rates = [server.engine_metrics[_HIT_RATE] for server in servers if _HIT_RATE in server.engine_metrics]
+    return fmean(rates) if rates else None
+
+
+def _common_to_all(texts: Sequence[str]) -> int:
+    return _common(min(texts), max(texts)) if texts else 0
+
+
+def _common(first: str, second: str) -> int:
+    """Characters that both begin with."""
+    shorter = min(len(first), len(second))
+    return next((i for i in range(shorter) if first[i] != second[i]), shorter)

@@ -1,0 +1,66 @@
+"""What a dead run had completed but not committed: its spool, joined with the rows that are left."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from pipemax.wire import COMPLETION_SCHEMA
+from pipemax_spark.annotate import annotated_schema
+from pipemax_spark.executor.spool import KEY, SPOOL_SCHEMA
+from pipemax_spark.executor.task import KEY_COLUMN, Annotator, TaskPlan
+from pipemax_spark.job.left import occurrence
+from pipemax_spark.job.workdir import LeftSpool
+from pipemax_spark.sql import quoted
+
+_COMPLETION, _OCCURRENCE = "__pipemax_completion", "__pipemax_occurrence"
+
+
+def spooled_rows(spark: Any, left: Any, spool: LeftSpool, *, plan: TaskPlan) -> Any:
+    """Annotated rows of the spool. ``left`` are the input's rows that the table lacks, with their keys.
+
+    A completion serves one row, and a row takes one completion: of equal rows, as many are done as the spool holds.
+    The rows keep the name of the run that computed them.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.types import StructType
+
+    known = _completions(spark, spool.directory)
+    completion = F.struct(*(F.col(quoted(name)) for name in COMPLETION_SCHEMA.names)).alias(_COMPLETION)
+    known = known.select(F.col(KEY).alias(KEY_COLUMN), occurrence(KEY).alias(_OCCURRENCE), completion)
+    pairs = left.withColumn(_OCCURRENCE, occurrence(KEY_COLUMN)).join(known, [KEY_COLUMN, _OCCURRENCE])
+    own = StructType([field for field in left.schema.fields if field.name != KEY_COLUMN])
+    columns = [pairs[quoted(name)] for name in own.names]
+    task = RecallTask(replace(plan, run_id=spool.run_id))
+    return pairs.select(*columns, _COMPLETION).mapInArrow(task, annotated_schema(own, plan))
+
+
+@dataclass(frozen=True, slots=True)
+class RecallTask:
+    """The function of ``mapInArrow``: rows beside their completions in, annotated rows out."""
+
+    plan: TaskPlan
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        annotator = Annotator(self.plan)
+        for batch in batches:
+            parts = pa.RecordBatch.from_struct_array(batch.column(_COMPLETION))
+            completions = pa.RecordBatch.from_arrays(
+                [parts.column(field.name).cast(field.type) for field in COMPLETION_SCHEMA],
+                schema=COMPLETION_SCHEMA,
+            )
+            rows = batch.drop_columns([_COMPLETION])
+            yield pa.RecordBatch.from_arrays(
+                [*rows.columns, annotator.annotations(completions)],
+                names=[*rows.schema.names, self.plan.output_column],
+            )
+
+
+def _completions(spark: Any, directory: str) -> Any:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    # A file that was torn when the run died is passed over: its rows are done again.
+    options = {"recursiveFileLookup": "true", "ignoreCorruptFiles": "true"}
+    schema = from_arrow_schema(SPOOL_SCHEMA, prefer_timestamp_ntz=False)
+    return spark.read.schema(schema).options(**options).parquet(directory)

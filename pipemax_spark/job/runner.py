@@ -1,0 +1,233 @@
+"""Runs the chunks of one run: two at a time, each an append of its own, and stops both when one fails.
+
+While one chunk's last rows decode, the next one's fill the engine, so it never drains between commits. For that the
+chunks must not run side by side but one behind the other: Spark serves jobs in the order of their submission, so a
+chunk is submitted once the tasks of the one before hold the slots. Were it sooner, the two could share the slots
+evenly, end together, and leave the engine empty while both commit. For the same reason a lane runs no Spark job
+but the append: between two chunks it would wait for a slot. How large a chunk is, is decided as late as that, too:
+when the engines have said how many rows they have room for, or the first slot is about to be free.
+
+Each of the two lanes commits under a transaction id of its own: Delta drops an append whose number is not above the
+last one of its id, and of two chunks at once the later may well end first.
+
+A commit counts once it is found in the table's history with all its rows (``fence``). That look is a Spark job, which
+may wait for a slot, so it is made on a thread of its own while the lane goes on.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from typing import Any
+
+from pipemax_spark.annotate import annotate_with
+from pipemax_spark.errors import CommitRefusedError, JobFailedError
+from pipemax_spark.executor.task import TaskPlan
+from pipemax_spark.job.chunks import Chunk, ChunkPlan, SlicedRows
+from pipemax_spark.job.outcomes import Outcomes
+from pipemax_spark.job.workdir import ChunkSpools
+from pipemax_spark.prompts import PromptSource
+from pipemax_spark.slots import Slots
+from pipemax_spark.storage.fence import LANES, Claim
+from pipemax_spark.storage.tables import Transaction
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.2
+
+
+class ChunkRunner:
+    """``run`` returns when every chunk is committed, and raises when that cannot be."""
+
+    def __init__(
+        self,
+        spark: Any,
+        *,
+        rows: SlicedRows,
+        chunks: ChunkPlan,
+        source: PromptSource,
+        overrides_column: str | None,
+        plan: TaskPlan,
+        slots: Callable[[], Slots],
+        note_chunk: Callable[[Chunk], None],
+        spool: ChunkSpools | None,
+        claim: Claim,
+        outcomes: Outcomes,
+        origin: str = "",
+        after_commit: Callable[[], None] = lambda: None,
+        expected_rows: int | None = None,
+    ) -> None:
+        """``slots`` is asked at each chunk, because nodes come and go. ``note_chunk`` is called before each chunk,
+        ``after_commit`` after each commit. Without a ``spool``, completions that are not committed are lost with their
+        task. ``origin`` ends the commits' notes.
+        ``expected_rows``: for how many an engine should have room, until one says so."""
+        self._spark = spark
+        self._rows = rows
+        self._chunks = chunks
+        self._source = source
+        self._overrides_column = overrides_column
+        self._plan = plan
+        self._slots = slots
+        self._note_chunk = note_chunk
+        self._spool = spool
+        self._claim = claim
+        self._outcomes = outcomes
+        self._origin = origin
+        self._after_commit = after_commit
+        self._expected_rows = expected_rows
+        self._engine_rows: Callable[[], int | None] = lambda: None
+        self._turn = threading.Lock()  # the lane that holds it takes the next chunk
+        self._lock = threading.Lock()
+        self._committed_rows = 0
+        self._ended_chunks: set[int] = set()
+        self._checks: list[Future[None]] = []
+        self._started_s = time.monotonic()
+        self._failure: str | None = None
+
+    def cancel(self, reason: str) -> None:
+        """From any thread: stop what runs; ``run`` then raises ``JobFailedError`` with this reason."""
+        with self._lock:
+            self._failure = self._failure or reason
+        self._cancel_jobs()
+
+    def run(
+        self,
+        rows_per_s: Callable[[], float | None],
+        engine_rows: Callable[[], int | None],
+        *,
+        every_second: Callable[[], None],
+    ) -> None:
+        """``rows_per_s`` says the rate so far, ``engine_rows`` how many an engine has room for, both None while that is
+        unknown; ``every_second`` is called about so often, on this thread."""
+        self._engine_rows = engine_rows
+        with (
+            ThreadPoolExecutor(max_workers=1, thread_name_prefix="pipemax-commits") as checker,
+            ThreadPoolExecutor(max_workers=LANES, thread_name_prefix="pipemax-lane") as pool,
+        ):
+            lanes = [pool.submit(self._run_lane, lane, rows_per_s, checker) for lane in range(LANES)]
+            try:
+                self._wait(lanes, every_second)
+            except BaseException as error:
+                # Also on Ctrl-C. The other lane's job would go on for as long as its chunk takes.
+                with self._lock:
+                    reason = self._failure
+                    self._failure = reason or "the other chunk failed"
+                self._cancel_jobs()
+                if reason is not None:
+                    raise JobFailedError(reason) from error
+                if isinstance(error, CommitRefusedError):
+                    raise JobFailedError(self._claim.taken_over()) from error
+                raise
+        if self._committed_rows != self._rows.rows:
+            raise JobFailedError(
+                f"{self._rows.rows:,} rows were to be committed and {self._committed_rows:,} were "
+                f"({self._committed_rows - self._rows.rows:+,}). Run the job again to do what is left"
+            )
+
+    def _wait(self, lanes: list[Future[None]], every_second: Callable[[], None]) -> None:
+        running: set[Future[None]] = set(lanes)
+        while running:
+            # With a time limit, so that Ctrl-C reaches this thread.
+            done, running = wait(running, timeout=1.0, return_when=FIRST_EXCEPTION)
+            with self._lock:
+                running.update(self._checks)
+                self._checks.clear()
+            for future in done:
+                future.result()
+            every_second()
+
+    def _run_lane(
+        self, lane: int, rows_per_s: Callable[[], float | None], checker: ThreadPoolExecutor
+    ) -> None:
+        context = self._spark.sparkContext
+        # Of this thread alone, as is the group below.
+        context.addJobTag(self._plan.run_id)
+        while (chunk := self._take_chunk(rows_per_s)) is not None:
+            description = f"pipemax run {self._plan.run_id}, chunk {chunk.number}"
+            context.setJobGroup(self._group(chunk.number), description, interruptOnCancel=True)
+            transaction = self._claim.chunk(chunk.number, lane=lane, origin=self._origin)
+            rows_kept = self._run_chunk(chunk, transaction)
+            with self._lock:
+                self._ended_chunks.add(chunk.number)
+                self._checks.append(checker.submit(self._check_commit, chunk, transaction, rows_kept))
+
+    def _check_commit(self, chunk: Chunk, transaction: Transaction, rows_kept: int) -> None:
+        """``JobFailedError`` unless all of the chunk's rows are in the table."""
+        commit = self._claim.landed(transaction, expected_rows=chunk.rows + rows_kept)
+        log.info("chunk %d is committed as version %d: %d rows", chunk.number, commit.version, chunk.rows)
+        with self._lock:
+            self._committed_rows += chunk.rows
+        if self._spool is not None:
+            self._spool.delete(chunk.number)
+        self._after_commit()
+
+    def _take_chunk(self, rows_per_s: Callable[[], float | None]) -> Chunk | None:
+        """The next one, when it is its turn; None when none is left or the job is being stopped."""
+        with self._turn:
+            chunks = self._chunks.chunks
+            if chunks and not self._wait_for_turn(chunks[-1].number):
+                return None
+            return self._next(rows_per_s())
+
+    def _wait_for_turn(self, before: int) -> bool:
+        """Until the chunk before holds its slots, or has ended; false when the job is being stopped."""
+        while True:
+            with self._lock:
+                if self._failure is not None:
+                    return False
+                if before in self._ended_chunks:
+                    return True
+            running, completed = self._tasks_of(before)
+            if completed or (running and self._engine_rows() is not None):
+                return True
+            time.sleep(_POLL_S)
+
+    def _tasks_of(self, number: int) -> tuple[int, int]:
+        """(running, completed) of the stage that annotates: the one behind the shuffle, in a job of two stages."""
+        tracker = self._spark.sparkContext.statusTracker()
+        for job_id in tracker.getJobIdsForGroup(self._group(number)):
+            job = tracker.getJobInfo(job_id)
+            if job is None or len(job.stageIds) < 2:
+                continue
+            stage = tracker.getStageInfo(max(job.stageIds))
+            if stage is not None and stage.numActiveTasks + stage.numCompletedTasks > 0:
+                return stage.numActiveTasks, stage.numCompletedTasks
+        return 0, 0
+
+    def _group(self, number: int) -> str:
+        return f"{self._plan.run_id}-chunk-{number}"
+
+    def _next(self, rows_per_s: float | None) -> Chunk | None:
+        with self._lock:
+            if self._failure is not None:
+                return None
+            if rows_per_s is None and self._committed_rows:
+                # No collector hears the servers: the commits say how fast it goes.
+                rows_per_s = self._committed_rows / (time.monotonic() - self._started_s)
+            engine_rows = self._room()
+            slots = self._slots()
+            fed_rows = slots.fed_partition_rows(engine_rows) or 0
+            chunk = self._chunks.next(rows_per_s, at_least=slots.total * fed_rows)
+        if chunk is not None:
+            log.info("%s, at %s rows/s so far, engines take %s rows", chunk, rows_per_s, engine_rows)
+            self._note_chunk(chunk)
+        return chunk
+
+    def _room(self) -> int | None:
+        """Rows that an engine has room for, as far as is known."""
+        return self._engine_rows() or self._expected_rows
+
+    def _run_chunk(self, chunk: Chunk, transaction: Transaction) -> int:
+        is_last = chunk.end_slice == len(self._rows.slice_rows)
+        partitions = self._slots().partitions_for(chunk.rows, engine_rows=self._room(), is_last=is_last)
+        rows = self._rows.read(chunk, partitions=partitions)
+        plan = self._plan
+        if self._spool is not None:
+            plan = replace(plan, spool=self._spool.directory(chunk.number))
+        annotated = annotate_with(rows, self._source, plan, overrides_column=self._overrides_column)
+        return self._outcomes.commit(annotated, transaction)
+
+    def _cancel_jobs(self) -> None:
+        self._spark.sparkContext.cancelJobsWithTag(self._plan.run_id)

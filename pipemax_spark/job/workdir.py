@@ -1,0 +1,281 @@
+"""A run's work directory: whose it is, whether that run still lives, and the manifest of its chunks.
+
+All that PipeMax writes for one output table lies in ``<work_dir>/pipemax/<table id>/``, by default in
+``_pipemax/<table id>/`` under the output's own directory, which readers and VACUUM ignore. Each run has a directory of
+its own there, and in it a marker, ``owner.json``, that names the table, the run and the process. Only a directory whose
+marker names this table and the directory's own run is ever deleted, taken over or waited for; whatever else lies
+there is somebody else's. The marker is the last to go when a directory is deleted.
+
+Nothing in a work directory says what is done: only the output table does. A run that finds another one alive there
+refuses to start, because two jobs on one table would compute the same rows. That both could not *commit* them is the
+table's own doing (``fence``).
+"""
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pipemax.wire import ProcessIdentity, pid_namespace
+from pipemax_spark.errors import JobError
+from pipemax_spark.job.chunks import Chunk
+from pipemax_spark.storage.hadoop import HadoopFiles
+
+log = logging.getLogger(__name__)
+
+_KIND = "pipemax run"
+"""What a marker of ours says it is."""
+_MARKER = "owner.json"
+_CHECKPOINTS = "checkpoints"
+"""Of streams: no run's, and kept."""
+_ENDED = "ended"
+"""Marks the directory of a run that failed in order, so that nobody waits to see whether it lives."""
+_HEARTBEAT_S = 10.0
+_DEAD_AFTER_S = 35.0
+"""A run whose heartbeat does not change for so long is dead. Only the waiting job's own clock counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftSpool:
+    """What a dead run had completed, some of it perhaps not committed."""
+
+    run_id: str
+    spec_hash: str
+    directory: str
+
+
+class ChunkSpools:
+    """Where the tasks of each chunk of a run keep completions until the chunk is committed."""
+
+    def __init__(self, files: HadoopFiles, root: str) -> None:
+        self._files = files
+        self._root = root
+
+    def directory(self, chunk: int) -> str:
+        return f"{self._root}/chunk-{chunk}"
+
+    def delete(self, chunk: int) -> None:
+        """After the chunk's commit."""
+        self._files.delete(self.directory(chunk))
+
+
+class WorkDirectory:
+    """Claimed from entry to exit, then removed; after a failure, all but the spool, which the next run commits."""
+
+    def __init__(
+        self,
+        files: HadoopFiles,
+        base: str,
+        *,
+        table_id: str,
+        run_id: str,
+        say: Callable[[str], None],
+        dead_after_s: float = _DEAD_AFTER_S,
+    ) -> None:
+        """``base`` is a directory of PipeMax's own, for any number of tables: see ``work_base``."""
+        self._files = files
+        self._base = base.rstrip("/")
+        self._root = f"{self._base}/{table_id}"
+        self._table_id = table_id
+        self._run_id = run_id
+        self._say = say
+        self._dead_after_s = dead_after_s
+        self.left_spools: list[LeftSpool] = []
+        """Of dead runs; ``drop_left_spools`` removes them."""
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="pipemax-work-dir", daemon=True)
+
+    @property
+    def path(self) -> str:
+        return f"{self._root}/{self._run_id}"
+
+    @property
+    def checkpoints_path(self) -> str:
+        """Of the streams that read into this output, for all runs."""
+        return f"{self._root}/{_CHECKPOINTS}"
+
+    def rows_path(self, batch: int) -> str:
+        """Of the run's first, second, … batch of rows."""
+        return f"{self._rows_path}/{batch}"
+
+    @property
+    def _rows_path(self) -> str:
+        return f"{self.path}/rows"
+
+    @property
+    def outcomes_path(self) -> str:
+        """Of annotated rows that are about to be merged into the table."""
+        return f"{self.path}/outcomes"
+
+    @property
+    def spool_path(self) -> str:
+        return f"{self.path}/spool"
+
+    def __enter__(self) -> Self:
+        """``JobError`` while another run lives here."""
+        marker = {"kind": _KIND, "table_id": self._table_id, "run_id": self._run_id, **_this_process()}
+        self._files.write_text(f"{self.path}/{_MARKER}", json.dumps(marker))
+        self._files.write_text(f"{self.path}/heartbeat", "")
+        self._thread.start()
+        try:
+            for other in self._files.list(self._root):
+                if not other.is_directory or other.name in (self._run_id, _CHECKPOINTS):
+                    continue
+                owner = self._owner(other.name)
+                if owner is None:
+                    log.info("%s has no marker of a run on this table, and is left alone", other.path)
+                    continue
+                self._take_over(other.name, owner)
+        except BaseException:
+            self.__exit__(None)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+        if kind is not None and self._files.list(self.spool_path):
+            self._files.delete(self._rows_path)
+            self._write_if_possible(_ENDED, "")
+            return
+        self._delete_run(self._run_id)
+        for directory in (self._root, self._base):
+            self._files.delete_if_empty(directory)
+
+    def chunk_spools(self) -> ChunkSpools:
+        """For this run's chunks."""
+        return ChunkSpools(self._files, self.spool_path)
+
+    def delete_rows(self, batch: int) -> None:
+        self._files.delete(self.rows_path(batch))
+
+    def drop_left_spools(self) -> None:
+        """What they held is committed now, or of no use."""
+        for spool in self.left_spools:
+            self._delete_run(spool.run_id)
+        self.left_spools.clear()
+
+    def write_manifest(self, facts: Mapping[str, Any]) -> None:
+        """Once, before the first chunk: by it the next run knows what it finds in the spool."""
+        manifest = {"run_id": self._run_id, **facts}
+        self._files.write_text(f"{self.path}/manifest.json", json.dumps(manifest, indent=1))
+
+    def note_chunk(self, chunk: Chunk) -> None:
+        """Before it starts: what its rows are stands here from then on, for people."""
+        self._write_if_possible(f"chunks/{chunk.number}.json", json.dumps(asdict(chunk)))
+
+    def _take_over(self, run_id: str, owner: Mapping[str, Any]) -> None:
+        path = f"{self._root}/{run_id}"
+        if self._is_alive(path, run_id, owner):
+            raise JobError(
+                f"another job, run {run_id}, is writing to this output now ({_describe(owner)}); wait for its end, or "
+                "stop it"
+            )
+        spec_hash = self._spec_hash(path)
+        if spec_hash is not None and self._files.list(f"{path}/spool"):
+            self.left_spools.append(LeftSpool(run_id=run_id, spec_hash=spec_hash, directory=f"{path}/spool"))
+            return
+        log.info("removing the work directory of run %s, which is dead", run_id)
+        self._delete_run(run_id)
+
+    def _delete_run(self, run_id: str) -> None:
+        """Delete a run's directory, its marker last; leave alone what has no marker of that run."""
+        path = f"{self._root}/{run_id}"
+        if self._owner(run_id) is None:
+            log.warning(
+                "%s is not deleted, because its marker is gone or is not that of run %s", path, run_id
+            )
+            return
+        for entry in self._files.list(path):
+            if entry.name != _MARKER:
+                self._files.delete(entry.path)
+        self._files.delete(path)
+
+    def _spec_hash(self, path: str) -> str | None:
+        """Of the run's manifest; None where it was killed before it had written one."""
+        try:
+            return str(json.loads(self._files.read_text(f"{path}/manifest.json"))["spec_hash"])
+        except (FileNotFoundError, ValueError, KeyError):
+            return None
+
+    def _is_alive(self, path: str, run_id: str, owner: Mapping[str, Any]) -> bool:
+        if self._files.exists(f"{path}/{_ENDED}"):
+            return False
+        if _sees_processes_of(owner):
+            return ProcessIdentity(pid=owner["pid"], start_ticks=owner["start_ticks"]).is_running()
+        beat = self._files.modified_ms(f"{path}/heartbeat")
+        self._say(
+            f"run {run_id} left a work directory ({_describe(owner)}); waiting {self._dead_after_s:.0f} s to see "
+            "whether it still lives"
+        )
+        deadline_s = time.monotonic() + self._dead_after_s
+        while time.monotonic() < deadline_s:
+            time.sleep(min(1.0, self._dead_after_s / 4))
+            if self._files.modified_ms(f"{path}/heartbeat") != beat:
+                # It beats, or has just removed its directory at its end: in both cases it lived.
+                return self._files.exists(path)
+        return False
+
+    def _owner(self, run_id: str) -> dict[str, Any] | None:
+        """What the marker of a run on this table says; None where there is none, or another one."""
+        try:
+            marker = json.loads(self._files.read_text(f"{self._root}/{run_id}/{_MARKER}"))
+        except (FileNotFoundError, ValueError):
+            return None
+        expected = {"kind": _KIND, "table_id": self._table_id, "run_id": run_id}
+        if not isinstance(marker, dict) or not expected.items() <= marker.items():
+            return None
+        return marker
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(_HEARTBEAT_S):
+            try:
+                is_ours = self._owner(self._run_id) is not None
+            except Exception:  # storage that is away for a moment: the next beat tells
+                log.warning("%s could not be read", self.path, exc_info=True)
+                continue
+            if not is_ours:
+                log.warning("the work directory %s is gone: another run has taken over", self.path)
+                return
+            self._write_if_possible("heartbeat", str(time.time()))
+
+    def _write_if_possible(self, name: str, text: str) -> None:
+        try:
+            self._files.write_text(f"{self.path}/{name}", text)
+        # Storage that is full, or away for a moment, must not end the job: the table is what counts.
+        except Exception:
+            log.warning("%s/%s could not be written", self.path, name, exc_info=True)
+
+
+def work_base(work_dir: str | None, table_location: str) -> str:
+    """The directory of PipeMax's own in the user's ``work_dir``, or under the table's directory."""
+    return f"{table_location.rstrip('/')}/_pipemax" if work_dir is None else f"{work_dir.rstrip('/')}/pipemax"
+
+
+def _this_process() -> dict[str, Any]:
+    boot_id = Path("/proc/sys/kernel/random/boot_id")
+    return {
+        "host": socket.gethostname(),
+        "boot_id": boot_id.read_text().strip() if boot_id.exists() else None,
+        "pid_namespace": pid_namespace(),
+        "user": os.getuid(),
+        **asdict(ProcessIdentity.own()),
+    }
+
+
+def _sees_processes_of(owner: Mapping[str, Any]) -> bool:
+    """The owner's process id means the same process here: it is of this machine's boot and this container."""
+    here = _this_process()
+    return all(
+        here[name] is not None and owner.get(name) == here[name] for name in ("boot_id", "pid_namespace")
+    )
+
+
+def _describe(owner: Mapping[str, Any]) -> str:
+    return f"process {owner.get('pid')} on {owner.get('host')}"

@@ -1,0 +1,240 @@
+"""The driver's ear: engine servers and tasks report here every few seconds, and progress is read from it.
+
+A Flight server with one action and a token. Reports are totals since their sender's start, so the latest report of
+each sender, living or dead, is all that is kept.
+"""
+
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import pyarrow as pa
+from pyarrow import flight
+
+from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobOutlook, JobStats, ServerStats
+from pipemax_spark.errors import JobError
+from pipemax_spark.executor.task_reports import TASK_STATE
+from pipemax_spark.monitor.time_accounts import TimeAccounts
+
+log = logging.getLogger(__name__)
+
+SILENT_S = 30.0
+"""A server not heard of for so long no longer counts as running."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """One job over all servers and tasks. Rows that a retried task did again count again."""
+
+    rows_done: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+    """ErrorCode → rows."""
+    error_examples: dict[str, str] = field(default_factory=dict)
+    """ErrorCode → a message."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def rows_error(self) -> int:
+        return sum(self.errors.values())
+
+    @property
+    def errors_with_examples(self) -> dict[str, tuple[int, str]]:
+        """ErrorCode → (rows, a message)."""
+        return {code: (rows, self.error_examples.get(code, "")) for code, rows in self.errors.items()}
+
+
+class Collector:
+    """Listens from entry to exit."""
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        bind_hosts: list[str],
+        job_id: str,
+        port: int = 0,
+        on_report: Callable[[ServerStats, JobStats], None] | None = None,
+    ) -> None:
+        """``host`` is what executors call. The collector listens on the first of ``bind_hosts`` that can be bound, at
+        ``port``, or at a free one where that is 0. ``on_report`` gets each engine server's report, on any thread."""
+        self._host = host
+        self._bind_hosts = bind_hosts
+        self._port = port
+        self._job_id = job_id
+        self._on_report = on_report
+        self._rows_total: int | None = None
+        self._accounts = TimeAccounts()
+        self._token = secrets.token_urlsafe(24)
+        self._lock = threading.Lock()
+        self._latest: dict[str, tuple[float, ServerStats]] = {}
+
+    @classmethod
+    def for_session(
+        cls,
+        spark: Any,
+        job_id: str,
+        *,
+        port: int = 0,
+        on_report: Callable[[ServerStats, JobStats], None] | None = None,
+    ) -> Self:
+        """Reachable where Spark's own driver is."""
+        conf = spark.sparkContext.getConf()
+        if conf.get("spark.master", "").startswith("local["):
+            host, bind_hosts = "127.0.0.1", ["127.0.0.1"]
+        else:
+            host = conf.get("spark.driver.host", "127.0.0.1")
+            # In a container the advertised address may be one that only the outside knows.
+            bind_hosts = [conf.get("spark.driver.bindAddress", host), host, "0.0.0.0"]
+        return cls(host=host, bind_hosts=bind_hosts, job_id=job_id, port=port, on_report=on_report)
+
+    def __enter__(self) -> Self:
+        self._started_s = self._last_heard_s = time.monotonic()
+        self._server = self._listen()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+
+    @property
+    def address(self) -> CollectorAddress:
+        return CollectorAddress(host=self._host, port=self._server.port, token=self._token)
+
+    def silent_s(self) -> float:
+        """Seconds since the last report, or since the start where none has arrived."""
+        with self._lock:
+            return time.monotonic() - self._last_heard_s
+
+    def expect(self, rows: int) -> None:
+        """So many more rows are to be done: lets the servers know how many are left."""
+        with self._lock:
+            self._rows_total = (self._rows_total or 0) + rows
+
+    def time_account(self) -> dict[str, float]:
+        """Seconds by what the engines were doing, over all of them."""
+        with self._lock:
+            return self._accounts.total()
+
+    def servers(self) -> list[ServerStats]:
+        """The latest word of each engine server that still reports, by name."""
+        with self._lock:
+            heard = [
+                stats
+                for heard_s, stats in self._latest.values()
+                if time.monotonic() - heard_s < SILENT_S and stats.state != TASK_STATE
+            ]
+        return sorted(heard, key=lambda stats: stats.server_id)
+
+    def totals(self) -> Totals:
+        with self._lock:
+            jobs = [self.job_of(stats) for _, stats in self._latest.values()]
+        errors: Counter[str] = Counter()
+        examples: dict[str, str] = {}
+        for job in jobs:
+            errors.update(job.errors)
+            examples.update(job.error_examples)
+        return Totals(
+            rows_done=sum(job.rows_done for job in jobs),
+            errors=dict(errors),
+            error_examples=examples,
+            prompt_tokens=sum(job.prompt_tokens for job in jobs),
+            completion_tokens=sum(job.completion_tokens for job in jobs),
+        )
+
+    def engines(self) -> int:
+        """Servers, living or dead, that have done rows of this job."""
+        with self._lock:
+            return sum(
+                1
+                for _, stats in self._latest.values()
+                if stats.state != TASK_STATE and self.job_of(stats).rows_done
+            )
+
+    def engine_rows(self) -> int | None:
+        """Rows that an engine has room for, the roomiest one; None before the first has loaded."""
+        return max((server.window_rows for server in self.servers()), default=0) or None
+
+    def outlook(self) -> JobOutlook | None:
+        """What is left for the engines; None where the job's size is not known."""
+        alive = {server.server_id for server in self.servers()}
+        with self._lock:
+            if self._rows_total is None:
+                return None
+            taken = 0
+            for _, stats in self._latest.values():
+                job = self.job_of(stats)
+                # What a dead server had received and not done is sent to another.
+                taken += job.rows_received if stats.server_id in alive else job.rows_done
+            rows_left = max(0, self._rows_total - taken)
+        return JobOutlook(job_id=self._job_id, rows_left=rows_left, engines=len(alive))
+
+    def job_of(self, stats: ServerStats) -> JobStats:
+        """This job's part of a server's report."""
+        return stats.jobs.get(self._job_id, JobStats())
+
+    def _listen(self) -> "_StatsServer":
+        failures = []
+        for host in dict.fromkeys(self._bind_hosts):
+            try:
+                _check_free(host, self._port)
+                return _StatsServer(f"grpc+tcp://{host}:{self._port}", self._token, self._answer)
+            except (flight.FlightError, pa.ArrowException, OSError) as error:
+                failures.append(f"{host}: {error}")
+        port = f" at --collector-port {self._port}" if self._port else ""
+        raise JobError(
+            f"the driver cannot listen for the engines' reports{port}: {'; '.join(failures)}; give another "
+            "--collector-port"
+        )
+
+    def _answer(self, stats: ServerStats) -> JobOutlook | None:
+        self._take(stats)
+        if stats.state == TASK_STATE:
+            return None
+        if self._on_report is not None:
+            self._on_report(stats, self.job_of(stats))
+        return self.outlook()
+
+    def _take(self, stats: ServerStats) -> None:
+        with self._lock:
+            self._last_heard_s = time.monotonic()
+            known = self._latest.get(stats.server_id)
+            # Reports may overtake one another on their way.
+            if known is None or known[1].at_unix_s <= stats.at_unix_s:
+                self._latest[stats.server_id] = (time.monotonic(), stats)
+                self._accounts.add(stats, job_age_s=time.monotonic() - self._started_s)
+
+
+def _check_free(host: str, port: int) -> None:
+    """``OSError`` where the port is taken: gRPC would share it, and each listener would get some of the reports."""
+    if port:
+        with socket.socket() as probe:
+            probe.bind((host, port))
+
+
+class _TokenCheck(flight.ServerMiddlewareFactory):
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._expected = f"Bearer {token}".encode()
+
+    def start_call(self, info: flight.CallInfo, headers: dict[str, list[str]]) -> None:
+        given = next((values[0] for name, values in headers.items() if name.lower() == "authorization"), "")
+        if not secrets.compare_digest(given.encode(), self._expected):
+            raise flight.FlightUnauthenticatedError("the collector's token is missing or wrong")
+
+
+class _StatsServer(flight.FlightServerBase):
+    def __init__(self, location: str, token: str, answer: Callable[[ServerStats], JobOutlook | None]) -> None:
+        super().__init__(location, middleware={"token": _TokenCheck(token)})
+        self._answer = answer
+
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
+        if action.type != COLLECTOR_ACTION_STATS:
+            raise flight.FlightServerError(f"the collector knows no action {action.type!r}")
+        outlook = self._answer(ServerStats.from_bytes(action.body.to_pybytes()))
+        return [outlook.to_bytes()] if outlook is not None else []

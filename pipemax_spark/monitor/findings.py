@@ -1,0 +1,111 @@
+"""What the committed table says about a run: totals, errors by code, a sample, accuracy. Annotates nothing."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipemax_spark.annotate import ANNOTATION
+from pipemax_spark.monitor.summary import Accuracy, Findings
+from pipemax_spark.sql import quoted
+from pipemax_spark.storage.tables import DeltaTable
+
+_SHOWN_ROWS = 5
+_SHOWN_COLUMNS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedTotals:
+    """Over rows that the table holds."""
+
+    rows: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    errors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    """Error code → (rows, one of their messages), the most frequent first."""
+
+    @property
+    def rows_error(self) -> int:
+        return sum(rows for rows, _ in self.errors.values())
+
+
+def totals_of_run(table: DeltaTable, run_id: str) -> CommittedTotals:
+    """Of the rows that one run has committed. Reads them once."""
+    return _totals(_rows_of_run(table, run_id))
+
+
+def totals_of_spec(table: DeltaTable, spec_hash: str) -> CommittedTotals:
+    """Of all rows under a spec, whichever run has committed them. Reads them once."""
+    return _totals(table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'"))
+
+
+def _totals(rows: Any) -> CommittedTotals:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    by_code = (
+        rows.groupBy(F.col(f"{ANNOTATION}.error.code").alias("code"))
+        .agg(
+            F.count(F.lit(1)).alias("rows"),
+            F.first(f"{ANNOTATION}.error.message").alias("example"),
+            F.coalesce(F.sum(f"{ANNOTATION}.prompt_tokens"), F.lit(0)).alias("prompt"),
+            F.coalesce(F.sum(f"{ANNOTATION}.completion_tokens"), F.lit(0)).alias("completion"),
+        )
+        .collect()
+    )
+    failed = sorted((row for row in by_code if row["code"] is not None), key=lambda row: -row["rows"])
+    return CommittedTotals(
+        rows=sum(row["rows"] for row in by_code),
+        prompt_tokens=sum(row["prompt"] for row in by_code),
+        completion_tokens=sum(row["completion"] for row in by_code),
+        errors={row["code"]: (row["rows"], row["example"]) for row in failed},
+    )
+
+
+def find_results(
+    table: DeltaTable,
+    totals: CommittedTotals | None,
+    *,
+    spec_hash: str,
+    run_id: str,
+    gold_column: str | None,
+    shown_columns: Sequence[str],
+) -> Findings:
+    """Errors and sample are of this run, whose ``totals`` are None where it has committed nothing; accuracy is over
+    all rows under the spec, error rows counting as wrong."""
+    accuracy = None if gold_column is None else _accuracy(table, spec_hash, gold_column)
+    if totals is None:
+        return Findings(accuracy=accuracy)
+    sample = _sample(_rows_of_run(table, run_id), shown_columns, gold_column)
+    return Findings(errors=totals.errors, sample=sample, accuracy=accuracy)
+
+
+def _rows_of_run(table: DeltaTable, run_id: str) -> Any:
+    return table.read().where(f"{ANNOTATION}.run_id = '{run_id}'")
+
+
+def _accuracy(table: DeltaTable, spec_hash: str, gold_column: str) -> Accuracy:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    rows = table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'")
+    # As strings: with ANSI casts, comparing a text column with a number would raise at the first word.
+    given = F.col(quoted(gold_column)).cast("string")
+    answer = F.col(f"{ANNOTATION}.parsed.{quoted(gold_column)}").cast("string")
+    row = rows.agg(F.count_if(given == answer).alias("right"), F.count(F.lit(1)).alias("rows")).head()
+    return Accuracy(column=gold_column, right=row["right"], rows=row["rows"])
+
+
+def _sample(rows: Any, shown_columns: Sequence[str], gold_column: str | None) -> list[dict[str, Any]]:
+    """Answers first; error rows only where there is nothing else."""
+    names = list(shown_columns) or [name for name in rows.columns if name != ANNOTATION][:_SHOWN_COLUMNS]
+    if gold_column is not None and gold_column not in names:
+        names.append(gold_column)
+    chosen = rows.where(f"{ANNOTATION}.error IS NULL").limit(_SHOWN_ROWS).collect()
+    chosen = chosen or rows.limit(_SHOWN_ROWS).collect()
+    return [
+        {name: row[name] for name in names}
+        | {
+            "annotation.text": row[ANNOTATION]["text"]
+            if row[ANNOTATION]["error"] is None
+            else f"({row[ANNOTATION]['error']['code']})"
+        }
+        for row in chosen
+    ]

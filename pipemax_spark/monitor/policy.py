@@ -1,0 +1,40 @@
+"""Which scheduler the engines run by, and why: asked of a job with ``policy: auto``, told once by each engine.
+
+An engine decides by itself, from the lengths that the job has sampled, for executors may differ from one another and
+from the driver.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipemax_spark.monitor.collector import Collector
+from pipemax_spark.monitor.terminal import Terminal
+from pipemax_spark.monitor.tracking import Tracker
+
+_AUTO = "auto"
+
+
+def wants_row_lengths(engine: Mapping[str, Any]) -> bool:
+    """Whether the engine config leaves the policy to simulations, and does not itself say what rows to expect."""
+    return engine.get("policy", _AUTO) == _AUTO and engine.get("row_lengths") is None
+
+
+class PolicyNotes:
+    """Prints and records each choice as soon as a server that has done rows of this job reports it."""
+
+    def __init__(self, collector: Collector, terminal: Terminal, tracker: Tracker) -> None:
+        self._collector = collector
+        self._terminal = terminal
+        self._tracker = tracker
+        self.choices: list[dict[str, Any]] = []
+        """Those that differ, first come, first: ``chosen``, ``reason``, ``predicted_tokens_per_s``, ``inputs``."""
+
+    def look(self) -> None:
+        for server in self._collector.servers():
+            # Until it has done rows of this job, its engine may be that of the job before.
+            is_ours = self._collector.job_of(server).rows_done > 0
+            if is_ours and server.policy and server.policy not in self.choices:
+                self.choices.append(server.policy)
+                chosen, reason = server.policy["chosen"], server.policy["reason"]
+                self._terminal.say("Policy", f"{chosen}: {reason}")
+                self._tracker.tag({"policy": chosen, "policy_reason": reason})

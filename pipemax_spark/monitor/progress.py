@@ -1,0 +1,306 @@
+"""How far the job is: samples of the collector, a line for people, and the limits on errors.
+
+Knows nothing of Spark: it reads the collector and calls back. Samples are what the plot and MLflow show.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from pipemax.wire import ServerStats
+from pipemax_spark.monitor.collector import Collector
+from pipemax_spark.monitor.error_limits import ErrorLimits
+
+log = logging.getLogger(__name__)
+
+_WINDOW_S = 30.0
+"""Rates are over so much of the past."""
+_PERIOD_S = 1.0
+_SILENT_AFTER_S = 60.0
+"""Engine servers report every second from their start on, also while they load."""
+_MAX_SAMPLES = 4_000
+"""Beyond this every other one is dropped: hours stay as readable as minutes, and memory stays flat."""
+
+SHOWN_METRICS = (
+    *(
+        "batch_size",
+        "predicted_step_s",
+        "measured_step_s",
+        "host_kv_usage",
+        "budget_bytes",
+        "prefetched_bytes",
+    ),
+    *("prefetch_stall_s", "evictions", "phase_switches", "preemptions", "prefix_cache_hit_rate"),
+)
+"""Of the engines' own figures, those for MLflow and the plot; all of them are in the run's Parquet file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSample:
+    """One engine server as it last reported; counts since the job began."""
+
+    reported_s: float
+    """Since the job's first chunk was started, by the server's clock."""
+    rows_done: int
+    tokens: int
+    """Generated."""
+    running_requests: int
+    waiting_requests: int
+    kv_usage: float
+    phase: str
+    """The engine's, or the server's state while there is none."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Those of ``SHOWN_METRICS`` that the engine tells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The job at one instant."""
+
+    seconds: float
+    """Since the job's first chunk was started."""
+    rows_done: int
+    rows_error: int
+    prompt_tokens: int
+    completion_tokens: int
+    rows_per_s: float
+    """Of the last 30 s, as are the tokens."""
+    tokens_per_s: float
+    """Generated ones."""
+    engines: dict[str, EngineSample]
+    """By server id."""
+
+    @property
+    def running_requests(self) -> int:
+        return sum(engine.running_requests for engine in self.engines.values())
+
+    @property
+    def waiting_requests(self) -> int:
+        return sum(engine.waiting_requests for engine in self.engines.values())
+
+    @property
+    def kv_usage(self) -> float:
+        return max((engine.kv_usage for engine in self.engines.values()), default=0.0)
+
+    def engine_means(self) -> dict[str, float]:
+        """Of ``SHOWN_METRICS``, over the engines that tell them."""
+        told = {
+            name: [e.metrics[name] for e in self.engines.values() if name in e.metrics]
+            for name in SHOWN_METRICS
+        }
+        return {name: sum(values) / len(values) for name, values in told.items() if values}
+
+
+class Progress:
+    """Samples on a thread of its own, from entry to exit."""
+
+    def __init__(
+        self,
+        collector: Collector,
+        *,
+        rows_total: int,
+        limits: ErrorLimits,
+        stop_job: Callable[[str], None],
+        show: Callable[[str], None],
+        show_period_s: float,
+        price_per_hour: float | None = None,
+    ) -> None:
+        """``show`` gets the line; ``stop_job`` the reason, once, when a limit is passed."""
+        self._collector = collector
+        self._rows_total = rows_total
+        self._limits = limits
+        self._stop_job = stop_job
+        self._show = show
+        self._show_period_s = show_period_s
+        self._price_per_hour = price_per_hour
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pipemax-progress", daemon=True)
+        self._started_s = time.monotonic()
+        self._started_unix_s = time.time()
+        self._lock = threading.Lock()
+        self._samples: list[Sample] = []
+        self._first_rows: tuple[float, int] | None = None
+        self._is_stopping_job = False
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+        self._add(self._sample())
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        with self._lock:
+            return list(self._samples)
+
+    def expect(self, rows: int) -> None:
+        """So many more rows are to be done than was said before."""
+        with self._lock:
+            self._rows_total += rows
+
+    def rows_per_s(self) -> float | None:
+        """Since the first rows were done; None before, and while that is too short ago to tell."""
+        with self._lock:
+            if self._first_rows is None or not self._samples:
+                return None
+            (first_s, first_rows), last = self._first_rows, self._samples[-1]
+        span_s = last.seconds - first_s
+        return (last.rows_done - first_rows) / span_s if span_s >= 2 * _PERIOD_S else None
+
+    def _run(self) -> None:
+        next_shown_s = 0.0
+        while not self._stopped.wait(_PERIOD_S):
+            try:
+                sample = self._sample()
+                self._add(sample)
+                if sample.seconds >= next_shown_s:
+                    next_shown_s = sample.seconds + self._show_period_s
+                    self._show(self.line(sample))
+                self._check_limits()
+            except Exception:  # the rows do not depend on it; without this the line would stop without a word
+                log.exception("progress could not be shown")
+
+    def _check_limits(self) -> None:
+        if self._is_stopping_job:
+            return
+        totals = self._collector.totals()
+        reason = self._limits.reason_to_stop(totals.rows_done, totals.errors_with_examples)
+        if reason is not None:
+            self._is_stopping_job = True
+            self._stop_job(reason)
+
+    def _add(self, sample: Sample) -> None:
+        with self._lock:
+            self._samples.append(sample)
+            if self._first_rows is None and sample.rows_done:
+                self._first_rows = (sample.seconds, sample.rows_done)
+            if len(self._samples) > _MAX_SAMPLES:
+                # The newest half stays as fine as it is: the rates need it.
+                half = len(self._samples) // 2
+                self._samples[:half] = self._samples[:half:2]
+
+    def _sample(self) -> Sample:
+        now_s = time.monotonic() - self._started_s
+        totals, servers = self._collector.totals(), self._collector.servers()
+        with self._lock:
+            # Not from before the first row: while a model loads, nothing can be said about the time left.
+            window = (s for s in reversed(self._samples) if s.seconds < now_s - _WINDOW_S or not s.rows_done)
+            past = next(window, self._samples[0] if self._samples else None)
+        span_s = max(now_s - (past.seconds if past else 0.0), 1e-3)
+        return Sample(
+            seconds=now_s,
+            rows_done=totals.rows_done,
+            rows_error=totals.rows_error,
+            prompt_tokens=totals.prompt_tokens,
+            completion_tokens=totals.completion_tokens,
+            rows_per_s=(totals.rows_done - (past.rows_done if past else 0)) / span_s,
+            tokens_per_s=(totals.completion_tokens - (past.completion_tokens if past else 0)) / span_s,
+            engines={server.server_id: self._engine_sample(server) for server in servers},
+        )
+
+    def _engine_sample(self, server: ServerStats) -> EngineSample:
+        job = self._collector.job_of(server)
+        return EngineSample(
+            reported_s=server.at_unix_s - self._started_unix_s,
+            rows_done=job.rows_done,
+            tokens=job.completion_tokens,
+            running_requests=server.running_requests,
+            waiting_requests=server.waiting_requests,
+            kv_usage=server.kv_usage,
+            phase=server.phase if server.state == "ready" else server.state,
+            metrics={
+                name: server.engine_metrics[name] for name in SHOWN_METRICS if name in server.engine_metrics
+            },
+        )
+
+    def line(self, sample: Sample) -> str:
+        """Rows, rates, phase, errors, time left, cost; or what the engines are loading."""
+        if sample.rows_done == 0:
+            return f"{clock(sample.seconds)}  {self._loading()}"
+        # A retried task's rows are done twice, but there are no more than all.
+        done = min(sample.rows_done, self._rows_total)
+        left = self._rows_total - done
+        parts = [
+            f"{clock(sample.seconds)}  {done:,} of {self._rows_total:,} rows",
+            f"{sample.rows_per_s:,.1f} rows/s",
+            f"{sample.tokens_per_s:,.0f} tokens/s",
+            _phases(sample),
+            f"{sample.rows_error:,} errors" if sample.rows_error else "",
+            _time_left(left, sample.rows_per_s),
+        ]
+        if self._price_per_hour is not None:
+            parts.append(f"cost {sample.seconds / 3600 * self._price_per_hour:.2f}")
+        return " · ".join(part for part in parts if part)
+
+    def _loading(self) -> str:
+        servers = self._collector.servers()
+        waiting = [
+            f"engine {i} of {len(servers)}: {server.detail or server.state}"
+            for i, server in enumerate(servers, 1)
+            if server.state != "ready"
+        ]
+        if waiting:
+            return "; ".join(waiting)
+        return "engines ready, no row done yet" if servers else "starting tasks and engines"
+
+
+class SilenceWatch:
+    """Warns once where tasks run and no engine's report reaches the driver."""
+
+    def __init__(
+        self,
+        collector: Collector,
+        *,
+        running_tasks: Callable[[], int],
+        warn: Callable[[str], None],
+        now_s: float,
+        silent_after_s: float = _SILENT_AFTER_S,
+    ) -> None:
+        self._collector = collector
+        self._running_tasks = running_tasks
+        self._warn = warn
+        self._silent_after_s = silent_after_s
+        self._since_s = now_s
+        self._is_over = False
+
+    def look(self, now_s: float) -> None:
+        """Call about every second."""
+        if self._is_over:
+            return
+        silent_s = min(self._collector.silent_s(), now_s - self._since_s)
+        if not self._running_tasks():
+            self._since_s = now_s
+        elif silent_s > self._silent_after_s:
+            self._is_over = True
+            address = self._collector.address
+            self._warn(
+                f"tasks run, but for {self._silent_after_s:.0f} s no engine's report has reached the driver at "
+                f"{address.host}:{address.port}: probably a firewall closes that port. Give --collector-port a port "
+                "that executors can reach. Until then there is no progress to show, and error limits are checked at "
+                "each commit"
+            )
+
+
+def _phases(sample: Sample) -> str:
+    """Such as ``decode``, or ``2 decode, 1 prefill``."""
+    phases = [engine.phase for engine in sample.engines.values()]
+    names = list(dict.fromkeys(phases))
+    return names[0] if len(names) == 1 else ", ".join(f"{phases.count(name)} {name}" for name in names)
+
+
+def _time_left(rows: int, rows_per_s: float) -> str:
+    if rows == 0:
+        return "committing"
+    return f"{clock(rows / rows_per_s)} left" if rows_per_s > 0 else "time left unknown"
+
+
+def clock(seconds: float) -> str:
+    """``m:ss`` or ``h:mm:ss``."""
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"

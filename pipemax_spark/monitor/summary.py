@@ -1,0 +1,156 @@
+"""What a person sees at the end of a job, and the summary for programs."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pipemax_spark.monitor.time_accounts import describe_account
+
+_TEXT_WIDTH = 60
+_LABEL_WIDTH = 19
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """``--summary``: exactly these keys."""
+
+    rows_in: int
+    """Rows of the input."""
+    rows_out: int = 0
+    """Rows that this run has added to the output, error rows included."""
+    rows_error: int = 0
+    """Of them, those with an error."""
+    rows_skipped: int
+    """Done by earlier runs."""
+    rows_left_out: int = 0
+    """Left for a later run by ``--limit``."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+    """From the first chunk's start to the last one's commit; engine start is part of it."""
+    rows_per_s: float = 0.0
+    """``rows_out`` by ``seconds``."""
+    tokens_per_s: float = 0.0
+    """``completion_tokens`` by ``seconds``."""
+    output: str
+    mlflow_run_id: str | None = None
+    engines: int = 0
+    """Engine servers that have done rows of this run."""
+    prefix_cache_hit_rate: float | None = None
+    """Share of the prompts' tokens that the engines found in their KV cache, since their start."""
+    policies: Sequence[Mapping[str, Any]] = ()
+    """What the engines ran by, one entry a different choice: ``chosen``, ``reason``, ``predicted_tokens_per_s`` by
+    policy, ``inputs``."""
+    time_account_s: dict[str, float] = field(default_factory=dict)
+    """Where the engines' time went: part → seconds over all of them, together ``seconds`` for each."""
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """How often the answers agree with a column of right ones."""
+
+    column: str
+    right: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What the committed table shows beyond the summary."""
+
+    errors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    """Code → (rows, an example's message)."""
+    sample: Sequence[Mapping[str, Any]] = ()
+    """Annotated rows: what to show of them, by column."""
+    accuracy: Accuracy | None = None
+    advice: str | None = None
+    """What would make the next run faster."""
+
+
+def print_report(
+    console: Console,
+    summary: Summary,
+    findings: Findings,
+    places: Mapping[str, str],
+    *,
+    price_per_hour: float | None,
+) -> None:
+    """``places`` says where things are: name → path or URL."""
+    if findings.sample:
+        console.print()
+        console.print(_sample_table(findings.sample))
+    console.print()
+    for name, value in [*_facts(summary, findings, price_per_hour), *places.items()]:
+        # Never folded: paths are there to be copied.
+        console.print(f"{name:<{_LABEL_WIDTH}}{value}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _facts(summary: Summary, findings: Findings, price_per_hour: float | None) -> list[tuple[str, str]]:
+    facts = [("Rows in", f"{summary.rows_in:,}")]
+    if summary.rows_skipped:
+        facts.append(("Done before", f"{summary.rows_skipped:,}"))
+    facts.append(("Rows out", f"{summary.rows_out:,}"))
+    facts.append(("  with errors", f"{summary.rows_error:,}"))
+    facts += [
+        (f"    {code}", f"{rows:,}, such as: {message}") for code, (rows, message) in findings.errors.items()
+    ]
+    if summary.rows_left_out:
+        facts.append(("Still to do", f"{summary.rows_left_out:,} (left out by --limit)"))
+    if (accuracy := findings.accuracy) is not None and accuracy.rows:
+        facts.append(
+            (
+                "Accuracy",
+                f"{accuracy.right / accuracy.rows:.1%}: {accuracy.right:,} of {accuracy.rows:,} rows agree with column "
+                f"{accuracy.column!r}",
+            )
+        )
+    if summary.rows_out:
+        facts.append(("Tokens", f"{summary.prompt_tokens:,} read, {summary.completion_tokens:,} generated"))
+        facts.append(
+            (
+                "Speed",
+                f"{summary.rows_per_s:,.1f} rows/s, {summary.tokens_per_s:,.0f} generated tokens/s, over "
+                f"{summary.seconds:,.1f} s on {summary.engines} engine{'' if summary.engines == 1 else 's'}, engine "
+                "start included",
+            )
+        )
+    if summary.prefix_cache_hit_rate is not None:
+        rate = f"{summary.prefix_cache_hit_rate:.1%} of the prompts' tokens were found in it"
+        facts.append(("Prefix cache", rate))
+    if findings.advice is not None:
+        facts.append(("Worth a try", findings.advice))
+    if summary.time_account_s:
+        facts.append(("Engine time", describe_account(summary.time_account_s)))
+    if price_per_hour is not None and summary.rows_out:
+        cost = summary.seconds / 3600 * price_per_hour
+        per_million = cost / summary.rows_out * 1e6
+        facts.append(
+            ("Cost", f"{cost:,.2f} at {price_per_hour:,.2f} an hour, {per_million:,.2f} per million rows")
+        )
+    return facts
+
+
+def _sample_table(sample: Sequence[Mapping[str, Any]]) -> Table:
+    title = f"{len(sample)} annotated row{'' if len(sample) == 1 else 's'}"
+    table = Table(title=title, title_justify="left", show_lines=False)
+    names = list(sample[0])
+    for name in names:
+        table.add_column(name, overflow="fold", max_width=_TEXT_WIDTH)
+    for row in sample:
+        table.add_row(*(Text(_short(row[name])) for name in names))
+    return table
+
+
+def _short(value: Any) -> str:
+    text = "" if value is None else " ".join(str(value).split())
+    return text if len(text) <= _TEXT_WIDTH else text[: _TEXT_WIDTH - 1] + "…"

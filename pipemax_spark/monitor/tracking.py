@@ -1,0 +1,192 @@
+"""One MLflow run per job, written by the driver. A store that is slow or down costs a warning, never the job.
+
+Everything goes through one thread of its own, with short time limits and a bounded queue; the job never waits for
+it but at the very end, and then not for long. MLflow is imported there too, and need not be installed.
+"""
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipemax_spark.monitor.progress import Sample
+
+log = logging.getLogger(__name__)
+
+_LONGEST_VALUE = 500
+"""MLflow refuses longer parameter values on some stores."""
+_PARAMS_PER_CALL, _METRICS_PER_CALL = 100, 1_000
+_MOST_QUEUED = 4
+_FINISH_TIMEOUT_S = 30.0
+_SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_CONFIGURE_LOGGING": "false",  # else its own handler writes to standard error
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+_APART_S = 5.0
+"""Between two points of a metric: what is finer is in the run's Parquet file."""
+_METRICS = (
+    "rows_done",
+    "rows_error",
+    "rows_per_s",
+    "tokens_per_s",
+    "running_requests",
+    "waiting_requests",
+    "kv_usage",
+)
+
+
+class Tracker:
+    """Records one run, or nothing where the store cannot be used."""
+
+    def __init__(self, experiment: str, *, local_store: Path, warn: Callable[[str], None]) -> None:
+        """``local_store`` is used unless ``MLFLOW_TRACKING_URI`` names a store, or Databricks has its own."""
+        self._warn = warn
+        self._is_local = False
+        if "MLFLOW_TRACKING_URI" in os.environ:
+            self.uri = os.environ["MLFLOW_TRACKING_URI"]
+        elif "DATABRICKS_RUNTIME_VERSION" in os.environ:
+            self.uri = "databricks"
+        else:
+            self._is_local = True
+            self.uri = f"sqlite:///{local_store / 'mlflow.db'}"
+        # Databricks names experiments by their place in the workspace.
+        in_workspace = self.uri.startswith("databricks") and not experiment.startswith("/")
+        self._experiment = f"/Shared/{experiment}" if in_workspace else experiment
+        self._local_store = local_store
+        self._client: Any = None
+        self._is_broken = False
+        self._has_warned = False
+        self._logged_until_s = -1.0
+        self._started_unix_s = time.time()
+        self._work: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        # A daemon: a store that does not answer must not keep the process.
+        self._thread = threading.Thread(target=self._run, name="pipemax-mlflow", daemon=True)
+        self.run_id: str | None = None
+
+    @property
+    def place(self) -> str:
+        """Where a person finds the run."""
+        if self.run_id is None:
+            return "none"
+        if self._is_local:
+            return f"{self.run_id} (mlflow ui --backend-store-uri {self.uri})"
+        return f"{self.run_id} at {self.uri}"
+
+    def start(self, name: str, params: Mapping[str, Any]) -> None:
+        self._thread.start()
+        self._work.put(lambda: self._start(name, params))
+
+    def log_samples(self, samples: Sequence[Sample]) -> None:
+        """Those that are new since the last call; left for the next call while the store is behind."""
+        if self._work.qsize() < _MOST_QUEUED:
+            self._work.put(lambda: self._log_samples(samples))
+
+    def tag(self, tags: Mapping[str, str]) -> None:
+        """Facts that are known only while the run goes on."""
+        self._work.put(lambda: self._tag(tags))
+
+    def finish(
+        self,
+        status: str,
+        samples: Sequence[Sample],
+        totals: Mapping[str, float] | None = None,
+        artifacts: Sequence[Path] = (),
+    ) -> None:
+        """The end of the run: ``FINISHED``, ``FAILED`` or ``KILLED``. Of the samples, what is new is logged."""
+        self._work.put(lambda: self._log_samples(samples))
+        self._work.put(lambda: self._finish(status, totals or {}, artifacts))
+        self._work.put(None)
+        self._thread.join(_FINISH_TIMEOUT_S)
+        if self._thread.is_alive():
+            self._warn_once(f"MLflow at {self.uri} has not taken everything within {_FINISH_TIMEOUT_S:.0f} s")
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            if self._is_broken:
+                continue
+            try:
+                work()
+            except Exception as error:  # whatever a store raises, the rows matter more
+                log.warning("MLflow failed", exc_info=True)
+                # Without a run there is nothing to write to; after that, the next call may succeed.
+                self._is_broken = self.run_id is None
+                lines = str(error).strip().splitlines() or [type(error).__name__]
+                self._warn_once(f"MLflow at {self.uri} failed, the job goes on without it: {lines[0][:300]}")
+
+    def _warn_once(self, text: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            self._warn(text)
+
+    def _start(self, name: str, params: Mapping[str, Any]) -> None:
+        for setting, value in _SETTINGS.items():
+            os.environ.setdefault(setting, value)
+        from mlflow import MlflowClient  # seconds to import, and optional
+        from mlflow.entities import Param
+
+        artifacts = None
+        if self._is_local:
+            self._local_store.mkdir(parents=True, exist_ok=True)
+            artifacts = (self._local_store / "artifacts").as_uri()
+        self._client = MlflowClient(tracking_uri=self.uri)
+        known = self._client.get_experiment_by_name(self._experiment)
+        experiment_id = (
+            known.experiment_id
+            if known
+            else self._client.create_experiment(self._experiment, artifact_location=artifacts)
+        )
+        self.run_id = self._client.create_run(experiment_id, run_name=name).info.run_id
+        entries = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in params.items()]
+        for first in range(0, len(entries), _PARAMS_PER_CALL):
+            self._client.log_batch(self.run_id, params=entries[first : first + _PARAMS_PER_CALL])
+
+    def _log_samples(self, samples: Sequence[Sample]) -> None:
+        from mlflow.entities import Metric
+
+        metrics = [
+            Metric(
+                name,
+                value,
+                timestamp=round((self._started_unix_s + sample.seconds) * 1000),
+                step=round(sample.seconds),
+            )
+            for sample in _thinned(samples, after_s=self._logged_until_s)
+            for name, value in _figures(sample).items()
+        ]
+        for first in range(0, len(metrics), _METRICS_PER_CALL):
+            self._client.log_batch(self.run_id, metrics=metrics[first : first + _METRICS_PER_CALL])
+        if samples:
+            self._logged_until_s = samples[-1].seconds
+
+    def _tag(self, tags: Mapping[str, str]) -> None:
+        for name, value in tags.items():
+            self._client.set_tag(self.run_id, name, value[:_LONGEST_VALUE])
+
+    def _finish(self, status: str, totals: Mapping[str, float], artifacts: Sequence[Path]) -> None:
+        from mlflow.entities import Metric
+
+        now_ms = round(time.time() * 1000)
+        metrics = [Metric(f"total_{name}", value, timestamp=now_ms, step=0) for name, value in totals.items()]
+        self._client.log_batch(self.run_id, metrics=metrics)
+        for artifact in artifacts:
+            self._client.log_artifact(self.run_id, str(artifact))
+        self._client.set_terminated(self.run_id, status=status)
+
+
+def _thinned(samples: Sequence[Sample], *, after_s: float) -> Iterator[Sample]:
+    """Those that are new and far enough apart, and the last."""
+    for sample in samples:
+        if sample.seconds >= after_s + _APART_S or (sample is samples[-1] and sample.seconds > after_s):
+            after_s = sample.seconds
+            yield sample
+
+
+def _figures(sample: Sample) -> dict[str, float]:
+    return {name: float(getattr(sample, name)) for name in _METRICS} | sample.engine_means()

@@ -1,0 +1,1 @@
+"""Tables and files: reading inputs, committing to the output, and the fence between runs."""

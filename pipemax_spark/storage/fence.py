@@ -1,0 +1,114 @@
+"""Which run may commit to an output table: the latest one that claimed it.
+
+The fencing token is Delta's own transaction pair. The application id names the table and one of its lanes; the version
+holds the run's epoch and, below it, the chunk's number. A run claims the table before it computes what is left: it
+commits an empty append under each lane with an epoch above all earlier ones. From then on Delta refuses every commit of
+an earlier run, whatever its work directory is and however long it was paused: a commit that begins later is skipped,
+because its version is too low, and one that was under way fails, because the claim landed meanwhile. Delta says so of
+neither in its reply, so each commit is looked for in the table's history before it counts.
+
+The epoch is one more than the table's version at the claim. It needs no state of its own and only grows: each claim is
+a commit. Two runs that read the same version claim the same epoch, and Delta lets one of them pass.
+
+A claim changes no metadata, so it disturbs neither other writers nor streams that read the table.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+from pipemax_spark.errors import CommitRefusedError, JobFailedError
+from pipemax_spark.storage.tables import Commit, DeltaTable, Transaction
+
+LANES = 2
+"""Commits of one run that may be under way at once: each lane commits its chunks in ascending order."""
+_CHUNK_BITS = 24
+_ATTEMPTS = 10
+_CLAIM_NOTE = "pipemax claim by run "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A run's right to commit, which lasts until another run claims the table."""
+
+    table: DeltaTable
+    run_id: str
+    epoch: int
+
+    @classmethod
+    def take(cls, table: DeltaTable, run_id: str) -> "Claim":
+        """Fence off all earlier runs. ``JobFailedError`` where another run claims the table at the same moment."""
+        for _ in range(_ATTEMPTS):
+            claim = cls(table=table, run_id=run_id, epoch=table.version() + 1)
+            if claim._take_lanes():
+                return claim
+            if claim._claimed_by_another():
+                raise JobFailedError(claim.taken_over())
+            # A chunk of the run that is being fenced off landed meanwhile, under the same application id.
+        raise JobFailedError(
+            f"{table.name} cannot be claimed: another run commits to it all the time; run one job"
+        )
+
+    def _take_lanes(self) -> bool:
+        nothing = self.table.no_rows(self.table.read().schema)
+        claims = [
+            self._transaction(lane, 0, f"{_CLAIM_NOTE}{self.run_id}: epoch {self.epoch}, lane {lane}")
+            for lane in range(LANES)
+        ]
+        try:
+            for transaction in claims:
+                self.table.append(nothing, transaction)
+        except CommitRefusedError:
+            return False
+        found = [self.table.find_commit(claim.note, since_version=self.epoch - 1) for claim in claims]
+        return None not in found
+
+    def chunk(self, number: int, *, lane: int, origin: str = "") -> Transaction:
+        """The transaction of the run's chunk ``number``, counted over all of its batches; ``origin`` ends the note."""
+        return self._transaction(lane, number + 1, f"{note_prefix(self.run_id)}{number}{origin}")
+
+    def recovery(self, number: int, *, dead_run_id: str) -> Transaction:
+        """The transaction of rows that a dead run had completed; ``number`` is a chunk's number that is not used."""
+        return self._transaction(0, number + 1, f"pipemax run {self.run_id} recovers run {dead_run_id}")
+
+    def landed(self, transaction: Transaction, *, expected_rows: int | None = None) -> Commit:
+        """The commit, once it is found in the table's history with all its rows; else ``JobFailedError`` says why."""
+        commit = self.table.find_commit(transaction.note, since_version=self.epoch - 1)
+        if commit is None:
+            raise JobFailedError(self.taken_over())
+        if expected_rows is not None and commit.rows is not None and commit.rows != expected_rows:
+            raise JobFailedError(
+                f"{transaction.note} was to add {expected_rows:,} rows and added {commit.rows:,} "
+                f"({commit.rows - expected_rows:+,}; version {commit.version} of {self.table.name}); nothing more is "
+                "committed"
+            )
+        return commit
+
+    def taken_over(self) -> str:
+        """Why this run cannot commit any more."""
+        other = self._claimed_by_another()
+        by = f"run {other}" if other else "another run"
+        return (
+            f"the output {self.table.name} was taken over by {by} while this run, {self.run_id}, was working; Delta "
+            "refused this run's commit, and what it had committed before stays. Run one job at a time on an output"
+        )
+
+    def _claimed_by_another(self) -> str | None:
+        """Another run that has claimed the table with this epoch or a later one."""
+        for note in self.table.notes(_CLAIM_NOTE, since_version=self.epoch - 1):
+            run_id, _, epoch = note.removeprefix(_CLAIM_NOTE).partition(": epoch ")
+            if run_id != self.run_id and int(epoch.partition(",")[0]) >= self.epoch:
+                return run_id
+        return None
+
+    def _transaction(self, lane: int, below: int, note: str) -> Transaction:
+        """``below`` is the part of the version below the epoch."""
+        assert 0 <= below < 1 << _CHUNK_BITS, f"chunk {below - 1} does not fit into {_CHUNK_BITS} bits"
+        digest = hashlib.sha256(self.table.table_id().encode()).hexdigest()[:32]
+        return Transaction(
+            app_id=f"pipemax-{digest}-{lane}", version=(self.epoch << _CHUNK_BITS) | below, note=note
+        )
+
+
+def note_prefix(run_id: str) -> str:
+    """How the notes of all chunks of a run begin; the chunk's number follows."""
+    return f"pipemax run {run_id} chunk "

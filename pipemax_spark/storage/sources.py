@@ -1,0 +1,93 @@
+"""The rows to annotate: a Delta table, pinned to one version, or Parquet, CSV or JSON files."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from pipemax_spark.errors import JobError, first_line
+from pipemax_spark.storage.hadoop import HadoopFiles
+from pipemax_spark.storage.tables import COMPRESSION_SUFFIXES, FORMATS_BY_SUFFIX, DeltaTable, is_path
+
+_CSV_OPTIONS = {"header": "true", "multiLine": "true", "escape": '"'}
+FORMATS = ("delta", "parquet", "csv", "json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A DataFrame that reads the same rows however often it is evaluated."""
+
+    rows: Any
+    name: str
+    description: str
+    version: int | None = None
+    """Of a Delta table."""
+
+
+def read_source(
+    spark: Any, name: str, *, file_format: str | None = None, options: Mapping[str, str] | None = None
+) -> Source:
+    """``JobError`` where there is no such table, or it cannot be read."""
+    from pyspark.errors import AnalysisException
+
+    if file_format is not None and file_format not in FORMATS:
+        raise JobError(f"input-format is {file_format!r}; give one of {', '.join(FORMATS)}")
+    try:
+        if not is_path(name):
+            return _read_table(spark, name, options or {})
+        path = HadoopFiles(spark).qualified(name)
+        return _read_path(spark, path, file_format, options or {})
+    except AnalysisException as error:
+        raise JobError(f"input {name!r} cannot be read: {first_line(error)}") from error
+
+
+def _read_table(spark: Any, name: str, options: Mapping[str, str]) -> Source:
+    if not spark.catalog.tableExists(name):
+        raise JobError(
+            f"there is no table {name!r}; for files, give a path such as ./{name} or an absolute one"
+        )
+    table = DeltaTable(spark, name)
+    if not table.exists():
+        # A view, or a table of another format: read as it is now.
+        return Source(rows=spark.table(name), name=name, description=f"table {name}")
+    return _pinned(table, options)
+
+
+def _read_path(spark: Any, path: str, file_format: str | None, options: Mapping[str, str]) -> Source:
+    files = HadoopFiles(spark)
+    table = DeltaTable(spark, path)
+    if file_format in (None, "delta") and table.exists():
+        return _pinned(table, options)
+    # A pattern such as /data/*.parquet is Spark's to resolve.
+    if not re.search(r"[*?\[{]", path) and not files.exists(path):
+        raise JobError(f"input {path!r} does not exist; give a Delta table's path or name, or a file's path")
+    chosen = file_format or _format_of(files, path)
+    if chosen in (None, "delta"):
+        raise JobError(
+            f"input {path!r} holds no Delta table, and what else it holds cannot be told from file names; give "
+            "--input-format parquet, csv or json"
+        )
+    reader_options = {**(_CSV_OPTIONS if chosen == "csv" else {}), **options}
+    rows = spark.read.format(chosen).options(**reader_options).load(path)
+    return Source(rows=rows, name=path, description=f"{chosen} {path}")
+
+
+def _pinned(table: DeltaTable, options: Mapping[str, str]) -> Source:
+    version = table.version()
+    rows = table.read(version=version, options=options)
+    return Source(
+        rows=rows, name=table.name, description=f"Delta {table.name}, version {version}", version=version
+    )
+
+
+def _format_of(files: HadoopFiles, path: str) -> str | None:
+    """By the path's ending, else by those of the files in it."""
+    names = [path, *sorted(entry.name for entry in files.list(path) if not entry.name.startswith(("_", ".")))]
+    for name in names:
+        pure = PurePosixPath(name)
+        if pure.suffix in COMPRESSION_SUFFIXES:
+            pure = pure.with_suffix("")
+        if pure.suffix in FORMATS_BY_SUFFIX:
+            return FORMATS_BY_SUFFIX[pure.suffix]
+    return None

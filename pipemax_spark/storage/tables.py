@@ -1,0 +1,279 @@
+"""A Delta table by path or name: reading it, and committing to it under Delta's own transaction pairs.
+
+Plain SQL and the DataFrame API, so the Python package of Delta is not needed beside its jars. Knows nothing of
+annotations but the names of the table properties.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import Any
+
+from pipemax_spark.errors import CommitRefusedError, JobError, cause_of
+from pipemax_spark.sql import literal
+from pipemax_spark.storage.hadoop import HadoopFiles, plain_path
+
+log = logging.getLogger(__name__)
+
+SPEC_PROPERTY = "pipemax.spec."
+
+_REFUSED = "ConcurrentTransactionException"
+"""Another commit under the same application id landed while this one was under way."""
+_FOREIGN = re.compile(
+    r"(MetadataChanged|ProtocolChanged|ConcurrentAppend|ConcurrentDeleteRead|ConcurrentDeleteDelete|ConcurrentWrite)"
+    r"Exception"
+)
+"""Another writer's commit got in the way. Nothing was committed, so the commit can be tried again."""
+_COMMIT_ATTEMPTS = 5
+_FIRST_COMMITS_READ = 16
+_GROWTH = 8
+
+FORMATS_BY_SUFFIX = {
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+}
+COMPRESSION_SUFFIXES = (".gz", ".bz2", ".zst", ".snappy", ".lz4", ".deflate")
+
+
+def is_path(name: str) -> bool:
+    """True for a path, False for a table's name.
+
+    ``catalog.schema.table`` is a table whatever its last part is, for a table may be called ``csv``. Other names are
+    paths where they end as a file does: ``rows.csv``, ``rows.csv.gz``, ``rows.2024.csv``.
+    """
+    if "/" in name or name.startswith("."):
+        return True
+    suffixes = PurePosixPath(name).suffixes[-2:]
+    is_compressed = (
+        len(suffixes) == 2 and suffixes[0] in FORMATS_BY_SUFFIX and suffixes[1] in COMPRESSION_SUFFIXES
+    )
+    parts = name.split(".")
+    if len(parts) == 3 and all(re.fullmatch(r"\w+", part) and not part.isdigit() for part in parts):
+        return is_compressed
+    return is_compressed or PurePosixPath(name).suffix in (*FORMATS_BY_SUFFIX, ".gz")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transaction:
+    """Names one commit. Delta skips a commit whose ``version`` is not above the last one of its ``app_id``, without a
+    word, and fails one that was under way while another of the same ``app_id`` landed."""
+
+    app_id: str
+    version: int
+    note: str
+    """Names the commit in the table's history, where no other has this note."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """One that has landed, by Delta's own history."""
+
+    version: int
+    rows: int | None
+    """Rows that it added; None where the table's history keeps no metrics."""
+
+
+class DeltaTable:
+    """A table that may not exist yet."""
+
+    def __init__(self, spark: Any, name: str) -> None:
+        self._spark = spark
+        self._by_path = is_path(name)
+        self.name = plain_path(name)
+
+    @property
+    def sql_name(self) -> str:
+        if self._by_path:
+            return f"delta.`{self.name.replace('`', '``')}`"
+        return self.name if "`" in self.name else ".".join(f"`{part}`" for part in self.name.split("."))
+
+    def exists(self) -> bool:
+        """False also for tables and views that are not Delta's."""
+        if self._by_path:
+            return HadoopFiles(self._spark).exists(f"{self.name}/_delta_log")
+        if not self._spark.catalog.tableExists(self.name):
+            return False
+        rows = self._spark.sql(f"DESCRIBE TABLE EXTENDED {self.sql_name}").collect()
+        return any(row["col_name"] == "Provider" and row["data_type"].lower() == "delta" for row in rows)
+
+    def read(
+        self, *, version: int | None = None, options: Mapping[str, str] | None = None, session: Any = None
+    ) -> Any:
+        """Its rows, as a DataFrame of ``session``, where given."""
+        reader = (session or self._spark).read.format("delta").options(**(options or {}))
+        if version is not None:
+            reader = reader.option("versionAsOf", version)
+        return reader.load(self.name) if self._by_path else reader.table(self.name)
+
+    def read_stream(self, options: Mapping[str, str]) -> Any:
+        """Its rows of now, and then what is appended, as a streaming DataFrame."""
+        reader = self._spark.readStream.format("delta").options(**options)
+        return reader.load(self.name) if self._by_path else reader.table(self.name)
+
+    def version(self) -> int:
+        return int(self._spark.sql(f"DESCRIBE HISTORY {self.sql_name} LIMIT 1").head()["version"])
+
+    def table_id(self) -> str:
+        return str(self._identity["id"])
+
+    def location(self) -> str:
+        return plain_path(str(self._identity["location"]))
+
+    def properties(self) -> dict[str, str]:
+        return dict(self._detail()["properties"])
+
+    def create(self, schema: Any) -> None:
+        """An empty table. ``JobError`` where something else is in its place."""
+        from pyspark.errors import AnalysisException
+
+        # Parquet's own names may not hold these; with column mapping Delta keeps them in its schema alone.
+        is_mapped = any(re.search(r"[ ,;{}()\n\t=]", name) for name in _all_names(schema))
+        mapping = {"delta.columnMapping.mode": "name"} if is_mapped else {}
+        try:
+            # Another run may create it at this moment.
+            _try_commit(lambda: self._append(self.no_rows(schema), mapping), f"creating {self.name}")
+        except AnalysisException as error:
+            raise JobError(
+                f"output {self.name!r} cannot be created: {str(error).splitlines()[0]}; name another one"
+            ) from error
+
+    def add_columns(self, schema: Any) -> None:
+        """Add the columns and nested fields that the table lacks. ``JobError`` where types do not go together."""
+        from pyspark.errors import AnalysisException
+
+        try:
+            options = {"mergeSchema": "true"}
+            _try_commit(lambda: self._append(self.no_rows(schema), options), f"new columns of {self.name}")
+        except AnalysisException as error:
+            raise JobError(
+                f"output {self.name!r} cannot take these rows: {str(error).splitlines()[0]}; name another output"
+            ) from error
+
+    def no_rows(self, schema: Any) -> Any:
+        """An empty DataFrame."""
+        return self._spark.createDataFrame([], schema)
+
+    def set_properties(self, properties: Mapping[str, str]) -> None:
+        assignments = ", ".join(f"{literal(key)} = {literal(value)}" for key, value in properties.items())
+        self._spark.sql(f"ALTER TABLE {self.sql_name} SET TBLPROPERTIES ({assignments})")
+
+    def append(self, rows: Any, transaction: Transaction) -> None:
+        """Commit the rows. Where Delta skips the transaction, only ``find_commit`` tells; where it fails it,
+        ``CommitRefusedError``.
+
+        Evaluates ``rows`` once, and again where another writer changed the table's metadata meanwhile.
+        """
+        options = {
+            "txnAppId": transaction.app_id,
+            "txnVersion": str(transaction.version),
+            "userMetadata": transaction.note,
+        }
+        _try_commit(lambda: self._append(rows, options), transaction.note)
+
+    def merge(self, session: Any, clauses: str, transaction: Transaction) -> None:
+        """``MERGE INTO`` this table, called ``t`` in ``clauses``; refused as in ``append``.
+
+        ``session`` is the caller's own session, because Delta reads the transaction from the session's settings.
+        """
+        session.conf.set("spark.databricks.delta.commitInfo.userMetadata", transaction.note)
+        session.conf.set("spark.databricks.delta.write.txnAppId", transaction.app_id)
+        session.conf.set("spark.databricks.delta.write.txnVersion", str(transaction.version))
+        statement = f"MERGE INTO {self.sql_name} AS t {clauses}"
+        _try_commit(lambda: session.sql(statement).collect(), transaction.note)
+
+    def find_commit(self, note: str, *, since_version: int) -> Commit | None:
+        """The commit with this note after ``since_version``, or None. One Spark job, over few commits as a rule."""
+        commits = _FIRST_COMMITS_READ
+        while True:
+            history = self._history(commits)
+            found = next((row for row in history if row["userMetadata"] == note), None)
+            if found is not None:
+                return Commit(version=int(found["version"]), rows=_rows_added(found["operationMetrics"]))
+            if len(history) < commits or history[-1]["version"] <= since_version:
+                return None
+            commits *= _GROWTH
+
+    def notes(self, prefix: str, *, since_version: int) -> list[str]:
+        """The notes of the commits after ``since_version`` that begin so, the latest first."""
+        history = self._history(max(1, self.version() - since_version))
+        notes = [row["userMetadata"] or "" for row in history if row["version"] > since_version]
+        return [note for note in notes if note.startswith(prefix)]
+
+    def _history(self, commits: int) -> list[Any]:
+        """The latest commits, newest first."""
+        history = self._spark.sql(f"DESCRIBE HISTORY {self.sql_name} LIMIT {commits}")
+        rows: list[Any] = history.select("version", "userMetadata", "operationMetrics").collect()
+        return rows
+
+    def _append(self, rows: Any, options: Mapping[str, str]) -> None:
+        writer = rows.write.format("delta").mode("append").options(**options)
+        if self._by_path:
+            writer.save(self.name)
+        else:
+            writer.saveAsTable(self.name)
+
+    @cached_property
+    def _identity(self) -> Any:
+        """Details of which id and location never change: each look is a Spark job."""
+        return self._detail()
+
+    def _detail(self) -> Any:
+        return self._spark.sql(f"DESCRIBE DETAIL {self.sql_name}").head()
+
+
+def _try_commit(commit: Callable[[], Any], note: str) -> None:
+    """Repeat a commit that another writer got in the way of. ``CommitRefusedError`` where Delta refuses it."""
+    for attempt in range(1, _COMMIT_ATTEMPTS + 1):
+        try:
+            commit()
+            return
+        except Exception as error:
+            text = str(error)
+            if _REFUSED in text:
+                raise CommitRefusedError(f"{note}: {cause_of(error)}") from error
+            if attempt == _COMMIT_ATTEMPTS or not _FOREIGN.search(text):
+                raise
+            log.warning("%s is repeated, because another writer changed the table: %s", note, cause_of(error))
+
+
+def _rows_added(metrics: Mapping[str, str]) -> int | None:
+    # A merge counts the rows that it copied from file to file as written.
+    rows = metrics.get("numTargetRowsInserted", metrics.get("numOutputRows"))
+    return None if rows is None else int(rows)
+
+
+def _all_names(kind: Any) -> list[str]:
+    match kind.typeName():
+        case "struct":
+            return [name for field in kind.fields for name in (field.name, *_all_names(field.dataType))]
+        case "array":
+            return _all_names(kind.elementType)
+        case "map":
+            return [*_all_names(kind.keyType), *_all_names(kind.valueType)]
+        case _:
+            return []
+
+
+def spec_texts(properties: Mapping[str, str]) -> dict[str, str]:
+    """spec_hash → what ``spec_property`` wrote down, the latest last."""
+    found = {
+        name.removeprefix(SPEC_PROPERTY): json.loads(value)
+        for name, value in properties.items()
+        if name.startswith(SPEC_PROPERTY)
+    }
+    return {
+        spec_hash: entry["spec"]
+        for spec_hash, entry in sorted(found.items(), key=lambda item: str(item[1]["since"]))
+    }
+
+
+def spec_property(spec_hash: str, spec_text: str, since: str) -> dict[str, str]:
+    """The property that keeps a spec; ``since`` orders them."""
+    return {f"{SPEC_PROPERTY}{spec_hash}": json.dumps({"since": since, "spec": spec_text})}
