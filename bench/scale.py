@@ -101,7 +101,7 @@ def run_job(directory: Path, rows: int, commit_every_s: float) -> dict[str, Any]
     from rich.console import Console
 
     from pipemax.wire import GenerationSpec
-    from pipemax_spark.job.job import AnnotationJob
+    from pipemax_spark.job.annotation_job import AnnotationJob
     from pipemax_spark.job.options import JobOptions
     from pipemax_spark.prompts import PromptSource
     from pipemax_spark.spark_session import get_session

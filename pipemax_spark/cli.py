@@ -270,7 +270,7 @@ def _run(make_options: Any, console: Console, logs: Path) -> int:
         # What is wrong with the call is said before anything is written, be it a log.
         options = make_options()
         _log_to_file(logs)
-        from pipemax_spark.job.job import AnnotationJob
+        from pipemax_spark.job.annotation_job import AnnotationJob
         from pipemax_spark.spark_session import get_session
 
         spark = get_session("pipemax-annotate", log_dir=logs)

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.job.job import AnnotationJob
+from pipemax_spark.job.annotation_job import AnnotationJob
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.monitor.summary import Summary
 from pipemax_spark.prompts import PromptSource

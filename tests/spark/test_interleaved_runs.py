@@ -32,7 +32,7 @@ from hypothesis.stateful import (
 from rich.console import Console
 
 from pipemax_spark.errors import JobError, JobFailedError
-from pipemax_spark.job.job import AnnotationJob
+from pipemax_spark.job.annotation_job import AnnotationJob
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.storage.tables import Commit, DeltaTable, Transaction
 from tests.spark.conftest import Jobs

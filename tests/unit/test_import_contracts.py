@@ -22,6 +22,7 @@ NEWCOMERS = {
     "engine/pipemax/transfer/newcomer.py": "from pipemax.control.controller import Controller\n",
     "engine/pipemax/node/process.py": "import pydantic\n",
     "pipemax_spark/newcomer.py": "import torch\nimport transformers\nfrom pipemax.config import EngineConfig\n",
+    "pipemax_spark/storage/newcomer.py": "from pipemax_spark.job.left import rows_left\n",
 }
 """What is added to each file, most of which are new."""
 
@@ -30,6 +31,11 @@ BROKEN = [
     (
         "Imports point down, and every package has its place",
         "pipemax.vllm_ext is not allowed to import pipemax.policy",
+    ),
+    ("Imports point down on Spark's side too", "pipemax_spark.newcomer"),
+    (
+        "Imports point down on Spark's side too",
+        "pipemax_spark.storage is not allowed to import pipemax_spark.job",
     ),
     ("No cycle", "No cycles are allowed in pipemax.serve"),
     ("vLLM is imported in vllm_ext alone", "pipemax.newcomer -> vllm"),
