@@ -46,7 +46,9 @@ class AnnotationSpec:
             values |= {name: value for name, value in asdict(source).items() if value is not None}
         if time_zone is not None:
             values["time_zone"] = time_zone
-        values |= {name: value for name, value in asdict(generation).items() if value not in (None, ())}
+        # The system message first, as it has always been: a hash depends on the order.
+        told = {"system": generation.system} | asdict(generation)
+        values |= {name: value for name, value in told.items() if value not in (None, ())}
         if generation.response_format is not None:
             # Parsed, so that white space does not make another spec. The order of properties stays: it is the
             # order in which the model writes them.

@@ -23,6 +23,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 import pipemax
+from pipemax.generation import Sampling
 from pipemax.node.process import ProcessIdentity, pid_namespace
 
 __all__ = [
@@ -137,23 +138,28 @@ class CollectorAddress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationSpec:
-    """How every row of a job is generated. Values are checked by the engine's side, once per session."""
+class GenerationSpec(Sampling):
+    """How every row of a job is generated. With temperature > 0, a row's seed is derived from ``seed`` and the row's
+    prompt."""
 
     system: str | None = None
     """Put before every prompt as the system message; needs a model with a chat template."""
-    max_tokens: int = 256
-    """Most output tokens of a row."""
-    temperature: float = 0.0
-    """0 is greedy."""
-    top_p: float = 1.0
-    top_k: int = 0
-    """0 keeps all tokens."""
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
-    """With temperature > 0, a row's seed is derived from this and the row's prompt; None draws anew."""
-    response_format: str | None = None
-    """A JSON schema, as text, that every output must satisfy."""
+
+    def __post_init__(self) -> None:
+        """Whatever a client sends can be made; ``sampling`` checks it, on the engine's side, once per session."""
+
+    def sampling(self) -> Sampling:
+        """The job's sampling. ``ValueError`` names what is wrong and what would be right."""
+        if self.response_format is not None:
+            try:
+                schema = json.loads(self.response_format)
+            except ValueError as error:
+                raise ValueError(f"response_format is not JSON: {error}") from None
+            if not isinstance(schema, dict):
+                raise ValueError(
+                    f"response_format must be a JSON schema object, not a {type(schema).__name__}"
+                )
+        return Sampling(**{field.name: getattr(self, field.name) for field in fields(Sampling)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,7 +62,6 @@ def _preflight(text: bytes) -> bytes:
     """As ``pipemax preflight``: checks config and generation, counts the prompts' words as tokens."""
     from pipemax.config import EngineConfig
     from pipemax.node.gpus import pipeline_parallel_size, visible_gpus
-    from pipemax.serve.rows.arrow_rows import job_sampling
     from pipemax.wire import PACKAGE_VERSION, PreflightReply, PreflightRequest, SessionErrorCode
     from tests.fakes.engine import DEFAULT_MAX_MODEL_LEN, count_tokens
 
@@ -73,7 +72,7 @@ def _preflight(text: bytes) -> bytes:
     except ValueError as error:
         return PreflightReply(error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=str(error)).to_bytes()
     try:
-        job_sampling(request.generation)
+        request.generation.sampling()
     except ValueError as error:
         return PreflightReply(error_code=SessionErrorCode.INVALID_GENERATION, error=str(error)).to_bytes()
     system = f"{request.generation.system} " if request.generation.system else ""

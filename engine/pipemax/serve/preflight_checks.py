@@ -18,7 +18,6 @@ from pipemax.checkpoint.prompt_encoder import PromptEncoder
 from pipemax.config import EngineConfig, Policy, RowLengths
 from pipemax.node.gpus import pipeline_parallel_size, visible_gpus
 from pipemax.node.host_pool_size import expected_rows
-from pipemax.serve.rows.arrow_rows import job_sampling
 from pipemax.serve.schema_checks import check_response_format
 from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest, SessionErrorCode
 
@@ -121,7 +120,7 @@ def check_generation(generation: GenerationSpec) -> Sampling:
     """The sampling that the spec asks for; ``ValueError`` names the value that cannot be."""
     if generation.response_format is not None:
         check_response_format(generation.response_format)
-    return job_sampling(generation)
+    return generation.sampling()
 
 
 def _fingerprint(config: EngineConfig, model_config: Any) -> str:

@@ -23,7 +23,6 @@ from pipemax.serve.job_stats import StatsBook
 from pipemax.serve.lifecycle import Exit, Lifecycle
 from pipemax.serve.limits import Timings, WindowLimits
 from pipemax.serve.membership import Refused
-from pipemax.serve.rows.arrow_rows import job_sampling
 from pipemax.serve.rows.journal import Journal
 from pipemax.serve.rows.result_cache import ResultCache
 from pipemax.serve.rows.turns import Turns
@@ -279,7 +278,7 @@ def check_header(number: int, text: bytes) -> SessionTerms:
     except ValueError as error:
         raise SessionFailedError(SessionErrorCode.INVALID_ENGINE_CONFIG, f"engine config: {error}") from None
     try:
-        sampling = job_sampling(header.generation)
+        sampling = header.generation.sampling()
     except (ValueError, TypeError) as error:
         raise SessionFailedError(SessionErrorCode.INVALID_GENERATION, str(error)) from None
     return SessionTerms(number=number, header=header, config=config, sampling=sampling)

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipemax.api import Completion, GenerationRequest, Message, RequestError, Sampling
-from pipemax.wire import COMPLETION_SCHEMA, ErrorCode, GenerationSpec
+from pipemax.wire import COMPLETION_SCHEMA, ErrorCode
 
 _OVERRIDABLE = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
 
@@ -39,26 +39,6 @@ class RowFaultError(ValueError):
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
         self.error = RequestError(code=code, message=message)
-
-
-def job_sampling(spec: GenerationSpec) -> Sampling:
-    """The sampling of a job's rows. ``ValueError`` names what is wrong and what would be right."""
-    if spec.response_format is not None:
-        try:
-            schema = json.loads(spec.response_format)
-        except ValueError as error:
-            raise ValueError(f"response_format is not JSON: {error}") from None
-        if not isinstance(schema, dict):
-            raise ValueError(f"response_format must be a JSON schema object, not a {type(schema).__name__}")
-    return Sampling(
-        max_tokens=spec.max_tokens,
-        temperature=spec.temperature,
-        top_p=spec.top_p,
-        top_k=spec.top_k,
-        stop=spec.stop,
-        seed=spec.seed,
-        response_format=spec.response_format,
-    )
 
 
 def requests_of(
