@@ -17,6 +17,7 @@ import threading
 import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -119,7 +120,7 @@ def run_job(directory: Path, rows: int, commit_every_s: float) -> dict[str, Any]
         generation=GenerationSpec(max_tokens=8),
         engine_python=write_engine_python(directory / "engine-python"),
         id_columns=("id",),
-        commit_every_s=commit_every_s,
+        commit_every=timedelta(seconds=commit_every_s),
         log_dir=directory / "logs",
     )
     summary = AnnotationJob(spark, options, Console(file=sys.stderr, width=120)).run()

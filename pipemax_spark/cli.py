@@ -3,18 +3,25 @@
 Exit codes: 0 done, 1 failed while running, 2 something to mend in the call or the input, 130 interrupted.
 """
 
+import inspect
 import json
 import logging
 import os
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
 
 from pipemax.wire import PACKAGE_VERSION, GenerationSpec
-from pipemax_spark.errors import JobError, JobFailedError, cause_of
+from pipemax_spark.annotate import checked_schema, engine_config
+from pipemax_spark.errors import JobError, JobFailedError, OnError, cause_of
+from pipemax_spark.job.options import JobOptions, driver_directory
+from pipemax_spark.prompts import PromptSource
 
 app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich", add_completion=False)
 log = logging.getLogger(__name__)
@@ -32,155 +39,220 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-def _option(panel: str, text: str, **rest: Any) -> Any:
-    return typer.Option(help=text, rich_help_panel=panel, **rest)
+def _read_engine(file: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise JobError(
+            f"engine config {str(file)!r} cannot be read: {' '.join(str(error).split())}"
+        ) from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise JobError(
+            f"engine config {str(file)!r} holds a {type(values).__name__}; write 'name: value' lines"
+        )
+    return values
+
+
+def _read_schema(file: Path) -> str:
+    try:
+        text = file.read_text(encoding="utf-8")
+        json.loads(text)
+    except (OSError, ValueError) as error:
+        raise JobError(f"response-format {str(file)!r} cannot be read as JSON: {error}") from error
+    return checked_schema(text)
+
+
+def _key_value(option: str) -> tuple[str, str]:
+    key, separator, value = option.partition("=")
+    if not separator:
+        raise JobError(f"input-option {option!r} is not of the form KEY=VALUE")
+    return key, value
+
+
+def _duration(text: str) -> timedelta:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if match is None or float(match[1]) == 0:
+        raise JobError(f"commit-every is {text!r}; write it as 15m, 900s or 1h")
+    return timedelta(seconds=float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Option:
+    """An option of the command. Its name, type and default are those of the field that it fills."""
+
+    panel: str
+    help: str
+    given: Any = None
+    """Its type on the command line, where that is not the field's; it is then None where it is not given."""
+    read: Callable[[Any], Any] | None = None
+    """From what is given to the field's value; ``JobError`` says what is wrong with it."""
+    typer: Mapping[str, Any] = field(default_factory=dict)
+    """For ``typer.Option``."""
+
+
+def _option(
+    panel: str, text: str, *, given: Any = None, read: Callable[[Any], Any] | None = None, **typer: Any
+) -> _Option:
+    return _Option(panel=panel, help=text, given=given, read=read, typer=typer)
+
+
+_OPTIONS: dict[str, _Option] = {
+    "input": _option(_INPUT, "Delta table, by path or name; or Parquet, CSV or JSON files, by path."),
+    "output": _option(_INPUT, "Delta table, by path or name; made where it is missing."),
+    "input_format": _option(_INPUT, "delta, parquet, csv or json; default: by what is there."),
+    "input_option": _option(
+        _INPUT,
+        "KEY=VALUE for Spark's reader, such as sep=;. May be repeated.",
+        given=list[str],
+        read=lambda given: dict(map(_key_value, given)),
+    ),
+    "id_columns": _option(
+        _INPUT,
+        "Columns that tell rows apart, comma-separated; default: the whole row's content.",
+        given=str,
+        read=lambda given: tuple(name.strip() for name in given.split(",") if name.strip()),
+    ),
+    "limit": _option(_INPUT, "At most so many new rows in this run.", min=1),
+    "incremental": _option(
+        _INPUT, "Only what was appended to the input, a Delta table, since the last such run."
+    ),
+    "skip_changes": _option(
+        _INPUT, "With --incremental: pass over commits that updated or deleted rows of the input."
+    ),
+    "prompt_column": _option(_PROMPT, "Column that is the prompt."),
+    "messages_column": _option(_PROMPT, "Column of conversations, array<struct<role, content>>."),
+    "template": _option(
+        _PROMPT,
+        "Prompt with {column} in it. {{ and }} are braces, \\n is a line break.",
+        read=lambda given: given.replace("\\n", "\n"),
+    ),
+    "system": _option(_PROMPT, "System message before every prompt."),
+    "overrides_column": _option(
+        _PROMPT,
+        "Column with a row's own max_tokens, temperature, top_p, top_k, seed or stop: a struct of any.",
+    ),
+    "model": _option(_MODEL, "Checkpoint directory or hub name; may stand in --engine instead.", given=str),
+    "engine": _option(
+        _MODEL, "Engine config, YAML; every field has a default.", given=Path, read=_read_engine
+    ),
+    "engine_python": _option(
+        _MODEL, "Python of the environment with vLLM, on the executors; default: the tasks' own."
+    ),
+    "max_tokens": _option(_MODEL, "Most output tokens of a row.", min=1),
+    "temperature": _option(_MODEL, "0 is greedy."),
+    "top_p": _option(_MODEL, "Keep the likeliest tokens up to this share."),
+    "top_k": _option(_MODEL, "Keep so many likeliest tokens; 0 keeps all."),
+    "seed": _option(_MODEL, "Makes sampling repeatable."),
+    "stop": _option(_MODEL, "Stop string. May be repeated.", given=list[str], read=tuple),
+    "response_format": _option(
+        _MODEL,
+        "File with a JSON schema that every output must satisfy.",
+        given=Path,
+        read=_read_schema,
+    ),
+    "on_error": _option(
+        _ROWS,
+        "row (default): keep a failed row with its error; fail: end the job at the first one.",
+        given=str,
+        read=OnError.of,
+    ),
+    "max_error_rate": _option(
+        _ROWS, "After 1,000 rows, a larger share of error rows ends the job.", min=0.0, max=1.0
+    ),
+    "retry_errors": _option(_ROWS, "Retry error rows of earlier runs."),
+    "new_spec": _option(
+        _ROWS, "Annotate all rows in a new way (model, prompt, schema, sampling) beside the old ones."
+    ),
+    "commit_every": _option(
+        _RUN,
+        "How often finished rows are committed, or less often to keep the engines fed: 15m (default), 900s, 1h.",
+        given=str,
+        read=_duration,
+    ),
+    "group_by_prefix": _option(
+        _RUN, "Sort the rows by prompt, so that the engine reads a beginning that many share once."
+    ),
+    "work_dir": _option(
+        _RUN, "Storage for work in progress that all executors see; default: in the output's directory."
+    ),
+    "checkpoint": _option(
+        _RUN, "Directory for the checkpoints of --incremental; default: in the work directory."
+    ),
+    "mlflow_experiment": _option(
+        _RUN, "MLflow experiment; the store is MLFLOW_TRACKING_URI, or beside the output."
+    ),
+    "price_per_hour": _option(_RUN, "Of the whole cluster; shows what the run costs.", min=0.0),
+    "collector_port": _option(
+        _RUN,
+        "Port of the driver to which engines report; default: one that is free. Name one where a firewall stands "
+        "between executors and driver.",
+        min=0,
+        max=65535,
+        show_default=False,
+    ),
+    "gold_column": _option(_RUN, "Column of right answers, for the schema's property of the same name."),
+    "summary": _option(_RUN, "Write the totals to this file, as JSON."),
+    "log_dir": _option(_RUN, "Logs; default: PIPEMAX_LOG_DIR, or logs beside the output.", given=Path),
+    "dry_run": _option(_RUN, "Check everything, count rows and tokens, start no engine."),
+}
+"""By name, in the order of ``--help``."""
+
+
+def _takes(
+    options: Mapping[str, _Option], *kinds: type
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator: the command's ``**`` parameter stands for these options, which fill the fields of ``kinds``."""
+    types = {name: kind for each in kinds for name, kind in get_type_hints(each).items()}
+    defaults = {each.name: each.default for kind in kinds for each in fields(kind)}
+
+    def parameter(name: str, option: _Option) -> inspect.Parameter:
+        is_flag = option.given is None and types[name] is bool
+        declared = typer.Option(
+            *([f"--{name.replace('_', '-')}"] if is_flag else []),
+            help=option.help,
+            rich_help_panel=option.panel,
+            **option.typer,
+        )
+        default = defaults.get(name, MISSING) if option.given is None else None
+        return inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if default is MISSING else default,
+            annotation=Annotated[types[name] if option.given is None else option.given | None, declared],
+        )
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [
+            each
+            for each in inspect.signature(command).parameters.values()
+            if each.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        taken = [parameter(name, option) for name, option in options.items()]
+        command.__signature__ = inspect.Signature([*taken, *own])  # type: ignore[attr-defined]
+        return command
+
+    return decorate
 
 
 @app.command()
+@_takes(_OPTIONS, JobOptions, PromptSource, GenerationSpec)
 def annotate(
-    input: Annotated[  # noqa: A002
-        str, _option(_INPUT, "Delta table, by path or name; or Parquet, CSV or JSON files, by path.")
-    ],
-    output: Annotated[str, _option(_INPUT, "Delta table, by path or name; made where it is missing.")],
-    input_format: Annotated[
-        str | None, _option(_INPUT, "delta, parquet, csv or json; default: by what is there.")
-    ] = None,
-    input_option: Annotated[
-        list[str] | None, _option(_INPUT, "KEY=VALUE for Spark's reader, such as sep=;. May be repeated.")
-    ] = None,
-    id_columns: Annotated[
-        str | None,
-        _option(_INPUT, "Columns that tell rows apart, comma-separated; default: the whole row's content."),
-    ] = None,
-    limit: Annotated[int | None, _option(_INPUT, "At most so many new rows in this run.", min=1)] = None,
-    incremental: Annotated[
-        bool,
-        typer.Option(
-            "--incremental",
-            help="Only what was appended to the input, a Delta table, since the last such run.",
-            rich_help_panel=_INPUT,
-        ),
-    ] = False,
-    skip_changes: Annotated[
-        bool,
-        typer.Option(
-            "--skip-changes",
-            help="With --incremental: pass over commits that updated or deleted rows of the input.",
-            rich_help_panel=_INPUT,
-        ),
-    ] = False,
-    prompt_column: Annotated[str | None, _option(_PROMPT, "Column that is the prompt.")] = None,
-    messages_column: Annotated[
-        str | None, _option(_PROMPT, "Column of conversations, array<struct<role, content>>.")
-    ] = None,
-    template: Annotated[
-        str | None,
-        _option(_PROMPT, "Prompt with {column} in it. {{ and }} are braces, \\n is a line break."),
-    ] = None,
-    system: Annotated[str | None, _option(_PROMPT, "System message before every prompt.")] = None,
-    overrides_column: Annotated[
-        str | None,
-        _option(
-            _PROMPT,
-            "Column with a row's own max_tokens, temperature, top_p, top_k, seed or stop: a struct of any.",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None, _option(_MODEL, "Checkpoint directory or hub name; may stand in --engine instead.")
-    ] = None,
-    engine: Annotated[Path | None, _option(_MODEL, "Engine config, YAML; every field has a default.")] = None,
-    engine_python: Annotated[
-        str | None,
-        _option(_MODEL, "Python of the environment with vLLM, on the executors; default: the tasks' own."),
-    ] = None,
-    max_tokens: Annotated[int, _option(_MODEL, "Most output tokens of a row.", min=1)] = 256,
-    temperature: Annotated[float, _option(_MODEL, "0 is greedy.")] = 0.0,
-    top_p: Annotated[float, _option(_MODEL, "Keep the likeliest tokens up to this share.")] = 1.0,
-    top_k: Annotated[int, _option(_MODEL, "Keep so many likeliest tokens; 0 keeps all.")] = 0,
-    seed: Annotated[int | None, _option(_MODEL, "Makes sampling repeatable.")] = None,
-    stop: Annotated[list[str] | None, _option(_MODEL, "Stop string. May be repeated.")] = None,
-    response_format: Annotated[
-        Path | None, _option(_MODEL, "File with a JSON schema that every output must satisfy.")
-    ] = None,
-    on_error: Annotated[
-        str, _option(_ROWS, "row: keep a failed row with its error; fail: end the job at the first one.")
-    ] = "row",
-    max_error_rate: Annotated[
-        float,
-        _option(_ROWS, "After 1,000 rows, a larger share of error rows ends the job.", min=0.0, max=1.0),
-    ] = 0.5,
-    retry_errors: Annotated[
-        bool,
-        typer.Option("--retry-errors", help="Retry error rows of earlier runs.", rich_help_panel=_ROWS),
-    ] = False,
-    new_spec: Annotated[
-        bool,
-        typer.Option(
-            "--new-spec",
-            help="Annotate all rows in a new way (model, prompt, schema, sampling) beside the old ones.",
-            rich_help_panel=_ROWS,
-        ),
-    ] = False,
-    commit_every: Annotated[
-        str,
-        _option(
-            _RUN,
-            "How often finished rows are committed, or less often to keep the engines fed: 15m, 900s, 1h.",
-        ),
-    ] = "15m",
-    group_by_prefix: Annotated[
-        bool,
-        typer.Option(
-            "--group-by-prefix",
-            help="Sort the rows by prompt, so that the engine reads a beginning that many share once.",
-            rich_help_panel=_RUN,
-        ),
-    ] = False,
-    work_dir: Annotated[
-        str | None,
-        _option(
-            _RUN, "Storage for work in progress that all executors see; default: in the output's directory."
-        ),
-    ] = None,
-    checkpoint: Annotated[
-        str | None,
-        _option(_RUN, "Directory for the checkpoints of --incremental; default: in the work directory."),
-    ] = None,
-    mlflow_experiment: Annotated[
-        str, _option(_RUN, "MLflow experiment; the store is MLFLOW_TRACKING_URI, or beside the output.")
-    ] = "pipemax",
-    price_per_hour: Annotated[
-        float | None, _option(_RUN, "Of the whole cluster; shows what the run costs.", min=0.0)
-    ] = None,
-    collector_port: Annotated[
-        int,
-        _option(
-            _RUN,
-            "Port of the driver to which engines report; default: one that is free. Name one where a firewall stands "
-            "between executors and driver.",
-            min=0,
-            max=65535,
-            show_default=False,
-        ),
-    ] = 0,
-    gold_column: Annotated[
-        str | None, _option(_RUN, "Column of right answers, for the schema's property of the same name.")
-    ] = None,
-    summary: Annotated[Path | None, _option(_RUN, "Write the totals to this file, as JSON.")] = None,
-    log_dir: Annotated[
-        Path | None, _option(_RUN, "Logs; default: PIPEMAX_LOG_DIR, or logs beside the output.")
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Check everything, count rows and tokens, start no engine.",
-            rich_help_panel=_RUN,
-        ),
-    ] = False,
+    *,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version.",
+            rich_help_panel=_RUN,
+        ),
     ] = False,
+    **given: Any,
 ) -> None:
     """Annotate every row of a table with a language model, through Spark.
 
@@ -195,64 +267,47 @@ def annotate(
     pipemax-annotate --input reviews.parquet --output out/reviews --prompt-column text --engine engine.yaml
     --response-format schema.json --dry-run
     """
-    from pipemax_spark.job.options import driver_directory
-
     console = Console(soft_wrap=True, highlight=False)
     if not console.is_terminal:
         console.width = _LOG_WIDTH
-    logs = log_dir or Path(os.environ.get("PIPEMAX_LOG_DIR") or driver_directory(output) / "logs")
-    logs = logs.absolute()
+    log_dir = (
+        given.pop("log_dir")
+        or os.environ.get("PIPEMAX_LOG_DIR")
+        or driver_directory(given["output"]) / "logs"
+    )
+    logs = Path(log_dir).absolute()
+    raise typer.Exit(_run(lambda: _job_options(given, logs), console, logs))
 
-    def make_options() -> Any:
-        from pipemax_spark.annotate import engine_config, fails_on_error, schema_text
-        from pipemax_spark.job.options import JobOptions
-        from pipemax_spark.prompts import PromptSource
 
-        return JobOptions(
-            input=input,
-            output=output,
-            source=PromptSource(
-                prompt_column=prompt_column,
-                messages_column=messages_column,
-                template=None if template is None else template.replace("\\n", "\n"),
-            ),
-            engine=_with_absolute_model(engine_config(_read_engine(engine), model)),
-            generation=GenerationSpec(
-                system=system,
-                max_tokens=max_tokens,
-                temperature=temperature,
-                top_p=top_p,
-                top_k=top_k,
-                stop=tuple(stop or ()),
-                seed=seed,
-                response_format=schema_text(_read_schema(response_format)),
-            ),
-            overrides_column=overrides_column,
-            id_columns=tuple(name.strip() for name in (id_columns or "").split(",") if name.strip()),
-            input_format=input_format,
-            input_options=dict(_key_value(option) for option in input_option or ()),
-            engine_python=engine_python,
-            fails_on_error=fails_on_error(on_error),
-            max_error_rate=max_error_rate,
-            retries_errors=retry_errors,
-            allows_new_spec=new_spec,
-            groups_by_prefix=group_by_prefix,
-            work_dir=work_dir,
-            commit_every_s=_seconds(commit_every),
-            limit=limit,
-            is_incremental=incremental,
-            checkpoint=checkpoint,
-            skips_changes=skip_changes,
-            mlflow_experiment=mlflow_experiment,
-            price_per_hour=price_per_hour,
-            collector_port=collector_port,
-            gold_column=gold_column,
-            summary_file=summary,
-            is_dry_run=dry_run,
-            log_dir=logs,
-        )
+def _job_options(given: Mapping[str, Any], logs: Path) -> JobOptions:
+    """``JobError`` says what is wrong with the call."""
+    values = {}
+    for name, value in given.items():
+        if value is not None:
+            read = _OPTIONS[name].read
+            values[name] = value if read is None else read(value)
+    engine = engine_config(values.pop("engine", None), values.pop("model", None))
 
-    raise typer.Exit(_run(make_options, console, logs))
+    def taken(kind: type) -> dict[str, Any]:
+        return {each.name: values.pop(each.name) for each in fields(kind) if each.name in values}
+
+    return JobOptions(
+        source=PromptSource(**taken(PromptSource)),
+        engine=_with_absolute_model(engine),
+        generation=GenerationSpec(**taken(GenerationSpec)),
+        log_dir=logs,
+        **values,
+    )
+
+
+def _with_absolute_model(engine: dict[str, Any]) -> dict[str, Any]:
+    """Servers run in a directory of their own: a path that is right here must be right there."""
+    paths = {
+        name: str(Path(engine[name]).absolute())
+        for name in ("model", "tokenizer")
+        if isinstance(engine.get(name), str) and Path(engine[name]).is_dir()
+    }
+    return {**engine, **paths}
 
 
 def main() -> None:
@@ -328,58 +383,3 @@ def _log_to_file(directory: Path) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(True)
     logging.getLogger("py4j").setLevel(logging.WARNING)
-
-
-def _read_engine(file: Path | None) -> dict[str, Any]:
-    if file is None:
-        return {}
-    import yaml
-
-    try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise JobError(
-            f"engine config {str(file)!r} cannot be read: {' '.join(str(error).split())}"
-        ) from error
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise JobError(
-            f"engine config {str(file)!r} holds a {type(values).__name__}; write 'name: value' lines"
-        )
-    return values
-
-
-def _with_absolute_model(engine: dict[str, Any]) -> dict[str, Any]:
-    """Servers run in a directory of their own: a path that is right here must be right there."""
-    paths = {
-        name: str(Path(engine[name]).absolute())
-        for name in ("model", "tokenizer")
-        if isinstance(engine.get(name), str) and Path(engine[name]).is_dir()
-    }
-    return {**engine, **paths}
-
-
-def _read_schema(file: Path | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        text = file.read_text(encoding="utf-8")
-        json.loads(text)
-    except (OSError, ValueError) as error:
-        raise JobError(f"response-format {str(file)!r} cannot be read as JSON: {error}") from error
-    return text
-
-
-def _key_value(option: str) -> tuple[str, str]:
-    key, separator, value = option.partition("=")
-    if not separator:
-        raise JobError(f"input-option {option!r} is not of the form KEY=VALUE")
-    return key, value
-
-
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-    if match is None or float(match[1]) == 0:
-        raise JobError(f"commit-every is {text!r}; write it as 15m, 900s or 1h")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

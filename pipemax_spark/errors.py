@@ -1,6 +1,8 @@
 """What ends an annotation on this side."""
 
 import re
+from enum import StrEnum
+from typing import Self
 
 from pipemax.wire import SessionErrorCode
 
@@ -9,6 +11,7 @@ __all__ = [
     "EngineSessionError",
     "JobError",
     "JobFailedError",
+    "OnError",
     "RowFailedError",
     "SessionErrorCode",
     "cause_of",
@@ -42,6 +45,25 @@ class CommitRefusedError(RuntimeError):
 
 class RowFailedError(RuntimeError):
     """A row ended in an error under ``--on-error fail``."""
+
+
+class OnError(StrEnum):
+    """What a row's error does."""
+
+    ROW = "row"
+    """It is kept in the row's annotation."""
+    FAIL = "fail"
+    """It ends the run: ``RowFailedError``."""
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """``JobError`` where the text is neither."""
+        try:
+            return cls(text)
+        except ValueError as error:
+            raise JobError(
+                f"on-error is {text!r}; give 'row' (keep error rows) or 'fail' (end at the first one)"
+            ) from error
 
 
 def cause_of(error: BaseException) -> str:

@@ -56,15 +56,6 @@ class PromptSource:
         ]
         return F.concat(*parts)
 
-    def text_column(self, schema: Any) -> Any:
-        """The prompt as plain text, conversations joined by line breaks: to be measured, not to be sent."""
-        from pyspark.sql import functions as F  # noqa: N812
-
-        column = self.column(schema)
-        if not self.is_messages:
-            return column
-        return F.array_join(F.transform(column, lambda message: message["content"]), "\n")
-
     def depends_on_time_zone(self, schema: Any) -> bool:
         """True where a prompt is made of a timestamp, which Spark writes in the session's time zone."""
         return any(_has_timestamp(kind) for kind in self._types_read(schema))

@@ -11,16 +11,25 @@ never drains between two.
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.annotate import checked_plan, draft_plan, engine_config, fails_on_error, schema_text
-from pipemax_spark.errors import JobError
+from pipemax_spark.annotate import checked_spec, engine_config, engine_options, generation_spec
+from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.executor.client import complete
-from pipemax_spark.executor.task import PIECE_ROWS, Annotator, TaskPlan, by_piece, request_batch, task_label
+from pipemax_spark.executor.task import (
+    PIECE_ROWS,
+    Annotator,
+    TaskPlan,
+    annotation_type,
+    by_piece,
+    request_batch,
+    task_label,
+)
+from pipemax_spark.keywords import takes_fields
 
 _MOST_PIECES_AHEAD = 256
 """Answers behind a slow row wait for it in memory: no more than so many pieces of 256 rows."""
@@ -28,55 +37,45 @@ _ALIASES = {"endpoint": "model", "responseFormat": "response_format"}
 """``ai_query``'s names → ours, where the value is the same."""
 
 
+@takes_fields(GenerationSpec, response_format=Mapping[str, Any] | str | None)
 def pipemax_udf(
     *,
     model: str | None = None,
     engine: Mapping[str, Any] | None = None,
-    system: str | None = None,
-    response_format: Mapping[str, Any] | str | None = None,
-    max_tokens: int = 256,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    stop: Sequence[str] = (),
-    seed: int | None = None,
     on_error: str = "row",
     engine_python: str | None = None,
     log_dir: str | None = None,
+    **generation: Any,
 ) -> Callable[..., Any]:
     """A function of one column: prompts (string) or conversations (array<struct<role, content>>).
 
-    Returns the same struct as ``annotate()``. With a ``temperature`` and no ``seed``, the seed is 0: equal rows get
-    equal answers, however often Spark evaluates them. Model, engine and schema are checked at once, on an executor,
-    by a small Spark job; ``JobError`` says what is wrong. Needs an active Spark session.
+    Returns the same struct as ``annotate()``, and takes the same ``generation``. With a ``temperature`` and no
+    ``seed``, the seed is 0: equal rows get equal answers, however often Spark evaluates them. Model, engine and schema
+    are checked at once, on an executor, by a small Spark job; ``JobError`` says what is wrong. Needs an active Spark
+    session.
     """
     from pyspark.sql import SparkSession
 
     spark = SparkSession.getActiveSession()
     if spark is None:
         raise JobError("there is no Spark session; make one before pipemax_udf")
-    config = engine_config(engine, model)
-    generation = GenerationSpec(
-        system=system,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        stop=tuple(stop),
-        seed=0 if seed is None and temperature > 0 else seed,
-        response_format=schema_text(response_format),
-    )
-    plan = draft_plan(
+    spec = generation_spec(**generation)
+    if spec.seed is None and spec.temperature > 0:
+        spec = replace(spec, seed=0)
+    policy = OnError.of(on_error)
+    options = engine_options(
         spark,
-        config,
-        generation,
-        output_column="",
-        fails_on_error=fails_on_error(on_error),
+        engine_config(engine, model),
+        spec,
         engine_python=engine_python,
         log_dir=log_dir,
         reuses_results=True,
     )
-    return _spark_function(checked_plan(spark, plan, source=None))
+    checked = checked_spec(spark, options, source=None)
+    plan = TaskPlan(
+        options=options, spec_hash=checked.hash, run_id=options.job_id, output_column="", on_error=policy
+    )
+    return _spark_function(plan)
 
 
 def register(spark: Any, name: str = "pipemax", **options: Any) -> None:
@@ -108,7 +107,7 @@ def _spark_function(plan: TaskPlan) -> Callable[..., Any]:
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.pandas.types import from_arrow_type
 
-    returned = from_arrow_type(plan.annotation_type(), prefer_timestamp_ntz=False)
+    returned = from_arrow_type(annotation_type(plan.options.generation), prefer_timestamp_ntz=False)
     task = UdfTask(plan)
     make = _arrow_udf if hasattr(F, "arrow_udf") else _pandas_udf
     made = make(F, task, returned)

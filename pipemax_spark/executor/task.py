@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipemax.wire import OVERRIDES_TYPE, REQUEST_SCHEMA, ErrorCode
-from pipemax_spark.errors import RowFailedError
+from pipemax.wire import OVERRIDES_TYPE, REQUEST_SCHEMA, ErrorCode, GenerationSpec
+from pipemax_spark.errors import OnError, RowFailedError
 from pipemax_spark.executor.client import EngineOptions, complete
 from pipemax_spark.executor.response_format import Parser, compile_schema, load_schema, parse
 from pipemax_spark.executor.spool import Spool
@@ -41,30 +41,32 @@ class TaskPlan:
     spec_hash: str
     run_id: str
     output_column: str
-    fails_on_error: bool = False
-    """Raise at the first error row instead of keeping it."""
+    on_error: OnError = OnError.ROW
     spool: str | None = None
     """Directory for completions that are not committed yet."""
 
-    def parser(self) -> Parser | None:
-        text = self.options.generation.response_format
-        return None if text is None else compile_schema(load_schema(text))
 
-    def annotation_type(self) -> pa.StructType:
-        parser = self.parser()
-        return pa.struct(
-            [
-                ("text", pa.string()),
-                *([] if parser is None else [("parsed", parser.arrow_type)]),
-                ("finish_reason", pa.string()),
-                ("prompt_tokens", pa.int32()),
-                ("completion_tokens", pa.int32()),
-                ("error", _ERROR_TYPE),
-                ("spec_hash", pa.string()),
-                ("run_id", pa.string()),
-                ("completed_at", pa.timestamp("us", tz="UTC")),
-            ]
-        )
+def annotation_type(generation: GenerationSpec) -> pa.StructType:
+    """Of the annotation column."""
+    parser = _parser(generation)
+    return pa.struct(
+        [
+            ("text", pa.string()),
+            *([] if parser is None else [("parsed", parser.arrow_type)]),
+            ("finish_reason", pa.string()),
+            ("prompt_tokens", pa.int32()),
+            ("completion_tokens", pa.int32()),
+            ("error", _ERROR_TYPE),
+            ("spec_hash", pa.string()),
+            ("run_id", pa.string()),
+            ("completed_at", pa.timestamp("us", tz="UTC")),
+        ]
+    )
+
+
+def _parser(generation: GenerationSpec) -> Parser | None:
+    text = generation.response_format
+    return None if text is None else compile_schema(load_schema(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +172,8 @@ class Annotator:
 
     def __init__(self, plan: TaskPlan) -> None:
         self._plan = plan
-        self._parser = plan.parser()
-        self._type = plan.annotation_type()
+        self._parser = _parser(plan.options.generation)
+        self._type = annotation_type(plan.options.generation)
         self.unreported_errors: Counter[tuple[str, str]] = Counter()
         """(code, message) → rows of the last batch that failed here: the engine server does not know of them."""
 
@@ -213,7 +215,7 @@ class Annotator:
         return pa.array(values, parser.arrow_type)
 
     def _fail_on(self, codes: list[str | None], messages: list[str | None]) -> None:
-        if not self._plan.fails_on_error:
+        if self._plan.on_error is not OnError.FAIL:
             return
         for code, message in zip(codes, messages, strict=True):
             if code is not None:

@@ -8,13 +8,13 @@ import sys
 import time
 import uuid
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Console
 
-from pipemax_spark.annotate import ANNOTATION, annotated_schema, with_keys
+from pipemax_spark.annotate import ANNOTATION, annotated_schema
 from pipemax_spark.errors import CommitRefusedError, JobFailedError
 from pipemax_spark.job.checks import Checked, check_job
 from pipemax_spark.job.chunks import SlicedRows, number_of_slices, write_slices
@@ -25,12 +25,13 @@ from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.outcomes import AppendedOutcomes, Outcomes, ReplacingOutcomes, written
 from pipemax_spark.job.prefix import PrefixShare, sample_by_beginning, shared_prefixes
 from pipemax_spark.job.recovery import spooled_rows
-from pipemax_spark.job.run import Run
+from pipemax_spark.job.run import Run, begun_run
 from pipemax_spark.job.workdir import WorkDirectory, work_base
 from pipemax_spark.monitor.findings import CommittedTotals, find_results, totals_of_run, totals_of_spec
 from pipemax_spark.monitor.summary import Findings, Summary, print_report
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.prompts import find_field
+from pipemax_spark.request_columns import prompt_text, without_request_columns
 from pipemax_spark.slots import slots_of
 from pipemax_spark.spec import AnnotationSpec
 from pipemax_spark.storage.fence import Claim
@@ -69,7 +70,7 @@ class AnnotationJob:
         that ended itself."""
         options = self._options
         checked = check_job(self._spark, options, self._table, run_id=self.run_id, terminal=self._terminal)
-        if options.is_dry_run:
+        if options.dry_run:
             self._dry_run(checked)
             return None
         self._is_empty = self._make_output(checked)
@@ -78,24 +79,14 @@ class AnnotationJob:
         with WorkDirectory(
             self._files, base, table_id=table_id, run_id=self.run_id, say=self._terminal.warn
         ) as work:
-            run = Run(
-                self._spark,
-                options,
-                self._terminal,
-                table=self._table,
-                plan=checked.plan,
-                work=work,
-                params=self._params(checked),
-                manifest=self._manifest(checked),
-                expected_rows=checked.reply.expected_rows,
-            )
-            with run, self._batches(checked, work) as batches:
-                counts = self._do_batches(checked, work, run, batches)
-                engines, hit_rate = run.engines, run.prefix_cache_hit_rate
-            if run.has_begun:
+            with ExitStack() as stack, self._batches(checked, work) as batches:
+                counts, run = self._do_batches(checked, work, batches, stack)
+                if run is not None:
+                    engines, prefix_hit_rate = run.engines, run.prefix_cache_hit_rate
+            if run is not None:
                 totals = totals_of_run(self._table, self.run_id)
                 summary = self._summarise(counts, run.seconds, engines, totals)
-                summary = replace(summary, policies=run.policies, prefix_cache_hit_rate=hit_rate)
+                summary = replace(summary, policies=run.policies, prefix_cache_hit_rate=prefix_hit_rate)
                 reason = self._too_many_errors(checked.spec, totals)
                 summary = self._conclude(
                     checked, summary, run, totals, status="FAILED" if reason else "FINISHED"
@@ -125,7 +116,7 @@ class AnnotationJob:
     def _make_output(self, checked: Checked) -> bool:
         """Make the table, or add what it lacks; true when it is new. All changes of its schema happen here: next
         to a running chunk they would make it repeat its commit."""
-        schema = annotated_schema(checked.source.rows.schema, checked.plan)
+        schema = annotated_schema(checked.source.rows.schema, ANNOTATION, self._options.generation)
         is_new = not self._table.exists()
         if is_new:
             self._table.create(schema)
@@ -138,21 +129,22 @@ class AnnotationJob:
 
     def _batches(self, checked: Checked, work: WorkDirectory) -> AbstractContextManager[Iterable[Batch]]:
         options = self._options
-        if not options.is_incremental:
+        if not options.incremental:
             return nullcontext([Batch(rows=checked.source.rows)])
         return MicroBatches(
             self._spark,
             checked.source,
             checkpoints=options.checkpoint or work.checkpoints_path,
             spec_hash=checked.spec.hash,
-            options=options.input_options,
-            skips_changes=options.skips_changes,
+            options=options.input_option,
+            skip_changes=options.skip_changes,
         )
 
     def _do_batches(
-        self, checked: Checked, work: WorkDirectory, run: Run, batches: Iterable[Batch]
-    ) -> "_RowCounts":
-        counts = _RowCounts()
+        self, checked: Checked, work: WorkDirectory, batches: Iterable[Batch], stack: ExitStack
+    ) -> tuple["_RowCounts", Run | None]:
+        """What became of the rows, and the run, which is entered into ``stack`` when there are rows to do."""
+        counts, run, next_chunk = _RowCounts(), None, 0
         for number, batch in enumerate(batches):
             rows = self._rows_of(checked, batch)
             counts.rows_in += rows
@@ -163,7 +155,7 @@ class AnnotationJob:
             # From here on no earlier run can commit, so what is left stays what it is found to be.
             claim = self._claimed(checked)
             outcomes = self._outcomes(checked, work)
-            self._recover(checked, work, run, batch, claim, outcomes)
+            next_chunk = self._recover(checked, work, batch, claim, outcomes, first_chunk=next_chunk)
             sliced, left = self._fix_rows(checked, work.rows_path(number), batch, rows, expected)
             counts.skipped += rows - left
             counts.left_out += left - sliced.rows
@@ -173,13 +165,29 @@ class AnnotationJob:
                 "Output", f"{self._table.name}: {rows - left:,} rows done before, {sliced.rows:,} to do"
             )
             self._is_empty = False
-            if not self._options.groups_by_prefix and self._prefixes is None:
+            if not self._options.group_by_prefix and self._prefixes is None:
                 self._prefixes = self._shared_prefixes(batch, rows)
-            run.do(sliced, claim, outcomes, origin="" if batch.stream is None else f" of {batch.stream}")
+            if run is None:
+                run = stack.enter_context(self._begun(checked, work))
+            origin = "" if batch.stream is None else f" of {batch.stream}"
+            next_chunk = run.do(sliced, claim, outcomes, first_chunk=next_chunk, origin=origin)
             counts.done += sliced.rows
             work.delete_rows(number)
         work.drop_left_spools()
-        return counts
+        return counts, run
+
+    def _begun(self, checked: Checked, work: WorkDirectory) -> AbstractContextManager[Run]:
+        return begun_run(
+            self._spark,
+            self._options,
+            self._terminal,
+            table=self._table,
+            plan=checked.plan,
+            work=work,
+            params=self._params(checked),
+            manifest=self._manifest(checked),
+            expected_rows=checked.reply.expected_rows,
+        )
 
     def _claimed(self, checked: Checked) -> Claim:
         if self._claim is None:
@@ -204,7 +212,7 @@ class AnnotationJob:
         return int(rows_left(batch.rows, done, checked.id_columns, whole=batch.whole).count())
 
     def _outcomes(self, checked: Checked, work: WorkDirectory) -> Outcomes:
-        if not self._options.retries_errors or self._is_empty:
+        if not self._options.retry_errors or self._is_empty:
             return AppendedOutcomes(self._table)
         outcomes = ReplacingOutcomes(
             self._spark,
@@ -220,8 +228,8 @@ class AnnotationJob:
         return outcomes
 
     def _shared_prefixes(self, batch: Batch, rows: int) -> PrefixShare:
-        text = self._options.source.text_column(batch.rows.schema)
-        return shared_prefixes(sample_by_beginning(batch.rows, text, rows_in=rows))
+        requests = self._options.request_columns.add(batch.rows)
+        return shared_prefixes(sample_by_beginning(requests, prompt_text(requests), rows_in=rows))
 
     def _rows_of(self, checked: Checked, batch: Batch) -> int:
         if batch.stream is None:
@@ -237,7 +245,7 @@ class AnnotationJob:
     def _done_rows(self, checked: Checked, version: int) -> Any:
         """The output's rows that need not be done again."""
         done = self._table.read(version=version).where(f"{ANNOTATION}.spec_hash = '{checked.spec.hash}'")
-        return done.where(f"{ANNOTATION}.error.code IS NULL") if self._options.retries_errors else done
+        return done.where(f"{ANNOTATION}.error.code IS NULL") if self._options.retry_errors else done
 
     def _left(self, checked: Checked, batch: Batch) -> Any:
         done = None if self._is_empty else self._done_rows(checked, self._table.version())
@@ -261,15 +269,14 @@ class AnnotationJob:
         slices = number_of_slices(expected, slots)
         identity_columns = list(checked.id_columns) or list(schema.names)
         write_slices(
-            with_keys(left, options.source, options.overrides_column),
-            options.source.text_column(schema),
+            options.request_columns.add_with_keys(left),
             path,
             identity=F.expr(identity(identity_columns)),
             slices=slices,
             slots=slots,
-            by_prefix=options.groups_by_prefix,
+            by_prefix=options.group_by_prefix,
         )
-        rows = SlicedRows(self._spark, path, schema, slices=slices, by_prefix=options.groups_by_prefix)
+        rows = SlicedRows(self._spark, path, schema, slices=slices, by_prefix=options.group_by_prefix)
         if known is not None and rows.rows != expected:
             raise JobFailedError(
                 f"{expected:,} rows were to be written down and {rows.rows:,} were: the input {checked.source.name!r} "
@@ -281,19 +288,22 @@ class AnnotationJob:
         self,
         checked: Checked,
         work: WorkDirectory,
-        run: Run,
         batch: Batch,
         claim: Claim,
         outcomes: Outcomes,
-    ) -> None:
+        *,
+        first_chunk: int,
+    ) -> int:
         """Commit what dead runs had completed of these rows under this spec: a stream's first batch is the one that
-        they had not finished."""
+        they had not finished. Returns the number of the next chunk."""
+        next_chunk = first_chunk
         for spool in work.left_spools:
             if spool.spec_hash != checked.spec.hash:
                 continue
-            left = with_keys(self._left(checked, batch), self._options.source, self._options.overrides_column)
-            transaction = claim.recovery(run.take_number(), dead_run_id=spool.run_id)
-            rows = spooled_rows(self._spark, left, spool, plan=checked.plan)
+            left = self._options.request_columns.add_with_keys(self._left(checked, batch))
+            transaction = claim.recovery(next_chunk, dead_run_id=spool.run_id)
+            next_chunk += 1
+            rows = spooled_rows(self._spark, without_request_columns(left), spool, plan=checked.plan)
             try:
                 rows_kept = outcomes.commit(rows, transaction)
             except CommitRefusedError as error:
@@ -304,6 +314,7 @@ class AnnotationJob:
             count = "rows" if num_rows is None else f"{num_rows:,} rows"
             self._terminal.say("", f"{count} that run {spool.run_id} had completed were committed now")
         work.drop_left_spools()
+        return next_chunk
 
     def _nothing_to_do(self, checked: Checked, counts: "_RowCounts") -> Summary:
         self._terminal.say("Output", f"{self._table.name}: nothing new to do, no engine was started")
@@ -384,8 +395,8 @@ class AnnotationJob:
 
     def _finish(self, summary: Summary, findings: Findings, places: dict[str, str]) -> None:
         options = self._options
-        if options.summary_file is not None:
-            summary.write(options.summary_file)
+        if options.summary is not None:
+            summary.write(options.summary)
         places = {"Delta table": summary.output, **places, "Logs": str(options.log_dir)}
         print_report(self._terminal.console, summary, findings, places, price_per_hour=options.price_per_hour)
 

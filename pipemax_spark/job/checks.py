@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipemax.wire import PreflightReply, PreflightRequest
-from pipemax_spark.annotate import ANNOTATION, annotated_schema, draft_plan
+from pipemax_spark.annotate import ANNOTATION, annotated_schema, engine_options
 from pipemax_spark.engine_check import run_preflight
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.client import EngineOptions
@@ -37,28 +37,26 @@ def check_job(
     spark: Any, options: JobOptions, table: DeltaTable, *, run_id: str, terminal: Terminal
 ) -> Checked:
     """``JobError`` says what is wrong. ``table`` is the output, which need not exist."""
-    source = read_source(
-        spark, options.input, file_format=options.input_format, options=options.input_options
-    )
-    if options.is_incremental and source.version is None:
+    source = read_source(spark, options.input, file_format=options.input_format, options=options.input_option)
+    if options.incremental and source.version is None:
         raise JobError(
             f"--incremental reads what was appended to a Delta table, but the input is {source.description}; leave it "
             "out: a run without it also does only what is left"
         )
-    plan = _plan(spark, options, run_id)
-    id_columns = _check_columns(source, options, table, plan)
-    if id_columns and not options.is_incremental:
+    id_columns = _check_columns(source, options, table)
+    if id_columns and not options.incremental:
         check_ids(source.rows, id_columns)
     rows_in = source.rows.count()
     terminal.say("Input", f"{source.description}: {rows_in:,} rows")
-    samples = options.is_dry_run or wants_row_lengths(options.engine)
+    samples = options.dry_run or wants_row_lengths(options.engine)
     request = PreflightRequest(
         engine=dict(options.engine),
         generation=options.generation,
-        prompts=sample_prompts(source.rows, options.source, rows_in) if samples else [],
+        prompts=sample_prompts(source.rows, options.request_columns, rows_in) if samples else [],
         rows=rows_in or None,
     )
-    reply = run_preflight(spark, request, plan.options)
+    asked = _engine_options(spark, options, run_id)
+    reply = run_preflight(spark, request, asked)
     terminal.say("Model", f"{reply.model}, prompt and output at most {reply.max_model_len:,} tokens")
     spec = AnnotationSpec.of(
         reply,
@@ -66,14 +64,20 @@ def check_job(
         generation=options.generation,
         time_zone=options.source.time_zone(source.rows),
     )
-    _check_spec(spec, table, allows_new=options.allows_new_spec)
+    _check_spec(spec, table, allows_new=options.new_spec)
     return Checked(
         source=source,
         rows_in=rows_in,
         id_columns=id_columns,
         reply=reply,
         spec=spec,
-        plan=replace(plan, spec_hash=spec.hash, options=_told_of_rows(plan.options, reply)),
+        plan=TaskPlan(
+            options=_told_of_rows(asked, reply),
+            spec_hash=spec.hash,
+            run_id=run_id,
+            output_column=ANNOTATION,
+            on_error=options.on_error,
+        ),
     )
 
 
@@ -84,29 +88,26 @@ def _told_of_rows(options: EngineOptions, reply: PreflightReply) -> EngineOption
     return replace(options, engine={**options.engine, "row_lengths": reply.row_lengths})
 
 
-def _check_columns(source: Source, options: JobOptions, table: DeltaTable, plan: TaskPlan) -> tuple[str, ...]:
+def _check_columns(source: Source, options: JobOptions, table: DeltaTable) -> tuple[str, ...]:
     """The id columns, by the names that they have in the input."""
     schema = source.rows.schema
-    annotated_schema(schema, plan)
-    options.source.column(schema)
-    for name in (options.gold_column, options.overrides_column):
-        if name is not None:
-            resolve_column(name, schema)
+    annotated_schema(schema, ANNOTATION, options.generation)
+    options.request_columns.add(source.rows)
+    if options.gold_column is not None:
+        resolve_column(options.gold_column, schema)
     id_columns = tuple(resolve_names(options.id_columns, schema))
     if table.exists():
-        check_columns(schema, table.read().schema, id_columns, only_appended=options.is_incremental)
+        check_columns(schema, table.read().schema, id_columns, only_appended=options.incremental)
     return id_columns
 
 
-def _plan(spark: Any, options: JobOptions, run_id: str) -> TaskPlan:
+def _engine_options(spark: Any, options: JobOptions, run_id: str) -> EngineOptions:
     is_local = spark.sparkContext.master.startswith("local")
-    return draft_plan(
+    return engine_options(
         spark,
         options.engine,
         options.generation,
         run_id=run_id,
-        output_column=ANNOTATION,
-        fails_on_error=options.fails_on_error,
         engine_python=options.engine_python,
         # On other machines this path means nothing: servers log beside their sockets there.
         log_dir=str(options.log_dir) if is_local else None,

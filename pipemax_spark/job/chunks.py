@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipemax_spark.executor.task import KEY_COLUMN
+from pipemax_spark.request_columns import prompt_text, without_request_columns
 from pipemax_spark.sql import quoted
 
 _SLICE, _RANK = "__pipemax_slice", "__pipemax_rank"
@@ -54,8 +55,7 @@ def number_of_slices(rows: int, slots: int) -> int:
 
 
 def write_slices(
-    rows: Any,
-    prompt_text: Any,
+    requests: Any,
     path: str,
     *,
     identity: Any,
@@ -63,28 +63,29 @@ def write_slices(
     slots: int,
     by_prefix: bool = False,
 ) -> None:
-    """Write the rows, which have a ``KEY_COLUMN``. ``prompt_text`` is looked at, not kept; ``identity`` is a column
-    that tells rows apart, for instance by their ids."""
+    """Write rows with their keys (``RequestColumns.add_with_keys``). Their prompts decide the order and are not
+    written; ``identity`` is a column that tells rows apart, for instance by their ids."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    hashed = rows.withColumn(_HASH, F.xxhash64(identity))
+    text = prompt_text(requests)
+    hashed = requests.withColumn(_HASH, F.xxhash64(identity))
     if by_prefix:
         # The second key lets rows of one prompt be cut where a slice is full.
         arranged = (
-            hashed.withColumn(_TEXT, F.coalesce(prompt_text, F.lit("")))
+            hashed.withColumn(_TEXT, F.coalesce(text, F.lit("")))
             .repartitionByRange(slices, _TEXT, _HASH)
             .sortWithinPartitions(_TEXT, _HASH)
             .withColumn(_SLICE, F.spark_partition_id())
         )
     else:
         arranged = (
-            hashed.withColumn(_LENGTH, F.coalesce(F.length(prompt_text), F.lit(0)))
+            hashed.withColumn(_LENGTH, F.coalesce(F.length(text), F.lit(0)))
             .withColumn(_SLICE, F.pmod(_HASH, F.lit(slices)).cast("int"))
             .repartition(min(slices, 4 * slots), _SLICE)
             .sortWithinPartitions(_SLICE, _LENGTH)
         )
     ranked = arranged.withColumn(_RANK, _place_in_partition())
-    ranked.select(*rows.columns, _RANK, _SLICE).write.partitionBy(_SLICE).parquet(path)
+    without_request_columns(ranked).drop(_HASH, _TEXT, _LENGTH).write.partitionBy(_SLICE).parquet(path)
 
 
 def _place_in_partition() -> Any:

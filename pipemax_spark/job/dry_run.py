@@ -4,16 +4,17 @@ from typing import Any
 
 from pipemax.wire import PreflightReply
 from pipemax_spark.monitor.terminal import Terminal
-from pipemax_spark.prompts import PromptSource
+from pipemax_spark.request_columns import RequestColumns, prompt_text
 
 _SAMPLED_ROWS = 1_000
 
 
-def sample_prompts(rows: Any, source: PromptSource, rows_in: int) -> list[str | None]:
+def sample_prompts(rows: Any, columns: RequestColumns, rows_in: int) -> list[str | None]:
     """Prompts of rows drawn over the whole table; conversations as their text."""
     fraction = min(1.0, 1.5 * _SAMPLED_ROWS / max(1, rows_in))
     drawn = rows if fraction == 1.0 else rows.sample(fraction=fraction, seed=0)
-    return [row[0] for row in drawn.select(source.text_column(rows.schema)).limit(_SAMPLED_ROWS).collect()]
+    requests = columns.add(drawn)
+    return [row[0] for row in requests.select(prompt_text(requests)).limit(_SAMPLED_ROWS).collect()]
 
 
 def print_dry_run(

@@ -57,14 +57,14 @@ class MicroBatches:
         checkpoints: str,
         spec_hash: str,
         options: Mapping[str, str],
-        skips_changes: bool,
+        skip_changes: bool,
     ) -> None:
         """The checkpoint is a directory in ``checkpoints``, of this table under this spec: another model or prompt
         starts at the table's beginning."""
         self._table = DeltaTable(spark, source.name)
         self.checkpoint = f"{checkpoints.rstrip('/')}/{self._table.table_id()}-{spec_hash}"
         self._options = {"maxFilesPerTrigger": _ALL_FILES, **options}
-        if skips_changes:
+        if skip_changes:
             self._options["skipChangeCommits"] = "true"
         self._read_options = options
         self._offered: queue.SimpleQueue[tuple[Any, int]] = queue.SimpleQueue()

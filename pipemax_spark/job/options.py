@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.errors import JobError
+from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.executor.response_format import load_schema
 from pipemax_spark.monitor.error_limits import ErrorLimits
 from pipemax_spark.prompts import PromptSource
+from pipemax_spark.request_columns import RequestColumns
 from pipemax_spark.storage.hadoop import is_remote, plain_path
 from pipemax_spark.storage.tables import is_path
 
@@ -27,22 +29,22 @@ class JobOptions:
     overrides_column: str | None = None
     id_columns: tuple[str, ...] = ()
     input_format: str | None = None
-    input_options: Mapping[str, str] = field(default_factory=dict)
+    input_option: Mapping[str, str] = field(default_factory=dict)
     engine_python: str | None = None
-    fails_on_error: bool = False
+    on_error: OnError = OnError.ROW
     max_error_rate: float = 0.5
-    retries_errors: bool = False
-    allows_new_spec: bool = False
-    groups_by_prefix: bool = False
+    retry_errors: bool = False
+    new_spec: bool = False
+    group_by_prefix: bool = False
     """Sort the rows by prompt, so that the engine reads what neighbours share once."""
     work_dir: str | None = None
-    commit_every_s: float = 900.0
+    commit_every: timedelta = timedelta(minutes=15)
     limit: int | None = None
-    is_incremental: bool = False
+    incremental: bool = False
     """What was appended to a Delta input since the last run, by Structured Streaming."""
     checkpoint: str | None = None
     """Directory for the checkpoints of such runs; default: in the work directory."""
-    skips_changes: bool = False
+    skip_changes: bool = False
     """Pass over commits to the input that updated or deleted rows."""
     mlflow_experiment: str = "pipemax"
     price_per_hour: float | None = None
@@ -50,8 +52,8 @@ class JobOptions:
     collector_port: int = 0
     """At which the driver listens for the engines' reports; 0 takes one that is free."""
     gold_column: str | None = None
-    summary_file: Path | None = None
-    is_dry_run: bool = False
+    summary: Path | None = None
+    dry_run: bool = False
     log_dir: Path
 
     def __post_init__(self) -> None:
@@ -71,14 +73,14 @@ class JobOptions:
                 )
 
     def _check_incremental(self) -> None:
-        if not self.is_incremental:
-            for name, value in (("checkpoint", self.checkpoint), ("skip-changes", self.skips_changes)):
+        if not self.incremental:
+            for name, value in (("checkpoint", self.checkpoint), ("skip-changes", self.skip_changes)):
                 if value:
                     raise JobError(
                         f"--{name} says how --incremental reads its input; give that too, or neither"
                     )
             return
-        for name, value in (("limit", self.limit is not None), ("retry-errors", self.retries_errors)):
+        for name, value in (("limit", self.limit is not None), ("retry-errors", self.retry_errors)):
             if value:
                 raise JobError(
                     f"--{name} does not go with --incremental, which reads each appended row once; run the job once "
@@ -86,8 +88,12 @@ class JobOptions:
                 )
 
     @property
+    def request_columns(self) -> RequestColumns:
+        return RequestColumns(self.source, self.overrides_column)
+
+    @property
     def error_limits(self) -> ErrorLimits:
-        return ErrorLimits(max_rate=self.max_error_rate, fails_on_first=self.fails_on_error)
+        return ErrorLimits(max_rate=self.max_error_rate, fails_on_first=self.on_error is OnError.FAIL)
 
     @property
     def driver_dir(self) -> Path:

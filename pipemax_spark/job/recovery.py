@@ -33,7 +33,8 @@ def spooled_rows(spark: Any, left: Any, spool: LeftSpool, *, plan: TaskPlan) -> 
     own = StructType([field for field in left.schema.fields if field.name != KEY_COLUMN])
     columns = [pairs[quoted(name)] for name in own.names]
     task = RecallTask(replace(plan, run_id=spool.run_id))
-    return pairs.select(*columns, _COMPLETION).mapInArrow(task, annotated_schema(own, plan))
+    schema = annotated_schema(own, plan.output_column, plan.options.generation)
+    return pairs.select(*columns, _COMPLETION).mapInArrow(task, schema)
 
 
 @dataclass(frozen=True, slots=True)

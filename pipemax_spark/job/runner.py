@@ -22,13 +22,13 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
 
-from pipemax_spark.annotate import annotate_with
+from pipemax_spark.annotate import annotate_requests
 from pipemax_spark.errors import CommitRefusedError, JobFailedError
 from pipemax_spark.executor.task import TaskPlan
 from pipemax_spark.job.chunks import Chunk, ChunkPlan, SlicedRows
 from pipemax_spark.job.outcomes import Outcomes
 from pipemax_spark.job.workdir import ChunkSpools
-from pipemax_spark.prompts import PromptSource
+from pipemax_spark.request_columns import RequestColumns
 from pipemax_spark.slots import Slots
 from pipemax_spark.storage.fence import LANES, Claim
 from pipemax_spark.storage.tables import Transaction
@@ -47,8 +47,7 @@ class ChunkRunner:
         *,
         rows: SlicedRows,
         chunks: ChunkPlan,
-        source: PromptSource,
-        overrides_column: str | None,
+        request_columns: RequestColumns,
         plan: TaskPlan,
         slots: Callable[[], Slots],
         note_chunk: Callable[[Chunk], None],
@@ -66,8 +65,7 @@ class ChunkRunner:
         self._spark = spark
         self._rows = rows
         self._chunks = chunks
-        self._source = source
-        self._overrides_column = overrides_column
+        self._request_columns = request_columns
         self._plan = plan
         self._slots = slots
         self._note_chunk = note_chunk
@@ -226,8 +224,8 @@ class ChunkRunner:
         plan = self._plan
         if self._spool is not None:
             plan = replace(plan, spool=self._spool.directory(chunk.number))
-        annotated = annotate_with(rows, self._source, plan, overrides_column=self._overrides_column)
-        return self._outcomes.commit(annotated, transaction)
+        requests = self._request_columns.add(rows)
+        return self._outcomes.commit(annotate_requests(requests, plan), transaction)
 
     def _cancel_jobs(self) -> None:
         self._spark.sparkContext.cancelJobsWithTag(self._plan.run_id)

@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.annotate import annotated_schema, draft_plan, with_keys
+from pipemax_spark.annotate import annotated_schema, engine_options
+from pipemax_spark.executor.task import TaskPlan
 from pipemax_spark.job.chunks import ChunkPlan, SlicedRows, write_slices
 from pipemax_spark.job.outcomes import AppendedOutcomes
 from pipemax_spark.job.runner import ChunkRunner
 from pipemax_spark.prompts import PromptSource
+from pipemax_spark.request_columns import RequestColumns
 from pipemax_spark.slots import Slots
 from pipemax_spark.storage.fence import Claim
 from pipemax_spark.storage.tables import DeltaTable, Transaction
@@ -32,23 +34,17 @@ def test_a_node_that_joins_gets_its_share_of_the_next_chunk(
 ) -> None:
     from pyspark.sql import functions as F  # noqa: N812
 
-    source = PromptSource(prompt_column="text")
+    columns = RequestColumns(PromptSource(prompt_column="text"))
     rows = spark.range(1_000, numPartitions=2).selectExpr("id", "concat('word ', id) AS text")
     path = str(tmp_path / "rows")
-    keyed = with_keys(rows, source, None)
-    write_slices(keyed, F.col("text"), path, identity=F.col("id"), slices=4, slots=1)
+    write_slices(columns.add_with_keys(rows), path, identity=F.col("id"), slices=4, slots=1)
     sliced = SlicedRows(spark, path, rows.schema, slices=4)
     table = DeltaTable(spark, str(tmp_path / "out"))
-    plan = draft_plan(
-        spark,
-        fake_config(),
-        GenerationSpec(max_tokens=4),
-        output_column="annotation",
-        fails_on_error=False,
-        engine_python=engine_python,
-        log_dir=None,
+    options = engine_options(
+        spark, fake_config(), GenerationSpec(max_tokens=4), engine_python=engine_python, log_dir=None
     )
-    table.create(annotated_schema(rows.schema, plan))
+    plan = TaskPlan(options=options, spec_hash="", run_id=options.job_id, output_column="annotation")
+    table.create(annotated_schema(rows.schema, plan.output_column, options.generation))
     outcomes = CountedOutcomes(table)
     nodes = [1]
 
@@ -62,8 +58,7 @@ def test_a_node_that_joins_gets_its_share_of_the_next_chunk(
         spark,
         rows=sliced,
         chunks=ChunkPlan(slice_rows=sliced.slice_rows, slots=1, commit_every_s=1),
-        source=source,
-        overrides_column=None,
+        request_columns=columns,
         plan=plan,
         slots=slots,
         note_chunk=join,

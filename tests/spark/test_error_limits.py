@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipemax_spark.errors import JobError, JobFailedError
+from pipemax_spark.errors import JobError, JobFailedError, OnError
 from tests.fakes.engine_python import write_engine_python
 from tests.spark.conftest import Jobs
 
@@ -52,7 +52,7 @@ def test_on_error_fail_is_not_satisfied_with_error_rows_of_an_earlier_run(jobs: 
     run.write_input([(1, "fine"), (2, None)])
     run.run(id_columns=("id",))
     with pytest.raises(JobFailedError, match=r"a row in .* failed with empty_prompt.*--retry-errors"):
-        run.run(id_columns=("id",), fails_on_error=True)
+        run.run(id_columns=("id",), on_error=OnError.FAIL)
 
 
 def test_a_collector_port_that_is_taken_is_refused(jobs: MakeJobs) -> None:

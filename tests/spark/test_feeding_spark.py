@@ -4,6 +4,7 @@ Tasks, partitions and chunks are Spark's and the job's own, the server and the c
 """
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -46,7 +47,7 @@ def metrics_of_run(run: Jobs, directory: Path, pools: dict[str, Any]) -> dict[st
         engine=virtual_config(load_s=_LOAD_S, **pools),
         generation=GenerationSpec(max_tokens=_MAX_TOKENS),
         engine_python=write_engine_python(directory / "python", f"--chunk-rows={_CHUNK_ROWS}"),
-        commit_every_s=0.1,
+        commit_every=timedelta(seconds=0.1),
     )
     assert summary is not None
     assert summary.rows_out == _ROWS

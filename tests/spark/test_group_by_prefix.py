@@ -24,7 +24,7 @@ def test_the_hit_rate_is_reported_and_the_flag_advised_where_it_helps(jobs: Call
             engine=engine,
             source=PromptSource(prompt_column="text"),
             output=f"{run.output}-{groups}",
-            groups_by_prefix=groups,
+            group_by_prefix=groups,
         )
         assert summary is not None
         assert summary.rows_out == 600

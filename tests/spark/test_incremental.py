@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipemax_spark.errors import JobError
+from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.job.incremental import MicroBatches
 from pipemax_spark.storage.sources import read_source
 from tests.fakes.engine import expected_text
@@ -30,7 +31,7 @@ class Nights:
 
     def run(self, **changes: Any) -> tuple[int, int, int]:
         """(rows in, skipped, out)."""
-        summary = self.jobs.run(input=self.input, **{"is_incremental": True, **changes})
+        summary = self.jobs.run(input=self.input, **{"incremental": True, **changes})
         assert summary is not None
         return summary.rows_in, summary.rows_skipped, summary.rows_out
 
@@ -79,7 +80,7 @@ def test_each_night_does_what_was_appended_also_under_a_new_schema(
 
     # What a run over the whole table has done, the stream knows; and the other way round.
     nights.append([(i, text, "fr") for i, text in words(310, 320)], "id long, text string, language string")
-    assert nights.run(id_columns=id_columns, is_incremental=False) == (320, 310, 10)
+    assert nights.run(id_columns=id_columns, incremental=False) == (320, 310, 10)
     assert nights.run(id_columns=id_columns) == (10, 10, 0)
     assert nights.ids() == list(range(320))
     notes = [note for note, _ in nights.appends()]
@@ -130,7 +131,7 @@ def test_a_batch_that_failed_half_way_comes_again_and_only_its_rest_is_done(nigh
     """The first chunk is committed, then a row ends the run."""
     nights.append(words(0, 1_200))
     nights.append([(1_200, None)])
-    failing: dict[str, Any] = {"fails_on_error": True, "commit_every_s": 0.1}
+    failing: dict[str, Any] = {"on_error": OnError.FAIL, "commit_every": timedelta(seconds=0.1)}
     with pytest.raises(Exception, match="a row failed with empty_prompt"):
         nights.run(engine=SLOW, **failing)
     committed = len(nights.jobs.rows())
@@ -171,12 +172,12 @@ def test_an_update_stops_the_night_unless_it_is_to_be_skipped(nights: Nights) ->
     nights.sql("UPDATE {input} SET text = 'changed' WHERE id = 3")
     with pytest.raises(JobError, match=r"were updated or deleted since the last run.*--skip-changes"):
         nights.run(id_columns=("id",))
-    assert nights.run(id_columns=("id",), skips_changes=True) == (10, 0, 10)
+    assert nights.run(id_columns=("id",), skip_changes=True) == (10, 0, 10)
     nights.sql("DELETE FROM {input} WHERE id = 4")
     with pytest.raises(JobError, match="were updated or deleted"):
         nights.run(id_columns=("id",))
     nights.append(words(30, 31))
-    assert nights.run(id_columns=("id",), skips_changes=True) == (1, 0, 1)
+    assert nights.run(id_columns=("id",), skip_changes=True) == (1, 0, 1)
     texts = {row["id"]: row["text"] for row in nights.jobs.rows()}
     assert texts == dict(words(0, 31)), "a row stays as it was when it was appended"
 
@@ -187,12 +188,12 @@ def test_what_cannot_be_followed_is_said_at_once(nights: Nights) -> None:
         nights.run(id_columns=("id",))
     nights.jobs.write_input([(1, "a")])
     with pytest.raises(JobError, match=r"--incremental reads what was appended to a Delta table"):
-        nights.jobs.run(is_incremental=True)
-    for wrong in ({"limit": 3}, {"retries_errors": True}):
+        nights.jobs.run(incremental=True)
+    for wrong in ({"limit": 3}, {"retry_errors": True}):
         with pytest.raises(JobError, match="does not go with --incremental"):
             nights.run(**wrong)
     with pytest.raises(JobError, match="--skip-changes says how --incremental reads"):
-        nights.run(is_incremental=False, skips_changes=True)
+        nights.run(incremental=False, skip_changes=True)
 
 
 def test_a_batch_is_done_when_the_next_one_is_asked_for(nights: Nights, spark: Any, tmp_path: Path) -> None:
@@ -201,7 +202,7 @@ def test_a_batch_is_done_when_the_next_one_is_asked_for(nights: Nights, spark: A
     def batches() -> MicroBatches:
         source = read_source(spark, nights.input)
         return MicroBatches(
-            spark, source, checkpoints=str(tmp_path / "c"), spec_hash="h", options={}, skips_changes=False
+            spark, source, checkpoints=str(tmp_path / "c"), spec_hash="h", options={}, skip_changes=False
         )
 
     def seen(stream: Iterator[Any]) -> list[tuple[int, int]]:

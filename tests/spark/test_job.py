@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from pipemax.wire import ErrorCode, GenerationSpec
-from pipemax_spark.errors import JobError, JobFailedError
+from pipemax_spark.errors import JobError, JobFailedError, OnError
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.storage.tables import DeltaTable
 from tests.fakes.engine import expected_text
@@ -71,7 +71,7 @@ def test_on_error_fail_ends_the_job(jobs: MakeJobs) -> None:
     run = jobs()
     run.write_input([(1, "fine"), (2, None)])
     with pytest.raises(Exception, match="a row failed with empty_prompt"):
-        run.run(fails_on_error=True)
+        run.run(on_error=OnError.FAIL)
     assert run.rows() == []
 
 
@@ -102,7 +102,7 @@ def test_another_template_into_the_same_table_is_refused_unless_asked_for(jobs: 
     other = PromptSource(template="Shout {text}")
     with pytest.raises(JobError, match=r"template was .*Say \{text\}.* is .*Shout \{text\}.*--new-spec"):
         run.run(id_columns=("id",), source=other)
-    run.run(id_columns=("id",), source=other, allows_new_spec=True)
+    run.run(id_columns=("id",), source=other, new_spec=True)
     assert len({row["annotation"]["spec_hash"] for row in run.rows()}) == 2
 
 
@@ -129,7 +129,7 @@ def test_what_is_wrong_is_said_before_any_engine_starts(jobs: MakeJobs, changes:
 def test_a_dry_run_counts_and_writes_nothing(jobs: MakeJobs) -> None:
     run = jobs()
     run.write_input([(1, "one two"), (2, "three four")])
-    assert run.run(is_dry_run=True) is None
+    assert run.run(dry_run=True) is None
     assert "2 to do" in run.printed
     assert "\nSay " in run.printed
     assert not (run.directory / "out").exists()

@@ -12,11 +12,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from pipemax_spark.annotate import annotate_with, with_keys
+from pipemax_spark.annotate import annotate_requests
 from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.task import TaskPlan
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.prompts import PromptSource
+from pipemax_spark.request_columns import RequestColumns
 from tests.fakes.engine import expected_text, fake_config
 from tests.spark.conftest import Jobs
 from tests.spark.processes import SMALL_SPARK, servers_of, wait_until
@@ -111,7 +112,7 @@ def test_what_a_killed_job_had_completed_is_committed_by_the_next(jobs: Callable
 def test_a_partition_that_is_tried_again_asks_the_engine_for_nothing_twice(
     spark: Any, engine_python: str, tmp_path: Path
 ) -> None:
-    source = PromptSource(template="Say {text}")
+    columns = RequestColumns(PromptSource(template="Say {text}"))
     plan = TaskPlan(
         options=EngineOptions(engine=fake_config(), job_id="again", engine_python=engine_python),
         spec_hash="hash",
@@ -121,10 +122,10 @@ def test_a_partition_that_is_tried_again_asks_the_engine_for_nothing_twice(
     )
     texts = [f"word {i}" if i % 10 else "[[error]]" for i in range(1_000)]
     rows = spark.createDataFrame([(text,) for text in texts], "text string").coalesce(1)
-    keyed = with_keys(rows, source, None)
-    first = annotate_with(keyed, source, plan).collect()
+    requests = columns.add_with_keys(rows)
+    first = annotate_requests(requests, plan).collect()
     before = num_requests(spark, engine_python)
-    second = annotate_with(keyed, source, plan).collect()
+    second = annotate_requests(requests, plan).collect()
     assert num_requests(spark, engine_python) - before - 1 == 100, "the error rows, which are tried again"
     good = [sorted(row for row in rows if row["annotation"]["error"] is None) for rows in (first, second)]
     assert len(good[0]) == 900
@@ -140,5 +141,6 @@ def num_requests(spark: Any, engine_python: str) -> int:
         output_column="annotation",
     )
     question = spark.createDataFrame([("[[counts]]",)], "text string")
-    answer = annotate_with(question, PromptSource(prompt_column="text"), plan).head()["annotation"]["text"]
+    requests = RequestColumns(PromptSource(prompt_column="text")).add(question)
+    answer = annotate_requests(requests, plan).head()["annotation"]["text"]
     return int(json.loads(answer)["submitted"])

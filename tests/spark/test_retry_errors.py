@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pipemax.wire import ErrorCode, GenerationSpec
+from pipemax_spark.errors import OnError
 from pipemax_spark.prompts import PromptSource
 from tests.spark.conftest import Jobs, object_schema
 
@@ -44,7 +45,7 @@ def test_only_error_rows_that_are_retried_leave_the_table_and_in_one_commit_with
 
     # Row 4 is no longer in the input, row 5 is new.
     run.write_input([(1, "fine"), (2, "mended"), (3, "[[error]]"), (5, "new")])
-    again = run.run(id_columns=("id",), retries_errors=True)
+    again = run.run(id_columns=("id",), retry_errors=True)
     assert again is not None
     assert (again.rows_out, again.rows_error, again.rows_skipped) == (3, 1, 1)
     assert outcomes(run) == {
@@ -63,7 +64,7 @@ def test_error_rows_beyond_the_limit_stay(jobs: MakeJobs) -> None:
     run.write_input([(i, None) for i in range(20)])
     run.run(id_columns=("id",))
     run.write_input([(i, f"word {i}") for i in range(20)])
-    summary = run.run(id_columns=("id",), retries_errors=True, limit=5)
+    summary = run.run(id_columns=("id",), retry_errors=True, limit=5)
     assert summary is not None
     assert (summary.rows_out, summary.rows_left_out) == (5, 15)
     assert Counter(outcomes(run).values()) == {None: 5, ErrorCode.EMPTY_PROMPT: 15}
@@ -75,7 +76,7 @@ def test_a_retry_that_fails_leaves_every_error_row_in_place(jobs: MakeJobs) -> N
     run.run(id_columns=("id",))
     run.write_input([(i, f"word {i}" if i else None) for i in range(10)])
     with pytest.raises(Exception, match="a row failed with empty_prompt"):
-        run.run(id_columns=("id",), retries_errors=True, fails_on_error=True)
+        run.run(id_columns=("id",), retry_errors=True, on_error=OnError.FAIL)
     assert outcomes(run) == dict.fromkeys(range(10), ErrorCode.EMPTY_PROMPT)
 
 
@@ -94,7 +95,7 @@ def test_without_ids_equal_error_rows_are_replaced_one_for_one(jobs: MakeJobs) -
     (first,) = {run_id for _, _, run_id in counts()}
     # One of three equal rows is gone from the input: which of them cannot be told, so one old error row stays.
     run.write_input([(1, None), (1, None), (2, "[[error]]"), (3, "fine")])
-    summary = run.run(source=source, retries_errors=True)
+    summary = run.run(source=source, retry_errors=True)
     assert summary is not None
     assert (summary.rows_out, summary.rows_error, summary.rows_skipped) == (3, 3, 1)
     (second,) = {run_id for _, _, run_id in counts()} - {first}
@@ -112,9 +113,9 @@ def test_error_rows_are_retried_in_a_table_that_holds_another_spec_s_rows(jobs: 
     run.write_input([(1, "a"), (2, None)])
     schema = GenerationSpec(max_tokens=16, response_format=object_schema(n={"type": "integer"}))
     run.run(id_columns=("id",), generation=schema)
-    run.run(id_columns=("id",), allows_new_spec=True)
+    run.run(id_columns=("id",), new_spec=True)
     run.write_input([(1, "a"), (2, "mended")])
-    summary = run.run(id_columns=("id",), allows_new_spec=True, retries_errors=True)
+    summary = run.run(id_columns=("id",), new_spec=True, retry_errors=True)
     assert summary is not None
     assert (summary.rows_out, summary.rows_error) == (1, 0)
     by_spec = Counter((row["annotation"]["spec_hash"], row["id"]) for row in run.rows())

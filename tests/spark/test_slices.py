@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from pyspark.testing import assertDataFrameEqual
 
-from pipemax_spark.executor.task import KEY_COLUMN
 from pipemax_spark.job.chunks import Chunk, SlicedRows, partition_keys, write_slices
 from pipemax_spark.job.left import rows_left
+from pipemax_spark.prompts import PromptSource
+from pipemax_spark.request_columns import RequestColumns, without_request_columns
 
 
 def chunk_of(sliced: SlicedRows, first: int, end: int) -> Chunk:
@@ -20,13 +21,13 @@ def test_slices_hold_each_row_once_and_are_alike(spark: Any, tmp_path: Path) -> 
 
     rows = spark.range(4_000, numPartitions=3).selectExpr("id", "repeat('x', id % 100) AS text")
     path = str(tmp_path / "rows")
-    keyed = rows.withColumn(KEY_COLUMN, F.md5("text"))
-    write_slices(keyed, F.col("text"), path, identity=F.col("id"), slices=8, slots=2)
+    keyed = RequestColumns(PromptSource(prompt_column="text")).add_with_keys(rows)
+    write_slices(keyed, path, identity=F.col("id"), slices=8, slots=2)
     sliced = SlicedRows(spark, path, rows.schema, slices=8)
     assert sliced.rows == 4_000
     chunks = [chunk_of(sliced, 0, 3), chunk_of(sliced, 3, 8)]
     parts = [sliced.read(chunk, partitions=4) for chunk in chunks]
-    assertDataFrameEqual(parts[0].unionAll(parts[1]), keyed)
+    assertDataFrameEqual(parts[0].unionAll(parts[1]), without_request_columns(keyed))
     for part in parts:
         assert part.rdd.getNumPartitions() == 4
         sizes = part.groupBy(F.spark_partition_id()).agg(F.count("*"), F.sum(F.length("text"))).collect()
@@ -75,12 +76,12 @@ def test_sorted_slices_hold_each_row_once_and_keep_prompts_that_begin_alike_toge
         "id", "concat('document ', id % 100, ' question ', id) AS text"
     )
     path = str(tmp_path / "rows")
-    keyed = rows.withColumn(KEY_COLUMN, F.md5("text"))
-    write_slices(keyed, F.col("text"), path, identity=F.col("id"), slices=6, slots=2, by_prefix=True)
+    keyed = RequestColumns(PromptSource(prompt_column="text")).add_with_keys(rows)
+    write_slices(keyed, path, identity=F.col("id"), slices=6, slots=2, by_prefix=True)
     sliced = SlicedRows(spark, path, rows.schema, slices=6, by_prefix=True)
     chunks = [chunk_of(sliced, 0, 1), chunk_of(sliced, 1, 6)]
     parts = [sliced.read(chunk, partitions=4) for chunk in chunks]
-    assertDataFrameEqual(parts[0].unionAll(parts[1]), keyed)
+    assertDataFrameEqual(parts[0].unionAll(parts[1]), without_request_columns(keyed))
     seen = [
         (number, row["at"], row["text"].split(" question ")[0], row["text"])
         for number, part in enumerate(parts)
@@ -103,11 +104,11 @@ def test_a_row_s_slice_does_not_depend_on_the_order_in_which_rows_come(
     from pyspark.sql import functions as F  # noqa: N812
 
     rows = spark.range(2_000).selectExpr("id", "concat('document ', id % 9) AS text")
-    keyed = rows.withColumn(KEY_COLUMN, F.md5("text"))
+    keyed = RequestColumns(PromptSource(prompt_column="text")).add_with_keys(rows)
 
     def slices_of(frame: Any, name: str) -> dict[int, int]:
         path = str(tmp_path / name)
-        write_slices(frame, F.col("text"), path, identity=F.col("id"), slices=8, slots=2, by_prefix=by_prefix)
+        write_slices(frame, path, identity=F.col("id"), slices=8, slots=2, by_prefix=by_prefix)
         found = spark.read.parquet(path)
         (slice_column,) = [name for name in found.columns if "slice" in name]
         return {row["id"]: row[slice_column] for row in found.collect()}

@@ -36,15 +36,14 @@ def test_whatever_order_the_answers_come_in(sizes: list[int], seed: int) -> None
 def test_reading_waits_for_a_slow_first_row_and_ends_when_closed() -> None:
     batch = pa.array(["x"] * PIECE_ROWS)
     rows = OrderedRows(iter([batch] * (_MOST_PIECES_AHEAD + 3)))
-    read = []
-    reading = threading.Thread(target=lambda: read.extend(rows.requests()))
+    read: list[pa.RecordBatch] = []
+    reading = threading.Thread(target=lambda: [read.append(batch) for batch in rows.requests()])
     reading.start()
-    reading.join(0.5)
-    assert reading.is_alive(), "it reads no further while the first piece has no answer"
+    wait_until(lambda: len(read) == _MOST_PIECES_AHEAD)
     rows.put(range(PIECE_ROWS), batch)
     assert len(list(rows.take())) == 1
-    reading.join(0.2)
-    assert reading.is_alive()
+    wait_until(lambda: len(read) == _MOST_PIECES_AHEAD + 1)
+    assert reading.is_alive(), "it reads no further while the next piece has no answer"
     rows.close()
-    reading.join(5)
+    reading.join()
     assert len(read) == _MOST_PIECES_AHEAD + 1

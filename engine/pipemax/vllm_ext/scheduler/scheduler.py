@@ -80,6 +80,7 @@ class PipeMaxScheduler(Scheduler):
         self._copies = CopyGatherer(self._gpu, self._host, self.block_size)
         self._prefixes = PrefixFinder(self.block_size)
         self._reports = ReportBook(self.parallel_config.pipeline_parallel_size)
+        self._planned_tokens: dict[str, int] = {}  # of the step that vLLM is asked for
         num_slots = self.max_num_running_reqs if self.use_v2_model_runner else UNLIMITED
         self._workers = WorkerState(num_slots)
         self._controller = Controller(
@@ -225,7 +226,7 @@ class PipeMaxScheduler(Scheduler):
             else:
                 new_requests.append(self._not_started.pop(request_id))
                 self.waiting.add_request(new_requests[-1])
-        self._planned_tokens: dict[str, int] = dict(zip(plan.run, plan.run_tokens, strict=True))
+        self._planned_tokens = dict(zip(plan.run, plan.run_tokens, strict=True))
         output = super().schedule()
         output.scheduled_new_reqs.extend(self._sent_anew)
         self._sent_anew.clear()

@@ -1,0 +1,37 @@
+"""Functions whose keyword arguments are the fields of a dataclass, so that each is declared once."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from typing import Any, ParamSpec, TypeVar, get_type_hints
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def takes_fields(kind: type, **types: Any) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """A decorator: the function's ``**`` parameter stands for the fields of this dataclass.
+
+    ``help`` and notebooks show them by name, type and default. ``types`` are those that the function takes where they
+    are not the field's.
+    """
+    hints = get_type_hints(kind) | types
+    taken = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(kind)
+    ]
+
+    def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
+        signature = inspect.signature(function)
+        own = [
+            each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *taken])  # type: ignore[attr-defined]
+        return function
+
+    return decorate

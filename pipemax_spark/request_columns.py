@@ -1,0 +1,82 @@
+"""The columns that a task makes requests of, computed by Spark beside the input's own: prompt, sampling, key."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from pipemax_spark.errors import JobError
+from pipemax_spark.executor.task import (
+    KEY_COLUMN,
+    MESSAGES_COLUMN,
+    OVERRIDE_FIELDS,
+    OVERRIDES_COLUMN,
+    PROMPT_COLUMN,
+)
+from pipemax_spark.prompts import PromptSource, resolve_column
+
+_REQUEST_COLUMNS = (PROMPT_COLUMN, MESSAGES_COLUMN, OVERRIDES_COLUMN)
+_SPARK_TYPES: dict[pa.DataType, str] = {
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.float64(): "double",
+    pa.list_(pa.string()): "array<string>",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestColumns:
+    """How rows become requests."""
+
+    source: PromptSource
+    overrides_column: str | None = None
+    """A struct of what a row's own sampling changes."""
+
+    def add(self, rows: Any) -> Any:
+        """The rows with their request columns. ``JobError`` for columns that are not there or not of a fitting type."""
+        column = MESSAGES_COLUMN if self.source.is_messages else PROMPT_COLUMN
+        requests = rows.withColumn(column, self.source.column(rows.schema))
+        if self.overrides_column is None:
+            return requests
+        return requests.withColumn(OVERRIDES_COLUMN, _overrides(self.overrides_column, rows.schema))
+
+    def add_with_keys(self, rows: Any) -> Any:
+        """As ``add``, and a key, by which the spool knows a row: all that tells one row's request from another's."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        requests = self.add(rows)
+        asked = [requests[name] for name in requests.columns if name in _REQUEST_COLUMNS]
+        return requests.withColumn(KEY_COLUMN, F.md5(F.to_json(F.struct(*asked))))
+
+
+def without_request_columns(requests: Any) -> Any:
+    """The input's own columns, and the key where there is one."""
+    return requests.drop(*_REQUEST_COLUMNS)
+
+
+def prompt_text(requests: Any) -> Any:
+    """A column: the prompt as plain text, conversations joined by line breaks. To be measured, not to be sent."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if PROMPT_COLUMN in requests.columns:
+        return requests[PROMPT_COLUMN]
+    return F.array_join(F.transform(requests[MESSAGES_COLUMN], lambda message: message["content"]), "\n")
+
+
+def _overrides(name: str, schema: Any) -> Any:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    expression, kind = resolve_column(name, schema)
+    names = kind.names if kind.typeName() == "struct" else []
+    unknown = sorted(set(names) - OVERRIDE_FIELDS.keys())
+    if not names or unknown:
+        raise JobError(
+            f"overrides-column {name!r} must be a struct with some of {', '.join(OVERRIDE_FIELDS)}; it is "
+            f"{kind.simpleString()}"
+        )
+    column = F.col(expression)
+    fields = [
+        (column[field] if field in names else F.lit(None)).cast(_SPARK_TYPES[kind]).alias(field)
+        for field, kind in OVERRIDE_FIELDS.items()
+    ]
+    return F.when(column.isNotNull(), F.struct(*fields))
