@@ -15,7 +15,8 @@ from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.engine_environment import ENGINE_PYTHONPATH_VARIABLE
 from pipemax_spark.executor.server_process import EXECUTOR_VARIABLE
 from tests.engine.conftest import DEMO_MODEL
-from tests.serve.support import FakeJvm, run_prompts, server_of, wait_until
+from tests.serve.support import FakeJvm, run_prompts, server_of
+from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ENGINE = {

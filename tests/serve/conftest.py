@@ -7,7 +7,8 @@ import pytest
 from pipemax_spark.executor.server_process import EXECUTOR_VARIABLE
 from tests.fakes.engine_python import write_engine_python
 from tests.fakes.fixtures import fake_engine_python  # noqa: F401
-from tests.serve.support import FakeJvm, wait_until
+from tests.serve.support import FakeJvm
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="session")

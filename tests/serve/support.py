@@ -2,7 +2,6 @@
 
 import contextlib
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,15 +86,6 @@ def server_stats(opts: EngineOptions) -> ServerStats:
 def shut_down(opts: EngineOptions) -> None:
     with connect(files_of(opts)) as client:
         list(client.do_action(flight.Action(ServerAction.SHUTDOWN, b""), flight.FlightCallOptions(timeout=5)))
-
-
-def wait_until(condition: Callable[[], Any], within_s: float, what: str = "") -> float:
-    """How long it took; fails after ``within_s``."""
-    started_s = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started_s < within_s, f"not within {within_s} s: {what}"
-        time.sleep(0.02)
-    return time.monotonic() - started_s
 
 
 class FakeJvm:

@@ -23,8 +23,8 @@ from tests.serve.support import (
     server_of,
     server_stats,
     shut_down,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 EnginePython = Callable[..., str]
 

@@ -20,8 +20,8 @@ from tests.serve.support import (
     request_batches,
     run_prompts,
     server_stats,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 EnginePython = Callable[..., str]
 _REPOSITORY = Path(__file__).resolve().parents[2]

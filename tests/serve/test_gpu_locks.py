@@ -11,7 +11,8 @@ import pytest
 from pipemax.node.gpus import visible_gpus
 from pipemax.wire import ProcessIdentity
 from pipemax_spark.executor.client import EngineSessionError
-from tests.serve.support import FakeJvm, files_of, options, run_prompts, server_of, server_stats, wait_until
+from tests.serve.support import FakeJvm, files_of, options, run_prompts, server_of, server_stats
+from tests.waiting import wait_until
 
 EnginePython = Callable[..., str]
 

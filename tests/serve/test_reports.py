@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from pipemax.wire import CollectorAddress, ErrorCode
 from tests.fakes.collector import FakeCollector
-from tests.serve.support import files_of, options, run_prompts, wait_until
+from tests.serve.support import files_of, options, run_prompts
+from tests.waiting import wait_until
 
 EnginePython = Callable[..., str]
 

@@ -1,8 +1,6 @@
 """Spark applications as processes of their own, and which engine servers run on this machine."""
 
 import contextlib
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from pipemax.wire import ProcessIdentity
@@ -31,10 +29,3 @@ def servers_of(mark: str | Path) -> set[ProcessIdentity]:
             if str(mark).encode() in command and b"\0pipemax.serve\0" in command:
                 found.add(ProcessIdentity.of(int(cmdline.parent.name)))
     return found
-
-
-def wait_until(condition: Callable[[], bool], within_s: float, what: str) -> None:
-    deadline_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {within_s} s: {what}"
-        time.sleep(0.05)

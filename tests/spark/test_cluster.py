@@ -9,8 +9,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from tests.fakes.engine_python import write_engine_python
-from tests.spark.processes import SMALL_JVM, SMALL_SPARK, servers_of, wait_until
+from tests.spark.processes import SMALL_JVM, SMALL_SPARK, servers_of
 from tests.spark.two_jobs import ROWS
+from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLUSTER = (

@@ -11,7 +11,7 @@ import pytest
 from pipemax_spark.errors import CommitRefusedError, JobFailedError
 from pipemax_spark.storage.fence import Claim
 from pipemax_spark.storage.tables import DeltaTable, Transaction
-from tests.spark.processes import wait_until
+from tests.waiting import wait_until
 
 SCHEMA = "id long, run string"
 

@@ -20,7 +20,8 @@ from pipemax_spark.prompts import PromptSource
 from pipemax_spark.request_columns import RequestColumns
 from tests.fakes.engine import expected_text, fake_config
 from tests.spark.conftest import Jobs
-from tests.spark.processes import SMALL_SPARK, servers_of, wait_until
+from tests.spark.processes import SMALL_SPARK, servers_of
+from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SLOW = fake_config(tokens_per_s=1_500)

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pyspark
 import pytest
 
-from tests.spark.processes import SMALL_SPARK, servers_of, wait_until
+from tests.spark.processes import SMALL_SPARK, servers_of
+from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent

@@ -19,8 +19,9 @@ from tests.fakes.engine import fake_config
 from tests.fakes.engine_python import write_engine_python
 from tests.spark.delta_log import committed_files
 from tests.spark.faults.cluster import REPOSITORY, SPARK_HOME
-from tests.spark.processes import SMALL_JVM, servers_of, wait_until
+from tests.spark.processes import SMALL_JVM, servers_of
 from tests.spark.yarn_cluster import YarnCluster
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.long
 _MASTER = "org.apache.spark.deploy.yarn.ApplicationMaster"

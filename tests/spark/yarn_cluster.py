@@ -15,7 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.spark.faults.cluster import REPOSITORY, SPARK_HOME
-from tests.spark.processes import SMALL_JVM, wait_until
+from tests.spark.processes import SMALL_JVM
+from tests.waiting import wait_until
 from tools.configure_spark import resolve_jars
 
 NODES = 2

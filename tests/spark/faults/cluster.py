@@ -22,7 +22,8 @@ import pyspark
 from pyarrow import flight
 
 from pipemax.wire import ProcessIdentity, ServerAction, ServerStats
-from tests.spark.processes import SMALL_JVM, servers_of, wait_until
+from tests.spark.processes import SMALL_JVM, servers_of
+from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SPARK_HOME = Path(os.environ.get("SPARK_HOME", Path(pyspark.__file__).parent))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pipemax_spark.executor.task import PIECE_ROWS
 from pipemax_spark.udf import _MOST_PIECES_AHEAD, OrderedRows
+from tests.waiting import wait_until
 
 
 @given(sizes=st.lists(st.integers(0, 600), min_size=1, max_size=6), seed=st.integers())
