@@ -3,7 +3,7 @@
 import subprocess
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -13,15 +13,23 @@ from pipemax_spark.executor.client import EngineOptions, engine_command, engine_
 from pipemax_spark.executor.resources import gpu_environment
 from pipemax_spark.executor.server_process import find_executor
 
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import SparkSession
+
 _TIMEOUT_S = 600
 _SHOWN_LINES = 3
 _REMEMBERED_S = 600
-_fine: dict[tuple[Any, ...], tuple[float, PreflightReply]] = {}
+_fine: dict[tuple[str, bytes, str | None, int | None], tuple[float, PreflightReply]] = {}
 """What was asked → when the answer came, and that answer, which was no error."""
 
 
 def recent_preflight(
-    spark: Any, request: PreflightRequest, options: EngineOptions, *, profile: Any = None
+    spark: "SparkSession",
+    request: PreflightRequest,
+    options: EngineOptions,
+    *,
+    profile: "ResourceProfile | None" = None,
 ) -> PreflightReply:
     """As ``run_preflight``, but what this application has found fine in the last ten minutes is not asked again.
 
@@ -37,7 +45,11 @@ def recent_preflight(
 
 
 def run_preflight(
-    spark: Any, request: PreflightRequest, options: EngineOptions, *, profile: Any = None
+    spark: "SparkSession",
+    request: PreflightRequest,
+    options: EngineOptions,
+    *,
+    profile: "ResourceProfile | None" = None,
 ) -> PreflightReply:
     """``JobError`` with the engine side's own sentence where something is wrong. ``profile`` is the resource profile
     of the stage that will run the engine."""

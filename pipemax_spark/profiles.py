@@ -6,23 +6,27 @@ well.
 """
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import JobError
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import SparkSession
 
 _GPU = "gpu"
 _SCRIPT_CONF = "spark.executor.resource.gpu.discoveryScript"
 
 
 def gpu_profile(
-    spark: Any,
+    spark: "SparkSession",
     *,
     gpus_per_executor: int,
     task_slots: int = 4,
     memory: str | None = None,
     memory_overhead: str | None = None,
     discovery_script: str | None = None,
-) -> Any:
+) -> "ResourceProfile":
     """A ``ResourceProfile`` for ``annotate(..., profile=)``: executors of ``gpus_per_executor`` GPUs, for these
     stages alone, ``task_slots`` tasks at once on each.
 
@@ -49,15 +53,14 @@ def gpu_profile(
     return ResourceProfileBuilder().require(executor).require(task).build
 
 
-def discovery_script_of(spark: Any, profile: Any = None) -> str | None:
+def discovery_script_of(spark: "SparkSession", profile: "ResourceProfile | None" = None) -> str | None:
     """The script that finds an executor's GPUs: the profile's, else the session's."""
     if profile is not None and (request := profile.executorResources.get(_GPU)) and request.discoveryScript:
         return str(request.discoveryScript)
-    script: str | None = spark.sparkContext.getConf().get(_SCRIPT_CONF)
-    return script
+    return spark.sparkContext.getConf().get(_SCRIPT_CONF)
 
 
-def _check_cluster(spark: Any) -> None:
+def _check_cluster(spark: "SparkSession") -> None:
     conf = spark.sparkContext.getConf()
     master = conf.get("spark.master", "")
     if master.startswith("local["):

@@ -7,10 +7,14 @@ import difflib
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import JobError
 from pipemax_spark.sql import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructField, StructType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +39,7 @@ class PromptSource:
     def is_messages(self) -> bool:
         return self.messages_column is not None
 
-    def column(self, schema: Any) -> Any:
+    def column(self, schema: "StructType") -> "Column":
         """A string column, or array<struct<role, content>> for messages. ``JobError`` for unknown columns and for
         columns of a type that cannot be a prompt."""
         from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
@@ -56,22 +60,22 @@ class PromptSource:
         ]
         return F.concat(*parts)
 
-    def depends_on_time_zone(self, schema: Any) -> bool:
+    def depends_on_time_zone(self, schema: "StructType") -> bool:
         """True where a prompt is made of a timestamp, which Spark writes in the session's time zone."""
         return any(_has_timestamp(kind) for kind in self._types_read(schema))
 
-    def time_zone(self, rows: Any) -> str | None:
+    def time_zone(self, rows: "DataFrame") -> str | None:
         """The session's time zone, where prompts of these rows depend on it; else None."""
         if not self.depends_on_time_zone(rows.schema):
             return None
         return str(rows.sparkSession.conf.get("spark.sql.session.timeZone"))
 
-    def _types_read(self, schema: Any) -> list[Any]:
+    def _types_read(self, schema: "StructType") -> list["DataType"]:
         """The types of all that is turned into text."""
         if self.prompt_column is not None:
             return [resolve_column(self.prompt_column, schema)[1]]
         if self.messages_column is not None:
-            message = resolve_column(self.messages_column, schema)[1].elementType
+            message = _message_type(self.messages_column, schema)[1]
             return [message["role"].dataType, message["content"].dataType]
         names = [name for _, name, _, _ in string.Formatter().parse(self.template or "")]
         return [resolve_column(name, schema)[1] for name in names if name is not None]
@@ -85,7 +89,7 @@ class TemplatePart:
     column: str | None = None
 
 
-def parse_template(template: str, schema: Any) -> list[TemplatePart]:
+def parse_template(template: str, schema: "StructType") -> list[TemplatePart]:
     """Its parts in order. ``JobError`` names the brace or the column that is wrong."""
     parts: list[TemplatePart] = []
     try:
@@ -113,16 +117,18 @@ def parse_template(template: str, schema: Any) -> list[TemplatePart]:
     return parts
 
 
-def resolve_column(name: str, schema: Any) -> tuple[str, Any]:
+def resolve_column(name: str, schema: "StructType") -> tuple[str, "DataType"]:
     """(expression, type) of a column or, for ``a.b``, of a struct's field; names match as Spark's do, without case.
 
     ``JobError`` names the columns that exist, and the one that was probably meant.
     """
+    from pyspark.sql.types import StructType
+
     if (column := find_field(name, schema)) is not None:
         return quoted(column.name), column.dataType
     first, dot, rest = name.partition(".")
     outer = find_field(first, schema)
-    if dot and outer is not None and outer.dataType.typeName() == "struct":
+    if dot and outer is not None and isinstance(outer.dataType, StructType):
         expression, kind = resolve_column(rest, outer.dataType)
         return f"{quoted(outer.name)}.{expression}", kind
     close = difflib.get_close_matches(name, schema.names, n=1)
@@ -130,7 +136,7 @@ def resolve_column(name: str, schema: Any) -> tuple[str, Any]:
     raise JobError(f"there is no column {name!r}.{hint} The columns are: {', '.join(schema.names)}")
 
 
-def resolve_names(names: Sequence[str], schema: Any) -> list[str]:
+def resolve_names(names: Sequence[str], schema: "StructType") -> list[str]:
     """Top-level columns by the names that they have in the schema. ``JobError`` for one that does not exist."""
     for name in names:
         resolve_column(name, schema)
@@ -141,42 +147,51 @@ def resolve_names(names: Sequence[str], schema: Any) -> list[str]:
     return [column.name for column in found if column is not None]
 
 
-def find_field(name: str, schema: Any) -> Any | None:
+def find_field(name: str, schema: "StructType") -> "StructField | None":
     """The field of this very name, else the only one that differs by case alone, else None."""
     exact = [column for column in schema.fields if column.name == name]
     same = exact or [column for column in schema.fields if column.name.lower() == name.lower()]
     return same[0] if len(same) == 1 else None
 
 
-def _has_timestamp(kind: Any) -> bool:
+def _has_timestamp(kind: "DataType") -> bool:
     """Of the type with a time zone; one without (``timestamp_ntz``) reads the same everywhere."""
-    match kind.typeName():
-        case "timestamp":
+    from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
+
+    match kind:
+        case TimestampType():
             return True
-        case "struct":
+        case StructType():
             return any(_has_timestamp(field.dataType) for field in kind.fields)
-        case "array":
+        case ArrayType():
             return _has_timestamp(kind.elementType)
-        case "map":
+        case MapType():
             return _has_timestamp(kind.keyType) or _has_timestamp(kind.valueType)
         case _:
             return False
 
 
-def _messages(name: str, schema: Any) -> Any:
+def _messages(name: str, schema: "StructType") -> "Column":
     from pyspark.sql import functions as F  # noqa: N812
 
-    expression, kind = resolve_column(name, schema)
-    element = kind.elementType if kind.typeName() == "array" else None
-    names = element.names if element is not None and element.typeName() == "struct" else []
-    if not {"role", "content"} <= set(names):
-        raise JobError(
-            f"messages-column {name!r} is of type {kind.simpleString()}, must be array<struct<role:string,"
-            "content:string>>"
-        )
+    expression, _ = _message_type(name, schema)
     return F.transform(
         F.col(expression),
         lambda message: F.struct(
             message["role"].cast("string").alias("role"), message["content"].cast("string").alias("content")
         ),
     )
+
+
+def _message_type(name: str, schema: "StructType") -> tuple[str, "StructType"]:
+    """Return a messages column as an expression, and the struct type of one message."""
+    from pyspark.sql.types import ArrayType, StructType
+
+    expression, kind = resolve_column(name, schema)
+    message = kind.elementType if isinstance(kind, ArrayType) else None
+    if not isinstance(message, StructType) or not {"role", "content"} <= set(message.names):
+        raise JobError(
+            f"messages-column {name!r} is of type {kind.simpleString()}, must be array<struct<role:string,"
+            "content:string>>"
+        )
+    return expression, message

@@ -9,7 +9,10 @@ no such size.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _TAIL = 4.0
 """Rows that the engine takes in from a stream's last row to its slot's next one, as a multiple of those that it has
@@ -46,7 +49,7 @@ class Slots:
         return max(1, min(rows, self.total), min(wanted, math.ceil(rows / _ROWS_PER_PARTITION)))
 
 
-def slots_of(spark: Any) -> Slots:
+def slots_of(spark: "SparkSession") -> Slots:
     """Over all executors that there are or, where the settings say so, will be."""
     context = spark.sparkContext
     conf = context.getConf()
@@ -58,7 +61,8 @@ def slots_of(spark: Any) -> Slots:
     announced = max(executors) * (cores_per_executor // cores_per_task)
     present: int = context.defaultParallelism // cores_per_task
     total = max(1, present, announced)
-    if context.master.startswith("local") and not context.master.startswith("local-cluster"):
+    master = context.master or ""
+    if master.startswith("local") and not master.startswith("local-cluster"):
         return Slots(total=total, per_executor=total)
     if conf.get("spark.executor.cores") is None:  # a standalone worker's executor takes all of its cores
         running = max(1, context._jsc.sc().getExecutorMemoryStatus().size() - 1)

@@ -13,9 +13,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import JobError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 DELTA_PACKAGES = {
     "4.0": "io.delta:delta-spark_2.13:4.0.1",
@@ -37,7 +40,7 @@ _LOCAL_SNAPSHOT_PARTITIONS = 4
 """Delta reads a table's log in 50 tasks unless told otherwise: on one machine that is seconds for each small table."""
 
 
-def get_session(app_name: str, *, log_dir: Path) -> Any:
+def get_session(app_name: str, *, log_dir: Path) -> "SparkSession":
     """The running session, or a new one. ``JobError`` without PySpark, Java or Delta.
 
     What a JVM that is started here prints goes to ``spark.log`` in ``log_dir``.
@@ -54,7 +57,7 @@ def get_session(app_name: str, *, log_dir: Path) -> Any:
         return running
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     defaults = _spark_defaults(Path(pyspark.__file__).parent)
-    settings: dict[str, Any] = {
+    settings: dict[str, str] = {
         "spark.sql.extensions": _joined(defaults.get("spark.sql.extensions"), _EXTENSION),
         "spark.sql.catalog.spark_catalog": _CATALOG,
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(_ARROW_BATCH_ROWS),
@@ -72,30 +75,30 @@ def get_session(app_name: str, *, log_dir: Path) -> Any:
     if "spark.master" not in defaults and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
         builder = builder.master(f"local[{max(_MIN_LOCAL_SLOTS, os.cpu_count() or 1)}]")
     with _output_to(log_dir / "spark.log"):
-        session = builder.config(map=settings).getOrCreate()
+        session = builder.config(map={**settings}).getOrCreate()
     return _ready(session)
 
 
-def _submitted_session(app_name: str, settings: dict[str, Any]) -> Any:
+def _submitted_session(app_name: str, settings: dict[str, str]) -> "SparkSession":
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
     # Only with the gateway does SparkConf see what spark-submit was told by its flags and its defaults file.
     SparkContext._ensure_initialized()
     given = SparkConf()
-    merged: dict[str, Any] = {
+    merged = {
         name: _joined(given.get(name, ""), value)
         if name == "spark.sql.extensions"
         else given.get(name, value)
         for name, value in settings.items()
     }
-    return _ready(SparkSession.builder.appName(app_name).config(map=merged).getOrCreate())
+    return _ready(SparkSession.builder.appName(app_name).config(map={**merged}).getOrCreate())
 
 
-def _ready(session: Any) -> Any:
+def _ready(session: "SparkSession") -> "SparkSession":
     """The new session, with Delta and, on one machine, with few tasks for it."""
     _check_delta(session)
-    is_local = re.match(r"local(\[|$)", session.conf.get("spark.master")) is not None
+    is_local = re.match(r"local(\[|$)", session.conf.get("spark.master") or "") is not None
     if is_local and session.conf.get(_SNAPSHOT_PARTITIONS, None) is None:
         session.conf.set(_SNAPSHOT_PARTITIONS, str(_LOCAL_SNAPSHOT_PARTITIONS))
     return session
@@ -170,7 +173,7 @@ def _delta_package(spark_version: str) -> str | None:
     return DELTA_PACKAGES.get(".".join(spark_version.split(".")[:2]))
 
 
-def _check_delta(session: Any) -> None:
+def _check_delta(session: "SparkSession") -> None:
     jvm = getattr(session, "_jvm", None)
     if jvm is None:
         raise JobError(

@@ -12,7 +12,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -31,6 +31,11 @@ from pipemax_spark.executor.task import (
 )
 from pipemax_spark.keywords import takes_fields
 
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
+    from pyspark.sql._typing import UserDefinedFunctionLike
+    from pyspark.sql.types import DataType
+
 _MOST_PIECES_AHEAD = 256
 """Answers behind a slow row wait for it in memory: no more than so many pieces of 256 rows."""
 _ALIASES = {"endpoint": "model", "responseFormat": "response_format"}
@@ -46,7 +51,7 @@ def pipemax_udf(
     engine_python: str | None = None,
     log_dir: str | None = None,
     **generation: Any,
-) -> Callable[..., Any]:
+) -> "Callable[..., Column]":
     """A function of one column: prompts (string) or conversations (array<struct<role, content>>).
 
     Returns the same struct as ``annotate()``, and takes the same ``generation``. With a ``temperature`` and no
@@ -78,7 +83,7 @@ def pipemax_udf(
     return _spark_function(plan)
 
 
-def register(spark: Any, name: str = "pipemax", **options: Any) -> None:
+def register(spark: "SparkSession", name: str = "pipemax", **options: Any) -> None:
     """``SELECT name(prompt) …`` with the ``options`` of ``pipemax_udf``.
 
     Names of ``ai_query``'s arguments are taken too: endpoint, responseFormat, failOnError, and modelParameters (a dict
@@ -103,31 +108,34 @@ def _without_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
     return ours
 
 
-def _spark_function(plan: TaskPlan) -> Callable[..., Any]:
+def _spark_function(plan: TaskPlan) -> "UserDefinedFunctionLike":
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.pandas.types import from_arrow_type
 
     returned = from_arrow_type(annotation_type(plan.options.generation), prefer_timestamp_ntz=False)
     task = UdfTask(plan)
     make = _arrow_udf if hasattr(F, "arrow_udf") else _pandas_udf
-    made = make(F, task, returned)
+    made = make(task, returned)
     # Else Spark takes it as free, and evaluates it again for every filter and every field.
-    function: Callable[..., Any] = made.asNondeterministic()
-    return function
+    return made.asNondeterministic()
 
 
-def _arrow_udf(functions: Any, task: "UdfTask", returned: Any) -> Any:
+def _arrow_udf(task: "UdfTask", returned: "DataType") -> "UserDefinedFunctionLike":
     """Spark 4.1 and newer."""
+    from pyspark.sql.pandas.functions import arrow_udf
 
     def pipemax(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
         return task(batches)
 
-    return functions.arrow_udf(pipemax, returnType=returned)
+    # pyspark's stubs want the kind that pyspark reads from the function's hints, and know no Arrow UDF of structs.
+    made: UserDefinedFunctionLike = arrow_udf(pipemax, returnType=returned)  # type: ignore[call-overload]
+    return made
 
 
-def _pandas_udf(functions: Any, task: "UdfTask", returned: Any) -> Any:
+def _pandas_udf(task: "UdfTask", returned: "DataType") -> "UserDefinedFunctionLike":
     """Spark 4.0, which hands over Arrow's arrays only by way of pandas."""
     import pandas as pd
+    from pyspark.sql.pandas.functions import pandas_udf
 
     from pipemax_spark.executor.pandas_bridge import array_of_prompts, frame_of_annotations
 
@@ -135,7 +143,8 @@ def _pandas_udf(functions: Any, task: "UdfTask", returned: Any) -> Any:
         for annotations in task(array_of_prompts(batch) for batch in batches):
             yield frame_of_annotations(annotations)
 
-    return functions.pandas_udf(pipemax, returnType=returned)
+    made: UserDefinedFunctionLike = pandas_udf(pipemax, returnType=returned)  # type: ignore[call-overload] # as above
+    return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 from pyarrow import flight
@@ -21,6 +21,9 @@ from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobOutlook, J
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.task_reports import TASK_STATE
 from pipemax_spark.monitor.time_accounts import TimeAccounts
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +81,7 @@ class Collector:
     @classmethod
     def for_session(
         cls,
-        spark: Any,
+        spark: "SparkSession",
         job_id: str,
         *,
         port: int = 0,

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipemax_spark.annotate import ANNOTATION
 from pipemax_spark.monitor.summary import Accuracy, Findings
 from pipemax_spark.sql import quoted
 from pipemax_spark.storage.tables import DeltaTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _SHOWN_ROWS = 5
 _SHOWN_COLUMNS = 2
@@ -38,7 +41,7 @@ def totals_of_spec(table: DeltaTable, spec_hash: str) -> CommittedTotals:
     return _totals(table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'"))
 
 
-def _totals(rows: Any) -> CommittedTotals:
+def _totals(rows: "DataFrame") -> CommittedTotals:
     from pyspark.sql import functions as F  # noqa: N812
 
     by_code = (
@@ -78,7 +81,7 @@ def find_results(
     return Findings(errors=totals.errors, sample=sample, accuracy=accuracy)
 
 
-def _rows_of_run(table: DeltaTable, run_id: str) -> Any:
+def _rows_of_run(table: DeltaTable, run_id: str) -> "DataFrame":
     return table.read().where(f"{ANNOTATION}.run_id = '{run_id}'")
 
 
@@ -89,11 +92,11 @@ def _accuracy(table: DeltaTable, spec_hash: str, gold_column: str) -> Accuracy:
     # As strings: with ANSI casts, comparing a text column with a number would raise at the first word.
     given = F.col(quoted(gold_column)).cast("string")
     answer = F.col(f"{ANNOTATION}.parsed.{quoted(gold_column)}").cast("string")
-    row = rows.agg(F.count_if(given == answer).alias("right"), F.count(F.lit(1)).alias("rows")).head()
+    [row] = rows.agg(F.count_if(given == answer).alias("right"), F.count(F.lit(1)).alias("rows")).collect()
     return Accuracy(column=gold_column, right=row["right"], rows=row["rows"])
 
 
-def _sample(rows: Any, shown_columns: Sequence[str], gold_column: str | None) -> list[dict[str, Any]]:
+def _sample(rows: "DataFrame", shown_columns: Sequence[str], gold_column: str | None) -> list[dict[str, Any]]:
     """Answers first; error rows only where there is nothing else."""
     names = list(shown_columns) or [name for name in rows.columns if name != ANNOTATION][:_SHOWN_COLUMNS]
     if gold_column is not None and gold_column not in names:

@@ -3,7 +3,11 @@
 import contextlib
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +22,8 @@ class StoredFile:
 class HadoopFiles:
     """Reads, writes and lists; ``FileNotFoundError`` where something is not there."""
 
-    def __init__(self, spark: Any) -> None:
+    def __init__(self, spark: "SparkSession") -> None:
+        assert spark._jvm is not None, "the session has no JVM"
         self._jvm = spark._jvm
         self._configuration = spark._jsc.hadoopConfiguration()
 
@@ -87,7 +92,7 @@ class HadoopFiles:
             with contextlib.suppress(Py4JJavaError):
                 file_system.delete(hadoop_path, False)
 
-    def _open(self, path: str) -> tuple[Any, Any]:
+    def _open(self, path: str) -> tuple["JavaObject", "JavaObject"]:
         hadoop_path = self._jvm.org.apache.hadoop.fs.Path(path)
         return hadoop_path, hadoop_path.getFileSystem(self._configuration)
 

@@ -4,11 +4,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import JobError, first_line
 from pipemax_spark.storage.hadoop import HadoopFiles
 from pipemax_spark.storage.tables import COMPRESSION_SUFFIXES, FORMATS_BY_SUFFIX, DeltaTable, is_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 _CSV_OPTIONS = {"header": "true", "multiLine": "true", "escape": '"'}
 FORMATS = ("delta", "parquet", "csv", "json")
@@ -18,7 +21,7 @@ FORMATS = ("delta", "parquet", "csv", "json")
 class Source:
     """A DataFrame that reads the same rows however often it is evaluated."""
 
-    rows: Any
+    rows: "DataFrame"
     name: str
     description: str
     version: int | None = None
@@ -26,7 +29,11 @@ class Source:
 
 
 def read_source(
-    spark: Any, name: str, *, file_format: str | None = None, options: Mapping[str, str] | None = None
+    spark: "SparkSession",
+    name: str,
+    *,
+    file_format: str | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> Source:
     """``JobError`` where there is no such table, or it cannot be read."""
     from pyspark.errors import AnalysisException
@@ -42,7 +49,7 @@ def read_source(
         raise JobError(f"input {name!r} cannot be read: {first_line(error)}") from error
 
 
-def _read_table(spark: Any, name: str, options: Mapping[str, str]) -> Source:
+def _read_table(spark: "SparkSession", name: str, options: Mapping[str, str]) -> Source:
     if not spark.catalog.tableExists(name):
         raise JobError(
             f"there is no table {name!r}; for files, give a path such as ./{name} or an absolute one"
@@ -54,7 +61,9 @@ def _read_table(spark: Any, name: str, options: Mapping[str, str]) -> Source:
     return _pinned(table, options)
 
 
-def _read_path(spark: Any, path: str, file_format: str | None, options: Mapping[str, str]) -> Source:
+def _read_path(
+    spark: "SparkSession", path: str, file_format: str | None, options: Mapping[str, str]
+) -> Source:
     files = HadoopFiles(spark)
     table = DeltaTable(spark, path)
     if file_format in (None, "delta") and table.exists():
@@ -63,7 +72,7 @@ def _read_path(spark: Any, path: str, file_format: str | None, options: Mapping[
     if not re.search(r"[*?\[{]", path) and not files.exists(path):
         raise JobError(f"input {path!r} does not exist; give a Delta table's path or name, or a file's path")
     chosen = file_format or _format_of(files, path)
-    if chosen in (None, "delta"):
+    if chosen is None or chosen == "delta":
         raise JobError(
             f"input {path!r} holds no Delta table, and what else it holds cannot be told from file names; give "
             "--input-format parquet, csv or json"

@@ -11,11 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import CommitRefusedError, JobError, cause_of
 from pipemax_spark.sql import literal
 from pipemax_spark.storage.hadoop import HadoopFiles, plain_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.types import DataType, StructType
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +87,7 @@ class Commit:
 class DeltaTable:
     """A table that may not exist yet."""
 
-    def __init__(self, spark: Any, name: str) -> None:
+    def __init__(self, spark: "SparkSession", name: str) -> None:
         self._spark = spark
         self._by_path = is_path(name)
         self.name = plain_path(name)
@@ -104,21 +108,25 @@ class DeltaTable:
         return any(row["col_name"] == "Provider" and row["data_type"].lower() == "delta" for row in rows)
 
     def read(
-        self, *, version: int | None = None, options: Mapping[str, str] | None = None, session: Any = None
-    ) -> Any:
+        self,
+        *,
+        version: int | None = None,
+        options: Mapping[str, str] | None = None,
+        session: "SparkSession | None" = None,
+    ) -> "DataFrame":
         """Its rows, as a DataFrame of ``session``, where given."""
         reader = (session or self._spark).read.format("delta").options(**(options or {}))
         if version is not None:
             reader = reader.option("versionAsOf", version)
         return reader.load(self.name) if self._by_path else reader.table(self.name)
 
-    def read_stream(self, options: Mapping[str, str]) -> Any:
+    def read_stream(self, options: Mapping[str, str]) -> "DataFrame":
         """Its rows of now, and then what is appended, as a streaming DataFrame."""
         reader = self._spark.readStream.format("delta").options(**options)
         return reader.load(self.name) if self._by_path else reader.table(self.name)
 
     def version(self) -> int:
-        return int(self._spark.sql(f"DESCRIBE HISTORY {self.sql_name} LIMIT 1").head()["version"])
+        return int(self._spark.sql(f"DESCRIBE HISTORY {self.sql_name} LIMIT 1").collect()[0]["version"])
 
     def table_id(self) -> str:
         return str(self._identity["id"])
@@ -129,7 +137,7 @@ class DeltaTable:
     def properties(self) -> dict[str, str]:
         return dict(self._detail()["properties"])
 
-    def create(self, schema: Any) -> None:
+    def create(self, schema: "StructType") -> None:
         """An empty table. ``JobError`` where something else is in its place."""
         from pyspark.errors import AnalysisException
 
@@ -144,7 +152,7 @@ class DeltaTable:
                 f"output {self.name!r} cannot be created: {str(error).splitlines()[0]}; name another one"
             ) from error
 
-    def add_columns(self, schema: Any) -> None:
+    def add_columns(self, schema: "StructType") -> None:
         """Add the columns and nested fields that the table lacks. ``JobError`` where types do not go together."""
         from pyspark.errors import AnalysisException
 
@@ -156,7 +164,7 @@ class DeltaTable:
                 f"output {self.name!r} cannot take these rows: {str(error).splitlines()[0]}; name another output"
             ) from error
 
-    def no_rows(self, schema: Any) -> Any:
+    def no_rows(self, schema: "StructType") -> "DataFrame":
         """An empty DataFrame."""
         return self._spark.createDataFrame([], schema)
 
@@ -164,7 +172,7 @@ class DeltaTable:
         assignments = ", ".join(f"{literal(key)} = {literal(value)}" for key, value in properties.items())
         self._spark.sql(f"ALTER TABLE {self.sql_name} SET TBLPROPERTIES ({assignments})")
 
-    def append(self, rows: Any, transaction: Transaction) -> None:
+    def append(self, rows: "DataFrame", transaction: Transaction) -> None:
         """Commit the rows. Where Delta skips the transaction, only ``find_commit`` tells; where it fails it,
         ``CommitRefusedError``.
 
@@ -177,7 +185,7 @@ class DeltaTable:
         }
         _try_commit(lambda: self._append(rows, options), transaction.note)
 
-    def merge(self, session: Any, clauses: str, transaction: Transaction) -> None:
+    def merge(self, session: "SparkSession", clauses: str, transaction: Transaction) -> None:
         """``MERGE INTO`` this table, called ``t`` in ``clauses``; refused as in ``append``.
 
         ``session`` is the caller's own session, because Delta reads the transaction from the session's settings.
@@ -206,13 +214,12 @@ class DeltaTable:
         notes = [row["userMetadata"] or "" for row in history if row["version"] > since_version]
         return [note for note in notes if note.startswith(prefix)]
 
-    def _history(self, commits: int) -> list[Any]:
+    def _history(self, commits: int) -> list["Row"]:
         """The latest commits, newest first."""
         history = self._spark.sql(f"DESCRIBE HISTORY {self.sql_name} LIMIT {commits}")
-        rows: list[Any] = history.select("version", "userMetadata", "operationMetrics").collect()
-        return rows
+        return history.select("version", "userMetadata", "operationMetrics").collect()
 
-    def _append(self, rows: Any, options: Mapping[str, str]) -> None:
+    def _append(self, rows: "DataFrame", options: Mapping[str, str]) -> None:
         writer = rows.write.format("delta").mode("append").options(**options)
         if self._by_path:
             writer.save(self.name)
@@ -220,15 +227,15 @@ class DeltaTable:
             writer.saveAsTable(self.name)
 
     @cached_property
-    def _identity(self) -> Any:
+    def _identity(self) -> "Row":
         """Details of which id and location never change: each look is a Spark job."""
         return self._detail()
 
-    def _detail(self) -> Any:
-        return self._spark.sql(f"DESCRIBE DETAIL {self.sql_name}").head()
+    def _detail(self) -> "Row":
+        return self._spark.sql(f"DESCRIBE DETAIL {self.sql_name}").collect()[0]
 
 
-def _try_commit(commit: Callable[[], Any], note: str) -> None:
+def _try_commit(commit: Callable[[], object], note: str) -> None:
     """Repeat a commit that another writer got in the way of. ``CommitRefusedError`` where Delta refuses it."""
     for attempt in range(1, _COMMIT_ATTEMPTS + 1):
         try:
@@ -249,13 +256,15 @@ def _rows_added(metrics: Mapping[str, str]) -> int | None:
     return None if rows is None else int(rows)
 
 
-def _all_names(kind: Any) -> list[str]:
-    match kind.typeName():
-        case "struct":
+def _all_names(kind: "DataType") -> list[str]:
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    match kind:
+        case StructType():
             return [name for field in kind.fields for name in (field.name, *_all_names(field.dataType))]
-        case "array":
+        case ArrayType():
             return _all_names(kind.elementType)
-        case "map":
+        case MapType():
             return [*_all_names(kind.keyType), *_all_names(kind.valueType)]
         case _:
             return []
