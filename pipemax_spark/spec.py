@@ -85,12 +85,12 @@ class AnnotationSpec:
         return phrases
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     # Keys keep their order within a response format only; the others are made in one order.
     return json.dumps(value, separators=(",", ":"))
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if value is None:
         return "not given"
     text = json.dumps(value, ensure_ascii=False)

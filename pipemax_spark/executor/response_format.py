@@ -25,7 +25,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import pyarrow as pa
 
@@ -36,7 +36,7 @@ class Parser(Protocol):
     @property
     def arrow_type(self) -> pa.DataType: ...
 
-    def convert(self, value: Any, where: str) -> Any:
+    def convert(self, value: object, where: str) -> object:
         """The value as pyarrow takes it for ``arrow_type``. ``ValueError`` says what at ``where`` does not fit."""
 
 
@@ -46,7 +46,7 @@ class _Json:
 
     arrow_type = pa.string()
 
-    def convert(self, value: Any, where: str) -> str:
+    def convert(self, value: object, where: str) -> str:
         return json.dumps(value, ensure_ascii=False)
 
 
@@ -54,7 +54,7 @@ class _Json:
 class _String:
     arrow_type = pa.string()
 
-    def convert(self, value: Any, where: str) -> str:
+    def convert(self, value: object, where: str) -> str:
         if not isinstance(value, str):
             raise _misfit(value, where, "a string")
         return value
@@ -64,7 +64,7 @@ class _String:
 class _Integer:
     arrow_type = pa.int64()
 
-    def convert(self, value: Any, where: str) -> int:
+    def convert(self, value: object, where: str) -> int:
         # JSON schema takes 3.0 as an integer; Python takes True as one. Infinity, from 1e999, fails the comparison.
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
             raise _misfit(value, where, "an integer")
@@ -77,7 +77,7 @@ class _Integer:
 class _Number:
     arrow_type = pa.float64()
 
-    def convert(self, value: Any, where: str) -> float:
+    def convert(self, value: object, where: str) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise _misfit(value, where, "a number")
         try:
@@ -93,7 +93,7 @@ class _Number:
 class _Boolean:
     arrow_type = pa.bool_()
 
-    def convert(self, value: Any, where: str) -> bool:
+    def convert(self, value: object, where: str) -> bool:
         if not isinstance(value, bool):
             raise _misfit(value, where, "true or false")
         return value
@@ -107,7 +107,7 @@ class _Nullable:
     def arrow_type(self) -> pa.DataType:
         return self.inner.arrow_type
 
-    def convert(self, value: Any, where: str) -> Any:
+    def convert(self, value: object, where: str) -> object:
         return None if value is None else self.inner.convert(value, where)
 
 
@@ -116,13 +116,13 @@ class _OneOf:
     """An enum or const whose values are all of one scalar type."""
 
     inner: Parser
-    allowed: tuple[Any, ...]
+    allowed: tuple[object, ...]
 
     @property
     def arrow_type(self) -> pa.DataType:
         return self.inner.arrow_type
 
-    def convert(self, value: Any, where: str) -> Any:
+    def convert(self, value: object, where: str) -> object:
         converted = self.inner.convert(value, where)
         if converted not in self.allowed:
             raise _misfit(value, where, f"one of {json.dumps(self.allowed[:20])}")
@@ -137,7 +137,7 @@ class _Array:
     def arrow_type(self) -> pa.DataType:
         return pa.list_(self.items.arrow_type)
 
-    def convert(self, value: Any, where: str) -> list[Any]:
+    def convert(self, value: object, where: str) -> list[object]:
         if not isinstance(value, list):
             raise _misfit(value, where, "an array")
         return [self.items.convert(item, f"{where}[{i}]") for i, item in enumerate(value)]
@@ -151,7 +151,7 @@ class _Map:
     def arrow_type(self) -> pa.DataType:
         return pa.map_(pa.string(), self.values.arrow_type)
 
-    def convert(self, value: Any, where: str) -> list[tuple[str, Any]]:
+    def convert(self, value: object, where: str) -> list[tuple[str, object]]:
         if not isinstance(value, dict):
             raise _misfit(value, where, "an object")
         return [(name, self.values.convert(part, f"{where}.{name}")) for name, part in value.items()]
@@ -166,7 +166,7 @@ class _Struct:
     def arrow_type(self) -> pa.DataType:
         return pa.struct([(name, part.arrow_type) for name, part in self.properties])
 
-    def convert(self, value: Any, where: str) -> dict[str, Any]:
+    def convert(self, value: object, where: str) -> dict[str, object]:
         if not isinstance(value, dict):
             raise _misfit(value, where, "an object")
         missing = sorted(self.required - value.keys())
@@ -196,7 +196,7 @@ def compile_schema(schema: Mapping[str, Any]) -> Parser:
     return _compile(schema, _Place(root=schema, path="response-format"))
 
 
-def parse(text: str, parser: Parser) -> Any:
+def parse(text: str, parser: Parser) -> object:
     """The value in an output's text. ``ValueError`` says what does not fit."""
     try:
         value = json.loads(text, parse_constant=_no_constant)
@@ -220,7 +220,7 @@ class _Place:
         return replace(self, path=f"{self.path}{name}")
 
 
-def _compile(schema: Any, place: _Place) -> Parser:
+def _compile(schema: object, place: _Place) -> Parser:
     if not isinstance(schema, Mapping):
         return _Json()  # true and false are schemas too
     if (reference := schema.get("$ref")) is not None:
@@ -275,7 +275,7 @@ def _compile_object(schema: Mapping[str, Any], place: _Place) -> Parser:
     return _Struct(parts, frozenset(schema.get("required", ())) & properties.keys())
 
 
-def _compile_union(options: list[Any], place: _Place) -> Parser:
+def _compile_union(options: list[object], place: _Place) -> Parser:
     rest = [option for option in options if option != {"type": "null"}]
     if len(rest) != 1:
         return _Json()
@@ -283,7 +283,7 @@ def _compile_union(options: list[Any], place: _Place) -> Parser:
     return _Nullable(inner) if len(rest) < len(options) else inner
 
 
-def _compile_enum(values: list[Any]) -> Parser:
+def _compile_enum(values: list[object]) -> Parser:
     rest = tuple(value for value in values if value is not None)
     inner: Parser
     if rest and all(isinstance(value, str) for value in rest):
@@ -295,8 +295,8 @@ def _compile_enum(values: list[Any]) -> Parser:
     return _Nullable(inner) if len(rest) < len(values) else inner
 
 
-def _resolve(reference: str, place: _Place) -> Any:
-    part: Any = place.root
+def _resolve(reference: str, place: _Place) -> object:
+    part: object = place.root
     if not reference.startswith("#"):
         raise ValueError(
             f"{place.path} refers to {reference!r}; only references within the schema (#/…) can be followed"
@@ -309,9 +309,9 @@ def _resolve(reference: str, place: _Place) -> Any:
     return part
 
 
-def _misfit(value: Any, where: str, expected: str) -> ValueError:
+def _misfit(value: object, where: str, expected: str) -> ValueError:
     return ValueError(f"{where} is {json.dumps(value, ensure_ascii=False)[:80]}, which is not {expected}")
 
 
-def _no_constant(name: str) -> Any:
+def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not allowed in JSON")

@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from pyarrow import flight
@@ -101,7 +100,9 @@ class ServerFiles:
     def recorded(self) -> ProcessIdentity | None:
         """The server that last said it serves here, dead or alive."""
         record = self._read_record()
-        return record and ProcessIdentity(pid=record["pid"], start_ticks=record["start_ticks"])
+        return (
+            None if record is None else ProcessIdentity(pid=record["pid"], start_ticks=record["start_ticks"])
+        )
 
     def recorded_suspects(self) -> int | None:
         """Rows that may have killed an engine here, as that server knew when it started; it looks for the culprit."""
@@ -109,9 +110,10 @@ class ServerFiles:
         # A server of another version says nothing of them, and its session will name the mismatch.
         return None if record is None else int(record.get("suspects", 0))
 
-    def _read_record(self) -> Any:
+    def _read_record(self) -> dict[str, int] | None:
         try:
-            return json.loads(self.record.read_text())
+            record: dict[str, int] = json.loads(self.record.read_text())
+            return record
         except FileNotFoundError:
             return None
 

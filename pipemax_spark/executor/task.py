@@ -9,7 +9,6 @@ import queue
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -202,7 +201,7 @@ class Annotator:
         self, parser: Parser, texts: pa.Array, codes: list[str | None], messages: list[str | None]
     ) -> pa.Array:
         """The texts' values; a text that does not fit makes its row an error in ``codes`` and ``messages``."""
-        values: list[Any] = []
+        values: list[object] = []
         for i, text in enumerate(texts.to_pylist()):
             value = None
             if text is not None and codes[i] is None:

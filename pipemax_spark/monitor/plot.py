@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pipemax_spark.monitor.progress import EngineSample, Sample
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _SPAN_S = 10.0
 """A rate is over so much of the past: shorter, and completions that come in bursts make spikes."""
@@ -48,21 +51,21 @@ def plot(samples: Sequence[Sample], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _plot_rows(axes: Any, names: Sequence[str], tracks: Sequence[Sequence[EngineSample]]) -> None:
+def _plot_rows(axes: "Axes", names: Sequence[str], tracks: Sequence[Sequence[EngineSample]]) -> None:
     import matplotlib as mpl
 
     colors = mpl.colormaps["tab20"]
     for i, (name, track) in enumerate(zip(names, tracks, strict=True)):
         seconds = [report.reported_s for report in track]
-        style = {"color": colors(i % 20), "linewidth": 1.2, "label": f"engine {i + 1}: {name}"}
-        axes.plot(seconds, _rates(seconds, [report.rows_done for report in track]), **style)
+        rates = _rates(seconds, [report.rows_done for report in track])
+        axes.plot(seconds, rates, color=colors(i % 20), linewidth=1.2, label=f"engine {i + 1}: {name}")
     axes.set_ylabel("rows/s")
     axes.set_title(f"Each engine's throughput, mean of {_SPAN_S:.0f} s")
     if 0 < len(names) <= _MOST_NAMED:
         axes.legend(loc="lower right", fontsize="x-small")
 
 
-def _plot_kv_use(axes: Any, track: Sequence[EngineSample], name: str) -> None:
+def _plot_kv_use(axes: "Axes", track: Sequence[EngineSample], name: str) -> None:
     """The share of each KV pool that is in use, over a ribbon of the phases."""
     for start_s, length_s, phase in _spans(track):
         color = _PHASE_COLORS.get(phase, _OTHER_COLOR)
@@ -77,7 +80,7 @@ def _plot_kv_use(axes: Any, track: Sequence[EngineSample], name: str) -> None:
     axes.legend(loc="upper left", fontsize="x-small")
 
 
-def _plot_phase_legend(axes: Any, tracks: Sequence[Sequence[EngineSample]]) -> None:
+def _plot_phase_legend(axes: "Axes", tracks: Sequence[Sequence[EngineSample]]) -> None:
     import matplotlib as mpl
 
     shown = {report.phase for track in tracks for report in track}
@@ -92,7 +95,7 @@ def _plot_phase_legend(axes: Any, tracks: Sequence[Sequence[EngineSample]]) -> N
             axes.add_artist(legend)
 
 
-def _plot_step_times(axes: Any, tracks: Sequence[Sequence[EngineSample]]) -> None:
+def _plot_step_times(axes: "Axes", tracks: Sequence[Sequence[EngineSample]]) -> None:
     """Predicted against measured, where the engine predicts; else the measured ones over time."""
     reports = [report for track in tracks for report in track if report.metrics.get("measured_step_s")]
     measured_ms = [report.metrics["measured_step_s"] * 1e3 for report in reports]

@@ -151,6 +151,6 @@ def _sample_table(sample: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = "" if value is None else " ".join(str(value).split())
     return text if len(text) <= _TEXT_WIDTH else text[: _TEXT_WIDTH - 1] + "…"

@@ -11,9 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pipemax_spark.monitor.progress import Sample
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +63,7 @@ class Tracker:
         in_workspace = self.uri.startswith("databricks") and not experiment.startswith("/")
         self._experiment = f"/Shared/{experiment}" if in_workspace else experiment
         self._local_store = local_store
-        self._client: Any = None
+        self._client: MlflowClient | None = None
         self._is_broken = False
         self._has_warned = False
         self._logged_until_s = -1.0
@@ -79,7 +82,7 @@ class Tracker:
             return f"{self.run_id} (mlflow ui --backend-store-uri {self.uri})"
         return f"{self.run_id} at {self.uri}"
 
-    def start(self, name: str, params: Mapping[str, Any]) -> None:
+    def start(self, name: str, params: Mapping[str, object]) -> None:
         self._thread.start()
         self._work.put(lambda: self._start(name, params))
 
@@ -125,7 +128,7 @@ class Tracker:
             self._has_warned = True
             self._warn(text)
 
-    def _start(self, name: str, params: Mapping[str, Any]) -> None:
+    def _start(self, name: str, params: Mapping[str, object]) -> None:
         for setting, value in _SETTINGS.items():
             os.environ.setdefault(setting, value)
         from mlflow import MlflowClient  # seconds to import, and optional
@@ -135,21 +138,28 @@ class Tracker:
         if self._is_local:
             self._local_store.mkdir(parents=True, exist_ok=True)
             artifacts = (self._local_store / "artifacts").as_uri()
-        self._client = MlflowClient(tracking_uri=self.uri)
-        known = self._client.get_experiment_by_name(self._experiment)
+        self._client = client = MlflowClient(tracking_uri=self.uri)
+        known = client.get_experiment_by_name(self._experiment)
         experiment_id = (
             known.experiment_id
             if known
-            else self._client.create_experiment(self._experiment, artifact_location=artifacts)
+            else client.create_experiment(self._experiment, artifact_location=artifacts)
         )
-        self.run_id = self._client.create_run(experiment_id, run_name=name).info.run_id
+        self.run_id = run_id = client.create_run(experiment_id, run_name=name).info.run_id
         entries = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in params.items()]
         for first in range(0, len(entries), _PARAMS_PER_CALL):
-            self._client.log_batch(self.run_id, params=entries[first : first + _PARAMS_PER_CALL])
+            client.log_batch(run_id, params=entries[first : first + _PARAMS_PER_CALL])
+
+    def _started_run(self) -> tuple["MlflowClient", str]:
+        # Nothing else is called where `_start` failed: the store counts as broken without a run.
+        assert self._client is not None, "no store has been opened"
+        assert self.run_id is not None, "no run has been started"
+        return self._client, self.run_id
 
     def _log_samples(self, samples: Sequence[Sample]) -> None:
         from mlflow.entities import Metric
 
+        client, run_id = self._started_run()
         metrics = [
             Metric(
                 name,
@@ -161,23 +171,25 @@ class Tracker:
             for name, value in _figures(sample).items()
         ]
         for first in range(0, len(metrics), _METRICS_PER_CALL):
-            self._client.log_batch(self.run_id, metrics=metrics[first : first + _METRICS_PER_CALL])
+            client.log_batch(run_id, metrics=metrics[first : first + _METRICS_PER_CALL])
         if samples:
             self._logged_until_s = samples[-1].seconds
 
     def _tag(self, tags: Mapping[str, str]) -> None:
+        client, run_id = self._started_run()
         for name, value in tags.items():
-            self._client.set_tag(self.run_id, name, value[:_LONGEST_VALUE])
+            client.set_tag(run_id, name, value[:_LONGEST_VALUE])
 
     def _finish(self, status: str, totals: Mapping[str, float], artifacts: Sequence[Path]) -> None:
         from mlflow.entities import Metric
 
+        client, run_id = self._started_run()
         now_ms = round(time.time() * 1000)
         metrics = [Metric(f"total_{name}", value, timestamp=now_ms, step=0) for name, value in totals.items()]
-        self._client.log_batch(self.run_id, metrics=metrics)
+        client.log_batch(run_id, metrics=metrics)
         for artifact in artifacts:
-            self._client.log_artifact(self.run_id, str(artifact))
-        self._client.set_terminated(self.run_id, status=status)
+            client.log_artifact(run_id, str(artifact))
+        client.set_terminated(run_id, status=status)
 
 
 def _thinned(samples: Sequence[Sample], *, after_s: float) -> Iterator[Sample]:
