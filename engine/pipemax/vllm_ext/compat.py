@@ -4,12 +4,12 @@ The scheduler is a subclass that leans on private names; another vLLM version ma
 error at start-up is better than wrong tokens later.
 """
 
-from typing import Any
-
 import vllm
+from vllm.config import VllmConfig
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
 SUPPORTED_VERSION = "0.32.0"
@@ -51,7 +51,7 @@ def check_version() -> None:
     _check_names(_PRIVATE_NAMES)
 
 
-def check_runner(vllm_config: Any) -> None:
+def check_runner(vllm_config: VllmConfig) -> None:
     """``ValueError`` where the V2 model runner is on and lacks what ``vllm_ext.worker.runner_v2`` needs of it."""
     if not vllm_config.use_v2_model_runner:
         return
@@ -79,7 +79,7 @@ def _check_names(needed: Needed) -> None:
         )
 
 
-def check_model(vllm_config: Any) -> None:
+def check_model(vllm_config: VllmConfig) -> None:
     """``ValueError`` for what the extension cannot serve; ``policy: vllm`` serves it all."""
     model, reasons = vllm_config.model_config, []
     if model.runner_type != "generate":
@@ -108,7 +108,7 @@ def check_model(vllm_config: Any) -> None:
         )
 
 
-def check_hooks_run(vllm_config: Any) -> None:
+def check_hooks_run(vllm_config: VllmConfig) -> None:
     """``ValueError`` where full CUDA graphs would bypass the hook in each layer, as ``per_layer`` needs it."""
     mode = vllm_config.compilation_config.cudagraph_mode
     if mode is not None and mode.has_full_cudagraphs():
@@ -118,7 +118,7 @@ def check_hooks_run(vllm_config: Any) -> None:
         )
 
 
-def check_kv_cache(kv_cache_config: Any) -> None:
+def check_kv_cache(kv_cache_config: KVCacheConfig) -> None:
     """``ValueError`` for KV caches other than one group of full attention."""
     groups = kv_cache_config.kv_cache_groups
     kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})

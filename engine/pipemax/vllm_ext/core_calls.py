@@ -20,9 +20,8 @@ _RECALIBRATE = "pipemax_recalibrate"
 
 def answer_calls() -> None:
     """In the core's process: hand calls on to its scheduler."""
-    core: Any = EngineCore
-    setattr(core, _TAKE_PROFILE, lambda core: core.scheduler.take_profile())
-    setattr(core, _RECALIBRATE, lambda core, stages: core.scheduler.recalibrate(stages))
+    setattr(EngineCore, _TAKE_PROFILE, lambda core: core.scheduler.take_profile())
+    setattr(EngineCore, _RECALIBRATE, lambda core, stages: core.scheduler.recalibrate(stages))
 
 
 def encode_profile(steps: list[TimedStep], copies: list[TimedCopy]) -> dict[str, Any]:
@@ -41,6 +40,6 @@ def recalibrate(engine: LLMEngine, stages: tuple[StageConfig, ...]) -> None:
     _call(engine, _RECALIBRATE, [encode_stage(stage) for stage in stages])
 
 
-def _call(engine: LLMEngine, method: str, *arguments: Any) -> Any:
-    client: Any = engine.engine_core
+def _call(engine: LLMEngine, method: str, *arguments: object) -> Any:
+    client: Any = engine.engine_core  # vLLM's base class of clients lacks the method that each of them has
     return client.call_utility(method, *arguments)

@@ -15,10 +15,12 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -125,7 +127,9 @@ class PipeMaxScheduler(Scheduler):
         super().add_request(request)
         self._num_added += 1
 
-    def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> Any:
+    def finish_requests(
+        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
+    ) -> list[Request]:
         """Also told whether more input may come, by names of no request."""
         if isinstance(request_ids, list):
             self._events += [_INPUT_EVENTS[name] for name in request_ids if name in _INPUT_EVENTS]
@@ -314,7 +318,9 @@ class PipeMaxScheduler(Scheduler):
                     self.current_step + self.parallel_config.pipeline_parallel_size
                 )
 
-    def _build_kv_connector_meta(self, connector: Any, scheduler_output: SchedulerOutput) -> StepMetadata:
+    def _build_kv_connector_meta(
+        self, connector: KVConnectorBase_V1, scheduler_output: SchedulerOutput
+    ) -> StepMetadata:
         """The plan's prefetches, and the stores that keep every replica complete."""
         assert self._plan is not None
         copies = self._copies.take(self.requests, scheduler_output.num_scheduled_tokens)
@@ -324,7 +330,7 @@ class PipeMaxScheduler(Scheduler):
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
-    ) -> Any:
+    ) -> dict[int, EngineCoreOutputs]:
         self._report_ended()
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         ran = scheduler_output.num_scheduled_tokens
@@ -362,7 +368,9 @@ class PipeMaxScheduler(Scheduler):
         self._events += [RequestAborted(request_id=RequestId(request_id)) for request_id in self._ended]
         self._ended.clear()
 
-    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
+    def _free_request(
+        self, request: Request, delay_free_blocks: bool = False
+    ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         """Finished or aborted, wherever it is."""
         transfer_params = super()._free_request(request, delay_free_blocks)
         request_id = request.request_id

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -20,6 +21,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.forward_context import ForwardContext
+from vllm.v1.attention.backend import AttentionMetadata
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.request import Request
 
 from pipemax.domain.plan import StepId
 from pipemax.transfer.backend import CopyBackend, StepTransfers
@@ -54,10 +61,13 @@ class GpuStage:
 class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
     """See the module's docstring."""
 
-    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
-        self._settings = RuntimeSettings.from_extra_config(extra_config)
+        transfer_config = vllm_config.kv_transfer_config
+        assert transfer_config is not None, "a connector is made from a transfer config"
+        self._settings = RuntimeSettings.from_extra_config(transfer_config.kv_connector_extra_config)
         self.gpu: GpuStage | None = None
         """What the worker of a GPU uses too, once the KV caches exist."""
         self._transfers: StepTransfers | None = None
@@ -172,7 +182,7 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         return offloads_per_layer(extra_config)
 
     def save_kv_layer(
-        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
     ) -> None:
         """A layer's attention is enqueued, or has run."""
         if self._per_layer is not None:
@@ -180,7 +190,7 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
 
     # Not used: there is one copy of everything per stage, and no layer's prefetches are waited for on their own.
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         pass
 
     def wait_for_layer_load(self, layer_name: str) -> None:
@@ -199,20 +209,22 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         """
         return True
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         return 0, False
 
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
         pass
 
-    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         raise AssertionError("PipeMax's scheduler makes the metadata; is scheduler_cls set?")
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return False, None
 
     def request_finished_all_groups(
-        self, request: Any, block_ids: tuple[list[int], ...]
+        self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         return False, None
 

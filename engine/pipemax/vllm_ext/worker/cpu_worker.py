@@ -6,18 +6,24 @@ prompt is computed in chunks ends the engine, for generators on a CPU cannot be 
 """
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from pipemax.vllm_ext.worker.connector import PipeMaxConnector
 from pipemax.vllm_ext.worker.runner_v2 import keep_slots_of_parked
+
+if TYPE_CHECKING:  # seconds to import
+    from vllm.model_executor.models.interfaces import SupportsPP
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
 
 
 def _supported_kv_cache_layouts(cls: type) -> tuple[KVCacheLayout, ...]:
@@ -45,22 +51,28 @@ class CpuStageWorker(CPUWorker):
 
     def determine_available_memory(self) -> int:
         available: int = super().determine_available_memory()
-        runner: Any = self.model_runner
+        runner = self.model_runner
         if not get_pp_group().is_first_rank and getattr(runner, "intermediate_tensors", 0) is None:
-            runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
-                batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+            # A model that is split into stages has the method; torch knows it as an nn.Module.
+            model = cast("SupportsPP", runner.model)
+            dtype = cast(torch.dtype, runner.model_config.dtype)  # a name only until vLLM has made the config
+            runner.intermediate_tensors = model.make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=dtype, device=runner.device
             )
         return available
 
-    def sample_tokens(self, grammar_output: Any) -> Any:
-        runner: Any = self.model_runner
+    def sample_tokens(
+        self, grammar_output: GrammarOutput | None
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
+        runner = self.model_runner
         if self.use_v2_model_runner:
-            return super().sample_tokens(grammar_output)
+            sampled: ModelRunnerOutput | AsyncModelRunnerOutput = super().sample_tokens(grammar_output)
+            return sampled
         batch = runner.input_batch
         cut_prompts = np.nonzero(runner.discard_request_mask.np[: batch.num_reqs])[0]
         kept = {row: batch.generators[row] for row in cut_prompts.tolist() if row in batch.generators}
         batch.generators.update({row: _SpareGenerator() for row in kept})
-        output = super().sample_tokens(grammar_output)
+        output: ModelRunnerOutput | AsyncModelRunnerOutput = super().sample_tokens(grammar_output)
         batch.generators.update(kept)
         return output
 
@@ -71,16 +83,21 @@ class PipeMaxCpuWorker(CpuStageWorker):
     def init_device(self) -> None:
         super().init_device()  # type: ignore[no-untyped-call]
         if self.use_v2_model_runner:
-            keep_slots_of_parked(self.model_runner)
+            # vLLM annotates a worker's runner as the V1 runner, whichever it makes.
+            keep_slots_of_parked(cast("GPUModelRunnerV2", self.model_runner))
 
-    def execute_model(self, scheduler_output: Any) -> Any:
-        output = super().execute_model(scheduler_output)
+    def execute_model(
+        self, scheduler_output: SchedulerOutput
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
+        output: ModelRunnerOutput | AsyncModelRunnerOutput | None = super().execute_model(scheduler_output)
         connector = _connector()
         if connector is not None and scheduler_output.total_num_scheduled_tokens > 0:
             connector.add_compute_s(time.perf_counter() - connector.step_begin_s)
         return output
 
-    def sample_tokens(self, grammar_output: Any) -> Any:
+    def sample_tokens(
+        self, grammar_output: GrammarOutput | None
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
         begin_s = time.perf_counter()
         output = super().sample_tokens(grammar_output)
         connector = _connector()

@@ -5,15 +5,22 @@ graphs stay. Never ran on a GPU yet.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.parallel_state import get_pp_group
+from vllm.sequence import IntermediateTensors
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu_worker import AsyncIntermediateTensors, Worker
 
 from pipemax.vllm_ext.worker.connector import GpuStage, PipeMaxConnector
 from pipemax.vllm_ext.worker.runner_v2 import keep_slots_of_parked
+
+if TYPE_CHECKING:  # seconds to import, and each worker needs one of them
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
 class PipeMaxGpuWorker(Worker):
@@ -21,21 +28,26 @@ class PipeMaxGpuWorker(Worker):
 
     def init_device(self) -> None:
         super().init_device()
-        self._send_stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._send_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch's own lack
         watch_received(self.model_runner, _mark_received)
         if self.use_v2_model_runner:
-            keep_slots_of_parked(self.model_runner)
+            # vLLM annotates a worker's runner as the V1 runner, whichever it makes.
+            keep_slots_of_parked(cast("GPUModelRunnerV2", self.model_runner))
 
-    def execute_model(self, scheduler_output: Any) -> Any:
-        output = super().execute_model(scheduler_output)
+    def execute_model(
+        self, scheduler_output: SchedulerOutput
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
+        output: ModelRunnerOutput | AsyncModelRunnerOutput | None = super().execute_model(scheduler_output)
         if scheduler_output.total_num_scheduled_tokens > 0 and (stage := _gpu_stage()) is not None:
             stage.clock.mark_computed()
             if self._pp_send_work:
                 stage.transfers.hold_for_send(self._sent())
         return output
 
-    def sample_tokens(self, grammar_output: Any) -> Any:
-        output = super().sample_tokens(grammar_output)
+    def sample_tokens(
+        self, grammar_output: GrammarOutput | None
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
+        output: ModelRunnerOutput | AsyncModelRunnerOutput = super().sample_tokens(grammar_output)
         # Other stages only wait for the tokens here.
         if get_pp_group().is_last_rank and (stage := _gpu_stage()) is not None:
             stage.clock.mark_sampled()
@@ -46,25 +58,27 @@ class PipeMaxGpuWorker(Worker):
         with torch.cuda.stream(self._send_stream):
             for handle in self._pp_send_work:
                 handle.wait()  # this stream waits, not the caller
-            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # as above
             event.record(self._send_stream)
-        sent: torch.cuda.Event = event
-        return sent
+        return event
 
 
-def watch_received(runner: Any, on_received: Callable[[], None]) -> None:
+def watch_received(runner: "GPUModelRunner", on_received: Callable[[], None]) -> None:
     """Have ``on_received`` called whenever the compute stream has been told to wait for the stage before."""
     execute_model = runner.execute_model
 
     def execute_watched(
-        scheduler_output: Any, intermediate_tensors: Any = None, *args: Any, **more: Any
-    ) -> Any:
+        scheduler_output: SchedulerOutput,
+        intermediate_tensors: IntermediateTensors | None = None,
+        *args: Any,
+        **more: Any,
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | IntermediateTensors | None:
         if isinstance(intermediate_tensors, AsyncIntermediateTensors):
             callbacks = intermediate_tensors._comm_postprocess or []
             intermediate_tensors._comm_postprocess = [*callbacks, on_received]
         return execute_model(scheduler_output, intermediate_tensors, *args, **more)
 
-    runner.execute_model = execute_watched
+    runner.execute_model = execute_watched  # type: ignore[method-assign]
 
 
 def _mark_received() -> None:

@@ -7,12 +7,15 @@ their blocks, and here their block tables are overwritten. Everything else of th
 It knows nothing of slots that run out: the scheduler (``vllm_ext.scheduler.worker_slots``) keeps account of them.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
+if TYPE_CHECKING:  # seconds to import, and engines with the V1 runner do without
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-def keep_slots_of_parked(runner: Any) -> None:
+
+def keep_slots_of_parked(runner: "GPUModelRunner") -> None:
     """Teach a runner, once its model is loaded or before."""
     update_requests = runner.update_requests
 
@@ -21,8 +24,10 @@ def keep_slots_of_parked(runner: Any) -> None:
         for index, request_id in enumerate(cached.req_ids):
             if request_id in cached.resumed_req_ids:
                 slot = runner.req_states.req_id_to_index[request_id]
-                runner.block_tables.append_block_ids(slot, cached.new_block_ids[index], overwrite=True)
+                block_ids = cached.new_block_ids[index]
+                assert block_ids is not None, f"{request_id} is resumed without its blocks"
+                runner.block_tables.append_block_ids(slot, block_ids, overwrite=True)
                 cached.new_block_ids[index] = None  # nothing to append
         update_requests(scheduler_output)
 
-    runner.update_requests = update_after_prefetches
+    runner.update_requests = update_after_prefetches  # type: ignore[method-assign]
