@@ -9,9 +9,8 @@ import re
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from pipemax.checkpoint.special_tokens import SpecialTokens
+from pipemax.checkpoint.special_tokens import SpecialTokens, Tokenizer
 from pipemax.config import ChatMode
 from pipemax.generation import GenerationRequest, Message, RequestError
 from pipemax.wire import ErrorCode
@@ -22,7 +21,7 @@ _ROLE = re.compile(r"[\w-]+")
 class PromptEncoder:
     """Renders and tokenizes requests. Thread-safe."""
 
-    def __init__(self, tokenizer: Any, *, chat: ChatMode, max_model_len: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, chat: ChatMode, max_model_len: int) -> None:
         """``ValueError`` where ``chat`` asks for a template that the tokenizer does not have."""
         self.has_chat_template = bool(getattr(tokenizer, "chat_template", None))
         if chat is ChatMode.ALWAYS and not self.has_chat_template:

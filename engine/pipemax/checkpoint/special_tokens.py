@@ -12,7 +12,19 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+
+class Tokenizer(Protocol):
+    """What every tokenizer of ``transformers``' interface has; ``added_tokens_decoder`` and ``chat_template`` are
+    looked for, as some kinds lack them."""
+
+    @property
+    def encode(self) -> Callable[..., list[int]]: ...
+
+    @property
+    def apply_chat_template(self) -> Callable[..., Any]:
+        """Return text with ``tokenize=False``; the type of the result depends on the arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +39,7 @@ class Marked:
 class SpecialTokens:
     """A tokenizer's special tokens, as words that a text may hold."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._ids = {token_id for token_id, token in added.items() if token.special}
         # The longest first: of two that begin alike, a tokenizer takes the longer one, too.

