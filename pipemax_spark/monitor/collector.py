@@ -220,7 +220,7 @@ def _check_free(host: str, port: int) -> None:
             probe.bind((host, port))
 
 
-class _TokenCheck(flight.ServerMiddlewareFactory):
+class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow is untyped
     def __init__(self, token: str) -> None:
         super().__init__()
         self._expected = f"Bearer {token}".encode()
@@ -231,7 +231,7 @@ class _TokenCheck(flight.ServerMiddlewareFactory):
             raise flight.FlightUnauthenticatedError("the collector's token is missing or wrong")
 
 
-class _StatsServer(flight.FlightServerBase):
+class _StatsServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow is untyped
     def __init__(self, location: str, token: str, answer: Callable[[ServerStats], JobOutlook | None]) -> None:
         super().__init__(location, middleware={"token": _TokenCheck(token)})
         self._answer = answer
