@@ -175,7 +175,7 @@ class EngineConfig(BaseModel):
             raise ValueError(_readable(error, known=sorted(cls.model_fields))) from None
 
     @classmethod
-    def load(cls, path: Path, **overrides: Any) -> Self:
+    def load(cls, path: Path, **overrides: object) -> Self:
         """From a YAML file; ``overrides`` win over the file. ``ValueError`` names the file."""
         try:
             values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}

@@ -16,6 +16,7 @@ import os
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +65,8 @@ def _resource_file_addresses(executor_pid: int) -> list[str] | None:
         return None
 
 
-def _gpus_of(allocations: Iterable[dict[str, object]]) -> list[str] | None:
+def _gpus_of(allocations: Iterable[dict[str, Any]]) -> list[str] | None:
     for allocation in allocations:
-        if allocation["id"]["resourceName"] == "gpu":  # type: ignore[index]
-            return [str(address) for address in allocation["addresses"]]  # type: ignore[attr-defined]
+        if allocation["id"]["resourceName"] == "gpu":
+            return [str(address) for address in allocation["addresses"]]
     return None

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -75,7 +75,7 @@ def open_workload(name: str, num_requests: int, seed: int = 0) -> "Workload":
     return draw_workload(load_workload(name), num_requests, np.random.default_rng(seed))
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     import json
 
     path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

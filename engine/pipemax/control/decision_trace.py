@@ -171,7 +171,7 @@ def _named(ids: Sequence[str]) -> str:
 # Dataclasses as JSON objects.
 
 
-def encode(value: Any) -> Any:
+def encode(value: object) -> Any:
     """Dataclasses become objects without their None fields, tuples arrays, enums their values."""
     if is_dataclass(value):
         pairs = ((field.name, getattr(value, field.name)) for field in fields(value))

@@ -18,7 +18,7 @@ class KvLayout(StrEnum):
 
 
 def _check_positive(spec: object, *, zero_allowed: frozenset[str] = frozenset()) -> None:
-    for field in fields(spec):  # type: ignore[arg-type]
+    for field in fields(spec):  # type: ignore[arg-type]  # a spec is a dataclass
         value = getattr(spec, field.name)
         if not isinstance(value, int | float):
             continue

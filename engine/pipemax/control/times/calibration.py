@@ -56,7 +56,7 @@ def save_calibration(path: Path, calibration: Calibration) -> None:
     path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
 
 
-def _exactly(kind: type, values: Any) -> dict[str, Any]:
+def _exactly(kind: type, values: object) -> dict[str, Any]:
     """The values, if they have all of a dataclass's fields and no others."""
     names = {field.name for field in fields(kind)}
     if not isinstance(values, dict):

@@ -81,7 +81,7 @@ class PipeMaxCpuWorker(CpuStageWorker):
     """Measures each step: the controller learns from it."""
 
     def init_device(self) -> None:
-        super().init_device()  # type: ignore[no-untyped-call]
+        super().init_device()  # type: ignore[no-untyped-call]  # vLLM lacks the types
         if self.use_v2_model_runner:
             # vLLM annotates a worker's runner as the V1 runner, whichever it makes.
             keep_slots_of_parked(cast("GPUModelRunnerV2", self.model_runner))

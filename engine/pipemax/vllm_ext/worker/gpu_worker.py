@@ -28,7 +28,7 @@ class PipeMaxGpuWorker(Worker):
 
     def init_device(self) -> None:
         super().init_device()
-        self._send_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch's own lack
+        self._send_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch lacks the types
         watch_received(self.model_runner, _mark_received)
         if self.use_v2_model_runner:
             # vLLM annotates a worker's runner as the V1 runner, whichever it makes.
@@ -78,7 +78,7 @@ def watch_received(runner: "GPUModelRunner", on_received: Callable[[], None]) ->
             intermediate_tensors._comm_postprocess = [*callbacks, on_received]
         return execute_model(scheduler_output, intermediate_tensors, *args, **more)
 
-    runner.execute_model = execute_watched  # type: ignore[method-assign]
+    runner.execute_model = execute_watched  # type: ignore[method-assign]  # wrapped on purpose
 
 
 def _mark_received() -> None:

@@ -30,4 +30,4 @@ def keep_slots_of_parked(runner: "GPUModelRunner") -> None:
                 cached.new_block_ids[index] = None  # nothing to append
         update_requests(scheduler_output)
 
-    runner.update_requests = update_after_prefetches  # type: ignore[method-assign]
+    runner.update_requests = update_after_prefetches  # type: ignore[method-assign]  # wrapped on purpose
