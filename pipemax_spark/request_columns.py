@@ -65,9 +65,10 @@ def prompt_text(requests: Any) -> Any:
 
 def _overrides(name: str, schema: Any) -> Any:
     from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.types import StructType
 
     expression, kind = resolve_column(name, schema)
-    names = kind.names if kind.typeName() == "struct" else []
+    names = kind.names if isinstance(kind, StructType) else []
     unknown = sorted(set(names) - OVERRIDE_FIELDS.keys())
     if not names or unknown:
         raise JobError(
