@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipemax.api import Completion, GenerationRequest, Message, OfflineEngine, Sampling
+from pipemax.policy.compare import ChosenPolicy
 from pipemax.wire import ErrorCode
 from tests.engine.conftest import DEMO_MODEL, MAX_MODEL_LEN, PrefixCounters, StartedEngine
 
@@ -183,3 +184,26 @@ def test_aborted_requests_do_not_come_back_and_their_room_is_given_back(engine: 
     assert sorted(ended_ids) == sorted({request.request_id for request in requests} - aborted)
     assert engine.admission_credit_tokens() == room
     assert engine.stats().running_requests == 0
+
+
+def test_an_open_input_is_waited_for_and_an_ended_one_is_not(engine: OfflineEngine) -> None:
+    engine.set_input_open(True)
+    waits = engine.policy_choice.chosen is ChosenPolicy.PIPEMAX  # stock vLLM waits for nothing
+    assert _awaits_input_while_it_runs(engine, "open") is waits
+    engine.set_input_open(False)
+    assert not _awaits_input_while_it_runs(engine, "ended")
+
+
+def _awaits_input_while_it_runs(engine: OfflineEngine, request_id: str) -> bool:
+    engine.submit(
+        [GenerationRequest(request_id=request_id, prompt="Package: x", sampling=Sampling(max_tokens=8))]
+    )
+    awaited = False
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        ended = engine.poll(timeout_s=0.05)
+        if ended:
+            assert [(completion.request_id, completion.error) for completion in ended] == [(request_id, None)]
+            return awaited
+        awaited = awaited or engine.stats().metrics.get("awaits_input") == 1
+    raise AssertionError(f"request {request_id} has not ended")

@@ -9,6 +9,7 @@ from vllm.config import VllmConfig
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core_client import SyncMPClient
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
@@ -38,6 +39,7 @@ _PRIVATE_NAMES: Needed = (
         ("allocate_slots", "cache_blocks", "free", "get_computed_blocks", "truncate_computed_blocks"),
     ),
     (Request, ("append_output_token_ids",)),
+    (SyncMPClient, ("_send_input", "call_utility")),
 )
 
 

@@ -1,12 +1,18 @@
-"""Calls from the engine's process to the scheduler in vLLM's core process, by vLLM's own utility calls.
+"""Calls from the engine's process to the scheduler in vLLM's core, by vLLM's own utility calls.
 
-vLLM finds the method of such a call by its name on ``EngineCore``, and passes nothing on to the scheduler: so the core
-gets two methods more, in the process where PipeMax's scheduler is made. Plain values alone cross.
+vLLM finds the method of such a call by its name on ``EngineCore``, and passes nothing on to the scheduler. So the core
+gets three more methods, in the process where PipeMax's scheduler is made. Only plain values cross. The core may also
+live in the caller's process (``VLLM_ENABLE_V1_MULTIPROCESSING=0``), where the methods are called directly.
 """
 
+import logging
+import uuid
+from concurrent.futures import Future
 from typing import Any
 
+from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from pipemax.control.controller_config import StageConfig
@@ -14,14 +20,18 @@ from pipemax.control.decision_trace import decode, encode
 from pipemax.control.times.profiling import TimedCopy, TimedStep
 from pipemax.vllm_ext.runtime_settings import encode_stage
 
+log = logging.getLogger(__name__)
+
 _TAKE_PROFILE = "pipemax_take_profile"
 _RECALIBRATE = "pipemax_recalibrate"
+_SET_INPUT_OPEN = "pipemax_set_input_open"
 
 
 def answer_calls() -> None:
-    """In the core's process: hand calls on to its scheduler."""
+    """Hand calls on to the core's scheduler. Call this in the core's process."""
     setattr(EngineCore, _TAKE_PROFILE, lambda core: core.scheduler.take_profile())
     setattr(EngineCore, _RECALIBRATE, lambda core, stages: core.scheduler.recalibrate(stages))
+    setattr(EngineCore, _SET_INPUT_OPEN, lambda core, is_open: core.scheduler.set_input_open(is_open))
 
 
 def encode_profile(steps: list[TimedStep], copies: list[TimedCopy]) -> dict[str, Any]:
@@ -29,17 +39,53 @@ def encode_profile(steps: list[TimedStep], copies: list[TimedCopy]) -> dict[str,
 
 
 def take_profile(engine: LLMEngine) -> tuple[list[TimedStep], list[TimedCopy]]:
-    """Steps and copies that were timed since the last call."""
+    """Return the steps and copies that were timed since the last call."""
     profile = _call(engine, _TAKE_PROFILE)
     steps = [decode(TimedStep, step) for step in profile["steps"]]
     return steps, [decode(TimedCopy, copy) for copy in profile["copies"]]
 
 
 def recalibrate(engine: LLMEngine, stages: tuple[StageConfig, ...]) -> None:
-    """The controller predicts by these coefficients from now on."""
+    """Have the controller predict by these coefficients from now on."""
     _call(engine, _RECALIBRATE, [encode_stage(stage) for stage in stages])
 
 
+def set_input_open(engine: LLMEngine, is_open: bool) -> None:
+    """Tell the scheduler whether more requests may come, in order with ``add_request``.
+
+    Return without waiting for the core, which may be computing a step. Call this on the thread that adds requests.
+    If the core is dead, do nothing: the next ``engine.step()`` reports the death, as after ``abort_requests``.
+    """
+    _send(engine, _SET_INPUT_OPEN, is_open)
+
+
 def _call(engine: LLMEngine, method: str, *arguments: object) -> Any:
+    """Return the core's answer. A core in another process answers between two steps."""
     client: Any = engine.engine_core  # vLLM's base class of clients lacks the method that each of them has
+    if isinstance(client, InprocClient):
+        return getattr(client.engine_core, method)(*arguments)
     return client.call_utility(method, *arguments)
+
+
+def _send(engine: LLMEngine, method: str, *arguments: object) -> None:
+    """Make a call and do not wait for the answer: vLLM's ``call_utility`` without its last line.
+
+    The order holds: requests, aborts and calls take one socket and one queue, and the core empties the queue in order
+    before each step. A failed call is logged here and in the core.
+    """
+    client: Any = engine.engine_core
+    if isinstance(client, InprocClient):
+        getattr(client.engine_core, method)(*arguments)
+    elif not client.resources.engine_dead:
+        call_id = uuid.uuid1().int >> 64
+        answer: Future[Any] = Future()
+        answer.add_done_callback(_log_failure)
+        # Before the call is sent: vLLM's output thread looks the answer's id up, and dies of one that it cannot find.
+        client.utility_results[call_id] = answer
+        client._send_input(EngineCoreRequestType.UTILITY, (0, call_id, method, arguments))
+
+
+def _log_failure(answer: Future[Any]) -> None:
+    error = answer.exception()
+    if error is not None:
+        log.error("vLLM's core did not carry out a call: %s", error)

@@ -11,12 +11,6 @@ from pipemax.domain.step_times import Segment, StepTimeModel
 
 _KEY = "pipemax"
 
-INPUT_OPENED = "pipemax:input-opened"
-INPUT_ENDED = "pipemax:input-ended"
-"""Names of no request. To abort one tells the scheduler whether more requests may come: vLLM passes unknown names on,
-in order with the requests, and nothing else of a client's reaches the scheduler.
-"""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeSettings:

@@ -22,6 +22,7 @@ from pipemax.config import EngineConfig, Policy
 from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.generation import Completion, EngineStats, GenerationRequest, RequestError, Sampling
 from pipemax.vllm_ext.calibration.measure import calibrate_at_start
+from pipemax.vllm_ext.core_calls import set_input_open
 from pipemax.vllm_ext.engine.admission import AdmissionBook
 from pipemax.vllm_ext.engine.stat_logger import EngineLedger, StatLogger
 from pipemax.vllm_ext.engine.step_watch import StepWatch
@@ -31,7 +32,6 @@ from pipemax.vllm_ext.launch.vllm_config import (
     launch_environment,
     make_vllm_config,
 )
-from pipemax.vllm_ext.runtime_settings import INPUT_ENDED, INPUT_OPENED
 from pipemax.wire import ErrorCode
 
 _ENCODED_AT_ONCE = 512
@@ -209,7 +209,7 @@ class VllmEngine:
     def _tell_input(self, is_open: bool) -> None:
         self._ledger.input_open = is_open
         if self._hears_of_input:
-            self._engine.engine_core.abort_requests([INPUT_OPENED if is_open else INPUT_ENDED])
+            set_input_open(self._engine, is_open)
 
     @staticmethod
     def _completion(output: RequestOutput | PoolingRequestOutput) -> Completion:

@@ -12,7 +12,6 @@ known, while it evicts whom it likes, for steps are first in, first out on every
 """
 
 import time
-from collections.abc import Iterable
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
@@ -23,7 +22,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
 from pipemax.control.controller import Controller
 from pipemax.domain.events import (
@@ -44,7 +43,7 @@ from pipemax.domain.request import RequestSpec
 from pipemax.domain.units import RequestId, ceil_div
 from pipemax.vllm_ext.compat import check_kv_cache
 from pipemax.vllm_ext.core_calls import answer_calls, encode_profile
-from pipemax.vllm_ext.runtime_settings import INPUT_ENDED, INPUT_OPENED, RuntimeSettings, decode_stage
+from pipemax.vllm_ext.runtime_settings import RuntimeSettings, decode_stage
 from pipemax.vllm_ext.scheduler.gpu_blocks import GpuBlocks
 from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks
 from pipemax.vllm_ext.scheduler.prefix_finder import PrefixFinder
@@ -53,8 +52,6 @@ from pipemax.vllm_ext.scheduler.step_copies import CopyGatherer
 from pipemax.vllm_ext.scheduler.worker_slots import UNLIMITED, WorkerState
 from pipemax.vllm_ext.worker.connector import StepMetadata
 from pipemax.vllm_ext.worker.stage_reports import ReportBook, WorkerReports
-
-_INPUT_EVENTS: dict[str, Event] = {INPUT_OPENED: InputOpened(), INPUT_ENDED: InputEnded()}
 
 
 class PipeMaxScheduler(Scheduler):
@@ -127,13 +124,9 @@ class PipeMaxScheduler(Scheduler):
         super().add_request(request)
         self._num_added += 1
 
-    def finish_requests(
-        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
-    ) -> list[Request]:
-        """Also told whether more input may come, by names of no request."""
-        if isinstance(request_ids, list):
-            self._events += [_INPUT_EVENTS[name] for name in request_ids if name in _INPUT_EVENTS]
-        return super().finish_requests(request_ids, finished_status)
+    def set_input_open(self, is_open: bool) -> None:
+        """See ``core_calls.set_input_open``."""
+        self._events.append(InputOpened() if is_open else InputEnded())
 
     # -- a step -----------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from pipemax.vllm_ext.runtime_settings import INPUT_ENDED, INPUT_OPENED
 from tests.unit.vllm_ext.fake_worker import FakeCore, make_request, make_scheduler
 
 
@@ -19,14 +18,14 @@ def metrics(core: FakeCore) -> dict[str, Any]:
 
 def test_with_its_input_open_a_prefill_phase_waits_and_goes_on_when_it_has_ended() -> None:
     core = make_core()
-    core.abort([INPUT_OPENED])
+    core.scheduler.set_input_open(True)
     core.add(make_request("a", [5, 6, 7], max_tokens=4))
     for _ in range(10):
         core.step()
     assert metrics(core)["awaits_input"] == 1
     assert core.outputs["a"] != [], "its prompt is done"
     assert len(core.outputs["a"]) == 1, "it does not decode yet"
-    core.abort([INPUT_ENDED])
+    core.scheduler.set_input_open(False)
     assert len(core.run()["a"]) == 4
 
 
@@ -38,7 +37,7 @@ def test_without_a_word_of_its_input_nothing_is_awaited() -> None:
 
 def test_the_demand_shrinks_by_what_is_known_and_says_how_many_that_are() -> None:
     core = make_core()
-    core.abort([INPUT_OPENED])
+    core.scheduler.set_input_open(True)
     for name in ("a", "b"):
         core.add(make_request(name, [5, 6, 7], max_tokens=6))
     core.step()

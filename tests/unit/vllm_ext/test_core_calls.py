@@ -1,0 +1,133 @@
+"""Calls to the scheduler reach it through vLLM's own client and core, in one process and between two."""
+
+import logging
+import queue
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.v1.engine import EngineCoreRequestType
+from vllm.v1.engine.core import EngineCore, EngineCoreProc, EngineShutdownState
+from vllm.v1.engine.core_client import (
+    BackgroundResources,
+    InprocClient,
+    SyncMPClient,
+    _process_utility_output,
+)
+
+from pipemax.vllm_ext.core_calls import answer_calls, set_input_open, take_profile
+
+
+@dataclass
+class FakeScheduler:
+    heard: list[Any] = field(default_factory=list)
+
+    def take_profile(self) -> dict[str, Any]:
+        return {"steps": [], "copies": []}
+
+    def set_input_open(self, is_open: bool) -> None:
+        self.heard.append(is_open)
+
+    def add_request(self, request: Any) -> None:
+        self.heard.append(request)
+
+
+class FakeCoreProcess(EngineCoreProc):
+    """vLLM's core with a scheduler only: it takes in what a client sent when it is told to."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        self.input_queue: queue.Queue[Any] = queue.Queue()
+        self.output_queue: queue.Queue[Any] = queue.Queue()
+        self.shutdown_state = EngineShutdownState.RUNNING
+
+    def add_request(self, request: Any, request_wave: int = 0) -> None:
+        self.scheduler.add_request(request)
+
+    def take_in(self) -> None:
+        while not self.input_queue.empty():
+            self._handle_client_request(*self.input_queue.get())
+
+    def shutdown(self) -> None:
+        pass
+
+
+class QueueClient(SyncMPClient):
+    """vLLM's client with queues for sockets; ``take_answers`` does what its output thread does."""
+
+    def __init__(self, core: FakeCoreProcess) -> None:
+        self._core = core
+        self.resources = BackgroundResources(ctx=None)
+        self.utility_results = {}
+
+    def _send_input(self, request_type: EngineCoreRequestType, request: Any) -> None:
+        self._core.input_queue.put((request_type, request))
+
+    def take_answers(self) -> None:
+        while not self._core.output_queue.empty():
+            _, outputs = self._core.output_queue.get()
+            _process_utility_output(outputs.utility_output, self.utility_results)
+
+
+class InProcessClient(InprocClient):
+    def __init__(self, core: EngineCore) -> None:
+        self.engine_core = core
+
+
+@pytest.fixture(autouse=True)
+def _answered() -> None:
+    answer_calls()
+
+
+def engine_of(client: Any) -> Any:
+    return SimpleNamespace(engine_core=client)
+
+
+def make_pair(scheduler: Any) -> tuple[FakeCoreProcess, QueueClient]:
+    core = FakeCoreProcess(scheduler)
+    return core, QueueClient(core)
+
+
+def test_the_input_signal_does_not_wait_for_the_core_and_keeps_its_place_among_requests() -> None:
+    core, client = make_pair(scheduler := FakeScheduler())
+    set_input_open(engine_of(client), True)
+    client._send_input(EngineCoreRequestType.ADD, ("request", 0))
+    set_input_open(engine_of(client), False)
+    assert scheduler.heard == [], "the core is busy with a step"
+    core.take_in()
+    assert scheduler.heard == [True, "request", False]
+
+
+def test_the_answer_to_the_input_signal_is_expected_and_then_forgotten() -> None:
+    core, client = make_pair(FakeScheduler())
+    set_input_open(engine_of(client), True)
+    core.take_in()
+    client.take_answers()
+    assert client.utility_results == {}
+
+
+def test_a_core_that_cannot_take_the_input_signal_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    core, client = make_pair(SimpleNamespace())
+    set_input_open(engine_of(client), True)
+    core.take_in()
+    with caplog.at_level(logging.ERROR, logger="pipemax"):
+        client.take_answers()
+    assert "set_input_open" in caplog.text
+
+
+def test_a_dead_core_is_sent_no_input_signal() -> None:
+    core, client = make_pair(FakeScheduler())
+    client.resources.engine_dead = True
+    set_input_open(engine_of(client), True)
+    assert core.input_queue.empty()
+    assert client.utility_results == {}
+
+
+def test_a_core_in_the_same_process_is_called_directly() -> None:
+    core = FakeCoreProcess(scheduler := FakeScheduler())
+    engine = engine_of(InProcessClient(core))
+    assert take_profile(engine) == ([], [])
+    set_input_open(engine, True)
+    assert scheduler.heard == [True]
+    assert core.input_queue.empty()
