@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from pipemax.api import Completion, Engine, EngineStats
 from pipemax.checkpoint.content import content_of
@@ -46,22 +47,36 @@ class HostSnapshot:
     engine_stats: EngineStats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostCallbacks:
-    """Whom the engine's thread tells what; none of them may block for long."""
+class EngineListener(Protocol):
+    """Told what happens to the engine, on the engine's thread.
 
-    deliver: Callable[[Sequence[Completion]], None]
-    """Completions, in the order of ``poll``."""
-    observe: Callable[[Engine, EngineConfig], None]
-    """Before the engine's first row, and after each poll."""
-    running_rows: Callable[[], int]
-    """Rows in the engine, as the sessions count them."""
-    changed: Callable[[], None]
-    """An engine is ready, or did not start: whoever waits shall look again."""
-    dying: Callable[[], None]
-    """The engine is gone, and nobody has heard of it yet."""
-    died: Callable[[str], None]
-    """The engine is gone, and why; the sessions know."""
+    No method may block for long: the engine is not polled until the method returns.
+    """
+
+    def engine_loaded(self, engine: Engine, config: EngineConfig) -> None:
+        """A new engine is ready, and no session knows of it yet."""
+
+    def engine_polled(self, engine: Engine, config: EngineConfig) -> None:
+        """The engine was polled, and the rows that had ended were passed to ``rows_ended``."""
+
+    def rows_ended(self, completions: Sequence[Completion]) -> None:
+        """Rows have ended, in the order of ``poll``."""
+
+    def readiness_changed(self) -> None:
+        """An engine is ready, or did not start: sessions that wait must look again."""
+
+    def engine_died(self) -> None:
+        """The engine is gone, and no session has heard of it yet."""
+
+    def death_announced(self, reason: str) -> None:
+        """The engine is gone, and every session is refused for this reason from now on."""
+
+    def running_rows(self) -> int:
+        """Return how many rows the engine holds, as the sessions count them.
+
+        The only question among the events. It is asked on a session's thread, behind the host's lock: do not call the
+        host from here.
+        """
 
 
 @dataclass(slots=True)
@@ -90,14 +105,14 @@ class _State:
 
 
 class EngineHost:
-    """Owns the resident engine. Every public method is thread-safe and returns at once, but ``stop``."""
+    """Owns the resident engine. Every public method is thread-safe and returns at once, but ``wait_until_closed``."""
 
     def __init__(
-        self, factory: EngineFactory, callbacks: HostCallbacks, timings: Timings, gpus: GpuLocks
+        self, factory: EngineFactory, listener: EngineListener, timings: Timings, gpus: GpuLocks
     ) -> None:
         self._factory = factory
         self._gpus = gpus
-        self._callbacks = callbacks
+        self._listener = listener
         self._timings = timings
         self._changed = threading.Condition()
         self._state = _State()
@@ -207,7 +222,7 @@ class EngineHost:
         return Waiting(detail=f"{detail} (another job's)" if other else detail, other_config=other)
 
     def _still_s(self, member: Member, now_s: float) -> float:
-        if self._callbacks.running_rows() > 0:
+        if self._listener.running_rows() > 0:
             self._moved_at_s = now_s
         return now_s - max(self._moved_at_s, member.since_s)
 
@@ -220,10 +235,10 @@ class EngineHost:
         except Exception as error:
             # Whatever ends this thread ends the engine's usefulness: tell everyone, never die in silence.
             log.exception("the engine died")
-            self._callbacks.dying()
+            self._listener.engine_died()
             detail = str(error) if isinstance(error, EngineDiedError) else f"the engine died: {error!r}"
             self.stop(Refused(code=SessionErrorCode.ENGINE_DIED, detail=detail))
-            self._callbacks.died(detail)
+            self._listener.death_announced(detail)
         finally:
             self._close_resident()
 
@@ -246,7 +261,7 @@ class EngineHost:
                 return
         if target is not None:
             self._load(target)
-            self._callbacks.changed()
+            self._listener.readiness_changed()
         elif resident is not None:
             self._poll(resident)
 
@@ -269,7 +284,7 @@ class EngineHost:
                 target, f"the engine of model {target.config.model!r} did not start: {error!r}"
             )
         else:
-            self._callbacks.observe(engine, target.config)
+            self._listener.engine_loaded(engine, target.config)
             with self._changed:
                 state.resident = _Resident(engine, target.config, target.engine_id, content)
                 state.loading = None
@@ -302,8 +317,8 @@ class EngineHost:
         finally:
             self._polling = False
         if completions:
-            self._callbacks.deliver(completions)
-        self._callbacks.observe(resident.engine, resident.config)
+            self._listener.rows_ended(completions)
+        self._listener.engine_polled(resident.engine, resident.config)
 
     def _close_resident(self) -> None:
         state = self._state

@@ -19,6 +19,8 @@ from pipemax.wire import ProcessIdentity
 log = logging.getLogger(__name__)
 
 _LOOK_PERIOD_S = 0.25
+EXIT_ENGINE_DIED = 3
+"""The server's exit status when its engine has died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

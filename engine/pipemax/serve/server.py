@@ -1,47 +1,39 @@
-"""The Flight service: checks headers, opens sessions, routes completions, answers health, stats and shutdown."""
+"""The Flight service: checks headers, serves sessions, answers health, stats and shutdown."""
 
 import itertools
 import logging
-import socket
-import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from pyarrow import flight
 
-from pipemax.api import Completion, Engine
 from pipemax.config import EngineConfig
 from pipemax.serve.collector_reports import Reporter
-from pipemax.serve.engine_host import EngineFactory, EngineHost, HostCallbacks
+from pipemax.serve.engine_host import EngineFactory, EngineHost
 from pipemax.serve.flight_session import ClientGoneError, Session, SessionFailedError, SessionTerms, refuse
 from pipemax.serve.flow.credit import CreditWindow
 from pipemax.serve.flow.open_input import InputWatch
-from pipemax.serve.flow.pacing import Pacer
 from pipemax.serve.gpu_locks import GpuLocks
 from pipemax.serve.job_stats import StatsBook
-from pipemax.serve.lifecycle import Exit, Lifecycle
+from pipemax.serve.lifecycle import EXIT_ENGINE_DIED, Exit, Lifecycle
 from pipemax.serve.limits import Timings, WindowLimits
 from pipemax.serve.membership import Refused
 from pipemax.serve.rows.journal import Journal
 from pipemax.serve.rows.result_cache import ResultCache
 from pipemax.serve.rows.turns import Turns
+from pipemax.serve.server_stats import ServerSnapshots
+from pipemax.serve.sessions import EngineSessions
 from pipemax.wire import (
     COMPLETION_SCHEMA,
     PACKAGE_VERSION,
     VERSION_METADATA,
     WIRE_VERSION,
-    CollectorAddress,
-    ProcessIdentity,
     ServerAction,
-    ServerStats,
     SessionErrorCode,
     SessionHeader,
 )
 
 log = logging.getLogger(__name__)
-
-EXIT_ENGINE_DIED = 3
 
 
 class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]  # pyarrow is untyped
@@ -61,29 +53,19 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         self._lifecycle = lifecycle
         self._stats = StatsBook()
         self._window = CreditWindow(limits)
-        self._pacer = Pacer(self._window)
-        self._inputs = InputWatch(self._stats.received)
-        self._told_input: tuple[Engine, bool] | None = None
         self._cache = ResultCache(limits.cache_bytes)
         self._turns = Turns(journal)
         self._numbers = itertools.count(1)
-        self._sessions_lock = threading.Lock()
-        self._sessions: dict[int, Session] = {}
-        self._identity = ProcessIdentity.own()
-        self._host_name = socket.gethostname()
-        callbacks = HostCallbacks(
-            deliver=self._route,
-            observe=self._observe,
-            running_rows=lambda: self._window.running_rows,
-            changed=self._wake_all,
-            dying=self._turns.freeze,
-            died=self._engine_died,
+        inputs = InputWatch(self._stats.received)
+        self._sessions = EngineSessions(
+            window=self._window, turns=self._turns, inputs=inputs, lifecycle=lifecycle
         )
-        self._host = EngineHost(engine_factory, callbacks, timings, gpus)
+        self._host = EngineHost(engine_factory, self._sessions, timings, gpus)
+        self._snapshots = ServerSnapshots(self._host, self._window, self._stats)
         self._reporter = Reporter(
             self._stats.collectors,
-            self._stats_for,
-            self._inputs.hear,
+            self._snapshots.with_jobs_of,
+            inputs.hear,
             period_s=timings.stats_push_s,
             timeout_s=timings.stats_timeout_s,
         )
@@ -100,9 +82,9 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         """Refuse everyone, give clients a moment to hear it, close the engine. False if that takes too long."""
         self._turns.close(in_order=cause.status != EXIT_ENGINE_DIED)
         self._host.stop(Refused(code=SessionErrorCode.SHUTTING_DOWN, detail=cause.reason))
-        self._wake_all()
+        self._sessions.wake_all()
         deadline_s = time.monotonic() + min(2.0, close_timeout_s)
-        while self._sessions and time.monotonic() < deadline_s:
+        while self._sessions.num_open and time.monotonic() < deadline_s:
             time.sleep(0.02)
         self._reporter.stop()
         return self._host.wait_until_closed(close_timeout_s)
@@ -116,7 +98,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         reader: flight.MetadataRecordBatchReader,
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
-        """One session; see ``pipemax.wire`` for the protocol."""
+        """Serve one session; see ``pipemax.wire`` for the protocol."""
         writer.begin(COMPLETION_SCHEMA.with_metadata(VERSION_METADATA))
         try:
             terms = check_header(next(self._numbers), descriptor.command)
@@ -130,19 +112,17 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[flight.Result]:
         match action.type:
             case ServerAction.HEALTH:
-                yield flight.Result(self._snapshot(with_jobs=False).to_bytes())
+                yield flight.Result(self._snapshots.without_jobs().to_bytes())
             case ServerAction.STATS:
-                yield flight.Result(self._snapshot(with_jobs=True).to_bytes())
+                yield flight.Result(self._snapshots.with_all_jobs().to_bytes())
             case ServerAction.SHUTDOWN:
-                yield flight.Result(self._snapshot(with_jobs=False).to_bytes())
+                yield flight.Result(self._snapshots.without_jobs().to_bytes())
                 self._lifecycle.stop(Exit(reason="told to shut down"))
             case unknown:
                 raise flight.FlightServerError(f"unknown action {unknown!r}")
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
         return [(str(action), "takes nothing, answers a ServerStats") for action in ServerAction]
-
-    # Sessions.
 
     def _run_session(
         self,
@@ -161,14 +141,12 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             stats=self._stats,
             turns=self._turns,
             cache=self._cache if header.reuses_results else None,
-            input_ended=lambda: self._end_input(terms.number),
+            input_ended=lambda: self._sessions.end_input(terms.number),
             context=context,
             reader=reader,
             writer=writer,
         )
-        with self._sessions_lock:
-            self._sessions[terms.number] = session
-        self._inputs.open(terms.number, header.job_id)
+        self._sessions.open(terms.number, header.job_id, session)
         log.info("session %d opened: job %s, %s", terms.number, header.job_id, header.task)
         outcome = "broke off"
         try:
@@ -179,10 +157,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         except ClientGoneError as gone:
             outcome = f"lost its client: {str(gone).partition('.')[0]}"
         finally:
-            self._inputs.close(terms.number, header.job_id)
-            with self._sessions_lock:
-                del self._sessions[terms.number]
-            self._wake_all()  # its credit is free for others
+            self._sessions.close(terms.number, header.job_id)
             # Before this call returns, which is when the client sees the end: the totals must be exact by then.
             collector = self._stats.close_session(header.job_id)
             if collector is not None:
@@ -190,73 +165,10 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             self._lifecycle.close_session()
             log.info("session %d %s", terms.number, outcome)
 
-    def _end_input(self, number: int) -> None:
-        self._inputs.end(number)
-        self._wake_all()  # the stream's unused credit, and its turn, are the next one's
-
     def _refuse_useless_engine(self, job_id: str) -> None:
         reason = self._turns.join(job_id)
         if reason is not None:
             raise SessionFailedError(SessionErrorCode.ENGINE_UNUSABLE, reason)
-
-    def _route(self, completions: Sequence[Completion]) -> None:
-        self._turns.record_ends(completions)
-        self._pacer.learn(completions)
-        by_session: dict[int, list[Completion]] = defaultdict(list)
-        for completion in completions:
-            by_session[int(completion.request_id.partition(":")[0])].append(completion)
-        for number, own in by_session.items():
-            with self._sessions_lock:
-                session = self._sessions.get(number)
-            if session is not None:  # else it ended meanwhile, and nobody waits for its rows
-                session.deliver(own)
-
-    def _observe(self, engine: Engine, config: EngineConfig) -> None:
-        if self._pacer.resize(engine, config, rows_left=self._inputs.rows_left()):
-            self._wake_all()  # there is credit to grant
-        told = (engine, self._inputs.is_open())
-        if told != self._told_input:
-            engine.set_input_open(told[1])
-            self._told_input = told
-        self._turns.release(engine)
-
-    def _wake_all(self) -> None:
-        with self._sessions_lock:
-            sessions = list(self._sessions.values())
-        for session in sessions:
-            session.wake()
-
-    def _engine_died(self, detail: str) -> None:
-        self._wake_all()
-        self._lifecycle.stop(Exit(reason=detail, status=EXIT_ENGINE_DIED, at_once=True))
-
-    # Statistics.
-
-    def _stats_for(self, collector: CollectorAddress) -> ServerStats:
-        return self._snapshot(with_jobs=True, collector=collector)
-
-    def _snapshot(self, *, with_jobs: bool, collector: CollectorAddress | None = None) -> ServerStats:
-        host = self._host.snapshot()
-        engine = host.engine_stats
-        window_rows = self._window.rows if host.state == "ready" else 0
-        return ServerStats(
-            server_id=f"{self._host_name}:{self._identity.pid}:{self._identity.start_ticks}",
-            host=self._host_name,
-            pid=self._identity.pid,
-            at_unix_s=time.time(),
-            state=host.state,
-            detail=host.detail,
-            engine_id=host.engine_id,
-            engine_starts=host.engine_starts,
-            phase=engine.phase,
-            running_requests=engine.running_requests,
-            waiting_requests=engine.waiting_requests,
-            kv_usage=engine.kv_usage,
-            window_rows=window_rows,
-            engine_metrics=engine.metrics,
-            policy=engine.policy,
-            jobs=self._stats.jobs(collector) if with_jobs else {},
-        )
 
 
 def check_header(number: int, text: bytes) -> SessionTerms:

@@ -1,0 +1,122 @@
+"""The open sessions, and what the engine's thread tells them.
+
+``EngineSessions`` is the ``EngineListener`` of the server. It hands finished rows to the sessions that sent them,
+sizes the credit window, tells the engine whether more rows may come, and begins the next turn. It knows nothing of
+Flight, and of a session only how to hand it rows and how to wake it.
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Protocol
+
+from pipemax.api import Completion, Engine
+from pipemax.config import EngineConfig
+from pipemax.serve.flow.credit import CreditWindow
+from pipemax.serve.flow.open_input import InputWatch
+from pipemax.serve.flow.pacing import Pacer
+from pipemax.serve.lifecycle import EXIT_ENGINE_DIED, Exit, Lifecycle
+from pipemax.serve.rows.turns import Turns
+
+
+class OpenSession(Protocol):
+    """What is asked of a session. Both methods are called on any thread and must not block."""
+
+    def deliver(self, completions: Sequence[Completion]) -> None:
+        """Take completions of this session's rows."""
+
+    def wake(self) -> None:
+        """Look again at the engine and at the credit."""
+
+
+class EngineSessions:
+    """Implements ``EngineListener`` on the engine's thread. All other methods are thread-safe."""
+
+    def __init__(
+        self, *, window: CreditWindow, turns: Turns, inputs: InputWatch, lifecycle: Lifecycle
+    ) -> None:
+        """``lifecycle`` ends the server when the engine has died."""
+        self._window = window
+        self._turns = turns
+        self._inputs = inputs
+        self._lifecycle = lifecycle
+        self._lock = threading.Lock()
+        self._open: dict[int, OpenSession] = {}  # by the session's number
+        # The engine's thread only:
+        self._pacer = Pacer(window)
+        self._told_input: tuple[Engine, bool] | None = None  # the last engine that was told, and what
+
+    # The sessions' threads, and the server's.
+
+    @property
+    def num_open(self) -> int:
+        with self._lock:
+            return len(self._open)
+
+    def open(self, number: int, job_id: str, session: OpenSession) -> None:
+        """Hand the session its completions from now on, until ``close``."""
+        with self._lock:
+            self._open[number] = session
+        self._inputs.open(number, job_id)
+
+    def end_input(self, number: int) -> None:
+        """The session's client has sent its last row; its rows may still run."""
+        self._inputs.end(number)
+        self.wake_all()  # the stream's unused credit, and its turn, are the next one's
+
+    def close(self, number: int, job_id: str) -> None:
+        """Forget the session. Completions of its rows are dropped from now on."""
+        self._inputs.close(number, job_id)
+        with self._lock:
+            del self._open[number]
+        self.wake_all()  # its credit is free for others
+
+    def wake_all(self) -> None:
+        with self._lock:
+            sessions = list(self._open.values())
+        for session in sessions:
+            session.wake()
+
+    def running_rows(self) -> int:
+        """See ``EngineListener.running_rows``."""
+        return self._window.running_rows
+
+    # The engine's thread: see ``EngineListener``.
+
+    def engine_loaded(self, engine: Engine, config: EngineConfig) -> None:
+        self._feed(engine, config)
+
+    def engine_polled(self, engine: Engine, config: EngineConfig) -> None:
+        self._feed(engine, config)
+
+    def rows_ended(self, completions: Sequence[Completion]) -> None:
+        self._turns.record_ends(completions)
+        self._pacer.learn(completions)
+        by_session: dict[int, list[Completion]] = defaultdict(list)
+        for completion in completions:
+            by_session[int(completion.request_id.partition(":")[0])].append(completion)
+        for number, own in by_session.items():
+            with self._lock:
+                session = self._open.get(number)
+            if session is not None:  # else it ended meanwhile, and nobody waits for its rows
+                session.deliver(own)
+
+    def readiness_changed(self) -> None:
+        self.wake_all()
+
+    def engine_died(self) -> None:
+        self._turns.freeze()
+
+    def death_announced(self, reason: str) -> None:
+        self.wake_all()
+        self._lifecycle.stop(Exit(reason=reason, status=EXIT_ENGINE_DIED, at_once=True))
+
+    def _feed(self, engine: Engine, config: EngineConfig) -> None:
+        """Set the window by what the engine can take, and let it have what it waits for."""
+        if self._pacer.resize(engine, config, rows_left=self._inputs.rows_left()):
+            self.wake_all()  # there is credit to grant
+        told = (engine, self._inputs.is_open())
+        if told != self._told_input:
+            engine.set_input_open(told[1])
+            self._told_input = told
+        self._turns.release(engine)
