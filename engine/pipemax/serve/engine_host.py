@@ -87,15 +87,24 @@ class _Resident:
     content: bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Load:
+    """An engine that is being made."""
+
+    member: Member
+    """The one that it is made for first."""
+    since_s: float
+    instead_of: str
+    """For people, after the model's name: which engine it replaces. Empty where it replaces none."""
+
+
 @dataclass(slots=True)
 class _State:
     """Everything behind the host's lock."""
 
     members: list[Member] = field(default_factory=list)
     resident: _Resident | None = None
-    loading: Member | None = None
-    loading_since_s: float = 0.0
-    loading_instead_of: str = ""
+    load: _Load | None = None
     unused_since_s: float = 0.0
     failures: StartFailures = field(default_factory=StartFailures)
     last_failure: str = ""
@@ -169,8 +178,8 @@ class EngineHost:
             refusal = state.refusal or member.refusal
             if refusal is not None:
                 return refusal
-            if state.loading is not None:
-                return self._waiting_for_load(member, now_s)
+            if state.load is not None:
+                return self._waiting_for(state.load, member, now_s)
             if state.resident is None:
                 return Waiting(detail=f"about to load model {member.config.model}")
             if state.resident.engine_id == member.engine_id:
@@ -196,8 +205,8 @@ class EngineHost:
             name, detail = "starting", ""
             if state.refusal is not None:  # for good: clients wait for this server's successor
                 name, detail = "stopping", state.refusal.detail
-            elif state.loading is not None:
-                name, detail = "loading", self._waiting_for_load(state.loading, now_s).detail
+            elif state.load is not None:
+                name, detail = "loading", self._waiting_for(state.load, state.load.member, now_s).detail
             elif state.resident is not None:
                 name = "ready"
             elif state.last_failure:
@@ -210,15 +219,10 @@ class EngineHost:
                 engine_stats=state.resident.engine.stats() if state.resident else EngineStats(),
             )
 
-    def _waiting_for_load(self, member: Member, now_s: float) -> Waiting:
-        state = self._state
-        assert state.loading is not None
-        seconds = int(now_s - state.loading_since_s)
-        other = state.loading.engine_id != member.engine_id
-        doing = (
-            self._gpus.wait_reason or f"loading model {state.loading.config.model}{state.loading_instead_of}"
-        )
-        detail = f"{doing}, {seconds} s"
+    def _waiting_for(self, load: _Load, member: Member, now_s: float) -> Waiting:
+        other = load.member.engine_id != member.engine_id
+        doing = self._gpus.wait_reason or f"loading model {load.member.config.model}{load.instead_of}"
+        detail = f"{doing}, {int(now_s - load.since_s)} s"
         return Waiting(detail=f"{detail} (another job's)" if other else detail, other_config=other)
 
     def _still_s(self, member: Member, now_s: float) -> float:
@@ -252,24 +256,24 @@ class EngineHost:
                 grace_s=self._timings.replace_grace_s,
             )
             resident = state.resident
+            load = None
             if target is not None:
+                instead_of = f" in place of {resident.config.model}" if resident else ""
+                load = _Load(member=target, since_s=time.monotonic(), instead_of=instead_of)
                 # Under the same lock as the choice: a session that joins now must not get the old engine.
-                state.loading, state.loading_since_s = target, time.monotonic()
-                state.loading_instead_of = f" in place of {resident.config.model}" if resident else ""
+                state.load = load
             elif resident is None:
                 self._changed.wait(_REST_S)
                 return
-        if target is not None:
-            self._load(target)
+        if load is not None:
+            self._load(load)
             self._listener.readiness_changed()
         elif resident is not None:
             self._poll(resident)
 
-    def _load(self, target: Member) -> None:
-        state = self._state
-        log.info(
-            "loading model %s (config %s)%s", target.config.model, target.engine_id, state.loading_instead_of
-        )
+    def _load(self, load: _Load) -> None:
+        state, target = self._state, load.member
+        log.info("loading model %s (config %s)%s", target.config.model, target.engine_id, load.instead_of)
         self._close_resident()
         if not self._gpus.take(gives_up=lambda: state.refusal is not None):
             return
@@ -287,23 +291,19 @@ class EngineHost:
             self._listener.engine_loaded(engine, target.config)
             with self._changed:
                 state.resident = _Resident(engine, target.config, target.engine_id, content)
-                state.loading = None
+                state.load = None
                 state.engine_starts += 1
                 state.failures.forget(target.engine_id)
                 state.last_failure = ""
             self.note_movement()
-            log.info(
-                "model %s is ready after %.1f s",
-                target.config.model,
-                time.monotonic() - state.loading_since_s,
-            )
+            log.info("model %s is ready after %.1f s", target.config.model, time.monotonic() - load.since_s)
 
     def _record_failure(self, target: Member, reason: str) -> None:
         state = self._state
         log.error("no engine: %s", reason)
         refusal = Refused(code=SessionErrorCode.ENGINE_START_FAILED, detail=reason)
         with self._changed:
-            state.loading = None
+            state.load = None
             state.last_failure = reason
             waiting = [m for m in state.members if m.engine_id == target.engine_id]
             state.failures.record(target.engine_id, reason, {m.job_id for m in (*waiting, target)})

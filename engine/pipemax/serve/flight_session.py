@@ -103,7 +103,6 @@ class Session:
         self._cache = cache
         self._tell_input_ended = input_ended
         self._engine_id = terms.config.engine_id()
-        self._content = b""  # of the engine's files; known once it is ready
         self._context = context
         self._reader = reader
         self._writer = writer
@@ -112,7 +111,7 @@ class Session:
         self._changed = threading.Condition()
         # Behind the condition:
         self._running: dict[int, int] = {}  # row id -> its bytes of credit
-        self._cache_keys: dict[str, bytes] = {}  # request id -> under what its answer is kept
+        self._cache_keys: dict[str, bytes] = {}  # request id -> the cache key of its answer
         self._outbox: deque[FinishedRow] = deque()
         self._input_ended = False
         self._input_error: Exception | None = None
@@ -129,8 +128,7 @@ class Session:
         )
         try:
             ready = self._wait_for_engine(member)
-            self._content = ready.content
-            self._serve(ready.engine, member)
+            self._serve(ready, member)
         finally:
             self._host.leave(member)
             self._credit.close()
@@ -177,10 +175,10 @@ class Session:
             with self._changed:
                 self._changed.wait(_TICK_S)
 
-    def _serve(self, engine: Engine, member: Member) -> None:
+    def _serve(self, ready: Ready, member: Member) -> None:
         self._send(message=ServerMessage(kind=MessageKind.READY))
         reading = threading.Thread(
-            target=self._read, args=(engine,), name=f"read-{self._terms.number}", daemon=True
+            target=self._read, args=(ready,), name=f"read-{self._terms.number}", daemon=True
         )
         reading.start()
         try:
@@ -191,10 +189,10 @@ class Session:
             raise
         finally:
             try:
-                self._abandon(engine)
+                self._abandon(ready.engine)
             finally:
                 reading.join()
-            self._abandon(engine)  # again: the reading thread may have submitted a last batch meanwhile
+            self._abandon(ready.engine)  # again: the reading thread may have submitted a last batch meanwhile
 
     def _write_until_done(self, member: Member) -> None:
         while True:
@@ -270,12 +268,12 @@ class Session:
 
     # The reading thread.
 
-    def _read(self, engine: Engine) -> None:
+    def _read(self, ready: Ready) -> None:
         error: Exception | None = None
         try:
             while (chunk := self._next_chunk()) is not None:
                 if chunk.data is not None and chunk.data.num_rows:
-                    self._accept(chunk.data, int(chunk.app_metadata.to_pybytes()), engine)
+                    self._accept(chunk.data, int(chunk.app_metadata.to_pybytes()), ready)
         except ClientGoneError as gone:
             error = gone
         except EngineDiedError as died:
@@ -301,7 +299,7 @@ class Session:
         except STREAM_ERRORS as error:
             raise ClientGoneError(str(error)) from error
 
-    def _accept(self, batch: pa.RecordBatch, charged: int, engine: Engine) -> None:
+    def _accept(self, batch: pa.RecordBatch, charged: int, ready: Ready) -> None:
         requests, faults = requests_of(
             batch,
             job=self._terms.sampling,
@@ -326,26 +324,28 @@ class Session:
         self.deliver([Completion(request_id=f"{self._id_prefix}{row}", error=fault) for row, fault in faults])
         keys = [cache_key(self._engine_id, request) for request in requests]
         if self._cache is not None:
-            requests, keys = self._answer_from_cache(self._cache, requests, keys)
+            requests, keys = self._answer_from_cache(self._cache, ready.content, requests, keys)
         if requests:
-            condemned = self._turns.submit(engine, requests, keys)
+            condemned = self._turns.submit(ready.engine, requests, keys)
             if condemned:
                 self.deliver(condemned)
 
     def _answer_from_cache(
-        self, cache: ResultCache, requests: Sequence[GenerationRequest], keys: Sequence[bytes]
+        self, cache: ResultCache, content: bytes, requests: Sequence[GenerationRequest], keys: Sequence[bytes]
     ) -> tuple[list[GenerationRequest], list[bytes]]:
-        """Deliver what is known; the rest with its keys, for the engine."""
+        """Deliver what is known of an engine with this ``content``; return the rest with its keys."""
         known, unknown, unknown_keys = [], [], []
+        cache_keys = dict[str, bytes]()
         for request, key in zip(requests, keys, strict=True):
-            completion = cache.find(self._content + key, request_id=request.request_id)
+            completion = cache.find(content + key, request_id=request.request_id)
             if completion is not None:
                 known.append(completion)
             else:
                 unknown.append(request)
                 unknown_keys.append(key)
+                cache_keys[request.request_id] = content + key
         with self._changed:
-            self._cache_keys.update((r.request_id, key) for r, key in zip(unknown, unknown_keys, strict=True))
+            self._cache_keys.update(cache_keys)
         if known:
             self._stats.count_reused(self._job_id, len(known))
             self.deliver(known)
@@ -358,7 +358,7 @@ class Session:
             keys = [self._cache_keys.pop(completion.request_id, None) for completion in completions]
         for key, completion in zip(keys, completions, strict=True):
             if key is not None:
-                self._cache.keep(self._content + key, completion)
+                self._cache.keep(key, completion)
 
     # The end.
 
