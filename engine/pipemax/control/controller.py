@@ -78,8 +78,7 @@ class Controller:
         """The next step. An empty plan (``plan.is_empty``) asks to be called again after the next event,
         or at ``plan.wait_until_s`` where that is set; a step whose ``run`` is empty has no ``StepCompleted``.
         """
-        self._table.step = self._num_plans
-        self._table.publish_prefixes()
+        self._table.begin_plan(self._num_plans)
         load = self._estimate_load(now_s)
         reason = self._choose_phase(load)
         step = self._form_batch(reason)
@@ -120,7 +119,7 @@ class Controller:
     @property
     def num_unfinished(self) -> int:
         """Requests admitted and neither finished nor aborted."""
-        return len(self._table.states)
+        return len(self._table.requests)
 
     @property
     def admission_demand_tokens(self) -> int:
@@ -136,11 +135,11 @@ class Controller:
         """Mean tokens of KV that a live request takes of the host pool up to its expected end, a shared prefix
         counted once; None without requests.
         """
-        table = self._table
-        if not table.states:
+        requests = self._table.requests
+        if not requests:
             return None
-        reserved_tokens = table.ledger.host.num_used * table.block_tokens
-        return (reserved_tokens + table.waiting_kv_tokens) / len(table.states)
+        reserved_tokens = self._table.ledger.host.num_used * self._table.block_tokens
+        return (reserved_tokens + requests.waiting_kv_tokens) / len(requests)
 
     def check_integrity(self) -> None:
         """Recount everything from the requests; ``AssertionError`` with the values where counts differ. O(live)."""
@@ -155,13 +154,13 @@ class Controller:
         return self._load()
 
     def _load(self) -> MemoryLoad:
-        table = self._table
+        table, requests = self._table, self._table.requests
         return MemoryLoad(
-            num_waiting=table.num_waiting,
-            waiting_blocks=ceil_div(table.waiting_kv_tokens, table.block_tokens),
+            num_waiting=requests.num_waiting,
+            waiting_blocks=ceil_div(requests.waiting_kv_tokens, table.block_tokens),
             next_fits=self._prefill.next_fits(),
-            num_prefilling=len(table.prefilling),
-            num_decodable=table.num_decodable,
+            num_prefilling=requests.num_prefilling,
+            num_decodable=requests.num_decodable,
             live_blocks=table.ledger.live.num_used,
             reserved_blocks=table.ledger.host.num_used,
             input_open=self._intake.input_open,
@@ -178,7 +177,7 @@ class Controller:
             self._awaited_s = 0.0
             match phase:
                 case Phase.PREFILL:
-                    self._table.dissolve(self._rotation)
+                    self._table.residents.dissolve(self._rotation)
                 case Phase.DECODE:
                     self._decode.initialize()
                     self._prefetch.initialize()
@@ -233,7 +232,7 @@ class Controller:
             run=tuple(state.id for state in states),
             run_tokens=tuple(step.tokens),
             evict=tuple(state.id for state in (*step.formed.evicted, *prefetch.evicted)),
-            recompute=tuple(state.id for state in step.formed.voided),
+            recompute=tuple(state.id for state in step.formed.recomputed),
             prefetch=tuple(prefetch.items),
             wait_until_s=wait_until_s,
             decision=decision,
@@ -255,8 +254,8 @@ class Controller:
             prefetched_blocks=prefetch.num_blocks,
             gap_s=prefetch.gap_s,
             run_kv_tokens=step.work.kv_tokens,
-            num_waiting=table.num_waiting,
-            num_parked=len(table.parked),
+            num_waiting=table.requests.num_waiting,
+            num_parked=table.requests.num_parked,
             num_resident=table.num_on_gpu,
             free_gpu_blocks=table.ledger.gpu.num_free,
             free_host_blocks=table.ledger.host.num_free,

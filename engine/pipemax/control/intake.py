@@ -44,7 +44,7 @@ class Intake:
             case RequestAdmitted():
                 self._table.admit(event.request, self._outputs.expected_kv_tokens(event.request))
             case RequestAborted():
-                state = self._table.states.get(event.request_id)
+                state = self._table.requests.find(event.request_id)
                 if state is not None:
                     self._table.remove(state)
             case StepTimed():
@@ -60,7 +60,7 @@ class Intake:
             case RequestPreempted():
                 self._preempt(event)
             case GpuBlocksObserved():
-                self._table.ledger.gpu.observe_free(event.num_free)
+                self._table.observe_free_gpu_blocks(event.num_free)
             case InputOpened():
                 self.input_open = True
             case InputEnded():
@@ -76,7 +76,7 @@ class Intake:
                     raise ValueError(f"{request_id} finished with step {event.step_id}, which did not run it")
                 state = ran[request_id]
                 spent.pop(request_id, None)
-                if self._table.states.get(request_id) is state:
+                if self._table.requests.find(request_id) is state:
                     self._outputs.observe(state.output_tokens)
                     self._table.remove(state)
         if spent:
@@ -87,16 +87,11 @@ class Intake:
     def _count_outputs(self, flight: Flight) -> dict[RequestId, RequestState]:
         """Land each request that is still the one planned; those that have no token left to make."""
         spent: dict[RequestId, RequestState] = {}
-        complete = self._table.complete
+        complete = self._table.progress.complete
         for state, life in zip(flight.states, flight.lives, strict=True):
             if state.life != life:
                 continue
-            complete(state)
-            # Chunks of one prompt may be in flight together: the last to land brings the token.
-            if state.place is Place.PREFILLING or state.num_in_flight:
-                continue
-            state.output_tokens += 1
-            if state.output_tokens >= state.spec.max_tokens:
+            if complete(state) and state.output_tokens >= state.spec.max_tokens:
                 spent[state.id] = state
         return spent
 
@@ -107,8 +102,7 @@ class Intake:
         if state.place is not Place.PREFILLING or event.num_tokens <= state.cached_tokens:
             return
         computed = min(state.target_tokens, event.num_tokens + flight.tokens[index])
-        state.cached_tokens = event.num_tokens
-        self._table.observe_hit(state, computed)
+        self._table.progress.observe_hit(state, cached_tokens=event.num_tokens, computed_tokens=computed)
         self._times.forget(event.step_id)
 
     def _refuse_run(self, event: RunRefused) -> None:
@@ -117,7 +111,7 @@ class Intake:
         state, life = flight.states.pop(index), flight.lives.pop(index)
         num_tokens = flight.tokens.pop(index)
         if state.life == life:
-            self._table.retract(state, num_tokens)
+            self._table.progress.retract(state, num_tokens)
         self._times.forget(event.step_id)
         if not flight.states:
             self._flights.drop_latest()
@@ -125,11 +119,11 @@ class Intake:
     def _refuse_prefetch(self, event: PrefetchRefused) -> None:
         if event.request_id not in self.prefetched:
             raise ValueError(f"the last plan does not prefetch request {event.request_id}")
-        state = self._table.states.get(event.request_id)
+        state = self._table.requests.find(event.request_id)
         if state is not None and state.place in (Place.RESIDENT, Place.PREFETCHING):
             self._table.evict(state)
 
     def _preempt(self, event: RequestPreempted) -> None:
-        state = self._table.states.get(event.request_id)
+        state = self._table.requests.find(event.request_id)
         if state is not None and state.place is not Place.WAITING:
-            self._table.void(state)
+            self._table.recompute(state)

@@ -21,7 +21,9 @@ def waiting(
     shared = SharedPrefix(prefix_id=PrefixId(prefix), num_tokens=32) if prefix else None
     request = spec(name, prompt_tokens, max_tokens, prefix=shared)
     table.admit(request, request.max_kv_tokens)
-    return table.states[RequestId(name)]
+    state = table.requests.find(RequestId(name))
+    assert state is not None
+    return state
 
 
 def resident(
@@ -36,18 +38,18 @@ def resident(
     """Prefilled, nothing in flight, on GPU and host."""
     state = waiting(table, name, prompt_tokens, max_tokens=max_tokens, prefix=prefix)
     table.start_prefill(state, max(0, ceil_div(prompt_tokens, 16) - state.num_shared_blocks))
-    table.advance_prefill(state, prompt_tokens - table.cached_prefix_tokens(state))
-    table.complete(state)
-    table.publish_prefixes()
+    table.progress.advance_prefill(state, prompt_tokens - table.needs.cached_prefix_tokens(state))
+    table.progress.complete(state)
+    table.begin_plan(0)
     if batch is not None:
-        table.assign(state, batch)
+        table.residents.assign(state, batch)
     return state
 
 
 def parked(
     table: RequestTable, name: str, prompt_tokens: int, *, max_tokens: int = 100, prefix: str | None = None
 ) -> RequestState:
-    """On the host alone."""
+    """On the host only."""
     state = resident(table, name, prompt_tokens, max_tokens=max_tokens, prefix=prefix)
     table.evict(state)
     return state

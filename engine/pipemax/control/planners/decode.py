@@ -28,7 +28,7 @@ class DecodeStep:
     kv_tokens: int = 0
     """Σ L_i before the step."""
     evicted: list[RequestState] = field(default_factory=list)
-    voided: list[RequestState] = field(default_factory=list)
+    recomputed: list[RequestState] = field(default_factory=list)
 
 
 class DecodePlanner:
@@ -47,21 +47,21 @@ class DecodePlanner:
         """Partition the residents into balanced batches; t = 0 (Algorithm 1, "Initialization")."""
         self._rotation.iteration = 0
         self._loads_s.clear()
-        residents = self._table.unassigned.members.values()
-        groups = partition_balanced(residents, len(self._rotation))
+        residents = self._table.residents
+        groups = partition_balanced(residents.unassigned.members, len(self._rotation))
         for batch, states in zip(self._rotation.batches, groups, strict=True):
             for state in states:
-                self._table.assign(state, batch)
+                residents.assign(state, batch)
 
     def form(self) -> DecodeStep:
         """D_i's turn. Empty where all of it is in flight, or where no batch has members."""
         num_skipped = self._rotation.skip_empty()
         self._loads_s.extend([0.0] * num_skipped)
         batch = self._rotation.batches[self._rotation.executing]
-        if all(state.num_in_flight for state in batch.members.values()):
+        if all(state.num_in_flight for state in batch.members):
             return DecodeStep()
         self._pass_on_excess(batch)
-        ready = [state for state in batch.members.values() if state.num_in_flight == 0]
+        ready = [state for state in batch.members if state.num_in_flight == 0]
         step = DecodeStep(states=ready[: self._config.max_num_seqs])
         growing = [s for s in step.states if s.computed_tokens % self._config.block_tokens == 0]
         if growing:
@@ -69,7 +69,7 @@ class DecodePlanner:
             self._make_gpu_room(step)
         whole = len(step.states) == len(batch)
         step.kv_tokens = batch.kv_tokens if whole else sum(s.computed_tokens for s in step.states)
-        self._table.advance_decode(step.states)
+        self._table.progress.advance_decode(step.states)
         return step
 
     def _pass_on_excess(self, batch: Batch) -> None:
@@ -88,47 +88,46 @@ class DecodePlanner:
             return
         movable = [
             state
-            for state in islice(batch.by_length.descending(), min(MAX_PASSED_ON, len(batch) - 1))
+            for state in islice(batch.longest_first(), min(MAX_PASSED_ON, len(batch) - 1))
             if state.num_in_flight == 0 and not state.is_deferred
         ]
         for state in movable:
             cost_s = self._times.decode_marginal_s(len(batch), state.computed_tokens)
             if cost_s <= left_s and len(lightest) < self._config.max_num_seqs:
                 left_s -= cost_s
-                self._table.assign(state, lightest)
-                state.is_deferred = True
+                self._table.residents.defer(state, lightest)
         self._loads_s[-1] = self._load_s(batch)
 
     def _load_s(self, batch: Batch) -> float:
         """What a batch adds to the time of the smallest step there is."""
         seconds = self._times.decode_seconds
-        return seconds(len(batch), batch.kv_tokens) - seconds(1, 0) if batch.members else 0.0
+        return seconds(len(batch), batch.kv_tokens) - seconds(1, 0) if len(batch) else 0.0
 
     def _make_host_room(self, step: DecodeStep) -> None:
-        """Void the youngest requests until growth beyond the reservations fits into the host pool."""
+        """Recompute the youngest requests until growth beyond the reservations fits into the host pool."""
         table, host = self._table, self._table.ledger.host
 
         def lacking() -> int:
-            return sum(map(table.grows_on_host, step.states)) - host.num_free
+            return sum(map(table.needs.grows_on_host, step.states)) - host.num_free
 
         num_blocks = lacking()
         if num_blocks <= 0:
             return
         running = {state.id for state in step.states}
-        for state in table.youngest_started():
+        for state in table.requests.youngest_started():
             if state.num_in_flight == 0 and state.id not in running:
-                step.voided.append(state)
+                step.recomputed.append(state)
                 num_blocks -= host.own_blocks(state.id)
                 if num_blocks <= 0:
                     break
-        for state in step.voided:
-            table.void(state)
+        for state in step.recomputed:
+            table.recompute(state)
         if lacking() > 0:
             # The batch's own, but its oldest: that one must go on.
-            for state in [state for state in table.youngest_started() if state.id in running][:-1]:
+            for state in [state for state in table.requests.youngest_started() if state.id in running][:-1]:
                 step.states.remove(state)
-                step.voided.append(state)
-                table.void(state)
+                step.recomputed.append(state)
+                table.recompute(state)
                 if lacking() <= 0:
                     break
         # All others are in flight: who still needs more waits for them.
@@ -140,7 +139,7 @@ class DecodePlanner:
         table, free = self._table, self._table.ledger.gpu
 
         def needed() -> int:
-            return sum(map(table.grows_on_gpu, step.states))
+            return sum(map(table.needs.grows_on_gpu, step.states))
 
         step.evicted += evict_for_room(
             table,
@@ -149,10 +148,10 @@ class DecodePlanner:
             free_blocks=needed(),
             max_on_gpu=self._config.max_on_gpu,
         )
-        spare = [*table.prefetching.values()]
+        spare = table.requests.prefetching()
         batch = self._rotation.batches[self._rotation.executing]
         running = {state.id for state in step.states}
-        spare += [state for state in batch.members.values() if state.id not in running]
+        spare += [state for state in batch.members if state.id not in running]
         while needed() > max(0, free.num_free):
             if spare:
                 victim = spare.pop(0)

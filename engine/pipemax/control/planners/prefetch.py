@@ -76,6 +76,7 @@ class PrefetchPlanner:
     ) -> None:
         self._config = config
         self._table = table
+        self._requests = table.requests
         self._rotation = rotation
         self._times = times
         self._steady = SteadyDetector(config.steady_window, config.steady_threshold)
@@ -103,11 +104,11 @@ class PrefetchPlanner:
         step.gap_s = max(stage_s) - slowest.seconds(len(target), target.kv_tokens)
         share = self._prefetching_share(step.budget_blocks)
         taken = self._continue_prefetching(step, target, share)
-        if not self._table.prefetching and not taken:
+        if not self._requests.prefetching() and not taken:
             room = self._basket(target, sources, step.budget_blocks).blocks_left
             taken = self._start_prefetching(step, target, share, room)
         basket = self._basket(target, sources, step.budget_blocks - taken)
-        if not self._table.parked or not basket.requests_left:
+        if not self._requests.num_parked or not basket.requests_left:
             return step
         step.mode = self._choose_mode()
         self._add_overdue(basket, step.budget_blocks)
@@ -123,14 +124,14 @@ class PrefetchPlanner:
         target = self._rotation.batches[self._rotation.executing]
         step = PrefetchStep(mode=PrefetchMode.FORCED)
         self._continue_prefetching(step, target, self._config.gpu_blocks)
-        first = self._table.longest_parked()
+        first = self._requests.longest_parked()
         if step.items or first is None:
             return step
         share = self._table.ledger.gpu.num_free // len(self._rotation)
-        basket = self._basket(target, [], max(share, self._table.prefetch_cost(first)))
+        basket = self._basket(target, [], max(share, self._table.needs.prefetch_cost(first)))
         if basket.fits(first):
             basket.add(first)
-        fill_shortest_first(basket, self._table.parked.picker())
+        fill_shortest_first(basket, self._requests.parked_picker())
         self._load(step, basket, target, [])
         return step
 
@@ -150,7 +151,7 @@ class PrefetchPlanner:
         blocks = table.ledger.gpu.num_free + sum(batch.own_blocks for batch in sources)
         slots = self._max_on_gpu - table.num_on_gpu + sum(len(batch) for batch in sources)
         return Basket(
-            table,
+            table.needs,
             max_blocks=max(0, min(budget_blocks, blocks)),
             max_requests=max(
                 0, min(slots, self._config.max_num_seqs - len(target), self._config.max_prefetch_requests)
@@ -161,7 +162,7 @@ class PrefetchPlanner:
         """The longest parked, within their share of the budget; one that costs more saves it up over iterations."""
         share = math.ceil(self._config.overdue_budget_fraction * budget_blocks)
         self._overdue_credit = min(self._overdue_credit + share, budget_blocks)
-        for state in self._table.parked_in_order.values():
+        for state in self._requests.parked_by_age():
             if not self._is_overdue(state):
                 self._overdue_credit = 0
                 return
@@ -172,10 +173,10 @@ class PrefetchPlanner:
             basket.add(state)
 
     def _is_overdue(self, state: RequestState) -> bool:
-        return state.parked_at <= self._table.step - self._config.overdue_iterations
+        return self._requests.steps_parked(state) >= self._config.overdue_iterations
 
     def _select(self, mode: PrefetchMode, basket: Basket, stage_s: tuple[float, ...], gap_s: float) -> None:
-        picker = self._table.parked.picker()
+        picker = self._requests.parked_picker()
         slowest = self._times.slowest_decode(stage_s)
         target = self._rotation.batches[self._rotation.next]
         gap = TimeGap(
@@ -197,7 +198,7 @@ class PrefetchPlanner:
                 self._fill_oldest_first(basket)
 
     def _fill_oldest_first(self, basket: Basket) -> None:
-        for state in self._table.parked_in_order.values():
+        for state in self._requests.parked_by_age():
             if state.id in basket.ids:
                 continue
             if not basket.fits(state):
@@ -210,7 +211,7 @@ class PrefetchPlanner:
         for state in basket.by_length.ascending():
             if not self._has_room(state):
                 break
-            first_block = self._first_block(state)
+            first_block = self._table.needs.first_missing_block(state)
             self._table.prefetch(state, target)
             num_blocks = self._end_block(state) - first_block
             step.items.append(
@@ -234,13 +235,16 @@ class PrefetchPlanner:
 
     def _has_room(self, state: RequestState) -> bool:
         table = self._table
-        return table.prefetch_cost(state) <= table.ledger.gpu.num_free and table.num_on_gpu < self._max_on_gpu
+        return (
+            table.needs.prefetch_cost(state) <= table.ledger.gpu.num_free
+            and table.num_on_gpu < self._max_on_gpu
+        )
 
     # A request longer than the budget.
 
     def _continue_prefetching(self, step: PrefetchStep, target: Batch, max_blocks: int) -> int:
         """Copy the next part of what is being prefetched; the blocks it took."""
-        state = next(iter(self._table.prefetching.values()), None)
+        state = next(iter(self._requests.prefetching()), None)
         return 0 if state is None else self._prefetch_part(step, state, target, max_blocks, is_first=False)
 
     def _start_prefetching(self, step: PrefetchStep, target: Batch, max_blocks: int, room_blocks: int) -> int:
@@ -249,12 +253,12 @@ class PrefetchPlanner:
         The longest parked, once it is overdue or when no parked request fits. ``room_blocks``: what one iteration
         can bring in at most, by the budget and by the room that D_k leaves.
         """
-        state = self._table.longest_parked()
-        shortest = self._table.parked.smallest()
-        if self._table.prefetching or state is None or shortest is None or max_blocks == 0:
+        state = self._requests.longest_parked()
+        shortest = self._requests.shortest_parked()
+        if self._requests.prefetching() or state is None or shortest is None or max_blocks == 0:
             return 0
-        cost = self._table.prefetch_cost(state)
-        nothing_fits = self._table.prefetch_cost(shortest) > room_blocks
+        cost = self._table.needs.prefetch_cost(state)
+        nothing_fits = self._table.needs.prefetch_cost(shortest) > room_blocks
         if cost <= room_blocks or not (self._is_overdue(state) or nothing_fits):
             return 0
         executing = self._rotation.batches[self._rotation.executing]
@@ -268,9 +272,7 @@ class PrefetchPlanner:
         self._evict(step, sources, free_blocks=cost, num_new=1)
         if not self._has_room(state):
             return 0
-        first_block = self._first_block(state)
-        self._table.begin_prefetching(state)
-        self._table.prefetch_more(state, first_block)
+        self._table.start_prefetching(state)
         return self._prefetch_part(step, state, target, max_blocks, is_first=True)
 
     def _prefetch_part(
@@ -295,19 +297,14 @@ class PrefetchPlanner:
         if is_last:
             self._table.finish_prefetching(state, target)
         else:
-            self._table.prefetch_more(state, num_blocks)
+            self._table.prefetch_part(state, num_blocks)
         return num_blocks
 
     def _prefetching_share(self, budget_blocks: int) -> int:
         """All of the budget where nobody else wants it."""
-        if not self._table.parked:
+        if not self._requests.num_parked:
             return budget_blocks
         return math.ceil(budget_blocks * self._config.overdue_budget_fraction)
-
-    def _first_block(self, state: RequestState) -> int:
-        """Behind the shared prefix, if that is on the GPU already."""
-        shared = state.shared
-        return shared.num_blocks if shared and self._table.ledger.gpu.holds_prefix(shared.prefix_id) else 0
 
     def _end_block(self, state: RequestState) -> int:
         """The end of its KV, in blocks of its sequence."""

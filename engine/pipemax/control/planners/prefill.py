@@ -56,7 +56,7 @@ class PrefillStep:
     token_pairs: int = 0
     """Σ over chunks of (token, attended token) pairs: the attention's work."""
     evicted: list[RequestState] = field(default_factory=list)
-    voided: list[RequestState] = field(default_factory=list)
+    recomputed: list[RequestState] = field(default_factory=list)
 
     def add(self, state: RequestState, num_tokens: int, first_token: int) -> None:
         self.states.append(state)
@@ -78,25 +78,27 @@ class PrefillPlanner:
 
     def next_fits(self) -> bool:
         """Whether the first in line can be admitted now."""
-        state = self._table.first_waiting()
+        state = self._table.requests.first_waiting()
         return state is not None and self._fits(state)
 
     def _fits(self, state: RequestState) -> bool:
         host = self._table.ledger.host
         cost = host.cost(self._reservation(state), state.shared)
-        return self._policy.admits(cost, reserved_blocks=host.num_used, num_started=self._table.num_started)
+        return self._policy.admits(
+            cost, reserved_blocks=host.num_used, num_started=self._table.requests.num_started
+        )
 
     def _reservation(self, state: RequestState) -> int:
         """Host blocks to set aside: to its expected end, once it had to be recomputed to its utmost one."""
         expected = (
             state.max_kv_tokens if state.num_recomputes else self._outputs.expected_kv_tokens(state.spec)
         )
-        return self._table.own_blocks_for(state, max(expected, state.target_tokens))
+        return self._table.needs.own_blocks(state, max(expected, state.target_tokens))
 
     def form(self, *, anything_in_flight: bool) -> PrefillStep:
         """Chunks of up to ``prefill_chunk_tokens`` in all, each request's next in line."""
         step = PrefillStep()
-        for state in [*self._table.prefetching.values()]:  # its blocks lie idle for as long as nobody decodes
+        for state in self._table.requests.prefetching():  # its blocks lie idle for as long as nobody decodes
             self._table.evict(state)
             step.evicted.append(state)
         tokens_left = self._config.prefill_chunk_tokens
@@ -105,30 +107,30 @@ class PrefillPlanner:
             tokens_left -= num_tokens
             if num_tokens == 0 or tokens_left == 0 or len(step.states) == self._config.max_num_seqs:
                 break
-        if not step.states and not anything_in_flight and len(self._table.prefilling) > 1:
+        if not step.states and not anything_in_flight and self._table.requests.num_prefilling > 1:
             # Refused runs left several prompts half done, none of which finds room beside the others.
-            youngest = next(reversed(self._table.prefilling.values()))
-            self._table.void(youngest)
-            step.voided.append(youngest)
+            youngest = self._table.requests.prefilling()[-1]
+            self._table.recompute(youngest)
+            step.recomputed.append(youngest)
         return step
 
     def _in_line(self) -> Iterator[RequestState]:
-        yield from list(self._table.prefilling.values())
-        while (state := self._table.first_waiting()) is not None and self._fits(state):
+        yield from self._table.requests.prefilling()
+        while (state := self._table.requests.first_waiting()) is not None and self._fits(state):
             yield state
 
     def _advance(self, step: PrefillStep, state: RequestState, tokens_left: int) -> int:
         """Plan a request's next chunk; 0 where the GPU has no room for a single token of it."""
-        first_token = state.computed_tokens or self._table.cached_prefix_tokens(state)
+        first_token = state.computed_tokens or self._table.needs.cached_prefix_tokens(state)
         wanted = min(tokens_left, state.target_tokens - first_token)
         num_tokens = min(wanted, self._make_room(step, state, first_token + wanted) - first_token)
         if num_tokens <= 0:
             return 0
         # Making room may have dropped the last holder of its prefix.
-        first_token = state.computed_tokens or self._table.cached_prefix_tokens(state)
+        first_token = state.computed_tokens or self._table.needs.cached_prefix_tokens(state)
         if state.place is Place.WAITING:
             self._table.start_prefill(state, self._reservation(state))
-        self._table.advance_prefill(state, num_tokens)
+        self._table.progress.advance_prefill(state, num_tokens)
         step.add(state, num_tokens, first_token)
         return num_tokens
 
@@ -137,13 +139,13 @@ class PrefillPlanner:
         gpu = self._table.ledger.gpu
         is_new = state.id not in gpu
         held = 0 if is_new else gpu.own_blocks(state.id)
-        needed = self._table.gpu_blocks_for(state, num_tokens) - held
+        needed = self._table.needs.gpu_blocks(state, num_tokens) - held
         running = {other.id for other in step.states}
         self._evict_longest(step, running, free_blocks=needed, num_new=int(is_new))
         if is_new and self._table.num_on_gpu >= self._max_on_gpu:
             return 0
         # The blocks of its prefix come on top of what it holds itself, if an eviction did not take them along.
-        num_blocks = held + gpu.num_free - self._table.gpu_blocks_for(state, 0)
+        num_blocks = held + gpu.num_free - self._table.needs.gpu_blocks(state, 0)
         return min(num_tokens, num_blocks * self._table.block_tokens)
 
     def _evict_longest(
@@ -154,10 +156,10 @@ class PrefillPlanner:
         lacking = free_blocks - gpu.num_free
         too_many = self._table.num_on_gpu + num_new - self._max_on_gpu
         victims: list[RequestState] = []
-        for state in self._table.unassigned.by_length.descending():
+        for state in self._table.residents.unassigned.longest_first():
             if lacking <= 0 and too_many <= 0:
                 break
-            if state.id not in running and state.id not in self._table.kept:
+            if state.id not in running and not self._table.is_prefix_provider(state):
                 victims.append(state)
                 lacking -= gpu.own_blocks(state.id)
                 too_many -= 1

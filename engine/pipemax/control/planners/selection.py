@@ -7,9 +7,9 @@ copied; execution time counts tokens.
 from dataclasses import dataclass
 from itertools import islice
 
+from pipemax.control.state.block_needs import BlockNeeds
 from pipemax.control.state.length_index import LengthIndex, Picker
 from pipemax.control.state.request_state import RequestState
-from pipemax.control.state.request_table import RequestTable
 from pipemax.domain.request import PrefixId
 from pipemax.domain.units import RequestId
 
@@ -24,8 +24,8 @@ MIN_KEPT_BLOCKS = 0.95
 class Basket:
     """The set P_t being chosen: never more blocks or requests than its limits."""
 
-    def __init__(self, table: RequestTable, *, max_blocks: int, max_requests: int) -> None:
-        self._table = table
+    def __init__(self, needs: BlockNeeds, *, max_blocks: int, max_requests: int) -> None:
+        self._needs = needs
         self.blocks_left = max_blocks
         self.requests_left = max_requests
         self.by_length = LengthIndex()
@@ -39,7 +39,7 @@ class Basket:
 
     def cost(self, state: RequestState) -> int:
         """Blocks to bring it back."""
-        return self._table.prefetch_cost(state)
+        return self._needs.prefetch_cost(state)
 
     def fits(self, state: RequestState) -> bool:
         """A prefix that one request brings can be shared only after the step: others with it wait for that."""

@@ -17,13 +17,13 @@ def victims_in_order(batch: Batch, policy: VictimPolicy) -> Iterator[RequestStat
     """A batch's members, the first to leave first. The batch must not change meanwhile."""
     match policy:
         case VictimPolicy.LONGEST_FIRST:
-            return batch.by_length.descending()
+            return batch.longest_first()
         case VictimPolicy.SHORTEST_FIRST:
-            return batch.by_length.ascending()
+            return batch.shortest_first()
         case VictimPolicy.OLDEST_FIRST:
-            return iter(batch.members.values())
+            return iter(batch.members)
         case VictimPolicy.NEWEST_FIRST:
-            return reversed(batch.members.values())
+            return batch.newest_first()
 
 
 def evict_for_room(
@@ -41,7 +41,7 @@ def evict_for_room(
         victims: list[RequestState] = []
         if lacking > 0 or too_many > 0:
             for state in victims_in_order(batch, policy):
-                if state.id not in table.kept:
+                if not table.is_prefix_provider(state):
                     victims.append(state)
                     lacking -= gpu.own_blocks(state.id)
                     too_many -= 1

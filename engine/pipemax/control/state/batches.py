@@ -4,7 +4,7 @@ At iteration t, i_t = t mod n executes, j_t = i_t + 1 is what the prefetch joins
 number of batches does not depend on the pipeline degree.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence, ValuesView
 
 from pipemax.control.state.length_index import LengthIndex
 from pipemax.control.state.request_state import RequestState
@@ -12,47 +12,69 @@ from pipemax.domain.units import RequestId
 
 
 class Batch:
-    """Residents that run together, in the order in which they joined; their size and KV kept as sums."""
+    """Residents that run together, in the order in which they joined. ``Residents`` adds and removes them.
+
+    Invariant: ``kv_tokens`` and ``own_blocks`` are the sums over the members, and the index holds the members.
+    """
 
     def __init__(self) -> None:
-        self.members: dict[RequestId, RequestState] = {}
-        self.by_length = LengthIndex()
+        self._members: dict[RequestId, RequestState] = {}
+        self._by_length = LengthIndex()
         self.kv_tokens = 0
         """Σ L_i: every prefix token counted for each member, as attention reads it."""
         self.own_blocks = 0
         """Σ of the members' blocks beside shared prefixes, each with the next token's slot."""
 
     def __len__(self) -> int:
-        return len(self.members)
+        return len(self._members)
+
+    @property
+    def members(self) -> ValuesView[RequestState]:
+        """The members, the first to join first."""
+        return self._members.values()
+
+    def newest_first(self) -> Iterator[RequestState]:
+        """Iterate over the members, the last to join first. The batch must not change meanwhile."""
+        return reversed(self._members.values())
+
+    def longest_first(self) -> Iterator[RequestState]:
+        """Iterate over the members by descending blocks. The batch must not change meanwhile."""
+        return self._by_length.descending()
+
+    def shortest_first(self) -> Iterator[RequestState]:
+        """Iterate over the members by ascending blocks. The batch must not change meanwhile."""
+        return self._by_length.ascending()
 
     def add(self, state: RequestState) -> None:
-        assert state.batch is None, state.id
-        state.batch = self
-        self.members[state.id] = state
-        self.by_length.add(state, state.blocks)
+        self._members[state.id] = state
+        self._by_length.add(state, state.blocks)
         self.kv_tokens += state.computed_tokens
         self.own_blocks += state.blocks
 
     def remove(self, state: RequestState) -> None:
-        del self.members[state.id]
-        state.batch = None
-        self.by_length.discard(state, state.blocks)
+        del self._members[state.id]
+        self._by_length.discard(state, state.blocks)
         self.kv_tokens -= state.computed_tokens
         self.own_blocks -= state.blocks
 
-    def resized(self, state: RequestState, *, old_blocks: int) -> None:
-        """A member's number of blocks changed."""
-        self.by_length.discard(state, old_blocks)
-        self.by_length.add(state, state.blocks)
-        self.own_blocks += state.blocks - old_blocks
+    def lengthen(self, state: RequestState) -> None:
+        """Count one more block for a member."""
+        self._by_length.discard(state, state.blocks)
+        state.blocks += 1
+        self._by_length.add(state, state.blocks)
+        self.own_blocks += 1
+
+    def add_tokens(self, num_tokens: int) -> None:
+        """Count tokens by which the members' ``computed_tokens`` grew together."""
+        self.kv_tokens += num_tokens
 
     def check_integrity(self) -> None:
-        assert self.kv_tokens == sum(state.computed_tokens for state in self.members.values()), self.kv_tokens
-        assert self.own_blocks == sum(state.blocks for state in self.members.values()), self.own_blocks
-        assert len(self.by_length) == len(self.members), (len(self.by_length), len(self.members))
-        for state in self.members.values():
-            assert state.batch is self, state.id
-            assert state in self.by_length, state.id
+        """Recount the sums; ``AssertionError`` with the values where one differs. O(members): for tests."""
+        assert self.kv_tokens == sum(state.computed_tokens for state in self.members), self.kv_tokens
+        assert self.own_blocks == sum(state.blocks for state in self.members), self.own_blocks
+        assert len(self._by_length) == len(self), (len(self._by_length), len(self))
+        for state in self.members:
+            assert state in self._by_length, state.id
 
 
 def partition_balanced(states: Iterable[RequestState], num_batches: int) -> list[list[RequestState]]:
@@ -104,17 +126,10 @@ class Rotation:
     def skip_empty(self) -> int:
         """Turn to the next batch that has members, if any has; how many were passed over."""
         for num_skipped in range(len(self.batches)):
-            if self.batches[self.executing].members:
+            if len(self.batches[self.executing]):
                 return num_skipped
             self.iteration += 1
         return len(self.batches)
-
-    def smallest(self) -> Batch:
-        """The batch with the fewest members, the soonest to execute among equals."""
-        order = (
-            self.batches[(self.iteration + step) % len(self.batches)] for step in range(len(self.batches))
-        )
-        return min(order, key=len)
 
     def behind(self) -> list[Batch]:
         """The other batches, from the one that waits longest for its next turn (k_t) to the next one (j_t)."""

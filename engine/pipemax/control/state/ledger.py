@@ -31,8 +31,8 @@ class _Group:
         self.holders: dict[RequestId, None] = {}
 
 
-class BlockPool:
-    """The count of one pool."""
+class PoolCounts:
+    """Read the count of one pool."""
 
     def __init__(self, name: str, num_blocks: int) -> None:
         self.name = name
@@ -79,6 +79,23 @@ class BlockPool:
         if shared is None or shared.prefix_id in self._groups:
             return own_blocks
         return own_blocks + shared.num_blocks
+
+    def check_integrity(self) -> None:
+        """Σ blocks (free + held + unaccounted) = pool, recounted."""
+        holders: dict[PrefixId, set[RequestId]] = {}
+        for request_id, shared in self._shared.items():
+            holders.setdefault(shared.prefix_id, set()).add(request_id)
+        counted = {prefix_id: set(group.holders) for prefix_id, group in self._groups.items()}
+        assert holders == counted, (self.name, holders, counted)
+        assert all(own >= 0 for own in self._own.values()), (self.name, self._own)
+        held = sum(self._own.values()) + sum(group.num_blocks for group in self._groups.values())
+        assert held == self._used, (self.name, held, self._used)
+        assert self.num_free + self._used + self._unaccounted == self.num_blocks, self.name
+        assert self.num_free <= self.num_blocks, (self.name, self.num_free)
+
+
+class BlockPool(PoolCounts):
+    """Change the count of one pool."""
 
     def take(self, request_id: RequestId, own_blocks: int, shared: SharedBlocks | None) -> None:
         assert request_id not in self._own, (self.name, request_id)
@@ -140,18 +157,13 @@ class BlockPool:
                 f"{self.num_blocks} are free"
             )
 
-    def check_integrity(self) -> None:
-        """Σ blocks (free + held + unaccounted) = pool, recounted."""
-        holders: dict[PrefixId, set[RequestId]] = {}
-        for request_id, shared in self._shared.items():
-            holders.setdefault(shared.prefix_id, set()).add(request_id)
-        counted = {prefix_id: set(group.holders) for prefix_id, group in self._groups.items()}
-        assert holders == counted, (self.name, holders, counted)
-        assert all(own >= 0 for own in self._own.values()), (self.name, self._own)
-        held = sum(self._own.values()) + sum(group.num_blocks for group in self._groups.values())
-        assert held == self._used, (self.name, held, self._used)
-        assert self.num_free + self._used + self._unaccounted == self.num_blocks, self.name
-        assert self.num_free <= self.num_blocks, (self.name, self.num_free)
+
+class Pools(NamedTuple):
+    """The three pools, to read."""
+
+    gpu: PoolCounts
+    host: PoolCounts
+    live: PoolCounts
 
 
 class Ledger:
@@ -161,6 +173,7 @@ class Ledger:
         self.gpu = BlockPool("GPU", gpu_blocks)
         self.host = BlockPool("host", host_blocks)
         self.live = BlockPool("live KV", host_blocks)
+        self.pools = Pools(self.gpu, self.host, self.live)
 
     def reserve(self, request_id: RequestId, own_blocks: int, shared: SharedBlocks | None) -> None:
         """Set host blocks aside for a request about to be prefilled."""

@@ -45,14 +45,9 @@ class LengthIndex:
             del self._buckets[blocks]
             self._bitmap ^= 1 << blocks
 
-    def largest(self) -> RequestState | None:
-        return self._oldest_of(self._bitmap.bit_length() - 1)
-
     def smallest(self) -> RequestState | None:
-        return self._oldest_of((self._bitmap & -self._bitmap).bit_length() - 1)
-
-    def _oldest_of(self, blocks: int) -> RequestState | None:
-        return next(iter(self._buckets[blocks].values())) if blocks >= 0 else None
+        """Return the request of the smallest size, the oldest among equals."""
+        return next(self.ascending(), None)
 
     def descending(self) -> Iterator[RequestState]:
         """Largest first. The index must not change meanwhile."""

@@ -1,15 +1,11 @@
-"""One live request as the controller keeps it. Only ``RequestTable`` writes to it."""
+"""One live request as the controller keeps it. Only the classes of this package write to it."""
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from pipemax.control.state.ledger import SharedBlocks
 from pipemax.domain.request import RequestSpec
 from pipemax.domain.units import RequestId
-
-if TYPE_CHECKING:
-    from pipemax.control.state.batches import Batch
 
 
 class Place(Enum):
@@ -19,7 +15,7 @@ class Place(Enum):
     PREFILLING = "prefilling"  # prompt incomplete; on GPU and host as far as it goes
     RESIDENT = "resident"  # on GPU and host; member of a batch
     PREFETCHING = "prefetching"  # on the host; on the GPU only in part, under a reservation
-    PARKED = "parked"  # on the host alone
+    PARKED = "parked"  # on the host only
 
 
 @dataclass(slots=True, eq=False)
@@ -44,11 +40,10 @@ class RequestState:
     life: int = 0
     """Raised when its KV is dropped: what was in flight before then concerns it no more."""
     num_recomputes: int = 0
-    batch: "Batch | None" = None
     is_deferred: bool = False
     """Moved to a batch that runs later, and has not run since."""
     parked_at: int = 0
-    """The step in which it became ready on the host alone."""
+    """The step in which it was parked with nothing in flight."""
     prefetched_blocks: int = 0
     """While PREFETCHING: blocks [0, prefetched_blocks) were copied."""
 

@@ -132,7 +132,7 @@ def test_an_overdue_request_saves_its_share_of_the_budget_up() -> None:
     planner = prefetch_planner(config, table)
     parked(table, "middle", 200)  # 13 blocks; a step hides 25, a quarter of which is for those overdue
     park_lengths(table, [310] * 50)
-    table.step = 11
+    table.begin_plan(11)
     prefetched = [[item.request_id for item in planner.plan((0.0101,)).items] for _ in range(4)]
     assert ["middle" in ids for ids in prefetched] == [False, True, False, False]
     assert all(prefetched)
@@ -143,7 +143,7 @@ def test_nobody_is_ahead_before_it_is_overdue() -> None:
     planner = prefetch_planner(config, table)
     parked(table, "middle", 200)
     park_lengths(table, [310] * 50)
-    table.step = 9
+    table.begin_plan(9)
     assert all(item.request_id != "middle" for _ in range(4) for item in planner.plan((0.0101,)).items)
 
 

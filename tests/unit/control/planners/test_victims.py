@@ -5,7 +5,7 @@ import pytest
 from pipemax.control.controller_config import VictimPolicy
 from pipemax.control.planners.victims import evict_for_room, victims_in_order
 from pipemax.control.state.batches import Batch
-from tests.unit.control.tables import resident, roomy_table
+from tests.unit.control.tables import parked, resident, roomy_table
 
 ORDER = {
     VictimPolicy.LONGEST_FIRST: ["long", "middle", "short"],
@@ -55,9 +55,10 @@ def test_slots_are_made_room_for_as_blocks_are() -> None:
 
 def test_whose_prefix_the_plan_relies_on_stays() -> None:
     table, batch = roomy_table(), Batch()
-    holder = resident(table, "holder", 50, batch=batch, prefix="shared")
+    resident(table, "holder", 50, batch=batch, prefix="shared")
     other = resident(table, "other", 50, batch=batch)
-    table.kept.add(holder.id)
+    sharer = parked(table, "sharer", 50, prefix="shared")
+    table.prefetch(sharer, Batch())
     evicted = evict_for_room(
         table, [batch], VictimPolicy.OLDEST_FIRST, free_blocks=table.ledger.gpu.num_blocks, max_on_gpu=10
     )

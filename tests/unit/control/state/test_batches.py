@@ -57,7 +57,7 @@ def test_a_batch_keeps_its_sums() -> None:
     table, batch = roomy_table(), Batch()
     states = [resident(table, name, tokens, batch=batch) for name, tokens in (("a", 31), ("b", 32))]
     assert (len(batch), batch.kv_tokens, batch.own_blocks) == (2, 63, 2 + 3)
-    table.advance_decode(states)
+    table.progress.advance_decode(states)
     assert (batch.kv_tokens, batch.own_blocks) == (65, 3 + 3)
     batch.check_integrity()
     table.evict(states[0])

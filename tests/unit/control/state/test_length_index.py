@@ -16,7 +16,7 @@ def test_smallest_and_largest_are_the_oldest_of_their_length() -> None:
     states = park_lengths(roomy_table(), [40, 10, 90, 11, 91])
     index = index_of(states)
     assert index.smallest() is states[1]
-    assert index.largest() is states[2]
+    assert next(index.descending()) is states[2]
     index.discard(states[1], states[1].blocks)
     assert index.smallest() is states[3]
     assert len(index) == 4
@@ -26,7 +26,7 @@ def test_smallest_and_largest_are_the_oldest_of_their_length() -> None:
 def test_an_empty_index_has_neither() -> None:
     index = LengthIndex()
     assert index.smallest() is None
-    assert index.largest() is None
+    assert next(index.descending(), None) is None
     assert index.picker().take_at_most(100) is None
     assert index.picker().take_smallest() is None
 
