@@ -31,7 +31,8 @@ class KvOffload(StrEnum):
     AFTER_STEP = "after_step"
     """All layers together once a step has computed; full CUDA graphs stay."""
     PER_LAYER = "per_layer"
-    """The paper's way: each layer's straight after its attention, put into blocks by the CPU."""
+    """Each layer's straight after its attention, put into blocks by the CPU. PipeMax, §3.4.2, begins after the QKV
+    projection, where vLLM has no hook."""
 
 
 class ChatMode(StrEnum):
@@ -109,8 +110,8 @@ class EngineConfig(BaseModel):
     )
     kv_offload: KvOffload = Field(
         KvOffload.AFTER_STEP,
-        description="policy pipemax: when new KV is copied to the host: after_step, or per_layer (the paper's way, to "
-        "compare; on GPUs it makes full CUDA graphs piecewise).",
+        description="policy pipemax: when new KV is copied to the host: after_step, or per_layer (after each layer's "
+        "attention, close to PipeMax, §3.4.2; to compare, for on GPUs it makes full CUDA graphs piecewise).",
     )
     num_batches: int | None = Field(
         None,

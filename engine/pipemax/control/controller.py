@@ -1,4 +1,4 @@
-"""The central engine (Section 3.3): events in, one plan per step out.
+"""The centralized engine (PipeMax, §3.3): events in, one plan per step out.
 
 A deterministic function of its config and the events. The simulator drives it with a virtual clock, the vLLM
 scheduler with the wall clock, a recorded trace with the times in it; all get the same plans.
@@ -108,7 +108,7 @@ class Controller:
 
     @property
     def is_steady(self) -> bool:
-        """Whether the prefetch budget of this decode phase has settled (Section 3.3.2)."""
+        """Whether the prefetch budget of this decode phase has settled (PipeMax, §3.3.2, steady phase)."""
         return self._prefetch.is_steady
 
     @property
@@ -124,8 +124,8 @@ class Controller:
     @property
     def admission_demand_tokens(self) -> int:
         """KV tokens (prompt + expected output) of further requests that the host pool could take in up to its
-        high watermark by the end of the next prefill phase: what the input side may send (DESIGN §5). Negative
-        where more waits already.
+        high watermark by the end of the current or next prefill phase: what the input side may send. Negative where
+        more waits already. The paper has no counterpart: there all requests wait from the start.
         """
         blocks = self._phases.admission_demand_blocks(self._phase, self._load())
         return blocks * self.config.block_tokens

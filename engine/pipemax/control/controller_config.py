@@ -10,7 +10,7 @@ HOST_HIGH_WATERMARK = 0.95
 
 
 class VictimPolicy(StrEnum):
-    """Who of the overwritten batch D_k leaves the GPU first; the paper says "overwrite" and no more."""
+    """Which members of the overwritten batch D_k are evicted first; PipeMax, §3.3.2, gives no order."""
 
     LONGEST_FIRST = "longest_first"  # fewest requests displaced per block
     SHORTEST_FIRST = "shortest_first"  # cheapest to prefetch again
@@ -25,7 +25,7 @@ class StageConfig:
     kv_bytes_per_token: int
     """KV of one token on this stage: its layers only. κ_s of the budget."""
     h2d_bytes_per_s: float
-    """B_s: host → GPU, in the paged format, measured while the GPU computes."""
+    """B_s: host → GPU, in the paged format, measured while the GPU computes (PipeMax, Equation 7)."""
     decode_time: StepTimeModel
     """Seconds of a decode step by batch size and KV tokens attended to."""
     prefill_time: StepTimeModel
@@ -53,12 +53,13 @@ class ControllerConfig:
     max_resident_requests: int = 8192
     """Most requests with KV on the GPU: the runner's slots."""
     prefill_chunk_tokens: int = 2048
-    """Tokens of one prefill step; equal steps keep all stages busy (Section 3.1.1)."""
+    """Tokens of one prefill step: equal steps keep all stages busy. PipeMax, Appendix A.1, asks for a busy first stage
+    and not for equal steps."""
 
     host_high_watermark: float = HOST_HIGH_WATERMARK
     """Prefill admits up to this share of the host pool; the rest is headroom for decode growth."""
     gpu_low_watermark: float = 1.5
-    """Back to prefill once live KV is under this many GPU pools. Section 3.1.3 has 1.0; but what was evicted in the
+    """Back to prefill once live KV is under this many GPU pools. PipeMax, §3.1.3, has 1.0; but what was evicted in the
     last n steps is still in flight, and the prefetch runs out of choice before live KV is that low."""
     min_refill_fraction: float = 0.1
     """Hysteresis: back to prefill only if this share of the host pool can be filled, or all that waits fits."""

@@ -44,7 +44,7 @@ class DecodePlanner:
         self._loads_s: deque[float] = deque(maxlen=len(rotation))
 
     def initialize(self) -> None:
-        """Partition the residents into balanced batches; t = 0 (Algorithm 1, "Initialization")."""
+        """Partition the residents into balanced batches; t = 0 (PipeMax, Algorithm 1, lines 1 to 4)."""
         self._rotation.iteration = 0
         self._loads_s.clear()
         residents = self._table.residents

@@ -1,8 +1,12 @@
-"""Prefill or decode: switched by memory, not by the GPU's load (Section 3.1.3).
+"""Prefill or decode: switched by memory, not by the GPU's load (PipeMax, §3.1.3).
 
-Prefill goes on until the host pool's reservations reach the high watermark; decode until live KV falls under the
-GPU's capacity. Both switches have hysteresis, so that a pool smaller than the work, or input that trickles in, does
-not make the engine flutter between them. Also says how much further input the host pool could take in (DESIGN §5).
+Prefill goes on until the host pool's reservations reach the high watermark, decode until live KV falls under the low
+watermark. The paper's low watermark is the GPU's capacity; the default here is 1.5 GPU pools, for the reason given at
+``ControllerConfig.gpu_low_watermark``.
+
+Not in the paper: hysteresis of both switches, so that a pool smaller than the work, or input that trickles in, does
+not make the engine flutter between them; the early switch once the rest of the input fits; and how much further input
+the host pool could take in.
 """
 
 from dataclasses import dataclass
@@ -101,6 +105,6 @@ class PhasePolicy:
         """
         reserved = load.reserved_blocks
         if phase is Phase.DECODE:
-            # By the time prefill resumes, live KV will have fallen under the GPU's capacity.
+            # By the time prefill resumes, live KV will have fallen under the low watermark.
             reserved = min(reserved, int(self._low_blocks))
         return self._high_blocks - reserved - load.waiting_blocks

@@ -1,10 +1,11 @@
-"""What is copied host → GPU while a step runs: the prefetch-aware decode scheduler (Section 3.3.2, Appendix A.3).
+"""What is copied host → GPU while a step runs: the prefetch-aware scheduler (PipeMax, §3.3.2 and Appendix A.3).
 
 Per iteration: the budget from the executing batch's predicted time; what is resident of D_j stays; P_t from the
-parked requests: short ones first while the budget still grows, then GreedySelect towards the executing batch's
-time. Beside the paper: a share of the budget is kept for requests that waited long, and through it one request
-longer than the whole budget is prefetched over several iterations, its GPU blocks reserved from the first (Section
-3.1.2, C1).
+parked requests: short ones first while the budget still grows, then GreedySelect towards the executing batch's time.
+
+Not in the paper: a share of the budget is kept for requests that were parked long, and through it one request longer
+than the whole budget is prefetched over several iterations, its GPU blocks reserved from the first. PipeMax, §3.1.2
+(C1), spreads a batch over iterations, never one request.
 """
 
 import math
@@ -31,8 +32,9 @@ from pipemax.domain.units import ceil_div
 class SteadyDetector:
     """Steady once the budget's relative variation over the last w iterations is under the threshold.
 
-    Stays so until the next initialisation: the algorithm knows one transition, and the tail of a decode phase,
-    whose budget shrinks with the batches, is no second warm-up.
+    PipeMax, Appendix A.3.1, without values there. Once steady, it stays so until the next switch to decode, where
+    Algorithm 1 updates the flag in each iteration: the tail of a decode phase, whose budget shrinks with the batches,
+    is no second warm-up.
     """
 
     def __init__(self, window: int, threshold: float) -> None:

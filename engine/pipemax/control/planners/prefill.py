@@ -1,10 +1,11 @@
-"""Which prompt tokens the next prefill step computes (Section 3.1.1, Appendix A.1).
+"""Which prompt tokens the next prefill step computes (PipeMax, §3.1.1 and Appendix A.1, "Implication").
 
-Steps of equal tokens keep the first stage busy, and with it the pipeline: a step takes up to
-``prefill_chunk_tokens`` from the prompts in line, cutting the last one. GPU blocks come from requests whose prompt
-is complete: their replica on the host is written through, so that dropping them waits for nothing. The longest of
-them go first; what is left at the switch to decode is thereby chosen: the short requests, which make the first
-batches large (the aim of the warm-up phase, Section 3.3.2).
+The paper prefills without a pause, keeps the first stage busy, and overwrites requests whose prompt is complete: their
+replica on the host is written through, so that dropping them waits for nothing.
+
+Not in the paper: steps of equal tokens, and the order of eviction. A step takes up to ``prefill_chunk_tokens`` from the
+prompts in line, cutting the last one. The longest of the complete requests are evicted first, so that the short ones
+are left at the switch to decode and make the first batches large; PipeMax, §3.3.2, has its warm-up phase for that.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Which parked requests fill a prefetch budget: ShortFirstFill, GreedySelect with exchanges (Algorithms 1, 2).
+"""Which parked requests fill a prefetch budget: ShortFirstFill and GreedySelect (PipeMax, Algorithms 1 and 2).
 
 Pure choices over an index of the parked requests; nothing is moved. Sizes are blocks, since whole blocks are
 copied; execution time counts tokens.
@@ -114,7 +114,7 @@ def fill_longest_first(basket: Basket, picker: Picker) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeGap:
-    """What the chosen set should add to the next batch's time: α·|P| + β·ΣL close to ΔT̂."""
+    """What the chosen set should add to the next batch's time: α·|P| + β·ΣL close to ΔT̂ (PipeMax, Equation 8)."""
 
     gap_s: float
     alpha_s: float
@@ -127,7 +127,7 @@ class TimeGap:
 
 
 class Refinement:
-    """The exchanges of GreedySelect: they change |P| while ΣL stays near the budget.
+    """The exchanges of GreedySelect (PipeMax, Algorithm 2, from line 10): they change |P|, ΣL stays near the budget.
 
     Each exchange lowers the mismatch, keeps to the basket's limits and to ``MIN_KEPT_BLOCKS`` of its blocks; the
     search ends where none is found.

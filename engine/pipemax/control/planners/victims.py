@@ -1,4 +1,4 @@
-"""Who leaves the GPU (Section 3.3.2: "overwriting" D_k, and no more is said).
+"""Who leaves the GPU: members of the overwritten batch D_k (PipeMax, §3.3.2, which gives no order).
 
 Room for a prefetch comes from the overwritten batch D_k alone, in the order of a named policy. Room that the
 executing batch needs to grow into comes from whoever runs last: D_k, then the batches before it, then the next one,

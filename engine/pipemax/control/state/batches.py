@@ -1,7 +1,7 @@
-"""The decode batches D_0 … D_{n−1} and their rotation (Section 3.3.2).
+"""The decode batches D_0 … D_{n−1} and their rotation (PipeMax, §3.3.2, Equations 3 to 5).
 
 At iteration t, i_t = t mod n executes, j_t = i_t + 1 is what the prefetch joins, k_t = i_t − 1 is overwritten. The
-number of batches does not depend on the pipeline degree.
+paper's n is the pipeline's depth; here the number of batches is a setting of its own.
 """
 
 from collections.abc import Iterable, Iterator, Sequence, ValuesView
@@ -78,10 +78,10 @@ class Batch:
 
 
 def partition_balanced(states: Iterable[RequestState], num_batches: int) -> list[list[RequestState]]:
-    """Batches of equal size (± 1) and of nearly equal KV length ("Initial Decode Batches").
+    """Return batches of equal size (± 1) and of nearly equal KV length (PipeMax, §3.3.2, "Initial Decode Batches").
 
-    By descending length, n requests at a time, the longest of which goes to the batch with the least KV so far: the
-    batches' lengths then differ by no more than the longest request's.
+    The paper gives no method. Here the requests go by descending length, n at a time, the longest of which goes to the
+    batch with the least KV so far: the batches' lengths then differ by no more than the longest request's.
     """
     batches: list[list[RequestState]] = [[] for _ in range(num_batches)]
     kv_tokens = [0] * num_batches

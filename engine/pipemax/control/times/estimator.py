@@ -1,7 +1,8 @@
-"""A stage's step times (``domain.step_times``, Section 3.3.1): fitted to a profile, refined online, errors tracked.
+"""A stage's step times (PipeMax, §3.3.1, Equation 2): fitted to a profile, refined online, errors tracked.
 
-The batch-size term may be piecewise: matrix kernels jump at tile sizes, and where one line misses the measured
-staircase by more than the paper's 8 %, ``fit_step_time`` adds segments. Knows nothing of what runs when.
+The paper fits one line offline. Here the batch-size term may be piecewise, because matrix kernels jump at tile sizes:
+``fit_step_time`` adds segments while the mean at some batch size errs by more than its tolerance, half of the paper's
+worst error. The formula is ``domain.step_times``; nothing here knows what runs when.
 """
 
 from collections import deque
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from pipemax.domain.step_times import Segment, StepTimeModel
 
 PAPER_WORST_ERROR = 0.08
-"""Section 4.3.1: the estimator's worst deviation."""
+"""PipeMax, §4.3.1: predictions deviate by less than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +127,7 @@ def _worst_by_size(errors: NDArray[np.float64], sizes: NDArray[np.float64]) -> f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionError:
-    """How predictions compared with measurements lately (Fig. "predict")."""
+    """How predictions compared with measurements lately (the quantity of PipeMax, Figure 15)."""
 
     num_steps: int
     within_5_percent: float

@@ -1,7 +1,7 @@
 """All stages' estimators together: a step's predicted time, and how many blocks can be copied beside it.
 
 Stages differ (uneven layers, the output head), so every quantity is taken per stage: a step is as long as its
-slowest stage, and the prefetch budget is the least of what the stages can take (Eq. "budget").
+slowest stage, and the prefetch budget (PipeMax, Equation 7) is the least of what the stages can take.
 """
 
 from collections import OrderedDict, deque

@@ -2,9 +2,10 @@
 
     put → waiting, by priority → submitted: at most `in_flight_bytes` a direction → done
 
-Activations go before prefetches, prefetches needed soonest before later ones, all before offloads (Section 3.4,
-"Demand-Priority Transfer Orchestration"). While a stage sends its activations, which vLLM does itself, nothing is
-submitted. ``flush`` ends all waiting: what comes next needs everything, in its turn on the lanes.
+Activations go before KV (PipeMax, §3.4.2, "Demand-Priority Transfer Orchestration"). Not in the paper: prefetches
+needed soonest go before later ones, and prefetches before offloads. An engine puts no activations here: vLLM sends
+them, and nothing is submitted while a stage does. ``flush`` ends all waiting: what comes next needs everything, in its
+turn on the lanes.
 
 It orders what may be ordered freely. What must be in order, ``backend`` fences on the lanes, and it never leaves
 chunks of two steps here together.
