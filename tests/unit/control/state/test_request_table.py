@@ -1,0 +1,106 @@
+"""Moves between places: each keeps the ledger and the indexes in step."""
+
+import pytest
+
+from pipemax.control.state.batches import Rotation
+from pipemax.control.state.integrity import check_integrity
+from pipemax.control.state.request_state import Place
+from pipemax.domain.errors import PoolExhaustedError
+from pipemax.domain.request import PrefixId, SharedPrefix
+from tests.unit.control.fake_engine import spec
+from tests.unit.control.tables import parked, resident, roomy_table, waiting
+
+
+def test_a_request_counts_where_it_is_from_admission_to_its_end() -> None:
+    table, rotation = roomy_table(), Rotation(2)
+    state = waiting(table, "a", 40)
+    assert (table.requests.num_waiting, table.requests.num_started) == (1, 0)
+    table.start_prefill(state, 3)
+    table.progress.advance_prefill(state, 20)
+    assert (table.requests.num_prefilling, table.requests.num_decodable) == (1, 0)
+    table.progress.advance_prefill(state, 20)
+    assert (table.requests.num_prefilling, table.requests.num_decodable) == (0, 1)
+    assert not table.progress.complete(state)
+    assert table.progress.complete(state)
+    check_integrity(table, rotation)
+    table.evict(state)
+    assert (table.requests.num_parked, table.num_on_gpu) == (1, 0)
+    table.prefetch(state, rotation.batches[1])
+    assert (table.requests.num_parked, table.num_on_gpu) == (0, 1)
+    check_integrity(table, rotation)
+    table.remove(state)
+    assert len(table.requests) == table.ledger.gpu.num_used == table.ledger.host.num_used == 0
+    check_integrity(table, rotation)
+
+
+def test_what_is_evicted_in_flight_may_be_prefetched_once_its_step_completed() -> None:
+    table, rotation = roomy_table(), Rotation(2)
+    state = resident(table, "a", 40, batch=rotation.batches[0])
+    table.progress.advance_decode([state])
+    table.evict(state)
+    check_integrity(table, rotation)
+    assert (state.place, table.requests.num_parked) == (Place.PARKED, 0)
+    table.begin_plan(7)
+    table.progress.complete(state)
+    table.begin_plan(9)
+    assert table.requests.longest_parked() is state
+    assert table.requests.steps_parked(state) == 2
+
+
+def test_recomputing_drops_both_copies_and_puts_the_request_ahead() -> None:
+    table, rotation = roomy_table(), Rotation(2)
+    dropped = parked(table, "dropped", 40)
+    waiting(table, "other", 40)
+    table.recompute(dropped)
+    assert table.requests.first_waiting() is dropped
+    assert table.ledger.host.num_used == table.ledger.live.num_used == 0
+    assert dropped.target_tokens == 40 + dropped.output_tokens
+    check_integrity(table, rotation)
+
+
+def test_a_retracted_chunk_keeps_its_turn() -> None:
+    table, rotation = roomy_table(), Rotation(2)
+    states = [waiting(table, name, 40) for name in "ab"]
+    for state in states:
+        table.start_prefill(state, 3)
+    table.progress.advance_prefill(states[0], 40)
+    assert [state.id for state in table.requests.prefilling()] == ["b"]
+    table.progress.retract(states[0], 40)
+    assert [state.id for state in table.requests.prefilling()] == ["a", "b"]
+    assert (states[0].computed_tokens, table.num_on_gpu) == (0, 0)
+    check_integrity(table, rotation)
+
+
+def test_a_prefetch_without_room_raises_and_changes_nothing() -> None:
+    table, rotation = roomy_table(gpu_blocks=10), Rotation(2)
+    state = parked(table, "a", 100, max_tokens=10)
+    resident(table, "b", 100, max_tokens=10)
+    with pytest.raises(PoolExhaustedError):
+        table.prefetch(state, rotation.batches[0])
+    assert (state.place, table.requests.num_parked) == (Place.PARKED, 1)
+    check_integrity(table, rotation)
+
+
+def test_a_prefix_is_shared_from_the_plan_after_the_step_that_computed_it() -> None:
+    table = roomy_table()
+    first, second = (waiting(table, name, 50, prefix="shared") for name in "ab")
+    table.start_prefill(first, 2)
+    table.progress.advance_prefill(first, 50)
+    assert table.needs.cached_prefix_tokens(second) == 0
+    table.begin_plan(1)
+    assert table.needs.cached_prefix_tokens(second) == 32
+    assert not table.is_prefix_provider(first)
+    table.start_prefill(second, 2)
+    table.progress.advance_prefill(second, 18)
+    assert table.is_prefix_provider(first)
+    table.begin_plan(2)
+    assert not table.is_prefix_provider(first)
+
+
+def test_a_prefix_has_one_length() -> None:
+    table = roomy_table()
+    waiting(table, "a", 50, prefix="shared")
+    other = SharedPrefix(prefix_id=PrefixId("shared"), num_tokens=48)
+    with pytest.raises(ValueError, match="prefix shared has 32 tokens, not 48"):
+        table.admit(spec("b", 60, 10, prefix=other), 70)
+    assert len(table.requests) == 1
