@@ -204,15 +204,15 @@ class RequestPlaces(LiveRequests):
         self._waiting.append_to_recompute(state)
 
     def _leave(self, state: RequestState) -> None:
-        match state.place:
-            case Place.WAITING:
-                self._waiting.remove(state)
-            case Place.PREFILLING:
-                del self._prefilling[state.id]
+        match state.place:  # the commonest moves first
             case Place.RESIDENT:
                 self._residents.remove(state)
-            case Place.PREFETCHING:
-                del self._prefetching[state.id]
             case Place.PARKED:
                 if state.num_in_flight == 0:
                     self._parked.remove(state)
+            case Place.PREFILLING:
+                del self._prefilling[state.id]
+            case Place.WAITING:
+                self._waiting.remove(state)
+            case Place.PREFETCHING:
+                del self._prefetching[state.id]

@@ -143,7 +143,7 @@ class RequestTable:
 
         The host has its replica, of steps in flight as well once they arrive.
         """
-        assert state.place in (Place.RESIDENT, Place.PREFETCHING), state
+        assert state.place is Place.RESIDENT or state.place is Place.PREFETCHING, state
         self._ledger.gpu.release(state.id)
         self._places.park(state)
         state.prefetched_blocks = 0
