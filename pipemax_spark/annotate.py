@@ -9,7 +9,7 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipemax.wire import GenerationSpec, PreflightRequest
 from pipemax_spark.engine_check import recent_preflight
@@ -25,12 +25,17 @@ from pipemax_spark.request_columns import RequestColumns, without_request_column
 from pipemax_spark.slots import slots_of
 from pipemax_spark.spec import AnnotationSpec
 
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
 ANNOTATION = "annotation"
 
 
 @takes_fields(GenerationSpec, response_format=Mapping[str, Any] | str | None)
 def annotate(
-    df: Any,
+    df: "DataFrame",
     *,
     model: str | None = None,
     engine: Mapping[str, Any] | None = None,
@@ -44,9 +49,9 @@ def annotate(
     output_column: str = ANNOTATION,
     work_dir: str | None = None,
     resume: str | None = None,
-    profile: Any = None,
+    profile: "ResourceProfile | None" = None,
     **generation: Any,
-) -> Any:
+) -> "DataFrame":
     """``df`` with one more column, a struct {text, parsed (with a ``response_format``), finish_reason,
     prompt_tokens, completion_tokens, error {code, message}, spec_hash, run_id, completed_at}.
 
@@ -99,7 +104,7 @@ def annotate(
 
 
 def engine_options(
-    spark: Any,
+    spark: "SparkSession",
     engine: Mapping[str, Any],
     generation: GenerationSpec,
     *,
@@ -107,7 +112,7 @@ def engine_options(
     log_dir: str | None,
     run_id: str | None = None,
     reuses_results: bool = False,
-    profile: Any = None,
+    profile: "ResourceProfile | None" = None,
 ) -> EngineOptions:
     """Of a run, a new one unless named."""
     return EngineOptions(
@@ -122,10 +127,10 @@ def engine_options(
 
 
 def checked_spec(
-    spark: Any,
+    spark: "SparkSession",
     options: EngineOptions,
     source: PromptSource | None,
-    profile: Any = None,
+    profile: "ResourceProfile | None" = None,
     *,
     time_zone: str | None = None,
 ) -> AnnotationSpec:
@@ -135,14 +140,18 @@ def checked_spec(
     return AnnotationSpec.of(reply, source=source, generation=options.generation, time_zone=time_zone)
 
 
-def annotate_requests(requests: Any, plan: TaskPlan, profile: Any = None) -> Any:
+def annotate_requests(
+    requests: "DataFrame", plan: TaskPlan, profile: "ResourceProfile | None" = None
+) -> "DataFrame":
     """Rows with their request columns (``RequestColumns.add``) into annotated rows, without any check."""
     own = [field for field in without_request_columns(requests).schema.fields if field.name != KEY_COLUMN]
     schema = annotated_schema(type(requests.schema)(own), plan.output_column, plan.options.generation)
     return requests.mapInArrow(AnnotateTask(plan), schema, profile=profile)
 
 
-def annotated_schema(input_schema: Any, output_column: str, generation: GenerationSpec) -> Any:
+def annotated_schema(
+    input_schema: "StructType", output_column: str, generation: GenerationSpec
+) -> "StructType":
     """The Spark schema of the result. ``JobError`` where the input has a column of the result's name."""
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StructField, StructType
@@ -200,11 +209,13 @@ def _spool_root(work_dir: str) -> str:
     return f"{work_dir.rstrip('/')}/pipemax/annotate"
 
 
-def _with_spool(keyed: Any, plan: TaskPlan, root: str, resume: str | None) -> tuple[Any, TaskPlan]:
+def _with_spool(
+    keyed: "DataFrame", plan: TaskPlan, root: str, resume: str | None
+) -> "tuple[DataFrame, TaskPlan]":
     """The rows, which have keys, and the plan so that tasks find what earlier ones completed."""
     if resume is None:
         return keyed, replace(plan, spool=f"{root}/{plan.run_id}")
     spark = keyed.sparkSession
-    wanted = max(int(spark.conf.get("spark.sql.shuffle.partitions")), 2 * slots_of(spark).total)
+    wanted = max(int(spark.conf.get("spark.sql.shuffle.partitions") or 0), 2 * slots_of(spark).total)
     directory, partitions = dealt_directory(f"{root}/{resume}-{plan.spec_hash}", wanted)
     return keyed.repartition(partitions, KEY_COLUMN), replace(plan, spool=directory)

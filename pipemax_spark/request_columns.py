@@ -1,7 +1,7 @@
 """The columns that a task makes requests of, computed by Spark beside the input's own: prompt, sampling, key."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -14,6 +14,10 @@ from pipemax_spark.executor.task import (
     PROMPT_COLUMN,
 )
 from pipemax_spark.prompts import PromptSource, resolve_column
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
 
 _REQUEST_COLUMNS = (PROMPT_COLUMN, MESSAGES_COLUMN, OVERRIDES_COLUMN)
 _SPARK_TYPES: dict[pa.DataType, str] = {
@@ -32,7 +36,7 @@ class RequestColumns:
     overrides_column: str | None = None
     """A struct of what a row's own sampling changes."""
 
-    def add(self, rows: Any) -> Any:
+    def add(self, rows: "DataFrame") -> "DataFrame":
         """The rows with their request columns. ``JobError`` for columns that are not there or not of a fitting type."""
         column = MESSAGES_COLUMN if self.source.is_messages else PROMPT_COLUMN
         requests = rows.withColumn(column, self.source.column(rows.schema))
@@ -40,7 +44,7 @@ class RequestColumns:
             return requests
         return requests.withColumn(OVERRIDES_COLUMN, _overrides(self.overrides_column, rows.schema))
 
-    def add_with_keys(self, rows: Any) -> Any:
+    def add_with_keys(self, rows: "DataFrame") -> "DataFrame":
         """As ``add``, and a key, by which the spool knows a row: all that tells one row's request from another's."""
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -49,12 +53,12 @@ class RequestColumns:
         return requests.withColumn(KEY_COLUMN, F.md5(F.to_json(F.struct(*asked))))
 
 
-def without_request_columns(requests: Any) -> Any:
+def without_request_columns(requests: "DataFrame") -> "DataFrame":
     """The input's own columns, and the key where there is one."""
     return requests.drop(*_REQUEST_COLUMNS)
 
 
-def prompt_text(requests: Any) -> Any:
+def prompt_text(requests: "DataFrame") -> "Column":
     """A column: the prompt as plain text, conversations joined by line breaks. To be measured, not to be sent."""
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -63,7 +67,7 @@ def prompt_text(requests: Any) -> Any:
     return F.array_join(F.transform(requests[MESSAGES_COLUMN], lambda message: message["content"]), "\n")
 
 
-def _overrides(name: str, schema: Any) -> Any:
+def _overrides(name: str, schema: "StructType") -> "Column":
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import StructType
 

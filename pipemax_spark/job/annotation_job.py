@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -38,6 +38,10 @@ from pipemax_spark.storage.fence import Claim
 from pipemax_spark.storage.hadoop import HadoopFiles
 from pipemax_spark.storage.tables import DeltaTable, is_path, spec_property, spec_texts
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
 _CLEARLY_LEFT = 0.05
 """A share of the input."""
 _REPORTED_CONF = (
@@ -51,7 +55,7 @@ class AnnotationJob:
     """One run."""
 
     def __init__(
-        self, spark: Any, options: JobOptions, console: Console, *, table: DeltaTable | None = None
+        self, spark: "SparkSession", options: JobOptions, console: Console, *, table: DeltaTable | None = None
     ) -> None:
         """``table`` is the output, for a caller that has it already."""
         self._spark = spark
@@ -242,12 +246,12 @@ class AnnotationJob:
         )
         return rows
 
-    def _done_rows(self, checked: Checked, version: int) -> Any:
+    def _done_rows(self, checked: Checked, version: int) -> "DataFrame":
         """The output's rows that need not be done again."""
         done = self._table.read(version=version).where(f"{ANNOTATION}.spec_hash = '{checked.spec.hash}'")
         return done.where(f"{ANNOTATION}.error.code IS NULL") if self._options.retry_errors else done
 
-    def _left(self, checked: Checked, batch: Batch) -> Any:
+    def _left(self, checked: Checked, batch: Batch) -> "DataFrame":
         done = None if self._is_empty else self._done_rows(checked, self._table.version())
         return rows_left(batch.rows, done, checked.id_columns, whole=batch.whole)
 
@@ -436,6 +440,6 @@ class _RowCounts:
     """Committed by this run, and found in the table's history."""
 
 
-def _holds(table_schema: Any, needed: Any) -> bool:
+def _holds(table_schema: "StructType", needed: "StructType") -> bool:
     """The table has all top-level columns."""
     return all(find_field(name, table_schema) is not None for name in needed.names)

@@ -1,7 +1,7 @@
 """What can be wrong with a job is found here, before anything is written and before any engine starts."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pipemax.wire import PreflightReply, PreflightRequest
 from pipemax_spark.annotate import ANNOTATION, annotated_schema, engine_options
@@ -19,6 +19,9 @@ from pipemax_spark.spec import AnnotationSpec
 from pipemax_spark.storage.sources import Source, read_source
 from pipemax_spark.storage.tables import DeltaTable, spec_texts
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
@@ -34,7 +37,7 @@ class Checked:
 
 
 def check_job(
-    spark: Any, options: JobOptions, table: DeltaTable, *, run_id: str, terminal: Terminal
+    spark: "SparkSession", options: JobOptions, table: DeltaTable, *, run_id: str, terminal: Terminal
 ) -> Checked:
     """``JobError`` says what is wrong. ``table`` is the output, which need not exist."""
     source = read_source(spark, options.input, file_format=options.input_format, options=options.input_option)
@@ -101,8 +104,8 @@ def _check_columns(source: Source, options: JobOptions, table: DeltaTable) -> tu
     return id_columns
 
 
-def _engine_options(spark: Any, options: JobOptions, run_id: str) -> EngineOptions:
-    is_local = spark.sparkContext.master.startswith("local")
+def _engine_options(spark: "SparkSession", options: JobOptions, run_id: str) -> EngineOptions:
+    is_local = (spark.sparkContext.master or "").startswith("local")
     return engine_options(
         spark,
         options.engine,

@@ -19,11 +19,15 @@ import threading
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pipemax_spark.executor.task import KEY_COLUMN
 from pipemax_spark.request_columns import prompt_text, without_request_columns
 from pipemax_spark.sql import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 _SLICE, _RANK = "__pipemax_slice", "__pipemax_rank"
 _LENGTH, _TEXT, _HASH = "__pipemax_length", "__pipemax_text", "__pipemax_hash"
@@ -55,10 +59,10 @@ def number_of_slices(rows: int, slots: int) -> int:
 
 
 def write_slices(
-    requests: Any,
+    requests: "DataFrame",
     path: str,
     *,
-    identity: Any,
+    identity: "Column",
     slices: int,
     slots: int,
     by_prefix: bool = False,
@@ -88,7 +92,7 @@ def write_slices(
     without_request_columns(ranked).drop(_HASH, _TEXT, _LENGTH).write.partitionBy(_SLICE).parquet(path)
 
 
-def _place_in_partition() -> Any:
+def _place_in_partition() -> "Column":
     from pyspark.sql import functions as F  # noqa: N812
 
     return F.monotonically_increasing_id().bitwiseAND((1 << _INDEX_BITS) - 1)
@@ -97,7 +101,9 @@ def _place_in_partition() -> Any:
 class SlicedRows:
     """What ``write_slices`` wrote, read chunk by chunk."""
 
-    def __init__(self, spark: Any, path: str, schema: Any, *, slices: int, by_prefix: bool = False) -> None:
+    def __init__(
+        self, spark: "SparkSession", path: str, schema: "StructType", *, slices: int, by_prefix: bool = False
+    ) -> None:
         from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
         # The file index is built here, once; the schema is given, for files do not keep which columns may be null.
@@ -111,7 +117,7 @@ class SlicedRows:
         self.rows = sum(self.slice_rows)
         self._by_prefix = by_prefix
 
-    def read(self, chunk: Chunk, *, partitions: int) -> Any:
+    def read(self, chunk: Chunk, *, partitions: int) -> "DataFrame":
         """A chunk's rows with their keys, spread evenly over exactly so many partitions, which Spark does not merge
         again; each time the same rows in the same partition."""
         from pyspark.sql import functions as F  # noqa: N812
@@ -124,7 +130,7 @@ class SlicedRows:
             spread = spread.sortWithinPartitions(_SLICE, _RANK)
         return spread.select(*map(quoted, self._columns))
 
-    def _target(self, chunk: Chunk, partitions: int) -> Any:
+    def _target(self, chunk: Chunk, partitions: int) -> "Column":
         """The number of the partition that a row goes to."""
         from pyspark.sql import functions as F  # noqa: N812
 

@@ -1,15 +1,18 @@
 """``--dry-run``: rows, tokens by the model's own tokenizer, the first prompt, and what would be done."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pipemax.wire import PreflightReply
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.request_columns import RequestColumns, prompt_text
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 _SAMPLED_ROWS = 1_000
 
 
-def sample_prompts(rows: Any, columns: RequestColumns, rows_in: int) -> list[str | None]:
+def sample_prompts(rows: "DataFrame", columns: RequestColumns, rows_in: int) -> list[str | None]:
     """Prompts of rows drawn over the whole table; conversations as their text."""
     fraction = min(1.0, 1.5 * _SAMPLED_ROWS / max(1, rows_in))
     drawn = rows if fraction == 1.0 else rows.sample(fraction=fraction, seed=0)

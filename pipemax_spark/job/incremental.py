@@ -11,11 +11,14 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 from pipemax_spark.errors import JobError
 from pipemax_spark.storage.sources import Source
 from pipemax_spark.storage.tables import DeltaTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 _POLL_S = 0.2
 _ALL_FILES = str(2**31 - 1)
@@ -40,9 +43,9 @@ class StreamBatch:
 class Batch:
     """Rows that are done in one go: the whole input, or a micro-batch of it."""
 
-    rows: Any
+    rows: "DataFrame"
     stream: StreamBatch | None = None
-    whole: Any | None = None
+    whole: "DataFrame | None" = None
     """For a micro-batch the whole input, as it is now or later than the batch."""
 
 
@@ -51,7 +54,7 @@ class MicroBatches:
 
     def __init__(
         self,
-        spark: Any,
+        spark: "SparkSession",
         source: Source,
         *,
         checkpoints: str,
@@ -67,7 +70,7 @@ class MicroBatches:
         if skip_changes:
             self._options["skipChangeCommits"] = "true"
         self._read_options = options
-        self._offered: queue.SimpleQueue[tuple[Any, int]] = queue.SimpleQueue()
+        self._offered: queue.SimpleQueue[tuple["DataFrame", int]] = queue.SimpleQueue()
         self._is_done: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._has_open_batch = False
 
@@ -110,7 +113,7 @@ class MicroBatches:
             stream = StreamBatch(query_id=str(self._query.id), batch_id=int(batch_id))
             return Batch(rows=rows, stream=stream, whole=self._table.read(options=self._read_options))
 
-    def _offer(self, rows: Any, batch_id: int) -> None:
+    def _offer(self, rows: "DataFrame", batch_id: int) -> None:
         """On the stream's thread: hand the batch over and wait for its end."""
         self._offered.put((rows, batch_id))
         if not self._is_done.get():

@@ -6,11 +6,15 @@ times in the output.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import JobError
 from pipemax_spark.prompts import find_field
 from pipemax_spark.sql import literal, quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
 
 _KEY, _OCCURRENCE, _DONE = "__pipemax_key", "__pipemax_occurrence", "__pipemax_done"
 _EXAMPLES = 3
@@ -33,7 +37,7 @@ def identity(columns: Sequence[str], *, table: str | None = None) -> str:
     return f"sha2(to_json(struct({fields}), map({options})), 256)"
 
 
-def occurrence(key: str) -> Any:
+def occurrence(key: str) -> "Column":
     """A column: 1, 2, … for the rows of each value of the column ``key``. Which of equal rows is the first does not
     matter, because they are interchangeable."""
     from pyspark.sql import Window
@@ -42,7 +46,7 @@ def occurrence(key: str) -> Any:
     return F.row_number().over(Window.partitionBy(key).orderBy(key))
 
 
-def check_ids(rows: Any, id_columns: Sequence[str]) -> None:
+def check_ids(rows: "DataFrame", id_columns: Sequence[str]) -> None:
     """``JobError`` for ids that are null or not unique, with examples. One pass over the id columns."""
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -74,7 +78,11 @@ def check_ids(rows: Any, id_columns: Sequence[str]) -> None:
 
 
 def check_columns(
-    input_schema: Any, output_schema: Any, id_columns: Sequence[str], *, only_appended: bool = False
+    input_schema: "StructType",
+    output_schema: "StructType",
+    id_columns: Sequence[str],
+    *,
+    only_appended: bool = False,
 ) -> None:
     """``JobError`` where the input's rows cannot be compared with the output's, or not be added to them.
 
@@ -100,7 +108,13 @@ def check_columns(
         )
 
 
-def rows_left(rows: Any, done: Any | None, id_columns: Sequence[str], *, whole: Any | None = None) -> Any:
+def rows_left(
+    rows: "DataFrame",
+    done: "DataFrame | None",
+    id_columns: Sequence[str],
+    *,
+    whole: "DataFrame | None" = None,
+) -> "DataFrame":
     """The rows that ``done`` (the output's rows under the spec, or None) does not hold.
 
     ``rows`` are the whole input or, where that is given, a part of ``whole``. By content, a part's row is left only
@@ -114,13 +128,13 @@ def rows_left(rows: Any, done: Any | None, id_columns: Sequence[str], *, whole: 
     return _rows_left_by_content(rows, done, whole)
 
 
-def _rows_left_by_content(rows: Any, done: Any, whole: Any | None) -> Any:
+def _rows_left_by_content(rows: "DataFrame", done: "DataFrame", whole: "DataFrame | None") -> "DataFrame":
     from pyspark.sql import functions as F  # noqa: N812
 
     columns = [quoted(name) for name in rows.columns]
     content = F.expr(identity(rows.columns))
 
-    def signed(frame: Any, sign: int) -> Any:
+    def signed(frame: "DataFrame", sign: int) -> "DataFrame":
         # A column that was added later is null in older rows, and JSON leaves nulls out.
         nulls = [F.lit(None).alias(name) for name in rows.columns if find_field(name, frame.schema) is None]
         known = [quoted(name) for name in rows.columns if find_field(name, frame.schema) is not None]

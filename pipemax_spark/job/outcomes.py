@@ -7,7 +7,7 @@ more than once, and then merged. Each merge rewrites the data files that hold th
 """
 
 import threading
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pipemax_spark.annotate import ANNOTATION
 from pipemax_spark.job.left import identity, occurrence
@@ -15,13 +15,17 @@ from pipemax_spark.prompts import find_field
 from pipemax_spark.sql import quoted
 from pipemax_spark.storage.tables import DeltaTable, Transaction
 
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
+
 _VIEW, _KEY, _TIMES, _NUMBER = "outcomes", "__pipemax_key", "__pipemax_times", "__pipemax_number"
 
 
 class Outcomes(Protocol):
     """Commits a chunk's outcomes."""
 
-    def commit(self, rows: Any, transaction: Transaction) -> int:
+    def commit(self, rows: "DataFrame", transaction: Transaction) -> int:
         """Commit annotated ``rows``, which are evaluated once, or nothing where Delta refuses the transaction.
 
         Return how many rows the commit adds beyond these.
@@ -35,7 +39,7 @@ class AppendedOutcomes:
     def __init__(self, table: DeltaTable) -> None:
         self._table = table
 
-    def commit(self, rows: Any, transaction: Transaction) -> int:
+    def commit(self, rows: "DataFrame", transaction: Transaction) -> int:
         """See ``Outcomes``."""
         self._table.append(rows, transaction)
         return 0
@@ -45,7 +49,13 @@ class ReplacingOutcomes:
     """Rows of the table, some of them in place of error rows of the same spec."""
 
     def __init__(
-        self, spark: Any, table: DeltaTable, *, spec_hash: str, id_columns: tuple[str, ...], directory: str
+        self,
+        spark: "SparkSession",
+        table: DeltaTable,
+        *,
+        spec_hash: str,
+        id_columns: tuple[str, ...],
+        directory: str,
     ) -> None:
         """``directory`` is for the outcomes' files."""
         self._spark = spark
@@ -60,7 +70,7 @@ class ReplacingOutcomes:
         rows: int = self._table.read().where(self._is_error(ANNOTATION)).count()
         return rows
 
-    def commit(self, rows: Any, transaction: Transaction) -> int:
+    def commit(self, rows: "DataFrame", transaction: Transaction) -> int:
         """See ``Outcomes``."""
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -97,7 +107,7 @@ class ReplacingOutcomes:
             )
             return num_kept
 
-    def _kept(self, session: Any, outcomes: Any, key: Any) -> Any:
+    def _kept(self, session: "SparkSession", outcomes: "DataFrame", key: "Column") -> "DataFrame":
         """Without ids, equal error rows all have one key: those that are more than the outcomes are put back."""
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -110,7 +120,7 @@ class ReplacingOutcomes:
         times = outcomes.groupBy(key.alias(_KEY)).agg(F.count(F.lit(1)).alias(_TIMES))
         return old.join(times, _KEY).where(f"{_NUMBER} > {_TIMES}").select(*map(quoted, outcomes.columns))
 
-    def _key_columns(self, rows: Any) -> list[str]:
+    def _key_columns(self, rows: "DataFrame") -> list[str]:
         return list(self._id_columns) or [name for name in rows.columns if name != ANNOTATION]
 
     def _is_error(self, annotation: str) -> str:
@@ -118,20 +128,21 @@ class ReplacingOutcomes:
         return f"{annotation}.spec_hash = '{self._spec_hash}' AND {annotation}.error.code IS NOT NULL"
 
 
-def written(session: Any, rows: Any, path: str) -> Any:
+def written(session: "SparkSession", rows: "DataFrame", path: str) -> "DataFrame":
     """The rows as they were written to files: the same however often they are read."""
     rows.write.parquet(path)
     return session.read.schema(rows.schema).parquet(path)
 
 
-def conformed(column: Any, kind: Any, wanted: Any) -> Any:
+def conformed(column: "Column", kind: "DataType", wanted: "DataType") -> "Column":
     """The column as a value of type ``wanted``: fields of structs by their names, null where it has none.
 
     An append does this by itself, a merge does not.
     """
     from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.types import StructType
 
-    if kind == wanted or wanted.typeName() != "struct":
+    if kind == wanted or not isinstance(kind, StructType) or not isinstance(wanted, StructType):
         return column
     known = {field.name: field.dataType for field in kind.fields}
     fields = [

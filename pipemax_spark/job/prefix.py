@@ -10,10 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pipemax.wire import ServerStats
 from pipemax_spark.sql import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 _SAMPLED_ROWS = 1_000
 _LOOKED_AT_ROWS = 1_000_000
@@ -54,7 +57,7 @@ def shared_prefixes(prompts: Sequence[str]) -> PrefixShare:
     return PrefixShare(as_they_come=share(rests), sorted=share(sorted(rests)))
 
 
-def sample_by_beginning(rows: Any, prompt_text: Any, *, rows_in: int) -> list[str]:
+def sample_by_beginning(rows: "DataFrame", prompt_text: "Column", *, rows_in: int) -> list[str]:
     """About 1,000 prompts, in the order in which they come, in groups that begin alike. Two short Spark jobs."""
     from pyspark.sql import functions as F  # noqa: N812
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -14,10 +14,15 @@ from pipemax_spark.job.left import occurrence
 from pipemax_spark.job.workdir import LeftSpool
 from pipemax_spark.sql import quoted
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 _COMPLETION, _OCCURRENCE = "__pipemax_completion", "__pipemax_occurrence"
 
 
-def spooled_rows(spark: Any, left: Any, spool: LeftSpool, *, plan: TaskPlan) -> Any:
+def spooled_rows(
+    spark: "SparkSession", left: "DataFrame", spool: LeftSpool, *, plan: TaskPlan
+) -> "DataFrame":
     """Annotated rows of the spool. ``left`` are the input's rows that the table lacks, with their keys.
 
     A completion serves one row, and a row takes one completion: of equal rows, as many are done as the spool holds.
@@ -58,7 +63,7 @@ class RecallTask:
             )
 
 
-def _completions(spark: Any, directory: str) -> Any:
+def _completions(spark: "SparkSession", directory: str) -> "DataFrame":
     from pyspark.sql.pandas.types import from_arrow_schema
 
     # A file that was torn when the run died is passed over: its rows are done again.

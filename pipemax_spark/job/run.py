@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipemax_spark.errors import JobFailedError
 from pipemax_spark.executor.spool import spool_fault
@@ -31,6 +31,9 @@ from pipemax_spark.monitor.tracking import Tracker
 from pipemax_spark.slots import slots_of
 from pipemax_spark.storage.fence import Claim
 from pipemax_spark.storage.tables import DeltaTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _TRACKING_PERIOD_S = 30.0
 
@@ -60,7 +63,7 @@ class StopSignal:
 
 @contextmanager
 def begun_run(
-    spark: Any,
+    spark: "SparkSession",
     options: JobOptions,
     terminal: Terminal,
     *,
@@ -139,7 +142,7 @@ class Run:
 
     def __init__(
         self,
-        spark: Any,
+        spark: "SparkSession",
         options: JobOptions,
         terminal: Terminal,
         *,
@@ -268,7 +271,7 @@ def _chunk_spools(work: WorkDirectory, terminal: Terminal) -> ChunkSpools | None
     return work.chunk_spools()
 
 
-def _running_tasks(spark: Any) -> int:
+def _running_tasks(spark: "SparkSession") -> int:
     tracker = spark.sparkContext.statusTracker()
     stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
     return sum(stage.numActiveTasks for stage in stages if stage is not None)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pipemax_spark.annotate import annotate_requests
 from pipemax_spark.errors import CommitRefusedError, JobFailedError
@@ -33,6 +33,9 @@ from pipemax_spark.slots import Slots
 from pipemax_spark.storage.fence import LANES, Claim
 from pipemax_spark.storage.tables import Transaction
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.2
@@ -43,7 +46,7 @@ class ChunkRunner:
 
     def __init__(
         self,
-        spark: Any,
+        spark: "SparkSession",
         *,
         rows: SlicedRows,
         chunks: ChunkPlan,
