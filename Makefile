@@ -6,13 +6,15 @@ BIN := $(VENV)/bin
 DEMO ?= demo
 UV_VERSION := 0.13.8
 LOCK := requirements/cpu.lock
+OTHER_PYTHON ?= python3.12
 
 # Many containers set it: then each of the hundred processes of a job or a test would compile what it imports anew,
 # which takes longer than the import (vLLM: 19 s and 15 s).
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup annotate compare test test-long faults test-versions parity-full peers lint lock clean
+.PHONY: help setup annotate compare check test test-long test-python test-versions coverage faults parity-full peers \
+	lint lock clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,6 +31,9 @@ annotate: $(VENV)/ready  ## Annotate the demo table with the demo model
 compare: $(VENV)/ready  ## Stock vLLM and PipeMax side by side on a part of the demo table
 	@mkdir -p logs; $(BIN)/python bench/compare_policies.py 2>logs/compare.log || { code=$$?; tail -5 logs/compare.log; exit $$code; }
 
+check: $(VENV)/ready lint  ## Lint, types, import contracts and the pure tests: under two minutes
+	@$(BIN)/python -m pytest -q -n 2 tests/unit
+
 test: $(VENV)/ready lint  ## Lint, types, import contracts and all tests; two files at a time but for those that run vLLM
 	@$(BIN)/python -m pytest tests/parity tests/engine
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/parity --ignore tests/engine
@@ -39,6 +44,12 @@ test-long: $(VENV)/ready  ## A driver killed in mid-night, and more nights
 test-versions: $(VENV)/ready  ## The wheel on Spark 4.0, 4.1 and 4.2, each in a thin environment: a quarter of an hour
 	@bash tools/make_versions.sh "$(BIN)" .venv-versions
 	@bash tools/test_versions.sh "$(BIN)" .venv-versions
+
+test-python: $(VENV)/ready  ## The pure tests with another Python (OTHER_PYTHON, python3.12) in a thin environment
+	@bash tools/test_python.sh "$(BIN)/uv" "$(OTHER_PYTHON)" .venv-python
+
+coverage: $(VENV)/ready  ## Which lines the pure tests and the engine server's tests run
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --cov --cov-report term:skip-covered tests/unit tests/serve
 
 peers: $(VENV)/ready  ## Ray Data LLM and distribatch in .venv-peers, for python -m bench.peers
 	@bash tools/make_peers.sh "$(BIN)" .venv-peers

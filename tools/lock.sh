@@ -7,6 +7,9 @@ compile() {
     "$uv" pip compile pyproject.toml --python-version 3.11 --no-emit-index-url --no-header --no-annotate -q "$@"
 }
 compile --extra spark --extra mlflow --extra cpu --extra dev --override requirements/overrides.txt -o requirements/cpu.lock
+# make test-python: what the pure tests need, with another Python.
+"$uv" pip compile pyproject.toml --python-version 3.12 --no-emit-index-url --no-header --no-annotate -q \
+    --extra spark --extra mlflow --extra engine --extra dev -o requirements/python-3.12.lock
 compile --extra gpu -o requirements/gpu.lock
 compile --extra spark --extra mlflow -o requirements/spark.lock
 

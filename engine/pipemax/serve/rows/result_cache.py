@@ -10,9 +10,11 @@ import hashlib
 import json
 import sys
 import threading
-from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import lru_cache
+
+from cachetools import LRUCache
 
 from pipemax.api import Completion, GenerationRequest, Sampling
 
@@ -22,35 +24,24 @@ _ENTRY_BYTES = 600
 
 
 class ResultCache:
-    """Thread-safe."""
+    """Good answers by ``cache_key``, up to ``max_bytes``. Thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._entries: OrderedDict[bytes, Completion] = OrderedDict()
-        self._bytes = 0
+        self._entries: LRUCache[bytes, Completion] = LRUCache(max_bytes, getsizeof=_size)
 
     def find(self, key: bytes, *, request_id: str) -> Completion | None:
-        """The answer under the key, as one to this request."""
+        """Return the answer under the key, as one to this request."""
         with self._lock:
             known = self._entries.get(key)
-            if known is None:
-                return None
-            self._entries.move_to_end(key)
-        return replace(known, request_id=request_id)
+        return None if known is None else replace(known, request_id=request_id)
 
     def keep(self, key: bytes, completion: Completion) -> None:
         """Remember a good answer; an error is not remembered."""
         if completion.error is not None:
             return
-        with self._lock:
-            if key in self._entries:
-                return
-            self._entries[key] = kept = replace(completion, token_ids=())
-            self._bytes += _size(kept)
-            while self._bytes > self._max_bytes:
-                _, dropped = self._entries.popitem(last=False)
-                self._bytes -= _size(dropped)
+        with self._lock, suppress(ValueError):  # larger than the whole cache
+            self._entries.setdefault(key, replace(completion, token_ids=()))
 
 
 def cache_key(engine_id: str, request: GenerationRequest) -> bytes:
