@@ -1,7 +1,7 @@
-"""A DataFrame in, the same rows with one more column out: ``annotation``, a struct with the model's answer.
+"""``annotate``: add a model's answers to a DataFrame as one more column, the struct ``annotation``.
 
-Each task sends its rows to its executor's engine server and yields them as they complete, so rows change their
-order. This module builds the DataFrame; what runs in the tasks is ``pipemax_spark.executor.task``.
+Each task sends its rows to its executor's engine server and yields them as they complete, so the order of the rows
+changes. This module builds the DataFrame; the code that runs in the tasks is in ``pipemax_spark.executor.task``.
 """
 
 import json
@@ -52,28 +52,30 @@ def annotate(
     profile: "ResourceProfile | None" = None,
     **generation: Any,
 ) -> "DataFrame":
-    """``df`` with one more column, a struct {text, parsed (with a ``response_format``), finish_reason,
-    prompt_tokens, completion_tokens, error {code, message}, spec_hash, run_id, completed_at}.
+    """Return ``df`` with one more column, a struct that holds each row's answer or its error.
 
-    Give ``model`` or an ``engine`` config (a dict of its YAML) that names one, and one of ``prompt_column``,
-    ``messages_column`` (array<struct<role, content>>) and ``template`` (such as ``"Summarise: {text}"``).
-    ``overrides_column`` is a struct with any of max_tokens, temperature, top_p, top_k, seed, stop for its row.
-    ``generation`` is all that ``GenerationSpec`` has: system, max_tokens, temperature, top_p, top_k, stop, seed and
-    response_format, which is a JSON schema; how it becomes a type is in ``pipemax_spark.executor.response_format``.
-    ``profile`` is the ``ResourceProfile`` of executors with GPUs (``pipemax_spark.profiles.gpu_profile``), for a
-    session whose own executors have none.
+    The struct is {text, parsed (with a ``response_format``), finish_reason, prompt_tokens, completion_tokens, error
+    {code, message}, spec_hash, run_id, completed_at}.
 
-    With ``work_dir``, a directory on storage that all executors see, tasks keep their completions there every 10 s:
-    a task that is tried again, or a second action over this result, asks the engine for the rest alone. With
-    ``resume``, a name, so does a later application that makes the same call under it: rows are then dealt to
-    partitions by their content (a shuffle), and found again in whatever order they come. All is kept in
-    ``work_dir/pipemax/annotate``. Nothing there is deleted here, because only the caller knows when the result is safe:
-    delete the directory then.
+    Give ``model``, or an ``engine`` config (a dict of its YAML) that names a model, and exactly one of
+    ``prompt_column``, ``messages_column`` (array<struct<role, content>>) and ``template`` (such as
+    ``"Summarise: {text}"``). ``overrides_column`` is a struct with any of max_tokens, temperature, top_p, top_k, seed
+    and stop for its row. ``generation`` takes the fields of ``GenerationSpec``: system, max_tokens, temperature, top_p,
+    top_k, stop, seed and response_format, which is a JSON schema; ``pipemax_spark.executor.response_format`` shows
+    which type it becomes. ``profile`` is the ``ResourceProfile`` of executors with GPUs
+    (``pipemax_spark.profiles.gpu_profile``), for a session whose own executors have none.
 
-    The result is lazy, like any transformation, and every action evaluates it anew: write it to a table before
-    using it twice. A small Spark job runs at once: it checks model, engine and schema on an executor, without
-    starting an engine (not again within ten minutes). ``JobError``, a ``ValueError``, says what is wrong and what
-    to do.
+    With ``work_dir``, a directory on storage that all executors see, tasks save their completions there every 10 s, so
+    a retried task, or a second action on this result, asks the engine only for the rest. With ``resume``, a name, a
+    later application that makes the same call under the same name also asks only for the rest: rows are then assigned
+    to partitions by their content (a shuffle), so they are found again whatever order they come in. Everything is kept
+    in ``work_dir/pipemax/annotate``. This function deletes nothing there, because only the caller knows when the result
+    is safe; delete the directory then.
+
+    The result is lazy, like any transformation, and every action evaluates it again: write it to a table before you use
+    it twice. A small Spark job runs at once: it checks model, engine and schema on an executor without starting an
+    engine, and does not check them again within ten minutes. ``JobError``, a ``ValueError``, says what is wrong and
+    what to do.
     """
     source = PromptSource(prompt_column=prompt_column, messages_column=messages_column, template=template)
     columns = RequestColumns(source, overrides_column)
@@ -87,7 +89,7 @@ def annotate(
         log_dir=log_dir,
         profile=profile,
     )
-    # Wrong columns are found before the executors are asked.
+    # Find wrong columns before asking the executors.
     annotated_schema(df.schema, output_column, options.generation)
     requests = columns.add(df) if work_dir is None else columns.add_with_keys(df)
     spec = checked_spec(df.sparkSession, options, source, profile, time_zone=source.time_zone(df))
@@ -114,7 +116,7 @@ def engine_options(
     reuses_results: bool = False,
     profile: "ResourceProfile | None" = None,
 ) -> EngineOptions:
-    """Of a run, a new one unless named."""
+    """Return the engine options of the run ``run_id``, or of a new run if that is None."""
     return EngineOptions(
         engine=engine,
         generation=generation,
@@ -134,7 +136,10 @@ def checked_spec(
     *,
     time_zone: str | None = None,
 ) -> AnnotationSpec:
-    """The spec, once an executor has found engine and generation fine, now or just before; else ``JobError``."""
+    """Return the spec once an executor has found engine and generation fine; raise ``JobError`` if they are not.
+
+    A check that passed within the last ten minutes is not repeated.
+    """
     request = PreflightRequest(engine=dict(options.engine), generation=options.generation)
     reply = recent_preflight(spark, request, options, profile=profile)
     return AnnotationSpec.of(reply, source=source, generation=options.generation, time_zone=time_zone)
@@ -143,7 +148,7 @@ def checked_spec(
 def annotate_requests(
     requests: "DataFrame", plan: TaskPlan, profile: "ResourceProfile | None" = None
 ) -> "DataFrame":
-    """Rows with their request columns (``RequestColumns.add``) into annotated rows, without any check."""
+    """Annotate rows that have their request columns (``RequestColumns.add``), without any check."""
     own = [field for field in without_request_columns(requests).schema.fields if field.name != KEY_COLUMN]
     schema = annotated_schema(type(requests.schema)(own), plan.output_column, plan.options.generation)
     return requests.mapInArrow(AnnotateTask(plan), schema, profile=profile)
@@ -152,7 +157,10 @@ def annotate_requests(
 def annotated_schema(
     input_schema: "StructType", output_column: str, generation: GenerationSpec
 ) -> "StructType":
-    """The Spark schema of the result. ``JobError`` where the input has a column of the result's name."""
+    """Return the Spark schema of the result.
+
+    Raise ``JobError`` if the input already has a column of the result's name.
+    """
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StructField, StructType
 
@@ -166,7 +174,7 @@ def annotated_schema(
 
 
 def engine_config(engine: Mapping[str, Any] | None, model: str | None) -> dict[str, Any]:
-    """The engine config with ``model``, where given, in place of its own. ``JobError`` without any."""
+    """Return the engine config, with ``model`` in place of its own if given. Raise ``JobError`` if none is named."""
     config = {**(engine or {}), **({} if model is None else {"model": model})}
     if not config.get("model"):
         raise JobError("no model is named; give model (--model), or an engine config with a line 'model: …'")
@@ -176,7 +184,10 @@ def engine_config(engine: Mapping[str, Any] | None, model: str | None) -> dict[s
 def generation_spec(
     *, stop: Sequence[str] = (), response_format: Mapping[str, Any] | str | None = None, **values: Any
 ) -> GenerationSpec:
-    """From what users give. ``JobError`` says what is wrong with the schema, ``TypeError`` names an unknown field."""
+    """Build the spec from what users give.
+
+    ``JobError`` says what is wrong with the schema, ``TypeError`` names an unknown field.
+    """
     if response_format is not None:
         response_format = checked_schema(
             response_format if isinstance(response_format, str) else json.dumps(response_format)
@@ -185,7 +196,7 @@ def generation_spec(
 
 
 def checked_schema(text: str) -> str:
-    """This JSON schema, when this side finds nothing wrong with it; else ``JobError``."""
+    """Return this JSON schema if this side finds nothing wrong with it; raise ``JobError`` otherwise."""
     try:
         compile_schema(load_schema(text))
     except ValueError as error:
@@ -205,14 +216,14 @@ def _check_work_dir(work_dir: str | None, resume: str | None) -> None:
 
 
 def _spool_root(work_dir: str) -> str:
-    """Apart from the jobs' directories, which are named after their tables' ids."""
+    """Return a directory apart from those of the jobs, which are named after their tables' ids."""
     return f"{work_dir.rstrip('/')}/pipemax/annotate"
 
 
 def _with_spool(
     keyed: "DataFrame", plan: TaskPlan, root: str, resume: str | None
 ) -> "tuple[DataFrame, TaskPlan]":
-    """The rows, which have keys, and the plan so that tasks find what earlier ones completed."""
+    """Prepare the rows, which have keys, and the plan so that tasks find what earlier tasks completed."""
     if resume is None:
         return keyed, replace(plan, spool=f"{root}/{plan.run_id}")
     spark = keyed.sparkSession

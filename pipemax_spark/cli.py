@@ -1,6 +1,6 @@
-"""``pipemax-annotate``: reads the command line, runs the job, and turns failures into sentences and exit codes.
+"""``pipemax-annotate``: read the command line, run the job, and turn failures into sentences and exit codes.
 
-Exit codes: 0 done, 1 failed while running, 2 something to mend in the call or the input, 130 interrupted.
+Exit codes: 0 done, 1 failed while running, 2 an error in the call or the input that the user can fix, 130 interrupted.
 """
 
 import inspect
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _INPUT, _PROMPT, _MODEL = "Input and output", "Prompt", "Model and generation"
 _ROWS, _RUN = "Errors and reruns", "Run"
 _LOG_WIDTH = 160
-"""Columns of the report where no terminal says its own."""
+"""Columns of the report if no terminal gives its own width."""
 _RESUME = "Finished chunks are committed; the same command goes on from there."
 
 
@@ -82,16 +82,16 @@ def _duration(text: str) -> timedelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Option:
-    """An option of the command. Its name, type and default are those of the field that it fills."""
+    """An option of the command, with the name, type and default of the field that it fills."""
 
     panel: str
     help: str
     given: Any = None
-    """Its type on the command line, where that is not the field's; it is then None where it is not given."""
+    """Its type on the command line, if that differs from the field's; its value is then None if it is not given."""
     read: Callable[[Any], Any] | None = None
-    """From what is given to the field's value; ``JobError`` says what is wrong with it."""
+    """Converts the given value into the field's value; ``JobError`` says what is wrong with it."""
     typer: Mapping[str, Any] = field(default_factory=dict)
-    """For ``typer.Option``."""
+    """Further arguments for ``typer.Option``."""
 
 
 def _option(
@@ -199,13 +199,16 @@ _OPTIONS: dict[str, _Option] = {
     "log_dir": _option(_RUN, "Logs; default: PIPEMAX_LOG_DIR, or logs beside the output.", given=Path),
     "dry_run": _option(_RUN, "Check everything, count rows and tokens, start no engine."),
 }
-"""By name, in the order of ``--help``."""
+"""Options by name, in the order of ``--help``."""
 
 
 def _takes(
     options: Mapping[str, _Option], *kinds: type
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator: the command's ``**`` parameter stands for these options, which fill the fields of ``kinds``."""
+    """Return a decorator that replaces a command's ``**`` parameter with these options.
+
+    The options fill the fields of ``kinds``.
+    """
     types = {name: kind for each in kinds for name, kind in get_type_hints(each).items()}
     defaults = {each.name: each.default for kind in kinds for each in fields(kind)}
 
@@ -280,7 +283,7 @@ def annotate(
 
 
 def _job_options(given: Mapping[str, Any], logs: Path) -> JobOptions:
-    """``JobError`` says what is wrong with the call."""
+    """Return the job's options. ``JobError`` says what is wrong with the call."""
     values = {}
     for name, value in given.items():
         if value is not None:
@@ -301,7 +304,7 @@ def _job_options(given: Mapping[str, Any], logs: Path) -> JobOptions:
 
 
 def _with_absolute_model(engine: dict[str, Any]) -> dict[str, Any]:
-    """Servers run in a directory of their own: a path that is right here must be right there."""
+    """Make local paths absolute, because servers run in a directory of their own."""
     paths = {
         name: str(Path(engine[name]).absolute())
         for name in ("model", "tokenizer")
@@ -311,7 +314,10 @@ def _with_absolute_model(engine: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The command; comes back after success, for a scheduler that calls it may take any SystemExit for a failure."""
+    """Run the command, and return after success instead of raising ``SystemExit``.
+
+    A scheduler that calls this function may take any ``SystemExit`` for a failure.
+    """
     try:
         app()
     except SystemExit as end:
@@ -320,9 +326,9 @@ def main() -> None:
 
 
 def _run(make_options: Any, console: Console, logs: Path) -> int:
-    """The exit code."""
+    """Run the job and return the exit code."""
     try:
-        # What is wrong with the call is said before anything is written, be it a log.
+        # Report a wrong call before anything is written, even a log.
         options = make_options()
         _log_to_file(logs)
         from pipemax_spark.job.annotation_job import AnnotationJob
@@ -353,7 +359,10 @@ def _fail(text: str, code: int) -> int:
 
 
 def _is_interrupt(error: BaseException) -> bool:
-    """Ctrl-C; or what failed after it, for under spark-submit the JVM gets it too and is gone."""
+    """Tell whether the error is Ctrl-C or its consequence.
+
+    Under spark-submit the JVM gets Ctrl-C too and is gone, so calls to it fail.
+    """
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, KeyboardInterrupt):
@@ -363,7 +372,10 @@ def _is_interrupt(error: BaseException) -> bool:
 
 
 def failure_text(error: BaseException) -> str:
-    """One sentence: for what a task raised, that exception's own, out of Spark's and Python's traces around it."""
+    """Return the error as one sentence.
+
+    For an exception that a task raised, it is that exception's own message, without Spark's and Python's traces.
+    """
     text = str(error)
     if isinstance(error, JobFailedError):
         return text

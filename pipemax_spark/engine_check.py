@@ -1,4 +1,4 @@
-"""Asks the engine's own environment, on an executor, whether engine and generation are fine: no engine starts."""
+"""Check engine and generation on an executor, in the engine's own environment, without starting an engine."""
 
 import subprocess
 import time
@@ -21,7 +21,7 @@ _TIMEOUT_S = 600
 _SHOWN_LINES = 3
 _REMEMBERED_S = 600
 _fine: dict[tuple[str, bytes, str | None, int | None], tuple[float, PreflightReply]] = {}
-"""What was asked → when the answer came, and that answer, which was no error."""
+"""Checks that found no error: what was asked → when the answer came, and the answer."""
 
 
 def recent_preflight(
@@ -31,10 +31,10 @@ def recent_preflight(
     *,
     profile: "ResourceProfile | None" = None,
 ) -> PreflightReply:
-    """As ``run_preflight``, but what this application has found fine in the last ten minutes is not asked again.
+    """Run ``run_preflight``, unless this application found the same request fine in the last ten minutes.
 
-    The engine's environment takes seconds to import, which a notebook would else wait for at each call. A model that
-    is changed in place meanwhile is not noticed; the engine that runs has not noticed it either.
+    Importing the engine's environment takes seconds, which a notebook would otherwise wait for at each call. A model
+    that is changed in place meanwhile goes unnoticed; the running engine has not noticed the change either.
     """
     profile_id = None if profile is None else profile.id
     asked = (spark.sparkContext.applicationId, request.to_bytes(), options.engine_python, profile_id)
@@ -51,8 +51,10 @@ def run_preflight(
     *,
     profile: "ResourceProfile | None" = None,
 ) -> PreflightReply:
-    """``JobError`` with the engine side's own sentence where something is wrong. ``profile`` is the resource profile
-    of the stage that will run the engine."""
+    """Check engine and generation on an executor; raise ``JobError`` with the engine side's own sentence on an error.
+
+    ``profile`` is the resource profile of the stage that will run the engine.
+    """
     engine_python, script = options.engine_python, options.gpu_discovery_script
 
     def ask(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -69,7 +71,7 @@ def run_preflight(
 
 
 def _ask(engine_python: str | None, payload: bytes, discovery_script: str | None) -> bytes:
-    """On the executor: a reply, or one that says why there is none."""
+    """Run the check on this executor; return its reply, or a reply that says why there is none."""
     command = engine_command(engine_python, "pipemax", "preflight")
     gpus = gpu_environment(find_executor().process.pid, discovery_script)
     try:

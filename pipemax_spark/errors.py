@@ -1,4 +1,4 @@
-"""What ends an annotation on this side."""
+"""Errors that end an annotation on Spark's side, and what a row's error does."""
 
 import re
 from enum import StrEnum
@@ -32,15 +32,15 @@ class EngineSessionError(RuntimeError):
 
 
 class JobError(ValueError):
-    """Something that the user can mend: one sentence with the value and the remedy, no traceback."""
+    """An error that the user can fix: one sentence with the value and the remedy, no traceback."""
 
 
 class JobFailedError(RuntimeError):
-    """The job ended itself; the message says why. Chunks committed before stay."""
+    """The job stopped itself; the message says why. Chunks that are already committed stay."""
 
 
 class CommitRefusedError(RuntimeError):
-    """Delta refused a commit: another one has landed under its application id meanwhile."""
+    """Delta refused a commit, because another one landed under its application id meanwhile."""
 
 
 class RowFailedError(RuntimeError):
@@ -48,16 +48,16 @@ class RowFailedError(RuntimeError):
 
 
 class OnError(StrEnum):
-    """What a row's error does."""
+    """The effect of a row's error."""
 
     ROW = "row"
-    """It is kept in the row's annotation."""
+    """Keep the error in the row's annotation."""
     FAIL = "fail"
-    """It ends the run: ``RowFailedError``."""
+    """End the run with ``RowFailedError``."""
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """``JobError`` where the text is neither."""
+        """Read the value from text. Raise ``JobError`` if the text is neither."""
         try:
             return cls(text)
         except ValueError as error:
@@ -67,13 +67,13 @@ class OnError(StrEnum):
 
 
 def cause_of(error: BaseException) -> str:
-    """One sentence: Java's own where the error came from the JVM."""
-    # py4j puts "An error occurred while calling o749.save." before it.
+    """Return the cause in one sentence: Java's own if the error came from the JVM."""
+    # py4j puts "An error occurred while calling o749.save." before Java's message.
     of_java = re.search(r"^: (\S.+)$", str(error), re.MULTILINE)
     return of_java[1] if of_java else first_line(error)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of its text that is not blank, or its name."""
+    """Return the first line of the error's text that is not blank, or the name of its class."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0].strip() if lines else type(error).__name__

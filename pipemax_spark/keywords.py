@@ -1,4 +1,4 @@
-"""Functions whose keyword arguments are the fields of a dataclass, so that each is declared once."""
+"""Let functions take the fields of a dataclass as keyword arguments, so that each field is declared once."""
 
 import inspect
 from collections.abc import Callable
@@ -10,10 +10,10 @@ _T = TypeVar("_T")
 
 
 def takes_fields(kind: type, **types: Any) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """A decorator: the function's ``**`` parameter stands for the fields of this dataclass.
+    """Return a decorator that replaces a function's ``**`` parameter with the fields of this dataclass.
 
-    ``help`` and notebooks show them by name, type and default. ``types`` are those that the function takes where they
-    are not the field's.
+    ``help`` and notebooks then show the fields by name, type and default. ``types`` are the types that the function
+    takes where they differ from the fields'.
     """
     hints = get_type_hints(kind) | types
     taken = [

@@ -1,8 +1,8 @@
-"""Spark's side of GPUs: the stage-level profile of executors that have some, and who discovers them.
+"""Spark's side of GPUs: the resource profile of executors that have GPUs, and the script that discovers them.
 
-A task's own addresses play no part: an executor's tasks feed one engine that owns all GPUs of the executor
-(``pipemax_spark.executor.resources``). So a profile asks for whole executors and for as many task slots as feed them
-well.
+A task's own GPU addresses play no part: an executor's tasks feed one engine that owns all GPUs of the executor
+(``pipemax_spark.executor.resources``). So a profile asks for whole executors, and for as many task slots as feed the
+engine well.
 """
 
 import math
@@ -27,11 +27,11 @@ def gpu_profile(
     memory_overhead: str | None = None,
     discovery_script: str | None = None,
 ) -> "ResourceProfile":
-    """A ``ResourceProfile`` for ``annotate(..., profile=)``: executors of ``gpus_per_executor`` GPUs, for these
-    stages alone, ``task_slots`` tasks at once on each.
+    """Build a ``ResourceProfile`` for ``annotate(..., profile=)``: executors with ``gpus_per_executor`` GPUs.
 
-    ``memory`` and ``memory_overhead`` are Spark's spellings (``"8g"``); host KV counts as overhead. The discovery
-    script is the session's unless given. ``JobError`` where the cluster can start no such executors.
+    The executors serve only these stages, with ``task_slots`` tasks at once on each. ``memory`` and ``memory_overhead``
+    are written as in Spark (``"8g"``); host KV counts as overhead. The discovery script is the session's unless given.
+    Raise ``JobError`` if the cluster cannot start such executors.
     """
     from pyspark.resource import ExecutorResourceRequests, ResourceProfileBuilder, TaskResourceRequests
 
@@ -46,15 +46,15 @@ def gpu_profile(
         executor.memory(memory)
     if memory_overhead is not None:
         executor.memoryOverhead(memory_overhead)
-    # The cores bound the tasks. Of the GPUs each asks for as much as lets that many run, as Spark counts: one, or
-    # one part of a whole number of parts.
+    # The cores limit the number of tasks. Each task asks for a GPU share that lets that many run. Spark accepts a whole
+    # GPU or 1/n of one, n being a whole number.
     share = 1.0 / math.ceil(task_slots / gpus_per_executor)
     task = TaskResourceRequests().cpus(1).resource(_GPU, share)
     return ResourceProfileBuilder().require(executor).require(task).build
 
 
 def discovery_script_of(spark: "SparkSession", profile: "ResourceProfile | None" = None) -> str | None:
-    """The script that finds an executor's GPUs: the profile's, else the session's."""
+    """Return the script that finds an executor's GPUs: the profile's, or else the session's."""
     if profile is not None and (request := profile.executorResources.get(_GPU)) and request.discoveryScript:
         return str(request.discoveryScript)
     return spark.sparkContext.getConf().get(_SCRIPT_CONF)

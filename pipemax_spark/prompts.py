@@ -1,6 +1,6 @@
-"""The prompt of each row as a Spark expression: a column as it is, a conversation, or a template over columns.
+"""Each row's prompt as a Spark expression: a column as it is, a conversation, or a template over columns.
 
-Rendering happens in the JVM. A null in any column of a template makes the prompt null, which becomes an error row.
+Rendering happens in the JVM. A null in any column of a template makes the prompt null, and the row an error row.
 """
 
 import difflib
@@ -40,8 +40,10 @@ class PromptSource:
         return self.messages_column is not None
 
     def column(self, schema: "StructType") -> "Column":
-        """A string column, or array<struct<role, content>> for messages. ``JobError`` for unknown columns and for
-        columns of a type that cannot be a prompt."""
+        """Return the prompt as a string column, or as array<struct<role, content>> for messages.
+
+        Raise ``JobError`` for unknown columns and for columns of a type that cannot be a prompt.
+        """
         from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
         if self.prompt_column is not None:
@@ -61,17 +63,17 @@ class PromptSource:
         return F.concat(*parts)
 
     def depends_on_time_zone(self, schema: "StructType") -> bool:
-        """True where a prompt is made of a timestamp, which Spark writes in the session's time zone."""
+        """Tell whether a prompt contains a timestamp, which Spark writes in the session's time zone."""
         return any(_has_timestamp(kind) for kind in self._types_read(schema))
 
     def time_zone(self, rows: "DataFrame") -> str | None:
-        """The session's time zone, where prompts of these rows depend on it; else None."""
+        """Return the session's time zone if the prompts of these rows depend on it, else None."""
         if not self.depends_on_time_zone(rows.schema):
             return None
         return str(rows.sparkSession.conf.get("spark.sql.session.timeZone"))
 
     def _types_read(self, schema: "StructType") -> list["DataType"]:
-        """The types of all that is turned into text."""
+        """Return the types of all values that are turned into text."""
         if self.prompt_column is not None:
             return [resolve_column(self.prompt_column, schema)[1]]
         if self.messages_column is not None:
@@ -90,7 +92,7 @@ class TemplatePart:
 
 
 def parse_template(template: str, schema: "StructType") -> list[TemplatePart]:
-    """Its parts in order. ``JobError`` names the brace or the column that is wrong."""
+    """Return the template's parts in order. ``JobError`` names the brace or the column that is wrong."""
     parts: list[TemplatePart] = []
     try:
         for literal, name, spec, conversion in string.Formatter().parse(template):
@@ -106,7 +108,7 @@ def parse_template(template: str, schema: "StructType") -> list[TemplatePart]:
             parts.append(TemplatePart(column=resolve_column(name, schema)[0]))
     except JobError as error:
         raise JobError(f"template {template!r}: {error}") from error
-    except ValueError as error:  # what the formatter says of single braces
+    except ValueError as error:  # the formatter's complaint about single braces
         raise JobError(
             f"template {template!r}: {error}; write {{{{ and }}}} for braces that are text"
         ) from error
@@ -118,7 +120,7 @@ def parse_template(template: str, schema: "StructType") -> list[TemplatePart]:
 
 
 def resolve_column(name: str, schema: "StructType") -> tuple[str, "DataType"]:
-    """(expression, type) of a column or, for ``a.b``, of a struct's field; names match as Spark's do, without case.
+    """Return (expression, type) of a column or, for ``a.b``, of a struct's field; like Spark, ignore case.
 
     ``JobError`` names the columns that exist, and the one that was probably meant.
     """
@@ -137,7 +139,7 @@ def resolve_column(name: str, schema: "StructType") -> tuple[str, "DataType"]:
 
 
 def resolve_names(names: Sequence[str], schema: "StructType") -> list[str]:
-    """Top-level columns by the names that they have in the schema. ``JobError`` for one that does not exist."""
+    """Return the names that these top-level columns have in the schema. Raise ``JobError`` if one does not exist."""
     for name in names:
         resolve_column(name, schema)
     found = [find_field(name, schema) for name in names]
@@ -148,14 +150,14 @@ def resolve_names(names: Sequence[str], schema: "StructType") -> list[str]:
 
 
 def find_field(name: str, schema: "StructType") -> "StructField | None":
-    """The field of this very name, else the only one that differs by case alone, else None."""
+    """Return the field of exactly this name, else the only one that differs only in case, else None."""
     exact = [column for column in schema.fields if column.name == name]
     same = exact or [column for column in schema.fields if column.name.lower() == name.lower()]
     return same[0] if len(same) == 1 else None
 
 
 def _has_timestamp(kind: "DataType") -> bool:
-    """Of the type with a time zone; one without (``timestamp_ntz``) reads the same everywhere."""
+    """Tell whether the type contains a timestamp with a time zone; ``timestamp_ntz`` reads the same everywhere."""
     from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
 
     match kind:

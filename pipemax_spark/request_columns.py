@@ -1,4 +1,4 @@
-"""The columns that a task makes requests of, computed by Spark beside the input's own: prompt, sampling, key."""
+"""The columns from which a task makes requests: prompt, sampling and key. Spark adds them to the input's own."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,10 +34,10 @@ class RequestColumns:
 
     source: PromptSource
     overrides_column: str | None = None
-    """A struct of what a row's own sampling changes."""
+    """Column with a struct of the sampling values that a row changes."""
 
     def add(self, rows: "DataFrame") -> "DataFrame":
-        """The rows with their request columns. ``JobError`` for columns that are not there or not of a fitting type."""
+        """Return the rows with their request columns. Raise ``JobError`` if a column is missing or of a wrong type."""
         column = MESSAGES_COLUMN if self.source.is_messages else PROMPT_COLUMN
         requests = rows.withColumn(column, self.source.column(rows.schema))
         if self.overrides_column is None:
@@ -45,7 +45,10 @@ class RequestColumns:
         return requests.withColumn(OVERRIDES_COLUMN, _overrides(self.overrides_column, rows.schema))
 
     def add_with_keys(self, rows: "DataFrame") -> "DataFrame":
-        """As ``add``, and a key, by which the spool knows a row: all that tells one row's request from another's."""
+        """Do as ``add``, and add a key by which the spool knows a row.
+
+        The key is a digest of everything that distinguishes one row's request from another's.
+        """
         from pyspark.sql import functions as F  # noqa: N812
 
         requests = self.add(rows)
@@ -54,12 +57,15 @@ class RequestColumns:
 
 
 def without_request_columns(requests: "DataFrame") -> "DataFrame":
-    """The input's own columns, and the key where there is one."""
+    """Keep the input's own columns, and the key if there is one."""
     return requests.drop(*_REQUEST_COLUMNS)
 
 
 def prompt_text(requests: "DataFrame") -> "Column":
-    """A column: the prompt as plain text, conversations joined by line breaks. To be measured, not to be sent."""
+    """Return a column with the prompt as plain text, to be measured, not to be sent.
+
+    The messages of a conversation are joined by line breaks.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     if PROMPT_COLUMN in requests.columns:

@@ -1,10 +1,10 @@
-"""How many tasks run at once, and how many pieces a chunk is cut into: so few that engines never want for rows.
+"""How many tasks run at once, and how many partitions a chunk has: few enough that engines never run out of rows.
 
-A task holds its slot until its last row is done, and while that row waits and runs, the engine takes in further rows:
-a few times what it holds. They must come from the executor's other tasks. As partitions are sent one behind the other
-(``pipemax.serve.flow``), ``tail × engine's rows / partition's rows`` slots are waiting thus at any time, and one must
-be left that sends. Then no partition's end, and no chunk's, ends a prefill phase. With one slot an executor there is
-no such size.
+A task holds its slot until its last row is done. While that row waits and runs, the engine takes in further rows, a few
+times as many as it holds, and they must come from the executor's other tasks. Partitions are sent one after the other
+(``pipemax.serve.flow``), so at any time ``tail × engine's rows / partition's rows`` slots only wait for their last
+rows, and one more slot is needed to send. Then neither the end of a partition nor the end of a chunk ends a prefill
+phase. With one slot per executor there is no such size.
 """
 
 import math
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _TAIL = 4.0
-"""Rows that the engine takes in from a stream's last row to its slot's next one, as a multiple of those that it has
-room for. On a virtual engine with 2, 4 and 8 slots, 2 times the mean room was enough and 1.6 was not; the room of a
-moment can be a third below the mean, and outputs of more varied lengths keep a slot longer."""
+"""Rows that the engine takes in between a stream's last row and the slot's next row, as a multiple of the rows that it
+has room for. On a virtual engine with 2, 4 and 8 slots, 2 times the mean room was enough and 1.6 was not; at a given
+moment the room can be a third below the mean, and outputs of more varied lengths keep a slot longer."""
 _PARTITIONS_PER_SLOT = 2
-"""At most, so that an executor that is done early takes more."""
+"""Maximum, so that an executor that finishes early takes more."""
 _ROWS_PER_PARTITION = 64
-"""Fewer are not worth a task of their own, unless a slot would have none."""
+"""Fewer rows are not worth a task of their own, unless a slot would have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +32,20 @@ class Slots:
     per_executor: int
 
     def fed_partition_rows(self, engine_rows: int | None) -> int | None:
-        """Rows of a partition with which an engine that holds ``engine_rows`` always finds one to read from."""
+        """Return the rows per partition at which an engine that holds ``engine_rows`` always has a partition to read.
+
+        None where ``engine_rows`` is None.
+        """
         if engine_rows is None:
             return None
         return math.ceil(_TAIL * engine_rows / max(1, self.per_executor - 1))
 
     def partitions_for(self, rows: int, *, engine_rows: int | None = None, is_last: bool = False) -> int:
-        """Every slot has work while there are as many rows as slots. The last chunk's partitions are small where
-        there are several executors: nothing else evens out when they end."""
+        """Return how many partitions a chunk of ``rows`` rows has.
+
+        Every slot has work as long as there are at least as many rows as slots. With several executors, the last
+        chunk's partitions are small: nothing else evens out when the executors finish.
+        """
         fed_rows = self.fed_partition_rows(engine_rows)
         most = _PARTITIONS_PER_SLOT * self.total
         if is_last and self.total > self.per_executor:
@@ -50,7 +56,7 @@ class Slots:
 
 
 def slots_of(spark: "SparkSession") -> Slots:
-    """Over all executors that there are or, where the settings say so, will be."""
+    """Count the slots of all executors that exist or, if the settings say so, will exist."""
     context = spark.sparkContext
     conf = context.getConf()
     cores_per_task = int(conf.get("spark.task.cpus", "1"))

@@ -1,7 +1,7 @@
 """A Spark session with Delta, or one clear sentence about what is missing.
 
-Under ``spark-submit`` and on Databricks the session's settings are the user's; under plain Python they are made
-here: local mode where no master is set, this interpreter for the tasks, Delta from Maven where it is not there.
+Under ``spark-submit`` and on Databricks, the user sets the session's options. Under plain Python, this module sets
+them: local mode if no master is set, this interpreter for the tasks, and Delta from Maven if it is missing.
 """
 
 import contextlib
@@ -31,19 +31,21 @@ _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _MIN_JAVA = 17
 _MIN_LOCAL_SLOTS = 4
-"""More than a small machine has cores: tasks mostly wait for the engine, and with few of them it is soon that all wait
-for their last rows (``pipemax_spark.slots``)."""
+"""More than a small machine has cores: tasks mostly wait for the engine, and if they are few, all of them soon wait for
+their last rows (``pipemax_spark.slots``)."""
 _ARROW_BATCH_ROWS = 1_024
-"""Tasks read ahead by one Arrow batch; Spark's default of 10,000 long prompts would be a lot of memory a slot."""
+"""Tasks read ahead by one Arrow batch; with Spark's default of 10,000 rows, long prompts would take a lot of memory per
+slot."""
 _SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 _LOCAL_SNAPSHOT_PARTITIONS = 4
-"""Delta reads a table's log in 50 tasks unless told otherwise: on one machine that is seconds for each small table."""
+"""Delta reads a table's log in 50 tasks unless told otherwise; on one machine that takes seconds for each small
+table."""
 
 
 def get_session(app_name: str, *, log_dir: Path) -> "SparkSession":
-    """The running session, or a new one. ``JobError`` without PySpark, Java or Delta.
+    """Return the running session, or start one. Raise ``JobError`` if PySpark, Java or Delta is missing.
 
-    What a JVM that is started here prints goes to ``spark.log`` in ``log_dir``.
+    The output of a JVM that is started here goes to ``spark.log`` in ``log_dir``.
     """
     try:
         import pyspark
@@ -83,7 +85,7 @@ def _submitted_session(app_name: str, settings: dict[str, str]) -> "SparkSession
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
-    # Only with the gateway does SparkConf see what spark-submit was told by its flags and its defaults file.
+    # SparkConf sees spark-submit's flags and its defaults file only through the gateway.
     SparkContext._ensure_initialized()
     given = SparkConf()
     merged = {
@@ -96,7 +98,7 @@ def _submitted_session(app_name: str, settings: dict[str, str]) -> "SparkSession
 
 
 def _ready(session: "SparkSession") -> "SparkSession":
-    """The new session, with Delta and, on one machine, with few tasks for it."""
+    """Return the new session after checking for Delta; on one machine, have Delta use few tasks."""
     _check_delta(session)
     is_local = re.match(r"local(\[|$)", session.conf.get("spark.master") or "") is not None
     if is_local and session.conf.get(_SNAPSHOT_PARTITIONS, None) is None:
@@ -105,11 +107,11 @@ def _ready(session: "SparkSession") -> "SparkSession":
 
 
 def _set_environment(log_dir: Path) -> None:
-    # Else Spark takes the python3 of PATH for its tasks, which need not have pyarrow.
+    # Otherwise Spark runs its tasks with the python3 of PATH, which may not have pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # Read by the log4j settings that `make setup` writes.
     os.environ.setdefault("PIPEMAX_LOG_DIR", str(log_dir))
-    # local-cluster mode makes its work directories in SPARK_HOME otherwise, that is in the Python environment.
+    # Otherwise local-cluster mode creates its work directories in SPARK_HOME, that is in the Python environment.
     os.environ.setdefault(
         "SPARK_WORKER_DIR", str(Path(tempfile.gettempdir()) / f"pipemax-{os.getuid()}-spark")
     )
@@ -117,7 +119,7 @@ def _set_environment(log_dir: Path) -> None:
 
 @contextlib.contextmanager
 def _output_to(path: Path) -> Iterator[None]:
-    """Processes started within write there what they print: the JVM keeps the descriptors that it was born with."""
+    """Redirect to ``path`` what processes started within print: the JVM keeps the descriptors that it started with."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -152,7 +154,7 @@ def _check_java() -> None:
 
 
 def _spark_defaults(pyspark_home: Path) -> dict[str, str]:
-    """``spark-defaults.conf``, which the JVM will read: there is no way to ask it before it runs."""
+    """Read ``spark-defaults.conf`` as the JVM will: there is no way to ask the JVM before it runs."""
     spark_home = Path(os.environ.get("SPARK_HOME", pyspark_home))
     file = Path(os.environ.get("SPARK_CONF_DIR", spark_home / "conf")) / "spark-defaults.conf"
     if not file.is_file():

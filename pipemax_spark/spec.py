@@ -1,10 +1,10 @@
-"""What decides a row's answer: the spec, its hash, and what differs between two of them.
+"""The spec, which is everything that decides a row's answer, its hash, and the differences between two specs.
 
-Two rows with equal input under the same ``spec_hash`` are interchangeable. Part of it: the model's content, the
-prompt, the time zone where prompts have timestamps, the system message, the schema, the sampling, and the engine
-settings that change what the model is, reads or computes. Not part of it: parallelism, memory, ``dtype``,
-``max_model_len``, ``engine_python``, the schedule, and those arguments under ``vllm:`` that only change speed, memory
-or logging (``vllm_arguments`` lists them).
+Two rows with equal input under the same ``spec_hash`` are interchangeable. The spec includes the model's content, the
+prompt, the time zone if prompts have timestamps, the system message, the schema, the sampling, and the engine settings
+that change what the model is, reads or computes. It does not include parallelism, memory, ``dtype``, ``max_model_len``,
+``engine_python``, the schedule, and those arguments under ``vllm:`` that change only speed, memory or logging
+(``vllm_arguments`` lists them).
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _SHOWN = 160
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotationSpec:
-    """``values`` are plain JSON, by the names of the command line."""
+    """One spec; ``values`` is plain JSON, by the names of the command line."""
 
     model: str
     """As the user named it: for messages, not hashed."""
@@ -39,24 +39,27 @@ class AnnotationSpec:
         generation: GenerationSpec,
         time_zone: str | None,
     ) -> Self:
-        """``reply`` has the model, and the engine's config with its defaults filled in; without a ``source``, prompts
-        come as they are. ``time_zone`` is what ``PromptSource.time_zone`` says."""
+        """Build the spec from the checked engine, the prompt source and the generation.
+
+        ``reply`` has the model, and the engine's config with its defaults filled in. Without a ``source``, prompts come
+        as they are. ``time_zone`` is what ``PromptSource.time_zone`` returns.
+        """
         values: dict[str, Any] = {"model": reply.model_fingerprint}
         if source is not None:
             values |= {name: value for name, value in asdict(source).items() if value is not None}
         if time_zone is not None:
             values["time_zone"] = time_zone
-        # The system message first, as it has always been: a hash depends on the order.
+        # The system message stays first: the hash depends on the order.
         told = {"system": generation.system} | asdict(generation)
         values |= {name: value for name, value in told.items() if value not in (None, ())}
         if generation.response_format is not None:
-            # Parsed, so that white space does not make another spec. The order of properties stays: it is the
-            # order in which the model writes them.
+            # Parsed, so that white space does not make another spec. The properties keep their order, because the model
+            # writes them in that order.
             values["response_format"] = load_schema(generation.response_format)
         values["engine"] = {
             name: reply.engine[name] for name in _ENGINE_FIELDS if reply.engine.get(name) is not None
         }
-        # Nothing is added where there are none: such a spec keeps the hash that it had before arguments counted.
+        # Without such arguments nothing is added, so a spec keeps the hash that it had before arguments counted.
         counted = arguments_that_count(reply.engine.get("vllm") or {})
         values |= {f"vllm.{name}": value for name, value in counted.items()}
         return cls(model=reply.model, values=json.loads(json.dumps(values)))
@@ -73,7 +76,7 @@ class AnnotationSpec:
         return cls(**json.loads(text))
 
     def changes_from(self, old: "AnnotationSpec") -> list[str]:
-        """A phrase for each value that is not as it was."""
+        """Return a phrase for each value that differs from the old spec's."""
         phrases = []
         for name in [*old.values, *(name for name in self.values if name not in old.values)]:
             before, after = old.values.get(name), self.values.get(name)
@@ -86,7 +89,7 @@ class AnnotationSpec:
 
 
 def _text(value: object) -> str:
-    # Keys keep their order within a response format only; the others are made in one order.
+    # Only within a response format does the order of keys matter; all other keys are always built in the same order.
     return json.dumps(value, separators=(",", ":"))
 
 

@@ -1,11 +1,11 @@
-"""Names and strings as SQL spells them."""
+"""Quote names and strings for SQL."""
 
 
 def quoted(name: str) -> str:
-    """A column's or table's name."""
+    """Quote the name of a column or a table."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def literal(text: str) -> str:
-    """A string. JSON's own escapes would be read by SQL too, hence the doubled backslashes."""
+    """Quote a string. SQL would read JSON's own escapes too, hence the doubled backslashes."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

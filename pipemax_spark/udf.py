@@ -1,11 +1,11 @@
-"""A column in, a struct column out: ``pipemax_udf`` for DataFrames, ``register`` for SQL.
+"""Annotate a column within a query: ``pipemax_udf`` for DataFrames, ``register`` for SQL.
 
 Spark decides how often a column is evaluated: twice for ``f(p).text, f(p).error``, for instance. So the engine server
-keeps what it has answered, and a repeated row costs no tokens. ``docs/udf.md`` shows which query costs what; for
-large tables ``annotate()`` or the job are the better tools, for they resume.
+keeps its answers, and a repeated row costs no tokens. ``docs/udf.md`` shows which query costs what; for large tables
+``annotate()`` or the job are the better tools, because they resume.
 
-Results come in the order of the input. While the engine works on them, later batches are read and sent, so that it
-never drains between two.
+Results come in the order of the input. While the engine works on one batch, later batches are read and sent, so that it
+never drains between two batches.
 """
 
 import contextlib
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 _MOST_PIECES_AHEAD = 256
-"""Answers behind a slow row wait for it in memory: no more than so many pieces of 256 rows."""
+"""Answers behind a slow row wait for it in memory: at most this many pieces of 256 rows."""
 _ALIASES = {"endpoint": "model", "responseFormat": "response_format"}
-"""``ai_query``'s names → ours, where the value is the same."""
+"""``ai_query``'s names → ours, for arguments whose value is the same."""
 
 
 @takes_fields(GenerationSpec, response_format=Mapping[str, Any] | str | None)
@@ -52,12 +52,12 @@ def pipemax_udf(
     log_dir: str | None = None,
     **generation: Any,
 ) -> "Callable[..., Column]":
-    """A function of one column: prompts (string) or conversations (array<struct<role, content>>).
+    """Return a function of one column: prompts (string) or conversations (array<struct<role, content>>).
 
-    Returns the same struct as ``annotate()``, and takes the same ``generation``. With a ``temperature`` and no
-    ``seed``, the seed is 0: equal rows get equal answers, however often Spark evaluates them. Model, engine and schema
-    are checked at once, on an executor, by a small Spark job; ``JobError`` says what is wrong. Needs an active Spark
-    session.
+    The function returns the same struct as ``annotate()``, and ``generation`` takes the same fields. With a
+    ``temperature`` and no ``seed``, the seed is 0: equal rows get equal answers, however often Spark evaluates them. A
+    small Spark job checks model, engine and schema at once, on an executor; ``JobError`` says what is wrong. Needs an
+    active Spark session.
     """
     from pyspark.sql import SparkSession
 
@@ -84,10 +84,10 @@ def pipemax_udf(
 
 
 def register(spark: "SparkSession", name: str = "pipemax", **options: Any) -> None:
-    """``SELECT name(prompt) …`` with the ``options`` of ``pipemax_udf``.
+    """Register ``SELECT name(prompt) …`` with the ``options`` of ``pipemax_udf``.
 
-    Names of ``ai_query``'s arguments are taken too: endpoint, responseFormat, failOnError, and modelParameters (a dict
-    of max_tokens, temperature, top_p, top_k, stop).
+    The names of ``ai_query``'s arguments are accepted too: endpoint, responseFormat, failOnError, and modelParameters
+    (a dict of max_tokens, temperature, top_p, top_k, stop).
     """
     spark.udf.register(name, pipemax_udf(**_without_aliases(options)))
 
@@ -116,12 +116,12 @@ def _spark_function(plan: TaskPlan) -> "UserDefinedFunctionLike":
     task = UdfTask(plan)
     make = _arrow_udf if hasattr(F, "arrow_udf") else _pandas_udf
     made = make(task, returned)
-    # Else Spark takes it as free, and evaluates it again for every filter and every field.
+    # Otherwise Spark treats it as free, and evaluates it again for every filter and every field.
     return made.asNondeterministic()
 
 
 def _arrow_udf(task: "UdfTask", returned: "DataType") -> "UserDefinedFunctionLike":
-    """Spark 4.1 and newer."""
+    """Make the UDF for Spark 4.1 and newer."""
     from pyspark.sql.pandas.functions import arrow_udf
 
     def pipemax(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
@@ -133,7 +133,7 @@ def _arrow_udf(task: "UdfTask", returned: "DataType") -> "UserDefinedFunctionLik
 
 
 def _pandas_udf(task: "UdfTask", returned: "DataType") -> "UserDefinedFunctionLike":
-    """Spark 4.0, which hands over Arrow's arrays only by way of pandas."""
+    """Make the UDF for Spark 4.0, which passes Arrow's arrays only by way of pandas."""
     import pandas as pd
     from pyspark.sql.pandas.functions import pandas_udf
 
@@ -167,7 +167,7 @@ class UdfTask:
 
 
 class OrderedRows:
-    """Answers come in any order and go out in the input's, piece by piece."""
+    """Takes answers in any order and yields them in the input's order, piece by piece."""
 
     def __init__(self, batches: Iterator[pa.Array]) -> None:
         self._batches = batches
@@ -179,7 +179,10 @@ class OrderedRows:
         self._answers: dict[int, list[tuple[list[int], pa.Array]]] = {}  # piece → (places in it, answers)
 
     def requests(self) -> Iterator[pa.RecordBatch]:
-        """Batches of REQUEST_SCHEMA, read on the feeder's thread; waits while too many answers wait for their turn."""
+        """Yield batches of REQUEST_SCHEMA, and pause while too many answers wait for their turn.
+
+        The feeder's thread reads them.
+        """
         for batch in self._batches:
             column = (
                 "prompt"
@@ -201,7 +204,7 @@ class OrderedRows:
                 yield request_batch(number * PIECE_ROWS, len(piece), **{column: piece})
 
     def put(self, row_ids: Sequence[int], annotations: pa.Array) -> None:
-        """Answers to these rows."""
+        """Take in the answers to these rows."""
         with self._changed:
             for number, indices in by_piece(row_ids).items():
                 answers = annotations.take(pa.array(indices, pa.int32()))
@@ -209,7 +212,7 @@ class OrderedRows:
                 self._open_rows[number] -= len(indices)
 
     def take(self) -> Iterator[pa.Array]:
-        """The pieces whose turn it is, as far as they are complete."""
+        """Yield the next pieces in the input's order, as far as they are complete."""
         while (piece := self._next_piece()) is not None:
             places = [place for part, _ in piece for place in part]
             answers = pa.concat_arrays([array for _, array in piece])
@@ -217,7 +220,7 @@ class OrderedRows:
             yield answers.take(pa.array(order, pa.int32()))
 
     def close(self) -> None:
-        """Nothing more is wanted: whoever waits to read on shall stop."""
+        """Stop the reader, also while it waits: nothing more is wanted."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

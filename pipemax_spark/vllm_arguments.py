@@ -1,9 +1,10 @@
 """Which arguments under ``vllm:`` of an engine config decide a row's answer, and so belong to the spec.
 
-All of them, except a list of those that only change speed, memory or logging: what is forgotten here, or new in a
-later vLLM, costs a refusal that says why, not a table of mixed answers. "Only" leaves room for rounding: other batches,
-other parallelism or compiled kernels may round differently, as a new vLLM does. What computes at another precision
-counts, and so does a choice of kernels that may quantize activations (``moe_backend``, ``linear_backend``).
+All of them do, except a list of those that change only speed, memory or logging. An argument that is forgotten here, or
+new in a later vLLM, thus costs a refusal that says why, not a table of mixed answers. "Only" leaves room for rounding:
+other batches, other parallelism or compiled kernels may round differently, as a new vLLM does. An argument that changes
+the precision of a computation counts, and so does a choice of kernels that may quantize activations (``moe_backend``,
+``linear_backend``).
 """
 
 import json
@@ -81,9 +82,10 @@ _MEMORY = {
     "sleep_preserve_parameter_names",
     "enable_cumem_allocator",
     "enable_nccl_comm_suspend",
-    # Which rows are refused as too long, not how the others are answered; nor does the config's own field count.
+    # Decides which rows are refused as too long, not how the others are answered. The config's own field does not count
+    # either.
     "max_model_len",
-    # Prompts are text here: this only sizes what other kinds of input would take.
+    # Prompts are text here: these only set the size of what other kinds of input would take.
     "limit_mm_per_prompt",
     "skip_mm_profiling",
     "mm_processor_cache_gb",
@@ -171,7 +173,7 @@ WITHOUT_EFFECT_ON_ANSWERS = frozenset(
 
 
 def arguments_that_count(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those that may change answers, as plain JSON with its keys in order, at every depth."""
+    """Return the arguments that may change answers, as plain JSON with sorted keys at every depth."""
     counted = {name: value for name, value in arguments.items() if name not in WITHOUT_EFFECT_ON_ANSWERS}
     in_order: dict[str, Any] = json.loads(json.dumps(counted, sort_keys=True))
     return in_order
