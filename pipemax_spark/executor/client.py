@@ -1,9 +1,9 @@
-"""Completions for request batches, from this executor's engine server: every row exactly once, whatever dies.
+"""Get completions from this executor's engine server: for every row exactly one, whatever dies.
 
-``complete`` needs pyarrow and the standard library only, so it runs in any Spark runtime's Python. It knows rows
-and servers, nothing of DataFrames. Three threads at most serve a call: the caller's, which takes results off the
-session; the feeder (``feed``), which reads the caller's rows; and a watchdog, which ends a server that has fallen
-silent while the caller waits for it.
+``complete`` needs only pyarrow and the standard library, so it runs in any Spark runtime's Python. It knows rows and
+servers, and nothing of DataFrames. At most three threads serve a call: the caller's thread takes results off the
+session, the feeder (``feed``) reads the caller's rows, and a watchdog ends a server that has gone silent while the
+caller waits for it.
 """
 
 import contextlib
@@ -49,49 +49,50 @@ __all__ = ["EngineOptions", "EngineSessionError", "complete", "engine_command", 
 log = logging.getLogger(__name__)
 
 SILENCE_TIMEOUT_S = 30.0
-"""A server that says nothing for this long hangs: its heartbeat is one second."""
+"""A server that says nothing for this long hangs: it sends a heartbeat every second."""
 LOADING_SILENCE_FACTOR = 10
-"""So many times longer while an engine loads: importing its libraries from a cold disk holds up every thread."""
+"""The silence timeout is this many times longer while an engine loads, because importing its libraries from a cold disk
+holds up every thread."""
 MAX_DEATHS = 3
 """After this many servers in a row that ended without a single completion, the task gives up."""
 MAX_SUSPECT_DEATHS = 200
-"""The same for servers that were looking for the row that kills them. A last resort: each such death brings the
-culprit nearer, at most 18 of them for one among 65,536 rows, and the server itself refuses when it finds no end."""
+"""The same for servers that were looking for the row that kills them. It is a last resort: each such death narrows the
+search, at most 18 deaths find one row among 65,536, and the server itself refuses when the search does not end."""
 _ENDING_S = 10.0
-"""So long may a lost server take to end; one that still serves then has only broken the stream."""
+"""A lost server may take this long to end; one that still serves after that has only broken the stream."""
 _ENDING_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Which engine, and how its rows are generated."""
+    """The engine, and how its rows are generated."""
 
     engine: Mapping[str, Any]
     """An EngineConfig, checked by the server."""
     generation: GenerationSpec = field(default_factory=GenerationSpec)
     job_id: str
     engine_python: str | None = None
-    """The interpreter of the engine's environment; ``None`` is this one."""
+    """The interpreter of the engine's environment; ``None`` means this one."""
     collector: CollectorAddress | None = None
     reuses_results: bool = False
-    """Rows that this server has answered before are answered from its cache."""
+    """The server answers rows that it has answered before from its cache."""
     gpu_discovery_script: str | None = None
-    """Prints the executor's GPUs, where nothing else tells them; see ``pipemax_spark.executor.resources``."""
+    """Prints the executor's GPUs if nothing else names them; see ``pipemax_spark.executor.resources``."""
     log_dir: str | None = None
-    """For the server's log; ``None`` is the directory of its socket."""
+    """For the server's log; ``None`` means the directory of its socket."""
     start_timeout_s: float = 3600.0
-    """Until the engine has loaded; time spent waiting for another job's engine does not count."""
+    """Maximum time until the engine has loaded; time spent waiting for another job's engine does not count."""
     silence_timeout_s: float = SILENCE_TIMEOUT_S
 
 
 def complete(
     requests: Iterable[pa.RecordBatch], options: EngineOptions, *, task: str
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Completions (COMPLETION_SCHEMA, any order) for requests (REQUEST_SCHEMA), each row exactly once.
+    """Yield completions (COMPLETION_SCHEMA, any order) for requests (REQUEST_SCHEMA), each row exactly once.
 
-    Nothing is started before the first row is there. ``requests`` is read on another thread, within the server's
-    credit, and never again once this generator has ended or was closed. Raises what ``requests`` raises,
-    ``ValueError`` for batches of another schema or doubled row ids, ``EngineSessionError`` for the rest.
+    Nothing is started before the first row arrives. ``requests`` is read on another thread, within the server's credit,
+    and never again once this generator has ended or been closed. Raise what ``requests`` raises, ``ValueError`` for
+    batches of another schema or duplicate row ids, and ``EngineSessionError`` for everything else.
     """
     feed = Feed(requests)
     feed.start()
@@ -108,7 +109,7 @@ class _ServerLostError(Exception):
 
 
 class _Completer:
-    """Sessions, one after the other, until all rows are done."""
+    """Opens sessions, one after the other, until all rows are done."""
 
     def __init__(self, feed: Feed, options: EngineOptions, task: str) -> None:
         self._feed = feed
@@ -117,7 +118,7 @@ class _Completer:
         self._files = server_files(self._executor, options.engine_python, options.log_dir)
         self._header = _header(options, task, self._executor)
         self._server: ProcessIdentity | None = None
-        """The latest session's."""
+        """The latest session's server."""
         self._deaths = 0
         self._suspect_deaths = 0
         self._has_suspects = False
@@ -136,7 +137,10 @@ class _Completer:
                 self._wait_for_end()
 
     def _wait_for_end(self) -> None:
-        """A dying server still takes sessions for a moment: each would fail and count as one more death."""
+        """Wait until the lost server has ended.
+
+        A dying server still accepts sessions for a moment; each would fail and count as one more death.
+        """
         given_up_s = time.monotonic() + _ENDING_S
         while self._server is not None and self._server.is_running() and time.monotonic() < given_up_s:
             time.sleep(_ENDING_POLL_S)
@@ -168,7 +172,7 @@ class _Completer:
             gpu_discovery_script=options.gpu_discovery_script,
         )
         suspects = self._files.recorded_suspects()
-        if suspects is not None:  # else it has ended already: what was last known holds
+        if suspects is not None:  # None: it has ended already, and the last known value holds
             self._has_suspects = suspects > 0
         with connect(self._files) as client:
             descriptor = flight.FlightDescriptor.for_command(self._header.to_bytes())
@@ -211,7 +215,7 @@ class _Session:
         self._lost_because = ""
 
     def batches(self, watchdog: "_Watchdog") -> Iterator[pa.RecordBatch]:
-        """Completions until the server ends the session, which it does when all rows are done."""
+        """Yield completions until the server ends the session, which it does when all rows are done."""
         with self._stream_errors(watchdog):
             self._check_versions(self._reader.schema)
         while True:
@@ -233,10 +237,10 @@ class _Session:
         return self._options.silence_timeout_s * (1 if self._is_ready else LOADING_SILENCE_FACTOR)
 
     def end_silent_server(self, silent_s: float) -> None:
-        """From the watchdog's thread: the caller waits for a server that hangs."""
+        """Kill a server that hangs while the caller waits for it. Called on the watchdog's thread."""
         self._lost_because = f"it said nothing for {silent_s:.0f} s"
         kill_server(self._server, self._lost_because)
-        self._reader.cancel()  # in case that it could not be killed
+        self._reader.cancel()  # in case it could not be killed
 
     @contextlib.contextmanager
     def _stream_errors(self, watchdog: "_Watchdog") -> Iterator[None]:
@@ -244,7 +248,7 @@ class _Session:
             try:
                 yield
             except STREAM_ERRORS as error:
-                self._feed.raise_error()  # the feeder cancelled the session, for the caller's input failed
+                self._feed.raise_error()  # the feeder cancels the session if the caller's input fails
                 raise _ServerLostError(self._lost_because or _first_line(error)) from error
 
     def _check_versions(self, schema: pa.Schema) -> None:
@@ -291,9 +295,9 @@ class _Session:
 
 
 class _Watchdog:
-    """Ends the session's server when the caller has waited too long for a word of it.
+    """Ends the session's server when the caller has waited too long to hear from it.
 
-    A caller that is busy elsewhere reads nothing for as long as it likes: only waiting counts.
+    Only waiting counts: a caller that is busy elsewhere may read nothing for as long as it likes.
     """
 
     def __init__(self, session: _Session) -> None:

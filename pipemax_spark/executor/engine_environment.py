@@ -1,8 +1,8 @@
-"""What a process of the engine's Python gets from this one: a short list of variables, and nothing else.
+"""The environment that a process of the engine's Python gets from this process: a short list of variables, no more.
 
 A Spark Python worker's environment is poison for an engine: PYTHONPATH would mix two sets of packages,
-OMP_NUM_THREADS=1 would leave one core, an address-space limit would end vLLM at its start, and the worker
-factory's secret is nobody else's business.
+OMP_NUM_THREADS=1 would leave one core, an address-space limit would end vLLM at its start, and the worker factory's
+secret is nobody else's business.
 """
 
 import os
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 
 ENGINE_PYTHONPATH_VARIABLE = "PIPEMAX_ENGINE_PYTHONPATH"
-"""Becomes the engine's PYTHONPATH: for a checkout that is not installed, as in this project's own tests."""
+"""Becomes the engine's PYTHONPATH, for a checkout that is not installed, as in this project's own tests."""
 
 _NAMES = frozenset(
     {
@@ -50,7 +50,7 @@ _PREFIXES = (
 
 
 def engine_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment for any process of the engine's Python, from this process's (or the given) one."""
+    """Return the environment for any process of the engine's Python, taken from ``environ`` or from this process."""
     source = os.environ if environ is None else environ
     kept = {name: value for name, value in source.items() if name in _NAMES or name.startswith(_PREFIXES)}
     if ENGINE_PYTHONPATH_VARIABLE in source:
@@ -59,7 +59,7 @@ def engine_environment(environ: Mapping[str, str] | None = None) -> dict[str, st
 
 
 def engine_command(engine_python: str | None, module: str, *arguments: str) -> list[str]:
-    """How to run a module of the engine's environment; ``None`` is this interpreter.
+    """Return the command that runs a module of the engine's environment; ``None`` means this interpreter.
 
     Run it with ``env=engine_environment(), cwd="/", stdin=DEVNULL or PIPE, close_fds=True``.
     """
@@ -67,7 +67,7 @@ def engine_command(engine_python: str | None, module: str, *arguments: str) -> l
 
 
 def address_space_limit_fault() -> str | None:
-    """Why no engine can start from this process, or ``None``: a child inherits the limit on address space."""
+    """Return why no engine can start from this process, or ``None``: a child inherits the limit on address space."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return None

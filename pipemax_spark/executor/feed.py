@@ -1,7 +1,7 @@
-"""The way out of the caller's rows: read on a thread of its own, sent within credit, kept until completed.
+"""Send the caller's rows to the server: read them on a separate thread, stay within credit, keep them until completed.
 
-Spark's iterator is read by the feeder thread alone, one Arrow batch at a time and only while there is credit, so
-what is read ahead is bounded by the server's window plus one batch. Rows that were sent and not yet completed are
+Only the feeder thread reads Spark's iterator, one Arrow batch at a time and only while there is credit, so the rows
+that are read ahead are bounded by the server's window plus one batch. Rows that were sent and are not yet completed are
 kept: after a server's death they are sent again to its successor. This module knows nothing of how servers start.
 """
 
@@ -22,14 +22,14 @@ MAX_ROWS_PER_MESSAGE = 1_024
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """A batch that was sent, and its rows that are not completed."""
+    """A batch that was sent, and those of its rows that are not completed."""
 
     batch: pa.RecordBatch
     open_rows: set[int]
 
 
 class Feed:
-    """One ``complete`` call's rows. Made and closed on the caller's thread; see the module."""
+    """The rows of one ``complete`` call. Made and closed on the caller's thread; see the module's docstring."""
 
     def __init__(self, requests: Iterable[pa.RecordBatch]) -> None:
         self._requests = requests
@@ -51,15 +51,18 @@ class Feed:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop reading and join the feeder. Waits out a read of the caller's iterator that has begun: nobody else
-        may touch the iterator before, and nothing can interrupt it. The session must have been detached."""
+        """Stop reading and join the feeder; the session must have been detached.
+
+        A read of the caller's iterator that has begun is waited for: nobody else may touch the iterator before it ends,
+        and nothing can interrupt it.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
 
     def has_rows(self) -> bool:
-        """Waits for a row that is not completed; false when there is none any more."""
+        """Wait for a row that is not completed; return False when no more rows will come."""
         with self._changed:
             self._changed.wait_for(lambda: self._unsent or self._open or self._ended)
             self.raise_error()
@@ -71,8 +74,11 @@ class Feed:
             raise self._error
 
     def attach(self, writer: flight.FlightStreamWriter, abort_session: Callable[[], None]) -> None:
-        """Send to this session from now on, once it grants credit. ``abort_session`` ends its reading side, from
-        any thread: called when the input fails, for the caller's thread may be waiting there."""
+        """Send to this session from now on, once it grants credit.
+
+        ``abort_session`` ends the session's reading side, from any thread. It is called when the input fails, because
+        the caller's thread may be waiting there.
+        """
         with self._changed:
             self._writer = writer
             self._abort_session = abort_session
@@ -83,7 +89,7 @@ class Feed:
             self._changed.notify_all()
 
     def detach(self) -> None:
-        """Send nothing more to the session, which must be cancelled already; its open rows become unsent."""
+        """Send nothing more to the session, which must already be cancelled; its open rows become unsent."""
         with self._changed:
             self._writer = None
             self._abort_session = lambda: None
@@ -100,19 +106,19 @@ class Feed:
             self._changed.notify_all()
 
     def completed(self, row_ids: Iterable[int]) -> None:
-        """These rows are done. ``KeyError`` for a row that is not open: the server must answer each once."""
+        """Mark these rows as done. Raise ``KeyError`` for a row that is not open: the server must answer each once."""
         with self._changed:
             for row_id in row_ids:
                 self._open.pop(row_id).open_rows.remove(row_id)
 
     @property
     def open_rows(self) -> int:
-        """Rows sent and not completed."""
+        """The number of rows that were sent and are not completed."""
         with self._changed:
             return len(self._open)
 
     def is_done(self) -> bool:
-        """Everything was read, sent and completed."""
+        """Tell whether everything was read, sent and completed."""
         with self._changed:
             return self._ended and not self._unsent and not self._open
 
@@ -131,7 +137,7 @@ class Feed:
                 self._changed.notify_all()
 
     def _step(self, rows: Iterator[pa.RecordBatch]) -> bool:
-        """One action, outside the lock: read a batch, send a piece, or half-close. False at the end."""
+        """Do one action, outside the lock: read a batch, send a piece, or half-close. Return False at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._may_read() or self._may_write())
             if self._closed:
@@ -143,7 +149,7 @@ class Feed:
                 else:
                     self._half_closed = True
                 self._writing = (
-                    True  # last: were it set when the piece is refused, detach would wait for ever
+                    True  # last: if it were set when the piece is refused, detach would wait forever
                 )
             writes = self._writing
         if writes:
@@ -154,7 +160,7 @@ class Feed:
         return True
 
     def _may_read(self) -> bool:
-        # The first batch is read before there is a session, for without rows there is none.
+        # Read the first batch before there is a session, because without rows there is none.
         if self._ended or self._unsent:
             return False
         return self._has_credit() if self._writer is not None else not self._open
@@ -177,7 +183,7 @@ class Feed:
             self._changed.notify_all()
 
     def _next_piece(self) -> tuple[pa.RecordBatch, int]:
-        """Take what the credit allows off the unsent rows, and count it as open; with its bytes."""
+        """Take what the credit allows off the unsent rows and count it as open; return it with its size in bytes."""
         batch = self._unsent.popleft()
         piece, rest = _cut(
             batch, max_rows=min(self._credit_rows, MAX_ROWS_PER_MESSAGE), size=self._credit_bytes
@@ -202,7 +208,7 @@ class Feed:
                 batch, size = piece
                 writer.write_with_metadata(batch, str(size).encode())
         except STREAM_ERRORS:
-            # The session is lost, which its reading side sees too and reports; the rows are still open.
+            # The session is lost. Its reading side sees this too and reports it; the rows are still open.
             with self._changed:
                 if self._writer is writer:
                     self._writer = None
@@ -214,7 +220,7 @@ class Feed:
 
 
 def _checked(requests: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches that have rows. ``ValueError`` for one that is not of REQUEST_SCHEMA."""
+    """Yield the batches that have rows. Raise ``ValueError`` for a batch that is not of REQUEST_SCHEMA."""
     for batch in requests:
         if not batch.schema.equals(REQUEST_SCHEMA, check_metadata=False):
             raise ValueError(f"expected batches of\n{REQUEST_SCHEMA}\nbut got one of\n{batch.schema}")
@@ -223,7 +229,7 @@ def _checked(requests: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _cut(batch: pa.RecordBatch, *, max_rows: int, size: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """As many first rows as fit, but at least one, and the rest.
+    """Return as many first rows as fit, but at least one, and the rest.
 
     A piece of a larger batch is a copy: a slice that waits for its last slow row would pin the whole batch.
     """

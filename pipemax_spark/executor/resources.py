@@ -1,13 +1,13 @@
-"""Which GPUs an executor's engine may use: all of the executor's, which no task's own addresses tell.
+"""Find the GPUs that an executor's engine may use: all of the executor's, which a task's own addresses do not tell.
 
-Looked up in this order:
+They are looked up in this order:
 
 1. the file in which Spark's worker names the executor's resources (standalone and local-cluster);
 2. else what the executor's own environment says (``CUDA_VISIBLE_DEVICES``, as set by a container or by hand);
-3. else what Spark's own discovery script prints here, where the application names one: YARN and Kubernetes run it
+3. else what Spark's own discovery script prints here, if the application names one: YARN and Kubernetes run it
    for each executor, and tell nobody what it said;
-4. else nothing: every GPU that the executor's process can see, as in a container, or where an executor has its node
-   to itself.
+4. else nothing: the engine takes every GPU that the executor's process can see, as in a container, or where an
+   executor has its node to itself.
 """
 
 import json
@@ -25,7 +25,7 @@ _SCRIPT_TIMEOUT_S = 60.0
 
 
 def gpu_environment(executor_pid: int, discovery_script: str | None = None) -> dict[str, str]:
-    """Variables for the engine of the executor whose JVM this is; empty where there is nothing to add.
+    """Return the variables for the engine of the executor with this JVM; empty if there is nothing to add.
 
     ``discovery_script`` is the application's, if it has one (``pipemax_spark.profiles``).
     """
@@ -39,7 +39,10 @@ def gpu_environment(executor_pid: int, discovery_script: str | None = None) -> d
 
 
 def _discovered_addresses(script: str) -> list[str] | None:
-    """What the script prints, as Spark reads it: ``{"name": "gpu", "addresses": ["0", "1"]}``."""
+    """Run the script and read its output as Spark does: ``{"name": "gpu", "addresses": ["0", "1"]}``.
+
+    None if the script fails.
+    """
     try:
         printed = subprocess.run(
             [script], capture_output=True, text=True, timeout=_SCRIPT_TIMEOUT_S, check=True
@@ -53,7 +56,7 @@ def _discovered_addresses(script: str) -> list[str] | None:
 
 
 def _resource_file_addresses(executor_pid: int) -> list[str] | None:
-    """The GPUs that Spark's worker gave to the executor; None where it says nothing of GPUs."""
+    """Return the GPUs that Spark's worker gave to the executor; None if its file says nothing of GPUs."""
     try:
         arguments = Path(f"/proc/{executor_pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         if "--resourcesFile" not in arguments:

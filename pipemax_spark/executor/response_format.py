@@ -1,4 +1,4 @@
-"""From a JSON schema to the type of ``annotation.parsed``, and from an output's text to a value of it.
+"""Turn a JSON schema into the type of ``annotation.parsed``, and an output's text into a value of that type.
 
 | JSON schema | Spark |
 |---|---|
@@ -13,11 +13,11 @@
 | $ref to #/… of the same schema | what it refers to |
 | anything else (other unions, mixed enums, tuples, free objects, recursion) | string that holds the value's JSON |
 
-Every Spark field is nullable, since properties may be left out. Checked when parsing: types, enums and consts,
-required properties and 64-bit range. Not checked: bounds, patterns, lengths and formats, which the engine enforces
+Every Spark field is nullable, because properties may be left out. Parsing checks types, enums and consts, required
+properties and the 64-bit range. It does not check bounds, patterns, lengths and formats, which the engine enforces
 while it generates. Properties that the schema does not name are dropped here and stay in ``annotation.text``.
 
-This module needs pyarrow alone, for it runs in the tasks. It does not decide whether a schema is valid: the
+This module needs only pyarrow, because it runs in the tasks. It does not decide whether a schema is valid: the
 preflight does, on the engine's side, which has ``jsonschema``.
 """
 
@@ -37,12 +37,15 @@ class Parser(Protocol):
     def arrow_type(self) -> pa.DataType: ...
 
     def convert(self, value: object, where: str) -> object:
-        """The value as pyarrow takes it for ``arrow_type``. ``ValueError`` says what at ``where`` does not fit."""
+        """Return the value as pyarrow takes it for ``arrow_type``.
+
+        ``ValueError`` says what at ``where`` does not fit.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class _Json:
-    """What no Spark type holds: kept as JSON text."""
+    """A value that no Spark type holds, kept as JSON text."""
 
     arrow_type = pa.string()
 
@@ -179,7 +182,7 @@ class _Struct:
 
 
 def load_schema(text: str) -> dict[str, Any]:
-    """A schema from its text; ``ValueError`` where it cannot be one."""
+    """Read a schema from its text. Raise ``ValueError`` if the text cannot be one."""
     try:
         schema = json.loads(text)
     except ValueError as error:
@@ -192,12 +195,12 @@ def load_schema(text: str) -> dict[str, Any]:
 
 
 def compile_schema(schema: Mapping[str, Any]) -> Parser:
-    """The parser for a schema. ``ValueError`` for one whose values no table can hold."""
+    """Return the parser for a schema. Raise ``ValueError`` for a schema whose values no table can hold."""
     return _compile(schema, _Place(root=schema, path="response-format"))
 
 
 def parse(text: str, parser: Parser) -> object:
-    """The value in an output's text. ``ValueError`` says what does not fit."""
+    """Return the value in an output's text. ``ValueError`` says what does not fit."""
     try:
         value = json.loads(text, parse_constant=_no_constant)
     except ValueError as error:
@@ -209,12 +212,12 @@ def parse(text: str, parser: Parser) -> object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where in a schema the compiler is."""
+    """The compiler's place in a schema."""
 
     root: Mapping[str, Any]
     path: str
     following: frozenset[str] = frozenset()
-    """The references that led here: one of them again is recursion, which no Spark type can hold."""
+    """The references that led here: meeting one of them again is recursion, which no Spark type can hold."""
 
     def below(self, name: str) -> "_Place":
         return replace(self, path=f"{self.path}{name}")

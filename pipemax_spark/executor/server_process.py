@@ -1,10 +1,10 @@
-"""Finds this executor's engine server, starts it if none runs, ends it if it hangs.
+"""Find this executor's engine server, start it if none runs, and kill it if it hangs.
 
-One server per executor, that is per JVM: the nearest ``java`` above this process. Without one (plain Python,
-tests) the process itself is the executor, or the one that ``PIPEMAX_EXECUTOR_PID`` names, which several processes
-can share. A server's files lie in ``/tmp/pipemax-UID``, named after a digest of the executor and ``engine_python``:
-the socket, a record of who serves it, the lock under which it is started, the server's journal of what its engine
-runs, and its log.
+There is one server per executor, that is per JVM: the nearest ``java`` above this process. Without a JVM (plain Python,
+tests), the executor is this process itself, or the process that ``PIPEMAX_EXECUTOR_PID`` names, which several processes
+can share. A server's files are in ``/tmp/pipemax-UID``, named after a digest of the executor and ``engine_python``: the
+socket, a record of who serves it, the lock under which it is started, the server's journal of what its engine runs, and
+its log.
 """
 
 import contextlib
@@ -43,11 +43,11 @@ STREAM_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
 _PROBE_TIMEOUT_S = 5.0
 _HANG_S = 300.0
-"""A server that is there but answers no probe for this long is killed. Not sooner: one that imports its engine's
-libraries from a cold disk answers as little."""
+"""A server that exists but answers no probe for this long is killed. Not sooner, because a server that imports its
+engine's libraries from a cold disk does not answer either."""
 _RETRY_S = 0.1
 _STACKS_SIGNAL = signal.SIGUSR2
-"""The server's side registers it: ``pipemax.node.lifetime``."""
+"""The server's side handles it: ``pipemax.node.lifetime``."""
 _STACKS_S = 1.0
 _OLD_LOG_S = 7 * 24 * 3600.0
 _CHANNEL_OPTIONS = [
@@ -61,16 +61,16 @@ _CHANNEL_OPTIONS = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executor:
-    """Whose server this process uses."""
+    """The executor whose server this process uses."""
 
     process: ProcessIdentity
     daemon: ProcessIdentity
-    """The Python process right below it: Spark's daemon, or this very process."""
+    """The Python process directly below it: Spark's daemon, or this process itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFiles:
-    """Where one executor's server lives."""
+    """The files of one executor's server."""
 
     socket: Path
     log: Path
@@ -88,7 +88,7 @@ class ServerFiles:
         return f"grpc+unix://{self.socket}"
 
     def log_tail(self, lines: int = 15) -> str:
-        """The log's last lines, for an error message."""
+        """Return the log's last lines, for an error message."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(0, self.log.stat().st_size - 16_384))
@@ -98,16 +98,19 @@ class ServerFiles:
         return "\n".join([f"The last lines of its log {self.log}:", *(f"  {line}" for line in tail)])
 
     def recorded(self) -> ProcessIdentity | None:
-        """The server that last said it serves here, dead or alive."""
+        """Return the server that last recorded that it serves here, dead or alive."""
         record = self._read_record()
         return (
             None if record is None else ProcessIdentity(pid=record["pid"], start_ticks=record["start_ticks"])
         )
 
     def recorded_suspects(self) -> int | None:
-        """Rows that may have killed an engine here, as that server knew when it started; it looks for the culprit."""
+        """Return how many rows may have killed an engine here, as the recorded server knew when it started.
+
+        That server looks for the culprit among them. None if there is no record.
+        """
         record = self._read_record()
-        # A server of another version says nothing of them, and its session will name the mismatch.
+        # A server of another version records no suspects, and its session will report the mismatch.
         return None if record is None else int(record.get("suspects", 0))
 
     def _read_record(self) -> dict[str, int] | None:
@@ -119,7 +122,7 @@ class ServerFiles:
 
 
 def find_executor() -> Executor:
-    """See the module."""
+    """Find this process's executor, as the module's docstring says."""
     own = ProcessIdentity.own()
     named = os.environ.get(EXECUTOR_VARIABLE)
     if named is not None:
@@ -133,7 +136,7 @@ def find_executor() -> Executor:
 
 
 def server_files(executor: Executor, engine_python: str | None, log_dir: str | None) -> ServerFiles:
-    """The files of the executor's server; makes their directories."""
+    """Return the files of the executor's server, and make their directories."""
     directory = private_directory(Path(f"/tmp/pipemax-{os.getuid()}"))
     process = executor.process
     key = f"{process.pid}:{process.start_ticks}:{engine_python or sys.executable}"
@@ -144,7 +147,7 @@ def server_files(executor: Executor, engine_python: str | None, log_dir: str | N
 
 
 def connect(files: ServerFiles) -> flight.FlightClient:
-    """A client of the server; whether it runs shows at the first call."""
+    """Return a client of the server; only the first call shows whether the server runs."""
     return flight.FlightClient(files.location, generic_options=_CHANNEL_OPTIONS)
 
 
@@ -156,7 +159,7 @@ def ensure_server(
     deadline_s: float,
     gpu_discovery_script: str | None = None,
 ) -> ProcessIdentity:
-    """The server that runs now, started if there was none. ``deadline_s`` is on the monotonic clock."""
+    """Return the server that runs now, started if there was none. ``deadline_s`` is on the monotonic clock."""
     identity = _serving(files)
     if identity is not None:
         return identity
@@ -169,11 +172,14 @@ def ensure_server(
 
 
 def kill_server(identity: ProcessIdentity, reason: str) -> None:
-    """SIGKILL the server and its process group, if it still is that very process. Its log gets their stacks first."""
+    """Kill the server and its process group with SIGKILL, if it is still that very process.
+
+    The server's log gets their stacks first.
+    """
     if not identity.is_running():
         return
     log.warning("killing the engine server, pid %d: %s", identity.pid, reason)
-    # It leads its group. What it started outside the group watches it and ends by itself.
+    # The server leads its group. Processes that it started outside the group watch it and end by themselves.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(identity.pid, _STACKS_SIGNAL)
         time.sleep(_STACKS_S)
@@ -181,7 +187,7 @@ def kill_server(identity: ProcessIdentity, reason: str) -> None:
 
 
 def _serving(files: ServerFiles) -> ProcessIdentity | None:
-    """The recorded server if it runs and answers."""
+    """Return the recorded server if it runs and answers."""
     identity = files.recorded()
     if identity is None or not identity.is_running() or not files.socket.exists():
         return None
@@ -199,9 +205,9 @@ def _serving(files: ServerFiles) -> ProcessIdentity | None:
 
 
 def _wait_for_predecessor(files: ServerFiles, deadline_s: float) -> ProcessIdentity | None:
-    """Under the lock: the server if it serves after all, ``None`` once no earlier one is left.
+    """Return the server if it serves after all, or ``None`` once no earlier one is left. Called under the lock.
 
-    An ending server still holds the GPUs while its engine closes: starting beside it would fail.
+    A server that is ending still holds the GPUs while its engine closes: starting another one next to it would fail.
     """
     started_s = time.monotonic()
     while (recorded := files.recorded()) is not None and recorded.is_running():
@@ -241,7 +247,7 @@ def _start(
     )
     with os.fdopen(os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
         try:
-            # Ends as soon as the server, which has detached itself, listens: status 0; or has failed.
+            # Returns as soon as the server, which has detached itself, listens (status 0) or has failed.
             status = subprocess.run(
                 command,
                 env=engine_environment() | dict(gpus),
@@ -271,9 +277,9 @@ def _start_failure(reason: str, files: ServerFiles) -> EngineSessionError:
 
 @contextlib.contextmanager
 def _locked(path: Path, executor: ProcessIdentity, deadline_s: float) -> Iterator[None]:
-    """Hold the file's lock. Polled, for a blocking lock could not be given up at the deadline.
+    """Hold the file's lock, and poll for it, because a blocking lock could not be given up at the deadline.
 
-    The file names the executor and its pid namespace. It stays while that executor lives: were it removed, two tasks
+    The file names the executor and its pid namespace. It stays while that executor lives: if it were removed, two tasks
     could hold two locks.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -296,7 +302,7 @@ def _locked(path: Path, executor: ProcessIdentity, deadline_s: float) -> Iterato
 
 
 def private_directory(directory: Path) -> Path:
-    """Make the directory, ours alone: who could write there could pose as the server."""
+    """Make the directory accessible only to this user: whoever can write there could pose as the server."""
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     status = directory.lstat()  # not stat(): a link may lead anywhere
@@ -318,7 +324,7 @@ def _sweep(directory: Path) -> None:
     """
     here = pid_namespace()
     for lock in directory.glob("*.lock"):
-        # Another task sweeps too, or has just made the file; or an earlier version wrote no namespace into it.
+        # Another task may sweep too, or have just made the file; or an earlier version wrote no namespace into it.
         with contextlib.suppress(FileNotFoundError, ValueError):
             pid, start_ticks, namespace = json.loads(lock.read_text())
             if namespace is None or namespace != here:
@@ -336,7 +342,7 @@ def _sweep(directory: Path) -> None:
 
 
 def _ancestors() -> Iterator[int]:
-    """The pids above this process, the nearest first; without pid 0."""
+    """Yield the pids above this process, the nearest first, without pid 0."""
     pid = os.getppid()
     while pid > 0:
         yield pid
@@ -348,7 +354,7 @@ def _ancestors() -> Iterator[int]:
 
 
 def _is_java(pid: int) -> bool:
-    """By its executable where that can be read, else by its command's name."""
+    """Tell whether a process is Java, by its executable or, if that cannot be read, by its command's name."""
     try:
         return Path(f"/proc/{pid}/exe").readlink().name.startswith("java")
     except OSError:

@@ -1,9 +1,9 @@
-"""Completions that no commit holds yet, so that a task which is tried again does not ask the engine again.
+"""Keep completions that no commit holds yet, so that a retried task does not ask the engine for them again.
 
-While a task runs, it closes a small Parquet file of completions every 10 s, in a directory of its chunk on storage
-that all executors see. A later attempt at the same partition reads them back; a later run commits them. A row is
-known by its key, which stands for its prompt and its overrides. The spool is a cache: losing it costs work, never
-rows, and a completion that stands in it twice is used once.
+While a task runs, it closes a small Parquet file of completions every 10 s, in its chunk's directory on storage that
+all executors see. A later attempt at the same partition reads them back; a later run commits them. A row is known by
+its key, which stands for its prompt and its overrides. The spool is a cache: losing it costs work, never rows, and a
+completion that is in it twice is used once.
 """
 
 import logging
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 KEY = "key"
 PERIOD_S = 10.0
 MOST_READ_BYTES = 256 << 20
-"""Of one partition's completions so many are held to be taken; the rows of the others are done again."""
+"""At most this much of one partition's completions is held in memory; the rows of the others are done again."""
 SPOOL_SCHEMA = COMPLETION_SCHEMA.insert(0, pa.field(KEY, pa.string()))
 _ROW_ID = SPOOL_SCHEMA.get_field_index("row_id")
 _DEALT = re.compile(r"of-(\d+)")
@@ -34,10 +34,10 @@ _STORAGE_ERRORS = (OSError, pa.ArrowException)
 
 
 class Spool:
-    """One task's: reads what earlier attempts left, from entry to exit writes what this one completes.
+    """One task's spool: reads what earlier attempts left, and from entry to exit writes what this attempt completes.
 
-    ``recall`` and ``keep`` may be called from two threads. Without a directory, it knows and keeps nothing. Storage
-    that fails costs a warning, and the spool.
+    ``recall`` and ``keep`` may be called from two threads. Without a directory, the spool knows and keeps nothing. If
+    the storage fails, the task warns and goes on without a spool.
     """
 
     def __init__(
@@ -72,12 +72,14 @@ class Spool:
             self._thread.join()
 
     def recall(self, keys: Sequence[str], row_ids: pa.Array) -> pa.RecordBatch:
-        """Completions (COMPLETION_SCHEMA) of those of these rows that are complete already. Each completion is
-        recalled once."""
+        """Return completions (COMPLETION_SCHEMA) of those of these rows that are already complete.
+
+        Each completion is recalled once.
+        """
         return self._known.take(keys, row_ids)
 
     def keep(self, keys: pa.Array, completions: pa.RecordBatch) -> None:
-        """Have the good ones among these completions (COMPLETION_SCHEMA) written soon. Error rows are tried again."""
+        """Have the good ones among these completions (COMPLETION_SCHEMA) written soon. Error rows are retried."""
         if self._directory is None:
             return
         batch = pa.RecordBatch.from_arrays([keys, *completions.columns], schema=SPOOL_SCHEMA)
@@ -107,7 +109,7 @@ class Spool:
         storage.create_dir(directory)
         name = f"{self._prefix}{self._attempt}-{self._files_written}.parquet"
         self._files_written += 1
-        # Readers pass over names with an underscore: a file is there whole or not at all.
+        # Readers skip names that begin with an underscore, so a file is there whole or not at all.
         pq.write_table(table, f"{directory}/_{name}", filesystem=storage)
         storage.move(f"{directory}/_{name}", f"{directory}/{name}")
 
@@ -136,8 +138,7 @@ class _Completions:
 
 
 def _read(directory: str, prefix: str, most_bytes: int) -> Iterator[pa.Table]:
-    """The files of one partition, while they are no more than so many bytes in memory; one that cannot be read is
-    passed over."""
+    """Yield the files of one partition, up to ``most_bytes`` in memory; skip a file that cannot be read."""
     num_bytes = 0
     try:
         storage, path = _open(directory)
@@ -163,8 +164,11 @@ def _read(directory: str, prefix: str, most_bytes: int) -> Iterator[pa.Table]:
 
 
 def dealt_directory(root: str, partitions: int) -> tuple[str, int]:
-    """(directory, number of partitions) for rows that are dealt to partitions by their key: as at the first call
-    with this root, so that a later one deals a row to the partition whose files hold it."""
+    """Return (directory, number of partitions) for rows that are assigned to partitions by their key.
+
+    Both are as at the first call with this root, so that a later call assigns a row to the partition whose files hold
+    it.
+    """
     storage, path = _open(root)
     names = [entry.base_name for entry in storage.get_file_info(fs.FileSelector(path, allow_not_found=True))]
     known = [int(found[1]) for name in names if (found := _DEALT.fullmatch(name))]
@@ -174,7 +178,7 @@ def dealt_directory(root: str, partitions: int) -> tuple[str, int]:
 
 
 def spool_fault(directory: str) -> str | None:
-    """Why tasks could not spool there, as far as this process can tell; None where they can."""
+    """Return why tasks could not spool there, as far as this process can tell; None if they can."""
     probe = f"_probe-{uuid.uuid4().hex}"  # the directory is the user's: no file of theirs may have this name
     try:
         storage, path = _open(directory)
@@ -188,7 +192,7 @@ def spool_fault(directory: str) -> str | None:
 
 
 def _open(directory: str) -> tuple[fs.FileSystem, str]:
-    """By Arrow's own file systems: tasks have no way to Hadoop's."""
+    """Open the directory with Arrow's own file systems, because tasks cannot use Hadoop's."""
     storage, path = fs.FileSystem.from_uri(arrow_location(directory))
     return storage, path
 

@@ -1,7 +1,7 @@
-"""What runs in a Spark task: input batches in, annotated batches out, in the order in which rows complete.
+"""The function of a Spark task: input batches in, annotated batches out, in the order in which rows complete.
 
-Needs pyarrow alone. It knows nothing of tables or chunks. Rows that wait for the engine are kept in small pieces,
-so memory is bounded by the server's credit and one Arrow batch, whatever the partition's size.
+It needs only pyarrow, and knows nothing of tables or chunks. Rows that wait for the engine are kept in small pieces, so
+memory is bounded by the server's credit and one Arrow batch, whatever the partition's size.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ PROMPT_COLUMN = "__pipemax_prompt"
 MESSAGES_COLUMN = "__pipemax_messages"
 OVERRIDES_COLUMN = "__pipemax_overrides"
 KEY_COLUMN = "__pipemax_key"
-"""What the spool knows a row by; a column that only jobs with a spool have."""
+"""The key by which the spool knows a row; only jobs with a spool have this column."""
 _HELPERS = {PROMPT_COLUMN: "prompt", MESSAGES_COLUMN: "messages", OVERRIDES_COLUMN: "overrides"}
 """Column that the driver adds → field of a request."""
 
@@ -34,7 +34,7 @@ _ERROR_TYPE = pa.struct([("code", pa.string()), ("message", pa.string())])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPlan:
-    """All that a task needs to know. Travels to the executors."""
+    """Everything that a task needs to know; it travels to the executors."""
 
     options: EngineOptions
     spec_hash: str
@@ -46,7 +46,7 @@ class TaskPlan:
 
 
 def annotation_type(generation: GenerationSpec) -> pa.StructType:
-    """Of the annotation column."""
+    """Return the type of the annotation column."""
     parser = _parser(generation)
     return pa.struct(
         [
@@ -94,8 +94,8 @@ class AnnotateTask:
 class PendingRows:
     """Input rows that the engine has not completed.
 
-    Pieces come in on the feeder's thread and leave, when their last row is complete, on the task's. A row id is the
-    piece's number times the piece's size, plus the row's place in it.
+    Pieces come in on the feeder's thread and leave on the task's thread, when their last row is complete. A row id is
+    the piece's number times the piece's size, plus the row's place in it.
     """
 
     def __init__(self, batches: Iterator[pa.RecordBatch], spool: Spool) -> None:
@@ -107,7 +107,7 @@ class PendingRows:
         self._open_rows: dict[int, int] = {}
 
     def completions(self, options: EngineOptions) -> Iterator[pa.RecordBatch]:
-        """Of all rows (COMPLETION_SCHEMA): the spool's of those that it knows, the engine's of the others."""
+        """Yield completions of all rows (COMPLETION_SCHEMA): the spool's if it knows the row, else the engine's."""
         for completions in complete(self.requests(), options, task=task_label()):
             self._keep(completions)
             yield completions
@@ -115,12 +115,13 @@ class PendingRows:
         yield from self._take_recalled()
 
     def requests(self) -> Iterator[pa.RecordBatch]:
-        """Batches of REQUEST_SCHEMA, without the rows that the spool knows."""
+        """Yield batches of REQUEST_SCHEMA, without the rows that the spool knows."""
         number = 0
         for batch in self._batches:
             for start in range(0, batch.num_rows, PIECE_ROWS):
                 piece = _copied(batch.slice(start, PIECE_ROWS))
-                # Kept before the request is sent, or answered by the spool: its completions may be taken at once.
+                # Keep the piece before its request is sent or answered by the spool: its completions may be taken at
+                # once.
                 self._open_rows[number] = piece.num_rows
                 self._pieces[number] = _without_helpers(piece)
                 request = _request(piece, number * PIECE_ROWS)
@@ -131,11 +132,11 @@ class PendingRows:
                 number += 1
 
     def take(self, completions: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """The input rows of these completions, which are forgotten, and the completions in the same order."""
+        """Return the input rows of these completions, and the completions in the same order; forget the rows."""
         row_ids: list[int] = completions.column("row_id").to_pylist()
         places = by_piece(row_ids)
         parts = []
-        # Piece by piece: taking from all pieces at once would copy every one of them whole.
+        # Go piece by piece: taking from all pieces at once would copy every one of them whole.
         for number, indices in places.items():
             offsets = [row_ids[i] % PIECE_ROWS for i in indices]
             parts.append(self._pieces[number].take(pa.array(offsets, pa.int32())))
@@ -167,7 +168,7 @@ class PendingRows:
 
 
 class Annotator:
-    """Completions into the annotation column."""
+    """Turns completions into the annotation column."""
 
     def __init__(self, plan: TaskPlan) -> None:
         self._plan = plan
@@ -200,7 +201,7 @@ class Annotator:
     def _parsed(
         self, parser: Parser, texts: pa.Array, codes: list[str | None], messages: list[str | None]
     ) -> pa.Array:
-        """The texts' values; a text that does not fit makes its row an error in ``codes`` and ``messages``."""
+        """Return the texts' values; a text that does not fit makes its row an error in ``codes`` and ``messages``."""
         values: list[object] = []
         for i, text in enumerate(texts.to_pylist()):
             value = None
@@ -222,7 +223,7 @@ class Annotator:
 
 
 def by_piece(row_ids: Sequence[int]) -> dict[int, list[int]]:
-    """Piece → where in ``row_ids`` its rows are."""
+    """Map each piece to the places of its rows in ``row_ids``."""
     places: dict[int, list[int]] = {}
     for i, row_id in enumerate(row_ids):
         places.setdefault(row_id // PIECE_ROWS, []).append(i)
@@ -230,7 +231,7 @@ def by_piece(row_ids: Sequence[int]) -> dict[int, list[int]]:
 
 
 def request_batch(first_row_id: int, rows: int, **given: pa.Array) -> pa.RecordBatch:
-    """A batch of REQUEST_SCHEMA with ascending row ids; columns that are not given are null."""
+    """Return a batch of REQUEST_SCHEMA with ascending row ids; columns that are not given are null."""
     row_ids = pa.array(range(first_row_id, first_row_id + rows), pa.int64())
     columns = [
         given[field.name].cast(field.type) if field.name in given else pa.nulls(rows, field.type)
@@ -252,7 +253,7 @@ def _without_helpers(piece: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _copied(piece: pa.RecordBatch) -> pa.RecordBatch:
-    """A slice pins the whole batch that it was cut from; a copy does not."""
+    """Return a copy: a slice pins the whole batch that it was cut from, a copy does not."""
     return piece.take(pa.array(range(piece.num_rows), pa.int32()))
 
 
@@ -264,6 +265,7 @@ def _partition() -> int:
 
 
 def task_label() -> str:
+    """Return this task's stage, partition and attempt, by which the engine server tells tasks apart."""
     from pyspark import TaskContext  # present wherever a task runs
 
     context = TaskContext.get()

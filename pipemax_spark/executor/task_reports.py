@@ -1,8 +1,8 @@
-"""Error rows that a task finds itself, told to the driver's collector while the task runs.
+"""Report error rows that a task itself finds to the driver's collector, while the task runs.
 
-Engine servers report what they know; outputs that do not parse are found here, after them. Without these reports
-the driver would learn of them only when a chunk has been committed, too late for an error-rate limit. Reports are a
-convenience: a collector that cannot be reached is left alone, and what counts is in the table.
+Engine servers report what they know; outputs that do not parse are found here, after them. Without these reports the
+driver would learn of such rows only when a chunk has been committed, too late for an error-rate limit. Reports are a
+convenience: a task that cannot reach the collector stops reporting, and what counts is in the table.
 """
 
 import logging
@@ -19,7 +19,7 @@ from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobStats, Ser
 log = logging.getLogger(__name__)
 
 TASK_STATE = "task"
-"""``ServerStats.state`` of these reports: from a task, not from an engine server."""
+"""``ServerStats.state`` of these reports: they come from a task, not from an engine server."""
 _PERIOD_S = 2.0
 _TIMEOUT_S = 2.0
 
@@ -46,7 +46,7 @@ class TaskReporter:
             self._client.close()
 
     def count(self, errors: Counter[tuple[str, str]]) -> None:
-        """(code, message) → rows."""
+        """Count these errors, (code, message) → rows, and report them if the last report is old enough."""
         for (code, message), rows in errors.items():
             self._errors[code] += rows
             self._examples.setdefault(code, message)
