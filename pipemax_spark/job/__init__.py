@@ -1,1 +1,1 @@
-"""The resumable job: what is left of a table, in chunks, committed exactly once."""
+"""The resumable job: annotate what is left of a table, in chunks that are each committed exactly once."""

@@ -1,7 +1,7 @@
-"""The annotation job, step by step: read, check, fix what is left, run it in chunks, report.
+"""The annotation job, step by step: read, check, determine what is left, run it in chunks, report.
 
-The rows come in batches: the whole input is one, a stream has as many as it has to read. Whatever ends a run, the
-next one finds what is left from the output table alone.
+The rows come in batches: the whole input is one batch, and a stream has as many as it has to read. Whatever ends a run,
+the next run finds what is left from the output table only.
 """
 
 import sys
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _CLEARLY_LEFT = 0.05
-"""A share of the input."""
+"""A share of the input: if more than this is left, the rows left are not counted exactly."""
 _REPORTED_CONF = (
     *("spark.master", "spark.executor.instances", "spark.executor.cores", "spark.executor.memory"),
     *("spark.task.cpus", "spark.executor.resource.gpu.amount", "spark.task.resource.gpu.amount"),
@@ -52,12 +52,12 @@ _REPORTED_CONF = (
 
 
 class AnnotationJob:
-    """One run."""
+    """One run of the job."""
 
     def __init__(
         self, spark: "SparkSession", options: JobOptions, console: Console, *, table: DeltaTable | None = None
     ) -> None:
-        """``table`` is the output, for a caller that has it already."""
+        """Prepare a run. ``table`` is the output, for a caller that already has it."""
         self._spark = spark
         self._options = options
         self._terminal = Terminal(console)
@@ -70,8 +70,10 @@ class AnnotationJob:
         self._prefixes: PrefixShare | None = None
 
     def run(self) -> Summary | None:
-        """The summary; None after a dry run. ``JobError`` for what the user can mend, ``JobFailedError`` for a job
-        that ended itself."""
+        """Run the job and return its summary, or None after a dry run.
+
+        Raise ``JobError`` for what the user can fix, and ``JobFailedError`` if the job stopped itself.
+        """
         options = self._options
         checked = check_job(self._spark, options, self._table, run_id=self.run_id, terminal=self._terminal)
         if options.dry_run:
@@ -118,8 +120,10 @@ class AnnotationJob:
     # The output, and what is left.
 
     def _make_output(self, checked: Checked) -> bool:
-        """Make the table, or add what it lacks; true when it is new. All changes of its schema happen here: next
-        to a running chunk they would make it repeat its commit."""
+        """Create the table, or add what it lacks; return True if it is new.
+
+        All changes of its schema happen here: next to a running chunk they would make the chunk repeat its commit.
+        """
         schema = annotated_schema(checked.source.rows.schema, ANNOTATION, self._options.generation)
         is_new = not self._table.exists()
         if is_new:
@@ -147,7 +151,10 @@ class AnnotationJob:
     def _do_batches(
         self, checked: Checked, work: WorkDirectory, batches: Iterable[Batch], stack: ExitStack
     ) -> tuple["_RowCounts", Run | None]:
-        """What became of the rows, and the run, which is entered into ``stack`` when there are rows to do."""
+        """Annotate all batches; return what became of the rows, and the run, or None if there were no rows to do.
+
+        The run is entered into ``stack`` when the first rows to do are found.
+        """
         counts, run, next_chunk = _RowCounts(), None, 0
         for number, batch in enumerate(batches):
             rows = self._rows_of(checked, batch)
@@ -156,7 +163,7 @@ class AnnotationJob:
             if not expected:
                 counts.skipped += rows
                 continue
-            # From here on no earlier run can commit, so what is left stays what it is found to be.
+            # From here on no earlier run can commit, so what is left does not change any more.
             claim = self._claimed(checked)
             outcomes = self._outcomes(checked, work)
             next_chunk = self._recover(checked, work, batch, claim, outcomes, first_chunk=next_chunk)
@@ -196,20 +203,20 @@ class AnnotationJob:
     def _claimed(self, checked: Checked) -> Claim:
         if self._claim is None:
             self._claim = Claim.take(self._table, self.run_id)
-            # Between this run's creating the table and its claim, another run may have filled it.
+            # Between this run's creation of the table and its claim, another run may have filled the table.
             self._is_empty = self._is_empty and self._done_rows(checked, self._table.version()).isEmpty()
         return self._claim
 
     def _expected_left(self, checked: Checked, batch: Batch, rows: int) -> int:
-        """About how many rows are left; 0 only where none is.
+        """Return about how many rows are left; 0 only if none is left.
 
-        It is found without a claim, so that a run which finds nothing to do leaves the table as it is.
+        No claim is needed for this, so a run that finds nothing to do leaves the table as it is.
         """
         if self._is_empty or batch.stream is not None:
             return rows
         done = self._done_rows(checked, self._table.version())
-        # Ids are unique, and without ids rows are counted: at least so many are left. More are, where the output holds
-        # rows that the input has no longer; with few, it is worth knowing how many.
+        # Ids are unique, and without ids rows are counted, so at least this many rows are left. More are left if the
+        # output holds rows that the input no longer has; if few are left, it is worth knowing how many.
         at_least: int = rows - done.count()
         if at_least > rows * _CLEARLY_LEFT:
             return at_least
@@ -247,7 +254,7 @@ class AnnotationJob:
         return rows
 
     def _done_rows(self, checked: Checked, version: int) -> "DataFrame":
-        """The output's rows that need not be done again."""
+        """Return the output's rows that need not be done again."""
         done = self._table.read(version=version).where(f"{ANNOTATION}.spec_hash = '{checked.spec.hash}'")
         return done.where(f"{ANNOTATION}.error.code IS NULL") if self._options.retry_errors else done
 
@@ -258,7 +265,10 @@ class AnnotationJob:
     def _fix_rows(
         self, checked: Checked, path: str, batch: Batch, rows_in: int, expected: int
     ) -> tuple[SlicedRows, int]:
-        """Write down what is left, about ``expected`` rows, up to ``--limit``; and how many rows are left in all."""
+        """Write the rows that are left, up to ``--limit``; return them, and how many rows are left in all.
+
+        ``expected`` is about how many rows are left.
+        """
         from pyspark.sql import functions as F  # noqa: N812
 
         options, schema = self._options, checked.source.rows.schema
@@ -267,7 +277,7 @@ class AnnotationJob:
         known = rows_in if self._is_empty and batch.stream is None else None
         if options.limit is not None:
             known = left.count() if known is None else known
-            # Which rows a limit takes may differ when Spark computes it again: so it is computed once.
+            # A limit may take other rows when Spark recomputes it, so it is computed once.
             left = written(self._spark, left.limit(options.limit), f"{path}-limited")
             expected = min(known, options.limit)
         slices = number_of_slices(expected, slots)
@@ -298,8 +308,10 @@ class AnnotationJob:
         *,
         first_chunk: int,
     ) -> int:
-        """Commit what dead runs had completed of these rows under this spec: a stream's first batch is the one that
-        they had not finished. Returns the number of the next chunk."""
+        """Commit what dead runs had completed of these rows under this spec; return the next chunk's number.
+
+        A stream's first batch is the one that the dead runs had not finished.
+        """
         next_chunk = first_chunk
         for spool in work.left_spools:
             if spool.spec_hash != checked.spec.hash:
@@ -326,11 +338,13 @@ class AnnotationJob:
         self._finish(summary, self._find(checked), {})
         return summary
 
-    # After.
+    # After the run.
 
     def _too_many_errors(self, spec: AnnotationSpec, of_run: CommittedTotals) -> str | None:
-        """By the rows in the table, not by what engines have reported; so a rerun that finds all rows done says it
-        again."""
+        """Return why the job must fail because of its error rows, or None.
+
+        The rows in the table count, not what engines have reported, so a rerun that finds all rows done fails again.
+        """
         limits = self._options.error_limits
         if reason := limits.reason_to_stop(of_run.rows, of_run.errors):
             return reason
@@ -381,13 +395,16 @@ class AnnotationJob:
         if findings.accuracy is not None and findings.accuracy.rows:
             figures["accuracy"] = findings.accuracy.right / findings.accuracy.rows
         tracker.finish(status, samples, figures, artifacts)
-        # A store that was slow at first may have said its run id only now.
+        # A store that was slow at first may have returned its run id only now.
         summary = replace(summary, mlflow_run_id=tracker.run_id)
         self._finish(summary, findings, {"MLflow run": tracker.place, **places})
         return summary
 
     def _find(self, checked: Checked, totals: CommittedTotals | None = None) -> Findings:
-        """Without ``totals``, where this run has done nothing, only what all runs of the spec have."""
+        """Find the results of this run and of its spec.
+
+        Without ``totals``, because this run has done nothing, find only what all runs of the spec have.
+        """
         return find_results(
             self._table,
             totals,
@@ -429,11 +446,11 @@ class AnnotationJob:
 
 @dataclass(slots=True)
 class _RowCounts:
-    """Over all batches of a run: each row is in exactly one of the last three."""
+    """Row counts over all batches of a run; each row is in exactly one of the last three."""
 
     rows_in: int = 0
     skipped: int = 0
-    """Done before."""
+    """Done by earlier runs."""
     left_out: int = 0
     """Beyond ``--limit``."""
     done: int = 0
@@ -441,5 +458,5 @@ class _RowCounts:
 
 
 def _holds(table_schema: "StructType", needed: "StructType") -> bool:
-    """The table has all top-level columns."""
+    """Tell whether the table has all of the needed top-level columns."""
     return all(find_field(name, table_schema) is not None for name in needed.names)

@@ -1,4 +1,4 @@
-"""What can be wrong with a job is found here, before anything is written and before any engine starts."""
+"""Check a job for everything that can be wrong, before anything is written and before any engine starts."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What is known once everything that can be wrong beforehand has been looked at."""
+    """What is known about a job once it has passed all checks."""
 
     source: Source
     rows_in: int
-    """Of the whole input, as it was when the job began."""
+    """Rows of the whole input when the job began."""
     id_columns: tuple[str, ...]
     reply: PreflightReply
     spec: AnnotationSpec
@@ -39,7 +39,7 @@ class Checked:
 def check_job(
     spark: "SparkSession", options: JobOptions, table: DeltaTable, *, run_id: str, terminal: Terminal
 ) -> Checked:
-    """``JobError`` says what is wrong. ``table`` is the output, which need not exist."""
+    """Check the whole job. ``JobError`` says what is wrong. ``table`` is the output, which need not exist."""
     source = read_source(spark, options.input, file_format=options.input_format, options=options.input_option)
     if options.incremental and source.version is None:
         raise JobError(
@@ -85,14 +85,14 @@ def check_job(
 
 
 def _told_of_rows(options: EngineOptions, reply: PreflightReply) -> EngineOptions:
-    """The engine config with the lengths of the sampled rows, where its policy depends on them."""
+    """Add the lengths of the sampled rows to the engine config, if the engine's policy depends on them."""
     if reply.row_lengths is None:
         return options
     return replace(options, engine={**options.engine, "row_lengths": reply.row_lengths})
 
 
 def _check_columns(source: Source, options: JobOptions, table: DeltaTable) -> tuple[str, ...]:
-    """The id columns, by the names that they have in the input."""
+    """Check the columns, and return the id columns by the names that they have in the input."""
     schema = source.rows.schema
     annotated_schema(schema, ANNOTATION, options.generation)
     options.request_columns.add(source.rows)
@@ -112,13 +112,13 @@ def _engine_options(spark: "SparkSession", options: JobOptions, run_id: str) -> 
         options.generation,
         run_id=run_id,
         engine_python=options.engine_python,
-        # On other machines this path means nothing: servers log beside their sockets there.
+        # On other nodes this path means nothing: servers log next to their sockets there.
         log_dir=str(options.log_dir) if is_local else None,
     )
 
 
 def _check_spec(spec: AnnotationSpec, table: DeltaTable, *, allows_new: bool) -> None:
-    """``JobError`` where the output holds rows of another spec, unless that is allowed."""
+    """Raise ``JobError`` if the output has no annotations, or holds rows of another spec that is not allowed."""
     if not table.exists():
         return
     known = spec_texts(table.properties())

@@ -1,14 +1,14 @@
-"""Rows cut into slices that are fixed before any runs, and slices joined into chunks as the rate becomes known.
+"""Cut rows into slices that are fixed before anything runs, and join slices into chunks as the rate becomes known.
 
-What is left is written once, as Parquet, in slices. A chunk is a run of consecutive slices; its number never names
-other rows. A row's slice depends only on the row's values, never on its place: when an executor is lost while slices
-are written, Spark recomputes its part of the shuffle, possibly in another order, and each row must go to the same slice
-again. There are two orders:
+The rows that are left are written once, as Parquet, in slices. A chunk is a run of consecutive slices; its number never
+names other rows. A row's slice depends only on the row's values, never on its place: when an executor is lost while
+slices are written, Spark recomputes its part of the shuffle, possibly in another order, and each row must go to the
+same slice again. There are two orders:
 
-- dealt: a row's slice follows from a hash, so slices are alike. Within a slice the rows are sorted by the length of
+- dealt: a hash decides a row's slice, so slices are alike. Within a slice the rows are sorted by the length of
   their prompt and dealt out one by one, so every partition of a chunk gets short and long ones in proportion;
-- by prefix: all rows are sorted by their prompt, slices are cut from end to end, and partitions of a chunk likewise,
-  so that prompts which begin alike reach the engine one behind the other.
+- by prefix: all rows are sorted by their prompt, slices are cut from end to end, and so are a chunk's partitions,
+  so that prompts with the same beginning reach the engine one after the other.
 
 A row's place within its slice is stored with the row. It is a hint for spreading rows evenly, and may be any number.
 """
@@ -35,11 +35,11 @@ _MAX_SLICES = 1_024
 _MIN_SLICE_ROWS_PER_SLOT = 64
 _MIN_FIRST_ROWS_PER_SLOT = 256
 _GUESSED_ROWS_PER_S_AND_SLOT = 1.0
-"""Of the first chunk, whose engines nobody has seen yet."""
+"""For the first chunk, when no engine has shown its rate yet."""
 _GROWTH = 4
-"""A chunk has at most so many times the rows of the one before: the first rates are rough."""
+"""A chunk has at most this many times the rows of the chunk before it, because the first rates are rough."""
 _INDEX_BITS = 33
-"""``monotonically_increasing_id`` holds the row's place in its partition in so many bits."""
+"""``monotonically_increasing_id`` holds the row's place in its partition in this many bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +50,11 @@ class Chunk:
     first_slice: int
     end_slice: int
     rows: int
-    """Exactly so many."""
+    """The exact number."""
 
 
 def number_of_slices(rows: int, slots: int) -> int:
-    """So that a slice is small beside the first chunk, and there are not too many files."""
+    """Return the number of slices: a slice is small compared with the first chunk, and there are not too many files."""
     return max(1, min(_MAX_SLICES, rows // (_MIN_SLICE_ROWS_PER_SLOT * slots)))
 
 
@@ -67,8 +67,11 @@ def write_slices(
     slots: int,
     by_prefix: bool = False,
 ) -> None:
-    """Write rows with their keys (``RequestColumns.add_with_keys``). Their prompts decide the order and are not
-    written; ``identity`` is a column that tells rows apart, for instance by their ids."""
+    """Write rows with their keys (``RequestColumns.add_with_keys``), in slices.
+
+    Their prompts decide the order and are not written. ``identity`` is a column that tells rows apart, for instance by
+    their ids.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     text = prompt_text(requests)
@@ -99,14 +102,14 @@ def _place_in_partition() -> "Column":
 
 
 class SlicedRows:
-    """What ``write_slices`` wrote, read chunk by chunk."""
+    """The rows that ``write_slices`` wrote, read chunk by chunk."""
 
     def __init__(
         self, spark: "SparkSession", path: str, schema: "StructType", *, slices: int, by_prefix: bool = False
     ) -> None:
         from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
-        # The file index is built here, once; the schema is given, for files do not keep which columns may be null.
+        # The file index is built here, once; the schema is given, because files do not keep which columns may be null.
         fields = StructType([*schema.fields]).add(KEY_COLUMN, StringType())
         fields = fields.add(_RANK, LongType()).add(_SLICE, IntegerType())
         self._all = spark.read.schema(fields).parquet(path)
@@ -118,8 +121,10 @@ class SlicedRows:
         self._by_prefix = by_prefix
 
     def read(self, chunk: Chunk, *, partitions: int) -> "DataFrame":
-        """A chunk's rows with their keys, spread evenly over exactly so many partitions, which Spark does not merge
-        again; each time the same rows in the same partition."""
+        """Return a chunk's rows with their keys, spread evenly over exactly ``partitions`` partitions.
+
+        Spark does not merge the partitions again, and each time the same rows are in the same partition.
+        """
         from pyspark.sql import functions as F  # noqa: N812
 
         keys = F.array(*(F.lit(key) for key in partition_keys(partitions)))
@@ -131,7 +136,7 @@ class SlicedRows:
         return spread.select(*map(quoted, self._columns))
 
     def _target(self, chunk: Chunk, partitions: int) -> "Column":
-        """The number of the partition that a row goes to."""
+        """Return a column with the number of the partition that a row goes to."""
         from pyspark.sql import functions as F  # noqa: N812
 
         if not self._by_prefix:
@@ -144,7 +149,7 @@ class SlicedRows:
 
 @functools.cache
 def partition_keys(partitions: int) -> tuple[int, ...]:
-    """For each partition an int that Spark's hash partitioning sends there: a way to deal rows by hand."""
+    """Return, for each partition, an int that Spark's hash partitioning sends there, to deal rows by hand."""
     found: dict[int, int] = {}
     for key in itertools.count():
         found.setdefault(_spark_hash(key) % partitions, key)
@@ -154,7 +159,7 @@ def partition_keys(partitions: int) -> tuple[int, ...]:
 
 
 def _spark_hash(value: int) -> int:
-    """Spark's ``hash`` of an int: Murmur3 of four bytes with seed 42, as a signed number of 32 bits."""
+    """Compute Spark's ``hash`` of an int: Murmur3 of four bytes with seed 42, as a signed number of 32 bits."""
     mask = 0xFFFFFFFF
     mixed = value * 0xCC9E2D51 & mask
     mixed = (mixed << 15 | mixed >> 17) & mask
@@ -174,8 +179,10 @@ class ChunkPlan:
     def __init__(
         self, *, slice_rows: Sequence[int], slots: int, commit_every_s: float, first_number: int = 0
     ) -> None:
-        """``slice_rows`` are the rows of each slice. ``first_number`` goes on from the run's chunks of other rows: a
-        number stands for one chunk of a run."""
+        """Plan chunks of slices that have ``slice_rows`` rows.
+
+        ``first_number`` continues after the run's chunks of other rows, because a number stands for one chunk of a run.
+        """
         self._ends = list(itertools.accumulate(slice_rows))
         """For each slice, the rows up to its end."""
         self._commit_every_s = commit_every_s
@@ -192,12 +199,15 @@ class ChunkPlan:
 
     @property
     def rows(self) -> int:
-        """Of all slices together."""
+        """The rows of all slices together."""
         return self._ends[-1]
 
     def next(self, rows_per_s: float | None, *, at_least: int = 0) -> Chunk | None:
-        """About the rows of one commit period at this rate, and not fewer than what keeps the engines fed; None when
-        all are handed out."""
+        """Hand out the next chunk; None when all slices are handed out.
+
+        The chunk has about the rows of one commit period at this rate, and at least ``at_least`` rows, which keep the
+        engines fed.
+        """
         with self._lock:
             first = self._chunks[-1].end_slice if self._chunks else 0
             before = self._ends[first - 1] if first else 0
@@ -217,7 +227,7 @@ class ChunkPlan:
             return chunk
 
     def _end_of(self, before: int, wanted: float, at_least: int) -> int:
-        """The slice end that is nearest to ``wanted`` rows after the first ``before``, with ``at_least`` rows."""
+        """Return the slice end nearest to ``wanted`` rows after the first ``before``, at ``at_least`` rows or more."""
         above = bisect_left(self._ends, before + wanted)
         if above == len(self._ends):
             return above

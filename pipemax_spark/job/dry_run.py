@@ -1,4 +1,4 @@
-"""``--dry-run``: rows, tokens by the model's own tokenizer, the first prompt, and what would be done."""
+"""``--dry-run``: rows, tokens by the model's own tokenizer, the first prompt, and what the job would do."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ _SAMPLED_ROWS = 1_000
 
 
 def sample_prompts(rows: "DataFrame", columns: RequestColumns, rows_in: int) -> list[str | None]:
-    """Prompts of rows drawn over the whole table; conversations as their text."""
+    """Return prompts of rows that are drawn from the whole table; a conversation becomes its text."""
     fraction = min(1.0, 1.5 * _SAMPLED_ROWS / max(1, rows_in))
     drawn = rows if fraction == 1.0 else rows.sample(fraction=fraction, seed=0)
     requests = columns.add(drawn)
@@ -30,7 +30,7 @@ def print_dry_run(
     max_tokens: int,
     output: str,
 ) -> None:
-    """What would be done, if the job ran now."""
+    """Print what the job would do if it ran now."""
     to_do = rows_left if limit is None else min(rows_left, limit)
 
     terminal.say("Output", f"{output}: {rows_in - rows_left:,} rows done before, {to_do:,} to do")

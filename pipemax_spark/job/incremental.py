@@ -1,9 +1,9 @@
-"""What was appended to a Delta table since the last run, by Structured Streaming's ``availableNow``.
+"""Read what was appended to a Delta table since the last run, by Structured Streaming's ``availableNow``.
 
-The stream runs on a thread of the JVM; here its micro-batches are iterated over, so that a job does a batch as it
-does any rows. A batch counts as done, and the checkpoint moves on, once the next one is asked for; after a failure
-the same batch comes again, with the same rows. This module knows nothing of annotations or commits: that a batch
-which comes again adds nothing twice is for the output table to say (``left``).
+The stream runs on a thread of the JVM; this module iterates over its micro-batches, so that a job does a batch like any
+other rows. A batch counts as done, and the checkpoint moves on, once the next one is asked for; after a failure the
+same batch comes again, with the same rows. This module knows nothing of annotations or commits: the output table
+ensures that a batch which comes again adds nothing twice (``left``).
 """
 
 import queue
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.2
 _ALL_FILES = str(2**31 - 1)
-"""A batch is all that there is: its chunks are committed one by one, and the engine drains once."""
+"""A batch takes everything that there is: its chunks are committed one by one, and the engine drains once."""
 _DELTA_CODE = re.compile(r"\[(DELTA_\w+)")
 _CHANGES = ("DELTA_SOURCE_TABLE_IGNORE_CHANGES", "DELTA_SOURCE_IGNORE_DELETE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamBatch:
-    """Names a micro-batch for ever: of one checkpoint, this number has these rows."""
+    """The permanent name of a micro-batch: within one checkpoint, a batch number always has the same rows."""
 
     query_id: str
-    """Of the checkpoint."""
+    """The checkpoint's."""
     batch_id: int
 
     def __str__(self) -> str:
@@ -46,11 +46,14 @@ class Batch:
     rows: "DataFrame"
     stream: StreamBatch | None = None
     whole: "DataFrame | None" = None
-    """For a micro-batch the whole input, as it is now or later than the batch."""
+    """For a micro-batch, the whole input at the batch's time or later."""
 
 
 class MicroBatches:
-    """``with`` it and iterate, once. ``JobError`` for an input whose history is not one of appends."""
+    """The stream's batches: enter it with ``with`` and iterate, once.
+
+    Raise ``JobError`` for an input whose history does not consist only of appends.
+    """
 
     def __init__(
         self,
@@ -62,8 +65,10 @@ class MicroBatches:
         options: Mapping[str, str],
         skip_changes: bool,
     ) -> None:
-        """The checkpoint is a directory in ``checkpoints``, of this table under this spec: another model or prompt
-        starts at the table's beginning."""
+        """Choose the checkpoint: a directory in ``checkpoints``, of this table under this spec.
+
+        So another model or prompt starts at the table's beginning.
+        """
         self._table = DeltaTable(spark, source.name)
         self.checkpoint = f"{checkpoints.rstrip('/')}/{self._table.table_id()}-{spec_hash}"
         self._options = {"maxFilesPerTrigger": _ALL_FILES, **options}
@@ -83,7 +88,7 @@ class MicroBatches:
 
     def __exit__(self, *_: object) -> None:
         if self._has_open_batch:
-            # It failed: the stream must fail too, or it would count the batch as done.
+            # The batch failed: the stream must fail too, or it would count the batch as done.
             self._is_done.put(False)
         self._query.stop()
 
@@ -97,9 +102,9 @@ class MicroBatches:
             self._query.awaitTermination()
 
     def _next(self) -> Batch | None:
-        """Waits; None when the stream has ended, in whatever way."""
+        """Wait for the next batch; return None when the stream has ended, for whatever reason."""
         while True:
-            # Looked at before the queue: what was offered before the end is there.
+            # Ask this before the queue is read: what was offered before the end is then in the queue.
             is_active = self._query.isActive
             try:
                 # With a time limit, so that Ctrl-C reaches this thread.
@@ -108,13 +113,13 @@ class MicroBatches:
                 if not is_active:
                     return None
                 continue
-            # Streams switch it off for their session: joins with the output would have 200 tasks for any batch.
+            # A stream switches this off for its session: joins with the output would have 200 tasks for any batch.
             rows.sparkSession.conf.set("spark.sql.adaptive.enabled", "true")
             stream = StreamBatch(query_id=str(self._query.id), batch_id=int(batch_id))
             return Batch(rows=rows, stream=stream, whole=self._table.read(options=self._read_options))
 
     def _offer(self, rows: "DataFrame", batch_id: int) -> None:
-        """On the stream's thread: hand the batch over and wait for its end."""
+        """Hand the batch over and wait for its end. Called on the stream's thread."""
         self._offered.put((rows, batch_id))
         if not self._is_done.get():
             raise RuntimeError("the batch was given up")
@@ -122,7 +127,7 @@ class MicroBatches:
 
 @contextmanager
 def _told(name: str, checkpoint: str) -> Iterator[None]:
-    """What the stream says of an input that it cannot follow, as one sentence with the remedy."""
+    """Turn the stream's error about an input that it cannot follow into one sentence with the remedy."""
     from pyspark.errors import StreamingQueryException
 
     try:
@@ -145,6 +150,6 @@ def _told(name: str, checkpoint: str) -> Iterator[None]:
 
 
 def _cause(text: str) -> str:
-    """Delta's own sentence, out of Spark's words around it."""
+    """Return Delta's own sentence, without Spark's words around it."""
     lines = [line.strip() for line in text.splitlines()]
     return next((line for line in lines if _DELTA_CODE.search(line)), lines[0])

@@ -1,8 +1,8 @@
-"""Which rows of the input are left: those that the output does not hold under the job's spec.
+"""Find which rows of the input are left: those that the output does not hold under the job's spec.
 
-The output table alone decides. With id columns, a row is done when its ids are there. Without, rows are told apart
-by the content of the whole row, counted: a row that stands three times in the input is done when it stands three
-times in the output.
+Only the output table decides. With id columns, a row is done when its ids are in the output. Without them, rows are
+told apart by the content of the whole row, and counted: a row that occurs three times in the input is done when it
+occurs three times in the output.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _KEY, _OCCURRENCE, _DONE = "__pipemax_key", "__pipemax_occurrence", "__pipemax_done"
 _EXAMPLES = 3
 _JSON_OPTIONS = {
-    # To the microsecond, and in one zone: Spark's own defaults would merge rows that differ by less.
+    # To the microsecond and in one time zone: Spark's own defaults would merge rows that differ by less.
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
     "timeZone": "UTC",
@@ -27,9 +27,9 @@ _JSON_OPTIONS = {
 
 
 def identity(columns: Sequence[str], *, table: str | None = None) -> str:
-    """A SQL expression, a string: equal for rows that are equal in all of these columns, and for no others.
+    """Return a SQL string expression that is equal for rows equal in all of these columns, and for no others.
 
-    It depends on nothing but the row's values: not on its place, its partition or the session's settings.
+    It depends only on the row's values: not on its place, its partition or the session's settings.
     """
     prefix = "" if table is None else f"{table}."
     fields = ", ".join(f"{prefix}{quoted(name)}" for name in columns)
@@ -38,8 +38,10 @@ def identity(columns: Sequence[str], *, table: str | None = None) -> str:
 
 
 def occurrence(key: str) -> "Column":
-    """A column: 1, 2, … for the rows of each value of the column ``key``. Which of equal rows is the first does not
-    matter, because they are interchangeable."""
+    """Return a column that numbers the rows of each value of the column ``key``: 1, 2, and so on.
+
+    It does not matter which of several equal rows is the first, because they are interchangeable.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -47,7 +49,7 @@ def occurrence(key: str) -> "Column":
 
 
 def check_ids(rows: "DataFrame", id_columns: Sequence[str]) -> None:
-    """``JobError`` for ids that are null or not unique, with examples. One pass over the id columns."""
+    """Raise ``JobError`` for ids that are null or not unique, with examples. One pass over the id columns."""
     from pyspark.sql import functions as F  # noqa: N812
 
     columns = [quoted(name) for name in id_columns]
@@ -84,9 +86,9 @@ def check_columns(
     *,
     only_appended: bool = False,
 ) -> None:
-    """``JobError`` where the input's rows cannot be compared with the output's, or not be added to them.
+    """Raise ``JobError`` if the input's rows cannot be compared with the output's, or cannot be added to them.
 
-    ``only_appended``: a column that is new in the input is null in all rows that the output may hold.
+    With ``only_appended``, a column that is new in the input is null in all rows that the output may hold.
     """
     for field in input_schema.fields:
         same = find_field(field.name, output_schema)
@@ -115,11 +117,11 @@ def rows_left(
     *,
     whole: "DataFrame | None" = None,
 ) -> "DataFrame":
-    """The rows that ``done`` (the output's rows under the spec, or None) does not hold.
+    """Return the rows that ``done`` (the output's rows under the spec, or None) does not hold.
 
-    ``rows`` are the whole input or, where that is given, a part of ``whole``. By content, a part's row is left only
-    while the output holds fewer of its equals than the whole input does: so a part that comes a second time, or that
-    was done in another run, adds nothing.
+    ``rows`` is the whole input or, if ``whole`` is given, a part of ``whole``. By content, a part's row is left only
+    while the output holds fewer equal rows than the whole input does, so a part that comes a second time, or that was
+    done in another run, adds nothing.
     """
     if done is None:
         return rows
@@ -142,7 +144,8 @@ def _rows_left_by_content(rows: "DataFrame", done: "DataFrame", whole: "DataFram
 
     counted_as_done = signed(done, 1)
     if whole is not None:
-        # What the whole input has beyond these rows is as yet, or will be, other rows' business.
+        # Rows of the whole input that are not in this part need outputs of their own, now or later: do not count those
+        # outputs for this part.
         counted_as_done = counted_as_done.unionAll(signed(whole, -1)).unionAll(signed(rows, 1))
     done_counts = counted_as_done.groupBy(_KEY).agg(F.sum(_DONE).alias(_DONE))
     counted = rows.withColumn(_KEY, content).withColumn(_OCCURRENCE, occurrence(_KEY))

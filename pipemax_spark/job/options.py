@@ -1,4 +1,4 @@
-"""What a job is asked to do: the command line, read and typed."""
+"""The options of a job: the command line, read and typed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from pipemax_spark.storage.tables import is_path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """Values are checked when this is made, as far as they can be without Spark: ``JobError``."""
+    """The options of one job; ``JobError`` for values that are wrong, as far as that shows without Spark."""
 
     input: str
     output: str
@@ -36,21 +36,21 @@ class JobOptions:
     retry_errors: bool = False
     new_spec: bool = False
     group_by_prefix: bool = False
-    """Sort the rows by prompt, so that the engine reads what neighbours share once."""
+    """Sort the rows by prompt, so that the engine reads only once what neighbours share."""
     work_dir: str | None = None
     commit_every: timedelta = timedelta(minutes=15)
     limit: int | None = None
     incremental: bool = False
-    """What was appended to a Delta input since the last run, by Structured Streaming."""
+    """Do only what was appended to a Delta input since the last run, by Structured Streaming."""
     checkpoint: str | None = None
-    """Directory for the checkpoints of such runs; default: in the work directory."""
+    """Directory for the checkpoints of incremental runs; default: in the work directory."""
     skip_changes: bool = False
     """Pass over commits to the input that updated or deleted rows."""
     mlflow_experiment: str = "pipemax"
     price_per_hour: float | None = None
-    """Of all machines of the job together, in any currency."""
+    """Price of all the job's machines together, in any currency."""
     collector_port: int = 0
-    """At which the driver listens for the engines' reports; 0 takes one that is free."""
+    """Port at which the driver listens for the engines' reports; 0 takes a free one."""
     gold_column: str | None = None
     summary: Path | None = None
     dry_run: bool = False
@@ -101,7 +101,7 @@ class JobOptions:
 
 
 def driver_directory(output: str) -> Path:
-    """Where the driver keeps what is not rows: beside a local output, else under the working directory."""
+    """Return where the driver keeps what is not rows: next to a local output, else under the working directory."""
     if is_path(output) and not is_remote(output):
         return Path(plain_path(output)).absolute().parent
     return Path.cwd() / "pipemax"

@@ -1,9 +1,9 @@
-"""How annotated rows, the outcomes, get into the output: appended, or in place of the error rows that they replace.
+"""Commit annotated rows, the outcomes, to the output: append them, or put them in place of earlier error rows.
 
 With ``--retry-errors``, a retried row's old error row leaves the table in the commit that brings its new outcome, so a
 run that dies at any point has lost neither. Error rows that are not retried stay: those whose row is no longer in the
-input, and those beyond ``--limit``. A chunk's outcomes are written to files first, because a merge may read its source
-more than once, and then merged. Each merge rewrites the data files that hold the replaced rows.
+input, and those beyond ``--limit``. A chunk's outcomes are first written to files and then merged, because a merge may
+read its source more than once. Each merge rewrites the data files that hold the replaced rows.
 """
 
 import threading
@@ -26,7 +26,7 @@ class Outcomes(Protocol):
     """Commits a chunk's outcomes."""
 
     def commit(self, rows: "DataFrame", transaction: Transaction) -> int:
-        """Commit annotated ``rows``, which are evaluated once, or nothing where Delta refuses the transaction.
+        """Commit annotated ``rows``, which are evaluated once, or nothing if Delta refuses the transaction.
 
         Return how many rows the commit adds beyond these.
         """
@@ -34,7 +34,7 @@ class Outcomes(Protocol):
 
 
 class AppendedOutcomes:
-    """New rows of the table."""
+    """Outcomes that become new rows of the table."""
 
     def __init__(self, table: DeltaTable) -> None:
         self._table = table
@@ -46,7 +46,7 @@ class AppendedOutcomes:
 
 
 class ReplacingOutcomes:
-    """Rows of the table, some of them in place of error rows of the same spec."""
+    """Outcomes that become rows of the table, some of them in place of error rows of the same spec."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ReplacingOutcomes:
         id_columns: tuple[str, ...],
         directory: str,
     ) -> None:
-        """``directory`` is for the outcomes' files."""
+        """Keep the outcomes' files in ``directory``."""
         self._spark = spark
         self._table = table
         self._spec_hash = spec_hash
@@ -66,7 +66,7 @@ class ReplacingOutcomes:
         self._lock = threading.Lock()  # two merges at once would often conflict
 
     def num_error_rows(self) -> int:
-        """Error rows of the spec that the table holds."""
+        """Count the error rows of the spec that the table holds."""
         rows: int = self._table.read().where(self._is_error(ANNOTATION)).count()
         return rows
 
@@ -77,7 +77,7 @@ class ReplacingOutcomes:
         of_table = find_field(ANNOTATION, self._table.read().schema)
         assert of_table is not None, f"{self._table.name} has no column {ANNOTATION}"
         annotation = conformed(F.col(ANNOTATION), rows.schema[ANNOTATION].dataType, of_table.dataType)
-        # A session of its own: the merge's transaction is one of its settings.
+        # A separate session: the merge's transaction is one of the session's settings.
         session = self._spark.newSession()
         path = f"{self._directory}/{transaction.version}"
         outcomes = written(session, rows.withColumn(ANNOTATION, annotation), path)
@@ -108,7 +108,10 @@ class ReplacingOutcomes:
             return num_kept
 
     def _kept(self, session: "SparkSession", outcomes: "DataFrame", key: "Column") -> "DataFrame":
-        """Without ids, equal error rows all have one key: those that are more than the outcomes are put back."""
+        """Return the error rows that exceed the outcomes, to be put back.
+
+        Without ids, equal error rows all have one key, so the merge deletes all of them.
+        """
         from pyspark.sql import functions as F  # noqa: N812
 
         old = (
@@ -124,18 +127,18 @@ class ReplacingOutcomes:
         return list(self._id_columns) or [name for name in rows.columns if name != ANNOTATION]
 
     def _is_error(self, annotation: str) -> str:
-        """A SQL condition on this annotation: an error row of the spec."""
+        """Return a SQL condition on this annotation: it is an error row of the spec."""
         return f"{annotation}.spec_hash = '{self._spec_hash}' AND {annotation}.error.code IS NOT NULL"
 
 
 def written(session: "SparkSession", rows: "DataFrame", path: str) -> "DataFrame":
-    """The rows as they were written to files: the same however often they are read."""
+    """Write the rows to files and return them as read from there: the same rows however often they are read."""
     rows.write.parquet(path)
     return session.read.schema(rows.schema).parquet(path)
 
 
 def conformed(column: "Column", kind: "DataType", wanted: "DataType") -> "Column":
-    """The column as a value of type ``wanted``: fields of structs by their names, null where it has none.
+    """Return the column as a value of type ``wanted``: struct fields by their names, null where one is missing.
 
     An append does this by itself, a merge does not.
     """

@@ -1,9 +1,9 @@
-"""How much of their prompts rows have in common with their neighbours: as they come, and sorted.
+"""Measure how much of their prompts rows have in common with the row before: as they come, and sorted.
 
-The engine keeps the KV cache of what it has read, so a prompt that begins as one before it costs only the rest, as
-long as the two meet while it is kept. What all prompts share (an instruction, a template's head) is found in any
-order and not counted here. The sample is drawn by the beginnings of prompts, not by rows: of the beginnings that
-are drawn, all rows are seen, else a large table's small groups would fall apart in it.
+The engine keeps the KV cache of what it has read, so a prompt that begins like an earlier one costs only the rest, as
+long as the two meet while that cache is kept. What all prompts share (an instruction, a template's head) is found in
+any order and not counted here. The sample is drawn by the beginnings of prompts, not by rows: it has all rows of each
+beginning that is drawn, because otherwise a large table's small groups would fall apart in it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _SAMPLED_ROWS = 1_000
 _LOOKED_AT_ROWS = 1_000_000
-"""Drawn so densely that as a rule no more first rows are read, however long the table is."""
+"""The sample is drawn so densely that as a rule only this many first rows are read, however long the table is."""
 _BEGINNING_CHARACTERS = 64
 _WORTH_IT = 0.1
 _TEXT = "__pipemax_text"
@@ -36,7 +36,7 @@ class PrefixShare:
 
     @property
     def advice(self) -> str | None:
-        """None where sorting would not help much."""
+        """The advice to sort the rows; None if sorting would not help much."""
         if self.sorted - self.as_they_come < _WORTH_IT:
             return None
         return (
@@ -46,7 +46,7 @@ class PrefixShare:
 
 
 def shared_prefixes(prompts: Sequence[str]) -> PrefixShare:
-    """Of these prompts, each against the one before it."""
+    """Return the shares of these prompts, each compared with the one before it."""
     common = _common_to_all(prompts)
     rests = [prompt[common:] for prompt in prompts]
     characters = max(1, sum(map(len, prompts)))
@@ -58,7 +58,10 @@ def shared_prefixes(prompts: Sequence[str]) -> PrefixShare:
 
 
 def sample_by_beginning(rows: "DataFrame", prompt_text: "Column", *, rows_in: int) -> list[str]:
-    """About 1,000 prompts, in the order in which they come, in groups that begin alike. Two short Spark jobs."""
+    """Return about 1,000 prompts in the order in which they come, in groups that begin alike.
+
+    This takes two short Spark jobs.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     texts = rows.select(prompt_text.alias(_TEXT)).where(f"{quoted(_TEXT)} IS NOT NULL")
@@ -70,13 +73,15 @@ def sample_by_beginning(rows: "DataFrame", prompt_text: "Column", *, rows_in: in
     beginning = F.xxhash64(F.substring(_TEXT, first, _BEGINNING_CHARACTERS))
     one_in = max(1, looked_at // _SAMPLED_ROWS)
     drawn = texts.where(F.pmod(beginning, F.lit(one_in)) == 0)
-    # None at all where the table has fewer beginnings than rows were to be drawn.
+    # The draw may be empty if the table has fewer beginnings than rows were to be drawn.
     return [row[0] for row in drawn.limit(2 * _SAMPLED_ROWS).collect()] or head
 
 
 def hit_rate(servers: Iterable[ServerStats]) -> float | None:
-    """Mean over the engines that say one: the share of prompt tokens found in the KV cache since the engine's
-    start."""
+    """Return the mean prefix cache hit rate over the engines that report one; None if none does.
+
+    It is the share of prompt tokens found in the KV cache since the engine's start.
+    """
     rates = [server.engine_metrics[_HIT_RATE] for server in servers if _HIT_RATE in server.engine_metrics]
     return fmean(rates) if rates else None
 
@@ -86,6 +91,6 @@ def _common_to_all(texts: Sequence[str]) -> int:
 
 
 def _common(first: str, second: str) -> int:
-    """Characters that both begin with."""
+    """Count the characters that both texts begin with."""
     shorter = min(len(first), len(second))
     return next((i for i in range(shorter) if first[i] != second[i]), shorter)

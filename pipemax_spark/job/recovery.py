@@ -1,4 +1,4 @@
-"""What a dead run had completed but not committed: its spool, joined with the rows that are left."""
+"""Recover what a dead run had completed but not committed: its spool, joined with the rows that are left."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -23,10 +23,10 @@ _COMPLETION, _OCCURRENCE = "__pipemax_completion", "__pipemax_occurrence"
 def spooled_rows(
     spark: "SparkSession", left: "DataFrame", spool: LeftSpool, *, plan: TaskPlan
 ) -> "DataFrame":
-    """Annotated rows of the spool. ``left`` are the input's rows that the table lacks, with their keys.
+    """Return annotated rows of the spool. ``left`` is the input's rows that the table lacks, with their keys.
 
-    A completion serves one row, and a row takes one completion: of equal rows, as many are done as the spool holds.
-    The rows keep the name of the run that computed them.
+    A completion serves one row, and a row takes one completion: of equal rows, as many are done as the spool holds. The
+    rows keep the name of the run that computed them.
     """
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import StructType
@@ -44,7 +44,7 @@ def spooled_rows(
 
 @dataclass(frozen=True, slots=True)
 class RecallTask:
-    """The function of ``mapInArrow``: rows beside their completions in, annotated rows out."""
+    """The function of ``mapInArrow``: rows with their completions in, annotated rows out."""
 
     plan: TaskPlan
 
@@ -66,7 +66,7 @@ class RecallTask:
 def _completions(spark: "SparkSession", directory: str) -> "DataFrame":
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    # A file that was torn when the run died is passed over: its rows are done again.
+    # A file that was torn when the run died is skipped, and its rows are done again.
     options = {"recursiveFileLookup": "true", "ignoreCorruptFiles": "true"}
     schema = from_arrow_schema(SPOOL_SCHEMA, prefer_timestamp_ntz=False)
     return spark.read.schema(schema).options(**options).parquet(directory)

@@ -1,6 +1,7 @@
-"""What runs beside the chunks of one run, from its first batch to its last: reports, progress, tracking, limits.
+"""Everything that runs alongside the chunks of one run, from its first batch to its last.
 
-A run has one batch, the whole input, or as many as a stream hands out. Nothing starts before there are rows.
+That is reports, progress, tracking and limits. A run has one batch, the whole input, or as many as a stream hands out.
+Nothing starts before there are rows.
 """
 
 import threading
@@ -39,7 +40,7 @@ _TRACKING_PERIOD_S = 30.0
 
 
 class StopSignal:
-    """Ends the chunks that run, and those that would come after them, for a reason. Thread-safe."""
+    """Stops the chunks that run, and those that would come after them, for a reason. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,7 +55,7 @@ class StopSignal:
             runner.cancel(reason)
 
     def watch(self, runner: ChunkRunner) -> None:
-        """From now on this one is ended. ``JobFailedError`` where a reason has come before it."""
+        """Make this the runner that ``stop`` cancels. Raise ``JobFailedError`` if a reason has come before it."""
         with self._lock:
             self._runner = runner
             if self._reason is not None:
@@ -74,10 +75,10 @@ def begun_run(
     manifest: Mapping[str, Any],
     expected_rows: int | None = None,
 ) -> Iterator["Run"]:
-    """A run whose collector listens, whose progress is shown and which MLflow knows, until the context ends.
+    """Yield a run whose collector listens, whose progress is shown and which MLflow knows, until the context ends.
 
-    ``params`` are for MLflow, ``manifest`` is what the next run must know of this one, should it die.
-    ``expected_rows``: see ``ChunkRunner``.
+    ``params`` are for MLflow, ``manifest`` is what the next run must know of this one if it dies. ``expected_rows``:
+    see ``ChunkRunner``.
     """
     slots = slots_of(spark)
     terminal.say("Spark", f"{spark.version}, {spark.sparkContext.master}, {slots.total} task slots")
@@ -138,7 +139,7 @@ def begun_run(
 
 
 class Run:
-    """One run from its first rows on; ``begun_run`` makes it. ``do`` each batch."""
+    """One run from its first rows on. ``begun_run`` makes it, and ``do`` takes each batch."""
 
     def __init__(
         self,
@@ -188,7 +189,7 @@ class Run:
 
     @property
     def engines(self) -> int:
-        """Engine servers that have done rows."""
+        """The number of engine servers that have done rows."""
         return self._collector.engines()
 
     @property
@@ -197,11 +198,11 @@ class Run:
 
     @property
     def policies(self) -> list[dict[str, Any]]:
-        """What the engines ran by, and why."""
+        """The policies that the engines ran by, and why."""
         return self._policies.choices
 
     def time_account(self) -> dict[str, float]:
-        """Where the engines' time went: seconds by part, together ``seconds`` for each engine."""
+        """Return where the engines' time went: seconds by part, which add up to ``seconds`` for each engine."""
         return whole_account(self._collector.time_account(), engines=self.engines, seconds=self.seconds)
 
     def do(
@@ -213,8 +214,10 @@ class Run:
         first_chunk: int,
         origin: str = "",
     ) -> int:
-        """Annotate and commit these rows, chunk by chunk, which are numbered from ``first_chunk`` on; see
-        ``ChunkRunner``. Returns the number of the next chunk."""
+        """Annotate and commit these rows, chunk by chunk; return the number of the next chunk.
+
+        The chunks are numbered from ``first_chunk`` on; see ``ChunkRunner``.
+        """
         self._progress.expect(rows.rows)
         self._collector.expect(rows.rows)
         chunks = ChunkPlan(
@@ -245,7 +248,7 @@ class Run:
         return first_chunk + len(chunks.chunks)
 
     def _check_committed(self) -> None:
-        """Stop where too many committed rows are error rows, for when no engine's report says so."""
+        """Stop the job if too many committed rows are error rows, in case no engine's report says so."""
         if self._collector.silent_s() < SILENT_S:
             return
         totals = totals_of_run(self._table, self._plan.run_id)

@@ -1,17 +1,17 @@
-"""Runs the chunks of one run: two at a time, each an append of its own, and stops both when one fails.
+"""Run the chunks of one run: two at a time, each with its own append, and stop both when one fails.
 
-While one chunk's last rows decode, the next one's fill the engine, so it never drains between commits. For that the
-chunks must not run side by side but one behind the other: Spark serves jobs in the order of their submission, so a
-chunk is submitted once the tasks of the one before hold the slots. Were it sooner, the two could share the slots
-evenly, end together, and leave the engine empty while both commit. For the same reason a lane runs no Spark job
-but the append: between two chunks it would wait for a slot. How large a chunk is, is decided as late as that, too:
-when the engines have said how many rows they have room for, or the first slot is about to be free.
+While one chunk's last rows decode, the next chunk's rows fill the engine, so it never drains between commits. For that,
+the chunks must not run side by side but one after the other: Spark serves jobs in the order of their submission, so a
+chunk is submitted once the tasks of the chunk before it hold the slots. If it were submitted sooner, the two could
+share the slots evenly, end together, and leave the engine empty while both commit. For the same reason a lane runs no
+Spark job but the append: between two chunks it would wait for a slot. The size of a chunk is decided just as late: when
+the engines have said how many rows they have room for, or when the first slot is about to be free.
 
-Each of the two lanes commits under a transaction id of its own: Delta drops an append whose number is not above the
-last one of its id, and of two chunks at once the later may well end first.
+Each of the two lanes commits under its own transaction id: Delta drops an append whose number is not above the last one
+of its id, and of two chunks that run at once the later may well end first.
 
-A commit counts once it is found in the table's history with all its rows (``fence``). That look is a Spark job, which
-may wait for a slot, so it is made on a thread of its own while the lane goes on.
+A commit counts once it is found in the table's history with all its rows (``fence``). This check is a Spark job, which
+may wait for a slot, so it runs on a separate thread while the lane goes on.
 """
 
 import logging
@@ -42,7 +42,7 @@ _POLL_S = 0.2
 
 
 class ChunkRunner:
-    """``run`` returns when every chunk is committed, and raises when that cannot be."""
+    """Runs all chunks: ``run`` returns when every chunk is committed, and raises when that is impossible."""
 
     def __init__(
         self,
@@ -61,10 +61,13 @@ class ChunkRunner:
         after_commit: Callable[[], None] = lambda: None,
         expected_rows: int | None = None,
     ) -> None:
-        """``slots`` is asked at each chunk, because nodes come and go. ``note_chunk`` is called before each chunk,
+        """Prepare to run the chunks.
+
+        ``slots`` is asked at each chunk, because nodes come and go. ``note_chunk`` is called before each chunk,
         ``after_commit`` after each commit. Without a ``spool``, completions that are not committed are lost with their
-        task. ``origin`` ends the commits' notes.
-        ``expected_rows``: for how many an engine should have room, until one says so."""
+        task. ``origin`` ends the commits' notes. ``expected_rows`` is the number of rows for which an engine should
+        have room, until an engine reports its own.
+        """
         self._spark = spark
         self._rows = rows
         self._chunks = chunks
@@ -88,7 +91,7 @@ class ChunkRunner:
         self._failure: str | None = None
 
     def cancel(self, reason: str) -> None:
-        """From any thread: stop what runs; ``run`` then raises ``JobFailedError`` with this reason."""
+        """Stop what runs; ``run`` then raises ``JobFailedError`` with this reason. Call it from any thread."""
         with self._lock:
             self._failure = self._failure or reason
         self._cancel_jobs()
@@ -100,8 +103,11 @@ class ChunkRunner:
         *,
         every_second: Callable[[], None],
     ) -> None:
-        """``rows_per_s`` says the rate so far, ``engine_rows`` how many an engine has room for, both None while that is
-        unknown; ``every_second`` is called about so often, on this thread."""
+        """Run and commit all chunks.
+
+        ``rows_per_s`` returns the rate so far, and ``engine_rows`` how many rows an engine has room for; both return
+        None while that is unknown. ``every_second`` is called about once a second, on this thread.
+        """
         self._engine_rows = engine_rows
         with (
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="pipemax-commits") as checker,
@@ -111,7 +117,7 @@ class ChunkRunner:
             try:
                 self._wait(lanes, every_second)
             except BaseException as error:
-                # Also on Ctrl-C. The other lane's job would go on for as long as its chunk takes.
+                # Also on Ctrl-C: otherwise the other lane's job would go on for as long as its chunk takes.
                 with self._lock:
                     reason = self._failure
                     self._failure = reason or "the other chunk failed"
@@ -143,7 +149,7 @@ class ChunkRunner:
         self, lane: int, rows_per_s: Callable[[], float | None], checker: ThreadPoolExecutor
     ) -> None:
         context = self._spark.sparkContext
-        # Of this thread alone, as is the group below.
+        # The tag applies only to this thread, as does the group below.
         context.addJobTag(self._plan.run_id)
         while (chunk := self._take_chunk(rows_per_s)) is not None:
             description = f"pipemax run {self._plan.run_id}, chunk {chunk.number}"
@@ -155,7 +161,7 @@ class ChunkRunner:
                 self._checks.append(checker.submit(self._check_commit, chunk, transaction, rows_kept))
 
     def _check_commit(self, chunk: Chunk, transaction: Transaction, rows_kept: int) -> None:
-        """``JobFailedError`` unless all of the chunk's rows are in the table."""
+        """Count the chunk as committed. Raise ``JobFailedError`` unless all of its rows are in the table."""
         commit = self._claim.landed(transaction, expected_rows=chunk.rows + rows_kept)
         log.info("chunk %d is committed as version %d: %d rows", chunk.number, commit.version, chunk.rows)
         with self._lock:
@@ -165,7 +171,7 @@ class ChunkRunner:
         self._after_commit()
 
     def _take_chunk(self, rows_per_s: Callable[[], float | None]) -> Chunk | None:
-        """The next one, when it is its turn; None when none is left or the job is being stopped."""
+        """Wait for this lane's turn and return the next chunk; None if none is left or the job is being stopped."""
         with self._turn:
             chunks = self._chunks.chunks
             if chunks and not self._wait_for_turn(chunks[-1].number):
@@ -173,7 +179,7 @@ class ChunkRunner:
             return self._next(rows_per_s())
 
     def _wait_for_turn(self, before: int) -> bool:
-        """Until the chunk before holds its slots, or has ended; false when the job is being stopped."""
+        """Wait until the chunk before holds its slots, or has ended; return False if the job is being stopped."""
         while True:
             with self._lock:
                 if self._failure is not None:
@@ -186,7 +192,10 @@ class ChunkRunner:
             time.sleep(_POLL_S)
 
     def _tasks_of(self, number: int) -> tuple[int, int]:
-        """(running, completed) of the stage that annotates: the one behind the shuffle, in a job of two stages."""
+        """Return (running, completed) tasks of the stage that annotates.
+
+        That stage is the one behind the shuffle, in a job of two stages.
+        """
         tracker = self._spark.sparkContext.statusTracker()
         for job_id in tracker.getJobIdsForGroup(self._group(number)):
             job = tracker.getJobInfo(job_id)
@@ -205,7 +214,7 @@ class ChunkRunner:
             if self._failure is not None:
                 return None
             if rows_per_s is None and self._committed_rows:
-                # No collector hears the servers: the commits say how fast it goes.
+                # No server's report reaches the collector, so the commits give the rate.
                 rows_per_s = self._committed_rows / (time.monotonic() - self._started_s)
             engine_rows = self._room()
             slots = self._slots()
@@ -217,7 +226,7 @@ class ChunkRunner:
         return chunk
 
     def _room(self) -> int | None:
-        """Rows that an engine has room for, as far as is known."""
+        """Return how many rows an engine has room for, as far as that is known."""
         return self._engine_rows() or self._expected_rows
 
     def _run_chunk(self, chunk: Chunk, transaction: Transaction) -> int:

@@ -1,14 +1,14 @@
 """A run's work directory: whose it is, whether that run still lives, and the manifest of its chunks.
 
-All that PipeMax writes for one output table lies in ``<work_dir>/pipemax/<table id>/``, by default in
-``_pipemax/<table id>/`` under the output's own directory, which readers and VACUUM ignore. Each run has a directory of
-its own there, and in it a marker, ``owner.json``, that names the table, the run and the process. Only a directory whose
-marker names this table and the directory's own run is ever deleted, taken over or waited for; whatever else lies
-there is somebody else's. The marker is the last to go when a directory is deleted.
+Everything that PipeMax writes for one output table is in ``<work_dir>/pipemax/<table id>/``, by default in
+``_pipemax/<table id>/`` under the output's own directory, which readers and VACUUM ignore. Each run has its own
+directory there, and in it a marker, ``owner.json``, that names the table, the run and the process. Only a directory
+whose marker names this table and the directory's own run is ever deleted, taken over or waited for; everything else
+there belongs to somebody else. When a directory is deleted, its marker goes last.
 
 Nothing in a work directory says what is done: only the output table does. A run that finds another one alive there
-refuses to start, because two jobs on one table would compute the same rows. That both could not *commit* them is the
-table's own doing (``fence``).
+refuses to start, because two jobs on one table would compute the same rows. The table itself ensures that they could
+not both *commit* them (``fence``).
 """
 
 import json
@@ -30,20 +30,20 @@ from pipemax_spark.storage.hadoop import HadoopFiles
 log = logging.getLogger(__name__)
 
 _KIND = "pipemax run"
-"""What a marker of ours says it is."""
+"""The kind that our markers name."""
 _MARKER = "owner.json"
 _CHECKPOINTS = "checkpoints"
-"""Of streams: no run's, and kept."""
+"""The directory of the streams' checkpoints, which belongs to no run and is kept."""
 _ENDED = "ended"
-"""Marks the directory of a run that failed in order, so that nobody waits to see whether it lives."""
+"""Marks the directory of a run that failed in order, so that nobody waits to see whether the run still lives."""
 _HEARTBEAT_S = 10.0
 _DEAD_AFTER_S = 35.0
-"""A run whose heartbeat does not change for so long is dead. Only the waiting job's own clock counts."""
+"""A run whose heartbeat does not change for this long is dead. Only the waiting job's own clock counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftSpool:
-    """What a dead run had completed, some of it perhaps not committed."""
+    """Completions of a dead run, of which some may not be committed."""
 
     run_id: str
     spec_hash: str
@@ -61,12 +61,15 @@ class ChunkSpools:
         return f"{self._root}/chunk-{chunk}"
 
     def delete(self, chunk: int) -> None:
-        """After the chunk's commit."""
+        """Delete a chunk's spool, after the chunk's commit."""
         self._files.delete(self.directory(chunk))
 
 
 class WorkDirectory:
-    """Claimed from entry to exit, then removed; after a failure, all but the spool, which the next run commits."""
+    """A run's directory: claimed from entry to exit, then removed.
+
+    After a failure the spool stays, and the next run commits it.
+    """
 
     def __init__(
         self,
@@ -78,7 +81,7 @@ class WorkDirectory:
         say: Callable[[str], None],
         dead_after_s: float = _DEAD_AFTER_S,
     ) -> None:
-        """``base`` is a directory of PipeMax's own, for any number of tables: see ``work_base``."""
+        """Prepare the directory in ``base``, PipeMax's own directory for any number of tables: see ``work_base``."""
         self._files = files
         self._base = base.rstrip("/")
         self._root = f"{self._base}/{table_id}"
@@ -87,7 +90,7 @@ class WorkDirectory:
         self._say = say
         self._dead_after_s = dead_after_s
         self.left_spools: list[LeftSpool] = []
-        """Of dead runs; ``drop_left_spools`` removes them."""
+        """Those of dead runs; ``drop_left_spools`` removes them."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="pipemax-work-dir", daemon=True)
 
@@ -97,11 +100,11 @@ class WorkDirectory:
 
     @property
     def checkpoints_path(self) -> str:
-        """Of the streams that read into this output, for all runs."""
+        """The directory of the checkpoints of the streams that read into this output, for all runs."""
         return f"{self._root}/{_CHECKPOINTS}"
 
     def rows_path(self, batch: int) -> str:
-        """Of the run's first, second, … batch of rows."""
+        """Return the directory for the rows of the run's batch ``batch``, counted from 0."""
         return f"{self._rows_path}/{batch}"
 
     @property
@@ -110,7 +113,7 @@ class WorkDirectory:
 
     @property
     def outcomes_path(self) -> str:
-        """Of annotated rows that are about to be merged into the table."""
+        """The directory for annotated rows that are about to be merged into the table."""
         return f"{self.path}/outcomes"
 
     @property
@@ -118,7 +121,7 @@ class WorkDirectory:
         return f"{self.path}/spool"
 
     def __enter__(self) -> Self:
-        """``JobError`` while another run lives here."""
+        """Claim the directory. Raise ``JobError`` while another run lives here."""
         marker = {"kind": _KIND, "table_id": self._table_id, "run_id": self._run_id, **_this_process()}
         self._files.write_text(f"{self.path}/{_MARKER}", json.dumps(marker))
         self._files.write_text(f"{self.path}/heartbeat", "")
@@ -149,25 +152,25 @@ class WorkDirectory:
             self._files.delete_if_empty(directory)
 
     def chunk_spools(self) -> ChunkSpools:
-        """For this run's chunks."""
+        """Return the spools of this run's chunks."""
         return ChunkSpools(self._files, self.spool_path)
 
     def delete_rows(self, batch: int) -> None:
         self._files.delete(self.rows_path(batch))
 
     def drop_left_spools(self) -> None:
-        """What they held is committed now, or of no use."""
+        """Delete the directories of dead runs: what their spools held is committed now, or of no use."""
         for spool in self.left_spools:
             self._delete_run(spool.run_id)
         self.left_spools.clear()
 
     def write_manifest(self, facts: Mapping[str, Any]) -> None:
-        """Once, before the first chunk: by it the next run knows what it finds in the spool."""
+        """Write the manifest, once, before the first chunk: it tells the next run what is in the spool."""
         manifest = {"run_id": self._run_id, **facts}
         self._files.write_text(f"{self.path}/manifest.json", json.dumps(manifest, indent=1))
 
     def note_chunk(self, chunk: Chunk) -> None:
-        """Before it starts: what its rows are stands here from then on, for people."""
+        """Record a chunk before it starts, so that people can look up its rows here."""
         self._write_if_possible(f"chunks/{chunk.number}.json", json.dumps(asdict(chunk)))
 
     def _take_over(self, run_id: str, owner: Mapping[str, Any]) -> None:
@@ -198,7 +201,7 @@ class WorkDirectory:
         self._files.delete(path)
 
     def _spec_hash(self, path: str) -> str | None:
-        """Of the run's manifest; None where it was killed before it had written one."""
+        """Return the spec hash of the run's manifest; None if the run was killed before it had written one."""
         try:
             return str(json.loads(self._files.read_text(f"{path}/manifest.json"))["spec_hash"])
         except (FileNotFoundError, ValueError, KeyError):
@@ -218,12 +221,12 @@ class WorkDirectory:
         while time.monotonic() < deadline_s:
             time.sleep(min(1.0, self._dead_after_s / 4))
             if self._files.modified_ms(f"{path}/heartbeat") != beat:
-                # It beats, or has just removed its directory at its end: in both cases it lived.
+                # It beats, or has just ended and removed its directory: in both cases it lived.
                 return self._files.exists(path)
         return False
 
     def _owner(self, run_id: str) -> dict[str, Any] | None:
-        """What the marker of a run on this table says; None where there is none, or another one."""
+        """Return the marker of this run on this table; None if there is none, or one of another run or table."""
         try:
             marker = json.loads(self._files.read_text(f"{self._root}/{run_id}/{_MARKER}"))
         except (FileNotFoundError, ValueError):
@@ -237,7 +240,7 @@ class WorkDirectory:
         while not self._stopped.wait(_HEARTBEAT_S):
             try:
                 is_ours = self._owner(self._run_id) is not None
-            except Exception:  # storage that is away for a moment: the next beat tells
+            except Exception:  # storage that is unavailable for a moment: the next beat tells
                 log.warning("%s could not be read", self.path, exc_info=True)
                 continue
             if not is_ours:
@@ -248,13 +251,13 @@ class WorkDirectory:
     def _write_if_possible(self, name: str, text: str) -> None:
         try:
             self._files.write_text(f"{self.path}/{name}", text)
-        # Storage that is full, or away for a moment, must not end the job: the table is what counts.
+        # Storage that is full, or unavailable for a moment, must not end the job: the table is what counts.
         except Exception:
             log.warning("%s/%s could not be written", self.path, name, exc_info=True)
 
 
 def work_base(work_dir: str | None, table_location: str) -> str:
-    """The directory of PipeMax's own in the user's ``work_dir``, or under the table's directory."""
+    """Return PipeMax's own directory in the user's ``work_dir`` or, without one, under the table's directory."""
     return f"{table_location.rstrip('/')}/_pipemax" if work_dir is None else f"{work_dir.rstrip('/')}/pipemax"
 
 
@@ -270,7 +273,7 @@ def _this_process() -> dict[str, Any]:
 
 
 def _sees_processes_of(owner: Mapping[str, Any]) -> bool:
-    """The owner's process id means the same process here: it is of this machine's boot and this container."""
+    """Tell whether the owner's process id means the same process here: same boot of the machine, same container."""
     here = _this_process()
     return all(
         here[name] is not None and owner.get(name) == here[name] for name in ("boot_id", "pid_namespace")
