@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 EXECUTOR_VARIABLE = "PIPEMAX_EXECUTOR_PID"
 """Names the process that bounds the server's life, instead of the JVM above this process."""
 STREAM_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
-"""What pyarrow raises when the other end of a stream is gone."""
+"""The exceptions that pyarrow raises when the other end of a stream is gone."""
 
 _PROBE_TIMEOUT_S = 5.0
 _HANG_S = 300.0

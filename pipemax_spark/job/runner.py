@@ -194,7 +194,7 @@ class ChunkRunner:
     def _tasks_of(self, number: int) -> tuple[int, int]:
         """Return (running, completed) tasks of the stage that annotates.
 
-        That stage is the one behind the shuffle, in a job of two stages.
+        In a job of two stages, that is the one after the shuffle.
         """
         tracker = self._spark.sparkContext.statusTracker()
         for job_id in tracker.getJobIdsForGroup(self._group(number)):

@@ -1,7 +1,7 @@
-"""The driver's ear: engine servers and tasks report here every few seconds, and progress is read from it.
+"""The driver's collector: engine servers and tasks report to it every few seconds, and progress is read from it.
 
-A Flight server with one action and a token. Reports are totals since their sender's start, so the latest report of
-each sender, living or dead, is all that is kept.
+It is a Flight server with one action and a token. Reports are totals since their sender's start, so only the latest
+report of each sender, living or dead, is kept.
 """
 
 import logging
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SILENT_S = 30.0
-"""A server not heard of for so long no longer counts as running."""
+"""A server that has not been heard of for this long no longer counts as running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """One job over all servers and tasks. Rows that a retried task did again count again."""
+    """One job's totals over all servers and tasks. Rows that a retried task did again count again."""
 
     rows_done: int = 0
     errors: dict[str, int] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Totals:
 
 
 class Collector:
-    """Listens from entry to exit."""
+    """Listens for reports from entry to exit."""
 
     def __init__(
         self,
@@ -65,8 +65,11 @@ class Collector:
         port: int = 0,
         on_report: Callable[[ServerStats, JobStats], None] | None = None,
     ) -> None:
-        """``host`` is what executors call. The collector listens on the first of ``bind_hosts`` that can be bound, at
-        ``port``, or at a free one where that is 0. ``on_report`` gets each engine server's report, on any thread."""
+        """Prepare the collector.
+
+        ``host`` is what executors call. The collector listens on the first of ``bind_hosts`` that can be bound, at
+        ``port``, or at a free port if that is 0. ``on_report`` gets each engine server's report, on any thread.
+        """
         self._host = host
         self._bind_hosts = bind_hosts
         self._port = port
@@ -87,13 +90,13 @@ class Collector:
         port: int = 0,
         on_report: Callable[[ServerStats, JobStats], None] | None = None,
     ) -> Self:
-        """Reachable where Spark's own driver is."""
+        """Make a collector that is reachable where Spark's own driver is."""
         conf = spark.sparkContext.getConf()
         if conf.get("spark.master", "").startswith("local["):
             host, bind_hosts = "127.0.0.1", ["127.0.0.1"]
         else:
             host = conf.get("spark.driver.host", "127.0.0.1")
-            # In a container the advertised address may be one that only the outside knows.
+            # In a container, the advertised address may be known only outside the container.
             bind_hosts = [conf.get("spark.driver.bindAddress", host), host, "0.0.0.0"]
         return cls(host=host, bind_hosts=bind_hosts, job_id=job_id, port=port, on_report=on_report)
 
@@ -115,17 +118,17 @@ class Collector:
             return time.monotonic() - self._last_heard_s
 
     def expect(self, rows: int) -> None:
-        """So many more rows are to be done: lets the servers know how many are left."""
+        """Add ``rows`` to the rows to be done, so that the servers learn how many are left."""
         with self._lock:
             self._rows_total = (self._rows_total or 0) + rows
 
     def time_account(self) -> dict[str, float]:
-        """Seconds by what the engines were doing, over all of them."""
+        """Return seconds by what the engines were doing, over all of them."""
         with self._lock:
             return self._accounts.total()
 
     def servers(self) -> list[ServerStats]:
-        """The latest word of each engine server that still reports, by name."""
+        """Return the latest report of each engine server that still reports, sorted by name."""
         with self._lock:
             heard = [
                 stats
@@ -151,7 +154,7 @@ class Collector:
         )
 
     def engines(self) -> int:
-        """Servers, living or dead, that have done rows of this job."""
+        """Count the servers, living or dead, that have done rows of this job."""
         with self._lock:
             return sum(
                 1
@@ -160,11 +163,11 @@ class Collector:
             )
 
     def engine_rows(self) -> int | None:
-        """Rows that an engine has room for, the roomiest one; None before the first has loaded."""
+        """Return how many rows the roomiest engine has room for; None before the first has loaded."""
         return max((server.window_rows for server in self.servers()), default=0) or None
 
     def outlook(self) -> JobOutlook | None:
-        """What is left for the engines; None where the job's size is not known."""
+        """Return what is left for the engines; None if the job's size is not known."""
         alive = {server.server_id for server in self.servers()}
         with self._lock:
             if self._rows_total is None:
@@ -178,7 +181,7 @@ class Collector:
         return JobOutlook(job_id=self._job_id, rows_left=rows_left, engines=len(alive))
 
     def job_of(self, stats: ServerStats) -> JobStats:
-        """This job's part of a server's report."""
+        """Return this job's part of a server's report."""
         return stats.jobs.get(self._job_id, JobStats())
 
     def _listen(self) -> "_StatsServer":
@@ -214,7 +217,10 @@ class Collector:
 
 
 def _check_free(host: str, port: int) -> None:
-    """``OSError`` where the port is taken: gRPC would share it, and each listener would get some of the reports."""
+    """Raise ``OSError`` if the port is taken.
+
+    gRPC would share the port, and each listener would get some of the reports.
+    """
     if port:
         with socket.socket() as probe:
             probe.bind((host, port))

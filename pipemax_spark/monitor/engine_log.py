@@ -1,6 +1,7 @@
-"""Everything that the engine servers report, in one Parquet file: a row for each report, about one a second.
+"""Write everything that the engine servers report to one Parquet file: a row per report, about one a second.
 
-Progress and MLflow keep a selection; this is the whole. Written as it comes, so that hours of it take no memory.
+Progress and MLflow keep a selection; this file has everything. Reports are written as they come, so hours of them take
+no memory.
 """
 
 import threading
@@ -31,7 +32,7 @@ _ROWS_PER_WRITE = 600
 
 
 class EngineLog:
-    """``with`` it. ``add`` on any thread; after the end it does nothing."""
+    """The file, open from entry to exit. ``add`` may be called on any thread; after the exit it does nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

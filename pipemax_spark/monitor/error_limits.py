@@ -1,4 +1,4 @@
-"""How many error rows a job tolerates."""
+"""Decide how many error rows a job tolerates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ MIN_ROWS_FOR_ERROR_RATE = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorLimits:
-    """What ends a job early."""
+    """The limits at which error rows end a job early."""
 
     max_rate: float
-    """Share of error rows, once there are 1,000 rows."""
+    """Maximum share of error rows, once there are 1,000 rows."""
     fails_on_first: bool = False
 
     def reason_to_stop(self, rows: int, errors: Mapping[str, tuple[int, str]], *, of: str = "") -> str | None:
-        """Why a job must end whose ``rows`` hold these ``errors``, or None.
+        """Return why a job whose ``rows`` hold these ``errors`` must end, or None.
 
-        ``errors`` maps a code to (rows, an example's message). ``of`` names the rows where they are not the run's.
+        ``errors`` maps a code to (rows, an example's message). ``of`` names the rows if they are not the run's.
         """
         rows_error = sum(count for count, _ in errors.values())
         if not rows_error:

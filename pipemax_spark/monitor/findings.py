@@ -1,4 +1,7 @@
-"""What the committed table says about a run: totals, errors by code, a sample, accuracy. Annotates nothing."""
+"""Read a run's results from the committed table: totals, errors by code, a sample and accuracy.
+
+This module annotates nothing.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +21,7 @@ _SHOWN_COLUMNS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedTotals:
-    """Over rows that the table holds."""
+    """Totals over rows that the table holds."""
 
     rows: int = 0
     prompt_tokens: int = 0
@@ -32,12 +35,12 @@ class CommittedTotals:
 
 
 def totals_of_run(table: DeltaTable, run_id: str) -> CommittedTotals:
-    """Of the rows that one run has committed. Reads them once."""
+    """Return the totals of the rows that one run has committed. Reads them once."""
     return _totals(_rows_of_run(table, run_id))
 
 
 def totals_of_spec(table: DeltaTable, spec_hash: str) -> CommittedTotals:
-    """Of all rows under a spec, whichever run has committed them. Reads them once."""
+    """Return the totals of all rows under a spec, whichever run has committed them. Reads them once."""
     return _totals(table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'"))
 
 
@@ -72,8 +75,10 @@ def find_results(
     gold_column: str | None,
     shown_columns: Sequence[str],
 ) -> Findings:
-    """Errors and sample are of this run, whose ``totals`` are None where it has committed nothing; accuracy is over
-    all rows under the spec, error rows counting as wrong."""
+    """Return the errors and a sample of this run, and the accuracy over all rows under the spec.
+
+    ``totals`` is None if the run has committed nothing; then there is only the accuracy. Error rows count as wrong.
+    """
     accuracy = None if gold_column is None else _accuracy(table, spec_hash, gold_column)
     if totals is None:
         return Findings(accuracy=accuracy)
@@ -97,7 +102,7 @@ def _accuracy(table: DeltaTable, spec_hash: str, gold_column: str) -> Accuracy:
 
 
 def _sample(rows: "DataFrame", shown_columns: Sequence[str], gold_column: str | None) -> list[dict[str, Any]]:
-    """Answers first; error rows only where there is nothing else."""
+    """Return rows with answers, or error rows only if there is nothing else."""
     names = list(shown_columns) or [name for name in rows.columns if name != ANNOTATION][:_SHOWN_COLUMNS]
     if gold_column is not None and gold_column not in names:
         names.append(gold_column)

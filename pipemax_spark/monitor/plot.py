@@ -1,4 +1,4 @@
-"""The picture of a run: each engine's rows per second, its phases over its KV use, and its step times."""
+"""Plot a run: each engine's rows per second, its phases over its KV use, and its step times."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SPAN_S = 10.0
-"""A rate is over so much of the past: shorter, and completions that come in bursts make spikes."""
+"""A rate is over this much of the past: with less, completions that come in bursts make spikes."""
 _PHASE_COLORS = {
     "starting": "#d9d9d9",
     "loading": "#bdbdbd",
@@ -24,11 +24,11 @@ _PHASE_COLORS = {
 _OTHER_COLOR = "#888888"
 _MOST_NAMED = 12
 _MOST_SHOWN = 4
-"""Engines whose KV use gets a strip of its own."""
+"""Maximum number of engines whose KV use gets a strip of its own."""
 
 
 def plot(samples: Sequence[Sample], path: Path) -> None:
-    """Written as PNG. ``ImportError`` without matplotlib."""
+    """Write the plot as PNG. Raise ``ImportError`` without matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -66,7 +66,7 @@ def _plot_rows(axes: "Axes", names: Sequence[str], tracks: Sequence[Sequence[Eng
 
 
 def _plot_kv_use(axes: "Axes", track: Sequence[EngineSample], name: str) -> None:
-    """The share of each KV pool that is in use, over a ribbon of the phases."""
+    """Plot the share of each KV pool that is in use, over a ribbon of the phases."""
     for start_s, length_s, phase in _spans(track):
         color = _PHASE_COLORS.get(phase, _OTHER_COLOR)
         axes.axvspan(start_s, start_s + length_s, color=color, alpha=0.35, linewidth=0)
@@ -96,7 +96,7 @@ def _plot_phase_legend(axes: "Axes", tracks: Sequence[Sequence[EngineSample]]) -
 
 
 def _plot_step_times(axes: "Axes", tracks: Sequence[Sequence[EngineSample]]) -> None:
-    """Predicted against measured, where the engine predicts; else the measured ones over time."""
+    """Plot predicted against measured step times if the engine predicts them, else measured ones over time."""
     reports = [report for track in tracks for report in track if report.metrics.get("measured_step_s")]
     measured_ms = [report.metrics["measured_step_s"] * 1e3 for report in reports]
     if any(report.metrics.get("predicted_step_s") for report in reports):
@@ -115,7 +115,7 @@ def _plot_step_times(axes: "Axes", tracks: Sequence[Sequence[EngineSample]]) -> 
 
 
 def _reports(samples: Sequence[Sample], name: str) -> list[EngineSample]:
-    """One engine's, each once: samples are taken more often than servers report."""
+    """Return one engine's reports, each once: samples are taken more often than servers report."""
     found = {
         sample.engines[name].reported_s: sample.engines[name] for sample in samples if name in sample.engines
     }
@@ -123,7 +123,7 @@ def _reports(samples: Sequence[Sample], name: str) -> list[EngineSample]:
 
 
 def _rates(seconds: Sequence[float], counts: Sequence[int]) -> list[float]:
-    """Per second, over the last seconds before each instant."""
+    """Return rates per second, each over the last ``_SPAN_S`` seconds before its instant."""
     rates, first = [], 0
     for at_s, count in zip(seconds, counts, strict=True):
         while seconds[first] < at_s - _SPAN_S:
@@ -134,7 +134,7 @@ def _rates(seconds: Sequence[float], counts: Sequence[int]) -> list[float]:
 
 
 def _spans(track: Sequence[EngineSample]) -> list[tuple[float, float, str]]:
-    """(start, length, phase) of stretches of one phase."""
+    """Return (start, length, phase) of each stretch of one phase, in seconds."""
     spans: list[tuple[float, float, str]] = []
     for report, following in pairwise(track):
         start_s = report.reported_s

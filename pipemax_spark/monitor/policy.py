@@ -1,7 +1,7 @@
-"""Which scheduler the engines run by, and why: asked of a job with ``policy: auto``, told once by each engine.
+"""Report which scheduler the engines run by, and why; for ``policy: auto``, each engine reports its choice once.
 
-An engine decides by itself, from the lengths that the job has sampled, for executors may differ from one another and
-from the driver.
+Each engine decides by itself, from the lengths that the job has sampled, because executors may differ from one another
+and from the driver.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _AUTO = "auto"
 
 
 def wants_row_lengths(engine: Mapping[str, Any]) -> bool:
-    """Whether the engine config leaves the policy to simulations, and does not itself say what rows to expect."""
+    """Tell whether the engine config leaves the policy to simulations and does not itself say what rows to expect."""
     return engine.get("policy", _AUTO) == _AUTO and engine.get("row_lengths") is None
 
 
@@ -27,11 +27,12 @@ class PolicyNotes:
         self._terminal = terminal
         self._tracker = tracker
         self.choices: list[dict[str, Any]] = []
-        """Those that differ, first come, first: ``chosen``, ``reason``, ``predicted_tokens_per_s``, ``inputs``."""
+        """The different choices, in the order in which they came: ``chosen``, ``reason``,
+        ``predicted_tokens_per_s``, ``inputs``."""
 
     def look(self) -> None:
         for server in self._collector.servers():
-            # Until it has done rows of this job, its engine may be that of the job before.
+            # Until the server has done rows of this job, its engine may be that of the job before.
             is_ours = self._collector.job_of(server).rows_done > 0
             if is_ours and server.policy and server.policy not in self.choices:
                 self.choices.append(server.policy)

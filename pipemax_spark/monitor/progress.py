@@ -1,6 +1,6 @@
-"""How far the job is: samples of the collector, a line for people, and the limits on errors.
+"""The job's progress: samples of the collector, a line for people, and the limits on errors.
 
-Knows nothing of Spark: it reads the collector and calls back. Samples are what the plot and MLflow show.
+This module knows nothing of Spark: it reads the collector and calls back. Samples are what the plot and MLflow show.
 """
 
 import logging
@@ -17,12 +17,12 @@ from pipemax_spark.monitor.error_limits import ErrorLimits
 log = logging.getLogger(__name__)
 
 _WINDOW_S = 30.0
-"""Rates are over so much of the past."""
+"""Rates are over this much of the past."""
 _PERIOD_S = 1.0
 _SILENT_AFTER_S = 60.0
-"""Engine servers report every second from their start on, also while they load."""
+"""Engine servers report every second from their start on, even while they load."""
 _MAX_SAMPLES = 4_000
-"""Beyond this every other one is dropped: hours stay as readable as minutes, and memory stays flat."""
+"""Beyond this number every other older sample is dropped: hours stay as readable as minutes, and memory stays flat."""
 
 SHOWN_METRICS = (
     *(
@@ -35,25 +35,25 @@ SHOWN_METRICS = (
     ),
     *("prefetch_stall_s", "evictions", "phase_switches", "preemptions", "prefix_cache_hit_rate"),
 )
-"""Of the engines' own figures, those for MLflow and the plot; all of them are in the run's Parquet file."""
+"""Those of the engines' own figures that MLflow and the plot show; the run's Parquet file has all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSample:
-    """One engine server as it last reported; counts since the job began."""
+    """One engine server as it last reported; its counts are since the job began."""
 
     reported_s: float
     """Since the job's first chunk was started, by the server's clock."""
     rows_done: int
     tokens: int
-    """Generated."""
+    """Generated tokens."""
     running_requests: int
     waiting_requests: int
     kv_usage: float
     phase: str
-    """The engine's, or the server's state while there is none."""
+    """The engine's phase, or the server's state while there is no engine."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Those of ``SHOWN_METRICS`` that the engine tells."""
+    """Those of ``SHOWN_METRICS`` that the engine reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +67,9 @@ class Sample:
     prompt_tokens: int
     completion_tokens: int
     rows_per_s: float
-    """Of the last 30 s, as are the tokens."""
+    """Over the last 30 s, like ``tokens_per_s``."""
     tokens_per_s: float
-    """Generated ones."""
+    """Generated tokens."""
     engines: dict[str, EngineSample]
     """By server id."""
 
@@ -86,7 +86,7 @@ class Sample:
         return max((engine.kv_usage for engine in self.engines.values()), default=0.0)
 
     def engine_means(self) -> dict[str, float]:
-        """Of ``SHOWN_METRICS``, over the engines that tell them."""
+        """Return the means of ``SHOWN_METRICS`` over the engines that report them."""
         told = {
             name: [e.metrics[name] for e in self.engines.values() if name in e.metrics]
             for name in SHOWN_METRICS
@@ -95,7 +95,7 @@ class Sample:
 
 
 class Progress:
-    """Samples on a thread of its own, from entry to exit."""
+    """Takes samples on a thread of its own, from entry to exit."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Progress:
         show_period_s: float,
         price_per_hour: float | None = None,
     ) -> None:
-        """``show`` gets the line; ``stop_job`` the reason, once, when a limit is passed."""
+        """Prepare to take samples. ``show`` gets the line, ``stop_job`` the reason, once, when a limit is passed."""
         self._collector = collector
         self._rows_total = rows_total
         self._limits = limits
@@ -140,12 +140,12 @@ class Progress:
             return list(self._samples)
 
     def expect(self, rows: int) -> None:
-        """So many more rows are to be done than was said before."""
+        """Add ``rows`` to the rows to be done."""
         with self._lock:
             self._rows_total += rows
 
     def rows_per_s(self) -> float | None:
-        """Since the first rows were done; None before, and while that is too short ago to tell."""
+        """Return the rate since the first rows were done; None before that, and while it is too short ago to tell."""
         with self._lock:
             if self._first_rows is None or not self._samples:
                 return None
@@ -163,7 +163,7 @@ class Progress:
                     next_shown_s = sample.seconds + self._show_period_s
                     self._show(self.line(sample))
                 self._check_limits()
-            except Exception:  # the rows do not depend on it; without this the line would stop without a word
+            except Exception:  # the rows do not depend on it; without this the line would stop silently
                 log.exception("progress could not be shown")
 
     def _check_limits(self) -> None:
@@ -181,7 +181,7 @@ class Progress:
             if self._first_rows is None and sample.rows_done:
                 self._first_rows = (sample.seconds, sample.rows_done)
             if len(self._samples) > _MAX_SAMPLES:
-                # The newest half stays as fine as it is: the rates need it.
+                # The newest half keeps all of its samples: the rates need them.
                 half = len(self._samples) // 2
                 self._samples[:half] = self._samples[:half:2]
 
@@ -189,7 +189,7 @@ class Progress:
         now_s = time.monotonic() - self._started_s
         totals, servers = self._collector.totals(), self._collector.servers()
         with self._lock:
-            # Not from before the first row: while a model loads, nothing can be said about the time left.
+            # Do not go back before the first row: while a model loads, nothing can be said about the time left.
             window = (s for s in reversed(self._samples) if s.seconds < now_s - _WINDOW_S or not s.rows_done)
             past = next(window, self._samples[0] if self._samples else None)
         span_s = max(now_s - (past.seconds if past else 0.0), 1e-3)
@@ -220,10 +220,10 @@ class Progress:
         )
 
     def line(self, sample: Sample) -> str:
-        """Rows, rates, phase, errors, time left, cost; or what the engines are loading."""
+        """Return rows, rates, phase, errors, time left and cost; or what the engines are loading."""
         if sample.rows_done == 0:
             return f"{clock(sample.seconds)}  {self._loading()}"
-        # A retried task's rows are done twice, but there are no more than all.
+        # A retried task's rows are done twice, but the job has no more rows than its total.
         done = min(sample.rows_done, self._rows_total)
         left = self._rows_total - done
         parts = [
@@ -251,7 +251,7 @@ class Progress:
 
 
 class SilenceWatch:
-    """Warns once where tasks run and no engine's report reaches the driver."""
+    """Warns once if tasks run and no engine's report reaches the driver."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class SilenceWatch:
         self._is_over = False
 
     def look(self, now_s: float) -> None:
-        """Call about every second."""
+        """Check for silence; call this about every second."""
         if self._is_over:
             return
         silent_s = min(self._collector.silent_s(), now_s - self._since_s)
@@ -288,7 +288,7 @@ class SilenceWatch:
 
 
 def _phases(sample: Sample) -> str:
-    """Such as ``decode``, or ``2 decode, 1 prefill``."""
+    """Name the engines' phases, such as ``decode``, or ``2 decode, 1 prefill``."""
     phases = [engine.phase for engine in sample.engines.values()]
     names = list(dict.fromkeys(phases))
     return names[0] if len(names) == 1 else ", ".join(f"{phases.count(name)} {name}" for name in names)
@@ -301,6 +301,6 @@ def _time_left(rows: int, rows_per_s: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """``m:ss`` or ``h:mm:ss``."""
+    """Format seconds as ``m:ss`` or ``h:mm:ss``."""
     hours, rest = divmod(round(seconds), 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"

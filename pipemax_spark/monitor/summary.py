@@ -1,4 +1,4 @@
-"""What a person sees at the end of a job, and the summary for programs."""
+"""The report that a person sees at the end of a job, and the summary for programs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,14 @@ _LABEL_WIDTH = 19
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """``--summary``: exactly these keys."""
+    """The totals that ``--summary`` writes, with exactly these keys."""
 
     rows_in: int
     """Rows of the input."""
     rows_out: int = 0
-    """Rows that this run has added to the output, error rows included."""
+    """Rows that this run has added to the output, including error rows."""
     rows_error: int = 0
-    """Of them, those with an error."""
+    """Rows of ``rows_out`` with an error."""
     rows_skipped: int
     """Done by earlier runs."""
     rows_left_out: int = 0
@@ -33,11 +33,11 @@ class Summary:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     seconds: float = 0.0
-    """From the first chunk's start to the last one's commit; engine start is part of it."""
+    """From the first chunk's start to the last one's commit, including engine start."""
     rows_per_s: float = 0.0
-    """``rows_out`` by ``seconds``."""
+    """``rows_out`` divided by ``seconds``."""
     tokens_per_s: float = 0.0
-    """``completion_tokens`` by ``seconds``."""
+    """``completion_tokens`` divided by ``seconds``."""
     output: str
     mlflow_run_id: str | None = None
     engines: int = 0
@@ -45,10 +45,10 @@ class Summary:
     prefix_cache_hit_rate: float | None = None
     """Share of the prompts' tokens that the engines found in their KV cache, since their start."""
     policies: Sequence[Mapping[str, Any]] = ()
-    """What the engines ran by, one entry a different choice: ``chosen``, ``reason``, ``predicted_tokens_per_s`` by
-    policy, ``inputs``."""
+    """The policies that the engines ran by, an entry for each different choice: ``chosen``, ``reason``,
+    ``predicted_tokens_per_s`` by policy, ``inputs``."""
     time_account_s: dict[str, float] = field(default_factory=dict)
-    """Where the engines' time went: part → seconds over all of them, together ``seconds`` for each."""
+    """Where the engines' time went: part → seconds over all engines, which add up to ``seconds`` for each."""
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """How often the answers agree with a column of right ones."""
+    """How often the answers agree with a column of right answers."""
 
     column: str
     right: int
@@ -66,12 +66,12 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What the committed table shows beyond the summary."""
+    """Results that the committed table shows beyond the summary."""
 
     errors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     """Code → (rows, an example's message)."""
     sample: Sequence[Mapping[str, Any]] = ()
-    """Annotated rows: what to show of them, by column."""
+    """Annotated rows: what to show of each, by column."""
     accuracy: Accuracy | None = None
     advice: str | None = None
     """What would make the next run faster."""
@@ -85,13 +85,13 @@ def print_report(
     *,
     price_per_hour: float | None,
 ) -> None:
-    """``places`` says where things are: name → path or URL."""
+    """Print the report. ``places`` says where things are: name → path or URL."""
     if findings.sample:
         console.print()
         console.print(_sample_table(findings.sample))
     console.print()
     for name, value in [*_facts(summary, findings, price_per_hour), *places.items()]:
-        # Never folded: paths are there to be copied.
+        # Never wrapped, because people copy the paths.
         console.print(f"{name:<{_LABEL_WIDTH}}{value}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""What a job says while it runs: lines of a report on standard output, and one line of progress."""
+"""Print what a job says while it runs: lines of a report on standard output, and one line of progress."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -15,13 +15,13 @@ _LABEL_WIDTH = 9
 
 
 class Terminal:
-    """A console, a person's or a log's. Thread-safe, as rich's is."""
+    """The console of a person or of a log. Thread-safe, as rich's is."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
 
     def say(self, label: str, text: str) -> None:
-        """One fact, under its label; never folded, for paths are there to be copied."""
+        """Print one fact under its label; never wrap it, because people copy the paths."""
         self.console.print(f"{label:<{_LABEL_WIDTH}}{text}", markup=False, highlight=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
@@ -30,7 +30,10 @@ class Terminal:
 
     @contextmanager
     def progress_line(self) -> Iterator[tuple[Callable[[str], None], float]]:
-        """(what shows the line, every how many seconds): one that changes in place on a terminal, else new ones."""
+        """Yield the function that shows the line, and every how many seconds to call it.
+
+        On a terminal the line changes in place; elsewhere each call prints a new line.
+        """
         if not self.console.is_terminal:
             yield lambda line: self.say("", line), _LINE_PERIOD_S
             return

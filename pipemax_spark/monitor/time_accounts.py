@@ -1,6 +1,6 @@
-"""Where the engines' time went during one job, from the servers' reports.
+"""Account for the engines' time during one job, from the servers' reports.
 
-An engine's account runs since its start (``TimeAccount``); of an engine that is older than the job, what it
+An engine's account runs since its start (``TimeAccount``). For an engine that is older than the job, the time that it
 had when it was first heard of does not count.
 """
 
@@ -12,11 +12,11 @@ from pipemax.wire import ServerStats
 _PREFIX, _SUFFIX = "time_", "_s"
 _TOLERANCE_S = 1.0
 NO_ENGINE = "no_engine"
-"""The job's time with no engine: Spark's own start, and the last commit."""
+"""The job's time without an engine: Spark's own start, and the last commit."""
 
 
 class TimeAccounts:
-    """One job's; its owner sees to it that one thread at a time is here."""
+    """One job's accounts. Not thread-safe: the owner lets in one thread at a time."""
 
     def __init__(self) -> None:
         self._before: dict[tuple[str, int], Mapping[str, float]] = {}
@@ -33,7 +33,7 @@ class TimeAccounts:
         self._latest[engine] = account
 
     def total(self) -> dict[str, float]:
-        """Seconds by part, over all engines."""
+        """Return seconds by part, over all engines."""
         total: defaultdict[str, float] = defaultdict(float)
         for engine, account in self._latest.items():
             for part, seconds in account.items():
@@ -42,13 +42,16 @@ class TimeAccounts:
 
 
 def whole_account(account: Mapping[str, float], *, engines: int, seconds: float) -> dict[str, float]:
-    """With what is missing to ``seconds`` for each engine as time without one; together they are all of it."""
+    """Add time without an engine, so that the parts add up to ``seconds`` for each engine."""
     rest_s = engines * seconds - sum(account.values())
     return {**account, NO_ENGINE: max(0.0, rest_s)} if account else {}
 
 
 def describe_account(account: Mapping[str, float]) -> str:
-    """Such as ``start-up 31%, prefill 20%, decode 49% of 62.1 s``; parts under half a percent are left out."""
+    """Describe the shares of an account, leaving out parts under half a percent.
+
+    For instance: ``start-up 31%, prefill 20%, decode 49% of 62.1 s``.
+    """
     total = sum(account.values())
     shares = [
         f"{part.replace('_', ' ').replace('start up', 'start-up')} {seconds / total:.0%}"

@@ -1,7 +1,7 @@
-"""One MLflow run per job, written by the driver. A store that is slow or down costs a warning, never the job.
+"""Write one MLflow run per job, from the driver. A store that is slow or down costs a warning, never the job.
 
-Everything goes through one thread of its own, with short time limits and a bounded queue; the job never waits for
-it but at the very end, and then not for long. MLflow is imported there too, and need not be installed.
+Everything goes through one separate thread, with short time limits and a bounded queue. The job waits for this thread
+only at the very end, and then not for long. MLflow is imported there too, and need not be installed.
 """
 
 import logging
@@ -33,7 +33,7 @@ _SETTINGS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 _APART_S = 5.0
-"""Between two points of a metric: what is finer is in the run's Parquet file."""
+"""Between two points of a metric; the run's Parquet file has what is finer."""
 _METRICS = (
     "rows_done",
     "rows_error",
@@ -46,10 +46,10 @@ _METRICS = (
 
 
 class Tracker:
-    """Records one run, or nothing where the store cannot be used."""
+    """Records one run, or nothing if the store cannot be used."""
 
     def __init__(self, experiment: str, *, local_store: Path, warn: Callable[[str], None]) -> None:
-        """``local_store`` is used unless ``MLFLOW_TRACKING_URI`` names a store, or Databricks has its own."""
+        """Choose the store: ``local_store`` unless ``MLFLOW_TRACKING_URI`` names one, or Databricks has its own."""
         self._warn = warn
         self._is_local = False
         if "MLFLOW_TRACKING_URI" in os.environ:
@@ -69,13 +69,13 @@ class Tracker:
         self._logged_until_s = -1.0
         self._started_unix_s = time.time()
         self._work: queue.Queue[Callable[[], None] | None] = queue.Queue()
-        # A daemon: a store that does not answer must not keep the process.
+        # A daemon: a store that does not answer must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="pipemax-mlflow", daemon=True)
         self.run_id: str | None = None
 
     @property
     def place(self) -> str:
-        """Where a person finds the run."""
+        """The place where a person finds the run."""
         if self.run_id is None:
             return "none"
         if self._is_local:
@@ -87,12 +87,12 @@ class Tracker:
         self._work.put(lambda: self._start(name, params))
 
     def log_samples(self, samples: Sequence[Sample]) -> None:
-        """Those that are new since the last call; left for the next call while the store is behind."""
+        """Log the samples that are new since the last call; leave them for the next call while the store is behind."""
         if self._work.qsize() < _MOST_QUEUED:
             self._work.put(lambda: self._log_samples(samples))
 
     def tag(self, tags: Mapping[str, str]) -> None:
-        """Facts that are known only while the run goes on."""
+        """Record facts that become known only while the run goes on."""
         self._work.put(lambda: self._tag(tags))
 
     def finish(
@@ -102,7 +102,7 @@ class Tracker:
         totals: Mapping[str, float] | None = None,
         artifacts: Sequence[Path] = (),
     ) -> None:
-        """The end of the run: ``FINISHED``, ``FAILED`` or ``KILLED``. Of the samples, what is new is logged."""
+        """End the run as ``FINISHED``, ``FAILED`` or ``KILLED``, and log the samples that are new."""
         self._work.put(lambda: self._log_samples(samples))
         self._work.put(lambda: self._finish(status, totals or {}, artifacts))
         self._work.put(None)
@@ -118,7 +118,7 @@ class Tracker:
                 work()
             except Exception as error:  # whatever a store raises, the rows matter more
                 log.warning("MLflow failed", exc_info=True)
-                # Without a run there is nothing to write to; after that, the next call may succeed.
+                # Without a run there is nothing to write to; with one, the next call may succeed.
                 self._is_broken = self.run_id is None
                 lines = str(error).strip().splitlines() or [type(error).__name__]
                 self._warn_once(f"MLflow at {self.uri} failed, the job goes on without it: {lines[0][:300]}")
@@ -151,7 +151,7 @@ class Tracker:
             client.log_batch(run_id, params=entries[first : first + _PARAMS_PER_CALL])
 
     def _started_run(self) -> tuple["MlflowClient", str]:
-        # Nothing else is called where `_start` failed: the store counts as broken without a run.
+        # If `_start` failed, nothing else is called: the store counts as broken without a run.
         assert self._client is not None, "no store has been opened"
         assert self.run_id is not None, "no run has been started"
         return self._client, self.run_id
@@ -193,7 +193,7 @@ class Tracker:
 
 
 def _thinned(samples: Sequence[Sample], *, after_s: float) -> Iterator[Sample]:
-    """Those that are new and far enough apart, and the last."""
+    """Yield the samples that are new and far enough apart, and the last one."""
     for sample in samples:
         if sample.seconds >= after_s + _APART_S or (sample is samples[-1] and sample.seconds > after_s):
             after_s = sample.seconds

@@ -1,14 +1,14 @@
-"""Which run may commit to an output table: the latest one that claimed it.
+"""Decide which run may commit to an output table: the latest one that claimed it.
 
 The fencing token is Delta's own transaction pair. The application id names the table and one of its lanes; the version
 holds the run's epoch and, below it, the chunk's number. A run claims the table before it computes what is left: it
 commits an empty append under each lane with an epoch above all earlier ones. From then on Delta refuses every commit of
 an earlier run, whatever its work directory is and however long it was paused: a commit that begins later is skipped,
-because its version is too low, and one that was under way fails, because the claim landed meanwhile. Delta says so of
-neither in its reply, so each commit is looked for in the table's history before it counts.
+because its version is too low, and one that was under way fails, because the claim landed meanwhile. Delta's reply does
+not say so in either case, so each commit is looked for in the table's history before it counts.
 
-The epoch is one more than the table's version at the claim. It needs no state of its own and only grows: each claim is
-a commit. Two runs that read the same version claim the same epoch, and Delta lets one of them pass.
+The epoch is one more than the table's version at the claim. It needs no state of its own and only grows, because each
+claim is a commit. Two runs that read the same version claim the same epoch, and Delta lets one of them pass.
 
 A claim changes no metadata, so it disturbs neither other writers nor streams that read the table.
 """
@@ -20,7 +20,7 @@ from pipemax_spark.errors import CommitRefusedError, JobFailedError
 from pipemax_spark.storage.tables import Commit, DeltaTable, Transaction
 
 LANES = 2
-"""Commits of one run that may be under way at once: each lane commits its chunks in ascending order."""
+"""How many commits of one run may be under way at once: each lane commits its chunks in ascending order."""
 _CHUNK_BITS = 24
 _ATTEMPTS = 10
 _CLAIM_NOTE = "pipemax claim by run "
@@ -36,7 +36,7 @@ class Claim:
 
     @classmethod
     def take(cls, table: DeltaTable, run_id: str) -> "Claim":
-        """Fence off all earlier runs. ``JobFailedError`` where another run claims the table at the same moment."""
+        """Fence off all earlier runs. Raise ``JobFailedError`` if another run claims the table at the same moment."""
         for _ in range(_ATTEMPTS):
             claim = cls(table=table, run_id=run_id, epoch=table.version() + 1)
             if claim._take_lanes():
@@ -63,15 +63,18 @@ class Claim:
         return None not in found
 
     def chunk(self, number: int, *, lane: int, origin: str = "") -> Transaction:
-        """The transaction of the run's chunk ``number``, counted over all of its batches; ``origin`` ends the note."""
+        """Return the transaction of the run's chunk ``number``, counted over all batches; ``origin`` ends the note."""
         return self._transaction(lane, number + 1, f"{note_prefix(self.run_id)}{number}{origin}")
 
     def recovery(self, number: int, *, dead_run_id: str) -> Transaction:
-        """The transaction of rows that a dead run had completed; ``number`` is a chunk's number that is not used."""
+        """Return the transaction of rows that a dead run had completed; ``number`` is an unused chunk number."""
         return self._transaction(0, number + 1, f"pipemax run {self.run_id} recovers run {dead_run_id}")
 
     def landed(self, transaction: Transaction, *, expected_rows: int | None = None) -> Commit:
-        """The commit, once it is found in the table's history with all its rows; else ``JobFailedError`` says why."""
+        """Return the commit, once it is found in the table's history with all its rows.
+
+        Otherwise ``JobFailedError`` says why.
+        """
         commit = self.table.find_commit(transaction.note, since_version=self.epoch - 1)
         if commit is None:
             raise JobFailedError(self.taken_over())
@@ -84,7 +87,7 @@ class Claim:
         return commit
 
     def taken_over(self) -> str:
-        """Why this run cannot commit any more."""
+        """Return why this run can no longer commit, as one error text."""
         other = self._claimed_by_another()
         by = f"run {other}" if other else "another run"
         return (
@@ -93,7 +96,7 @@ class Claim:
         )
 
     def _claimed_by_another(self) -> str | None:
-        """Another run that has claimed the table with this epoch or a later one."""
+        """Return another run that has claimed the table with this epoch or a later one, or None."""
         for note in self.table.notes(_CLAIM_NOTE, since_version=self.epoch - 1):
             run_id, _, epoch = note.removeprefix(_CLAIM_NOTE).partition(": epoch ")
             if run_id != self.run_id and int(epoch.partition(",")[0]) >= self.epoch:
@@ -101,7 +104,7 @@ class Claim:
         return None
 
     def _transaction(self, lane: int, below: int, note: str) -> Transaction:
-        """``below`` is the part of the version below the epoch."""
+        """Return a transaction of this epoch; ``below`` is the part of the version below the epoch."""
         assert 0 <= below < 1 << _CHUNK_BITS, f"chunk {below - 1} does not fit into {_CHUNK_BITS} bits"
         digest = hashlib.sha256(self.table.table_id().encode()).hexdigest()[:32]
         return Transaction(
@@ -110,5 +113,5 @@ class Claim:
 
 
 def note_prefix(run_id: str) -> str:
-    """How the notes of all chunks of a run begin; the chunk's number follows."""
+    """Return how the notes of all chunks of a run begin; the chunk's number follows."""
     return f"pipemax run {run_id} chunk "

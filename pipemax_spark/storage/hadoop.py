@@ -1,4 +1,4 @@
-"""Small files on whatever storage Spark sees, through Hadoop's own client in the driver's JVM."""
+"""Read and write small files on any storage that Spark sees, through Hadoop's own client in the driver's JVM."""
 
 import contextlib
 import re
@@ -20,7 +20,7 @@ class StoredFile:
 
 
 class HadoopFiles:
-    """Reads, writes and lists; ``FileNotFoundError`` where something is not there."""
+    """Reads, writes and lists files; ``FileNotFoundError`` if a file to read is not there."""
 
     def __init__(self, spark: "SparkSession") -> None:
         assert spark._jvm is not None, "the session has no JVM"
@@ -28,7 +28,7 @@ class HadoopFiles:
         self._configuration = spark._jsc.hadoopConfiguration()
 
     def qualified(self, path: str) -> str:
-        """Absolute, as every process of the application understands it; local paths without ``file:``."""
+        """Return the absolute path as every process of the application understands it; no ``file:`` on local paths."""
         hadoop_path, file_system = self._open(path)
         return plain_path(str(file_system.makeQualified(hadoop_path).toString()))
 
@@ -47,7 +47,7 @@ class HadoopFiles:
             stream.close()
 
     def write_text(self, path: str, text: str) -> None:
-        """Make the file, or replace it, with the directories above it."""
+        """Write the file, or replace it, and make the directories above it."""
         hadoop_path, file_system = self._open(path)
         stream = file_system.create(hadoop_path, True)
         try:
@@ -56,14 +56,14 @@ class HadoopFiles:
             stream.close()
 
     def modified_ms(self, path: str) -> int | None:
-        """The storage's own time stamp; None where there is no such file."""
+        """Return the storage's own time stamp, or None if there is no such file."""
         hadoop_path, file_system = self._open(path)
         if not file_system.exists(hadoop_path):
             return None
         return int(file_system.getFileStatus(hadoop_path).getModificationTime())
 
     def list(self, path: str) -> list[StoredFile]:
-        """What the directory holds; nothing where it does not exist."""
+        """Return the entries of the directory; none if it does not exist."""
         hadoop_path, file_system = self._open(path)
         if not file_system.exists(hadoop_path):
             return []
@@ -77,13 +77,15 @@ class HadoopFiles:
         ]
 
     def delete(self, path: str) -> None:
-        """With all that is under it; nothing happens where it does not exist. Only ``WorkDirectory`` may call this, for
-        what lies under a marker of ours."""
+        """Delete the path with everything under it; do nothing if it does not exist.
+
+        Only ``WorkDirectory`` may call this, for what lies under a marker of ours.
+        """
         hadoop_path, file_system = self._open(path)
         file_system.delete(hadoop_path, True)
 
     def delete_if_empty(self, path: str) -> None:
-        """A directory that holds nothing; another one stays."""
+        """Delete the directory if it holds nothing; leave it otherwise."""
         from py4j.protocol import Py4JJavaError
 
         if self.exists(path) and not self.list(path):
@@ -98,9 +100,10 @@ class HadoopFiles:
 
 
 def plain_path(path: str) -> str:
-    """Without the scheme where it says nothing: ``file:/a`` and ``file:///a`` are ``/a``."""
+    """Strip the scheme where it says nothing: ``file:/a`` and ``file:///a`` become ``/a``."""
     return re.sub(r"^file:(//)?(?=/)", "", path)
 
 
 def is_remote(path: str) -> bool:
+    """Tell whether the path has a scheme that ``plain_path`` does not strip, as on remote storage."""
     return re.match(r"^[a-z][a-z0-9+.-]*:", plain_path(path)) is not None

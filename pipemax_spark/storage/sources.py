@@ -25,7 +25,7 @@ class Source:
     name: str
     description: str
     version: int | None = None
-    """Of a Delta table."""
+    """The version of a Delta table; None for anything else."""
 
 
 def read_source(
@@ -35,7 +35,7 @@ def read_source(
     file_format: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Source:
-    """``JobError`` where there is no such table, or it cannot be read."""
+    """Return the source. Raise ``JobError`` if there is no such table or file, or it cannot be read."""
     from pyspark.errors import AnalysisException
 
     if file_format is not None and file_format not in FORMATS:
@@ -91,7 +91,7 @@ def _pinned(table: DeltaTable, options: Mapping[str, str]) -> Source:
 
 
 def _format_of(files: HadoopFiles, path: str) -> str | None:
-    """By the path's ending, else by those of the files in it."""
+    """Return the format by the path's ending, else by the endings of the files in it."""
     names = [path, *sorted(entry.name for entry in files.list(path) if not entry.name.startswith(("_", ".")))]
     for name in names:
         pure = PurePosixPath(name)

@@ -1,7 +1,7 @@
-"""A Delta table by path or name: reading it, and committing to it under Delta's own transaction pairs.
+"""A Delta table by path or name: read it, and commit to it under Delta's own transaction pairs.
 
-Plain SQL and the DataFrame API, so the Python package of Delta is not needed beside its jars. Knows nothing of
-annotations but the names of the table properties.
+This module uses plain SQL and the DataFrame API, so Delta's jars are enough and its Python package is not needed. It
+knows nothing of annotations except the names of the table properties.
 """
 
 import json
@@ -31,7 +31,7 @@ _FOREIGN = re.compile(
     r"(MetadataChanged|ProtocolChanged|ConcurrentAppend|ConcurrentDeleteRead|ConcurrentDeleteDelete|ConcurrentWrite)"
     r"Exception"
 )
-"""Another writer's commit got in the way. Nothing was committed, so the commit can be tried again."""
+"""Another writer's commit got in the way. Nothing was committed, so the commit can be retried."""
 _COMMIT_ATTEMPTS = 5
 _FIRST_COMMITS_READ = 16
 _GROWTH = 8
@@ -47,10 +47,10 @@ COMPRESSION_SUFFIXES = (".gz", ".bz2", ".zst", ".snappy", ".lz4", ".deflate")
 
 
 def is_path(name: str) -> bool:
-    """True for a path, False for a table's name.
+    """Tell whether the name is a path rather than a table's name.
 
-    ``catalog.schema.table`` is a table whatever its last part is, for a table may be called ``csv``. Other names are
-    paths where they end as a file does: ``rows.csv``, ``rows.csv.gz``, ``rows.2024.csv``.
+    ``catalog.schema.table`` is a table whatever its last part is, because a table may be called ``csv``. Other names
+    are paths if they end as a file does: ``rows.csv``, ``rows.csv.gz``, ``rows.2024.csv``.
     """
     if "/" in name or name.startswith("."):
         return True
@@ -66,22 +66,25 @@ def is_path(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """Names one commit. Delta skips a commit whose ``version`` is not above the last one of its ``app_id``, without a
-    word, and fails one that was under way while another of the same ``app_id`` landed."""
+    """The name of one commit.
+
+    Delta skips a commit whose ``version`` is not above the last one of its ``app_id``, without a word, and fails one
+    that was under way while another of the same ``app_id`` landed.
+    """
 
     app_id: str
     version: int
     note: str
-    """Names the commit in the table's history, where no other has this note."""
+    """Names the commit in the table's history, where no other commit has this note."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """One that has landed, by Delta's own history."""
+    """A commit that has landed, by Delta's own history."""
 
     version: int
     rows: int | None
-    """Rows that it added; None where the table's history keeps no metrics."""
+    """Rows that it added; None if the table's history keeps no metrics."""
 
 
 class DeltaTable:
@@ -99,7 +102,7 @@ class DeltaTable:
         return self.name if "`" in self.name else ".".join(f"`{part}`" for part in self.name.split("."))
 
     def exists(self) -> bool:
-        """False also for tables and views that are not Delta's."""
+        """Tell whether the Delta table exists: False also for tables and views that are not Delta's."""
         if self._by_path:
             return HadoopFiles(self._spark).exists(f"{self.name}/_delta_log")
         if not self._spark.catalog.tableExists(self.name):
@@ -114,14 +117,14 @@ class DeltaTable:
         options: Mapping[str, str] | None = None,
         session: "SparkSession | None" = None,
     ) -> "DataFrame":
-        """Its rows, as a DataFrame of ``session``, where given."""
+        """Return the table's rows, as a DataFrame of ``session`` if that is given."""
         reader = (session or self._spark).read.format("delta").options(**(options or {}))
         if version is not None:
             reader = reader.option("versionAsOf", version)
         return reader.load(self.name) if self._by_path else reader.table(self.name)
 
     def read_stream(self, options: Mapping[str, str]) -> "DataFrame":
-        """Its rows of now, and then what is appended, as a streaming DataFrame."""
+        """Return the table's present rows, and then those that are appended, as a streaming DataFrame."""
         reader = self._spark.readStream.format("delta").options(**options)
         return reader.load(self.name) if self._by_path else reader.table(self.name)
 
@@ -138,10 +141,10 @@ class DeltaTable:
         return dict(self._detail()["properties"])
 
     def create(self, schema: "StructType") -> None:
-        """An empty table. ``JobError`` where something else is in its place."""
+        """Create an empty table. Raise ``JobError`` if something else is in its place."""
         from pyspark.errors import AnalysisException
 
-        # Parquet's own names may not hold these; with column mapping Delta keeps them in its schema alone.
+        # Parquet's own names may not contain these; with column mapping, Delta keeps them only in its schema.
         is_mapped = any(re.search(r"[ ,;{}()\n\t=]", name) for name in _all_names(schema))
         mapping = {"delta.columnMapping.mode": "name"} if is_mapped else {}
         try:
@@ -153,7 +156,7 @@ class DeltaTable:
             ) from error
 
     def add_columns(self, schema: "StructType") -> None:
-        """Add the columns and nested fields that the table lacks. ``JobError`` where types do not go together."""
+        """Add the columns and nested fields that the table lacks. Raise ``JobError`` if types do not go together."""
         from pyspark.errors import AnalysisException
 
         try:
@@ -165,7 +168,7 @@ class DeltaTable:
             ) from error
 
     def no_rows(self, schema: "StructType") -> "DataFrame":
-        """An empty DataFrame."""
+        """Return an empty DataFrame with this schema."""
         return self._spark.createDataFrame([], schema)
 
     def set_properties(self, properties: Mapping[str, str]) -> None:
@@ -173,10 +176,10 @@ class DeltaTable:
         self._spark.sql(f"ALTER TABLE {self.sql_name} SET TBLPROPERTIES ({assignments})")
 
     def append(self, rows: "DataFrame", transaction: Transaction) -> None:
-        """Commit the rows. Where Delta skips the transaction, only ``find_commit`` tells; where it fails it,
-        ``CommitRefusedError``.
+        """Commit the rows. Raise ``CommitRefusedError`` if Delta fails the transaction.
 
-        Evaluates ``rows`` once, and again where another writer changed the table's metadata meanwhile.
+        If Delta skips the transaction, only ``find_commit`` tells. ``rows`` are evaluated once, and again if another
+        writer changed the table's metadata meanwhile.
         """
         options = {
             "txnAppId": transaction.app_id,
@@ -186,7 +189,7 @@ class DeltaTable:
         _try_commit(lambda: self._append(rows, options), transaction.note)
 
     def merge(self, session: "SparkSession", clauses: str, transaction: Transaction) -> None:
-        """``MERGE INTO`` this table, called ``t`` in ``clauses``; refused as in ``append``.
+        """Run ``MERGE INTO`` this table, called ``t`` in ``clauses``; Delta may refuse it as in ``append``.
 
         ``session`` is the caller's own session, because Delta reads the transaction from the session's settings.
         """
@@ -197,7 +200,10 @@ class DeltaTable:
         _try_commit(lambda: session.sql(statement).collect(), transaction.note)
 
     def find_commit(self, note: str, *, since_version: int) -> Commit | None:
-        """The commit with this note after ``since_version``, or None. One Spark job, over few commits as a rule."""
+        """Return the commit with this note after ``since_version``, or None.
+
+        As a rule this is one Spark job over few commits.
+        """
         commits = _FIRST_COMMITS_READ
         while True:
             history = self._history(commits)
@@ -209,13 +215,13 @@ class DeltaTable:
             commits *= _GROWTH
 
     def notes(self, prefix: str, *, since_version: int) -> list[str]:
-        """The notes of the commits after ``since_version`` that begin so, the latest first."""
+        """Return the notes of the commits after ``since_version`` that begin with ``prefix``, the latest first."""
         history = self._history(max(1, self.version() - since_version))
         notes = [row["userMetadata"] or "" for row in history if row["version"] > since_version]
         return [note for note in notes if note.startswith(prefix)]
 
     def _history(self, commits: int) -> list["Row"]:
-        """The latest commits, newest first."""
+        """Return the latest commits, newest first."""
         history = self._spark.sql(f"DESCRIBE HISTORY {self.sql_name} LIMIT {commits}")
         return history.select("version", "userMetadata", "operationMetrics").collect()
 
@@ -228,7 +234,7 @@ class DeltaTable:
 
     @cached_property
     def _identity(self) -> "Row":
-        """Details of which id and location never change: each look is a Spark job."""
+        """The table's details, of which id and location never change: looking them up takes a Spark job."""
         return self._detail()
 
     def _detail(self) -> "Row":
@@ -236,7 +242,7 @@ class DeltaTable:
 
 
 def _try_commit(commit: Callable[[], object], note: str) -> None:
-    """Repeat a commit that another writer got in the way of. ``CommitRefusedError`` where Delta refuses it."""
+    """Commit, and retry if another writer got in the way. Raise ``CommitRefusedError`` if Delta refuses the commit."""
     for attempt in range(1, _COMMIT_ATTEMPTS + 1):
         try:
             commit()
@@ -251,7 +257,7 @@ def _try_commit(commit: Callable[[], object], note: str) -> None:
 
 
 def _rows_added(metrics: Mapping[str, str]) -> int | None:
-    # A merge counts the rows that it copied from file to file as written.
+    # A merge also counts rows that it only copied from file to file as written.
     rows = metrics.get("numTargetRowsInserted", metrics.get("numOutputRows"))
     return None if rows is None else int(rows)
 
@@ -271,7 +277,7 @@ def _all_names(kind: "DataType") -> list[str]:
 
 
 def spec_texts(properties: Mapping[str, str]) -> dict[str, str]:
-    """spec_hash → what ``spec_property`` wrote down, the latest last."""
+    """Return spec_hash → the text that ``spec_property`` wrote down, the latest last."""
     found = {
         name.removeprefix(SPEC_PROPERTY): json.loads(value)
         for name, value in properties.items()
@@ -284,5 +290,5 @@ def spec_texts(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def spec_property(spec_hash: str, spec_text: str, since: str) -> dict[str, str]:
-    """The property that keeps a spec; ``since`` orders them."""
+    """Return the property that keeps a spec; ``since`` orders the specs."""
     return {f"{SPEC_PROPERTY}{spec_hash}": json.dumps({"since": since, "spec": spec_text})}
