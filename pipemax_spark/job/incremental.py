@@ -75,7 +75,7 @@ class MicroBatches:
         if skip_changes:
             self._options["skipChangeCommits"] = "true"
         self._read_options = options
-        self._offered: queue.SimpleQueue[tuple["DataFrame", int]] = queue.SimpleQueue()
+        self._offered: queue.SimpleQueue[tuple[DataFrame, int]] = queue.SimpleQueue()
         self._is_done: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._has_open_batch = False
 
