@@ -1,1 +1,1 @@
-"""The commands of ``pipemax``, a module each. What they call is imported when they run: ``--help`` answers at once."""
+"""The commands of ``pipemax``, one module each. They import what they call only when they run: ``--help`` is fast."""

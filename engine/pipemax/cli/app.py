@@ -1,4 +1,4 @@
-"""``pipemax``: the engine's command line. Parses arguments and prints; what is done stands elsewhere."""
+"""``pipemax``: the engine's command line. It parses arguments and prints; the work is done in other packages."""
 
 import os
 import sys
@@ -41,12 +41,15 @@ def _root(
 
 @app.command()
 def preflight() -> None:
-    """Check an engine config without loading the model: a JSON request on standard input, the reply on standard
-    output. What a job runs before it starts engines."""
+    """Check an engine config without loading the model.
+
+    Reads a JSON request from standard input and writes the reply to standard output. A job runs this before it starts
+    engines.
+    """
     from pipemax.serve.preflight_checks import preflight as run_preflight
     from pipemax.wire import PreflightRequest
 
-    # Libraries print to standard output as they please; the reply must stand there alone.
+    # Libraries print to standard output as they please, but it may carry only the reply.
     reply_fd = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     reply = run_preflight(PreflightRequest.from_bytes(sys.stdin.buffer.read()))

@@ -1,4 +1,4 @@
-"""``pipemax calibrate``: measures an engine's step times and copies, and says how well they are predicted then."""
+"""``pipemax calibrate``: measure an engine's step times and copies, and report how well they are then predicted."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,8 +33,8 @@ def calibrate(
 ) -> None:
     """Measure α, β, δ of each stage, and the bandwidth of prefetches, on this machine.
 
-    Starts the engine under policy pipemax, runs decode batches of many sizes at short, middle and long contexts, then
-    requests of mixed lengths that were not fitted, by which the prediction is judged.
+    Starts the engine under policy pipemax and runs decode batches of many sizes at short, middle and long contexts.
+    Then runs requests of mixed lengths that were not fitted, and judges the prediction by them.
 
     Example: pipemax calibrate --model /models/llama --engine engine.yaml --out llama.yaml
     """
@@ -44,7 +44,7 @@ def calibrate(
         config = _config(model, engine)
         if not out.parent.is_dir():
             raise ValueError(f"--out {out}: there is no directory {out.parent}")
-        # vLLM takes ten seconds to import: what is wrong with the arguments is said before.
+        # vLLM takes ten seconds to import, so errors in the arguments are reported first.
         from pipemax.vllm_ext.calibration.judged_run import run_calibration
 
         report = run_calibration(config, time_limit_s=seconds, on_wave=_show_wave)
@@ -55,7 +55,7 @@ def calibrate(
 
 
 def _config(model: str | None, engine: Path | None) -> "EngineConfig":
-    """Under policy pipemax, which alone times its steps, and without a calibration that could answer for it."""
+    """Return the config under policy pipemax, the only one that times its steps, and without a calibration."""
     from pipemax.config import EngineConfig
 
     changes = {"policy": "pipemax", "calibration": None, "calibrate_at_start_s": 0.0}

@@ -1,4 +1,4 @@
-"""``pipemax plan-capacity``: what a table would take on a node, with PipeMax and with stock vLLM."""
+"""``pipemax plan-capacity``: a table's hours and cost on a node, with PipeMax and with stock vLLM."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,11 +68,11 @@ def plan_capacity(
     changes: Changes = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Hours and cost of a table on one node, and whether PipeMax beats stock vLLM there.
+    """Estimate a table's hours and cost on one node, and whether PipeMax beats stock vLLM there.
 
-    A sample of rows with the table's length statistics is simulated under each way to run it, in seconds; its steady
-    rate is taken for the whole table. An engine's `policy: auto` compares the same simulated systems, over its own
-    measured step times in the place of a profile's.
+    Simulates a sample of rows with the table's length statistics under each way to run it, which takes seconds, and
+    applies the sample's steady rate to the whole table. An engine's `policy: auto` compares the same simulated
+    systems, but with its own measured step times instead of a profile's.
 
     Example: pipemax plan-capacity --rows 10000000 --price 20 --prompt-mean 500 --prompt-median 400
     """
@@ -111,7 +111,7 @@ def plan_capacity(
 def _statistics(
     profile: str, prompt: dict[str, float | None], output: dict[str, float | None]
 ) -> "WorkloadSpec":
-    """A profile's, with what the caller knows better."""
+    """Return a profile's length statistics, with the means and medians that the caller gave in their place."""
     from dataclasses import replace
 
     from pipemax.presets import load_workload

@@ -1,4 +1,4 @@
-"""What several commands share: options, profiles by name, errors in one line."""
+"""Options, profiles by name and one-line errors, which several commands share."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 USAGE_ERROR = 2
 FILE_COLUMNS = 120
-"""Width of tables that go to a file or a pipe, which has none of its own."""
+"""Width of tables that go to a file or a pipe, which has no width of its own."""
 
 Node = Annotated[
     str, typer.Option(help="Node profile: rtx5090x8, l20x8, h100x8, or a .yaml file of your own.")
@@ -39,7 +39,7 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the fi
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """What the caller got wrong ends the command with one line and status 2; anything else is a bug and shows."""
+    """End the command with one line and status 2 on the caller's errors; anything else is a bug and shows."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -48,7 +48,7 @@ def one_line_errors() -> Iterator[None]:
 
 
 def changed_node(name: str, changes: Sequence[str]) -> "NodeSpec":
-    """A node profile with numbers replaced. ``ValueError`` names the change that is none."""
+    """Return a node profile with numbers replaced. ``ValueError`` names an invalid change."""
     from pipemax.presets import load_node, override
 
     values: dict[str, float] = {}
@@ -64,7 +64,7 @@ def changed_node(name: str, changes: Sequence[str]) -> "NodeSpec":
 
 
 def open_workload(name: str, num_requests: int, seed: int = 0) -> "Workload":
-    """A shipped profile, a ``.yaml`` profile, or the lengths recorded in a ``.jsonl`` file (all of its rows)."""
+    """Open a shipped profile, a ``.yaml`` profile, or the lengths recorded in a ``.jsonl`` file (all of its rows)."""
     import numpy as np
 
     from pipemax.presets import load_workload
@@ -76,6 +76,7 @@ def open_workload(name: str, num_requests: int, seed: int = 0) -> "Workload":
 
 
 def write_json(path: Path, value: object) -> None:
+    """Write ``value`` as indented JSON in UTF-8, ended by a newline."""
     import json
 
     path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

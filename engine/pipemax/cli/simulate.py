@@ -68,9 +68,9 @@ def simulate(
 ) -> None:
     """Simulate PipeMax and other systems on a node, and compare them.
 
-    Prints total and output tokens/s, ratios to vLLM (TP), decode batches, bubbles and link use; steady tokens/s leave
-    the drain at the run's end out. PipeMax is the real decision code on a virtual clock; a run of 5,000 requests
-    takes some 20 s a system.
+    Prints total and output tokens/s, ratios to vLLM (TP), decode batches, bubbles and link use. Steady tokens/s
+    leave out the drain at the end of the run. PipeMax is the real decision code on a virtual clock. A run of 5,000
+    requests takes about 20 s per system.
     """
     from rich.console import Console
 
@@ -116,7 +116,7 @@ def _draw(study: "Study", directory: Path) -> None:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
-    """A bar on standard error, of requests finished over all systems; nothing where that is no terminal."""
+    """Show the requests finished over all systems as a bar on standard error, if that is a terminal."""
     from rich.console import Console
     from rich.progress import Progress, TimeElapsedColumn
 

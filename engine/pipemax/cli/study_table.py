@@ -1,4 +1,4 @@
-"""A study of simulated systems as a table for people."""
+"""Show a study of simulated systems as a table for people."""
 
 from rich import box
 from rich.table import Table
@@ -8,7 +8,7 @@ from pipemax.sim.study import Study
 
 
 def table(study: Study) -> Table:
-    """For ``rich.print``."""
+    """Return the study as a table for ``rich.print``, the fastest system first."""
     sheet = Table(
         title=f"{study.model} on {study.node}, {study.workload}, {study.results[0].num_requests:,} requests",
         box=box.SIMPLE_HEAD,

@@ -1,4 +1,4 @@
-"""``pipemax trace``: what a recorded controller did, and why."""
+"""``pipemax trace``: explain what a recorded controller did, and why."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +22,7 @@ def _trace() -> None:
 
 @trace_app.command()
 def explain(file: TraceFile) -> None:
-    """Say in words what each step did and why: one line a step, and one for what happened before it."""
+    """Explain in words what each step did and why: one line per step, and one for what happened before it."""
     from pipemax.control.decision_trace import explain as explain_trace
 
     with one_line_errors():
