@@ -1,7 +1,7 @@
-"""Reports to the driver's collectors: every second, and once more when a job's last session ends.
+"""Send reports to the driver's collectors: every second, and once more when a job's last session ends.
 
-A collector that cannot be reached costs one warning and little time: the longer it fails, the more rarely it is tried.
-A driver may also have been busy for a few seconds, so the last report of a session is tried all the same.
+A collector that cannot be reached costs one warning and little time: the longer it fails, the less often it is tried.
+The driver may only have been busy for a few seconds, so a session's last report is tried all the same.
 """
 
 import logging
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 
 _FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 30.0
-"""After each failure in a row, the collector is left alone for twice as long, up to this; from then on a session's last
-report waits for the next try like any other."""
+"""Each failure in a row doubles the wait before the next attempt, up to this. From then on a session's last report
+waits for the next attempt like any other."""
 
 
 class Reporter:
@@ -34,7 +34,7 @@ class Reporter:
         period_s: float,
         timeout_s: float,
     ) -> None:
-        """``hear`` is told what the collectors answer."""
+        """Call ``hear`` with what the collectors answer."""
         self._timeout_s = timeout_s
         self._hear = hear
         self._collectors = collectors
@@ -52,8 +52,10 @@ class Reporter:
         self._stopped.set()
 
     def report_now(self, collector: CollectorAddress, *, is_last: bool = False) -> None:
-        """Send the present totals and wait until the collector has them, or cannot be reached. ``is_last``: nothing
-        may follow, so a collector that failed lately is tried all the same."""
+        """Send the current totals and wait until the collector has them, or cannot be reached.
+
+        With ``is_last`` nothing may follow, so a collector that failed lately is tried all the same.
+        """
         with self._lock:
             link = self._links.setdefault(collector, _Link(collector, self._timeout_s))
         outlook = link.send(self._stats_for, is_last=is_last)
@@ -68,12 +70,12 @@ class Reporter:
             with self._lock:
                 unused = [self._links[collector] for collector in set(self._links) - wanted]
             for link in unused:
-                # Kept: its job's next task must not be warned of it, nor wait for it, as if it were another.
+                # Kept: its job's next task must not warn of it again, nor wait for it, as if it were a new collector.
                 link.close()
 
 
 class _Link:
-    """The way to one collector."""
+    """The connection to one collector."""
 
     def __init__(self, collector: CollectorAddress, timeout_s: float) -> None:
         self._collector = collector
@@ -82,13 +84,13 @@ class _Link:
         self._client: flight.FlightClient | None = None
         self._warned = False
         self._retry_s = _FIRST_RETRY_S
-        """After the next failure."""
+        """How long to wait after the next failure."""
         self._not_before_s = float("-inf")
 
     def send(
         self, stats_for: Callable[[CollectorAddress], ServerStats], *, is_last: bool
     ) -> JobOutlook | None:
-        """What the collector answers, if it was reached and says anything."""
+        """Send the statistics. Return the collector's answer, or ``None`` if it was not reached or says nothing."""
         # The snapshot is taken under the lock: an older one must never arrive after a newer one.
         with self._lock:
             insists = is_last and self._retry_s < _LONGEST_RETRY_S

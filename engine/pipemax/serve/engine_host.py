@@ -1,7 +1,7 @@
 """The one resident engine: started when first needed, shared by all sessions, replaced when another is needed.
 
-One thread owns the engine's life: it makes it, polls it, replaces it and closes it. Sessions, on threads of their
-own, only ask whether their engine is ready, and call ``submit`` and ``abort``. The host knows nothing of Flight.
+One thread owns the engine: it starts, polls, replaces and closes it. Sessions, on threads of their own, only ask
+whether their engine is ready, and call ``submit`` and ``abort``. The host knows nothing of Flight.
 """
 
 import logging
@@ -48,34 +48,34 @@ class HostSnapshot:
 
 
 class EngineListener(Protocol):
-    """Told what happens to the engine, on the engine's thread.
+    """Receives the engine's events, on the engine's thread.
 
     No method may block for long: the engine is not polled until the method returns.
     """
 
     def engine_loaded(self, engine: Engine, config: EngineConfig) -> None:
-        """A new engine is ready, and no session knows of it yet."""
+        """Note that a new engine is ready; no session knows of it yet."""
 
     def engine_polled(self, engine: Engine, config: EngineConfig) -> None:
-        """The engine was polled, and the rows that had ended were passed to ``rows_ended``."""
+        """Note that the engine was polled; rows that had ended have been passed to ``rows_ended``."""
 
     def rows_ended(self, completions: Sequence[Completion]) -> None:
-        """Rows have ended, in the order of ``poll``."""
+        """Take rows that have ended, in the order of ``poll``."""
 
     def readiness_changed(self) -> None:
-        """An engine is ready, or did not start: sessions that wait must look again."""
+        """Have waiting sessions look again: an engine is ready, or did not start."""
 
     def engine_died(self) -> None:
-        """The engine is gone, and no session has heard of it yet."""
+        """Note that the engine is gone; no session has heard of it yet."""
 
     def death_announced(self, reason: str) -> None:
-        """The engine is gone, and every session is refused for this reason from now on."""
+        """Note that the engine is gone; every session is refused for this reason from now on."""
 
     def running_rows(self) -> int:
         """Return how many rows the engine holds, as the sessions count them.
 
-        The only question among the events. It is asked on a session's thread, behind the host's lock: do not call the
-        host from here.
+        This is the only question among the events. It is asked on a session's thread, under the host's lock: do not
+        call the host from here.
         """
 
 
@@ -89,18 +89,18 @@ class _Resident:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Load:
-    """An engine that is being made."""
+    """An engine that is being loaded."""
 
     member: Member
-    """The one that it is made for first."""
+    """The member that it is loaded for first."""
     since_s: float
     instead_of: str
-    """For people, after the model's name: which engine it replaces. Empty where it replaces none."""
+    """Which engine it replaces, in words that follow the model's name; empty if it replaces none."""
 
 
 @dataclass(slots=True)
 class _State:
-    """Everything behind the host's lock."""
+    """Everything that the host's lock guards."""
 
     members: list[Member] = field(default_factory=list)
     resident: _Resident | None = None
@@ -109,12 +109,12 @@ class _State:
     failures: StartFailures = field(default_factory=StartFailures)
     last_failure: str = ""
     refusal: Refused | None = None
-    """For everyone, from the engine's death or the server's stop on."""
+    """Holds for every session once the engine has died or the server stops."""
     engine_starts: int = 0
 
 
 class EngineHost:
-    """Owns the resident engine. Every public method is thread-safe and returns at once, but ``wait_until_closed``."""
+    """Owns the resident engine. Public methods are thread-safe and return at once, except ``wait_until_closed``."""
 
     def __init__(
         self, factory: EngineFactory, listener: EngineListener, timings: Timings, gpus: GpuLocks
@@ -134,13 +134,13 @@ class EngineHost:
         self._thread.start()
 
     def stop(self, refusal: Refused) -> None:
-        """Refuse everyone from now on, and have the engine's thread close the engine and end."""
+        """Refuse every session from now on, and have the engine's thread close the engine and end."""
         with self._changed:
             self._state.refusal = self._state.refusal or refusal
             self._changed.notify_all()
 
     def wait_until_closed(self, timeout_s: float) -> bool:
-        """After ``stop``: true when the engine has closed, false when it takes longer."""
+        """Wait, after ``stop``, until the engine has closed. Return ``False`` if it takes longer than this."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -167,11 +167,11 @@ class EngineHost:
             self._changed.notify_all()
 
     def note_movement(self) -> None:
-        """A session has sent or taken a row: whoever holds the engine is not stuck."""
+        """Note that a session has sent or taken a row: the sessions that hold the engine are not stuck."""
         self._moved_at_s = time.monotonic()
 
     def readiness(self, member: Member) -> Readiness:
-        """Where the member stands now."""
+        """Return whether the member's engine is ready, or why the member must wait or is refused."""
         now_s = time.monotonic()
         with self._changed:
             state = self._state
@@ -195,7 +195,7 @@ class EngineHost:
             return Waiting(detail=f"waiting for {holder}: {len(holders)} tasks use it", other_config=True)
 
     def responds(self) -> bool:
-        """False while ``Engine.poll`` does not come back; loading and closing may take their time."""
+        """Return ``False`` while ``Engine.poll`` is stuck; loading and closing may take any time."""
         return not self._polling or time.monotonic() - self._polled_at_s < self._timings.poll_stall_s
 
     def snapshot(self) -> HostSnapshot:
@@ -203,7 +203,7 @@ class EngineHost:
         with self._changed:
             state = self._state
             name, detail = "starting", ""
-            if state.refusal is not None:  # for good: clients wait for this server's successor
+            if state.refusal is not None:  # final: clients wait for this server's successor
                 name, detail = "stopping", state.refusal.detail
             elif state.load is not None:
                 name, detail = "loading", self._waiting_for(state.load, state.load.member, now_s).detail
@@ -230,14 +230,14 @@ class EngineHost:
             self._moved_at_s = now_s
         return now_s - max(self._moved_at_s, member.since_s)
 
-    # From here on: the engine's thread.
+    # From here on, everything runs on the engine's thread.
 
     def _run(self) -> None:
         try:
             while self._state.refusal is None:
                 self._step()
         except Exception as error:
-            # Whatever ends this thread ends the engine's usefulness: tell everyone, never die in silence.
+            # The engine is useless without this thread: whatever ends it, tell every session.
             log.exception("the engine died")
             self._listener.engine_died()
             detail = str(error) if isinstance(error, EngineDiedError) else f"the engine died: {error!r}"

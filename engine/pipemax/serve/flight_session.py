@@ -1,8 +1,8 @@
 """One session: one Flight ``DoExchange``, from its header to its last completion.
 
-Two threads serve it. The *session's* thread, Flight's own, writes: completions, credit, a heartbeat a second, and
-it notices cancellation. The *reading* thread takes request batches and submits them. The engine's thread drops
-completions into the outbox and never waits for a client.
+Two threads serve it. The *session's* thread, which Flight provides, writes completions, credit and a heartbeat every
+second, and notices cancellation. The *reading* thread takes request batches and submits them. The engine's thread
+puts completions into the outbox and never waits for a client.
 
 Hazard: Flight frees the stream when ``run`` returns, so the reading thread is joined before that on every path.
 """
@@ -33,26 +33,27 @@ from pipemax.wire import HEARTBEAT_PERIOD_S, MessageKind, ServerMessage, Session
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.2
-"""How often a session that has nothing to send looks for cancellation and for its engine's death."""
+"""How often a session that has nothing to send checks for cancellation and for its engine's death."""
 _LINGER_S = 0.005
 """A first completion waits this long for others: a message for each row would cost more than the row."""
 _LONGEST_LINGER_S = 0.25
 _LINGER_SHARE = 1 / 4
-"""And so long where the engine is slow, but not once the finished rows are this share of those that run, or there is
-credit to grant. With a tick it must be shorter than a stream that asks for credit counts as asking."""
+"""With a slow engine it waits up to ``_LONGEST_LINGER_S``, but only until the finished rows are this share of the
+running rows, or there is credit to grant. That wait and a tick together must be shorter than the time for which a
+stream that asks for credit counts as asking."""
 _MAX_ROWS_PER_MESSAGE = 1_024
 # What the stream raises when the client is gone.
 STREAM_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
 
 class CallContext(Protocol):
-    """What a session asks of Flight's call."""
+    """The part of Flight's call context that a session uses."""
 
     def is_cancelled(self) -> bool: ...
 
 
 class SessionFailedError(Exception):
-    """The session cannot go on, and its client shall hear why."""
+    """The session cannot go on, and its client is told why."""
 
     def __init__(self, code: SessionErrorCode, detail: str) -> None:
         super().__init__(detail)
@@ -64,12 +65,12 @@ class SessionFailedError(Exception):
 
 
 class ClientGoneError(Exception):
-    """The client has cancelled or is gone; nobody listens."""
+    """The client has cancelled or is gone; nobody listens any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionTerms:
-    """A header whose every part has been checked."""
+    """A session's header, with every part of it checked."""
 
     number: int
     header: SessionHeader
@@ -78,7 +79,7 @@ class SessionTerms:
 
 
 class Session:
-    """See the module. ``run`` on the session's thread, ``deliver`` and ``wake`` on any."""
+    """One session. Call ``run`` on the session's thread, ``deliver`` and ``wake`` on any."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class Session:
         reader: flight.MetadataRecordBatchReader,
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
-        """``input_ended`` is called once the client has sent its last row."""
+        """Call ``input_ended`` once the client has sent its last row."""
         self._terms = terms
         self._host = host
         self._credit = credit
@@ -109,7 +110,7 @@ class Session:
         self._job_id = terms.header.job_id
         self._id_prefix = f"{terms.number}:"
         self._changed = threading.Condition()
-        # Behind the condition:
+        # Guarded by the condition:
         self._running: dict[int, int] = {}  # row id -> its bytes of credit
         self._cache_keys: dict[str, bytes] = {}  # request id -> the cache key of its answer
         self._outbox: deque[FinishedRow] = deque()
@@ -120,8 +121,10 @@ class Session:
         self._sent_at_s = float("-inf")
 
     def run(self) -> None:
-        """Serve the session to its end. Raises ``SessionFailedError``, which the client has been told, or
-        ``ClientGoneError``."""
+        """Serve the session to its end.
+
+        ``SessionFailedError`` if it failed, which the client has been told; ``ClientGoneError`` if the client is gone.
+        """
         header = self._terms.header
         member = self._host.join(
             self._terms.config, job_id=self._job_id, task=header.task, daemon=header.daemon
@@ -134,7 +137,7 @@ class Session:
             self._credit.close()
 
     def deliver(self, completions: Sequence[Completion]) -> None:
-        """Completions of this session's rows, from the engine's thread."""
+        """Take completions of this session's rows, to be sent on the session's thread."""
         now_us = time.time_ns() // 1_000
         self._keep(completions)
         with self._changed:
@@ -150,7 +153,7 @@ class Session:
                 row = FinishedRow(row_id=row_id, completion=completion, completed_at_us=now_us)
                 self._credit.finish(rows=1, size=size, output_size=row.output_size())
                 self._outbox.append(row)
-            # Not for every step of the engine: the session's thread would wake up to wait on.
+            # Not after every step of the engine: the session's thread would wake up only to wait again.
             if was_empty or self._has_much_to_send():
                 self._changed.notify_all()
 
@@ -184,7 +187,7 @@ class Session:
         try:
             self._write_until_done(member)
         except SessionFailedError as failure:
-            # Told before the join below: the client cancels when it hears this, which ends the reading.
+            # Sent before the join below: the client cancels when it hears this, which ends the reading.
             self._send(message=failure.message())
             raise
         finally:
@@ -223,7 +226,7 @@ class Session:
         return not self._input_ended and self._credit.would_grant()
 
     def _write_finished(self) -> bool:
-        """Send what has finished and what credit there is; true when a full message went out."""
+        """Send finished rows and any credit. Return ``True`` if a full message went out."""
         with self._changed:
             rows = [self._outbox.popleft() for _ in range(min(len(self._outbox), _MAX_ROWS_PER_MESSAGE))]
             wants_credit = not self._input_ended
@@ -244,8 +247,10 @@ class Session:
         return len(rows) == _MAX_ROWS_PER_MESSAGE
 
     def _heartbeat(self, detail: str, *, code: SessionErrorCode | None = None) -> None:
-        """A STATUS when nothing else was said of late. A server whose engine hangs falls silent instead: the
-        silence is what makes the client end it."""
+        """Send a STATUS if nothing else was sent lately.
+
+        A server whose engine hangs falls silent instead: the silence makes the client end the server.
+        """
         if time.monotonic() - self._sent_at_s >= HEARTBEAT_PERIOD_S - _TICK_S and self._host.responds():
             self._send(message=ServerMessage(kind=MessageKind.STATUS, detail=detail, code=code))
 
@@ -291,7 +296,10 @@ class Session:
             self._changed.notify_all()
 
     def _next_chunk(self) -> flight.FlightStreamChunk | None:
-        """``None`` at the end. A cancelled call may end like that too, which the session's thread finds out."""
+        """Return the next chunk, or ``None`` at the end.
+
+        A cancelled call may end like that too; the session's thread finds that out.
+        """
         try:
             return self._reader.read_chunk()
         except StopIteration:
@@ -333,7 +341,7 @@ class Session:
     def _answer_from_cache(
         self, cache: ResultCache, content: bytes, requests: Sequence[GenerationRequest], keys: Sequence[bytes]
     ) -> tuple[list[GenerationRequest], list[bytes]]:
-        """Deliver what is known of an engine with this ``content``; return the rest with its keys."""
+        """Deliver the answers that are known for this ``content``. Return the other requests and their keys."""
         known, unknown, unknown_keys = [], [], []
         cache_keys = dict[str, bytes]()
         for request, key in zip(requests, keys, strict=True):
@@ -363,7 +371,7 @@ class Session:
     # The end.
 
     def _abandon(self, engine: Engine) -> None:
-        """Drop what is left, in the engine too. Aborting twice is harmless."""
+        """Drop the rows that still run, in the engine too. Aborting twice is harmless."""
         with self._changed:
             self._closed = True
             left = [f"{self._id_prefix}{row_id}" for row_id in self._running]
@@ -382,7 +390,7 @@ def refuse(
 ) -> None:
     """Tell a client that has no credit yet why it gets none, and wait until it has heard.
 
-    Hazard: were the call to end before the client has begun to write, its library would drop the message.
+    Hazard: if the call ended before the client has begun to write, the client's library would drop the message.
     """
     try:
         writer.write_metadata(failure.message().to_bytes())
@@ -393,6 +401,6 @@ def refuse(
 
 
 def _split(total: int, parts: int) -> list[int]:
-    """``total`` as whole numbers, as even as can be."""
+    """Split ``total`` into ``parts`` whole numbers that differ by at most one."""
     share, rest = divmod(total, parts)
     return [share + 1] * rest + [share] * (parts - rest)

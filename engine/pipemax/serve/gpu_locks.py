@@ -1,13 +1,14 @@
-"""One lock per GPU, so that a successor's engine loads only where nobody of an earlier engine is left.
+"""Lock each GPU, so that a successor's engine loads only where no process of an earlier engine is left.
 
-Two flocks stand for a GPU, in the directory of the servers' sockets. ``.lock`` is the server's, from before its
-engine loads to its end. ``.users`` is shared by the engine's own processes, which vLLM spawns and which inherit no
-descriptor: each takes it by itself before it touches the GPU (``pipemax.node.lifetime``). So whoever holds the one and
-finds the other free knows that the memory is: a killed server's workers can outlive it, and do for as long as the
-kernel takes to give their memory back. The kernel releases both, however a process ends.
+Each GPU has two flocks, in the directory of the servers' sockets. The server holds ``.lock`` from before its engine
+loads until the server ends. The engine's own processes share ``.users``. vLLM spawns them and they inherit no
+descriptor, so each takes the lock by itself before it touches the GPU (``pipemax.node.lifetime``). A server that holds
+``.lock`` and finds ``.users`` free therefore knows that the GPU's memory is free: a killed server's workers can
+outlive it, and do for as long as the kernel takes to free their memory. The kernel releases both locks, however a
+process ends.
 
-It sees the servers of this user on this machine (in a container, of this container); machines without NVIDIA's
-driver have no locks.
+The locks cover the servers of this user on this machine (in a container, of this container). Machines without
+NVIDIA's driver have no locks.
 """
 
 import fcntl
@@ -25,30 +26,30 @@ _RETRY_S = 0.1
 
 
 class GpuLocks:
-    """The GPUs of this server. ``take`` on the engine's thread, ``wait_reason`` on any."""
+    """The locks of this server's GPUs. Call ``take`` on the engine's thread; read ``wait_reason`` on any."""
 
     def __init__(self, directory: Path, gpus: Sequence[str]) -> None:
-        """Makes the files in ``directory``; ``gpus`` as from ``pipemax.node.gpus``."""
+        """Make ``directory`` for the lock files; ``gpus`` are as from ``pipemax.node.gpus``."""
         if gpus:
             directory.mkdir(mode=0o700, exist_ok=True)
-        # Every server takes them in the same order: two of overlapping sets never wait for each other.
+        # Every server takes its locks in the same order: two servers that share GPUs never wait for each other.
         self._locks = {gpu: directory / f"{_file_name(gpu)}.lock" for gpu in sorted(gpus)}
         self._held: dict[str, int] = {}
         self._wait_reason = ""
 
     @property
     def environment(self) -> dict[str, str]:
-        """For the engine's processes, which hold the GPUs by what it says."""
+        """The variables that tell the engine's processes which ``.users`` files to lock."""
         users = [str(lock.with_suffix(".users")) for lock in self._locks.values()]
         return {GPU_USERS_VARIABLE: os.pathsep.join(users)} if users else {}
 
     @property
     def wait_reason(self) -> str:
-        """Whom ``take`` waits for; empty when it does not."""
+        """The process that ``take`` waits for, in words; empty when it does not wait."""
         return self._wait_reason
 
     def take(self, *, gives_up: Callable[[], bool]) -> bool:
-        """Wait until the GPUs are this server's alone, and keep them to its end. False when ``gives_up`` did."""
+        """Wait until only this server has the GPUs, and keep them until it ends. ``False`` if ``gives_up`` did."""
         try:
             return all(self._take_gpu(gpu, lock, gives_up) for gpu, lock in self._locks.items())
         finally:
@@ -61,7 +62,7 @@ class GpuLocks:
         if held is None:
             return False
         users = lock.with_suffix(".users")
-        # The lock alone says that the server has ended, not that its engine's processes have.
+        # The lock says only that the server has ended, not that its engine's processes have.
         unused = _wait_for(users, lambda: self._note_wait(gpu, users), gives_up)
         if unused is None:
             os.close(held)
@@ -78,7 +79,7 @@ class GpuLocks:
 
 
 def _wait_for(file: Path, note_wait: Callable[[], None], gives_up: Callable[[], bool]) -> int | None:
-    """A descriptor that locks the file; None when the caller gave up. Polled, for the caller may give up."""
+    """Poll until the file is locked. Return the descriptor that locks it, or ``None`` if the caller gave up."""
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     while not gives_up():
         try:
@@ -92,7 +93,7 @@ def _wait_for(file: Path, note_wait: Callable[[], None], gives_up: Callable[[], 
 
 
 def _describe_holders(file: Path) -> str:
-    """Who holds the file's lock, for people."""
+    """Describe for people who holds the file's lock."""
     # Lines such as "1: FLOCK  ADVISORY  WRITE 1226 fe:00:9980997 0 EOF"; a waiting one has "->" after its number.
     inode = str(file.stat().st_ino)
     holders = []

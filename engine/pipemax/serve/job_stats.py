@@ -1,4 +1,4 @@
-"""What the server has done for each job: counters that only grow."""
+"""Count what the server has done for each job. The counters only grow."""
 
 import threading
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from pipemax.api import Completion
 from pipemax.wire import CollectorAddress, JobStats
 
 MAX_JOBS = 256
-"""Finished jobs beyond this many are forgotten, the longest unused first."""
+"""Finished jobs beyond this many are forgotten, the least recently used first."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class StatsBook:
             self._forget_old()
 
     def close_session(self, job_id: str) -> CollectorAddress | None:
-        """The job's collector when this was its last open session, which calls for a last report."""
+        """Return the job's collector if this was its last open session, which calls for a last report."""
         with self._lock:
             totals = self._jobs[job_id]
             totals.open_sessions -= 1
@@ -62,17 +62,17 @@ class StatsBook:
             self._jobs[job_id].rows_received += rows
 
     def received(self, job_id: str) -> int:
-        """Rows so far; none of a job that is not known."""
+        """Return how many rows of the job have come so far; 0 for an unknown job."""
         with self._lock:
             return self._jobs[job_id].rows_received if job_id in self._jobs else 0
 
     def count_reused(self, job_id: str, rows: int) -> None:
-        """Rows that are answered from the cache; they count as done, too, once they are handed out."""
+        """Count rows answered from the cache. They also count as done once they are handed out."""
         with self._lock:
             self._jobs[job_id].rows_reused += rows
 
     def count_done(self, job_id: str, completions: Iterable[Completion]) -> None:
-        """Completions that were handed to the client."""
+        """Count completions that were handed to the client."""
         with self._lock:
             totals = self._jobs[job_id]
             for completion in completions:
@@ -85,12 +85,12 @@ class StatsBook:
                     totals.error_examples.setdefault(code, completion.error.message)
 
     def collectors(self) -> set[CollectorAddress]:
-        """Where to report to: the collectors of jobs with an open session."""
+        """Return the collectors to report to: those of jobs with an open session."""
         with self._lock:
             return {t.collector for t in self._jobs.values() if t.collector and t.open_sessions}
 
     def jobs(self, collector: CollectorAddress | None = None) -> dict[str, JobStats]:
-        """All jobs, or those that report to one collector."""
+        """Return the statistics of all jobs, or of those that report to one collector."""
         with self._lock:
             return {
                 job_id: totals.stats()

@@ -1,6 +1,6 @@
-"""When the server ends: its executor, its Python daemons or its socket are gone, it idles, or it is told.
+"""Decide when the server ends: its executor, its Python daemons or its socket are gone, it idles, or it is told to.
 
-It watches processes by pidfd, which a reused pid cannot deceive and which also fires for a zombie. It only
+Processes are watched by pidfd, which a reused pid cannot deceive and which also fires for a zombie. This module only
 decides; ``main`` takes the server down.
 """
 
@@ -34,14 +34,14 @@ class Exit:
 
 
 def has_ended(pidfd: int, *, timeout_s: float) -> bool:
-    """Whether the process ends within the time."""
+    """Tell whether the process ends within the time."""
     poll = select.poll()  # not select(), which fails on descriptors above 1023
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(timeout_s * 1000))
 
 
 class WatchedProcess:
-    """One process, by pidfd where the kernel has it (Linux 5.3), else by looking at /proc."""
+    """One process, watched by pidfd where the kernel has it (Linux 5.3), otherwise by looking at /proc."""
 
     def __init__(self, identity: ProcessIdentity) -> None:
         self.identity = identity
@@ -106,7 +106,7 @@ class Lifecycle:
         self._exits.put(cause)
 
     def wait(self) -> Exit:
-        """Blocks until the server shall end. Wakes now and then, so that signal handlers run."""
+        """Block until the server is to end. Wakes up now and then, so that signal handlers run."""
         while True:
             try:
                 return self._exits.get(timeout=1.0)

@@ -1,44 +1,44 @@
-"""Every time and size of the engine server, with its default; each is a flag of ``python -m pipemax.serve``."""
+"""All times and sizes of the engine server, with defaults. Each is a flag of ``python -m pipemax.serve``."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """How long the server waits for what, in seconds."""
+    """The server's waiting times and periods, in seconds."""
 
     idle_exit_s: float = 1800.0
     """Without a session for this long, the server ends and frees the GPUs."""
     daemons_grace_s: float = 5.0
-    """All known Python daemons gone for this long, the server ends: in local mode the JVM outlives its session."""
+    """The server ends once its known Python daemons are gone this long: in local mode the JVM outlives its session."""
     replace_grace_s: float = 2.0
     """An engine is replaced once it has had no session for this long: longer than the gap between two tasks."""
     same_task_conflict_s: float = 10.0
-    """One task holds sessions of two configs and nothing moves for this long: the one waits for the other."""
+    """If one task holds sessions of two configs and nothing moves for this long, one waits for the other."""
     still_conflict_s: float = 120.0
     """The same between tasks; longer, because the resident engine's input may only be slow."""
     poll_stall_s: float = 60.0
-    """``Engine.poll`` has not come back for this long: the server stops vouching for the engine by heartbeats."""
+    """Once ``Engine.poll`` has not returned for this long, the server stops vouching for the engine by heartbeats."""
     stats_push_s: float = 1.0
     """Period of the reports to the collectors."""
     stats_timeout_s: float = 5.0
-    """Of one report: a driver that plans a chunk on busy cores takes seconds to answer."""
+    """Timeout of one report: a driver that plans a chunk on busy cores takes seconds to answer."""
     close_timeout_s: float = 30.0
     """How long an engine may take to close before its processes are killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowLimits:
-    """How many rows and bytes the server takes in beyond what it has answered."""
+    """Limits on the rows and bytes that the server takes in beyond what it has answered."""
 
     chunk_rows: int = 64
     """Every open stream keeps about this much credit, whatever the others hold."""
     chunk_bytes: int = 2 * 2**20
     max_rows: int = 65_536
-    """Most rows in the engine and granted, all streams together (plus one chunk a stream)."""
+    """Maximum of rows in the engine and granted, over all streams (plus one chunk per stream)."""
     max_bytes: int = 512 * 2**20
     undelivered_rows: int = 4_096
     """A stream with this many finished rows that its client has not taken gets no further credit."""
     undelivered_bytes: int = 64 * 2**20
     cache_bytes: int = 256 * 2**20
-    """Of answers kept for sessions that reuse results."""
+    """Maximum size of the answers kept for sessions that reuse results."""

@@ -1,7 +1,7 @@
-"""The server process: detaches itself, listens, and leaves nothing behind.
+"""Run the server process: detach it, listen, and leave nothing behind.
 
 The process that starts it is a short-lived Spark worker, so it forks at once: the parent stays only until the
-child listens (exit status 0) or has failed (1), and the server is nobody's child, hence nobody's zombie.
+child listens (exit status 0) or has failed (1). The server is then nobody's child, hence nobody's zombie.
 """
 
 import argparse
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _HURRIED_CLOSE_S = 8.0
-"""When nobody is left to wait for. vLLM gives its workers 5 s, and shared memory leaks if it is not let finish."""
+"""Used when nobody is left to wait for. vLLM gives its workers 5 s; shared memory leaks if it cannot finish."""
 _NO_TIME_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """The command line."""
+    """The options of the command line."""
 
     socket: Path
     watch_jvm: tuple[int, int]
@@ -43,21 +43,22 @@ class ServerOptions:
 
     @property
     def record(self) -> Path:
-        """Where the server says who it is, for clients that find it hanging."""
+        """The file that identifies the server, for clients that find it hanging."""
         return self.socket.with_suffix(".json")
 
     @property
     def journal(self) -> Path:
-        """Where the server says what it runs, for its successor."""
+        """The file that says what the server runs, for its successor."""
         return self.socket.with_suffix(".journal")
 
     @property
     def gpu_locks(self) -> Path:
-        """Directory of the locks that all servers of this user and machine share."""
+        """The directory of the locks that all servers of this user and machine share."""
         return self.socket.with_name("gpus")
 
 
 def parse_options(arguments: Sequence[str]) -> ServerOptions:
+    """Parse the command line. ``SystemExit``, with the usage on standard error, for a bad option."""
     parser = argparse.ArgumentParser(prog="python -m pipemax.serve", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--watch-jvm", type=_identity, required=True, metavar="PID:TICKS")
@@ -79,7 +80,7 @@ def parse_options(arguments: Sequence[str]) -> ServerOptions:
 def main(
     arguments: Sequence[str] | None = None, *, load_factory: "Callable[[], EngineFactory] | None" = None
 ) -> None:
-    """Start the server as a detached process. Returns never; ``load_factory`` is called in that process."""
+    """Start the server as a detached process. Never returns; ``load_factory`` is called in that process."""
     options = parse_options(sys.argv[1:] if arguments is None else arguments)
     tell_listening = _detach(options.log)
     # Only now, in the server's own process: pyarrow and gRPC start threads, which a fork would lose.
@@ -89,7 +90,7 @@ def main(
         logging.exception("the server failed")
         status = 1
     logging.shutdown()
-    os._exit(status)  # gRPC's threads may hold open calls; nothing of them is worth waiting for
+    os._exit(status)  # gRPC's threads may hold open calls; none of them is worth waiting for
 
 
 def _offline_engine() -> "EngineFactory":
@@ -99,13 +100,13 @@ def _offline_engine() -> "EngineFactory":
 
 
 def _detach(log_path: Path) -> Callable[[], None]:
-    """Fork; the child goes on in a process group of its own, with stdin empty and its output in the log.
+    """Fork; the child continues in a process group of its own, with stdin empty and its output in the log.
 
-    Not in a session of its own: where Linux schedules by session (autogroup), tasks and engine would be two groups, and
-    on cores that an engine fills the tasks' group has been left without any for up to 15 s at a time, so that the
+    It gets no session of its own: where Linux schedules by session (autogroup), tasks and engine would be two groups.
+    On cores that an engine fills, the tasks' group has been left without any for up to 15 s at a time, so that the
     engine ran out of rows (docs/results/spark_overhead.md).
 
-    Returns what the child calls once it listens, which lets the parent go.
+    Returns the function that the child calls once it listens, which lets the parent exit.
     """
     listening, tell = os.pipe()
     child = os.fork()
@@ -141,7 +142,7 @@ def _serve(options: ServerOptions, factory: "EngineFactory", tell_listening: Cal
     from pipemax.wire import ProcessIdentity
 
     own = ProcessIdentity.own()
-    # The engine's processes inherit it, and end when the process that it names has.
+    # The engine's processes inherit it, and end when the process that it names has ended.
     os.environ[SERVER_IDENTITY_VARIABLE] = f"{own.pid}:{own.start_ticks}"
     pid, ticks = options.watch_jvm
     lifecycle = Lifecycle(ProcessIdentity(pid=pid, start_ticks=ticks), options.timings, socket=options.socket)
@@ -192,13 +193,13 @@ def _write_record(options: ServerOptions, suspects: int) -> None:
 
 
 def _take_down(server: "EngineServer", cause: "Exit", options: ServerOptions) -> None:
-    """Close the socket to newcomers, then the sessions, then the engine; kill what does not close in time."""
-    # The record stays to the last: while this process lives, a successor must know that it does.
+    """Close the socket to new sessions, then the sessions, then the engine; kill what does not close in time."""
+    # The record is removed last: while this process lives, a successor must know that it does.
     options.socket.unlink(missing_ok=True)
     started_s = time.monotonic()
     close_timeout_s = options.timings.close_timeout_s
     if cause.at_once:
-        # A load cannot be interrupted, and there is nothing yet that wants closing.
+        # A load cannot be interrupted, and there is nothing yet that needs closing.
         close_timeout_s = _NO_TIME_S if server.is_loading else _HURRIED_CLOSE_S
     closed = server.stop(cause, close_timeout_s=close_timeout_s)
     log.info(

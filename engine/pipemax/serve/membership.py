@@ -1,6 +1,6 @@
-"""Who needs which engine, and who must wait: the rules of the one resident engine, as plain values.
+"""Decide which engine is loaded and which sessions must wait: the rules of the one resident engine, as plain values.
 
-It knows neither threads nor engines; ``engine_host`` holds the lock and carries the decisions out.
+This module knows neither threads nor engines; ``engine_host`` holds the lock and carries the decisions out.
 """
 
 from dataclasses import dataclass, field
@@ -22,11 +22,11 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """The session's engine is there."""
+    """The session's engine is ready."""
 
     engine: Engine
     content: bytes
-    """What it was loaded from: ``pipemax.checkpoint.content``."""
+    """Identifies what the engine was loaded from: see ``pipemax.checkpoint.content``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Member:
 
 @dataclass(slots=True)
 class StartFailures:
-    """Engines that did not start. A job is told again at once; another job is a new attempt."""
+    """Engines that did not start. The same job is refused again at once; another job is a new attempt."""
 
     _reasons: dict[str, str] = field(default_factory=dict)
     _jobs: dict[str, set[str]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class StartFailures:
 def next_to_load(
     members: list[Member], resident_id: str | None, *, resident_unused_s: float, grace_s: float
 ) -> Member | None:
-    """The oldest waiting member, once the resident engine has had no session for the grace time."""
+    """Return the oldest waiting member, once the resident engine has had no session for the grace time."""
     waiting = [m for m in members if m.refusal is None and m.engine_id != resident_id]
     if not waiting:
         return None
@@ -93,10 +93,10 @@ def next_to_load(
 def conflict_of(
     waiting: Member, holders: list[Member], *, still_s: float, timings: Timings
 ) -> Refused | None:
-    """A refusal when ``waiting`` and the resident engine's sessions wait for each other.
+    """Return a refusal if ``waiting`` and the resident engine's sessions wait for each other.
 
     Two annotations with different configs, chained within one stage, deadlock: the second reads what the first
-    yields, and the first cannot end until it is read. From here one sees only that nothing moves: ``still_s``.
+    yields, and the first cannot end until it is read. All that shows here is that nothing has moved for ``still_s``.
     """
     same_task = [m for m in holders if m.task == waiting.task and m.daemon == waiting.daemon]
     patience_s = timings.same_task_conflict_s if same_task else timings.still_conflict_s

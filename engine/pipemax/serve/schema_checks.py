@@ -1,8 +1,9 @@
-"""Whether a JSON schema can be enforced while generating, and met at all; asked before any engine starts.
+"""Check, before any engine starts, that a JSON schema can be enforced while generating and can be met at all.
 
-Two compilers of grammars judge it, both of which vLLM brings: xgrammar, which it uses as a rule, and llguidance, its
-substitute, which alone finds contradictions across a schema and names the keywords that it does not know. Those
-that xgrammar does not know it passes over in silence. Nobody here knows how many tokens the shortest output takes.
+Two grammar compilers judge it, both of which vLLM brings: xgrammar, which vLLM normally uses, and llguidance, its
+substitute. Only llguidance finds contradictions across a schema and names the keywords that it does not know;
+xgrammar ignores the keywords that it does not know. This module does not know how many tokens the shortest output
+takes.
 """
 
 import json
@@ -13,8 +14,8 @@ _PLACE_IN_XGRAMMAR = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
 
 def check_response_format(text: str) -> None:
-    """``ValueError`` where the text is no JSON schema, or one that the engine cannot enforce or no output meet."""
-    import jsonschema  # these three where there is a schema; a bare engine may run without them
+    """Raise ``ValueError`` for no JSON schema, or one that the engine cannot enforce or no output can meet."""
+    import jsonschema  # only for a schema: an engine may run without these three
     import llguidance
     import xgrammar
 
@@ -36,7 +37,10 @@ def check_response_format(text: str) -> None:
 
 
 def _check_verdict(verdict: str) -> None:
-    """Of llguidance; empty where it finds nothing wrong. What else it dislikes, xgrammar may do."""
+    """Raise ``ValueError`` for llguidance's verdict, which is empty if it finds nothing wrong.
+
+    Other complaints pass: xgrammar may be able to enforce what llguidance cannot.
+    """
     kind, _, reason = verdict.partition(": ")
     match kind:
         case "Unsatisfiable schema":

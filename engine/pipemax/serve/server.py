@@ -1,4 +1,4 @@
-"""The Flight service: checks headers, serves sessions, answers health, stats and shutdown."""
+"""The Flight service: it checks headers, serves sessions, and answers health, stats and shutdown."""
 
 import itertools
 import logging
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]  # pyarrow is untyped
-    """Listens from its making on. ``stop`` refuses all sessions and closes the engine."""
+    """The engine server; listens once it is constructed. ``stop`` refuses all sessions and closes the engine."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             period_s=timings.stats_push_s,
             timeout_s=timings.stats_timeout_s,
         )
-        # Last: calls may arrive as soon as the base class is made.
+        # Last: calls may arrive as soon as the base class is initialized.
         super().__init__(f"grpc+unix://{socket_path}")
         self._host.start()
         self._reporter.start()
@@ -79,7 +79,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         return self._host.snapshot().state == "loading"
 
     def stop(self, cause: Exit, *, close_timeout_s: float) -> bool:
-        """Refuse everyone, give clients a moment to hear it, close the engine. False if that takes too long."""
+        """Refuse all sessions, give clients a moment to hear it, close the engine. ``False`` if that takes too long."""
         self._turns.close(in_order=cause.status != EXIT_ENGINE_DIED)
         self._host.stop(Refused(code=SessionErrorCode.SHUTTING_DOWN, detail=cause.reason))
         self._sessions.wake_all()
@@ -89,7 +89,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         self._reporter.stop()
         return self._host.wait_until_closed(close_timeout_s)
 
-    # Flight's calls, each on a thread of its own.
+    # Flight's calls; each runs on a thread of its own.
 
     def do_exchange(
         self,
@@ -172,7 +172,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
 
 
 def check_header(number: int, text: bytes) -> SessionTerms:
-    """The terms of a session. ``SessionFailedError`` says what is wrong with its header, and the remedy."""
+    """Return the terms of a session. ``SessionFailedError`` says what is wrong with its header, and the remedy."""
     wire_version, package_version = SessionHeader.versions_of(text)
     if (wire_version, package_version) != (WIRE_VERSION, PACKAGE_VERSION):
         raise SessionFailedError(

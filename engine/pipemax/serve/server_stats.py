@@ -11,7 +11,7 @@ from pipemax.wire import CollectorAddress, ProcessIdentity, ServerStats
 
 
 class ServerSnapshots:
-    """Thread-safe."""
+    """Takes snapshots of the server's statistics. Thread-safe."""
 
     def __init__(self, host: EngineHost, window: CreditWindow, jobs: StatsBook) -> None:
         self._host = host

@@ -20,7 +20,7 @@ from pipemax.serve.rows.turns import Turns
 
 
 class OpenSession(Protocol):
-    """What is asked of a session. Both methods are called on any thread and must not block."""
+    """The part of a session that is used here. Both methods are called on any thread and must not block."""
 
     def deliver(self, completions: Sequence[Completion]) -> None:
         """Take completions of this session's rows."""
@@ -35,7 +35,7 @@ class EngineSessions:
     def __init__(
         self, *, window: CreditWindow, turns: Turns, inputs: InputWatch, lifecycle: Lifecycle
     ) -> None:
-        """``lifecycle`` ends the server when the engine has died."""
+        """Have ``lifecycle`` end the server when the engine has died."""
         self._window = window
         self._turns = turns
         self._inputs = inputs
@@ -46,7 +46,7 @@ class EngineSessions:
         self._pacer = Pacer(window)
         self._told_input: tuple[Engine, bool] | None = None  # the last engine that was told, and what
 
-    # The sessions' threads, and the server's.
+    # Called on the sessions' threads and the server's.
 
     @property
     def num_open(self) -> int:
@@ -60,9 +60,9 @@ class EngineSessions:
         self._inputs.open(number, job_id)
 
     def end_input(self, number: int) -> None:
-        """The session's client has sent its last row; its rows may still run."""
+        """Note that the session's client has sent its last row; its rows may still run."""
         self._inputs.end(number)
-        self.wake_all()  # the stream's unused credit, and its turn, are the next one's
+        self.wake_all()  # the stream's unused credit and its turn pass to the next stream
 
     def close(self, number: int, job_id: str) -> None:
         """Forget the session. Completions of its rows are dropped from now on."""
@@ -81,7 +81,7 @@ class EngineSessions:
         """See ``EngineListener.running_rows``."""
         return self._window.running_rows
 
-    # The engine's thread: see ``EngineListener``.
+    # Called on the engine's thread: see ``EngineListener``.
 
     def engine_loaded(self, engine: Engine, config: EngineConfig) -> None:
         self._feed(engine, config)
@@ -112,7 +112,7 @@ class EngineSessions:
         self._lifecycle.stop(Exit(reason=reason, status=EXIT_ENGINE_DIED, at_once=True))
 
     def _feed(self, engine: Engine, config: EngineConfig) -> None:
-        """Set the window by what the engine can take, and let it have what it waits for."""
+        """Set the window by what the engine can take, tell it whether input is open, and begin the next turn."""
         if self._pacer.resize(engine, config, rows_left=self._inputs.rows_left()):
             self.wake_all()  # there is credit to grant
         told = (engine, self._inputs.is_open())

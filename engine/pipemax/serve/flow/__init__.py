@@ -1,1 +1,1 @@
-"""How much input the server takes, and when it ends: credit, window, open input."""
+"""Control how much input the server takes, and tell when it ends: credit, window, open input."""

@@ -9,9 +9,9 @@ fill one window. Two rules keep chained calls, where one stream's output is anot
 - undelivered rows leave the window and count against a bound of their own stream: so a stream whose consumer
   waits holds up nobody else.
 
-Beyond its chunk a stream gets nothing while an older one asks for more. So partitions end one behind the other and
-not all at once: while one waits for its last rows, another still has rows to send. Served evenly, streams of equal
-partitions would all run dry in the same moment, and nothing could come before one of them has closed.
+Beyond its chunk a stream gets nothing while an older one asks for more. So partitions end one after the other and
+not all at once: while one waits for its last rows, another still has rows to send. If streams of equal partitions were
+served evenly, all would run dry at the same moment, and no rows could come before one of them had closed.
 
 This module knows nothing of Flight, of Arrow or of the engine.
 """
@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pipemax.serve.limits import WindowLimits
 
 _MAX_CHUNKS_AT_ONCE = 16
-"""Most unused credit of one stream, in chunks: a stream that does not send must not hold the window."""
+"""Maximum unused credit of one stream, in chunks: a stream that does not send must not hold the window."""
 _ASKING_S = 0.5
-"""A stream that was refused asks again by then; one that has not, for its client does not read, holds up nobody."""
+"""A refused stream asks again within this time. One that does not (its client does not read) holds up no other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +39,17 @@ class Grant:
 
 @dataclass(slots=True)
 class _Count:
-    """One stream's rows, or its bytes. A row larger than the credit takes unused bytes below zero: a debt that the
-    next grants pay off."""
+    """One stream's rows, or its bytes.
+
+    A row larger than the credit takes unused bytes below zero: a debt that the next grants pay off.
+    """
 
     unused: int = 0
     running: int = 0
     undelivered: int = 0
 
     def held(self) -> int:
-        """What it takes of the window; a debt is no room."""
+        """Return how much of the window it takes; a debt does not free any room."""
         return max(0, self.unused) + self.running
 
 
@@ -71,14 +73,14 @@ class CreditWindow:
         return stream
 
     def resize(self, window_rows: int) -> bool:
-        """Set how many rows may be granted or running; what is already granted stays. True where it has grown."""
+        """Set the maximum of granted and running rows; what is granted stays. Return ``True`` if it has grown."""
         with self._lock:
             before, self._window_rows = self._window_rows, min(window_rows, self.limits.max_rows)
             return self._window_rows > before
 
     @property
     def rows(self) -> int:
-        """How many may be granted or running."""
+        """The maximum of rows that may be granted or running."""
         return self._window_rows
 
     @property
@@ -127,7 +129,7 @@ class CreditWindow:
         return Grant(rows=rows, bytes=size) if rows or size else None
 
     def _takes(self, stream: "StreamCredit") -> bool:
-        """Whether it has more to send, and its client takes what is done."""
+        """Tell whether the stream has more to send and its client takes what is done."""
         limits = self.limits
         return (
             not stream._has_ended
@@ -161,7 +163,7 @@ class CreditWindow:
             self._running_rows -= stream._rows.running
 
     def check_integrity(self) -> None:
-        """``AssertionError`` unless the sums are those of the streams."""
+        """Raise ``AssertionError`` unless the window's sums are those of its streams."""
         with self._lock:
             assert self._held_rows == sum(s._rows.held() for s in self._streams)
             assert self._held_bytes == sum(s._bytes.held() for s in self._streams)
@@ -181,22 +183,22 @@ class StreamCredit:
         self._has_ended = False
 
     def grant(self) -> Grant | None:
-        """Credit to send to the client now, if any; it counts as granted from here on."""
+        """Return the credit to send to the client now, if any; it counts as granted from here on."""
         return self._window._grant(self)
 
     def would_grant(self) -> bool:
-        """Whether ``grant`` would give credit now; asks for none."""
+        """Tell whether ``grant`` would give credit now, without asking for any."""
         return self._window._would_grant(self)
 
     def receive(self, *, rows: int, size: int) -> None:
-        """The client has sent this much."""
+        """Record that the client has sent this much."""
         assert rows <= self._rows.unused, f"{rows} rows sent on {self._rows.unused} rows of credit"
         self._window._move(
             self, rows=_Count(unused=-rows, running=rows), size=_Count(unused=-size, running=size)
         )
 
     def finish(self, *, rows: int, size: int, output_size: int) -> None:
-        """Rows received with ``size`` bytes are done and wait to be delivered with ``output_size`` bytes."""
+        """Record that rows of ``size`` bytes are done, and wait to be delivered with ``output_size`` bytes."""
         self._window._move(
             self,
             rows=_Count(running=-rows, undelivered=rows),
@@ -204,11 +206,11 @@ class StreamCredit:
         )
 
     def deliver(self, *, rows: int, output_size: int) -> None:
-        """The client has taken finished rows."""
+        """Record that the client has taken finished rows."""
         self._window._move(self, rows=_Count(undelivered=-rows), size=_Count(undelivered=-output_size))
 
     def end_input(self) -> None:
-        """The client sends no more: what it has not used is free for others, while its rows still run."""
+        """Free the unused credit for other streams: the client sends no more, though its rows still run."""
         self._window._end_input(self)
 
     def close(self) -> None:
@@ -221,12 +223,12 @@ class StreamCredit:
 
     @property
     def is_low(self) -> bool:
-        """Whether more would be granted, had the window room."""
+        """Whether more would be granted if the window had room."""
         return self._rows.unused <= self._window.limits.chunk_rows // 2
 
 
 def _top_up(own: _Count, *, chunk: int, room: int, streams: int) -> int:
-    """How much to grant: nothing while half a chunk is unused, and nothing below a quarter of a chunk.
+    """Return how much to grant: nothing while over half a chunk is unused, and no less than a quarter of a chunk.
 
     The quarter keeps a full window, which frees one row at a time, from sending rows one at a time.
     """

@@ -1,8 +1,9 @@
-"""Whether more rows may come, and how many: from the streams that are open, and from what the driver says.
+"""Tell whether more rows may come, and how many, from the open streams and from what the driver says.
 
-A partition's end is not the table's: between two tasks of an executor there is a gap. So input counts as open for a
-while after a stream has closed, unless the job's driver has said that no row is left. A stream that has sent all and
-waits for its rows holds its task's slot: nothing can come in its place before it closes. It knows nothing of engines.
+The end of a partition is not the end of the table: between two tasks of an executor there is a gap. So input counts as
+open for a while after a stream has closed, unless the job's driver has said that no row is left. A stream that has
+sent everything and waits for its rows holds its task's slot: nothing can take its place before it closes. This module
+knows nothing of engines.
 """
 
 import threading
@@ -13,16 +14,16 @@ from pipemax.domain.units import ceil_div
 from pipemax.wire import JobOutlook
 
 _GAP_S = 2.0
-"""After a stream has closed, where nothing is known of the job."""
+"""How long input counts as open after a stream has closed, if nothing is known of the job."""
 _LONG_GAP_S = 10.0
-"""The same where the job has rows left, here or elsewhere."""
+"""The same if the job has rows left, here or elsewhere."""
 
 
 class InputWatch:
-    """Thread-safe."""
+    """Watches whether input is open. Thread-safe."""
 
     def __init__(self, received: Callable[[str], int], clock: Callable[[], float] = time.monotonic) -> None:
-        """``received`` says how many rows of a job have come so far."""
+        """Ask ``received`` how many rows of a job have come so far."""
         self._received = received
         self._clock = clock
         self._lock = threading.Lock()
@@ -30,26 +31,26 @@ class InputWatch:
         self._closed_job: str | None = None
         self._closed_at_s = float("-inf")
         self._outlooks: dict[str, JobOutlook] = {}
-        self._shares: dict[str, int] = {}  # job -> rows received by when this engine has had its share
+        self._shares: dict[str, int] = {}  # job -> rows received once this engine has had its share
 
     def open(self, number: int, job_id: str) -> None:
         with self._lock:
             self._streams[number] = job_id
 
     def end(self, number: int) -> None:
-        """The stream's input has ended; its rows may still run."""
+        """Record that the stream's input has ended; its rows may still run."""
         with self._lock:
             self._streams.pop(number, None)
 
     def close(self, number: int, job_id: str) -> None:
-        """The stream is gone: another may come in its place."""
+        """Record that the stream is gone: another may take its place."""
         with self._lock:
             self._streams.pop(number, None)
             self._closed_job, self._closed_at_s = job_id, self._clock()
             self._forget_others()
 
     def hear(self, outlook: JobOutlook) -> None:
-        """The driver's word on a job, as of a second or two ago."""
+        """Take in what the driver says of a job, as of a second or two ago."""
         share = ceil_div(outlook.rows_left, max(1, outlook.engines))
         with self._lock:
             self._outlooks[outlook.job_id] = outlook
@@ -64,8 +65,10 @@ class InputWatch:
             return self._clock() - self._closed_at_s < gap_s
 
     def rows_left(self) -> int | None:
-        """How many more rows this engine should take: its even share of what the jobs have left. None where that
-        bounds nothing: there is no other engine, or a job has not told."""
+        """Return how many more rows this engine should take: its even share of what the jobs have left.
+
+        ``None`` if that bounds nothing: there is no other engine, or a job has not said how many rows it has left.
+        """
         with self._lock:
             jobs = set(self._streams.values())
             outlooks = [self._outlooks.get(job_id) for job_id in jobs]

@@ -1,4 +1,4 @@
-"""How large the window is: what the engine says it can take in, turned from tokens into rows."""
+"""Size the window: turn what the engine says it can take in from tokens into rows."""
 
 import time
 from collections.abc import Sequence
@@ -8,18 +8,18 @@ from pipemax.config import EngineConfig
 from pipemax.serve.flow.credit import CreditWindow
 
 FLOOR_FACTOR = 3
-"""The window is never under this many times the engine's sequences: one step's worth running and two waiting."""
+"""The window is never below this many times the engine's sequences: one step's worth running and two waiting."""
 DEFAULT_MAX_NUM_SEQS = 256
-"""vLLM's usual value, where the config leaves the choice to vLLM."""
+"""vLLM's usual value, for a config that leaves the choice to vLLM."""
 FIRST_GUESS_TOKENS_PER_ROW = 512.0
-"""Until rows have finished, or the engine says it."""
+"""Used until rows have finished, or the engine says how many tokens a request takes."""
 _RESIZE_PERIOD_S = 0.05
 _MEMORY = 0.99
 """Weight of the past in the running mean of tokens per row: about the last hundred rows count."""
 
 
 class Pacer:
-    """Keeps the window as large as the engine can use. Called by the engine's thread alone."""
+    """Keeps the window as large as the engine can use. Called on the engine's thread only."""
 
     def __init__(self, window: CreditWindow) -> None:
         self._window = window
@@ -28,14 +28,14 @@ class Pacer:
         self._resized_at_s = float("-inf")
 
     def learn(self, completions: Sequence[Completion]) -> None:
-        """Take in how long rows are; error rows tell nothing."""
+        """Learn how long rows are; error rows say nothing about it."""
         for completion in completions:
             if completion.error is None:
                 tokens = completion.prompt_tokens + completion.completion_tokens
                 self._tokens_per_row = _MEMORY * self._tokens_per_row + (1 - _MEMORY) * max(1, tokens)
 
     def resize(self, engine: Engine, config: EngineConfig, *, rows_left: int | None = None) -> bool:
-        """Set the window from the engine's admission credit, not too often for one config; true when it has grown.
+        """Set the window from the engine's admission credit, not too often. Return ``True`` if it has grown.
 
         ``rows_left`` bounds what the engine takes beyond what it has: its share of the rows that are left.
         """
@@ -43,9 +43,9 @@ class Pacer:
         if config is self._config and now_s - self._resized_at_s < _RESIZE_PERIOD_S:
             return False
         self._config, self._resized_at_s = config, now_s
-        # An engine that counts shared prefixes once knows better what a row costs than its length does.
+        # An engine that counts shared prefixes once knows better than the rows' lengths what a row costs.
         tokens_per_row = engine.stats().metrics.get("kv_tokens_per_request") or self._tokens_per_row
-        # One chunk more than fits: whether memory is full shows only in a request that does not fit any more.
+        # One chunk more than fits: only a request that no longer fits shows that memory is full.
         fitting_rows = int(engine.admission_credit_tokens() / tokens_per_row)
         more_rows = max(0, fitting_rows + self._window.limits.chunk_rows)
         running = self._window.running_rows

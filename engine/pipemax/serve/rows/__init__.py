@@ -1,1 +1,1 @@
-"""What becomes of a row in the server: read, answered from the cache, journalled, suspected, run in its turn."""
+"""A row's way through the server: read, answered from the cache, journalled, suspected, run in its turn."""

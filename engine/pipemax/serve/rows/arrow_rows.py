@@ -1,4 +1,4 @@
-"""Between Arrow and the engine's words: request batches in, completion batches out, sampling checked.
+"""Convert between Arrow and the engine's types: request batches in, completion batches out, sampling checked.
 
 Pure functions: nothing here knows of sessions, sockets or engines.
 """
@@ -19,7 +19,7 @@ _OVERRIDABLE = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRow:
-    """One row that has ended, good or bad."""
+    """One row that has ended, well or with an error."""
 
     row_id: int
     completion: Completion
@@ -27,14 +27,14 @@ class FinishedRow:
     """Microseconds after 1970, UTC."""
 
     def output_size(self) -> int:
-        """Roughly the bytes that it holds until it is delivered."""
+        """Estimate the bytes that the row holds until it is delivered."""
         text = self.completion.text or ""
         message = self.completion.error.message if self.completion.error else ""
         return 64 + len(text) + len(message)
 
 
 class RowFaultError(ValueError):
-    """One row cannot become a request; carries what its error row says."""
+    """One row cannot become a request; carries the error that its error row reports."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -44,10 +44,10 @@ class RowFaultError(ValueError):
 def requests_of(
     batch: pa.RecordBatch, *, job: Sampling, system: str | None, id_prefix: str
 ) -> tuple[list[GenerationRequest], list[tuple[int, RequestError]]]:
-    """A REQUEST_SCHEMA batch as requests, and the rows that cannot be requests with their errors.
+    """Convert a REQUEST_SCHEMA batch to requests; return them and the errors of rows that cannot be.
 
-    A request's id is ``id_prefix`` and its row id. What only the engine can judge (an empty or over-long prompt)
-    stays a request.
+    A request's id is ``id_prefix`` followed by its row id. A row that only the engine can judge (an empty or over-long
+    prompt) stays a request.
     """
     row_ids = batch.column("row_id").to_pylist()
     columns = [_texts(batch.column(name)) for name in ("prompt", "messages", "overrides")]
@@ -74,7 +74,7 @@ def requests_of(
 
 
 def completion_batch(rows: Sequence[FinishedRow]) -> pa.RecordBatch:
-    """Finished rows as one COMPLETION_SCHEMA batch."""
+    """Convert finished rows to one COMPLETION_SCHEMA batch."""
     done = [row.completion for row in rows]
     errors = [completion.error for completion in done]
     columns = [
@@ -92,7 +92,7 @@ def completion_batch(rows: Sequence[FinishedRow]) -> pa.RecordBatch:
 
 
 def _texts(column: pa.Array) -> list[Any]:
-    """The column as Python values; in a column with invalid UTF-8, each bad row is its UnicodeDecodeError."""
+    """Return the column as Python values; each value with invalid UTF-8 is its ``UnicodeDecodeError``."""
     if column.null_count == len(column):
         return [None] * len(column)
     try:
@@ -134,7 +134,7 @@ def _messages(turns: list[dict[str, str | None] | None] | None) -> tuple[Message
 def _sampling(
     job: Sampling, overrides: dict[str, Any] | None, prompt: str | None, turns: tuple[Message, ...] | None
 ) -> Sampling:
-    """The row's sampling. A row's own seed is taken as it is; the job's is mixed with the row's prompt."""
+    """Return the row's sampling. A row's own seed is used as it is; the job's is mixed with the row's prompt."""
     given = (
         {name: overrides[name] for name in _OVERRIDABLE if overrides[name] is not None} if overrides else {}
     )
@@ -150,13 +150,13 @@ def _sampling(
 
 
 def row_seed(job_seed: int, prompt: str | None, turns: tuple[Message, ...] | None) -> int:
-    """A row's seed: the same for the same job seed and prompt, on every machine and in every attempt."""
+    """Return a row's seed: the same for the same job seed and prompt, on every machine and in every attempt."""
     content = json.dumps([job_seed, prompt, [[turn.role, turn.content] for turn in turns or ()]])
     return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest()) >> 1
 
 
 def _encodable(text: str) -> str:
-    """Lone surrogates, which Arrow refuses, become question marks: one odd row must not end its session."""
+    """Replace lone surrogates, which Arrow refuses, by question marks: one odd row must not end its session."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,11 +1,12 @@
-"""Which rows run in the engine and who is suspect, in a file that outlives the server.
+"""Record which rows run in the engine and which are suspect, in a file that outlives the server.
 
-A killed server cannot say what it ran, so it says it beforehand: one small append per submitted batch and one per
-delivered batch, unsynced, for what write(2) has taken survives the process (not the machine, whose rows a new
-executor runs afresh). The successor replays the file; what ran at its end was running when the engine died.
+A killed server cannot say what it ran, so it writes that down beforehand: one small append per submitted batch and one
+per delivered batch. They are not synced, because what write(2) has taken survives the process (not the machine, whose
+rows a new executor runs again). The successor replays the file; rows that still run at its end were running when the
+engine died.
 
-The file: records of one byte (``Record``), four bytes of payload length, little-endian, and the payload; first
-a ``STATE``. A record that a kill cut short ends the file. It knows rows by their keys of ``KEY_BYTES``.
+The file is a sequence of records: one byte (``Record``), four bytes of payload length, little-endian, and the payload.
+The first is a ``STATE``. A record that a kill cut short ends the file. Rows are known by their keys of ``KEY_BYTES``.
 """
 
 import contextlib
@@ -23,12 +24,12 @@ from pipemax.serve.rows.suspects import Suspects
 log = logging.getLogger(__name__)
 
 COMPACT_BYTES = 4 * 2**20
-"""The file is written anew when it is larger, and ten times as large as it was when it was last written."""
+"""The file is rewritten once it is larger than this and ten times as large as when it was last rewritten."""
 _HEAD = struct.Struct("<BI")
 
 
 class Record(IntEnum):
-    """What a record says of its keys."""
+    """The kinds of record, which say what happened to the keys."""
 
     STATE = 1  # the Suspects, as JSON
     STARTED = 2  # about to be submitted to the engine
@@ -40,9 +41,9 @@ class Record(IntEnum):
 
 
 class Journal:
-    """Opened by one server at a time; the caller sees to it that calls do not overlap.
+    """The journal of one server at a time. The caller must not let calls overlap.
 
-    Where the file cannot be written (a full disk) it is removed, and deaths are attributed to nobody.
+    If the file cannot be written (a full disk), it is removed, and deaths are attributed to nobody.
     """
 
     def __init__(self, path: Path, *, compact_bytes: int = COMPACT_BYTES) -> None:
@@ -61,34 +62,34 @@ class Journal:
 
     @property
     def running(self) -> Counter[bytes]:
-        """Key → rows that the engine runs. To be read only."""
+        """The number of rows that the engine runs, by key. Read only."""
         return self._running
 
     def start(self, keys: list[bytes]) -> None:
-        """The engine is about to get these rows."""
+        """Record that the engine is about to get these rows."""
         self._record(Record.STARTED, b"".join(keys))
 
     def end(self, keys: list[bytes], *, good: bool) -> None:
-        """The engine has delivered these rows, one of them at least well if ``good``."""
+        """Record that the engine has delivered these rows, at least one of them well if ``good``."""
         self._record(Record.ENDED, b"".join(keys))
         if good and self.suspects.condemned_in_a_row:
             self._record(Record.GOOD, b"")
 
     def withdraw(self, keys: list[bytes]) -> None:
-        """The engine does not run these rows, and nothing is learnt from them."""
+        """Record that the engine does not run these rows; nothing is learnt from them."""
         self._record(Record.WITHDRAWN, b"".join(keys))
 
     def clear(self, keys: Iterable[bytes]) -> None:
-        """These rows will not come again, or nobody waits for them: they are suspect no more."""
+        """Clear these rows of suspicion: they will not come again, or nobody waits for them."""
         self._record(Record.CLEARED, b"".join(keys))
 
     def join(self, job_id: str) -> None:
-        """A job sends rows while there are suspects."""
+        """Record that a job sends rows, if there are suspects."""
         if self.suspects.groups and job_id not in self.suspects.jobs:
             self._record(Record.JOB, job_id.encode())
 
     def close(self) -> None:
-        """The server ends in order: no row that still runs is to blame for anything."""
+        """Close the journal of a server that ends in order: no row that still runs is to blame for anything."""
         self._running.clear()
         if self.suspects == Suspects():
             self._path.unlink(missing_ok=True)
@@ -143,7 +144,7 @@ class Journal:
             self._running.clear()
 
     def _write_anew(self) -> None:
-        """The state and what runs, in place of the records that led there."""
+        """Rewrite the file: the state and what runs, in place of the records that led there."""
         running = b"".join(self._running.elements())
         state = self.suspects.to_json()
         content = (
@@ -183,7 +184,7 @@ class Journal:
 
 
 def _records(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """(kind, payload) of each whole record."""
+    """Yield (kind, payload) of each whole record."""
     at = 0
     while at + _HEAD.size <= len(content):
         kind, length = _HEAD.unpack_from(content, at)

@@ -1,9 +1,9 @@
-"""Answers given before, for rows that are asked again: Spark evaluates a column as often as it sees fit.
+"""Keep answers for rows that are asked again: Spark evaluates a column as often as it sees fit.
 
-Bounded by bytes, least recently used out first, as long-lived as the server. Errors are not kept: what failed once
-is tried again. It knows requests and completions, nothing of sessions. Its callers add to the key which files the
-engine was loaded from (``pipemax.checkpoint.content``), because an engine of the same config may answer otherwise
-once it is loaded again.
+The cache is bounded by bytes, drops the least recently used answers first, and lives as long as the server. Errors are
+not kept: what failed once is tried again. It knows requests and completions, and nothing of sessions. Its callers add
+to the key which files the engine was loaded from (``pipemax.checkpoint.content``), because an engine of the same config
+may answer differently once it is loaded again.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from pipemax.api import Completion, GenerationRequest, Sampling
 
 KEY_BYTES = 16
 _ENTRY_BYTES = 600
-"""An entry without its texts, roughly: key, completion, and their places in the table."""
+"""Rough size of an entry without its texts: key, completion, and their places in the table."""
 
 
 class ResultCache:
@@ -31,13 +31,13 @@ class ResultCache:
         self._entries: LRUCache[bytes, Completion] = LRUCache(max_bytes, getsizeof=_size)
 
     def find(self, key: bytes, *, request_id: str) -> Completion | None:
-        """Return the answer under the key, as one to this request."""
+        """Return the answer under the key as one to this request, or ``None`` if there is none."""
         with self._lock:
             known = self._entries.get(key)
         return None if known is None else replace(known, request_id=request_id)
 
     def keep(self, key: bytes, completion: Completion) -> None:
-        """Remember a good answer; an error is not remembered."""
+        """Keep a good answer; an error is not kept."""
         if completion.error is not None:
             return
         with self._lock, suppress(ValueError):  # larger than the whole cache
@@ -45,21 +45,24 @@ class ResultCache:
 
 
 def cache_key(engine_id: str, request: GenerationRequest) -> bytes:
-    """Equal for requests that this engine must answer alike, in every process: all but the request's id counts."""
+    """Return a key that is equal for requests that this engine must answer alike, in every process.
+
+    Everything but the request's id counts.
+    """
     if request.messages is None and request.prompt is not None:
         content = b"prompt" + request.prompt.encode(errors="surrogatepass")
     else:
         turns = request.messages and [[turn.role, turn.content] for turn in request.messages]
         content = json.dumps([request.prompt, turns]).encode()
-    # Of one length, so that where it ends is plain.
+    # Of fixed length, so that its end is unambiguous.
     common = _common_key(engine_id, request.system, request.sampling)
     return hashlib.blake2b(common + content, digest_size=KEY_BYTES).digest()
 
 
 @lru_cache(maxsize=1_024)
 def _common_key(engine_id: str, system: str | None, sampling: Sampling) -> bytes:
-    """What most rows of a job have in common."""
-    # Floats as floats: 1 and 1.0 are one entry of this cache, and must be one text.
+    """Digest what most rows of a job have in common."""
+    # Always as floats: 1 and 1.0 are one entry of this cache, and must be one text.
     floats = {"temperature": float(sampling.temperature), "top_p": float(sampling.top_p)}
     content = json.dumps([engine_id, system, asdict(sampling) | floats], sort_keys=True)
     return hashlib.blake2b(content.encode(), digest_size=KEY_BYTES).digest()

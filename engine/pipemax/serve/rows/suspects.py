@@ -1,12 +1,13 @@
-"""Which row kills the engine: rows that ran when it died are suspects, and run again in halving groups.
+"""Find the row that kills the engine: rows that ran when it died are suspects, and run again in halving groups.
 
-A death leaves the rows that ran as two groups of half their number; groups run one at a time, beside nothing else.
-A row that completes is cleared. So after log2(n) deaths a guilty row among n runs alone, and when the engine has
-died ``DEATHS_ALONE`` times with it alone it is condemned: a kill from outside hits whatever runs, and would have
-to hit the same row alone that often. An engine that dies whatever it runs would condemn every row; it is found out
-after ``CONDEMNED_IN_A_ROW`` rows without a good completion between them.
+A death splits the rows that ran into two groups of half their number; groups run one at a time, with no other rows in
+the engine. A row that completes is cleared. So after log2(n) deaths a poison row among n runs alone. It is condemned
+once the engine has died ``DEATHS_ALONE`` times with only that row: a kill from outside hits whatever runs, and would
+have to hit the same row alone that often. An engine that dies whatever it runs would condemn every row; it is found
+out after ``CONDEMNED_IN_A_ROW`` condemned rows without a good completion between them.
 
-Pure state: it knows keys (what decides a row's answer, so equal rows are one suspect), no engine, file or clock.
+This is pure state: it knows keys (what decides a row's answer, so equal rows are one suspect), no engine, file or
+clock.
 """
 
 import json
@@ -15,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Self
 
 DEATHS_ALONE = 2
-"""Deaths of the engine with a row alone that condemn the row."""
+"""A row is condemned once the engine has died this many times while it ran only that row."""
 CONDEMNED_IN_A_ROW = 3
-"""So many different rows condemned without a good completion between them: it is the engine, not the rows."""
+"""If so many different rows are condemned without a good completion between them, the engine is to blame."""
 
 
 @dataclass(slots=True)
@@ -25,30 +26,30 @@ class Suspects:
     """One application's suspects on one executor; they outlive the server."""
 
     groups: list[set[bytes]] = field(default_factory=list)
-    """Disjoint and not empty; the next to run first."""
+    """Disjoint and not empty; the next to run comes first."""
     deaths_alone: dict[bytes, int] = field(default_factory=dict)
     condemned: set[bytes] = field(default_factory=set)
     condemned_in_a_row: list[bytes] = field(default_factory=list)
-    """Since the last good completion."""
+    """Rows condemned since the last good completion."""
     jobs: set[str] = field(default_factory=set)
-    """Those that have opened a session since there are suspects."""
+    """Jobs that have opened a session since there have been suspects."""
     refused_jobs: set[str] = field(default_factory=set)
-    """Those whose engine died whatever it ran."""
+    """Jobs whose engine died whatever it ran."""
 
     @property
     def count(self) -> int:
         return sum(len(group) for group in self.groups)
 
     def group_of(self, key: bytes) -> set[bytes] | None:
-        """The group that the row must run in; ``None`` for a row that is not suspect."""
+        """Return the group that the row must run in; ``None`` for a row that is not suspect."""
         return next((group for group in self.groups if key in group), None)
 
     def choose_group(self, present: Collection[bytes]) -> set[bytes] | None:
-        """The group to run next, of those that have a row here; groups that wait for their rows hold up nobody."""
+        """Return the next group with a row in ``present``; groups that wait for their rows hold up nobody."""
         return next((group for group in self.groups if not group.isdisjoint(present)), None)
 
     def record_death(self, running: Collection[bytes]) -> None:
-        """The engine died while it ran these rows."""
+        """Record that the engine died while it ran these rows."""
         self.clear(running)
         if len(running) == 1:
             self._record_death_alone(*running)
@@ -59,7 +60,7 @@ class Suspects:
             self.groups[:0] = [set(keys[:middle]), set(keys[middle:])]
 
     def record_end(self, keys: Iterable[bytes]) -> None:
-        """The engine has survived these rows, whether they came out well or as errors."""
+        """Record that the engine has survived these rows, whether they ended well or as errors."""
         if self.groups or self.deaths_alone:
             keys = list(keys)
             self.clear(keys)
@@ -69,11 +70,11 @@ class Suspects:
                 self.jobs.clear()
 
     def record_good(self) -> None:
-        """The engine has completed a row well."""
+        """Record that the engine has completed a row well."""
         self.condemned_in_a_row.clear()
 
     def clear(self, keys: Iterable[bytes]) -> None:
-        """These rows are suspect no more; what they are known for is kept."""
+        """Clear these rows of suspicion; the deaths that are known of them are kept."""
         keys = list(keys)
         for group in self.groups:
             group.difference_update(keys)
@@ -96,7 +97,7 @@ class Suspects:
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:
-        """``ValueError``, ``KeyError`` or ``TypeError`` for a text that is not from ``to_json``."""
+        """Read what ``to_json`` wrote. ``ValueError``, ``KeyError`` or ``TypeError`` for any other text."""
         values = json.loads(text)
         return cls(
             groups=[set(_keys(group)) for group in values["groups"]],

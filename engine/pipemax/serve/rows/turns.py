@@ -1,10 +1,10 @@
-"""Between the sessions and the engine: who may run beside whom, so that a row that kills the engine is found.
+"""Decide which rows of the sessions may run together, so that a row that kills the engine is found.
 
-Without suspects every row passes at once. With suspects, rows run in turns: a turn is one group of suspects, or the
-rows that are not suspect, and the next begins when the engine is empty. Suspects that are here go first, so rows
-without suspicion wait; they run between the groups when no suspect is here (its task has not come back yet, or its
-credit is held by other rows), which keeps every session moving, chained ones too. Condemned rows are answered here.
-What runs is in the journal before the engine has it. It knows nothing of Flight, and of engines only ``submit``
+Without suspects every row goes to the engine at once. With suspects, rows run in turns: a turn is one group of
+suspects, or the rows that are not suspect, and the next turn begins when the engine is empty. Suspects that are here
+go first, so the other rows wait; those run between the groups when no suspect is here (its task has not come back yet,
+or other rows hold its credit), which keeps every session moving, chained ones too. Condemned rows are answered here.
+A row is in the journal before the engine has it. This module knows nothing of Flight, and of engines only ``submit``
 and ``abort``.
 """
 
@@ -37,8 +37,10 @@ _ENGINE_TO_BLAME = (
 
 
 class Turns:
-    """Thread-safe. ``submit`` and ``abort`` on the sessions' threads, ``record_ends`` and ``release`` on the
-    engine's."""
+    """Gives rows to the engine in turns. Thread-safe.
+
+    Call ``submit`` and ``abort`` on the sessions' threads, ``record_ends`` and ``release`` on the engine's.
+    """
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class Turns:
             return self._suspects.count
 
     def describe(self) -> str:
-        """For people; empty without suspects."""
+        """Describe the suspects for people; empty without suspects."""
         with self._lock:
             sizes = [len(group) for group in self._suspects.groups]
         if not sizes:
@@ -76,7 +78,7 @@ class Turns:
         return f"{sum(sizes)} rows that may have killed the engine run apart, in groups of {sizes}"
 
     def join(self, job_id: str) -> str | None:
-        """A job opens a session; why it is refused, if it is: its engine dies whatever it runs."""
+        """Record that a job opens a session. Return why it is refused, if its engine dies whatever it runs."""
         with self._lock:
             if job_id in self._suspects.refused_jobs:
                 return _ENGINE_TO_BLAME
@@ -86,9 +88,9 @@ class Turns:
     def submit(
         self, engine: Engine, requests: Sequence[GenerationRequest], keys: Sequence[bytes]
     ) -> list[Completion]:
-        """Give rows to the engine, at once or when it is their turn; the error rows of those that never run.
+        """Give rows to the engine, at once or in their turn. Return the error rows of those that never run.
 
-        ``keys`` belong to the requests one by one (``cache.cache_key``). Raises what ``Engine.submit`` raises.
+        ``keys`` holds one key for each request (``result_cache.cache_key``). Raises what ``Engine.submit`` raises.
         """
         with self._lock:
             if self._frozen:
@@ -107,7 +109,7 @@ class Turns:
         ]
 
     def record_ends(self, completions: Sequence[Completion]) -> None:
-        """The engine has delivered these."""
+        """Record that the engine has delivered these."""
         with self._lock:
             if self._frozen:
                 return
@@ -118,7 +120,7 @@ class Turns:
                     self._seen_at_s = self._clock()
 
     def release(self, engine: Engine) -> None:
-        """After each poll: begin the next turn if the last has ended."""
+        """Begin the next turn if the last has ended; called after each poll."""
         with self._lock:
             if self._frozen:
                 return
@@ -131,7 +133,7 @@ class Turns:
         self._pass_on(engine, rows)
 
     def abort(self, engine: Engine, request_ids: Sequence[str]) -> None:
-        """Stop rows wherever they are. Nobody waits for them any more, so they are suspect no more."""
+        """Stop rows wherever they are. Nobody waits for them any more, so they are no longer suspect."""
         try:
             engine.abort(request_ids)
         except EngineDiedError:
@@ -142,20 +144,20 @@ class Turns:
                 self._forget(request_ids)
 
     def freeze(self) -> None:
-        """The engine is gone, or will be: what becomes of its rows from here on says nothing about them.
+        """Stop recording: the engine is gone or will be, so what becomes of its rows says nothing about them.
 
-        Hazard: must come before a session hears of the death, for what it aborts then did run.
+        Hazard: must be called before a session hears of the death, because the rows that it then aborts did run.
         """
         with self._lock:
             self._frozen = True
 
     def close(self, *, in_order: bool) -> None:
-        """The server ends. Unless ``in_order``, what runs stays in the journal, for the successor to suspect."""
+        """End with the server. Unless ``in_order``, what runs stays in the journal for the successor to suspect."""
         self.freeze()
         if in_order:
             self._journal.close()
 
-    # Behind the lock.
+    # Under the lock.
 
     @property
     def _suspects(self) -> Suspects:
@@ -222,7 +224,7 @@ class Turns:
             log.warning("%d suspects have not come back and are let go", self._suspects.count)
             self._journal.clear(set().union(*self._suspects.groups))
 
-    # Not behind the lock: an engine may take its time.
+    # Not under the lock: an engine may take its time.
 
     def _pass_on(self, engine: Engine, rows: Sequence[tuple[GenerationRequest, bytes]]) -> None:
         if not rows:
