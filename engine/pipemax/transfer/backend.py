@@ -1,4 +1,4 @@
-"""What a stage asks of its copies, and what moves the bytes where copies are waited for one by one."""
+"""The interfaces of a stage's copies: the steps' view, and the backend that moves bytes where a caller waits."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -16,29 +16,29 @@ from pipemax.transfer.commands import (
 class StepTransfers(Protocol):
     """The copies of a stage's steps: ``Orchestrator`` over a CPU, ``CudaTransfers`` on a GPU.
 
-    One caller, strictly begin, end, begin, end. ``TransferError`` where a copy has failed.
+    There is one caller, strictly begin, end, begin, end. ``TransferError`` if a copy has failed.
     """
 
     @property
     def counts(self) -> CopyCounts:
-        """Of what has been submitted so far."""
+        """The counts of what has been submitted so far."""
 
     def begin_step(self, copies: StepCopies) -> StepWait:
-        """Before the step touches KV: from here on it sees all copies of earlier steps. Its prefetches start."""
+        """Begin a step, before it touches KV: it then sees all copies of earlier steps. Start its prefetches."""
 
     def end_step(self, copies: StepCopies) -> None:
-        """The step's KV is computed, or what computes it is enqueued: start its stores."""
+        """Start the step's stores: its KV is computed, or what computes it is enqueued."""
 
     def close(self) -> None:
         """Finish what is queued and stop. Safe to call twice."""
 
 
 class CopyBackend(Protocol):
-    """Copies in the order in which they were submitted, beside whoever submits them."""
+    """Makes copies in the order of their submission, while the caller goes on."""
 
     @property
     def counts(self) -> CopyCounts:
-        """Of what has been copied so far."""
+        """The counts of what has been copied so far."""
 
     def submit_prefetches(self, prefetches: Sequence[BlockPrefetch]) -> None:
         """Queue host → GPU copies; returns at once."""
@@ -47,9 +47,9 @@ class CopyBackend(Protocol):
         """Queue GPU → host copies of what has been computed; returns at once."""
 
     def wait(self) -> list[PrefetchTiming]:
-        """Until all that was submitted is done. The prefetches' times since the last call, one for each submission.
+        """Wait until everything submitted is done. Return the prefetches' times since the last call, by submission.
 
-        ``TransferError`` where a copy failed.
+        ``TransferError`` if a copy failed.
         """
 
     def close(self) -> None:

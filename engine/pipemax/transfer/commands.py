@@ -1,6 +1,6 @@
-"""What one step copies, as plain data in block ids: made by the scheduler, carried out by every stage alike.
+"""The copies of one step, as plain data in block ids. The scheduler makes them; every stage carries out the same.
 
-A step may hold thousands of these and is pickled to every stage: hence tuples.
+A step may hold thousands of them and is pickled to every stage, hence tuples.
 """
 
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from pipemax.domain.units import GpuBlockId, HostBlockId
 
 
 class BlockPrefetch(NamedTuple):
-    """Host → GPU, one whole block."""
+    """A copy host → GPU of one whole block."""
 
     source: HostBlockId
     target: GpuBlockId
 
 
 class BlockStore(NamedTuple):
-    """GPU → host, one whole block: how tokens lie within it is the attention kernel's own affair."""
+    """A copy GPU → host of one whole block: only the attention kernel knows how tokens lie within it."""
 
     source: GpuBlockId
     target: HostBlockId
 
 
 class TokenStore(NamedTuple):
-    """GPU → host, some tokens of one block, at the same slots of it. For kernels that keep a block's tokens apart."""
+    """A copy GPU → host of some tokens of a block, to the same slots, for kernels that keep a block's tokens apart."""
 
     source: GpuBlockId
     target: HostBlockId
@@ -37,21 +37,22 @@ class StepCopies:
     """The copies of one step."""
 
     saves: tuple[BlockStore, ...] = ()
-    """Before it computes: what earlier steps wrote to blocks that this step may overwrite."""
+    """Made before it computes: KV that earlier steps wrote to blocks that this step may overwrite."""
     prefetches: tuple[BlockPrefetch, ...] = ()
-    """While it computes: prefetches that the next step may read."""
+    """Made while it computes: prefetches that the next step may read."""
     later_prefetches: tuple[BlockPrefetch, ...] = ()
-    """Beside them, behind them: parts of prefetches that go on, so that no step before the next but one reads them."""
+    """Made while it computes, behind ``prefetches``: parts of longer prefetches, read by the next step but one at the
+    earliest."""
     abandons_prefetches: bool = False
-    """A request has ended, or left, that was prefetched in part: its blocks may be anyone's from this step on, which
+    """A request that was prefetched in part has ended or left. Others may use its blocks from this step on, so the step
     must wait for all earlier prefetches."""
     stores: tuple[BlockStore, ...] = ()
-    """Once it has computed: the blocks that it filled."""
+    """Made once it has computed: the blocks that it filled."""
     token_stores: tuple[TokenStore, ...] = ()
-    """Once it has computed: what it wrote to blocks that it did not fill."""
+    """Made once it has computed: what it wrote to blocks that it did not fill."""
     store_fence: int | None = 0
-    """How many steps back the last one lies whose stores or saves read a block that this step's computation
-    overwrites; 0 is this step itself, None is no step. It must wait for all stores up to that one."""
+    """How many steps ago stores or saves last read a block that this step's computation overwrites; 0 is this step
+    itself, None is no step. This step must wait for all stores up to that one."""
 
     @property
     def num_prefetches(self) -> int:
@@ -60,7 +61,7 @@ class StepCopies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetchTiming:
-    """How long one step's prefetches took on one stage."""
+    """The time that one step's prefetches took on one stage."""
 
     num_blocks: int
     seconds: float
@@ -68,12 +69,12 @@ class PrefetchTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWait:
-    """What the beginning of a step found."""
+    """The stalls and the times of earlier prefetches that are known when a step begins."""
 
     stall_s: float
-    """How long steps had to wait for earlier copies and their own saves. On a GPU, of steps that are done since."""
+    """How long steps waited for earlier copies and their own saves. On a GPU, for steps that are done since."""
     prefetches: tuple[PrefetchTiming, ...]
-    """Of steps before it, in their order, each once it is known."""
+    """Prefetches of earlier steps, in order, each once its time is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +86,13 @@ class CopyCounts:
     stored_bytes: int = 0
     """GPU → host."""
     packed_bytes: int = 0
-    """Of them: layer by layer, and put into blocks by the CPU."""
+    """The part of them that left layer by layer and was put into blocks by the CPU."""
     load_queue_s: float = 0.0
-    """Waiting times of the prefetches' pieces until they were submitted, added up."""
+    """Sum of the times that the prefetches' pieces waited until they were submitted."""
     store_queue_s: float = 0.0
     num_chunks: int = 0
-    """Pieces that were submitted."""
+    """Number of pieces submitted."""
     num_late_chunks: int = 0
-    """Of them: not before the next step began, for the copies took longer than their step."""
+    """Of them, those submitted only when the next step began: the copies took longer than their step."""
     num_held_chunks: int = 0
-    """Of them: held back while the stage sent its activations."""
+    """Of them, those held back while the stage sent its activations."""

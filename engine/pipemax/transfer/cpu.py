@@ -1,7 +1,7 @@
-"""A stage's host pool in pageable memory, and the copies between two pools there, on a thread of their own.
+"""A stage's host pool in pageable memory, and the copies between two such pools, on a thread of their own.
 
-numpy moves the bytes: a block is one contiguous memcpy, outside the interpreter's lock, and in one thread, where
-torch would start a second team of OpenMP threads on the cores of the model.
+numpy moves the bytes: a block is one contiguous memcpy, outside the interpreter's lock and in one thread. torch would
+start a second team of OpenMP threads on the cores of the model.
 """
 
 import queue
@@ -19,10 +19,10 @@ from pipemax.transfer.layout import BlockLayout, ByteRows
 
 
 class HostPool:
-    """``num_blocks`` rows of bytes. Who may use which row, the scheduler knows."""
+    """``num_blocks`` rows of bytes. Only the scheduler knows who may use which row."""
 
     def __init__(self, layout: BlockLayout, num_blocks: int) -> None:
-        """``ValueError`` without blocks; ``RuntimeError`` of torch where memory does not suffice."""
+        """Allocate the pool. ``ValueError`` without blocks; torch's ``RuntimeError`` if memory does not suffice."""
         if num_blocks < 1:
             raise ValueError(f"the host pool has at least 1 block, not {num_blocks}")
         self.layout = layout
@@ -31,7 +31,7 @@ class HostPool:
 
     @property
     def rows(self) -> ByteRows:
-        """The same memory for numpy."""
+        """The same memory as a numpy array, ``(num_blocks, block_bytes)``."""
         rows: ByteRows = self.tensor.numpy()
         return rows
 
@@ -40,7 +40,7 @@ class CpuCopyBackend:
     """Implements ``CopyBackend`` where the "GPU" pool is ordinary memory too."""
 
     def __init__(self, gpu_rows: ByteRows, host_rows: ByteRows) -> None:
-        """Both ``(num_blocks, block_bytes)``."""
+        """Start the copy thread; both pools are ``(num_blocks, block_bytes)``."""
         if gpu_rows.shape[1:] != host_rows.shape[1:]:
             raise ValueError(f"the pools' blocks differ: {gpu_rows.shape[1:]} and {host_rows.shape[1:]}")
         self._gpu = gpu_rows
@@ -77,13 +77,13 @@ class CpuCopyBackend:
             self._jobs.put(None)
             self._thread.join()
 
-    # The thread.
+    # Run on the copy thread.
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
-            except Exception as error:  # raised again in wait(), where somebody can act on it
+            except Exception as error:  # raised again in wait(), where the caller can act on it
                 self._error = self._error or error
 
     def _prefetch(self, prefetches: Sequence[BlockPrefetch], put_s: float) -> None:

@@ -1,10 +1,10 @@
-"""How much host memory there is to take. Without torch, so that a preflight can ask in no time."""
+"""Measure how much host memory may be taken. Does not need torch, so that a preflight can ask at no cost."""
 
 from pathlib import Path
 
 
 def available_host_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """What this process may still take: the machine's available memory, or what its container leaves."""
+    """Return the bytes that this process may still take, by the machine's memory and its container's limit."""
     machine = dict(line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines())
     available = int(machine["MemAvailable"].split()[0]) * 1024
     try:
@@ -15,6 +15,6 @@ def available_host_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = P
         return available
     if limit == "max":
         return available
-    # Cached files count as used, but give way.
+    # Cached files count as used, but the kernel drops them when memory is needed.
     cached = int(dict(line.split(" ", 1) for line in stat.splitlines())["inactive_file"])
     return min(available, max(0, int(limit) - used + cached))

@@ -1,4 +1,4 @@
-"""How one pipeline stage's KV blocks lie in memory. Both pools have this one layout, on whatever device.
+"""The layout of one pipeline stage's KV blocks in memory. Both pools have it, on any device.
 
     # one pool, block-first, keys and values packed in the content (vLLM's BLHNC):
     # (num_blocks, layers, kv_heads, block_tokens, content)
@@ -8,9 +8,9 @@
     # '------------------- layer_stride_bytes -------------------'
     # '------------------------------------- block_bytes -------------------------------------------'
 
-vLLM pads where an attention kernel wants aligned pages or blocks; pads move with their block. A token's keys and
+vLLM pads where an attention kernel needs aligned pages or blocks; pads move with their block. A token's keys and
 values of one layer are ``kv_heads`` runs of ``content_bytes``. Kernels for CPUs order the values within a layer's
-part otherwise (they transpose the keys): there only whole blocks may move, never single tokens.
+part differently (they transpose the keys): there only whole blocks may move, never single tokens.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 ByteRows = NDArray[np.uint8]
-"""(num_blocks, block_bytes): a pool as raw bytes, whatever the KV's dtype."""
+"""(num_blocks, block_bytes): a pool as raw bytes, for any KV dtype."""
 
 KV_DTYPES = (
     torch.bfloat16,
@@ -35,17 +35,17 @@ KV_DTYPES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockLayout:
-    """The shape of one block on one stage, in bytes where it is not counted."""
+    """The shape of one block on one stage, in counts and bytes."""
 
     num_layers: int
     num_kv_heads: int
     block_tokens: int
     content_bytes: int
-    """Keys and values of one token and head."""
+    """Size of the keys and values of one token and head."""
     layer_stride_bytes: int
-    """From one layer's part of a block to the next."""
+    """Distance from one layer's part of a block to the next."""
     block_bytes: int
-    """From one block to the next, pads included."""
+    """Distance from one block to the next, pads included."""
 
     def __post_init__(self) -> None:
         counts = (self.num_layers, self.num_kv_heads, self.block_tokens, self.content_bytes)
@@ -58,7 +58,7 @@ class BlockLayout:
     def compact(
         cls, *, num_layers: int, num_kv_heads: int, block_tokens: int, content_bytes: int
     ) -> "BlockLayout":
-        """Without pads."""
+        """Return the layout without pads."""
         layer_bytes = num_kv_heads * block_tokens * content_bytes
         return cls(
             num_layers=num_layers,
@@ -71,17 +71,17 @@ class BlockLayout:
 
     @property
     def head_bytes(self) -> int:
-        """One head's part of one layer: ``block_tokens`` runs."""
+        """The size of one head's part of one layer: ``block_tokens`` runs."""
         return self.block_tokens * self.content_bytes
 
     @property
     def layer_bytes(self) -> int:
-        """One layer's part of a block, without its pad."""
+        """The size of one layer's part of a block, without its pad."""
         return self.num_kv_heads * self.head_bytes
 
     @property
     def token_bytes(self) -> int:
-        """KV of one token over all layers of the stage."""
+        """The size of one token's KV over all layers of the stage."""
         return self.num_layers * self.num_kv_heads * self.content_bytes
 
     def pool_shape(self, num_blocks: int) -> tuple[int, int]:
@@ -93,10 +93,10 @@ class BlockLayout:
 
 
 def describe_layers(layers: Mapping[str, torch.Tensor]) -> tuple[BlockLayout, torch.Tensor]:
-    """The layout of a stage's KV caches, and all of them as one tensor of bytes without a copy.
+    """Return the layout of a stage's KV caches, and all of them as one zero-copy tensor of bytes.
 
     ``layers``: by name, in any order, each ``(num_blocks, kv_heads, block_tokens, content)`` of a dtype in
-    ``KV_DTYPES``. The result is ``(num_blocks, block_bytes)`` on their device. ``ValueError`` where the layers do not
+    ``KV_DTYPES``. The tensor is ``(num_blocks, block_bytes)`` on their device. ``ValueError`` unless the layers
     interleave block-first in one storage.
     """
     if not layers:
@@ -147,13 +147,13 @@ def describe_layers(layers: Mapping[str, torch.Tensor]) -> tuple[BlockLayout, to
 
 
 def layer_indexes(layers: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """By name, the place of each layer within a block; ``layers`` as for ``describe_layers``."""
+    """Return each layer's place within a block, by name; ``layers`` as for ``describe_layers``."""
     names = sorted(layers, key=lambda name: layers[name].storage_offset())
     return {name: index for index, name in enumerate(names)}
 
 
 def _as_bytes(first: torch.Tensor, layout: BlockLayout, num_blocks: int) -> torch.Tensor:
-    """The blocks whose first layer is ``first``."""
+    """View the blocks whose first layer is ``first`` as ``(num_blocks, block_bytes)`` bytes."""
     storage = first.untyped_storage()
     first_byte = first.storage_offset() * first.element_size()
     num_bytes = num_blocks * layout.block_bytes
@@ -167,10 +167,10 @@ def _as_bytes(first: torch.Tensor, layout: BlockLayout, num_blocks: int) -> torc
 
 
 def layer_views(rows: torch.Tensor, layout: BlockLayout, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Each layer of a pool, zero-copy: what ``describe_layers`` takes apart, put together again.
+    """Return a zero-copy view of each layer of a pool: the reverse of ``describe_layers``.
 
     ``rows``: ``(num_blocks, block_bytes)`` bytes on any device. Each view is ``(num_blocks, kv_heads, block_tokens,
-    content)`` of ``dtype``. ``ValueError`` where rows or dtype do not fit the layout.
+    content)`` of ``dtype``. ``ValueError`` if rows or dtype do not fit the layout.
     """
     if rows.dim() != 2 or rows.shape[1] != layout.block_bytes or rows.dtype != torch.uint8:
         raise ValueError(

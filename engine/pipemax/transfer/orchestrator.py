@@ -1,19 +1,20 @@
-"""The one ordering rule of all KV copies, in the one place that enforces it.
+"""Enforce the one ordering rule of all KV copies, in one place.
 
     Before a step touches KV, all copies of earlier steps are done.
 
 ``begin_step`` waits for what earlier steps submitted, makes this step's saves, then submits its prefetches, which run
-beside its computation. ``end_step`` submits its stores. Steps run first in, first out on every stage, so the rule
-suffices for:
+while it computes. ``end_step`` submits its stores. Steps run first in, first out on every stage, so the rule suffices
+for:
 
 - *evicting what is in flight*: the victim's step computes, then stores, before a step that was planned later begins,
   saves the victim's last block and overwrites it;
 - *prefetching*: a prefetch is done before the first step that may read its target;
-- *reusing a host block*: whoever had it before stored and prefetched in earlier steps;
-- *aborting at any moment*: nothing needs to be called back; what was queued for the request completes, and only
-  then do its blocks see other copies.
+- *reusing a host block*: the stores and prefetches of its former user were made in earlier steps;
+- *aborting at any moment*: nothing needs to be cancelled; what was queued for the request completes, and only then
+  do its blocks see other copies.
 
-So no completion is ever reported to the scheduler. Idea: Section 3.4 of the paper, without its per-layer events.
+So no completion is ever reported to the scheduler. The idea is from Section 3.4 of the paper, without its per-layer
+events.
 """
 
 import time
@@ -23,7 +24,7 @@ from pipemax.transfer.commands import CopyCounts, StepCopies, StepWait
 
 
 class Orchestrator:
-    """Drives a backend through a stage's steps. One caller, strictly begin, end, begin, end."""
+    """Drives a backend through a stage's steps. There is one caller, strictly begin, end, begin, end."""
 
     def __init__(self, backend: CopyBackend) -> None:
         self._backend = backend
@@ -48,7 +49,7 @@ class Orchestrator:
         return StepWait(stall_s=stall_s, prefetches=tuple(timings))
 
     def end_step(self, copies: StepCopies) -> None:
-        """This step's KV is computed: start its stores."""
+        """Start the stores of this step, whose KV is computed."""
         assert self._is_in_step, "no step has begun"
         assert not copies.token_stores, "kernels on a CPU order a block's tokens: it moves whole"
         self._is_in_step = False

@@ -1,7 +1,7 @@
 """The CPU's part of the per-layer offload: a thread that puts staged tokens into their blocks of the host pool.
 
-What it fails with is raised again by the next call of the model's thread. It knows nothing of steps; whoever reads or
-writes host blocks by other ways asks it first (``wait_for``).
+Its errors are raised again by the next call of the model's thread. It knows nothing of steps; code that reads or
+writes host blocks in other ways must ask it first (``wait_for``).
 """
 
 import queue
@@ -18,7 +18,7 @@ from pipemax.transfer.cuda.launch_checks import TokenTable
 from pipemax.transfer.per_layer import PerLayerOffload
 
 _POLL_S = 1.0
-"""How often a waiting caller looks whether the thread still lives."""
+"""How often a waiting caller checks that the thread still lives."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,10 +30,10 @@ class _Job:
 
 
 class PackingThread:
-    """First in, first out. One caller."""
+    """Packs steps first in, first out, for one caller."""
 
     def __init__(self, host_rows: torch.Tensor, stagings: Sequence[PerLayerOffload]) -> None:
-        """``host_rows``: ``(num_blocks, block_bytes)`` bytes, the pool to pack into."""
+        """Start the thread. ``host_rows``: ``(num_blocks, block_bytes)`` bytes, the pool to pack into."""
         self._host_rows = host_rows
         self._free: queue.SimpleQueue[PerLayerOffload] = queue.SimpleQueue()
         for staging in stagings:
@@ -45,7 +45,7 @@ class PackingThread:
         self._thread.start()
 
     def take_staging(self) -> PerLayerOffload:
-        """For one step; waits until one is free. ``submit`` gives it back. ``TransferError`` as in ``wait_for``."""
+        """Wait for a free staging for one step; ``submit`` gives it back. ``TransferError`` as in ``wait_for``."""
         while True:
             self._check()
             try:
@@ -54,13 +54,13 @@ class PackingThread:
                 continue
 
     def submit(self, staging: PerLayerOffload, tokens: TokenTable) -> None:
-        """All layers of these tokens are in ``staging``, or their copies are enqueued. Returns at once."""
+        """Queue a step whose layers are all in ``staging``, or their copies are enqueued. Returns at once."""
         job = _Job(staging, tokens, frozenset(tokens[:, 2].tolist()))
         self._pending.append(job)
         self._jobs.put(job)
 
     def wait_for(self, host_blocks: Iterable[HostBlockId]) -> None:
-        """Until nothing is left to be put into these. ``TransferError`` where packing has failed."""
+        """Wait until nothing is left to be put into these blocks. ``TransferError`` if packing has failed."""
         wanted = set(host_blocks)
         last = next((job for job in reversed(self._pending) if not wanted.isdisjoint(job.host_blocks)), None)
         if last is not None:
@@ -70,7 +70,7 @@ class PackingThread:
         self._check()
 
     def finish(self) -> None:
-        """Until all of it is packed. ``TransferError`` where that has failed."""
+        """Wait until everything submitted is packed. ``TransferError`` if packing has failed."""
         if self._pending:
             self._wait(self._pending[-1])
         self._pending.clear()
@@ -92,14 +92,14 @@ class PackingThread:
         if not self._thread.is_alive():
             raise TransferError("the packing thread has ended with a step under way")
 
-    # The thread.
+    # Run on the packing thread.
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
                 job.staging.wait()
                 job.staging.pack(self._host_rows, torch.from_numpy(job.tokens))
-            except Exception as error:  # raised again in _check, where somebody can act on it
+            except Exception as error:  # raised again in _check, where the caller can act on it
                 self._error = self._error or error
             job.done.set()
             self._free.put(job.staging)

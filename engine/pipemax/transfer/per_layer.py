@@ -1,12 +1,14 @@
-"""The paper's way to the host (Section 3.4.2): each layer's keys and values leave the GPU straight after the QKV
-projection, contiguous as that made them; a CPU puts them into block-first rows.
+"""Offload KV layer by layer, as the paper does (Section 3.4.2).
+
+Each layer's keys and values leave the GPU straight after the QKV projection, contiguous as the projection made them; a
+CPU puts them into block-first rows.
 
     # staging, pinned: (layers, 2, max_tokens, kv_heads, head_dim), keys then values
     # target, the host pool: (num_blocks, layers, kv_heads, block_tokens, keys then values)
 
-It needs a hook in every layer, so it cannot run within a CUDA graph, and a CPU that keeps up; the copy after the step
-(``csrc``) needs neither, which is why it is the default. An engine takes this one with ``kv_offload: per_layer``
-(``per_layer_steps``). Runs on CPU tensors as well: then the copies are ordinary ones.
+This needs a hook in every layer, so it cannot run within a CUDA graph, and a CPU that keeps up. The copy after the
+step (``csrc``) needs neither, so that one is the default. An engine offloads by layer with ``kv_offload: per_layer``
+(``per_layer_steps``). CPU tensors work as well; their copies are ordinary ones.
 """
 
 import torch
@@ -15,7 +17,7 @@ from pipemax.transfer.layout import BlockLayout, layer_views
 
 
 class PerLayerOffload:
-    """One step at a time: ``offload_layer`` for each layer, then ``pack``."""
+    """Staging of one step at a time: ``offload_layer`` for each layer, then ``pack``."""
 
     def __init__(
         self,
@@ -25,9 +27,10 @@ class PerLayerOffload:
         max_tokens: int,
         stream: torch.cuda.Stream | None = None,
     ) -> None:
-        """``dtype`` of the KV cache; ``stream``: where copies run beside the computation, None for CPU tensors.
+        """Allocate staging for ``max_tokens`` of the KV cache's ``dtype``.
 
-        ``ValueError`` where keys and values do not make up the layout's content.
+        Copies run on ``stream`` while the model computes; it is ``None`` for CPU tensors. ``ValueError`` if keys and
+        values do not make up the layout's content.
         """
         head_dim, rest = divmod(layout.content_bytes, 2 * dtype.itemsize)
         if rest or head_dim < 1:
@@ -49,7 +52,7 @@ class PerLayerOffload:
         )
 
     def offload_layer(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Start the copy of one layer's new tokens; returns at once where there is a stream.
+        """Start the copy of one layer's new tokens; returns at once if there is a stream.
 
         ``keys``, ``values``: ``(num_tokens, kv_heads, head_dim)``, just enqueued on the current stream.
         """
@@ -72,13 +75,13 @@ class PerLayerOffload:
         with torch.cuda.stream(self._stream):
             target[0].copy_(keys, non_blocking=True)
             target[1].copy_(values, non_blocking=True)
-            # The model may free them as soon as it has used them: not before the copy has.
+            # The model may free them once it has used them; their memory must stay until the copy is done.
             keys.record_stream(self._stream)
             values.record_stream(self._stream)
         self._copied = self._stream.record_event()
 
     def wait(self) -> None:
-        """Until the last layer's copy is done; for the thread that packs, never the one that runs the model."""
+        """Wait for the last layer's copy. Only the packing thread may call it, never the one that runs the model."""
         if self._copied is not None:
             self._copied.synchronize()
 
@@ -86,7 +89,7 @@ class PerLayerOffload:
         """Put the step's tokens of all layers into their blocks of the host pool.
 
         ``host_rows``: ``(num_blocks, block_bytes)`` bytes. ``tokens``: integers ``(num_tokens, 3)`` of (GPU block,
-        slot, host block), in the order of the keys. The copies are done: ``wait``.
+        slot, host block), in the order of the keys. Call ``wait`` first: the copies must be done.
         """
         if tuple(tokens.shape) != (self._num_tokens, 3):
             raise ValueError(f"{self._num_tokens} tokens were copied, the table is {tuple(tokens.shape)}")

@@ -4,15 +4,15 @@
     each layer       gather its new tokens from their blocks, behind its kernels → staging, pinned
     packing thread   once all layers of a step are staged: staging → rows of the host pool
 
-Prefetches, saves and what staging cannot hold go the ordinary way (``inner``), whose fences know nothing of the
-thread. So there is one more rule, and the caller waits for it: before a step's other copies touch a host block, what
-earlier steps put into it is packed. A request's KV is seldom prefetched right after the step that made it, so that is
-rare.
+Prefetches, saves and what staging cannot hold are copied the ordinary way (``inner``), whose fences know nothing of
+the packing thread. So there is one more rule, for which the caller waits: before a step's other copies touch a host
+block, what earlier steps put into it must be packed. A request's KV is seldom prefetched right after the step that made
+it, so such waits are rare.
 
 A block's tokens are taken from the cache, not from the QKV projection itself: vLLM's hook comes after each layer's
-attention. On kernels that order a block's tokens in their own way only whole blocks may be asked for; all slots of a
-block together are the block, whatever their order. These copies do not wait in the queue by priority, and nothing
-holds them back while activations are sent.
+attention. With kernels that order a block's tokens in their own way, only whole blocks may be copied; all slots of a
+block together are the block, in any order. These copies do not wait in the priority queue, and nothing holds them
+back while activations are sent.
 """
 
 import time
@@ -30,7 +30,7 @@ from pipemax.transfer.per_layer import PerLayerOffload
 
 
 class PerLayerSteps:
-    """Implements ``StepTransfers`` over another one; beside it, ``save_layer`` for each layer of a step."""
+    """Implements ``StepTransfers`` over another one, and adds ``save_layer`` for each layer of a step."""
 
     packing_type: type[PackingThread] = PackingThread
     """Tests put a faulty one here."""
@@ -46,10 +46,11 @@ class PerLayerSteps:
         steps_in_flight: int,
         stream: torch.cuda.Stream | None = None,
     ) -> None:
-        """``gpu_rows``, ``host_rows``: ``(num_blocks, block_bytes)`` bytes, the pools of ``inner``.
+        """Allocate staging and start the packing thread.
 
-        ``max_tokens``: of one step, that staging holds; it takes ``steps_in_flight + 1`` times their bytes, pinned.
-        ``stream``: where ``inner`` stores, None for CPU tensors.
+        ``gpu_rows``, ``host_rows``: ``(num_blocks, block_bytes)`` bytes, the pools of ``inner``. ``max_tokens``: how
+        many tokens of one step staging holds; it takes ``steps_in_flight + 1`` times their bytes, pinned. ``stream``:
+        where ``inner`` stores, ``None`` for CPU tensors.
         """
         self.inner = inner
         self._layout = layout
@@ -90,7 +91,7 @@ class PerLayerSteps:
         return replace(wait, stall_s=wait.stall_s + waited_s)
 
     def save_layer(self, layer: int) -> None:
-        """The kernels that write this layer's new KV are enqueued, or have run. Layers in any order, each once."""
+        """Copy a layer's new KV, whose kernels are enqueued or have run. Layers come in any order, each once."""
         if self._staging is None:
             return
         half = self._layout.content_bytes // 2
@@ -114,21 +115,21 @@ class PerLayerSteps:
         self.inner.end_step(self._rest)
 
     def finish_packing(self) -> None:
-        """Until all that ended steps computed is in the host pool."""
+        """Wait until everything that ended steps computed is in the host pool."""
         self._packing.finish()
 
     def close(self) -> None:
-        """Finish packing. What is underneath is its owner's to close, after this."""
+        """Finish packing. The owner of ``inner`` closes that, after this."""
         self._packing.close()
 
     def _make_staging(self, stream: torch.cuda.Stream | None) -> PerLayerOffload:
-        """Of one step; tests put a slow one here."""
+        """Make the staging of one step; tests put a slow one here."""
         return PerLayerOffload(self._layout, torch.uint8, max_tokens=self._max_tokens, stream=stream)
 
     def _split(self, copies: StepCopies) -> tuple[TokenTable, StepCopies]:
-        """What goes by layer, as much as staging holds; and the rest of the step's copies.
+        """Return what is copied by layer, as much as staging holds, and the rest of the step's copies.
 
-        A step seldom has more new KV than tokens to compute: where it found KV of a prefix on the GPU alone.
+        A step has more new KV than tokens to compute only if it found a prefix's KV on the GPU that the host lacks.
         """
         block_tokens = self._layout.block_tokens
         num_single = sum(store.num_slots for store in copies.token_stores)

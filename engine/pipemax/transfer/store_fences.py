@@ -1,8 +1,8 @@
-"""Which stores a step must wait for: those that still read a block that it overwrites.
+"""Find the stores that a step must wait for: those that still read a block that it overwrites.
 
-Stores run beside later steps. Blocks freed while a store reads them are mostly reused much later, for free blocks
-are taken oldest first; so a step that waited for all stores before it would wait for nothing. Made by the scheduler,
-since workers do not know what a step writes. Counts steps by itself; not thread-safe.
+Stores run while later steps compute. Blocks freed while a store reads them are mostly reused much later, because free
+blocks are taken oldest first; so a step that waited for all stores before it would mostly wait for no reason. The
+scheduler makes the fences, since workers do not know what a step writes. Steps are counted here; not thread-safe.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from pipemax.transfer.commands import BlockStore, TokenStore
 
 
 class StoreFences:
-    """Remembers, of every GPU block, the last store that read it.
+    """Remembers the last store that read each GPU block.
 
     Moments are counted in half steps: ``2 · step`` are a step's saves, ``2 · step + 1`` its stores.
     """
@@ -31,10 +31,10 @@ class StoreFences:
         stores: Iterable[BlockStore],
         token_stores: Iterable[TokenStore] = (),
     ) -> int | None:
-        """The next step's ``StepCopies.store_fence``.
+        """Return the next step's ``StepCopies.store_fence``.
 
-        ``overwrites``: the blocks that its computation writes from their first slot on. A block that it goes on
-        filling is not among them: stores read other slots of it.
+        ``overwrites``: the blocks that its computation writes from their first slot on. A block that it
+        continues to fill is not among them: stores read other slots of it.
         """
         now = 2 * self._step
         for save in saves:

@@ -1,4 +1,4 @@
-"""One stage's transfers on its GPU, put together: host pool, lanes, queue, thread and kernels."""
+"""Assemble one stage's transfers on its GPU: host pool, lanes, queue, thread and kernels."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,10 +22,10 @@ from pipemax.transfer.layout import BlockLayout
 def cuda_transfers(
     layout: BlockLayout, gpu_rows: torch.Tensor, host_blocks: int, limits: CopyLimits | None = None
 ) -> Iterator[CudaTransfers]:
-    """The transfers of a stage whose pool is ``gpu_rows``: ``(num_blocks, block_bytes)`` bytes on a GPU.
+    """Make the transfers of a stage whose pool is ``gpu_rows``: ``(num_blocks, block_bytes)`` bytes on a GPU.
 
-    Takes and pins the host pool: minutes for hundreds of GiB. ``EngineStartError`` where memory does not suffice,
-    ``TransferError`` where CUDA refuses. On leaving, copies are finished and the pool is unpinned.
+    Allocates and pins the host pool, which takes minutes for hundreds of GiB. ``EngineStartError`` if memory does not
+    suffice, ``TransferError`` if CUDA refuses. On exit, copies are finished and the pool is unpinned.
     """
     torch.cuda.set_device(gpu_rows.device)
     pool = PinnedHostPool(
@@ -38,7 +38,7 @@ def cuda_transfers(
             device,
             queue,
             block_bytes=layout.block_bytes,
-            # Kernels reach pinned memory alone.
+            # Kernels reach only pinned memory.
             make_token_store=_token_stores(layout, gpu_rows, pool) if pool.is_pinned else None,
             submitter=Submitter(queue),
         )

@@ -1,14 +1,14 @@
-"""Copies that wait outside of the device, so that more urgent ones can overtake them.
+"""Keep copies waiting outside of the device, so that more urgent ones can overtake them.
 
-    put → waiting, by priority → submitted: at most `in_flight_bytes` a direction → done
+    put → waiting, by priority → submitted: at most `in_flight_bytes` per direction → done
 
 Activations go before KV (PipeMax, §3.4.2, "Demand-Priority Transfer Orchestration"). Not in the paper: prefetches
 needed soonest go before later ones, and prefetches before offloads. An engine puts no activations here: vLLM sends
-them, and nothing is submitted while a stage does. ``flush`` ends all waiting: what comes next needs everything, in its
-turn on the lanes.
+them, and nothing is submitted while a stage sends. ``flush`` ends all waiting: what comes next needs everything, in
+its turn on the lanes.
 
-It orders what may be ordered freely. What must be in order, ``backend`` fences on the lanes, and it never leaves
-chunks of two steps here together.
+The queue orders only what may be ordered freely. ``transfers`` fences on the lanes what must be in order, and never
+leaves chunks of two steps here together.
 """
 
 import heapq
@@ -27,7 +27,7 @@ from pipemax.transfer.cuda.device import CopyDevice, DeviceEvent, Hold, Lane
 
 
 class Priority(IntEnum):
-    """The least goes first."""
+    """Order of submission: the smallest goes first."""
 
     ACTIVATION = 0
     PREFETCH = 1
@@ -36,12 +36,12 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyLimits:
-    """How much of the copies is handed to the device at a time. ``ValueError`` on values below 1 byte."""
+    """Limits on what is handed to the device at a time. ``ValueError`` for values below 1 byte."""
 
     chunk_bytes: int = 32 * MIB
-    """Of one submission: what comes behind it waits that long, 0.6 ms on PCIe 5."""
+    """Size of one submission: whatever comes behind it waits for it, 0.6 ms on PCIe 5."""
     in_flight_bytes: int = 64 * MIB
-    """Submitted and not done, in each direction. One chunk passes whatever its size."""
+    """Maximum submitted and not done, in each direction. A single chunk of any size passes."""
 
     def __post_init__(self) -> None:
         for name in ("chunk_bytes", "in_flight_bytes"):
@@ -50,7 +50,7 @@ class CopyLimits:
 
 
 class Ticket:
-    """What was put in together. ``begin`` and ``end`` mark it on its lane as soon as it is there."""
+    """Chunks that were put in together. ``begin`` and ``end`` mark them on their lane as soon as they are there."""
 
     def __init__(self, num_chunks: int) -> None:
         self.num_waiting = num_chunks
@@ -60,19 +60,19 @@ class Ticket:
 
 @dataclass(slots=True)
 class CopyCounters:
-    """Since the start."""
+    """Counts since the start."""
 
     bytes_by_lane: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 0))
-    """Submitted."""
+    """Bytes submitted."""
     queue_s: dict[Priority, float] = field(default_factory=lambda: dict.fromkeys(Priority, 0.0))
-    """Chunks' waiting times between ``put`` and submission, added up."""
+    """Sum of the chunks' waiting times between ``put`` and submission."""
     num_chunks: int = 0
     num_flushed: int = 0
     """Chunks that a flush submitted: the copies of that step took longer than the step."""
     num_held: int = 0
     """Chunks that a send held back."""
     peak_in_flight_bytes: int = 0
-    """In one direction, flushes included."""
+    """Peak in one direction, flushes included."""
 
     def __str__(self) -> str:
         waited = ", ".join(f"{priority.name.lower()} {s:.2f} s" for priority, s in self.queue_s.items() if s)
@@ -108,7 +108,7 @@ class _Entry:
 
 
 class ChunkQueue:
-    """Thread-safe. Whoever calls ``pump`` submits; nothing happens by itself."""
+    """The waiting chunks of both directions. Thread-safe. Only ``pump`` and ``flush`` submit."""
 
     def __init__(
         self, device: CopyDevice, limits: CopyLimits, clock_s: Callable[[], float] = time.perf_counter
@@ -129,7 +129,7 @@ class ChunkQueue:
 
     @property
     def num_waiting(self) -> int:
-        """Chunks not submitted yet."""
+        """The number of chunks not submitted yet."""
         return sum(len(entries) for entries in self._waiting.values())
 
     def put(
@@ -140,10 +140,10 @@ class ChunkQueue:
         needed_by: int = 0,
         after: DeviceEvent | None = None,
     ) -> Ticket:
-        """Chunks of one lane, to be submitted in this order unless something more urgent comes.
+        """Queue chunks of one lane, to be submitted in this order unless something more urgent comes.
 
-        ``needed_by``: the step that waits for them; the least goes first within a priority. ``after``: they cannot
-        run before it, so they stay here and take up no room in flight.
+        ``needed_by``: the step that waits for them; the smallest goes first within a priority. ``after``: they cannot
+        run before this event, so until then they stay here and take up no room in flight.
         """
         assert chunks, "nothing to put"
         ticket = Ticket(len(chunks))
@@ -155,19 +155,19 @@ class ChunkQueue:
         return ticket
 
     def hold_for_send(self, begin: DeviceEvent, end: DeviceEvent) -> None:
-        """Between these two events, by the device's progress, nothing but activations is submitted."""
+        """Submit nothing but activations between these two events, by the device's progress."""
         with self._lock:
             self._send = (begin, end)
 
     def pump(self) -> int:
-        """Submit what may be submitted now; the number of chunks."""
+        """Submit what may be submitted now. Return the number of chunks."""
         with self._lock:
             if self._is_sending():
                 self._count_held()
             return sum(self._pump_lane(lane) for lane in self._waiting)
 
     def flush(self) -> None:
-        """Submit all that waits, whatever is in flight. Behind a send that is under way it queues on the lane."""
+        """Submit all that waits, whatever is in flight. During a send, the lane queues it behind the send."""
         with self._lock:
             for lane, entries in self._waiting.items():
                 if entries and self._send is not None and not self._device.is_done(self._send[1]):

@@ -1,8 +1,8 @@
-"""Block copies of a step as few contiguous copies, cut into chunks that can be submitted one at a time.
+"""Turn a step's block copies into few contiguous copies, in chunks that can be submitted one at a time.
 
-A copy engine works through what was submitted in the order in which it becomes ready, and ignores priorities: what
-must be able to overtake has to wait outside, in pieces (``chunk_queue``). Knows block ids and bytes, nothing of
-steps. It runs between two steps of the model, hence numpy: a thousand blocks take about half a millisecond.
+A copy engine works through submitted copies in the order in which they become ready, and ignores priorities: copies
+that others may overtake have to wait outside, in pieces (``chunk_queue``). This module knows block ids and bytes, but
+no steps. It runs between two steps of the model, hence numpy: a thousand blocks take about half a millisecond.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ Int64s = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CopyRuns(Iterable[Copy]):
-    """Copies from one pool to another, in arrays of one length."""
+    """Copies from one pool to another, in arrays of equal length."""
 
     source: Pool
     target: Pool
@@ -38,7 +38,7 @@ class CopyRuns(Iterable[Copy]):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chunk:
-    """What is submitted at once."""
+    """Work that is submitted at once."""
 
     lane: Lane
     work: CopyRuns | KernelCall
@@ -48,10 +48,10 @@ class Chunk:
 def copy_chunks(
     pairs: Sequence[tuple[int, int]], *, lane: Lane, block_bytes: int, chunk_bytes: int
 ) -> list[Chunk]:
-    """Whole-block copies in the direction of ``lane``, in chunks of at most ``chunk_bytes``, or one block if that is
-    longer. ``pairs``: (source block, target block), the targets distinct.
+    """Cut whole-block copies in the direction of ``lane`` into chunks of at most ``chunk_bytes``.
 
-    Ordered by source; neighbours are one copy where both sides are adjacent.
+    A block longer than that is a chunk by itself. ``pairs``: (source block, target block), the targets distinct. The
+    copies are ordered by source; blocks that are neighbours on both sides are one copy.
     """
     blocks = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     blocks = blocks[np.argsort(blocks[:, 0], kind="stable")]

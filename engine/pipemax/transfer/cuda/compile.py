@@ -1,7 +1,7 @@
-"""CUDA C++ to machine code by NVRTC, at first use: no toolchain is asked of the user, and no GPU to compile.
+"""Compile CUDA C++ to machine code with NVRTC at first use: the user needs no toolchain, and compiling needs no GPU.
 
 ``cuda.core`` compiles and keeps the result in the user's cache (``$XDG_CACHE_HOME/cuda-python``), under a key of the
-source, the architecture and NVRTC's version. Knows nothing of what the kernels do.
+source, the architecture and NVRTC's version. This module does not know what the kernels do.
 """
 
 import logging
@@ -13,20 +13,20 @@ from cuda.core.utils import FileStreamProgramCache, ProgramCacheResource
 log = logging.getLogger(__name__)
 
 SOURCES = ("kv_copy.h", "kv_copy.cu")
-"""Under ``transfer/csrc``, in this order one after the other: NVRTC then needs no include path."""
+"""Files under ``transfer/csrc``, concatenated in this order: NVRTC then needs no include path."""
 
 
 def kernel_source() -> str:
-    """The whole program."""
+    """Return the source of the whole program."""
     csrc = files("pipemax.transfer").joinpath("csrc")
     return "\n".join(csrc.joinpath(name).read_text(encoding="utf-8") for name in SOURCES)
 
 
 def compile_kernels(arch: str, *, cache: ProgramCacheResource | None = None) -> ObjectCode:
-    """The kernels for ``arch``, such as ``"sm_90"``, as a cubin.
+    """Compile the kernels for ``arch``, such as ``"sm_90"``, to a cubin.
 
-    ``cache``: by default on disk, for all processes of the user. ``cuda.core`` raises with NVRTC's log where the
-    source or the architecture is wrong.
+    ``cache`` is on disk by default, for all processes of the user. If the source or the architecture is wrong,
+    ``cuda.core`` raises with NVRTC's log.
     """
     options = ProgramOptions(name="kv_copy.cu", arch=arch, std="c++17")
     program = Program(kernel_source(), "c++", options)

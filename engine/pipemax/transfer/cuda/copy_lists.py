@@ -1,7 +1,7 @@
-"""Spans of pools as addresses, checked: what CUDA's copy calls take. Pure: runs, and is tested, without a GPU.
+"""Check spans of pools and turn them into addresses for CUDA's copy calls. Pure, and tested without a GPU.
 
 # the host pool is registered in pieces; CUDA does not know that they are neighbours:
-# | piece 0 | piece 1 | …        a copy over a border becomes two
+# | piece 0 | piece 1 | …        a copy across a border becomes two
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,25 +13,25 @@ from pipemax.transfer.cuda.device import Copy, Pool, Span
 
 
 class CopyList(NamedTuple):
-    """Three lists of one length."""
+    """Three lists of equal length, one entry per copy."""
 
     targets: list[int]
-    """Addresses."""
+    """Addresses, like ``sources``."""
     sources: list[int]
     sizes: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolMap:
-    """Where the pools are."""
+    """The addresses and sizes of the pools."""
 
     addresses: Mapping[Pool, int]
     num_bytes: Mapping[Pool, int]
     host_piece_bytes: int | None = None
-    """Registered together; None is the whole pool."""
+    """Size of the pieces that are registered; None is the whole pool."""
 
     def resolve(self, copies: Iterable[Copy]) -> CopyList:
-        """``ValueError`` where a span leaves its pool, or the lengths of a copy's spans differ."""
+        """Turn copies into addresses. ``ValueError`` if a span leaves its pool or a copy's spans differ in length."""
         if isinstance(copies, CopyRuns) and self._is_plain(copies):
             return CopyList(
                 (copies.target_bytes + self.addresses[copies.target]).tolist(),
@@ -50,7 +50,7 @@ class PoolMap:
         return CopyList(targets, sources, sizes)
 
     def _is_plain(self, runs: CopyRuns) -> bool:
-        """All within their pools, and none over a border of the host pool's pieces."""
+        """Tell whether all lie within their pools, and none crosses a border of the host pool's pieces."""
         for pool, firsts in ((runs.source, runs.source_bytes), (runs.target, runs.target_bytes)):
             ends = firsts + runs.sizes
             if (firsts < 0).any() or (runs.sizes < 1).any() or (ends > self.num_bytes[pool]).any():
@@ -71,7 +71,7 @@ class PoolMap:
                 raise ValueError(f"{span} leaves its pool of {limit:,} bytes")
 
     def _parts(self, copy: Copy) -> Iterator[tuple[int, int]]:
-        """(offset, size) of what lies within one piece of the host pool."""
+        """Yield (offset, size) of each part that lies within one piece of the host pool."""
         host: Span | None = next((span for span in copy if span.pool is Pool.HOST), None)
         num_bytes = copy.source.num_bytes
         if host is None or self.host_piece_bytes is None:

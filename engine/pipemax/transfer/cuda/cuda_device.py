@@ -1,8 +1,8 @@
-"""The device's seam over torch's streams and CUDA's copy calls. Nothing here decides; it never ran on a GPU yet.
+"""The device's seam over torch's streams and CUDA's copy calls. It decides nothing, and has not run on a GPU yet.
 
 torch.cuda.Stream, Event    lanes and their order
-cudaMemcpyBatchAsync        one call for many copies, where the driver has it (12.8): 0.5 µs of CPU each
-cudaMemcpyAsync             one call a copy: about 3.5 µs of the link's time each
+cudaMemcpyBatchAsync        one call for many copies, if the driver has it (12.8): 0.5 µs of CPU each
+cudaMemcpyAsync             one call per copy: about 3.5 µs of the link's time each
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,15 +24,17 @@ _Stream: Any = torch.cuda.Stream
 
 
 class CopyCall(Enum):
-    """How a batch of copies is submitted."""
+    """The CUDA call by which a batch of copies is submitted."""
 
     BATCH = auto()
     SINGLE = auto()
 
 
 class CudaDevice:
-    """Implements ``CopyDevice``. ``COMPUTE`` is the stream that is current for the calling thread, which is the
-    model's: no other thread may name that lane.
+    """Implements ``CopyDevice``.
+
+    ``COMPUTE`` is the calling thread's current stream. The caller must be the model's thread: no other thread may name
+    that lane.
     """
 
     def __init__(
@@ -43,14 +45,15 @@ class CudaDevice:
         host_piece_bytes: int | None = None,
         copy_call: CopyCall | None = None,
     ) -> None:
-        """Both ``(num_blocks, block_bytes)`` bytes, the second pinned, in pieces of ``host_piece_bytes`` if so.
+        """Make the lanes between two pools of ``(num_blocks, block_bytes)`` bytes.
 
-        ``copy_call``: None takes the best that the driver has. ``ValueError`` where the first is not on a GPU.
+        ``host_rows`` is pinned, in pieces of ``host_piece_bytes`` if given. ``copy_call``: None takes the best that the
+        driver has. ``ValueError`` if ``gpu_rows`` is not on a GPU.
         """
         if not gpu_rows.is_cuda:
             raise ValueError(f"the GPU pool is on {gpu_rows.device}, not on a CUDA device")
         self._device = gpu_rows.device
-        self._gpu_rows, self.host_rows = gpu_rows, host_rows  # as long as copies may run
+        self._gpu_rows, self.host_rows = gpu_rows, host_rows  # kept alive as long as copies may run
         self._pools = PoolMap(
             addresses={Pool.GPU: gpu_rows.data_ptr(), Pool.HOST: host_rows.data_ptr()},
             num_bytes={Pool.GPU: gpu_rows.numel(), Pool.HOST: host_rows.numel()},
@@ -96,12 +99,12 @@ class CudaDevice:
                 stream.synchronize()
 
     def stream(self, lane: Lane) -> torch.cuda.Stream:
-        """For what the seam does not cover."""
+        """Return the lane's stream, for uses that the seam does not cover."""
         return torch.cuda.current_stream(self._device) if lane is Lane.COMPUTE else self._streams[lane]
 
     @contextmanager
     def _calls(self, what: str) -> Iterator[None]:
-        """On this device, whichever thread it is; torch reports CUDA's errors as ``RuntimeError``."""
+        """Make this device current on any thread; ``TransferError`` for CUDA's errors, torch's ``RuntimeError``."""
         try:
             with torch.cuda.device(self._device):
                 yield
@@ -121,7 +124,7 @@ class CudaHostRegistry:
 
 
 def best_copy_call() -> CopyCall:
-    """``TransferError`` without a driver."""
+    """Return the best copy call that the driver has. ``TransferError`` without a driver."""
     (version,) = _check(runtime.cudaDriverGetVersion(), "ask for the driver's version")
     if version == 0:
         raise TransferError("this machine has no CUDA driver")
@@ -150,7 +153,7 @@ def _copy_singly(copies: CopyList, stream: int) -> None:
 
 
 def _check(result: tuple[Any, ...], what: str) -> tuple[Any, ...]:
-    """What a call returned beside its status."""
+    """Return a call's values without its status. ``TransferError`` unless that is success."""
     status, *values = result
     if status != runtime.cudaError_t.cudaSuccess:
         _, text = runtime.cudaGetErrorString(status)

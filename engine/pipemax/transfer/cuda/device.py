@@ -1,8 +1,8 @@
 """The thin seam to a CUDA device: three lanes of work, events that order them, copies and kernels on them.
 
-Everything above this seam says in bytes of which pool it reads and writes, and names each wait with the hazard that it
-prevents. So a device that only records what it is asked can prove that no two conflicting accesses are unordered, and
-a test can take any one fence away. It knows nothing of blocks, steps or requests.
+Everything above this seam says which bytes of which pool it reads and writes, and names each wait after the hazard
+that it prevents. So a device that only records its calls can prove that no two conflicting accesses are unordered, and
+a test can take any one fence away. This module knows nothing of blocks, steps or requests.
 
     # one pool, block-first: block b is the bytes [b · block_bytes, (b + 1) · block_bytes)
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 
 class Pool(Enum):
-    """Two pieces of memory between which KV moves."""
+    """The two memories between which KV moves."""
 
     GPU = auto()
     HOST = auto()
@@ -21,10 +21,10 @@ class Pool(Enum):
 
 
 class Lane(Enum):
-    """Work on one lane runs in the order of its submission; lanes run beside each other."""
+    """A queue of work. Work on one lane runs in the order of its submission; lanes run in parallel."""
 
     COMPUTE = auto()
-    """The model's own stream: the one that is current for the thread that runs the model."""
+    """The model's own stream: the current one of the thread that runs the model."""
     PREFETCH = auto()
     """Host → GPU."""
     STORE = auto()
@@ -32,7 +32,7 @@ class Lane(Enum):
 
 
 class Fence(Enum):
-    """A lane waits for an event of another one. Each is needed: without it some step's bytes are wrong."""
+    """A wait of one lane for an event of another. Each is needed: without it some step's bytes are wrong."""
 
     COMPUTE_AFTER_PREFETCH = auto()
     """A step reads, or overwrites, blocks that earlier steps' prefetches write."""
@@ -49,7 +49,7 @@ class Fence(Enum):
 
 
 class Hold(Enum):
-    """A lane waits for the sake of time, not of order: nothing is wrong without it."""
+    """A wait of a lane that saves time but does not order anything: nothing is wrong without it."""
 
     AFTER_SEND = auto()
     """Copies leave the link to a stage's activations."""
@@ -71,7 +71,7 @@ class Copy(NamedTuple):
 
 
 class DeviceEvent(Protocol):
-    """A mark on a lane: done once all that was submitted to the lane before it is done. Opaque to its users."""
+    """A mark on a lane, done once all work submitted to the lane before it is done. Opaque to its users."""
 
 
 class KernelCall(Protocol):
@@ -81,34 +81,34 @@ class KernelCall(Protocol):
         """Enqueue it on a CUDA stream, given by its handle; returns at once."""
 
     def reads(self) -> Sequence[Span]:
-        """What of the pools it reads. Asked by the checker alone, so it may be slow."""
+        """Return the spans of the pools that it reads. Only the checker asks, so it may be slow."""
 
     def writes(self) -> Sequence[Span]:
-        """What of the pools it writes."""
+        """Return the spans of the pools that it writes, as for ``reads``."""
 
 
 class CopyDevice(Protocol):
-    """One GPU and its two pools. Every method but ``synchronize`` returns at once; all may be called from any thread.
+    """One GPU and its two pools. All methods may be called from any thread; all but ``synchronize`` return at once.
 
-    ``TransferError`` where CUDA refuses, or reports that something submitted earlier has failed.
+    ``TransferError`` if CUDA refuses, or reports that something submitted earlier has failed.
     """
 
     def record(self, lane: Lane) -> DeviceEvent:
-        """A mark behind everything on the lane."""
+        """Put a mark behind everything on the lane."""
 
     def wait(self, lane: Lane, event: DeviceEvent, reason: Fence | Hold) -> None:
-        """What is submitted to the lane from now on runs after the event; the caller does not wait."""
+        """Have all later work on the lane run after the event; the caller does not wait."""
 
     def is_done(self, event: DeviceEvent) -> bool:
-        """Without waiting."""
+        """Tell whether the event is done, without waiting."""
 
     def elapsed_s(self, begin: DeviceEvent, end: DeviceEvent) -> float:
-        """Between two events that are done, by the device's clock."""
+        """Return the seconds between two events that are done, by the device's clock."""
 
     def copy(self, lane: Lane, copies: Iterable[Copy]) -> None:
         """Enqueue copies, in no order among themselves, behind everything on the lane.
 
-        The sources are read in the lane's order, never earlier. ``ValueError`` where a span leaves its pool or two
+        The sources are read in the lane's order, never earlier. ``ValueError`` if a span leaves its pool or two
         lengths differ.
         """
 
@@ -116,14 +116,14 @@ class CopyDevice(Protocol):
         """Enqueue a kernel behind everything on the lane."""
 
     def synchronize(self) -> None:
-        """The caller waits until everything on the prefetch and the store lane is done."""
+        """Wait until everything on the prefetch and the store lane is done."""
 
 
 class HostRegistry(Protocol):
-    """Pins memory that is already allocated. ``TransferError`` where the system refuses."""
+    """Pins memory that is already allocated. ``TransferError`` if the system refuses."""
 
     def register(self, address: int, num_bytes: int) -> None:
         """Pin it, for all devices, and map it into their addresses."""
 
     def unregister(self, address: int) -> None:
-        """Of one earlier ``register``."""
+        """Undo one earlier ``register``."""

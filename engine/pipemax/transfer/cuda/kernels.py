@@ -1,7 +1,7 @@
 """The KV kernels of ``transfer/csrc``, ready to launch on one GPU.
 
-Each call is checked when it is made (``launch_checks``), on the thread that made it, and is a ``KernelCall`` of the
-device's seam: plain to launch anywhere later. What they compute, ``bench/stage/kernel_reference.py`` says in torch.
+Each call is checked when it is made (``launch_checks``), on the thread that makes it, and is a ``KernelCall`` of the
+device's seam, which can be launched anywhere later. ``bench/stage/kernel_reference.py`` computes the same in torch.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,16 +28,16 @@ from pipemax.transfer.cuda.launch_checks import (
 from pipemax.transfer.layout import BlockLayout
 
 Argument = int | np.int32 | np.int64
-"""An address, or a number of the width that the kernel declares."""
+"""An address, or a number of the width that the kernel declares for it."""
 
 
 class KvKernels:
-    """The kernels, compiled for one device (at the first use on a machine; about half a second)."""
+    """The kernels, compiled for one device (at first use on a machine, which takes about half a second)."""
 
     def __init__(self, device: torch.device, *, max_groups: int = DEFAULT_MAX_GROUPS) -> None:
-        """``max_groups``: most thread blocks of a launch, so that a copy leaves the SMs to the model.
+        """Compile the kernels. ``max_groups``: maximum of thread blocks per launch, to leave the SMs to the model.
 
-        ``TransferError`` where the device cannot reach registered host memory by its host address.
+        ``TransferError`` if the device cannot reach registered host memory by its host address.
         """
         cuda_device = Device(device.index)
         cuda_device.set_current()
@@ -116,7 +116,7 @@ class OffloadTokens:
         _launch(self._kernel, self._geometry, stream, device, self._tokens, self.arguments)
 
     def arguments(self, table_address: int) -> list[Argument]:
-        """As ``kv_copy.cu`` declares them; ``table_address``: of the token table on the device."""
+        """Return the arguments as ``kv_copy.cu`` declares them, with the token table's address on the device."""
         layout = self._layout
         return [
             self._gpu_rows.data_ptr(),
@@ -162,7 +162,7 @@ class CopyPieces:
         _launch(self._kernel, self._geometry, stream, device, self._pieces, self.arguments)
 
     def arguments(self, table_address: int) -> list[Argument]:
-        """As ``kv_copy.cu`` declares them; ``table_address``: of the piece table on the device."""
+        """Return the arguments as ``kv_copy.cu`` declares them, with the piece table's address on the device."""
         return [
             self._source.data_ptr(),
             self._target.data_ptr(),
@@ -173,7 +173,7 @@ class CopyPieces:
 
 
 def token_spans(pool: Pool, layout: BlockLayout, blocks: np.ndarray, slots: np.ndarray) -> list[Span]:
-    """The bytes of single tokens: a run for each token, layer and head."""
+    """Return the bytes of single tokens: one span for each token, layer and head."""
     return [
         Span(
             pool,
@@ -197,9 +197,9 @@ def _launch(
     table: TokenTable | PieceTable,
     arguments: Callable[[int], list[Argument]],
 ) -> None:
-    """Upload the table and run the kernel behind it, both on ``stream``; nothing for an empty table.
+    """Upload the table and run the kernel behind it, both on ``stream``. Does nothing for an empty table.
 
-    torch keeps the table's pinned and device memory until the stream is past them.
+    torch keeps the table's pinned and device memory until the stream no longer needs them.
     """
     if len(table) == 0:
         return

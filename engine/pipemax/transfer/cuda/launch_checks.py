@@ -1,6 +1,6 @@
-"""What must hold before a KV kernel is launched, and its geometry. Pure: runs, and is tested, without a GPU.
+"""Check the arguments of a KV kernel and choose its geometry. Pure, and tested without a GPU.
 
-A kernel checks nothing itself; a wrong block id there writes over somebody's KV, or over memory of the driver.
+A kernel checks nothing itself: a wrong block id would overwrite another request's KV, or memory of the driver.
 """
 
 from collections.abc import Sequence
@@ -20,17 +20,17 @@ PieceTable = NDArray[np.int64]
 """(num_pieces, 2): offsets in source and target, in bytes."""
 
 THREADS = 256
-"""A group takes one token's part of one layer: 70B's 8 heads of 512 bytes are 256 words of 16."""
+"""A group copies one token's part of one layer: the 8 heads of 512 bytes of a 70B model are 256 words of 16."""
 DEFAULT_MAX_GROUPS = 64
 """The link is slower than a few SMs: more groups would only take SMs from the model."""
 
 WORD_BYTES = (16, 4, 1)
-"""What one thread moves at once; ``kv_copy.cu`` has a kernel for each, largest first."""
+"""Bytes that one thread moves at once; ``kv_copy.cu`` has a kernel for each, largest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """How a kernel is launched."""
+    """The launch geometry of a kernel."""
 
     word_bytes: int
     num_groups: int
@@ -38,7 +38,7 @@ class Geometry:
 
 
 def check_pool(name: str, rows: torch.Tensor, layout: BlockLayout) -> None:
-    """``ValueError`` unless ``rows`` is a contiguous pool of bytes in this layout; ``name`` for the message."""
+    """Raise ``ValueError``, with ``name``, unless ``rows`` is a contiguous pool of bytes in this layout."""
     if rows.dtype != torch.uint8 or rows.dim() != 2 or rows.shape[1] != layout.block_bytes:
         raise ValueError(
             f"the {name} pool must be bytes of shape (num_blocks, {layout.block_bytes}), "
@@ -51,7 +51,7 @@ def check_pool(name: str, rows: torch.Tensor, layout: BlockLayout) -> None:
 def check_tokens(
     tokens: TokenTable, layout: BlockLayout, *, num_gpu_blocks: int, num_host_blocks: int
 ) -> None:
-    """``ValueError`` naming the first row that leaves a pool or a block."""
+    """Raise ``ValueError`` for the first row that leaves a pool or a block."""
     if tokens.dtype != np.int32 or tokens.ndim != 2 or tokens.shape[1] != 3:
         raise ValueError(
             f"the token table must be int32 of shape (num_tokens, 3), not {tokens.dtype} of {tokens.shape}"
@@ -72,7 +72,7 @@ def check_tokens(
 
 
 def token_table(stores: Sequence[TokenStore]) -> TokenTable:
-    """A row for each token of ``stores``, in their order."""
+    """Return one row for each token of ``stores``, in their order."""
     fields = np.array(stores, dtype=np.int32).reshape(-1, 4)
     source, target, first_slot, num_slots = fields.T
     within = np.arange(num_slots.sum(), dtype=np.int32) - np.repeat(
@@ -85,7 +85,7 @@ def token_table(stores: Sequence[TokenStore]) -> TokenTable:
 
 
 def check_pieces(pieces: PieceTable, piece_bytes: int, *, source_bytes: int, target_bytes: int) -> None:
-    """``ValueError`` naming the first piece that leaves its buffer."""
+    """Raise ``ValueError`` for the first piece that leaves its buffer."""
     if piece_bytes < 1:
         raise ValueError(f"a piece has at least 1 byte, not {piece_bytes}")
     if pieces.dtype != np.int64 or pieces.ndim != 2 or pieces.shape[1] != 2:
@@ -106,7 +106,7 @@ def check_pieces(pieces: PieceTable, piece_bytes: int, *, source_bytes: int, tar
 
 
 def check_devices(gpu: torch.Tensor, host: torch.Tensor, device: torch.device) -> None:
-    """``ValueError`` unless ``gpu`` is on ``device`` and ``host`` is pinned memory, which alone a kernel reaches."""
+    """Raise ``ValueError`` unless ``gpu`` is on ``device`` and ``host`` is pinned: kernels reach no other memory."""
     if gpu.device != device:
         raise ValueError(f"the GPU pool is on {gpu.device}, the kernels on {device}")
     if host.device.type != "cpu" or not host.is_pinned():
@@ -119,7 +119,7 @@ def check_devices(gpu: torch.Tensor, host: torch.Tensor, device: torch.device) -
 def token_geometry(
     layout: BlockLayout, num_tokens: int, *addresses: int, max_groups: int = DEFAULT_MAX_GROUPS
 ) -> Geometry:
-    """For ``offload_tokens`` on pools that begin at ``addresses``."""
+    """Return the geometry of ``offload_tokens`` on pools that begin at ``addresses``."""
     word = _largest_word(
         layout.content_bytes, layout.head_bytes, layout.layer_stride_bytes, layout.block_bytes, *addresses
     )
@@ -129,12 +129,12 @@ def token_geometry(
 def piece_geometry(
     pieces: PieceTable, piece_bytes: int, *addresses: int, max_groups: int = DEFAULT_MAX_GROUPS
 ) -> Geometry:
-    """For ``copy_pieces`` between buffers that begin at ``addresses``."""
+    """Return the geometry of ``copy_pieces`` between buffers that begin at ``addresses``."""
     common = int(np.gcd.reduce(pieces, axis=None)) if pieces.size else 0
     word = _largest_word(piece_bytes, common, *addresses)
     return Geometry(word_bytes=word, num_groups=min(max_groups, len(pieces)))
 
 
 def _largest_word(*values: int) -> int:
-    """That divides all of them: words are aligned."""
+    """Return the largest word size that divides all values, because words must be aligned."""
     return next(word for word in WORD_BYTES if all(value % word == 0 for value in values))

@@ -1,6 +1,6 @@
-"""Which NUMA node a GPU hangs on, and memory bound to it: pinned pages cannot migrate later.
+"""Find the NUMA node of a GPU and bind memory to it: pinned pages cannot migrate later.
 
-Through libnuma where the machine has it; everything here says None, or does nothing, where it has not.
+Uses libnuma if the machine has it. Otherwise everything here returns None or does nothing.
 """
 
 import ctypes
@@ -13,14 +13,14 @@ _PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 def numa_node_of_gpu(device: torch.device, pci_devices: Path = _PCI_DEVICES) -> int | None:
-    """None where the machine has one node, or does not say."""
+    """Return the GPU's NUMA node; ``None`` if the machine has one node or does not say."""
     properties: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack the PCI fields
     address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     return read_numa_node(pci_devices / address)
 
 
 def read_numa_node(pci_device: Path) -> int | None:
-    """Of a PCI device's directory under ``/sys``."""
+    """Read the NUMA node of a PCI device from its directory under ``/sys``."""
     try:
         node = int((pci_device / "numa_node").read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -29,7 +29,7 @@ def read_numa_node(pci_device: Path) -> int | None:
 
 
 def bind_memory(address: int, num_bytes: int, node: int) -> bool:
-    """Take the pages of an untouched mapping from ``node``. Whether that was possible."""
+    """Take the pages of an untouched mapping from ``node``. Return whether that was possible."""
     try:
         libnuma = ctypes.CDLL("libnuma.so.1")
     except OSError:

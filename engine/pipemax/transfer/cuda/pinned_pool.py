@@ -4,8 +4,8 @@
     # | block 0 | block 1 | … | block p − 1 | block p | …        | … tail |
     # '------------- piece 0 --------------' '----- piece 1 ----' …
 
-The order matters: bind to the node, ask for huge pages, touch (which is when pages are taken), then pin (which takes
-about 0.1 s for each GB, and less when the pages are there). Who may use which block, the scheduler knows.
+The order matters: bind to the node, ask for huge pages, touch (which allocates the pages), then pin (which takes
+about 0.1 s for each GB, and less if the pages are there). Only the scheduler knows who may use which block.
 """
 
 import logging
@@ -39,17 +39,17 @@ _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStartUp:
-    """What starting the pool took, and what it got."""
+    """The times that starting the pool took, and what the system granted."""
 
     num_bytes: int
     touch_s: float
     pin_s: float
     num_pieces: int
-    """Registered; 0 where pinning was refused."""
+    """Pieces registered; 0 if pinning was refused."""
     numa_node: int | None
-    """Bound to; None where there is nothing to choose."""
+    """The node that the pool is bound to; None if it is not bound."""
     huge_bytes: int
-    """Of it in huge pages."""
+    """Bytes of the pool in huge pages."""
 
     def __str__(self) -> str:
         pinned = (
@@ -72,8 +72,10 @@ class PinnedHostPool:
         numa_node: int | None = None,
         max_piece_bytes: int = MAX_PIECE_BYTES,
     ) -> None:
-        """``ValueError`` without blocks; ``EngineStartError`` where memory does not suffice. Where the system refuses
-        to pin, a warning: ``is_pinned`` is False then, copies are slow and kernels cannot reach the pool.
+        """Allocate and pin the pool.
+
+        ``ValueError`` without blocks; ``EngineStartError`` if memory does not suffice. If the system refuses to pin,
+        it logs a warning and ``is_pinned`` is False: copies are then slow, and kernels cannot reach the pool.
         """
         if num_blocks < 1:
             raise ValueError(f"the host pool has at least 1 block, not {num_blocks}")
@@ -110,7 +112,7 @@ class PinnedHostPool:
         return bool(self._registered)
 
     def close(self) -> None:
-        """Unpin. Copies and kernels that use the pool have ended. Safe to call twice."""
+        """Unpin the pool, whose copies and kernels must have ended. Safe to call twice."""
         while self._registered:
             self._registry.unregister(self._registered.pop())
 
@@ -148,13 +150,13 @@ class PinnedHostPool:
 
 
 def blocks_of_a_piece(block_bytes: int, max_piece_bytes: int) -> int:
-    """The most blocks that are whole pages together within ``max_piece_bytes``; at least the fewest that are."""
+    """Return the most blocks within ``max_piece_bytes`` that make up whole pages; at least the fewest that do."""
     least = math.lcm(block_bytes, mmap.PAGESIZE) // block_bytes
     return max(1, max_piece_bytes // (least * block_bytes)) * least
 
 
 def require_pools(pool_bytes: float, num_pools: int, available_bytes: int) -> None:
-    """Of all stages of one machine, before any of them takes its own. ``EngineStartError`` with the numbers."""
+    """Raise ``EngineStartError`` if all pools of a machine do not fit, before any stage allocates its own."""
     if pool_bytes * num_pools > available_bytes:
         most_gib = math.floor(10 * available_bytes / num_pools / GIB) / 10
         raise EngineStartError(
@@ -164,7 +166,7 @@ def require_pools(pool_bytes: float, num_pools: int, available_bytes: int) -> No
 
 
 def require_memory(num_bytes: int, available_bytes: int) -> None:
-    """``EngineStartError`` with both numbers where they do not fit."""
+    """Raise ``EngineStartError``, with both numbers, if the pool does not fit."""
     if num_bytes > available_bytes:
         raise EngineStartError(
             f"the host KV pool needs {num_bytes / GIB:.1f} GiB, {available_bytes / GIB:.1f} GiB of host memory are "
@@ -173,9 +175,9 @@ def require_memory(num_bytes: int, available_bytes: int) -> None:
 
 
 def huge_page_bytes(address: int, num_bytes: int, smaps: Path = Path("/proc/self/smaps")) -> int:
-    """How much of ``[address, address + num_bytes)`` the kernel has put into huge pages; 0 where it does not say.
+    """Return how much of ``[address, address + num_bytes)`` is in huge pages; 0 if the kernel does not say.
 
-    A mapping that reaches beyond counts whole: neighbours are merged.
+    A mapping that reaches beyond the range counts in full, because the kernel merges neighbours.
     """
     try:
         lines = smaps.read_text(encoding="ascii", errors="replace").splitlines()
@@ -192,7 +194,7 @@ def huge_page_bytes(address: int, num_bytes: int, smaps: Path = Path("/proc/self
 
 
 def _touch(memory: ByteRows) -> float:
-    """Write to each page, many threads at once: the kernel zeroes pages on the core that asks. Seconds."""
+    """Write to each page from many threads: the kernel zeroes pages on the core that asks. Return the seconds."""
     begin_s = time.perf_counter()
 
     def touch(begin: int) -> None:

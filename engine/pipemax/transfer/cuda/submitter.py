@@ -1,6 +1,6 @@
-"""The thread that submits copies while the model's thread goes on: about half a microsecond of CPU a copy.
+"""The thread that submits copies while the model's thread goes on: about half a microsecond of CPU per copy.
 
-What it fails with is raised again in ``check``, where somebody can act on it. Knows nothing of steps.
+Its error is raised again in ``check``, where the caller can act on it. It knows nothing of steps.
 """
 
 import threading
@@ -10,7 +10,7 @@ from pipemax.domain.errors import TransferError
 from pipemax.transfer.cuda.chunk_queue import ChunkQueue
 
 _POLL_S = 5e-4
-"""While chunks wait for room: less than a chunk's time on PCIe 5, so that the link does not run dry."""
+"""Poll interval while chunks wait for room: less than a chunk's time on PCIe 5, so that the link stays busy."""
 
 
 class Submitter:
@@ -25,11 +25,11 @@ class Submitter:
         self._thread.start()
 
     def wake(self) -> None:
-        """Something was put into the queue."""
+        """Start pumping: something was put into the queue."""
         self._work.set()
 
     def check(self) -> None:
-        """``TransferError`` where the thread has failed; it submits nothing more then."""
+        """Raise ``TransferError`` if the thread has failed; it then submits nothing more."""
         if self._error is not None:
             raise TransferError(f"a KV copy could not be submitted: {self._error}") from self._error
 

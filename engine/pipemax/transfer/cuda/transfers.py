@@ -1,4 +1,4 @@
-"""The copies of a stage's steps on a GPU: the ordering rule of ``orchestrator``, by events instead of waiting.
+"""The copies of a stage's steps on a GPU: the ordering rule of ``orchestrator``, with events instead of waiting.
 
     step t    begin                                              end
     compute   | wait for the prefetches that t needs | the model's kernels ────────── |
@@ -6,13 +6,13 @@
     store     | saves of t |                                        | wait for the compute | stores of t
 
 The caller never waits for the device. Every wait is named (``device.Fence``); a checker shows that each is needed and
-that together they suffice (``test_happens_before.py``). A store needs none against earlier prefetches that read the
-host block it overwrites: it comes after its step's computation, which comes after those prefetches. Only what is
-prefetched for later steps may still run beside it, and that reads blocks which nobody overwrites unless the step
+that together they suffice (``test_happens_before.py``). A store needs no wait for earlier prefetches that read the
+host block it overwrites: it comes after its step's computation, which comes after those prefetches. Only prefetches
+for later steps may still run at the same time, and they read blocks that nobody overwrites unless the step
 ``abandons_prefetches``.
 
-The one thing that the host orders itself: ``begin_step`` puts all copies of earlier steps on their lanes first, for
-one cannot wait for what is not submitted.
+The host itself orders one thing: ``begin_step`` first puts all copies of earlier steps on their lanes, because a lane
+cannot wait for what is not submitted.
 """
 
 import logging
@@ -37,21 +37,21 @@ from pipemax.transfer.cuda.submitter import Submitter
 log = logging.getLogger(__name__)
 
 _MAX_STORE_MARKS = 256
-"""Store events kept for fences; beyond, computation waits for the oldest, which was done long ago."""
+"""Maximum of store events kept for fences. Beyond it, computation waits for the oldest, which was done long ago."""
 
 MakeTokenStore = Callable[[Sequence[TokenStore]], tuple[KernelCall, int]]
-"""The kernel that stores single tokens, and how many bytes it writes. ``ValueError`` on what leaves a pool."""
+"""Makes the kernel that stores single tokens; returns also its bytes. ``ValueError`` if a store leaves a pool."""
 
 
 class _StoreMark(NamedTuple):
-    """Behind a step's saves (moment ``2 · step``) or stores (``2 · step + 1``) on the store lane."""
+    """A mark behind a step's saves (moment ``2 · step``) or stores (``2 · step + 1``) on the store lane."""
 
     moment: int
     event: DeviceEvent
 
 
 class _Prefetch(NamedTuple):
-    """In the order of the prefetch lane, which is that of their deadlines."""
+    """One entry of the prefetch lane, which is in the order of the deadlines."""
 
     needed_by: int
     """The first step that may read it."""
@@ -78,8 +78,10 @@ class CudaTransfers:
         make_token_store: MakeTokenStore | None = None,
         submitter: Submitter | None = None,
     ) -> None:
-        """``queue`` belongs to ``device``. Without ``make_token_store``, for kernels reach pinned memory alone, blocks
-        with new tokens are stored whole. Without a ``submitter`` the caller pumps the queue.
+        """Prepare for the first step. ``queue`` belongs to ``device``.
+
+        Without ``make_token_store`` (kernels reach only pinned memory) blocks with new tokens are stored whole. Without
+        a ``submitter`` the caller pumps the queue.
         """
         self.device = device
         self._queue = queue
@@ -87,12 +89,12 @@ class CudaTransfers:
         self._make_token_store = make_token_store
         self._submitter = submitter
         self._step = -1
-        self._computed: DeviceEvent | None = None  # of the step that ended last; none while one runs
+        self._computed: DeviceEvent | None = None  # of the step that ended last; None before the first has
         self._is_in_step = False
         self._prefetches: deque[_Prefetch] = deque()  # that no computation has waited for
         self._stores: Ticket | None = None
         self._store_marks: deque[_StoreMark] = deque()  # that no computation has waited for
-        self._stores_open_blocks = False  # the step before stored whole what this one goes on filling
+        self._stores_open_blocks = False  # the step before stored whole what this one still fills
         self._newest_store: DeviceEvent | None = None  # that no prefetch has waited for
         self._prefetching: deque[_TimedPrefetches] = deque()
         self._stalls: deque[tuple[DeviceEvent, DeviceEvent]] = deque()
@@ -136,7 +138,7 @@ class CudaTransfers:
             self._wake()
 
     def hold_for_send(self, sent: DeviceEvent) -> None:
-        """The step that ended last sends its activations until ``sent``: other copies stay out of the way."""
+        """Hold other copies back until ``sent``, while the step that ended last sends its activations."""
         assert self._computed is not None, "a send before the first step's end"
         self._queue.hold_for_send(self._computed, sent)
 
@@ -170,7 +172,7 @@ class CudaTransfers:
             self.device.wait(Lane.COMPUTE, oldest.event, Fence.COMPUTE_AFTER_STORE)
 
     def _wait_for_prefetches(self, *, are_all_needed: bool) -> None:
-        """A later event on the lane covers the earlier ones."""
+        """Have computation wait for the last needed prefetch: its event covers the earlier ones on the lane."""
         last: Ticket | None = None
         while self._prefetches and (are_all_needed or self._prefetches[0].needed_by <= self._step):
             last = self._prefetches.popleft().ticket
@@ -178,7 +180,7 @@ class CudaTransfers:
             self.device.wait(Lane.COMPUTE, _end(last), Fence.COMPUTE_AFTER_PREFETCH)
 
     def _wait_for_stores(self, *, through_step: int) -> None:
-        """A later event on the lane covers the earlier ones."""
+        """Have computation wait for the last store through that step: its event covers the earlier ones."""
         last: DeviceEvent | None = None
         while self._store_marks and self._store_marks[0].moment <= 2 * through_step + 1:
             last = self._store_marks.popleft().event
