@@ -1,6 +1,6 @@
-"""What PipeMax relies on in vLLM beyond its public interface, checked before anything starts.
+"""Check, before anything starts, what PipeMax relies on in vLLM beyond its public interface.
 
-The scheduler is a subclass that leans on private names; another vLLM version may have moved any of them. One clear
+The scheduler is a subclass that relies on private names; another vLLM version may have moved any of them. One clear
 error at start-up is better than wrong tokens later.
 """
 
@@ -44,7 +44,7 @@ _PRIVATE_NAMES: Needed = (
 
 
 def check_version() -> None:
-    """``ValueError`` on another vLLM than the one that this was written and tested against."""
+    """Raise ``ValueError`` on any vLLM but the one that this was written for and tested against."""
     version = vllm.__version__.split("+")[0]
     if version != SUPPORTED_VERSION:
         raise ValueError(
@@ -54,10 +54,10 @@ def check_version() -> None:
 
 
 def check_runner(vllm_config: VllmConfig) -> None:
-    """``ValueError`` where the V2 model runner is on and lacks what ``vllm_ext.worker.runner_v2`` needs of it."""
+    """Raise ``ValueError`` if the V2 model runner is on and lacks what ``vllm_ext.worker.runner_v2`` needs."""
     if not vllm_config.use_v2_model_runner:
         return
-    # Seconds to import, and other engines have no use for them.
+    # These take seconds to import, and other engines have no use for them.
     from vllm.v1.worker.gpu.block_table import BlockTables
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
     from vllm.v1.worker.gpu.states import RequestState
@@ -82,7 +82,7 @@ def _check_names(needed: Needed) -> None:
 
 
 def check_model(vllm_config: VllmConfig) -> None:
-    """``ValueError`` for what the extension cannot serve; ``policy: vllm`` serves it all."""
+    """Raise ``ValueError`` for a model or setting that the extension cannot serve; ``policy: vllm`` serves all."""
     model, reasons = vllm_config.model_config, []
     if model.runner_type != "generate":
         reasons.append("it does not generate text")
@@ -111,7 +111,7 @@ def check_model(vllm_config: VllmConfig) -> None:
 
 
 def check_hooks_run(vllm_config: VllmConfig) -> None:
-    """``ValueError`` where full CUDA graphs would bypass the hook in each layer, as ``per_layer`` needs it."""
+    """Raise ``ValueError`` if full CUDA graphs would bypass the hook in each layer, which ``per_layer`` needs."""
     mode = vllm_config.compilation_config.cudagraph_mode
     if mode is not None and mode.has_full_cudagraphs():
         raise ValueError(
@@ -121,7 +121,7 @@ def check_hooks_run(vllm_config: VllmConfig) -> None:
 
 
 def check_kv_cache(kv_cache_config: KVCacheConfig) -> None:
-    """``ValueError`` for KV caches other than one group of full attention."""
+    """Raise ``ValueError`` for KV caches other than one group of full attention."""
     groups = kv_cache_config.kv_cache_groups
     kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
     if len(groups) != 1 or kinds != ["FullAttentionSpec"]:

@@ -1,8 +1,8 @@
-"""Calls from the engine's process to the scheduler in vLLM's core, by vLLM's own utility calls.
+"""Call the scheduler in vLLM's core from the engine's process, through vLLM's own utility calls.
 
-vLLM finds the method of such a call by its name on ``EngineCore``, and passes nothing on to the scheduler. So the core
-gets three more methods, in the process where PipeMax's scheduler is made. Only plain values cross. The core may also
-live in the caller's process (``VLLM_ENABLE_V1_MULTIPROCESSING=0``), where the methods are called directly.
+vLLM looks up the method of such a call by its name on ``EngineCore``, and passes nothing on to the scheduler. So the
+core gets three more methods, in the process where PipeMax's scheduler is made. Only plain values cross. The core may
+also live in the caller's process (``VLLM_ENABLE_V1_MULTIPROCESSING=0``), where the methods are called directly.
 """
 
 import logging
@@ -35,6 +35,7 @@ def answer_calls() -> None:
 
 
 def encode_profile(steps: list[TimedStep], copies: list[TimedCopy]) -> dict[str, Any]:
+    """Encode timed steps and copies as plain values, which ``take_profile`` decodes."""
     return {"steps": [encode(step) for step in steps], "copies": [encode(copy) for copy in copies]}
 
 
@@ -61,7 +62,7 @@ def set_input_open(engine: LLMEngine, is_open: bool) -> None:
 
 def _call(engine: LLMEngine, method: str, *arguments: object) -> Any:
     """Return the core's answer. A core in another process answers between two steps."""
-    client: Any = engine.engine_core  # vLLM's base class of clients lacks the method that each of them has
+    client: Any = engine.engine_core  # the clients' base class in vLLM lacks the method that each client has
     if isinstance(client, InprocClient):
         return getattr(client.engine_core, method)(*arguments)
     return client.call_utility(method, *arguments)
@@ -80,7 +81,7 @@ def _send(engine: LLMEngine, method: str, *arguments: object) -> None:
         call_id = uuid.uuid1().int >> 64
         answer: Future[Any] = Future()
         answer.add_done_callback(_log_failure)
-        # Before the call is sent: vLLM's output thread looks the answer's id up, and dies of one that it cannot find.
+        # Before the call is sent: vLLM's output thread looks up the answer's id, and dies if it cannot find it.
         client.utility_results[call_id] = answer
         client._send_input(EngineCoreRequestType.UTILITY, (0, call_id, method, arguments))
 

@@ -1,6 +1,6 @@
-"""What the launcher tells the scheduler and the workers, through vLLM's ``kv_connector_extra_config``.
+"""Settings from the launcher to the scheduler and the workers, through vLLM's ``kv_connector_extra_config``.
 
-They live in other processes and see nothing but that dictionary of plain values.
+The scheduler and the workers live in other processes and see only that dictionary of plain values.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -14,18 +14,18 @@ _KEY = "pipemax"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeSettings:
-    """Plain values alone: they are pickled and hashed by vLLM."""
+    """The settings, as plain values only: vLLM pickles and hashes them."""
 
     host_blocks: int
     """KV blocks of the host pool, the same on every stage."""
     num_batches: int
     """n of the paper."""
     max_num_seqs: int
-    """Most requests in one step; vLLM's own number of that name is the runner's slots."""
+    """Maximum of requests in one step; vLLM's own number of that name is the runner's slots."""
     stages: tuple[dict[str, Any], ...]
-    """A ``StageConfig`` each, encoded."""
+    """One encoded ``StageConfig`` per stage."""
     stores_tokens: bool = False
-    """New tokens' KV goes to the host one by one after each step, where the device has a kernel for it."""
+    """New tokens' KV goes to the host token by token after each step, if the device has a kernel for it."""
     offloads_per_layer: bool = False
     """New KV leaves layer by layer, while the step computes."""
     controller: dict[str, Any] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class RuntimeSettings:
         prefill_chunk_tokens: int,
         max_slots: int,
     ) -> ControllerConfig:
-        """Completed by what the scheduler knows. ``ValueError`` on a bad value."""
+        """Complete the settings with what the scheduler knows. ``ValueError`` on a bad value."""
         known: dict[str, Any] = {
             "num_batches": self.num_batches,
             "stages": tuple(decode_stage(stage) for stage in self.stages),
@@ -63,20 +63,22 @@ class RuntimeSettings:
 
 
 def offload_extra_config(*, per_layer: bool) -> dict[str, Any]:
-    """What vLLM must know while it makes its config, before there are settings."""
+    """Return what vLLM must know while it makes its config, before there are settings."""
     return {_KEY: {"offloads_per_layer": per_layer}}
 
 
 def offloads_per_layer(extra_config: dict[str, Any]) -> bool:
-    """Of complete settings, or of those alone."""
+    """Tell whether KV is offloaded layer by layer, by complete settings or ``offload_extra_config``."""
     return bool(extra_config.get(_KEY, {}).get("offloads_per_layer", False))
 
 
 def encode_stage(stage: StageConfig) -> dict[str, Any]:
+    """Encode a stage as plain values, for ``RuntimeSettings.stages``."""
     return asdict(stage)
 
 
 def decode_stage(values: dict[str, Any]) -> StageConfig:
+    """Decode what ``encode_stage`` returned."""
     return StageConfig(
         kv_bytes_per_token=values["kv_bytes_per_token"],
         h2d_bytes_per_s=values["h2d_bytes_per_s"],

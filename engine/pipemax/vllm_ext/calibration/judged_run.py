@@ -1,4 +1,4 @@
-"""``pipemax calibrate``: an engine started to be measured, and its calibration judged by steps it was not fitted to."""
+"""``pipemax calibrate``: start an engine, measure it, and judge its calibration by steps that were not fitted."""
 
 from dataclasses import dataclass
 
@@ -19,11 +19,11 @@ _MIXED_REQUESTS = 48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationReport:
-    """A calibration, and how it predicts."""
+    """A calibration, and how well it predicts."""
 
     calibration: Calibration
     pairs: dict[str, list[tuple[float, float]]]
-    """(predicted, measured) seconds on each stage, of fitted and of other steps, by a name for people."""
+    """(predicted, measured) seconds on each stage, for fitted and for other steps, by a name for people."""
 
     @property
     def errors(self) -> dict[str, PredictionError]:
@@ -31,7 +31,10 @@ class CalibrationReport:
 
 
 def run_calibration(config: EngineConfig, *, time_limit_s: float, on_wave: OnWave) -> CalibrationReport:
-    """``config`` has policy pipemax. ``ValueError`` where it does not fit this machine; vLLM's own errors pass."""
+    """Calibrate an engine of ``config``, whose policy is pipemax.
+
+    ``ValueError`` if it does not fit this machine; vLLM's own errors pass.
+    """
     with launch_environment(config):
         vllm_config = make_vllm_config(config)
         engine = LLMEngine.from_vllm_config(vllm_config)

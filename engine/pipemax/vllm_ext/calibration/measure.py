@@ -1,8 +1,8 @@
-"""Measures step times and copies on a running engine under PipeMax: what ``pipemax calibrate`` does, and what an engine
-does at its start where nothing is known of it.
+"""Measure step times and copies on a running engine under PipeMax.
 
-Waves of random prompts (``control.times.profiling`` designs them) run through the engine's own scheduler and workers,
-which report each step's time; so what is measured is what will be predicted. The engine must have nothing else to do.
+``pipemax calibrate`` does this, and so does an engine at its start if nothing is known of it. Waves of random prompts
+(``control.times.profiling`` designs them) run through the engine's own scheduler and workers, which report each step's
+time; so what is measured is what will be predicted. The engine must have nothing else to do.
 """
 
 import logging
@@ -49,12 +49,12 @@ from pipemax.vllm_ext.runtime_settings import decode_stage
 log = logging.getLogger(__name__)
 
 _FEWEST_WAVES = 4
-"""A single request, and the corners: run whatever time they take."""
+"""A single request, and the corners: these run however long they take."""
 _LEAST_TOKEN_ID, _MOST_TOKEN_ID = 10, 30_000
-"""Special tokens have the lowest ids, as a rule; what a token means does not matter here."""
+"""Special tokens usually have the lowest ids; what a token means does not matter here."""
 
 OnWave = Callable[[int, int, float], None]
-"""Told (waves done, waves designed, seconds so far)."""
+"""Called with (waves done, waves designed, seconds so far)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,10 @@ def measure(
     most_wave_tokens: int | None = None,
     on_wave: OnWave = lambda done, designed, seconds: None,
 ) -> Measurement:
-    """Runs waves, none of more KV than ``most_wave_tokens``, until all are done or the time is up. ``ValueError`` where
-    that left a phase without a step."""
+    """Run waves until all are done or the time is up, and fit a calibration to them.
+
+    No wave has more tokens of KV than ``most_wave_tokens``. ``ValueError`` if a phase was left without a step.
+    """
     settings = runtime_settings(vllm_config)
     waves = design_waves(wave_limits(vllm_config, most_wave_tokens))
     runner = _WaveRunner(engine, vllm_config)
@@ -122,9 +124,9 @@ def measure(
 def calibrate_at_start(
     engine: LLMEngine, vllm_config: VllmConfig, config: EngineConfig
 ) -> MeasuredEngine | None:
-    """What is known of an engine under PipeMax that has just started; measures it first where that is nothing.
+    """Return what is known of an engine under PipeMax that has just started; measure it first if nothing is.
 
-    None under stock vLLM, or where nothing shall be measured, or could be.
+    ``None`` under stock vLLM, or if nothing is to be measured, or could be.
     """
     if vllm_config.kv_transfer_config is None or config.policy is not Policy.PIPEMAX:
         return None
@@ -156,7 +158,7 @@ def _calibrate_now(engine: LLMEngine, vllm_config: VllmConfig, config: EngineCon
 
 
 def run_mixed(engine: LLMEngine, vllm_config: VllmConfig, *, num_requests: int, seed: int) -> list[TimedStep]:
-    """Steps of requests of many lengths at once, which no calibration was fitted to: to judge one."""
+    """Run requests of many lengths at once. Return their steps, which were not fitted, to judge a calibration."""
     limits, rng = wave_limits(vllm_config), Random(seed)
     take_profile(engine)
     longest = min(limits.max_model_len // 2, 512)
@@ -166,7 +168,7 @@ def run_mixed(engine: LLMEngine, vllm_config: VllmConfig, *, num_requests: int, 
 
 
 def wave_limits(vllm_config: VllmConfig, most_wave_tokens: int | None = None) -> WaveLimits:
-    """Of an engine that has started: its pools are known."""
+    """Return the limits of an engine that has started, so that its pools are known."""
     cache, settings = vllm_config.cache_config, runtime_settings(vllm_config)
     return WaveLimits(
         num_batches=settings.num_batches,
@@ -179,7 +181,7 @@ def wave_limits(vllm_config: VllmConfig, most_wave_tokens: int | None = None) ->
 
 
 class _WaveRunner:
-    """Sends requests of given lengths, steps the engine until they have ended."""
+    """Sends requests of given lengths and steps the engine until they have ended."""
 
     def __init__(self, engine: LLMEngine, vllm_config: VllmConfig) -> None:
         self._engine = engine
@@ -188,7 +190,7 @@ class _WaveRunner:
         self._numbers = iter(range(1 << 62))
 
     def run(self, wave: Wave) -> list[float]:
-        """Seconds between the tokens, as they come out."""
+        """Run the wave. Return the seconds between the tokens as they come out."""
         return self.run_lengths([(wave.prompt_tokens, wave.output_tokens)] * wave.num_requests)
 
     def run_lengths(self, lengths: list[tuple[int, int]]) -> list[float]:
@@ -209,6 +211,6 @@ class _WaveRunner:
         return [after - before for before, after in pairwise(heard_s)]
 
     def _random_tokens(self, count: int) -> Iterator[int]:
-        """No two prompts share a prefix: a found one is not computed."""
+        """Yield random token ids, so that no two prompts share a prefix: a found prefix would not be computed."""
         least = min(_LEAST_TOKEN_ID, self._most_token_id)
         return (self._rng.randint(least, self._most_token_id) for _ in range(count))

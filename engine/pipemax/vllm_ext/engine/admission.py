@@ -1,7 +1,7 @@
-"""How many tokens of further requests the engine may be sent, in between the scheduler's reports.
+"""Count how many tokens of further requests the engine may be sent between the scheduler's reports.
 
-The scheduler says what it has room for, but a step late: what was sent since is subtracted here. Without such a
-report (stock vLLM) the room is what the KV cache holds, as often as was said.
+The scheduler reports its room, but a step late: requests sent since are subtracted here. Without such reports (stock
+vLLM) the room is ``capacity_tokens``, a multiple of what the KV cache holds.
 """
 
 import threading
@@ -13,10 +13,10 @@ class AdmissionBook:
     """Which requests the engine holds, and which of them its scheduler has not heard of. Thread-safe."""
 
     def __init__(self, capacity_tokens: int) -> None:
-        """``capacity_tokens``: what an empty engine may be sent."""
+        """Begin with an empty engine, which may be sent ``capacity_tokens``."""
         self._capacity_tokens = capacity_tokens
         self._lock = threading.Lock()
-        # Request id → most tokens that it can come to hold. An id leaves when it completes or is aborted.
+        # Request id → the most tokens that it can come to hold. An id leaves when it completes or is aborted.
         self._held: dict[str, int] = {}
         self._held_tokens = 0
         self._unknown: dict[str, int] = {}
@@ -36,20 +36,23 @@ class AdmissionBook:
             self._held_tokens += tokens
 
     def send(self, request_id: str) -> None:
-        """It is on its way to the scheduler, behind all that were sent before."""
+        """Record that a request is on its way to the scheduler, behind all that were sent before."""
         with self._lock:
             self._sent.append(request_id)
 
     def end(self, request_ids: Iterable[str]) -> None:
-        """Completed, refused or aborted; ids that are not held pass."""
+        """Forget requests that completed, were refused or aborted; ids that are not held are ignored."""
         with self._lock:
             for request_id in request_ids:
                 self._held_tokens -= self._held.pop(request_id, 0)
                 self._unknown.pop(request_id, None)
 
     def report(self, *, demand_tokens: float, mean_tokens: float, num_known: int) -> None:
-        """The scheduler's word: the room beyond the first ``num_known`` requests that it was ever sent, and the mean
-        tokens of a request (0 where it has none)."""
+        """Take in the scheduler's report.
+
+        ``demand_tokens`` is its room beyond the first ``num_known`` requests that it was ever sent, ``mean_tokens`` the
+        mean tokens of a request (0 if it has none).
+        """
         with self._lock:
             while self._num_known < num_known and self._sent:
                 self._unknown.pop(self._sent.popleft(), None)
@@ -58,7 +61,7 @@ class AdmissionBook:
             self._mean_tokens = mean_tokens
 
     def credit_tokens(self) -> int:
-        """Negative where more waits than will fit."""
+        """Return how many tokens may be sent now; negative if more wait than will fit."""
         with self._lock:
             if not self._held:
                 return self._capacity_tokens

@@ -1,7 +1,7 @@
-"""vLLM's statistics of each step, turned into ours: figures by name, and an account of where the time went.
+"""Turn vLLM's statistics of each step into ours: figures by name, and an account of where the time went.
 
-Works for both policies. What PipeMax's scheduler counts comes along in the place of the KV connector's statistics;
-of stock vLLM there is what it tells itself, so a step that mixes both phases is split by its tokens.
+Works for both policies. The counts of PipeMax's scheduler come in the place of the KV connector's statistics. Stock
+vLLM gives only its own, so a step that mixes both phases is split by its tokens.
 """
 
 import time
@@ -18,7 +18,7 @@ from pipemax.vllm_ext.engine.time_account import TimeAccount, TimePart
 
 @dataclass(slots=True)
 class EngineLedger:
-    """What the engine's thread writes and others read. ``latest`` is replaced whole: a reader sees one instant."""
+    """Written by the engine's thread, read by others. ``latest`` is replaced whole: a reader sees one instant."""
 
     time: TimeAccount
     admission: AdmissionBook | None = None
@@ -27,7 +27,10 @@ class EngineLedger:
     latest: EngineStats = field(default_factory=EngineStats)
 
     def stats(self) -> EngineStats:
-        """Now. vLLM reports only after a step, so its last word before a pause still shows requests."""
+        """Return the statistics as of now.
+
+        vLLM reports only after a step, so its last report before a pause still shows requests.
+        """
         stats = self.latest
         if self.admission is not None and self.admission.is_empty:
             self.time.charge(time.monotonic(), {TimePart.WAITING_FOR_INPUT: 1.0})
@@ -37,7 +40,7 @@ class EngineLedger:
 
 
 class StatLogger(StatLoggerBase):
-    """One for each engine; vLLM calls ``record`` after each step, on the engine's thread."""
+    """One engine's logger. vLLM calls ``record`` after each step, on the engine's thread."""
 
     def __init__(self, ledger: EngineLedger, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger = ledger
@@ -101,7 +104,7 @@ class StatLogger(StatLoggerBase):
         return {TimePart.PREFETCH_STALL: stalled, self._decode_part(waiting): 1.0 - stalled}
 
     def _vllm_shares(self, prompt_tokens: int, output_tokens: int, waiting: int) -> dict[TimePart, float]:
-        # The step that ends a prompt gives a first output token, too. A step without either computed a part of one.
+        # The step that ends a prompt also gives an output token. A step without output computed a part of a prompt.
         if not output_tokens:
             return {TimePart.PREFILL: 1.0}
         return {TimePart.PREFILL: float(prompt_tokens), self._decode_part(waiting): float(output_tokens)}
@@ -123,7 +126,7 @@ class StatLogger(StatLoggerBase):
 
 
 def _phase(shares: dict[TimePart, float]) -> str:
-    """``prefill``, ``decode``, ``mixed``, or ``idle`` while input is awaited."""
+    """Return ``prefill``, ``decode``, ``mixed``, or ``idle`` while the engine waits for input."""
     parts = {part for part, share in shares.items() if share > 0}
     if TimePart.WAITING_FOR_INPUT in parts:
         return "idle"

@@ -1,4 +1,4 @@
-"""Notices a step of the engine that does not come back: a worker that hangs raises nothing by itself."""
+"""Notice a step of the engine that does not return: a worker that hangs raises nothing by itself."""
 
 import time
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ STEP_TIMEOUT_S = 600.0
 
 
 class StepWatch:
-    """One thread steps, another asks."""
+    """Watches the steps of one thread for another thread."""
 
     def __init__(self, timeout_s: float = STEP_TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
@@ -17,7 +17,7 @@ class StepWatch:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around each step."""
+        """Mark one step, from entry to exit."""
         self._began_s = time.monotonic()
         try:
             yield
@@ -25,7 +25,7 @@ class StepWatch:
             self._began_s = None
 
     def fault(self) -> str | None:
-        """What is wrong, once a step takes too long."""
+        """Describe the fault once a step takes too long; ``None`` until then."""
         began_s = self._began_s
         if began_s is None or time.monotonic() - began_s < self._timeout_s:
             return None

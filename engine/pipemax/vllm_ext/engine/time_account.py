@@ -1,6 +1,6 @@
-"""Where an engine's time went: every second since its start belongs to exactly one part.
+"""Account for an engine's time: every second since its start belongs to exactly one part.
 
-Plain arithmetic over instants that the caller gives; it knows neither engines nor clocks.
+This is plain arithmetic over instants that the caller gives; it knows neither engines nor clocks.
 """
 
 import threading
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class TimePart(StrEnum):
-    """What an engine was doing."""
+    """An engine's activity."""
 
     START_UP = "start_up"  # loading the model, until the first request can be taken
     WAITING_FOR_INPUT = "waiting_for_input"  # no request to work on, or a prefill phase that waits for more
@@ -20,7 +20,7 @@ class TimePart(StrEnum):
 
 
 class TimeAccount:
-    """Thread-safe."""
+    """The seconds of each part. Thread-safe."""
 
     def __init__(self, start_s: float) -> None:
         self._lock = threading.Lock()
@@ -28,7 +28,7 @@ class TimeAccount:
         self._seconds = dict.fromkeys(TimePart, 0.0)
 
     def charge(self, now_s: float, shares: Mapping[TimePart, float]) -> None:
-        """All time since the last charge went to these parts, in proportion to their shares."""
+        """Charge all time since the last charge to these parts, in proportion to their shares."""
         total = sum(shares.values())
         assert total > 0, shares
         with self._lock:
@@ -38,11 +38,11 @@ class TimeAccount:
                 self._seconds[part] += span_s * share / total
 
     def span_s(self, now_s: float) -> float:
-        """Not yet charged."""
+        """Return the seconds that are not yet charged."""
         with self._lock:
             return max(0.0, now_s - self._charged_until_s)
 
     def seconds(self) -> dict[TimePart, float]:
-        """By part; together the time from the start to the last charge."""
+        """Return the seconds of each part; they add up to the time from the start to the last charge."""
         with self._lock:
             return dict(self._seconds)

@@ -1,7 +1,7 @@
-"""A vLLM engine driven by one thread: requests in through a queue, completions out through another.
+"""A vLLM engine driven by one thread: requests come in through a queue, completions go out through another.
 
-Whoever submits tokenizes (in its own thread), so that the engine's thread does nothing but step. vLLM's core
-runs in processes of its own; when one dies, ``step`` raises, and the next ``poll`` raises it as EngineDiedError.
+The submitting thread tokenizes, so that the engine's thread does nothing but step. vLLM's core runs in processes of
+its own; when one dies, ``step`` raises, and the next ``poll`` raises that as EngineDiedError.
 """
 
 import queue
@@ -35,7 +35,7 @@ from pipemax.vllm_ext.launch.vllm_config import (
 from pipemax.wire import ErrorCode
 
 _ENCODED_AT_ONCE = 512
-"""Requests: the engine begins with the first ones while the rest of a table are tokenized."""
+"""Requests tokenized together: the engine begins with the first ones while the rest of a table are tokenized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class VllmEngine:
     """Implements ``pipemax.api.Engine`` over vLLM, under either policy."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """Blocks until the model is loaded. ``EngineStartError`` says why it could not be."""
+        """Block until the model is loaded. ``EngineStartError`` says why it could not be."""
         self._ledger = EngineLedger(time=TimeAccount(time.monotonic()))
         try:
             with launch_environment(config):
@@ -78,7 +78,7 @@ class VllmEngine:
                 chat=config.chat,
                 max_model_len=vllm_config.model_config.max_model_len,
             )
-        except Exception as error:  # vLLM's start-up raises anything, of any module's own type
+        except Exception as error:  # vLLM's start-up raises errors of any type, of any module
             raise EngineStartError(
                 f"model {config.model!r} could not be loaded: {_innermost(error)}"
             ) from error
@@ -167,13 +167,13 @@ class VllmEngine:
                 if finished:
                     self._admission.end(completion.request_id for completion in finished)
                     self._completions.put(finished)
-        except Exception as error:  # whatever ends this thread must reach the one who polls
+        except Exception as error:  # whatever ends this thread must reach the caller of poll
             died = EngineDiedError(f"the engine died: {_innermost(error)}")
             died.__cause__ = error
             self._completions.put(died)
 
     def _take_commands(self, *, wait: bool) -> bool:
-        """Carry out what was asked since the last step; False when told to stop."""
+        """Carry out what was asked since the last step. Return ``False`` when told to stop."""
         while True:
             try:
                 command = self._commands.get(block=wait)
@@ -250,7 +250,7 @@ def _sampling_params(sampling: Sampling) -> SamplingParams:
 
 
 def _innermost(error: BaseException) -> str:
-    """The sentence nearest to the cause: vLLM wraps it several times."""
+    """Return the message nearest to the cause: vLLM wraps an error several times."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {error}".strip()

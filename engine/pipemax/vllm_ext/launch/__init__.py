@@ -1,1 +1,1 @@
-"""From an EngineConfig to a vLLM that can start: arguments, environment, and the step times it begins with."""
+"""Prepare a vLLM that can start from an EngineConfig: arguments, environment, and the step times it begins with."""

@@ -1,8 +1,10 @@
-"""A stage's step times before anything is known of it: what an engine measures itself by at its first start, or begins
-with where it may not measure. The estimator's scales follow what is measured, so a guess is soon mended in proportion.
+"""Guess a stage's step times before anything is known of it.
 
-On a GPU it is the roofline of an L20 from the presets, half of whose memory is weights: read once a step, and two
-operations for each weight and token. Whatever GPU is there, that is nearer than a CPU's figures.
+An engine measures itself by the guess at its first start, or begins with it where it may not measure. The estimator's
+scales follow what is measured, so a guess is soon corrected in proportion.
+
+On a GPU the guess is the roofline of an L20 from the presets, half of whose memory is weights: they are read once per
+step, and each takes two operations per token. For any GPU, that is nearer than a CPU's figures.
 """
 
 from pipemax.control.controller_config import StageConfig
@@ -11,12 +13,12 @@ from pipemax.presets import load_node
 
 _GPU_PRESET = "l20x8"
 _WEIGHTS_SHARE = 0.5
-"""Of the GPU's memory."""
+"""Share of the GPU's memory."""
 _HEADS_PER_KV_HEAD = 8
 
 
 def guess_stage(kv_bytes_per_token: int, *, is_cpu: bool) -> StageConfig:
-    """Of weights and KV in 16 bits on a GPU."""
+    """Guess a stage's config; on a GPU, for weights and KV in 16 bits."""
     return _on_cpu(kv_bytes_per_token) if is_cpu else _on_gpu(kv_bytes_per_token)
 
 
@@ -33,9 +35,9 @@ def _on_gpu(kv_bytes_per_token: int) -> StageConfig:
     node = load_node(_GPU_PRESET)
     gpu = node.gpu
     weight_bytes = _WEIGHTS_SHARE * gpu.memory_bytes
-    token_s = weight_bytes / gpu.flops_per_s  # two bytes and two operations a weight
+    token_s = weight_bytes / gpu.flops_per_s  # two bytes and two operations per weight
     step_s = weight_bytes / gpu.hbm_bytes_per_s + gpu.step_overhead_s
-    # Of each query head and value two products with a key and a value: as many operations as KV bytes, times the group.
+    # A query head's values are multiplied with keys and with values: as many operations as KV bytes, times the group.
     pair_s = _HEADS_PER_KV_HEAD * kv_bytes_per_token / gpu.flops_per_s
     return StageConfig(
         kv_bytes_per_token=kv_bytes_per_token,

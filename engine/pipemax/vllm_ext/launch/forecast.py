@@ -1,4 +1,4 @@
-"""What can be said of an engine under PipeMax before it starts: whether it can run, and what the simulator needs."""
+"""Forecast an engine under PipeMax before it starts: whether it can run, and what the simulator needs to know."""
 
 from dataclasses import dataclass
 
@@ -16,17 +16,17 @@ from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Of an engine that is not there yet."""
+    """The facts known of an engine that has not started yet."""
 
     refusal: str = ""
-    """Why it cannot run under PipeMax; empty where it can."""
+    """Why it cannot run under PipeMax; empty if it can."""
     engine: MeasuredEngine | None = None
-    """None where it was never calibrated, or only its start tells how many KV blocks a GPU holds."""
+    """None if it was never calibrated, or if only its start tells how many KV blocks a GPU holds."""
     num_stages: int = 1
 
 
 def forecast(config: EngineConfig) -> Forecast:
-    """``config`` has policy pipemax. Loads no weights."""
+    """Forecast an engine of ``config``, whose policy is pipemax. Loads no weights."""
     if not current_platform.is_cpu():
         return Forecast(
             refusal="PipeMax's copies for GPUs never ran on one yet: policy: pipemax asks for it by name"
@@ -45,7 +45,7 @@ def forecast(config: EngineConfig) -> Forecast:
 
 
 def expected_gpu_blocks(vllm_config: VllmConfig) -> int | None:
-    """As vLLM will reckon them, where it need not look at a GPU's memory for that."""
+    """Return how many KV blocks vLLM will have; ``None`` if it must look at a GPU's memory for that."""
     cache = vllm_config.cache_config
     if cache.num_gpu_blocks_override is not None:
         return int(cache.num_gpu_blocks_override)
@@ -56,7 +56,7 @@ def expected_gpu_blocks(vllm_config: VllmConfig) -> int | None:
 
 
 def measured_engine(vllm_config: VllmConfig, calibration: Calibration, *, gpu_blocks: int) -> MeasuredEngine:
-    """What the simulator needs to know. Of ``gpu_blocks`` vLLM keeps one as its null block."""
+    """Return what the simulator needs to know. vLLM keeps one of ``gpu_blocks`` as its null block."""
     cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
     settings = runtime_settings(vllm_config)
     return MeasuredEngine(
@@ -73,6 +73,6 @@ def measured_engine(vllm_config: VllmConfig, calibration: Calibration, *, gpu_bl
 
 
 def runtime_settings(vllm_config: VllmConfig) -> RuntimeSettings:
-    """Of a config that was made for policy pipemax."""
+    """Return the settings of a config that was made for policy pipemax."""
     assert vllm_config.kv_transfer_config is not None, "only an engine under policy pipemax times its steps"
     return RuntimeSettings.from_extra_config(vllm_config.kv_transfer_config.kv_connector_extra_config)

@@ -1,7 +1,8 @@
-"""Which calibration an engine starts from: the file that its config names, else what this machine measured before.
+"""Find the calibration that an engine starts from: its config's file, otherwise what this machine measured before.
 
-What was measured is kept under ``$XDG_CACHE_HOME/pipemax/calibrations`` (``~/.cache`` by default), by all that step
-times depend on: model, device, cores, stages, types, block size, vLLM's version. It is a cache: delete it freely.
+Measurements are kept under ``$XDG_CACHE_HOME/pipemax/calibrations`` (``~/.cache`` by default), keyed by everything
+that step times depend on: model, device, cores, stages, types, block size, vLLM's version. It is a cache: delete it
+freely.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def known_calibration(config: EngineConfig, vllm_config: VllmConfig) -> Calibration | None:
-    """None where nothing is known. ``ValueError`` where the config's own file is of another engine."""
+    """Return the calibration, ``None`` if there is none. ``ValueError`` if its file is of another engine."""
     path = config.calibration or cache_path(config, vllm_config)
     try:
         calibration = load_calibration(path)
@@ -47,7 +48,7 @@ def known_calibration(config: EngineConfig, vllm_config: VllmConfig) -> Calibrat
 
 
 def remember_calibration(config: EngineConfig, vllm_config: VllmConfig, calibration: Calibration) -> None:
-    """For the next start. A cache that cannot be written costs a warning."""
+    """Keep the calibration for the next start. A cache that cannot be written only costs a warning."""
     path = cache_path(config, vllm_config)
     draft = path.with_suffix(f".{os.getpid()}")
     try:
@@ -61,10 +62,10 @@ def remember_calibration(config: EngineConfig, vllm_config: VllmConfig, calibrat
 
 
 def kv_bytes_per_token(vllm_config: VllmConfig) -> list[int]:
-    """By stage."""
+    """Return the bytes of KV per token, by stage."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     assert isinstance(model.dtype, torch.dtype), model.dtype
-    # vLLM names all of its KV dtypes of 8 bits so.
+    # The names of all of vLLM's 8-bit KV dtypes begin so.
     value_bytes = 1 if vllm_config.cache_config.cache_dtype.startswith("fp8") else model.dtype.itemsize
     values_per_layer = 2 * model.get_num_kv_heads(parallel) * model.get_head_size()
     num_stages = parallel.pipeline_parallel_size
@@ -81,7 +82,7 @@ def _layers_of_stage(num_layers: int, stage: int, num_stages: int) -> int:
 
 
 def cache_path(config: EngineConfig, vllm_config: VllmConfig) -> Path:
-    """Where this engine's calibration lies, if it was measured."""
+    """Return where this engine's calibration is kept, if it was measured."""
     facts = json.dumps(_facts(config, vllm_config), sort_keys=True)
     digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
     slug = re.sub(r"[^a-z0-9.]+", "-", model_name(config).lower()).strip("-")
@@ -90,11 +91,12 @@ def cache_path(config: EngineConfig, vllm_config: VllmConfig) -> Path:
 
 
 def model_name(config: EngineConfig) -> str:
+    """Return the last part of the checkpoint's path or hub name."""
     return Path(config.model).name
 
 
 def device_name() -> str:
-    """The GPU's name, or the CPU's with the cores that this process may use."""
+    """Return the GPU's name, or the CPU's name and the number of cores that this process may use."""
     if not current_platform.is_cpu():
         return str(current_platform.get_device_name())
     cores = len(os.sched_getaffinity(0))
@@ -106,7 +108,7 @@ def device_name() -> str:
 
 def _facts(config: EngineConfig, vllm_config: VllmConfig) -> dict[str, Any]:
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    # Named only where it is not the default, so that what was measured before there was a choice is still found.
+    # Named only if it is not the default, so that what was measured before there was a choice is still found.
     offload = {} if config.kv_offload is KvOffload.AFTER_STEP else {"kv_offload": config.kv_offload.value}
     revision = getattr(model.hf_config, "_commit_hash", None) or config.revision
     return {

@@ -1,4 +1,4 @@
-"""From an EngineConfig to a running vLLM engine: which arguments and which environment."""
+"""Derive a vLLM engine's arguments and environment from an EngineConfig."""
 
 import logging
 import os
@@ -32,11 +32,11 @@ KV_LAYOUT = "BLHNC"
 """Block-first: see ``pipemax.transfer.layout``."""
 _CONNECTOR = "PipeMaxConnector"
 _QUEUE_DEPTH = 2
-"""How many times its KV capacity stock vLLM is sent."""
+"""Stock vLLM is sent this many times its KV capacity."""
 
 
 def make_vllm_config(config: EngineConfig) -> VllmConfig:
-    """``ValueError`` where the config does not fit this machine, this vLLM or this model."""
+    """Make vLLM's config. ``ValueError`` if the config does not fit this machine, this vLLM or this model."""
     if config.policy is Policy.PIPEMAX:
         check_version()
         require_free_connector(config.vllm)  # again: under policy auto it was free to name one
@@ -61,19 +61,21 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
 
 
 def _fit_scheduler(vllm_config: VllmConfig, settings: RuntimeSettings) -> None:
-    """Our scheduler over the one of vLLM's two that the config and the platform have come to."""
+    """Set our scheduler, over the one of vLLM's two that the config and the platform lead to."""
     scheduler = vllm_config.scheduler_config
     if scheduler.scheduler_cls is None:
         name = "PipeMaxAsyncScheduler" if scheduler.async_scheduling else "PipeMaxScheduler"
         scheduler.scheduler_cls = f"pipemax.vllm_ext.scheduler.scheduler.{name}"
     if vllm_config.use_v2_model_runner:
-        # To vLLM this is both the most requests in one step and the runner's slots. All batches need slots.
+        # To vLLM this is both the maximum of requests in one step and the runner's slots. All batches need slots.
         scheduler.max_num_seqs *= settings.num_batches
 
 
 def admission_capacity_tokens(vllm_config: VllmConfig) -> int:
-    """Tokens of requests that an empty engine may be sent: under PipeMax what the host pool holds up to its high
-    watermark, else twice what the GPU's holds: what runs, and as much waiting behind it.
+    """Return how many tokens of requests an empty engine may be sent.
+
+    Under PipeMax that is what the host pool holds up to its high watermark, otherwise twice what the GPU pool holds:
+    what runs, and as much waiting behind it.
     """
     cache, transfer = vllm_config.cache_config, vllm_config.kv_transfer_config
     # Stock vLLM has no connector, or one of the user's.
@@ -85,7 +87,7 @@ def admission_capacity_tokens(vllm_config: VllmConfig) -> int:
 
 
 def engine_args(config: EngineConfig) -> EngineArgs:
-    """vLLM's arguments. ``ValueError`` where the config does not fit this machine or this vLLM."""
+    """Return vLLM's arguments. ``ValueError`` if the config does not fit this machine or this vLLM."""
     num_gpus = 0 if current_platform.is_cpu() else current_platform.device_count()
     num_stages = pipeline_parallel_size(config, num_gpus=num_gpus)
     values: dict[str, Any] = {
@@ -170,8 +172,8 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
 
 @contextmanager
 def launch_environment(config: EngineConfig) -> Iterator[None]:
-    """What vLLM's processes read from the environment while they start. Afterwards it is as it was."""
-    # Reports of use would leave the user's network, and a closed network makes their thread wait.
+    """Set the environment that vLLM's processes read while they start; restore it afterwards."""
+    # Usage reports would leave the user's network, and in a closed network their thread waits.
     values = {"VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1")}
     if SERVER_IDENTITY_VARIABLE in os.environ:
         # A server has threads (gRPC's among them): a forked child would inherit their locks, held. Nor would vLLM
@@ -195,7 +197,7 @@ def launch_environment(config: EngineConfig) -> Iterator[None]:
 
 
 def _cores_of_stages(cores: list[int], num_stages: int) -> str:
-    """vLLM's spelling of each stage's cores; stages beyond the number of cores share them in turn."""
+    """Write each stage's cores as vLLM expects; stages beyond the number of cores share them in turn."""
     if num_stages >= len(cores):
         return "|".join(str(cores[stage % len(cores)]) for stage in range(num_stages))
     bounds = [len(cores) * stage // num_stages for stage in range(num_stages + 1)]

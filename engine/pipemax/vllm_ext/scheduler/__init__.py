@@ -1,1 +1,1 @@
-"""vLLM's scheduler under PipeMax's plans, and the books it keeps of blocks, slots and prefixes."""
+"""vLLM's scheduler under PipeMax's plans, and its records of blocks, slots and prefixes."""

@@ -1,15 +1,15 @@
-"""Which host block holds which KV. The scheduler's half of the host pool: ids and counts, no bytes.
+"""Track which host block holds which KV: the scheduler's half of the host pool, with ids and counts but no bytes.
 
-A request's replica is a table of host blocks beside its GPU block table. A block that is full has a content hash
+A request's replica is a table of host blocks, next to its GPU block table. A block that is full has a content hash
 (vLLM's, which covers every token before it); equal hashes share one host block, counted by reference, so a template's
-prefix is replicated once. Blocks are released when their last request goes; nothing is kept beyond that.
+prefix is replicated once. A block is released with the last request that uses it; nothing is kept beyond that.
 
-A block is stored when it is full. The last one of a request, partly filled, is saved when the request is evicted: one
-block a victim, where writing every token through would copy that block at every step. On GPUs a kernel stores single
-tokens instead (``stores_tokens``), and an eviction copies nothing.
+A block is stored when it is full. A request's last block, partly filled, is saved when the request is evicted: that is
+one block per victim, where writing every token through would copy the block at every step. On GPUs a kernel stores
+single tokens instead (``stores_tokens``), and an eviction copies nothing.
 
-An id may be handed out again at once: whatever was to read or write it belongs to an earlier step, and steps wait
-for the copies of the steps before them (``pipemax.transfer.orchestrator``).
+An id may be handed out again at once: the copies that read or write it belong to an earlier step, and steps wait for
+the copies of the steps before them (``pipemax.transfer.orchestrator``).
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Replicated(NamedTuple):
     """One of a request's blocks, or some slots of it, to be copied to the host."""
 
     block_index: int
-    """Within the request's sequence."""
+    """Index within the request's sequence."""
     host_block: HostBlockId
     first_slot: int
     num_slots: int
@@ -35,11 +35,11 @@ class _Table:
     blocks: list[HostBlockId] = field(default_factory=list)
     num_tokens: int = 0
     saved_tokens: int = 0
-    """How far the partly filled last block was saved, if it was."""
+    """The sequence's tokens when its partly filled last block was saved, if it was."""
 
 
 class HostBlocks:
-    """Tables, references and the free list. Not thread-safe."""
+    """The requests' tables, the reference counts and the free list. Not thread-safe."""
 
     def __init__(self, *, num_blocks: int, block_tokens: int, stores_tokens: bool = False) -> None:
         self.num_blocks = num_blocks
@@ -56,15 +56,15 @@ class HostBlocks:
         return len(self._free)
 
     def blocks(self, request_id: str) -> Sequence[HostBlockId]:
-        """A request's replica, in order of its sequence; ``KeyError`` where it has none."""
+        """Return a request's replica, in order of its sequence; ``KeyError`` if it has none."""
         return self._tables[request_id].blocks
 
     def extend(self, request_id: str, num_tokens: int, block_hashes: Sequence[bytes]) -> list[Replicated]:
-        """A request's KV grows to ``num_tokens``: the blocks that are full now and not on the host yet, and the new
-        slots of the last one where single tokens are stored.
+        """Grow a request's replica to ``num_tokens``. Return what must be copied to the host.
 
-        ``block_hashes``: of its full blocks, as far as they are known. ``PoolExhaustedError`` without free blocks;
-        that ends the engine, for the controller counts no fewer than are used.
+        That is the blocks that are full now and not on the host yet, and, if single tokens are stored, the new slots
+        of the last block. ``block_hashes``: those of its full blocks, as far as they are known. ``PoolExhaustedError``
+        without free blocks; that ends the engine, because the controller never counts fewer than are used.
         """
         table = self._tables.setdefault(request_id, _Table())
         size = self._block_tokens
@@ -73,7 +73,7 @@ class HostBlocks:
             content = block_hashes[index] if index < len(block_hashes) else None
             shared = self._by_hash.get(content) if content is not None else None
             if index < len(table.blocks) and shared is not None:
-                self._drop(table.blocks.pop())  # it was partly filled, and turned out like another one
+                self._drop(table.blocks.pop())  # it was partly filled, and is now equal to another one
             if index == len(table.blocks):
                 table.blocks.append(self._take() if shared is None else self._share(shared))
             if shared is None:
@@ -91,14 +91,14 @@ class HostBlocks:
         return stores
 
     def _part(self, table: _Table, index: int, num_tokens: int) -> Replicated:
-        """What the host lacks of one block of a sequence that grows to ``num_tokens``."""
+        """Return what the host lacks of one block of a sequence that grows to ``num_tokens``."""
         size = self._block_tokens
         first_slot = max(0, table.num_tokens - index * size) if self._stores_tokens else 0
         end_slot = min(size, num_tokens - index * size)
         return Replicated(index, table.blocks[index], first_slot, end_slot - first_slot)
 
     def save_last(self, request_id: str) -> Replicated | None:
-        """A request leaves the GPU: its last block, if that is partly filled and has grown since it was saved."""
+        """Return an evicted request's last block, if that is partly filled and has grown since it was saved."""
         table = self._tables[request_id]
         if table.num_tokens % self._block_tokens == 0 or table.saved_tokens == table.num_tokens:
             return None
@@ -106,7 +106,7 @@ class HostBlocks:
         return Replicated(len(table.blocks) - 1, table.blocks[-1], 0, self._block_tokens)
 
     def release(self, request_id: str) -> None:
-        """A request is gone; an unknown one passes."""
+        """Release the blocks of a request that is gone; an unknown one is ignored."""
         table = self._tables.pop(request_id, None)
         if table is None:
             return
@@ -134,7 +134,7 @@ class HostBlocks:
         return block
 
     def check_integrity(self) -> None:
-        """Σ blocks (free + held) = pool, and references are those of the tables."""
+        """Assert that free and held blocks make up the pool, and that references match the tables."""
         counted: dict[HostBlockId, int] = {}
         for table in self._tables.values():
             for block in table.blocks:

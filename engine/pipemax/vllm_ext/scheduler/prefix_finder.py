@@ -1,7 +1,7 @@
-"""Which requests begin alike: the controller counts a shared prefix once, vLLM knows it by content hashes alone.
+"""Find requests that begin alike: the controller counts a shared prefix once, vLLM knows only content hashes.
 
 Requests whose first block is the same are a family, and what two of its members have in common is taken for the
-family's template. Most tables have one template; a mistaken one costs memory in the controller's books, nothing more.
+family's template. Most tables have one template; a wrong one only costs memory in the controller's accounts.
 """
 
 from collections import OrderedDict
@@ -15,13 +15,13 @@ from pipemax.domain.request import PrefixId, SharedPrefix
 @dataclass(slots=True)
 class _Family:
     hashes: Sequence[bytes]
-    """Of its first member's prompt, by block."""
+    """The block hashes of its first member's prompt."""
     num_blocks: int | None = None
-    """The template's; None while it has one member."""
+    """Length of the template; None while the family has one member."""
 
 
 class PrefixFinder:
-    """Remembers families of prompts, the latest ones."""
+    """Remembers the latest families of prompts."""
 
     MAX_FAMILIES = 1024
 
@@ -30,7 +30,7 @@ class PrefixFinder:
         self._families: OrderedDict[bytes, _Family] = OrderedDict()
 
     def find(self, block_hashes: Sequence[bytes]) -> SharedPrefix | None:
-        """The template of a new prompt, given the hashes of its full blocks (each covers all before it)."""
+        """Return a new prompt's template, by the hashes of its full blocks (each covers all before it)."""
         if not block_hashes:
             return None
         family = self._families.get(block_hashes[0])

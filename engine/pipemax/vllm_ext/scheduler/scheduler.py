@@ -1,14 +1,14 @@
-"""vLLM's scheduler, told what to schedule: events of vLLM in, ``StepPlan`` out into vLLM's structures.
+"""vLLM's scheduler, told what to schedule: vLLM's events go in, ``StepPlan`` comes out into vLLM's structures.
 
-There is no policy here; ``pipemax.control`` decides. Each step, vLLM's own ``schedule`` sees the planned requests
-alone and does all the rest: blocks, prefix cache, structured output, the messages to the workers. All other
-requests are set aside, in dictionaries that no step walks through.
+There is no policy here; ``pipemax.control`` decides. Each step, vLLM's own ``schedule`` sees only the planned requests
+and does all the rest: blocks, prefix cache, structured output, the messages to the workers. All other requests are set
+aside, in dictionaries that no step walks through.
 
     set aside what vLLM holds → admit → plan → recompute, evict, prefetch → schedule the planned → report
 
 The same code runs over vLLM's synchronous scheduler and over its asynchronous one, which schedules a step before it
-has the outputs of the last: the controller plans only requests that have nothing in flight, so their tokens are
-known, while it evicts whom it likes, for steps are first in, first out on every worker.
+has the outputs of the last. The controller plans only requests that have nothing in flight, so their tokens are known,
+but it may evict any request, because steps are first in, first out on every worker.
 """
 
 import time
@@ -55,9 +55,9 @@ from pipemax.vllm_ext.worker.stage_reports import ReportBook, WorkerReports
 
 
 class PipeMaxScheduler(Scheduler):
-    """Over vLLM's synchronous scheduler; what it relies on there is listed in ``compat``.
+    """Runs over vLLM's synchronous scheduler; ``compat`` lists what it relies on there.
 
-    Every ``super()`` call goes to the asynchronous scheduler where that is a base too: see below.
+    Every ``super()`` call goes to the asynchronous scheduler if that is a base too: see below.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -79,7 +79,7 @@ class PipeMaxScheduler(Scheduler):
         self._copies = CopyGatherer(self._gpu, self._host, self.block_size)
         self._prefixes = PrefixFinder(self.block_size)
         self._reports = ReportBook(self.parallel_config.pipeline_parallel_size)
-        self._planned_tokens: dict[str, int] = {}  # of the step that vLLM is asked for
+        self._planned_tokens: dict[str, int] = {}  # in the step that vLLM is asked for
         num_slots = self.max_num_running_reqs if self.use_v2_model_runner else UNLIMITED
         self._workers = WorkerState(num_slots)
         self._controller = Controller(
@@ -99,8 +99,8 @@ class PipeMaxScheduler(Scheduler):
         self._counters = Counters()
         self._num_added = 0
         self._plan: StepPlan | None = None  # being carried out
-        self._num_found: dict[str, int] = {}  # of what is being prefetched: leading blocks that need no copy
-        self._sent_anew: list[NewRequestData] = []  # of the step being made: they had lost their slots
+        self._num_found: dict[str, int] = {}  # by request being prefetched: leading blocks that need no copy
+        self._sent_anew: list[NewRequestData] = []  # in the step being made: they had lost their slots
         answer_calls()
 
     # -- calibration, while nothing runs ----------------------------------------------------------------------
@@ -114,7 +114,7 @@ class PipeMaxScheduler(Scheduler):
         return profile
 
     def recalibrate(self, stages: list[dict[str, Any]]) -> None:
-        """See ``core_calls.recalibrate``. Counts begin anew, too."""
+        """See ``core_calls.recalibrate``. Also starts all counts again."""
         self._controller.recalibrate([decode_stage(stage) for stage in stages])
         self._counters, self._num_added = Counters(), 0
 
@@ -147,7 +147,7 @@ class PipeMaxScheduler(Scheduler):
         return output
 
     def _set_aside(self) -> None:
-        """Empty vLLM's queues: what ran last, and what arrived since."""
+        """Empty vLLM's queues of the requests that ran last and those that arrived since."""
         for request in self.running:
             self._started[request.request_id] = request
         self.running = []
@@ -173,7 +173,7 @@ class PipeMaxScheduler(Scheduler):
             request_id=RequestId(request.request_id),
             prompt_tokens=request.num_prompt_tokens,
             max_tokens=max(1, min(request.max_tokens, room)),
-            # Who must not read the prefix cache finds nothing of it on the GPU.
+            # A request that must not read the prefix cache finds nothing of its prefix on the GPU.
             prefix=None if request.skip_reading_prefix_cache else self._prefixes.find(request.block_hashes),
         )
         self._events.append(RequestAdmitted(request=spec))
@@ -192,7 +192,7 @@ class PipeMaxScheduler(Scheduler):
             self._stop_prefetching(request_id)
 
     def _prefetch(self, plan: StepPlan, item: Prefetch) -> None:
-        """GPU blocks for the whole request with its first part; then the copies of what is not there any more."""
+        """Allocate GPU blocks for the whole request with its first part; then add the copies of what is missing."""
         request_id = item.request_id
         if item.is_first:
             num_found = self._gpu.allocate_for_prefetch(self._started[request_id])
@@ -203,7 +203,7 @@ class PipeMaxScheduler(Scheduler):
             self._workers.note_prefetch(request_id)
             self._counters.prefetches += 1
             self._counters.found_blocks += num_found
-        # The first part begins where the GPU ends to have it, wherever the plan thought that is.
+        # The first part begins where the KV found on the GPU ends, wherever the plan expected that.
         first_block = 0 if item.is_first else item.first_block
         first_block = max(first_block, self._num_found[request_id])
         end_block = item.first_block + item.num_blocks
@@ -215,7 +215,7 @@ class PipeMaxScheduler(Scheduler):
             self._gpu.publish_later(self._started[request_id])
 
     def _run(self, plan: StepPlan) -> SchedulerOutput:
-        """vLLM's own step, over the planned requests; then what became of them."""
+        """Run vLLM's own ``schedule`` over the planned requests, and report what became of them."""
         new_requests: list[Request] = []
         for request_id in plan.run:
             if (request := self._started.pop(request_id, None)) is not None:
@@ -250,12 +250,14 @@ class PipeMaxScheduler(Scheduler):
     def _reserve_prefill_lookahead(
         self, request: Request, num_computed_tokens: int, num_new_tokens: int
     ) -> int:
-        """Asked for each request how many tokens it may run at most: those planned."""
+        """Return the maximum of tokens that the request may run: those planned."""
         return min(num_new_tokens, self._planned_tokens[request.request_id])
 
     def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
-        """A found prefix whose blocks nobody holds takes them out of the free ones, which the plan counted on for
-        the chunk behind it: where both do not fit, only what others hold is taken.
+        """Return the found prefix, cut so that the planned chunk behind it still fits.
+
+        Found blocks that nobody holds are taken from the free ones, which the plan counted on for the chunk. If both
+        do not fit, only what other requests hold is taken.
         """
         blocks, num_found, boundary, diverged = super()._get_local_prefix_cache_hit(request)
         (found,) = blocks.blocks
@@ -274,12 +276,13 @@ class PipeMaxScheduler(Scheduler):
         spec_decode_tokens: dict[str, list[int]],
         req_to_new_blocks: dict[str, KVCacheBlocks],
     ) -> CachedRequestData:
-        """Who was prefetched to other GPU blocks is sent as resumed, with all of them: the workers replace its table.
+        """Tell the workers of requests that were prefetched, or that lost their slots, since they ran.
 
-        Who lost its slot meanwhile is sent as new, with its tokens so far.
+        A request that was prefetched to other GPU blocks is sent as resumed, with all its blocks: the workers replace
+        its table. One that lost its slot meanwhile is sent as new, with its tokens so far.
         """
         told = self._workers.tell(running_reqs, num_scheduled_tokens)
-        # vLLM's word for it: the V2 runner frees the slots of the preempted before it gives any out.
+        # In vLLM's terms they are preempted: the V2 runner frees such slots before it assigns any.
         self.reset_preempted_req_ids.update(told.dropped)
         for request in told.with_all_blocks:
             req_to_new_blocks[request.request_id] = self.kv_cache_manager.get_blocks(request.request_id)
@@ -287,7 +290,7 @@ class PipeMaxScheduler(Scheduler):
             blocks = self.kv_cache_manager.get_block_ids(request.request_id)
             self._sent_anew.append(NewRequestData.from_request(request, blocks, request._all_token_ids))
         if not self.scheduler_config.async_scheduling:
-            # The workers know the tokens of every request; vLLM would send those of all who did not run last. With
+            # The workers know every request's tokens; vLLM would send those of all that did not run last. With
             # asynchronous scheduling the V1 runner relies on that: it keeps the sampled tokens of one step only.
             self.prev_step_scheduled_req_ids.update(num_scheduled_tokens)
         return super()._make_cached_request_data(
@@ -314,7 +317,7 @@ class PipeMaxScheduler(Scheduler):
     def _build_kv_connector_meta(
         self, connector: KVConnectorBase_V1, scheduler_output: SchedulerOutput
     ) -> StepMetadata:
-        """The plan's prefetches, and the stores that keep every replica complete."""
+        """Return the plan's prefetches, and the stores that keep every replica complete."""
         assert self._plan is not None
         copies = self._copies.take(self.requests, scheduler_output.num_scheduled_tokens)
         return StepMetadata(self._plan.step_id, copies)
@@ -357,14 +360,14 @@ class PipeMaxScheduler(Scheduler):
         return stats
 
     def _report_ended(self) -> None:
-        """Who ended outside of a step's outputs was given up."""
+        """Report as aborted the requests that ended outside of a step's outputs."""
         self._events += [RequestAborted(request_id=RequestId(request_id)) for request_id in self._ended]
         self._ended.clear()
 
     def _free_request(
         self, request: Request, delay_free_blocks: bool = False
     ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-        """Finished or aborted, wherever it is."""
+        """Free a request that finished or was aborted, wherever it is."""
         transfer_params = super()._free_request(request, delay_free_blocks)
         request_id = request.request_id
         self._ended.append(request_id)
@@ -374,7 +377,7 @@ class PipeMaxScheduler(Scheduler):
         return transfer_params
 
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
-        """vLLM drops a request's KV by itself, when its prefix cache is reset."""
+        """Follow vLLM when it drops a request's KV by itself, because its prefix cache is reset."""
         super()._preempt_request(request, timestamp, drop_stale_output)
         self.waiting.remove_request(request)
         self._not_started[request.request_id] = request
@@ -391,10 +394,10 @@ class PipeMaxScheduler(Scheduler):
             self._copies.abandon_prefetches()
 
     def get_request_counts(self) -> tuple[int, int]:
-        """(running, waiting): those set aside included."""
+        """Return (running, waiting), including the requests set aside."""
         num_running, num_waiting = super().get_request_counts()
         return num_running + len(self._started), num_waiting + len(self._not_started) + len(self._blocked)
 
 
 class PipeMaxAsyncScheduler(PipeMaxScheduler, AsyncScheduler):
-    """The same over vLLM's asynchronous scheduler, which counts tokens before it knows them."""
+    """Runs over vLLM's asynchronous scheduler, which counts tokens before it knows them."""

@@ -1,4 +1,4 @@
-"""What the scheduler counts, and its way out: in the place where vLLM's statistics have those of the KV connector."""
+"""Count what the scheduler does, and report it in vLLM's statistics, in the place of the KV connector's."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from pipemax.vllm_ext.worker.stage_reports import ReportBook
 
 @dataclass(slots=True)
 class Counters:
-    """Written by the scheduler as it carries plans out."""
+    """Counts since the engine's start, written by the scheduler as it carries out plans."""
 
     prefill_steps: int = 0
     decode_steps: int = 0
@@ -20,12 +20,12 @@ class Counters:
     recomputes: int = 0
     prefetches: int = 0
     prefetched_blocks: int = 0
-    """Copied."""
+    """Blocks copied."""
     found_blocks: int = 0
-    """Of prefetched requests: still on the GPU, or shared with a resident one."""
+    """Blocks of prefetched requests that were still on the GPU, or shared with a resident one."""
     refused: int = 0
     schedule_s: float = 0.0
-    """Spent in planning and scheduling."""
+    """Time spent planning and scheduling."""
 
     batch_size: int = 0
     """Requests of the last step that ran any."""
@@ -45,7 +45,7 @@ class Counters:
             self.prefill_steps += 1
 
     def to_stats(self, controller: Controller, plan: StepPlan, reports: ReportBook) -> dict[str, float]:
-        """Counts since the engine's start, and the last plan's figures."""
+        """Return the counts since the engine's start and the last plan's figures, by name."""
         decision, config = plan.decision, controller.config
         block_bytes = config.block_tokens * sum(stage.kv_bytes_per_token for stage in config.stages)
         error = max(controller.times.decode_error(), key=lambda error: error.mean)
@@ -89,7 +89,7 @@ class Counters:
 
 
 def _copy_stats(stages: list[CopyCounts]) -> dict[str, float]:
-    """Bytes and pieces of all stages together; the queue's times of the stage that waited longest."""
+    """Add up the bytes and pieces of all stages; take the queue's times of the stage that waited longest."""
     return {
         "loaded_bytes": sum(stage.loaded_bytes for stage in stages),
         "stored_bytes": sum(stage.stored_bytes for stage in stages),
@@ -103,8 +103,10 @@ def _copy_stats(stages: list[CopyCounts]) -> dict[str, float]:
 
 
 def demand_stats(controller: Controller, *, num_known: int, num_blocked: int) -> dict[str, float]:
-    """What further input there is room for. ``num_known`` requests have ever been taken in, of which ``num_blocked``
-    wait for their grammar, unknown to the controller; those sent since are yet to be subtracted.
+    """Return how much further input there is room for.
+
+    ``num_known`` requests have ever been taken in. ``num_blocked`` of them wait for their grammar, unknown to the
+    controller. The caller must still subtract the requests sent since.
     """
     mean_tokens = controller.kv_tokens_per_request
     return {

@@ -1,6 +1,6 @@
-"""Gathers the copies that the workers make with a step: from requests to block ids.
+"""Gather the copies that the workers make with a step: turn requests into block ids.
 
-It decides nothing; the plan says who leaves and who comes, vLLM which GPU blocks they have.
+This module decides nothing: the plan says which requests leave and which come, vLLM which GPU blocks they have.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks
 
 
 class CopyGatherer:
-    """Of one step after the other: what it was told since, ``take`` returns."""
+    """Gathers the copies of one step after the other; ``take`` returns those gathered since its last call."""
 
     def __init__(self, gpu: GpuBlocks, host: HostBlocks, block_tokens: int) -> None:
         self._gpu = gpu
@@ -28,16 +28,16 @@ class CopyGatherer:
         self._abandons_prefetches = False
 
     def save_last(self, request_id: str) -> None:
-        """Before it leaves the GPU: its last block, if the host lacks part of that."""
+        """Save a request's last block before it leaves the GPU, if the host lacks part of the block."""
         last = self._host.save_last(request_id)
         if last is not None:
             source = self._gpu.block(request_id, last.block_index)
             self._saves.append(BlockStore(source=source, target=last.host_block))
 
     def prefetch(self, request_id: str, first_block: int, end_block: int, *, is_last: bool) -> int:
-        """Its blocks [first, end), which it has on the GPU by now. How many those are.
+        """Prefetch a request's blocks [first, end), which are allocated on the GPU. Return how many they are.
 
-        ``is_last``: the next step may run it; else more of it has to come first.
+        ``is_last``: the next step may run the request; otherwise more of it has to come first.
         """
         gpu_blocks, host_blocks = self._gpu.blocks(request_id), self._host.blocks(request_id)
         indexes = range(first_block, end_block)
@@ -48,11 +48,11 @@ class CopyGatherer:
         return len(indexes)
 
     def abandon_prefetches(self) -> None:
-        """A request of which only a part was prefetched gives its blocks back."""
+        """Note that a request of which only a part was prefetched gives its blocks back."""
         self._abandons_prefetches = True
 
     def take(self, requests: Mapping[str, Request], num_scheduled_tokens: Mapping[str, int]) -> StepCopies:
-        """All copies of a step that runs these, with the stores that keep every replica complete."""
+        """Return all copies of a step that runs these, with the stores that keep every replica complete."""
         stores: list[BlockStore] = []
         token_stores: list[TokenStore] = []
         overwrites: list[GpuBlockId] = []
@@ -61,7 +61,7 @@ class CopyGatherer:
             computed = request.num_computed_tokens
             first, end = (ceil_div(count, self._block_tokens) for count in (computed, computed + num_tokens))
             overwrites += [self._gpu.block(request_id, index) for index in range(first, end)]
-            # From what the host has, not from what is computed: KV found on the GPU is replicated too.
+            # Counted from what the host has, not from what is computed: KV found on the GPU is replicated too.
             for part in self._host.extend(request_id, computed + num_tokens, request.block_hashes):
                 source = self._gpu.block(request_id, part.block_index)
                 if part.num_slots == self._block_tokens:

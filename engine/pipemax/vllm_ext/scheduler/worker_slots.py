@@ -1,8 +1,8 @@
-"""Whose state the workers keep, in terms of the slots that vLLM's V2 model runner has for it.
+"""Track whose state the workers keep, by the slots that vLLM's V2 model runner has for it.
 
-A slot holds a request's tokens, sampling state and block table. Requests that left the GPU keep theirs while free
-ones remain, so that after a prefetch one block table is overwritten; beyond that, the one that is away longest gives
-its slot up, and is sent like a new request, with its tokens. The V1 runner has no such limit.
+A slot holds a request's tokens, sampling state and block table. Requests that left the GPU keep their slots while free
+ones remain, so that after a prefetch only the block table is overwritten. Beyond that, the request that has been away
+longest gives up its slot, and is sent like a new request, with its tokens. The V1 runner has no such limit.
 """
 
 from collections import OrderedDict
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from vllm.v1.request import Request
 
 UNLIMITED = 1 << 30
-"""Slots of a runner that keeps the state of every request, by its id."""
+"""Number of slots of a runner that keeps the state of every request, by its id."""
 
 
 class RunnerSlots:
@@ -30,9 +30,9 @@ class RunnerSlots:
         return len(self._on_gpu) + len(self._away)
 
     def take(self, request_ids: Iterable[str]) -> list[str]:
-        """A step runs these: each has a slot from now on. Those who gave theirs up for it.
+        """Give each of a step's requests a slot. Return the requests that gave up theirs.
 
-        At most ``num_slots`` requests may have KV on the GPU, so that there is always somebody away.
+        At most ``num_slots`` requests may have KV on the GPU, so that there are always enough away.
         """
         for request_id in request_ids:
             self._away.pop(request_id, None)
@@ -44,38 +44,38 @@ class RunnerSlots:
         return [self._away.popitem(last=False)[0] for _ in range(excess)]
 
     def leave_gpu(self, request_id: str) -> None:
-        """Its KV is on the host alone; it keeps its slot, if it has one, until another one needs it."""
+        """Note that the request's KV is only on the host; it keeps any slot until another request needs it."""
         if request_id in self._on_gpu:
             self._on_gpu.remove(request_id)
             self._away[request_id] = None
 
     def note_prefetch(self, request_id: str) -> None:
-        """Its KV is prefetched: it may keep its slot, if it still has one."""
+        """Note that the request's KV is prefetched: it may keep its slot, if it still has one."""
         if request_id in self._away:
             del self._away[request_id]
             self._on_gpu.add(request_id)
 
     def release(self, request_id: str) -> None:
-        """The workers forget it."""
+        """Free any slot of the request, which the workers forget."""
         self._on_gpu.discard(request_id)
         self._away.pop(request_id, None)
 
 
 class Told(NamedTuple):
-    """How the workers are told of the requests that a step runs and that they may know."""
+    """A step's requests that the workers may know, by the way in which the workers are told of them."""
 
     as_they_are: list[Request]
-    """They know all but the new blocks."""
+    """Requests of which the workers know all but the new blocks."""
     with_all_blocks: list[Request]
-    """They were prefetched to other GPU blocks: their block tables are replaced."""
+    """Requests prefetched to other GPU blocks: their block tables are replaced."""
     anew: list[Request]
-    """They lost their slots meanwhile: sent with their tokens so far."""
+    """Requests that lost their slots meanwhile: sent with their tokens so far."""
     dropped: list[str]
-    """These give their slots up."""
+    """Requests that give up their slots."""
 
 
 class WorkerState:
-    """What the workers know of each request that has started. Not thread-safe."""
+    """Tracks what the workers know of each request that has started. Not thread-safe."""
 
     def __init__(self, num_slots: int) -> None:
         self.slots = RunnerSlots(num_slots)
@@ -90,12 +90,12 @@ class WorkerState:
         self._prefetched.add(request_id)
 
     def release(self, request_id: str) -> None:
-        """The workers forget it, or are about to."""
+        """Forget the request, as the workers do or are about to."""
         self.slots.release(request_id)
         self._prefetched.discard(request_id)
 
     def tell(self, started: Sequence[Request], scheduled: Iterable[str]) -> Told:
-        """A step runs all of ``scheduled``; ``started`` are those among them that ran before."""
+        """Decide how to tell the workers of a step of ``scheduled``, of which ``started`` ran before."""
         told = Told([], [], [], [])
         for request in started:
             if request.request_id not in self.slots:

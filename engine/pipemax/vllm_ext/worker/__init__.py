@@ -1,1 +1,1 @@
-"""What runs in a stage's process: workers, the connector that copies with each step, and the clock of both."""
+"""The parts that run in a stage's process: workers, the connector that copies with each step, and their clock."""

@@ -1,10 +1,10 @@
-"""vLLM's KV connector as the road to the transfer engine: copies in with each step, times out with it.
+"""Connect vLLM to the transfers through its KV connector: each step brings copies in and takes times out.
 
 The scheduler's side carries nothing: ``pipemax.vllm_ext.scheduler`` makes the metadata itself. The worker's side
 owns this stage's host pool. ``handle_preemptions`` is the first hook of every step, empty ones included, and begins
-the step of the transfers. The first hook after the forward pass ends it: ``finish_forward`` of vLLM's V2 runner, which
-comes before the activations are sent, else ``wait_for_save``. Nothing is done between layers, so full CUDA graphs stay;
-but where the config says ``kv_offload: per_layer``, vLLM makes them piecewise.
+the step of the transfers. The first hook after the forward pass ends it: ``finish_forward`` with vLLM's V2 runner,
+which calls it before the activations are sent, otherwise ``wait_for_save``. Nothing is done between layers, so full
+CUDA graphs remain possible; but with ``kv_offload: per_layer`` vLLM makes them piecewise.
 """
 
 from contextlib import ExitStack
@@ -44,7 +44,7 @@ from pipemax.vllm_ext.worker.stage_reports import WorkerReports
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):
-    """What every stage is told with a step."""
+    """The message that every stage receives with a step."""
 
     step_id: StepId
     copies: StepCopies
@@ -59,7 +59,7 @@ class GpuStage:
 
 
 class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
-    """See the module's docstring."""
+    """Begins and ends the transfers' steps from vLLM's hooks; see the module's docstring."""
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
@@ -69,7 +69,7 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         assert transfer_config is not None, "a connector is made from a transfer config"
         self._settings = RuntimeSettings.from_extra_config(transfer_config.kv_connector_extra_config)
         self.gpu: GpuStage | None = None
-        """What the worker of a GPU uses too, once the KV caches exist."""
+        """Also used by a GPU's worker, once the KV caches exist."""
         self._transfers: StepTransfers | None = None
         self._per_layer: PerLayerSteps | None = None
         self._layer_indexes: dict[str, int] = {}
@@ -80,7 +80,7 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
     # -- worker ---------------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Called once this stage's GPU pool exists. ``ValueError`` unless it is block-first."""
+        """Start the transfers, once this stage's GPU pool exists. ``ValueError`` unless it is block-first."""
         layout, gpu_rows = describe_layers(kv_caches)
         self._layer_indexes = layer_indexes(kv_caches)
         if gpu_rows.is_cuda:
@@ -97,7 +97,7 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _start_on_gpu(self, layout: BlockLayout, gpu_rows: torch.Tensor) -> None:
         _check_block_tokens(layout, self._vllm_config.cache_config.block_size)
-        # It needs cuda-core, which is installed where there are GPUs.
+        # It needs cuda-core, which is installed only where there are GPUs.
         from pipemax.transfer.cuda.assemble import cuda_transfers
         from pipemax.transfer.cuda.cuda_device import CudaDevice
 
@@ -133,11 +133,11 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         self._resources.callback(self._per_layer.close)
 
     def _make_backend(self, gpu_rows: torch.Tensor, pool: HostPool) -> CopyBackend:
-        """Copies between the two pools; tests put a faulty one here."""
+        """Make the backend that copies between the two pools; tests put a faulty one here."""
         return CpuCopyBackend(gpu_rows.numpy(), pool.rows)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """A step begins."""
+        """Begin a step."""
         assert isinstance(kv_connector_metadata, StepMetadata), kv_connector_metadata
         assert self._transfers is not None, "a step before the KV caches exist"
         wait = self._transfers.begin_step(kv_connector_metadata.copies)
@@ -145,7 +145,7 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         self._clock.begin(kv_connector_metadata.step_id, kv_connector_metadata.copies, wait)
 
     def finish_forward(self) -> None:
-        """A step's KV is computed, or what computes it is enqueued."""
+        """End a step, whose KV is computed or whose kernels are enqueued."""
         assert self._transfers is not None
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, StepMetadata), metadata
@@ -153,12 +153,12 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         self._is_in_step = False
 
     def wait_for_save(self) -> None:
-        """Nothing is waited for."""
+        """End the step unless ``finish_forward`` has; does not wait."""
         if self._is_in_step:
             self.finish_forward()
 
     def add_compute_s(self, seconds: float) -> None:
-        """The worker's own measure of the step that ran last; may come in parts."""
+        """Add the worker's own measure of the step that ran last; may come in parts."""
         self._clock.add_compute_s(seconds)
 
     @property
@@ -168,7 +168,7 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         report = self._clock.take_report()
-        if report is None or get_tp_group().rank_in_group > 0:  # a stage speaks with one voice
+        if report is None or get_tp_group().rank_in_group > 0:  # one report per stage
             return None
         assert self._transfers is not None
         report = replace(report, copies=self._transfers.counts)
@@ -184,7 +184,7 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
     ) -> None:
-        """A layer's attention is enqueued, or has run."""
+        """Copy a layer's new KV, once its attention is enqueued or has run."""
         if self._per_layer is not None:
             self._per_layer.save_layer(self._layer_indexes[layer_name])
 
@@ -200,12 +200,13 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """The replica is for this engine alone."""
+        """Always ``False``: the replica is only for this engine."""
         return False
 
     def has_pending_block_frees(self) -> bool:
-        """True makes vLLM leave a request out that finds no blocks, rather than drop another one's KV for it:
-        who leaves the GPU, the controller decides.
+        """Return ``True``, so that vLLM leaves out a request that finds no blocks.
+
+        Otherwise vLLM would drop another request's KV for it, but only the controller decides who leaves the GPU.
         """
         return True
 
@@ -230,7 +231,7 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
 
 
 def _check_block_tokens(layout: BlockLayout, block_size: int) -> None:
-    """``ValueError`` where an attention kernel's blocks are not those that the scheduler counts."""
+    """Raise ``ValueError`` if an attention kernel's blocks are not those that the scheduler counts."""
     if layout.block_tokens != block_size:
         raise ValueError(
             f"attention kernels keep KV in blocks of {layout.block_tokens} tokens, vLLM's scheduler counts blocks of "

@@ -1,8 +1,8 @@
-"""Workers: pipeline stages on a CPU, block-first KV there, and the measured time of each step.
+"""Workers on a CPU: pipeline stages, block-first KV, and the measured time of each step.
 
-vLLM 0.32 runs one stage on a CPU, and three things are mended here. Its V1 runner makes the buffers for another
-stage's activations in a warm-up that CPUs skip; its attention declares only one layout; and a seeded request whose
-prompt is computed in chunks ends the engine, for generators on a CPU cannot be rewound.
+vLLM 0.32 runs only one stage on a CPU, and this module fixes three things. vLLM's V1 runner makes the buffers for
+another stage's activations in a warm-up that CPUs skip; its attention declares only one layout; and a seeded request
+whose prompt is computed in chunks ends the engine, because generators on a CPU cannot be rewound.
 """
 
 import time
@@ -31,13 +31,13 @@ def _supported_kv_cache_layouts(cls: type) -> tuple[KVCacheLayout, ...]:
 
 
 # The kernels take a block's stride from the tensor, so blocks of all layers may alternate; heads within a block come
-# before tokens in both layouts, which is what they insist on.
+# before tokens in both layouts, as the kernels require.
 _cpu_attention: Any = CPUAttentionBackend
 _cpu_attention.supported_kv_cache_layouts = classmethod(_supported_kv_cache_layouts)
 
 
 class _SpareGenerator(torch.Generator):
-    """Draws for the samples that are thrown away, in the place of a generator that would have to be rewound."""
+    """Draws for samples that are thrown away, in place of a generator that would have to be rewound."""
 
     def get_offset(self) -> int:
         return 0
@@ -78,7 +78,7 @@ class CpuStageWorker(CPUWorker):
 
 
 class PipeMaxCpuWorker(CpuStageWorker):
-    """Measures each step: the controller learns from it."""
+    """A stage on a CPU under ``policy: pipemax``. Measures each step, from which the controller learns."""
 
     def init_device(self) -> None:
         super().init_device()  # type: ignore[no-untyped-call]  # vLLM lacks the types

@@ -1,7 +1,7 @@
-"""A stage's worker on a GPU: each step's time by the device's clock, and copies held back while it sends.
+"""A stage's worker on a GPU: it times each step by the device's clock, and holds copies back while it sends.
 
 vLLM's own worker does the rest. Its hooks run before and after the forward pass, never between layers, so full CUDA
-graphs stay. Never ran on a GPU yet.
+graphs remain possible. This has not run on a GPU yet.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ class PipeMaxGpuWorker(Worker):
         return output
 
     def _sent(self) -> torch.cuda.Event:
-        """Done when the activations of the step that ended last are with the next stage."""
+        """Return an event that is done once the last step's activations are with the next stage."""
         with torch.cuda.stream(self._send_stream):
             for handle in self._pp_send_work:
                 handle.wait()  # this stream waits, not the caller
@@ -87,7 +87,7 @@ def _mark_received() -> None:
 
 
 def _gpu_stage() -> GpuStage | None:
-    """None while the model is profiled and captured."""
+    """Return this stage, or ``None`` while the model is profiled and captured."""
     if not has_kv_transfer_group():
         return None
     connector = get_kv_transfer_group()

@@ -1,10 +1,10 @@
-"""vLLM's V2 model runner, told that a request's KV lies in other blocks now.
+"""Tell vLLM's V2 model runner that a request's KV is now in other blocks.
 
-The runner keeps tokens, sampling state and block table of a request in a slot, until it finishes or is preempted.
-It knows of no request whose KV is prefetched to other blocks; the scheduler sends those as resumed, with all
-their blocks, and here their block tables are overwritten. Everything else of the slot is as they left it.
+The runner keeps the tokens, sampling state and block table of a request in a slot, until the request finishes or is
+preempted. It does not know that a request's KV can be prefetched to other blocks. The scheduler sends such requests as
+resumed, with all their blocks, and here their block tables are overwritten. Everything else in the slot is unchanged.
 
-It knows nothing of slots that run out: the scheduler (``vllm_ext.scheduler.worker_slots``) keeps account of them.
+This module knows nothing of slots that run out: the scheduler (``vllm_ext.scheduler.worker_slots``) tracks them.
 """
 
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # seconds to import, and engines with the V1 runner do withou
 
 
 def keep_slots_of_parked(runner: "GPUModelRunner") -> None:
-    """Teach a runner, once its model is loaded or before."""
+    """Make a runner overwrite block tables after prefetches; call it before or after the model is loaded."""
     update_requests = runner.update_requests
 
     def update_after_prefetches(scheduler_output: SchedulerOutput) -> None:

@@ -1,8 +1,8 @@
-"""Collects a stage's step and copy times from one report to the next.
+"""Collect a stage's step and copy times from one report to the next.
 
-On a CPU the worker measures its own seconds. On a GPU it enqueues work and goes on, so there a step's time lies
-between two events on the compute lane, and is reported once the device has passed them: later by the depth of the
-queue.
+On a CPU the worker measures its own seconds. On a GPU it enqueues work and goes on, so there a step's time is the
+time between two events on the compute lane, and is reported once the device has passed them: later by the depth of
+the queue.
 """
 
 import time
@@ -16,7 +16,7 @@ from pipemax.vllm_ext.worker.stage_reports import PrefetchReport, StageReport, S
 
 
 class StageClock:
-    """Steps whose worker says what they took (``add_compute_s``)."""
+    """Times steps by what the worker says that they took (``add_compute_s``)."""
 
     def __init__(self) -> None:
         self.begin_s = 0.0
@@ -28,7 +28,7 @@ class StageClock:
         self._stall_s = 0.0
 
     def begin(self, step_id: StepId, copies: StepCopies, wait: StepWait) -> None:
-        """The step has its copies and can compute."""
+        """Begin a step, which has its copies and can compute."""
         self._end_step()
         for prefetch in wait.prefetches:
             prefetching_id, num_blocks = self._prefetching.popleft()
@@ -63,11 +63,11 @@ class _TimedStep:
     step_id: StepId
     begin: DeviceEvent
     end: DeviceEvent | None = None
-    """None until it is known to compute anything."""
+    """None until the step is known to compute anything."""
 
 
 class GpuStageClock(StageClock):
-    """Steps marked on the compute lane of ``device``."""
+    """Times steps by marks on the compute lane of ``device``."""
 
     def __init__(self, device: CopyDevice) -> None:
         super().__init__()
@@ -80,17 +80,17 @@ class GpuStageClock(StageClock):
         self._current = _TimedStep(step_id, self._device.record(Lane.COMPUTE))
 
     def mark_received(self) -> None:
-        """The lane has waited for the stage before: if the step has begun, it computes from here on."""
+        """Note that the lane has waited for the stage before: if the step has begun, it computes from here on."""
         if self._current is not None and self._current.end is None:
             self._current.begin = self._device.record(Lane.COMPUTE)
 
     def mark_computed(self) -> None:
-        """What the step computes is on the lane."""
+        """Mark the end of the step's computation on the lane."""
         assert self._current is not None, "a step that has not begun was computed"
         self._current.end = self._device.record(Lane.COMPUTE)
 
     def mark_sampled(self) -> None:
-        """And now what chooses its tokens, if it computed any."""
+        """Move that mark behind what chooses the step's tokens, if the step computed any."""
         if self._current is not None and self._current.end is not None:
             self._current.end = self._device.record(Lane.COMPUTE)
 

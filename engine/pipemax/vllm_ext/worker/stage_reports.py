@@ -1,4 +1,4 @@
-"""Step and transfer times on their way from the stages' workers to the controller.
+"""Carry step and transfer times from the stages' workers to the controller.
 
 Each stage reports a step with the next one; the scheduler waits until all stages have reported it. Reports lag by
 the depth of the pipeline, which the controller expects.
@@ -21,7 +21,7 @@ class StepReport:
 
     step_id: StepId
     compute_s: float
-    """Without the wait for copies and for the stage before."""
+    """Does not include waits for copies and for the stage before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,19 +35,19 @@ class PrefetchReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageReport:
-    """What a stage has to say since it spoke last."""
+    """One stage's times since its last report, and its counts."""
 
     steps: tuple[StepReport, ...] = ()
     prefetches: tuple[PrefetchReport, ...] = ()
     stall_s: float = 0.0
-    """Waited for copies."""
+    """Time spent waiting for copies."""
     copies: CopyCounts = field(default_factory=CopyCounts)
-    """Since the start, not since it spoke last."""
+    """Counts since the start, not since the last report."""
 
 
 @dataclass
 class WorkerReports(KVConnectorWorkerMetadata):
-    """By stage; vLLM merges the workers' into one."""
+    """Reports by stage; vLLM merges those of all workers into one."""
 
     by_stage: dict[int, list[StageReport]]
 
@@ -59,15 +59,15 @@ class WorkerReports(KVConnectorWorkerMetadata):
 
 
 class ReportBook:
-    """Joins the stages' reports; a step is told of once all of them have been heard."""
+    """Joins the stages' reports; a step is passed on once all stages have reported it."""
 
     def __init__(self, num_stages: int) -> None:
         self._steps: list[deque[StepReport]] = [deque() for _ in range(num_stages)]
         self._prefetches: list[deque[PrefetchReport]] = [deque() for _ in range(num_stages)]
         self.stall_s = [0.0] * num_stages
-        """Waited for copies since the start, by stage."""
+        """Time spent waiting for copies since the start, by stage."""
         self.copies = [CopyCounts()] * num_stages
-        """By stage, as last heard."""
+        """Counts by stage, as last reported."""
 
     def take_in(self, reports: Mapping[int, Sequence[StageReport]]) -> list[Event]:
         for stage, stage_reports in reports.items():
