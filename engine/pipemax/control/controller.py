@@ -25,7 +25,7 @@ from pipemax.domain.units import ceil_div
 
 
 class TraceSink(Protocol):
-    """Where a controller's events and plans are recorded."""
+    """A recorder of a controller's events and plans."""
 
     def events(self, events: Sequence[Event]) -> None: ...
 
@@ -44,7 +44,7 @@ class _Step:
 
 
 class Controller:
-    """Decides each step. Not thread-safe: one owner calls ``apply`` and ``plan_step`` in turn."""
+    """Decides what each step does. Not thread-safe: one owner calls ``apply`` and ``plan_step`` in turn."""
 
     def __init__(self, config: ControllerConfig, trace: TraceSink | None = None) -> None:
         self.config = config
@@ -68,15 +68,17 @@ class Controller:
         self._awaited_s = 0.0
 
     def apply(self, events: Sequence[Event]) -> None:
-        """Take in what happened, in order. ``ValueError`` for an event that contradicts the contract."""
+        """Apply events in their order. Raise ``ValueError`` for an event that violates the contract."""
         if self._trace is not None and events:
             self._trace.events(events)
         for event in events:
             self._intake.apply(event)
 
     def plan_step(self, now_s: float) -> StepPlan:
-        """The next step. An empty plan (``plan.is_empty``) asks to be called again after the next event,
-        or at ``plan.wait_until_s`` where that is set; a step whose ``run`` is empty has no ``StepCompleted``.
+        """Plan the next step.
+
+        If the plan is empty (``plan.is_empty``), call again after the next event, or at ``plan.wait_until_s`` where
+        that is set. A step whose ``run`` is empty has no ``StepCompleted``.
         """
         self._table.begin_plan(self._num_plans)
         load = self._estimate_load(now_s)
@@ -89,8 +91,10 @@ class Controller:
         return plan
 
     def recalibrate(self, stages: Sequence[StageConfig]) -> None:
-        """Predict by these coefficients from now on, and forget how long outputs were: what ran before was there to
-        be measured. A trace does not tell of it. ``ValueError`` for another number of stages.
+        """Replace the stages' coefficients, and forget the output lengths seen so far.
+
+        The requests that ran before were there to be measured. A trace does not record this call. Raise
+        ``ValueError`` if the number of stages differs.
         """
         if len(stages) != len(self.config.stages):
             raise ValueError(f"a calibration of {len(stages)} stages for {len(self.config.stages)}")
@@ -103,7 +107,7 @@ class Controller:
 
     @property
     def num_switches(self) -> int:
-        """Changes of phase so far."""
+        """The number of phase switches so far."""
         return self._num_switches
 
     @property
@@ -113,27 +117,30 @@ class Controller:
 
     @property
     def times(self) -> StageEstimators:
-        """Predictions, and how they did: for metrics."""
+        """The step time predictions and their errors, for metrics."""
         return self._times
 
     @property
     def num_unfinished(self) -> int:
-        """Requests admitted and neither finished nor aborted."""
+        """The number of requests that were admitted and have neither finished nor been aborted."""
         return len(self._table.requests)
 
     @property
     def admission_demand_tokens(self) -> int:
-        """KV tokens (prompt + expected output) of further requests that the host pool could take in up to its
-        high watermark by the end of the current or next prefill phase: what the input side may send. Negative where
-        more waits already. The paper has no counterpart: there all requests wait from the start.
+        """How many more KV tokens (prompt + expected output) the input side may send.
+
+        The host pool can take this many by the end of the current or next prefill phase without passing its high
+        watermark. The number is negative if more is waiting already. The paper has no counterpart: there all requests
+        wait from the start.
         """
         blocks = self._phases.admission_demand_blocks(self._phase, self._load())
         return blocks * self.config.block_tokens
 
     @property
     def kv_tokens_per_request(self) -> float | None:
-        """Mean tokens of KV that a live request takes of the host pool up to its expected end, a shared prefix
-        counted once; None without requests.
+        """The mean KV tokens of the host pool that a live request takes by its expected end; None without requests.
+
+        A shared prefix is counted once.
         """
         requests = self._table.requests
         if not requests:
@@ -142,7 +149,7 @@ class Controller:
         return (reserved_tokens + requests.waiting_kv_tokens) / len(requests)
 
     def check_integrity(self) -> None:
-        """Recount everything from the requests; ``AssertionError`` with the values where counts differ. O(live)."""
+        """Recount everything; raise ``AssertionError`` with the values if a count differs. O(live): for tests."""
         check_integrity(self._table, self._rotation)
 
     # Estimate.

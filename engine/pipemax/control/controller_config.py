@@ -1,4 +1,4 @@
-"""What the controller is told once: pools, stages, and the policy's thresholds."""
+"""The controller's configuration: pools, stages, and the policy's thresholds."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,7 +38,7 @@ class StageConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
-    """Everything a plan depends on beside the events."""
+    """Everything that a plan depends on, apart from the events."""
 
     num_batches: int
     """n: decode batches in rotation; at least the number of steps that can be in flight, else steps are empty."""
@@ -49,28 +49,28 @@ class ControllerConfig:
     """KV blocks of the host pool, which holds a replica of every live request."""
     block_tokens: int = 16
     max_num_seqs: int = 1024
-    """Most requests in one step."""
+    """Maximum number of requests in one step."""
     max_resident_requests: int = 8192
-    """Most requests with KV on the GPU: the runner's slots."""
+    """Maximum number of requests with KV on the GPU: the runner's slots."""
     prefill_chunk_tokens: int = 2048
-    """Tokens of one prefill step: equal steps keep all stages busy. PipeMax, Appendix A.1, asks for a busy first stage
-    and not for equal steps."""
+    """Tokens of one prefill step. Equal steps keep all stages busy; PipeMax, Appendix A.1, asks only that the first
+    stage is busy, not that steps are equal."""
 
     host_high_watermark: float = HOST_HIGH_WATERMARK
     """Prefill admits up to this share of the host pool; the rest is headroom for decode growth."""
     gpu_low_watermark: float = 1.5
-    """Back to prefill once live KV is under this many GPU pools. PipeMax, §3.1.3, has 1.0; but what was evicted in the
-    last n steps is still in flight, and the prefetch runs out of choice before live KV is that low."""
+    """Return to prefill once live KV is below this many GPU pools. PipeMax, §3.1.3, has 1.0; but what was evicted in
+    the last n steps is still in flight, and the prefetch runs out of choice before live KV is that low."""
     min_refill_fraction: float = 0.1
-    """Hysteresis: back to prefill only if this share of the host pool can be filled, or all that waits fits."""
+    """Hysteresis: return to prefill only if this share of the host pool can be filled, or all that waits fits."""
     initial_output_tokens: int | None = None
     """Output length assumed at admission until requests have finished; None is each request's max_tokens."""
     input_grace_s: float = 1.0
     """With input open, how long a prefill phase waits for the next request before it decodes."""
 
     max_prefetch_requests: int = 64
-    """Most requests prefetched in one step: each costs the scheduler and the workers time of their own, and budgets
-    that are filled with few long requests make the same throughput as with many short ones."""
+    """Maximum number of requests prefetched in one step. Each request costs the scheduler and the workers time, and a
+    budget filled with few long requests gives the same throughput as one filled with many short ones."""
     balance_tolerance: float = 0.02
     """Residents move to a lighter batch once a batch's time exceeds the mean by this share."""
     warm_up_growth: float = 0.05
@@ -128,5 +128,5 @@ class ControllerConfig:
 
     @property
     def max_on_gpu(self) -> int:
-        """Most requests that hold GPU blocks: a slot for each, and a place in some batch."""
+        """The maximum number of requests that hold GPU blocks: each needs a slot, and a place in some batch."""
         return min(self.max_resident_requests, self.num_batches * self.max_num_seqs)

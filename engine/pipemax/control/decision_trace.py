@@ -1,7 +1,7 @@
-"""A controller's life as JSON lines: its config, each batch of events, each plan with its inputs and reason.
+"""Record a controller's decisions as JSON lines: its config, each batch of events, each plan with inputs and reason.
 
-A trace replayed gives the same plans (``replay``), so that a decision seen in production can be studied, and golden
-traces guard the policy in tests. ``explain`` says in words why each step did what it did.
+Replaying a trace gives the same plans (``replay``), so a decision seen in production can be studied, and golden traces
+guard the policy in tests. ``explain`` says in words why each step did what it did.
 """
 
 import json
@@ -23,7 +23,7 @@ TRACE_VERSION = 1
 
 
 class TraceWriter:
-    """Writes one controller's trace; hand it to the controller, which calls ``events`` and ``plan``."""
+    """Writes one controller's trace. The controller that is given it calls ``events`` and ``plan``."""
 
     def __init__(self, path: Path, config: ControllerConfig) -> None:
         self._file = path.open("w", encoding="utf-8")
@@ -51,7 +51,7 @@ class TraceWriter:
 
 
 def replay(path: Path) -> Iterator[tuple[StepPlan, StepPlan]]:
-    """Drive a fresh controller with a trace's events: each plan as recorded, and as it is made now."""
+    """Drive a fresh controller with a trace's events; yield each plan as recorded and as it is made now."""
     config, lines = _open(path)
     controller = Controller(config)
     for line in lines:
@@ -62,7 +62,7 @@ def replay(path: Path) -> Iterator[tuple[StepPlan, StepPlan]]:
 
 
 def explain(path: Path) -> Iterator[str]:
-    """One line for each plan of a trace, and one for what happened before it."""
+    """Yield a line for each plan of a trace, and a line for the events before it."""
     config, lines = _open(path)
     yield (
         f"{config.num_batches} batches over {len(config.stages)} stages; {config.gpu_blocks} GPU blocks and "
@@ -80,7 +80,7 @@ def explain(path: Path) -> Iterator[str]:
 
 
 def _open(path: Path) -> tuple[ControllerConfig, Iterator[dict[str, Any]]]:
-    """``ValueError`` where the file is no trace of this version."""
+    """Return a trace's config and its further lines. Raise ``ValueError`` if the file is no trace of this version."""
 
     def lines() -> Iterator[dict[str, Any]]:
         with path.open(encoding="utf-8") as file:
@@ -172,7 +172,7 @@ def _named(ids: Sequence[str]) -> str:
 
 
 def encode(value: object) -> Any:
-    """Dataclasses become objects without their None fields, tuples arrays, enums their values."""
+    """Encode a value for JSON: dataclasses as objects without their None fields, tuples as arrays, enums by value."""
     if is_dataclass(value):
         pairs = ((field.name, getattr(value, field.name)) for field in fields(value))
         return {name: encode(item) for name, item in pairs if item is not None}
@@ -182,7 +182,7 @@ def encode(value: object) -> Any:
 
 
 def decode(kind: Any, value: Any) -> Any:
-    """The inverse of ``encode``, by the type's annotations."""
+    """Decode what ``encode`` returned, by the annotations of ``kind``."""
     if get_origin(kind) is UnionType:
         kind = next(option for option in get_args(kind) if option is not NoneType)
     if isinstance(kind, type) and is_dataclass(kind):

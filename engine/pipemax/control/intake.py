@@ -1,4 +1,4 @@
-"""What each event changes. Decides nothing."""
+"""Applies each event to the controller's state. It decides nothing."""
 
 from pipemax.control.planners.prefill import OutputLengths
 from pipemax.control.state.flights import Flight, Flights
@@ -35,7 +35,7 @@ class Intake:
         self._outputs = outputs
         self.input_open = False
         self.prefetched: set[RequestId] = set()
-        """By the last plan: what may still be refused."""
+        """Prefetched by the last plan, so that the engine may still refuse it."""
 
     def apply(self, event: Event) -> None:
         match event:
@@ -85,7 +85,7 @@ class Intake:
             )
 
     def _count_outputs(self, flight: Flight) -> dict[RequestId, RequestState]:
-        """Land each request that is still the one planned; those that have no token left to make."""
+        """Complete the step for each request whose KV was not dropped since; return those at their ``max_tokens``."""
         spent: dict[RequestId, RequestState] = {}
         complete = self._table.progress.complete
         for state, life in zip(flight.states, flight.lives, strict=True):

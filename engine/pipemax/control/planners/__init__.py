@@ -1,1 +1,1 @@
-"""Pure choices, each from the state as it is: phase, prefill, decode, prefetch, and who leaves the GPU."""
+"""The decisions of one step, each made from the present state: phase, prefill, decode, prefetch, and evictions."""

@@ -1,7 +1,7 @@
-"""Which requests the next decode step runs, and the room that they grow into.
+"""Chooses the requests that the next decode step runs, and makes room for their growth.
 
-D_i's members with nothing in flight run. Before that, their growth is made room for, so that a plan never fails for
-want of a block: on the GPU by evicting those that run last, on the host, where reservations were exceeded, by
+The members of D_i with nothing in flight run. Room for their growth is made first, so that a plan never fails for lack
+of a block: on the GPU by evicting the requests that run last, and on the host, where reservations were exceeded, by
 recomputing the youngest requests as a last resort. Either way the oldest request can always go on.
 """
 
@@ -17,12 +17,12 @@ from pipemax.control.state.request_table import RequestTable
 from pipemax.control.times.stage_estimators import StageEstimators
 
 MAX_PASSED_ON = 64
-"""Requests looked at to level the executing batch with the others."""
+"""Maximum number of requests considered for moving from the executing batch to another."""
 
 
 @dataclass(slots=True, kw_only=True)
 class DecodeStep:
-    """One step's batch, and what had to go for it."""
+    """One step's batch, and the requests that were evicted or dropped for it."""
 
     states: list[RequestState] = field(default_factory=list)
     kv_tokens: int = 0
@@ -54,7 +54,7 @@ class DecodePlanner:
                 residents.assign(state, batch)
 
     def form(self) -> DecodeStep:
-        """D_i's turn. Empty where all of it is in flight, or where no batch has members."""
+        """Form the step of D_i, whose turn it is. It is empty if all of D_i is in flight, or no batch has members."""
         num_skipped = self._rotation.skip_empty()
         self._loads_s.extend([0.0] * num_skipped)
         batch = self._rotation.batches[self._rotation.executing]
@@ -73,11 +73,11 @@ class DecodePlanner:
         return step
 
     def _pass_on_excess(self, batch: Batch) -> None:
-        """Level the batches: what D_i has above the mean of the last round goes to the lightest batch.
+        """Level the batches: move what D_i has above the mean of the last round to the lightest batch.
 
-        Residents move without a copy. Selection alone only levels what it adds, so that a batch that grew too large
-        would stay so, and in the tail nothing is added at all (TD-Pipe's work stealing is for that case). Only
-        requests with nothing in flight move, and none a second time before it has run.
+        Residents move without a copy. Selection levels only what it adds, so a batch that grew too large would stay
+        so, and in the tail nothing is added at all (TD-Pipe's work stealing is for that case). Only requests with
+        nothing in flight move, and none moves a second time before it has run.
         """
         load_s = self._load_s(batch)
         self._loads_s.append(load_s)
@@ -99,7 +99,7 @@ class DecodePlanner:
         self._loads_s[-1] = self._load_s(batch)
 
     def _load_s(self, batch: Batch) -> float:
-        """What a batch adds to the time of the smallest step there is."""
+        """Return the seconds by which a batch's step exceeds the smallest possible step; 0 for an empty batch."""
         seconds = self._times.decode_seconds
         return seconds(len(batch), batch.kv_tokens) - seconds(1, 0) if len(batch) else 0.0
 
@@ -123,19 +123,19 @@ class DecodePlanner:
         for state in step.recomputed:
             table.recompute(state)
         if lacking() > 0:
-            # The batch's own, but its oldest: that one must go on.
+            # The batch's own members except its oldest, which must go on.
             for state in [state for state in table.requests.youngest_started() if state.id in running][:-1]:
                 step.states.remove(state)
                 step.recomputed.append(state)
                 table.recompute(state)
                 if lacking() <= 0:
                     break
-        # All others are in flight: who still needs more waits for them.
+        # All others are in flight: members that still need more wait for them.
         if lacking() > 0:
             step.states = []
 
     def _make_gpu_room(self, step: DecodeStep) -> None:
-        """Evict those that run last until this batch's growth fits, its own youngest members at the very last."""
+        """Evict requests until this batch's growth fits: those that run last first, its own youngest members last."""
         table, free = self._table, self._table.ledger.gpu
 
         def needed() -> int:
@@ -158,7 +158,7 @@ class DecodePlanner:
             elif len(step.states) > 1:
                 victim = step.states.pop()
             else:
-                # The engine holds blocks back: the one request left waits until they are free.
+                # The engine still holds blocks: the one request left waits until they are free.
                 step.states = []
                 return
             table.evict(victim)

@@ -1,12 +1,12 @@
-"""Prefill or decode: switched by memory, not by the GPU's load (PipeMax, §3.1.3).
+"""Chooses between prefill and decode by memory, not by the GPU's load (PipeMax, §3.1.3).
 
-Prefill goes on until the host pool's reservations reach the high watermark, decode until live KV falls under the low
+Prefill goes on until the host pool's reservations reach the high watermark, decode until live KV falls below the low
 watermark. The paper's low watermark is the GPU's capacity; the default here is 1.5 GPU pools, for the reason given at
 ``ControllerConfig.gpu_low_watermark``.
 
-Not in the paper: hysteresis of both switches, so that a pool smaller than the work, or input that trickles in, does
-not make the engine flutter between them; the early switch once the rest of the input fits; and how much further input
-the host pool could take in.
+Not in the paper: hysteresis of both switches, so that the engine does not alternate rapidly when a pool is smaller than
+the work or input trickles in; the early switch once the rest of the input fits; and how much further input the host
+pool could take.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from pipemax.domain.plan import Phase, PhaseReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLoad:
-    """What the choice depends on."""
+    """The inputs of the choice of phase."""
 
     num_waiting: int
     waiting_blocks: int
-    """What those that wait will need at their expected ends."""
+    """Blocks that the waiting requests will need at their expected ends."""
     next_fits: bool
-    """The first in line can be admitted now."""
+    """Whether the first request in line can be admitted now."""
     num_prefilling: int
     """Prompts begun and not complete."""
     num_decodable: int
@@ -44,7 +44,7 @@ class PhasePolicy:
         self._refill_blocks = config.min_refill_fraction * config.host_blocks
 
     def admits(self, cost_blocks: int, *, reserved_blocks: int, num_started: int) -> bool:
-        """Whether a reservation stays under the high watermark; alone, a request may take the headroom too."""
+        """Return whether a reservation stays below the high watermark; a lone request may take the headroom too."""
         return reserved_blocks + cost_blocks <= self._high_blocks or num_started == 0
 
     def choose(self, phase: Phase, load: MemoryLoad) -> tuple[Phase, PhaseReason]:
@@ -84,12 +84,12 @@ class PhasePolicy:
         return Phase.DECODE, PhaseReason.KEEP_DECODING
 
     def _rest_fits(self, load: MemoryLoad) -> bool:
-        """All that is left of the input finds room: its long outputs had better begin now than last of all."""
+        """Return whether all remaining input fits, so that its long outputs should start now rather than at the end."""
         room = self._high_blocks - load.reserved_blocks
         return load.next_fits and not load.input_open and load.waiting_blocks <= room
 
     def _is_worthwhile(self, load: MemoryLoad) -> bool:
-        """Enough room for a phase of its own, and enough input to fill it with."""
+        """Return whether there is enough room for a prefill phase, and enough input to fill it."""
         room = self._high_blocks - load.reserved_blocks
         enough_room = room >= self._refill_blocks or load.waiting_blocks <= room
         enough_input = (
@@ -100,11 +100,12 @@ class PhasePolicy:
         return enough_room and enough_input
 
     def admission_demand_blocks(self, phase: Phase, load: MemoryLoad) -> int:
-        """Blocks that could be filled up to the high watermark by the end of the current or next prefill phase,
-        beyond what waits already; negative where more waits than fits.
+        """Return how many more blocks of input fit, beyond what waits already; negative if more waits than fits.
+
+        Counted are the blocks up to the high watermark at the end of the current or next prefill phase.
         """
         reserved = load.reserved_blocks
         if phase is Phase.DECODE:
-            # By the time prefill resumes, live KV will have fallen under the low watermark.
+            # By the time prefill resumes, live KV will have fallen below the low watermark.
             reserved = min(reserved, int(self._low_blocks))
         return self._high_blocks - reserved - load.waiting_blocks

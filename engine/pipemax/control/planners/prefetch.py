@@ -1,11 +1,12 @@
-"""What is copied host → GPU while a step runs: the prefetch-aware scheduler (PipeMax, §3.3.2 and Appendix A.3).
+"""Chooses what is copied host → GPU while a step runs: the prefetch-aware scheduler (PipeMax, §3.3.2, Appendix A.3).
 
-Per iteration: the budget from the executing batch's predicted time; what is resident of D_j stays; P_t from the
-parked requests: short ones first while the budget still grows, then GreedySelect towards the executing batch's time.
+In each iteration, the budget follows from the executing batch's predicted time. Residents of D_j stay. P_t is chosen
+from the parked requests: short ones first while the budget still grows, then by GreedySelect towards the executing
+batch's time.
 
-Not in the paper: a share of the budget is kept for requests that were parked long, and through it one request longer
-than the whole budget is prefetched over several iterations, its GPU blocks reserved from the first. PipeMax, §3.1.2
-(C1), spreads a batch over iterations, never one request.
+Not in the paper: a share of the budget is kept for requests that were parked long ago. Within this share, one request
+longer than the whole budget is prefetched over several iterations, with its GPU blocks reserved from the first
+iteration. PipeMax, §3.1.2 (C1), spreads a batch over iterations, never one request.
 """
 
 import math
@@ -30,11 +31,11 @@ from pipemax.domain.units import ceil_div
 
 
 class SteadyDetector:
-    """Steady once the budget's relative variation over the last w iterations is under the threshold.
+    """Detects the steady phase: the budget's relative variation over the last w iterations is below the threshold.
 
-    PipeMax, Appendix A.3.1, without values there. Once steady, it stays so until the next switch to decode, where
-    Algorithm 1 updates the flag in each iteration: the tail of a decode phase, whose budget shrinks with the batches,
-    is no second warm-up.
+    Source: PipeMax, Appendix A.3.1, which gives no values. Once steady, it stays so until the next switch to decode,
+    whereas Algorithm 1 updates the flag in each iteration: the tail of a decode phase, whose budget shrinks with the
+    batches, is no second warm-up.
     """
 
     def __init__(self, window: int, threshold: float) -> None:
@@ -90,12 +91,12 @@ class PrefetchPlanner:
         return self._steady.is_steady
 
     def initialize(self) -> None:
-        """At each switch to decode."""
+        """Reset what is kept between iterations. Call at each switch to decode."""
         self._steady.reset()
         self._overdue_credit = 0
 
     def plan(self, stage_s: tuple[float, ...]) -> PrefetchStep:
-        """P_t for D_j, beside a step of these predicted times."""
+        """Choose P_t for D_j, to be copied while a step of these predicted stage times runs."""
         batches, rotation = self._rotation.batches, self._rotation
         target, overwritten = batches[rotation.next], batches[rotation.overwritten]
         # With two batches D_k is the next to run, and nothing there is worth overwriting.
@@ -119,9 +120,10 @@ class PrefetchPlanner:
         return step
 
     def plan_forced(self) -> PrefetchStep:
-        """Nothing is resident in any batch: bring in a batch's share, though no step hides the copies.
+        """Prefetch a batch's share when no batch has a resident, although no step hides the copies.
 
-        What was being prefetched comes first, whole; else the longest parked, and short ones beside it.
+        A request that is already being prefetched comes first, and is completed. Otherwise the longest parked request
+        is taken, and short ones with it.
         """
         target = self._rotation.batches[self._rotation.executing]
         step = PrefetchStep(mode=PrefetchMode.FORCED)
@@ -148,7 +150,7 @@ class PrefetchPlanner:
         return PrefetchMode.STEADY if self._steady.is_steady else PrefetchMode.WARM_UP
 
     def _basket(self, target: Batch, sources: list[Batch], budget_blocks: int) -> Basket:
-        """Limits: the budget, the blocks and slots that are free or can be overwritten, the batch's size."""
+        """Return an empty basket, limited by the budget, by free or overwritable blocks and slots, and by batch size."""
         table = self._table
         blocks = table.ledger.gpu.num_free + sum(batch.own_blocks for batch in sources)
         slots = self._max_on_gpu - table.num_on_gpu + sum(len(batch) for batch in sources)
@@ -161,7 +163,10 @@ class PrefetchPlanner:
         )
 
     def _add_overdue(self, basket: Basket, budget_blocks: int) -> None:
-        """The longest parked, within their share of the budget; one that costs more saves it up over iterations."""
+        """Add the longest parked requests within their share of the budget.
+
+        For a request that costs more, the share is saved up over several iterations.
+        """
         share = math.ceil(self._config.overdue_budget_fraction * budget_blocks)
         self._overdue_credit = min(self._overdue_credit + share, budget_blocks)
         for state in self._requests.parked_by_age():
@@ -190,7 +195,7 @@ class PrefetchPlanner:
         match mode:
             case PrefetchMode.WARM_UP:
                 growth_s = self._config.warm_up_growth * max(stage_s)
-                # What lies idle belongs to all batches alike: they grow into it faster than by growth_s a step.
+                # Idle blocks belong to all batches equally, which grow into them faster than by growth_s per step.
                 share = self._table.ledger.gpu.num_free // len(self._rotation)
                 fill_shortest_first(basket, picker, replace(gap, gap_s=gap_s + growth_s), free_blocks=share)
             case PrefetchMode.STEADY:
@@ -208,7 +213,7 @@ class PrefetchPlanner:
             basket.add(state)
 
     def _load(self, step: PrefetchStep, basket: Basket, target: Batch, sources: list[Batch]) -> None:
-        """Overwrite what it takes, then bring the chosen in; what finds no room after all stays parked."""
+        """Evict as much as needed, then prefetch the chosen requests; those without room after all stay parked."""
         self._evict(step, sources, free_blocks=basket.num_blocks, num_new=len(basket))
         for state in basket.by_length.ascending():
             if not self._has_room(state):
@@ -245,15 +250,15 @@ class PrefetchPlanner:
     # A request longer than the budget.
 
     def _continue_prefetching(self, step: PrefetchStep, target: Batch, max_blocks: int) -> int:
-        """Copy the next part of what is being prefetched; the blocks it took."""
+        """Copy the next part of the request that is being prefetched; return how many blocks that took."""
         state = next(iter(self._requests.prefetching()), None)
         return 0 if state is None else self._prefetch_part(step, state, target, max_blocks, is_first=False)
 
     def _start_prefetching(self, step: PrefetchStep, target: Batch, max_blocks: int, room_blocks: int) -> int:
-        """Reserve GPU blocks for a request longer than the budget, and copy its first part; the blocks it took.
+        """Reserve GPU blocks for a request longer than the budget, and copy its first part; return the blocks copied.
 
-        The longest parked, once it is overdue or when no parked request fits. ``room_blocks``: what one iteration
-        can bring in at most, by the budget and by the room that D_k leaves.
+        This is the longest parked request, once it is overdue or when no parked request fits. ``room_blocks`` is the
+        maximum that one iteration can prefetch, by the budget and by the room that D_k leaves.
         """
         state = self._requests.longest_parked()
         shortest = self._requests.shortest_parked()
@@ -267,7 +272,7 @@ class PrefetchPlanner:
         sources = [
             batch for batch in self._rotation.behind() if batch is not target and batch is not executing
         ]
-        # Members hold their blocks, at most one short each: the room is certain before anyone is evicted.
+        # Each member holds its blocks, less one at most: the room is certain before any request is evicted.
         certain = sum(batch.own_blocks - len(batch) for batch in sources)
         if cost > self._table.ledger.gpu.num_free + certain:
             return 0
@@ -303,11 +308,11 @@ class PrefetchPlanner:
         return num_blocks
 
     def _prefetching_share(self, budget_blocks: int) -> int:
-        """All of the budget where nobody else wants it."""
+        """Return the blocks for a prefetch over several iterations: the whole budget if no other request is parked."""
         if not self._requests.num_parked:
             return budget_blocks
         return math.ceil(budget_blocks * self._config.overdue_budget_fraction)
 
     def _end_block(self, state: RequestState) -> int:
-        """The end of its KV, in blocks of its sequence."""
+        """Return the end of a request's KV, in blocks of its sequence."""
         return ceil_div(state.computed_tokens, self._config.block_tokens)

@@ -1,10 +1,10 @@
-"""Which prompt tokens the next prefill step computes (PipeMax, §3.1.1 and Appendix A.1, "Implication").
+"""Chooses the prompt tokens that the next prefill step computes (PipeMax, §3.1.1 and Appendix A.1, "Implication").
 
-The paper prefills without a pause, keeps the first stage busy, and overwrites requests whose prompt is complete: their
-replica on the host is written through, so that dropping them waits for nothing.
+The paper prefills without a pause, keeps the first stage busy, and overwrites requests whose prompt is complete. Their
+replica on the host is written through, so evicting them waits for nothing.
 
 Not in the paper: steps of equal tokens, and the order of eviction. A step takes up to ``prefill_chunk_tokens`` from the
-prompts in line, cutting the last one. The longest of the complete requests are evicted first, so that the short ones
+prompts in line, and cuts the last one. The longest of the complete requests are evicted first, so that the short ones
 are left at the switch to decode and make the first batches large; PipeMax, §3.3.2, has its warm-up phase for that.
 """
 
@@ -20,12 +20,12 @@ from pipemax.domain.units import RequestId
 
 
 class OutputLengths:
-    """Forecast of output lengths: the mean of what finished, once enough has."""
+    """Forecasts output lengths: the mean over finished requests, once enough have finished."""
 
     MIN_FINISHED = 32
-    """Fewer say little, and the first to finish are the short ones."""
+    """Fewer finished requests say little, and the first to finish are the short ones."""
     MEMORY = 1000
-    """Finished requests after which an older one counts less."""
+    """Number of finished requests from which on older ones count less."""
 
     def __init__(self, initial_tokens: int | None) -> None:
         self._initial_tokens = initial_tokens
@@ -40,7 +40,7 @@ class OutputLengths:
         self._mean += (output_tokens - self._mean) / min(self._num_finished, self.MEMORY)
 
     def expected_kv_tokens(self, spec: RequestSpec) -> int:
-        """KV that a request will hold at its end."""
+        """Return the KV tokens that a request is expected to hold at its end."""
         expected = spec.expected_output_tokens
         if expected is None:
             known = self._num_finished >= self.MIN_FINISHED
@@ -78,7 +78,7 @@ class PrefillPlanner:
         self._max_on_gpu = config.max_on_gpu
 
     def next_fits(self) -> bool:
-        """Whether the first in line can be admitted now."""
+        """Return whether the first request in line can be admitted now."""
         state = self._table.requests.first_waiting()
         return state is not None and self._fits(state)
 
@@ -90,14 +90,14 @@ class PrefillPlanner:
         )
 
     def _reservation(self, state: RequestState) -> int:
-        """Host blocks to set aside: to its expected end, once it had to be recomputed to its utmost one."""
+        """Return the host blocks to reserve: up to the expected end, or to the maximum once it was recomputed."""
         expected = (
             state.max_kv_tokens if state.num_recomputes else self._outputs.expected_kv_tokens(state.spec)
         )
         return self._table.needs.own_blocks(state, max(expected, state.target_tokens))
 
     def form(self, *, anything_in_flight: bool) -> PrefillStep:
-        """Chunks of up to ``prefill_chunk_tokens`` in all, each request's next in line."""
+        """Form a step of at most ``prefill_chunk_tokens``, from the next chunks of the requests in line."""
         step = PrefillStep()
         for state in self._table.requests.prefetching():  # its blocks lie idle for as long as nobody decodes
             self._table.evict(state)
@@ -109,7 +109,7 @@ class PrefillPlanner:
             if num_tokens == 0 or tokens_left == 0 or len(step.states) == self._config.max_num_seqs:
                 break
         if not step.states and not anything_in_flight and self._table.requests.num_prefilling > 1:
-            # Refused runs left several prompts half done, none of which finds room beside the others.
+            # Refused runs left several prompts half done, and none finds room next to the others.
             youngest = self._table.requests.prefilling()[-1]
             self._table.recompute(youngest)
             step.recomputed.append(youngest)
@@ -121,7 +121,7 @@ class PrefillPlanner:
             yield state
 
     def _advance(self, step: PrefillStep, state: RequestState, tokens_left: int) -> int:
-        """Plan a request's next chunk; 0 where the GPU has no room for a single token of it."""
+        """Plan a request's next chunk and return its tokens; 0 if the GPU has no room for a single one."""
         first_token = state.computed_tokens or self._table.needs.cached_prefix_tokens(state)
         wanted = min(tokens_left, state.target_tokens - first_token)
         num_tokens = min(wanted, self._make_room(step, state, first_token + wanted) - first_token)
@@ -136,7 +136,7 @@ class PrefillPlanner:
         return num_tokens
 
     def _make_room(self, step: PrefillStep, state: RequestState, num_tokens: int) -> int:
-        """Evict until its first ``num_tokens`` fit on the GPU; how many of them do, once nobody else can go."""
+        """Evict until a request's first ``num_tokens`` fit on the GPU; return how many fit once no more can leave."""
         gpu = self._table.ledger.gpu
         is_new = state.id not in gpu
         held = 0 if is_new else gpu.own_blocks(state.id)
@@ -145,14 +145,14 @@ class PrefillPlanner:
         self._evict_longest(step, running, free_blocks=needed, num_new=int(is_new))
         if is_new and self._table.num_on_gpu >= self._max_on_gpu:
             return 0
-        # The blocks of its prefix come on top of what it holds itself, if an eviction did not take them along.
+        # The blocks of its prefix come on top of its own, unless an eviction took them along.
         num_blocks = held + gpu.num_free - self._table.needs.gpu_blocks(state, 0)
         return min(num_tokens, num_blocks * self._table.block_tokens)
 
     def _evict_longest(
         self, step: PrefillStep, running: set[RequestId], *, free_blocks: int, num_new: int
     ) -> None:
-        """Evict residents, the longest first, but none that this step runs."""
+        """Evict residents until there is room, the longest first, but none that this step runs."""
         gpu = self._table.ledger.gpu
         lacking = free_blocks - gpu.num_free
         too_many = self._table.num_on_gpu + num_new - self._max_on_gpu

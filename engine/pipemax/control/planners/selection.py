@@ -1,7 +1,7 @@
-"""Which parked requests fill a prefetch budget: ShortFirstFill and GreedySelect (PipeMax, Algorithms 1 and 2).
+"""Chooses the parked requests that fill a prefetch budget: ShortFirstFill and GreedySelect (PipeMax, Algorithms 1, 2).
 
-Pure choices over an index of the parked requests; nothing is moved. Sizes are blocks, since whole blocks are
-copied; execution time counts tokens.
+The choices are made over an index of the parked requests; nothing is moved. Sizes are in blocks, since whole blocks are
+copied; execution time is by tokens.
 """
 
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from pipemax.domain.request import PrefixId
 from pipemax.domain.units import RequestId
 
 MAX_MISFITS = 8
-"""Requests passed over because their shared prefix is not resident and would not fit: then the search ends."""
+"""The search ends once this many requests were passed over: their shared prefix is not resident and would not fit."""
 MAX_SPLIT = 4
-"""Selected requests tried, the longest first, before a split is given up."""
+"""Selected requests that a split tries, the longest first, before it gives up."""
 MIN_KEPT_BLOCKS = 0.95
-"""Exchanges keep the budget filled to at least this share of what the greedy choice filled."""
+"""Exchanges keep at least this share of the blocks that the greedy choice filled."""
 
 
 class Basket:
-    """The set P_t being chosen: never more blocks or requests than its limits."""
+    """The set P_t being chosen. It never exceeds its limits on blocks and requests."""
 
     def __init__(self, needs: BlockNeeds, *, max_blocks: int, max_requests: int) -> None:
         self._needs = needs
@@ -38,11 +38,15 @@ class Basket:
         return len(self.by_length)
 
     def cost(self, state: RequestState) -> int:
-        """Blocks to bring it back."""
+        """Return the GPU blocks that prefetching the request takes."""
         return self._needs.prefetch_cost(state)
 
     def fits(self, state: RequestState) -> bool:
-        """A prefix that one request brings can be shared only after the step: others with it wait for that."""
+        """Return whether the request may be added.
+
+        A prefix that one request brings can be shared only after the step, so other requests with the same prefix
+        do not fit.
+        """
         if state.shared is not None and state.shared.prefix_id in self._brought:
             return False
         return self.requests_left > 0 and self.cost(state) <= self.blocks_left and state.id not in self.ids
@@ -54,11 +58,11 @@ class Basket:
         self._put(state, cost)
 
     def is_exchangeable(self, state: RequestState) -> bool:
-        """Its cost is its own blocks alone: it brings no prefix."""
+        """Return whether the request costs only its own blocks, that is, brings no prefix."""
         return self.cost(state) == state.blocks
 
     def exchange(self, leave: list[RequestState], enter: list[RequestState]) -> None:
-        """Swap exchangeable requests."""
+        """Replace exchangeable requests of the basket by others."""
         for state in leave:
             self.by_length.discard(state, state.blocks)
             self.ids.remove(state.id)
@@ -81,9 +85,9 @@ class Basket:
 def fill_shortest_first(
     basket: Basket, picker: Picker, target: "TimeGap | None" = None, *, free_blocks: int = 0
 ) -> None:
-    """ShortFirstFill: as many requests as the budget holds.
+    """Add as many requests as the budget holds, the shortest first (ShortFirstFill).
 
-    Where a gap in time is given, no more than it holds, or than ``free_blocks``.
+    Where a time gap is given, stop once it is closed and ``free_blocks`` are used up.
     """
     misfits = 0
     while basket.requests_left and misfits < MAX_MISFITS:
@@ -100,7 +104,7 @@ def fill_shortest_first(
 
 
 def fill_longest_first(basket: Basket, picker: Picker) -> None:
-    """The greedy part of GreedySelect: by descending length, whatever still fits."""
+    """Add whatever still fits, by descending length: the greedy part of GreedySelect."""
     misfits = 0
     while basket.requests_left and misfits < MAX_MISFITS:
         state = picker.take_at_most(basket.blocks_left)
@@ -114,7 +118,7 @@ def fill_longest_first(basket: Basket, picker: Picker) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeGap:
-    """What the chosen set should add to the next batch's time: α·|P| + β·ΣL close to ΔT̂ (PipeMax, Equation 8)."""
+    """The time that the chosen set should add to the next batch: α·|P| + β·ΣL close to ΔT̂ (PipeMax, Equation 8)."""
 
     gap_s: float
     alpha_s: float
@@ -122,15 +126,15 @@ class TimeGap:
     tolerance_s: float
 
     def mismatch_s(self, num_requests: int, kv_tokens: int) -> float:
-        """Positive where the set falls short of the gap."""
+        """Return the gap less the set's time, in seconds: positive if the set falls short of the gap."""
         return self.gap_s - self.alpha_s * num_requests - self.beta_s * kv_tokens
 
 
 class Refinement:
     """The exchanges of GreedySelect (PipeMax, Algorithm 2, from line 10): they change |P|, ΣL stays near the budget.
 
-    Each exchange lowers the mismatch, keeps to the basket's limits and to ``MIN_KEPT_BLOCKS`` of its blocks; the
-    search ends where none is found.
+    Each exchange lowers the mismatch, respects the basket's limits and keeps ``MIN_KEPT_BLOCKS`` of its blocks. The
+    search ends when no such exchange is found.
     """
 
     def __init__(self, basket: Basket, picker: Picker, target: TimeGap) -> None:
@@ -140,12 +144,12 @@ class Refinement:
         self._min_blocks = MIN_KEPT_BLOCKS * basket.num_blocks
 
     def run(self, max_exchanges: int) -> int:
-        """Improve the basket; the number of exchanges made."""
+        """Improve the basket by at most ``max_exchanges`` exchanges; return how many were made."""
         for made in range(max_exchanges):
             mismatch_s = self._mismatch_s()
             if abs(mismatch_s) <= self._target.tolerance_s or self._target.alpha_s <= 0:
                 return made
-            # At least one more or one fewer request, as many as close the mismatch at best.
+            # As many requests more or fewer as would close the mismatch, and at least one.
             change = max(1, round(abs(mismatch_s) / self._target.alpha_s))
             if not (self._split(change) if mismatch_s > 0 else self._merge(change)):
                 return made
@@ -170,7 +174,7 @@ class Refinement:
         return False
 
     def _pick_shorter(self, count: int, blocks: int) -> list[RequestState]:
-        """Up to ``count`` unselected requests shorter than ``blocks``, of about that length together."""
+        """Return up to ``count`` unselected requests shorter than ``blocks``, of about that length together."""
         picked: list[RequestState] = []
         left = blocks + self._basket.blocks_left
         for share in range(count, 0, -1):

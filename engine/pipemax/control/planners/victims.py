@@ -1,8 +1,8 @@
-"""Who leaves the GPU: members of the overwritten batch D_k (PipeMax, §3.3.2, which gives no order).
+"""Chooses the requests to evict: members of the overwritten batch D_k (PipeMax, §3.3.2, which gives no order).
 
-Room for a prefetch comes from the overwritten batch D_k alone, in the order of a named policy. Room that the
-executing batch needs to grow into comes from whoever runs last: D_k, then the batches before it, then the next one,
-then a request that is being prefetched. Evicting is free of copies, since the host has a replica of everything.
+Room for a prefetch comes only from the overwritten batch D_k, in the order of a named policy. Room for the executing
+batch to grow comes from the requests that run last: D_k, then the batches before it, then the next one, then a request
+that is being prefetched. Evicting needs no copy, since the host has a replica of everything.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from pipemax.control.state.request_table import RequestTable
 
 
 def victims_in_order(batch: Batch, policy: VictimPolicy) -> Iterator[RequestState]:
-    """A batch's members, the first to leave first. The batch must not change meanwhile."""
+    """Iterate over a batch's members in the order of eviction. The batch must not change meanwhile."""
     match policy:
         case VictimPolicy.LONGEST_FIRST:
             return batch.longest_first()
@@ -29,9 +29,9 @@ def victims_in_order(batch: Batch, policy: VictimPolicy) -> Iterator[RequestStat
 def evict_for_room(
     table: RequestTable, batches: Iterable[Batch], policy: VictimPolicy, *, free_blocks: int, max_on_gpu: int
 ) -> list[RequestState]:
-    """Evict, batch after batch, until so many blocks are free and no more than ``max_on_gpu`` requests hold any.
+    """Evict, batch by batch, until ``free_blocks`` are free and at most ``max_on_gpu`` requests hold any.
 
-    Stops early where the batches are used up: the caller looks at what became free.
+    Return the evicted requests. Less may be free in the end if the batches have no more members: the caller checks.
     """
     evicted: list[RequestState] = []
     gpu = table.ledger.gpu

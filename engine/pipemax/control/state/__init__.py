@@ -1,1 +1,1 @@
-"""What the controller knows of requests and blocks: one table that writes, and the indexes that it keeps."""
+"""The controller's state of requests and blocks: one table that writes it, and the indexes that the table keeps."""

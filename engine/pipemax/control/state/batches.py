@@ -23,7 +23,7 @@ class Batch:
         self.kv_tokens = 0
         """Σ L_i: every prefix token counted for each member, as attention reads it."""
         self.own_blocks = 0
-        """Σ of the members' blocks beside shared prefixes, each with the next token's slot."""
+        """Σ of the members' blocks apart from shared prefixes, each with the next token's slot."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -124,7 +124,7 @@ class Rotation:
         return (self.iteration - 1) % len(self.batches)
 
     def skip_empty(self) -> int:
-        """Turn to the next batch that has members, if any has; how many were passed over."""
+        """Advance to the next batch that has members, if any has; return how many batches were skipped."""
         for num_skipped in range(len(self.batches)):
             if len(self.batches[self.executing]):
                 return num_skipped
@@ -132,6 +132,6 @@ class Rotation:
         return len(self.batches)
 
     def behind(self) -> list[Batch]:
-        """The other batches, from the one that waits longest for its next turn (k_t) to the next one (j_t)."""
+        """Return the other batches, from the one that waits longest for its next turn (k_t) to the next one (j_t)."""
         count = len(self.batches)
         return [self.batches[(self.iteration - step) % count] for step in range(1, count)]

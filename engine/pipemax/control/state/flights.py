@@ -1,4 +1,4 @@
-"""Steps that were planned and whose outputs have not come back yet, oldest first."""
+"""The steps that were planned and whose outputs have not come back yet, oldest first."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from pipemax.domain.units import RequestId
 
 @dataclass(slots=True, kw_only=True)
 class Flight:
-    """What one step runs; its lists run in parallel."""
+    """The requests of one step, in parallel lists."""
 
     step_id: StepId
     states: list[RequestState]
     lives: list[int]
-    """Each request's ``life`` when it was planned: another one now, and the step concerns it no more."""
+    """Each request's ``life`` when the step was planned. If it has changed since, the step no longer concerns it."""
     tokens: list[int]
 
     def position(self, request_id: RequestId) -> int:
-        """``ValueError`` where the step does not run it."""
+        """Return a request's position in the lists. Raise ``ValueError`` if the step does not run it."""
         for index, state in enumerate(self.states):
             if state.id == request_id:
                 return index
@@ -27,7 +27,7 @@ class Flight:
 
 
 class Flights:
-    """In-order completion of planned steps."""
+    """The planned steps, which complete in order."""
 
     def __init__(self) -> None:
         self._flights: deque[Flight] = deque()
@@ -40,19 +40,19 @@ class Flights:
         self._flights.append(Flight(step_id=step_id, states=states, lives=lives, tokens=tokens))
 
     def land(self, step_id: StepId) -> Flight:
-        """The oldest step came back. ``ValueError`` where that is another one."""
+        """Remove and return the oldest step, whose outputs came back. Raise ``ValueError`` if that is another one."""
         if not self._flights or self._flights[0].step_id != step_id:
             oldest = self._flights[0].step_id if self._flights else None
             raise ValueError(f"step {step_id} completed, but the oldest in flight is {oldest}")
         return self._flights.popleft()
 
     def latest(self, step_id: StepId) -> Flight:
-        """The step planned last, which may still be corrected. ``ValueError`` where that is another one."""
+        """Return the step planned last, which may still be corrected. Raise ``ValueError`` if that is another one."""
         if not self._flights or self._flights[-1].step_id != step_id:
             latest = self._flights[-1].step_id if self._flights else None
             raise ValueError(f"step {step_id} is corrected, but the one planned last is {latest}")
         return self._flights[-1]
 
     def drop_latest(self) -> None:
-        """Nothing of the step planned last runs."""
+        """Forget the step planned last, of which nothing runs."""
         self._flights.pop()

@@ -1,4 +1,4 @@
-"""Everything that must hold between the requests, the indexes and the ledger, recounted from the requests."""
+"""Checks everything that must hold between the requests, the indexes and the ledger, by recounting the requests."""
 
 from pipemax.control.state.batches import Rotation
 from pipemax.control.state.request_state import Place, RequestState
@@ -6,7 +6,7 @@ from pipemax.control.state.request_table import RequestTable
 
 
 def check_integrity(table: RequestTable, rotation: Rotation) -> None:
-    """``AssertionError`` with the values where anything differs. O(live): for tests."""
+    """Recount the state; raise ``AssertionError`` with the values if anything differs. O(live): for tests."""
     table.check_integrity()
     table.requests.check_integrity(rotation)
     for state in table.requests:

@@ -1,10 +1,10 @@
-"""Blocks: who holds how many on the GPU, on the host, and how many are reserved. Counts, never block ids.
+"""The ledger of blocks: how many each request holds on the GPU, holds live, and has reserved on the host.
 
-Three pools of one kind. ``gpu`` counts the blocks that residents hold (vLLM alone owns their ids). ``host`` counts
-reservations: what a request may grow into without asking. ``live`` counts the KV that exists, always within the
-reservations. A shared prefix is counted once per pool, for as long as anyone holds it; on the GPU only once it was
-published, that is, after the step that computed or copied it: until then others can hold no more than a copy of their
-own. Every change either happens whole or raises and has changed nothing.
+It keeps counts, never block ids, in three pools of one kind. ``gpu`` counts the blocks that residents hold (only vLLM
+knows their ids). ``host`` counts reservations: what a request may grow into without asking. ``live`` counts the KV that
+exists, always within the reservations. A shared prefix is counted once per pool, for as long as any request holds it.
+On the GPU that is so only once the prefix was published, that is, after the step that computed or copied it; until then
+another request can only hold a copy of its own. Every change either happens whole or raises and has changed nothing.
 """
 
 from typing import NamedTuple
@@ -41,7 +41,7 @@ class PoolCounts:
         self._shared: dict[RequestId, SharedBlocks] = {}
         self._groups: dict[PrefixId, _Group] = {}
         self._used = 0
-        self._unaccounted = 0  # in use by the engine's own count beyond ours
+        self._unaccounted = 0  # blocks in use by the engine's count that ours does not have
 
     def __contains__(self, request_id: RequestId) -> bool:
         return request_id in self._own
@@ -51,37 +51,37 @@ class PoolCounts:
 
     @property
     def num_used(self) -> int:
-        """Held by requests, each shared prefix once."""
+        """The blocks held by requests, each shared prefix counted once."""
         return self._used
 
     @property
     def num_free(self) -> int:
-        """Negative where the engine holds, or shares unknown to us, more than fits beside our count."""
+        """The free blocks; negative if the engine holds, or shares unknown to us, more than fits next to our count."""
         return self.num_blocks - self._used - self._unaccounted
 
     def own_blocks(self, request_id: RequestId) -> int:
-        """What it holds beside its shared prefix; ``KeyError`` where it holds nothing."""
+        """Return the blocks that a request holds apart from its shared prefix; ``KeyError`` if it holds none."""
         return self._own[request_id]
 
     def prefix_holder(self, prefix_id: PrefixId) -> RequestId:
-        """Who has held a shared prefix longest; ``KeyError`` where nobody does."""
+        """Return the request that has held a shared prefix longest; ``KeyError`` if none holds it."""
         return next(iter(self._groups[prefix_id].holders))
 
     def holds_prefix(self, prefix_id: PrefixId) -> bool:
         return prefix_id in self._groups
 
     def shares(self, request_id: RequestId) -> bool:
-        """Whether it holds its prefix together with others, rather than a copy of its own or none."""
+        """Return whether a request holds its prefix together with others, rather than a copy of its own or none."""
         return request_id in self._shared
 
     def cost(self, own_blocks: int, shared: SharedBlocks | None) -> int:
-        """Blocks that ``take`` would use up now."""
+        """Return the blocks that ``take`` would use up now."""
         if shared is None or shared.prefix_id in self._groups:
             return own_blocks
         return own_blocks + shared.num_blocks
 
     def check_integrity(self) -> None:
-        """Σ blocks (free + held + unaccounted) = pool, recounted."""
+        """Recount the blocks: free + held + unaccounted = pool. Raise ``AssertionError`` if they differ."""
         holders: dict[PrefixId, set[RequestId]] = {}
         for request_id, shared in self._shared.items():
             holders.setdefault(shared.prefix_id, set()).add(request_id)
@@ -109,7 +109,7 @@ class BlockPool(PoolCounts):
         self._used += cost
 
     def publish(self, request_id: RequestId, shared: SharedBlocks) -> None:
-        """The prefix among its own blocks may be shared from now on; without effect where another one's is."""
+        """Let others share the prefix among a request's own blocks from now on; no effect if another's is shared."""
         if shared.prefix_id in self._groups or request_id in self._shared:
             return
         self._own[request_id] -= shared.num_blocks
@@ -118,7 +118,7 @@ class BlockPool(PoolCounts):
         group.holders[request_id] = None
 
     def resize(self, request_id: RequestId, own_blocks: int) -> None:
-        """Grow or shrink what a request holds beside its shared prefix."""
+        """Grow or shrink what a request holds apart from its shared prefix."""
         more = own_blocks - self._own[request_id]
         if more > 0:
             self._require(request_id, more)
@@ -126,7 +126,7 @@ class BlockPool(PoolCounts):
         self._used += more
 
     def release(self, request_id: RequestId) -> int:
-        """Give everything back; the number of blocks that became free."""
+        """Release everything that a request holds; return the number of blocks that became free."""
         freed = self._own.pop(request_id)
         shared = self._shared.pop(request_id, None)
         if shared is not None:
@@ -139,14 +139,14 @@ class BlockPool(PoolCounts):
         return freed
 
     def observe_free(self, num_free: int) -> None:
-        """Take over the owner's count where it has less free; the difference is kept apart.
+        """Adopt the owner's count if it has fewer free blocks than ours; the difference is kept separately.
 
-        Where it has more free, its requests share more than we know: that ends, unseen, when they leave.
+        If the owner has more free blocks, its requests share more than we know. That ends, unseen, when they leave.
         """
         self._unaccounted = max(0, self.num_blocks - self._used - num_free)
 
     def observe_resize(self, request_id: RequestId, own_blocks: int) -> None:
-        """The owner already did it, whatever we think is free."""
+        """Resize a request as its owner already did, whatever our count says is free."""
         self._used += own_blocks - self._own[request_id]
         self._own[request_id] = own_blocks
 
@@ -159,7 +159,7 @@ class BlockPool(PoolCounts):
 
 
 class Pools(NamedTuple):
-    """The three pools, to read."""
+    """The three pools, for reading."""
 
     gpu: PoolCounts
     host: PoolCounts
@@ -167,7 +167,7 @@ class Pools(NamedTuple):
 
 
 class Ledger:
-    """The three pools, and what holds between them."""
+    """The three pools, and the changes that keep them consistent with each other."""
 
     def __init__(self, *, gpu_blocks: int, host_blocks: int) -> None:
         self.gpu = BlockPool("GPU", gpu_blocks)
@@ -176,12 +176,12 @@ class Ledger:
         self.pools = Pools(self.gpu, self.host, self.live)
 
     def reserve(self, request_id: RequestId, own_blocks: int, shared: SharedBlocks | None) -> None:
-        """Set host blocks aside for a request about to be prefilled."""
+        """Reserve host blocks for a request about to be prefilled."""
         self.host.take(request_id, own_blocks, shared)
         self.live.take(request_id, 0, shared)
 
     def set_live(self, request_id: RequestId, own_blocks: int) -> None:
-        """A request's KV grew or was taken back; its reservation grows with it where it must."""
+        """Set how much KV a request has, after it grew or was taken back; its reservation grows with it if it must."""
         if own_blocks > self.host.own_blocks(request_id):
             self.host.resize(request_id, own_blocks)
         self.live.resize(request_id, own_blocks)

@@ -1,7 +1,7 @@
-"""Requests by their number of blocks: smallest, largest, largest below a bound, without a scan.
+"""An index of requests by their number of blocks: the smallest, the largest, the largest below a bound, without a scan.
 
-One bucket per block count, oldest first within it, and a bitmap of the buckets that hold anything. A sequence has
-at most a few thousand blocks, so that the bitmap is an integer of a few hundred bytes, and each look-up a few
+There is one bucket per block count, oldest first within it, and a bitmap of the buckets that are not empty. A sequence
+has at most a few thousand blocks, so the bitmap is an integer of a few hundred bytes, and each look-up takes a few
 shifts.
 """
 
@@ -13,10 +13,10 @@ from pipemax.domain.units import RequestId
 
 
 class LengthIndex:
-    """A set of requests by size. Who adds a request with a size discards it with the same size."""
+    """A set of requests by size. A request must be discarded with the size with which it was added."""
 
     def __init__(self) -> None:
-        # OrderedDicts: a dict whose front was popped often is slow to find its first entry.
+        # OrderedDicts, because a dict is slow to find its first entry after many were removed from its front.
         self._buckets: dict[int, OrderedDict[RequestId, RequestState]] = {}
         self._bitmap = 0
         self._num_requests = 0
@@ -37,7 +37,7 @@ class LengthIndex:
         self._num_requests += 1
 
     def discard(self, state: RequestState, blocks: int) -> None:
-        """Take a request out; it must be in under this size."""
+        """Remove a request, which must have been added with this size."""
         bucket = self._buckets[blocks]
         del bucket[state.id]
         self._num_requests -= 1
@@ -50,7 +50,7 @@ class LengthIndex:
         return next(self.ascending(), None)
 
     def descending(self) -> Iterator[RequestState]:
-        """Largest first. The index must not change meanwhile."""
+        """Iterate over the requests, largest first. The index must not change meanwhile."""
         bitmap = self._bitmap
         while bitmap:
             blocks = bitmap.bit_length() - 1
@@ -58,7 +58,7 @@ class LengthIndex:
             bitmap ^= 1 << blocks
 
     def ascending(self) -> Iterator[RequestState]:
-        """Smallest first. The index must not change meanwhile."""
+        """Iterate over the requests, smallest first. The index must not change meanwhile."""
         bitmap = self._bitmap
         while bitmap:
             lowest = bitmap & -bitmap
@@ -70,8 +70,10 @@ class LengthIndex:
 
 
 class Picker:
-    """Tentative picks from an index, which must not change meanwhile: each request is handed out once until it is
-    given back. A pick costs one look-up, however many equal requests were picked before.
+    """Tentative picks from an index, which must not change meanwhile.
+
+    Each request is handed out once, unless it is given back. A pick costs one look-up, however many requests of the
+    same size were picked before.
     """
 
     def __init__(self, buckets: dict[int, OrderedDict[RequestId, RequestState]], bitmap: int) -> None:
@@ -81,7 +83,7 @@ class Picker:
         self._returned: dict[int, list[RequestState]] = {}
 
     def take_at_most(self, blocks: int) -> RequestState | None:
-        """The largest of at most this many blocks."""
+        """Pick the largest request of at most ``blocks`` blocks; None without any."""
         while blocks > 0:
             size = (self._bitmap & ((2 << blocks) - 1)).bit_length() - 1
             if size < 0:
@@ -99,12 +101,12 @@ class Picker:
         return None
 
     def give_back(self, state: RequestState) -> None:
-        """It may be picked again, ahead of its equals."""
+        """Let a request be picked again, ahead of others of its size."""
         self._returned.setdefault(state.blocks, []).append(state)
         self._bitmap |= 1 << state.blocks
 
     def _take(self, size: int) -> RequestState | None:
-        """The next of a bucket; None, and the bucket is marked empty, where there is no more."""
+        """Pick the next request of a bucket. If there is none, mark the bucket empty and return None."""
         returned = self._returned.get(size)
         if returned:
             return returned.pop()

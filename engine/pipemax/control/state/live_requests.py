@@ -1,4 +1,4 @@
-"""The live requests by place. Reading is one class and moving another, which only this package uses."""
+"""The live requests by place. One class reads them; another moves them, which only this package uses."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from pipemax.domain.units import RequestId
 
 
 class LiveRequests:
-    """Read the requests that were admitted and neither finished nor aborted. Nothing here changes one.
+    """Reads the requests that were admitted and have neither finished nor been aborted. Nothing here changes one.
 
     Every look-up is O(1) or lazy: no decision scans the parked or the waiting requests.
     """
@@ -25,7 +25,7 @@ class LiveRequests:
         self._prefetching: dict[RequestId, RequestState] = {}
         self._residents = residents
         self._parked = ParkedRequests()
-        # All that hold KV, by the start of their prefill.
+        # All requests that hold KV, in the order in which their prefill started.
         self._started: OrderedDict[RequestId, RequestState] = OrderedDict()
         self._step = 0
 
@@ -47,7 +47,7 @@ class LiveRequests:
 
     @property
     def waiting_kv_tokens(self) -> int:
-        """KV tokens that the waiting requests will hold at their expected ends, shared prefixes left out."""
+        """The KV tokens that the waiting requests will hold at their expected ends, without shared prefixes."""
         return self._waiting.kv_tokens
 
     def first_waiting(self) -> RequestState | None:
@@ -58,12 +58,12 @@ class LiveRequests:
 
     @property
     def num_started(self) -> int:
-        """Requests that hold KV."""
+        """The number of requests that hold KV."""
         return len(self._started)
 
     @property
     def num_decodable(self) -> int:
-        """Requests that hold the KV of their whole prompt."""
+        """The number of requests that hold the KV of their whole prompt."""
         return len(self._started) - len(self._prefilling)
 
     def youngest_started(self) -> Iterator[RequestState]:
@@ -72,7 +72,7 @@ class LiveRequests:
 
     @property
     def num_prefilling(self) -> int:
-        """Prompts begun and not complete."""
+        """The number of prompts that are begun and not complete."""
         return len(self._prefilling)
 
     def prefilling(self) -> list[RequestState]:
@@ -80,7 +80,7 @@ class LiveRequests:
         return [*self._prefilling.values()]
 
     def prefetching(self) -> list[RequestState]:
-        """Return the requests that are prefetched over several steps: one at most, or none."""
+        """Return the requests that are prefetched over several steps: at most one."""
         return [*self._prefetching.values()]
 
     # Parked, with no step in flight: what may be prefetched.
@@ -122,7 +122,7 @@ class LiveRequests:
             Place.PARKED: {state.id for state in self._parked},
         }
         for place, index in indexes.items():
-            # What is parked with a step in flight is in no index.
+            # A request that is parked with a step in flight is in no index.
             ready = {
                 s.id for s in self if s.place is place and not (place is Place.PARKED and s.num_in_flight)
             }
@@ -136,7 +136,7 @@ class LiveRequests:
 
 
 class RequestPlaces(LiveRequests):
-    """Move the live requests between places.
+    """Moves the live requests between places.
 
     Invariant: a request is in the index of its ``place`` and in no other; with a step in flight, a parked one is in
     none. ``blocks``, ``computed_tokens`` and ``num_in_flight`` must not change between entering and leaving a place,
@@ -144,7 +144,7 @@ class RequestPlaces(LiveRequests):
     """
 
     def begin_plan(self, step: int) -> None:
-        """Begin the plan of a step: what is parked from now on is parked in that step."""
+        """Begin the plan of a step: requests parked from now on count as parked in that step."""
         self._step = step
 
     def admit(self, state: RequestState) -> None:
@@ -154,7 +154,7 @@ class RequestPlaces(LiveRequests):
         self._waiting.append(state)
 
     def remove(self, state: RequestState) -> None:
-        """Take a request out, wherever it is."""
+        """Remove a request, wherever it is."""
         self._leave(state)
         del self._states[state.id]
         self._started.pop(state.id, None)

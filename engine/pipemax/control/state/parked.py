@@ -16,7 +16,7 @@ class ParkedRequests:
 
     def __init__(self) -> None:
         self._by_length = LengthIndex()
-        # An OrderedDict: a dict whose front was popped often is slow to find its first entry.
+        # An OrderedDict, because a dict is slow to find its first entry after many were removed from its front.
         self._by_age: OrderedDict[RequestId, RequestState] = OrderedDict()
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class ParkedRequests:
         self._by_age[state.id] = state
 
     def remove(self, state: RequestState) -> None:
-        """Take a request out. ``KeyError`` where it is not parked."""
+        """Remove a request. Raise ``KeyError`` if it is not parked."""
         self._by_length.discard(state, state.blocks)
         del self._by_age[state.id]
 

@@ -20,25 +20,26 @@ class Place(Enum):
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """Counts include what is planned and in flight: a plan counts as carried out once it is returned."""
+    """One live request. Its counts include steps in flight: a plan counts as carried out once it is returned."""
 
     spec: RequestSpec
     id: RequestId
     shared: SharedBlocks | None
     target_tokens: int
-    """Tokens whose KV a prefill must make: the prompt, and after a recompute the output so far."""
+    """Tokens whose KV a prefill must compute: the prompt, and after a recompute the output so far as well."""
     expected_kv_tokens: int
-    """Forecast at admission of its KV at its end beside its shared prefix: what it counts for while it waits."""
+    """The KV tokens, apart from its shared prefix, that it was forecast at admission to hold at its end: what it counts
+    for while it waits."""
     place: Place = Place.WAITING
     computed_tokens: int = 0
     cached_tokens: int = 0
-    """Where its prefill began: behind this much of its shared prefix."""
+    """Tokens of its shared prefix that were on the GPU already when its prefill began: it began behind them."""
     blocks: int = 0
-    """Blocks it needs beside its shared prefix, its next token's slot included; the key of every index."""
+    """Blocks it needs apart from its shared prefix, its next token's slot included; the key of every index."""
     output_tokens: int = 0
     num_in_flight: int = 0
     life: int = 0
-    """Raised when its KV is dropped: what was in flight before then concerns it no more."""
+    """Incremented when its KV is dropped: steps in flight from before then no longer concern it."""
     num_recomputes: int = 0
     is_deferred: bool = False
     """Moved to a batch that runs later, and has not run since."""

@@ -6,7 +6,7 @@ Each transition updates the ledger and the indexes together, so that no decision
        ↑                                            │
        └────────────────── recompute ───────────────┘
 
-It decides nothing: which request moves, the planners say.
+It decides nothing: the planners choose which request moves.
 """
 
 from pipemax.control.state.batches import Batch
@@ -34,12 +34,12 @@ class RequestTable:
         self.block_tokens = block_tokens
         self._ledger = Ledger(gpu_blocks=gpu_blocks, host_blocks=host_blocks)
         self.ledger: Pools = self._ledger.pools
-        """Blocks held on the GPU, reserved on the host, and live: to read."""
+        """Blocks held on the GPU, reserved on the host, and live, for reading."""
         self.residents = Residents()
         """Batch membership of the residents; moving one between batches is no move of KV."""
         self._places = RequestPlaces(self.residents)
         self.requests: LiveRequests = self._places
-        """The live requests by place: to read."""
+        """The live requests by place, for reading."""
         self.needs = BlockNeeds(self.ledger, block_tokens)
         """Blocks that a request needs."""
         self._prefixes = SharedPrefixes(self._ledger.gpu, self.needs, self._places, block_tokens)
@@ -51,13 +51,13 @@ class RequestTable:
             residents=self.residents,
             block_tokens=block_tokens,
         )
-        """What steps compute of the requests."""
+        """What the planned steps compute of the requests."""
 
-    # To read.
+    # Reading.
 
     @property
     def num_on_gpu(self) -> int:
-        """Requests that hold GPU blocks, and with them a runner slot each."""
+        """The number of requests that hold GPU blocks, and with them a runner slot each."""
         return len(self._ledger.gpu)
 
     def is_prefix_provider(self, state: RequestState) -> bool:
@@ -76,15 +76,15 @@ class RequestTable:
         self._prefixes.publish()
 
     def observe_free_gpu_blocks(self, num_free: int) -> None:
-        """Take over the engine's count of free GPU blocks where it is lower than ours."""
+        """Adopt the engine's count of free GPU blocks if it is lower than ours."""
         self._ledger.gpu.observe_free(num_free)
 
     # Admission and end.
 
     def admit(self, spec: RequestSpec, expected_kv_tokens: int) -> None:
-        """Queue a request that is forecast to hold so much KV at its end.
+        """Queue a request that is forecast to hold ``expected_kv_tokens`` at its end.
 
-        ``ValueError`` where its id is live, it can never fit, or its prefix has another length than before.
+        Raise ``ValueError`` if its id is live, it can never fit, or its prefix has another length than before.
         """
         if self._places.find(spec.request_id) is not None:
             raise ValueError(f"request {spec.request_id} is admitted already")
@@ -113,9 +113,9 @@ class RequestTable:
         state.life += 1
 
     def start_prefill(self, state: RequestState, reserved_blocks: int) -> None:
-        """Reserve host blocks for a waiting request; its chunks may be planned.
+        """Reserve host blocks for a waiting request, whose chunks may be planned from then on.
 
-        ``PoolExhaustedError`` where they are not free; then nothing has changed.
+        Raise ``PoolExhaustedError`` if they are not free; then nothing has changed.
         """
         assert state.place is Place.WAITING, state
         self._ledger.reserve(state.id, reserved_blocks, state.shared)
@@ -124,7 +124,7 @@ class RequestTable:
     def recompute(self, state: RequestState) -> None:
         """Drop a request's KV on GPU and host; it waits, ahead of the others, to be prefilled with its output so far.
 
-        Steps in flight that run it concern it no more.
+        Steps in flight that run it no longer concern it.
         """
         assert state.place is not Place.WAITING, state.id
         state.target_tokens = state.spec.prompt_tokens + state.output_tokens
@@ -141,7 +141,7 @@ class RequestTable:
     def evict(self, state: RequestState) -> None:
         """Free the GPU blocks of a request that is resident or prefetched in part.
 
-        The host has its replica, of steps in flight as well once they arrive.
+        The host has its replica, including the KV of steps in flight once that arrives.
         """
         assert state.place is Place.RESIDENT or state.place is Place.PREFETCHING, state
         self._ledger.gpu.release(state.id)
@@ -151,13 +151,13 @@ class RequestTable:
     def prefetch(self, state: RequestState, batch: Batch) -> None:
         """Prefetch a parked request in one step; it joins a batch.
 
-        ``PoolExhaustedError`` where its GPU blocks are not free; then nothing has changed.
+        Raise ``PoolExhaustedError`` if its GPU blocks are not free; then nothing has changed.
         """
         self._take_gpu_blocks(state)
         self._places.join(state, batch)
 
     def start_prefetching(self, state: RequestState) -> None:
-        """Take all GPU blocks of a parked request now, to be filled over several steps. Errors as ``prefetch``."""
+        """Take all GPU blocks of a parked request now, to be filled over several steps. Raises as ``prefetch`` does."""
         first_block = self.needs.first_missing_block(state)
         self._take_gpu_blocks(state)
         self._places.start_prefetching(state)

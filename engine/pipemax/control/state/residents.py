@@ -21,14 +21,14 @@ class Residents:
 
     @property
     def unassigned(self) -> Batch:
-        """Residents of no decode batch."""
+        """The residents that are in no decode batch."""
         return self._unassigned
 
     def holds(self, state: RequestState) -> bool:
         return state.id in self._batch_of
 
     def batch_of(self, state: RequestState) -> Batch:
-        """Return a resident's batch. ``KeyError`` where it is no resident."""
+        """Return a resident's batch. Raise ``KeyError`` if the request is not resident."""
         return self._batch_of[state.id]
 
     def add(self, state: RequestState, batch: Batch) -> None:
@@ -37,7 +37,7 @@ class Residents:
         self._batch_of[state.id] = batch
 
     def remove(self, state: RequestState) -> None:
-        """Take a resident out of its batch. ``KeyError`` where it is no resident."""
+        """Remove a resident from its batch. Raise ``KeyError`` if the request is not resident."""
         self._batch_of.pop(state.id).remove(state)
 
     def assign(self, state: RequestState, batch: Batch) -> None:

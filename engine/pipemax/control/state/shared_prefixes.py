@@ -1,4 +1,4 @@
-"""Shared prefixes on the GPU: who may share one, and who must stay because another request in the plan does.
+"""Shared prefixes on the GPU: which requests may share one, and which must stay because the plan shares theirs.
 
 A prefix may be shared from the plan after the step that computed or copied it, provided that nothing of that step was
 refused. Until then another request with the same prefix takes a copy of its own.
@@ -25,12 +25,12 @@ class SharedPrefixes:
         self._block_tokens = block_tokens
         self._num_tokens: dict[PrefixId, int] = {}
         self._providers: set[RequestId] = set()
-        self._filled: list[RequestState] = []  # by the step planned last, unless refused
+        self._filled: list[RequestState] = []  # filled by the step planned last, unless refused
 
     def declare(self, spec: RequestSpec) -> SharedBlocks | None:
         """Return the whole blocks that a new request can share; None without any.
 
-        At least one token of a prompt is always computed. ``ValueError`` where a prefix had another length before.
+        At least one token of a prompt is always computed. Raise ``ValueError`` if the prefix had another length before.
         """
         if spec.prefix is None:
             return None

@@ -1,4 +1,4 @@
-"""What planned steps compute of each request: prompt tokens, output tokens, and the steps still in flight.
+"""Counts what the planned steps compute of each request: prompt tokens, output tokens, and steps in flight.
 
 A plan counts as carried out once it is made; ``retract`` and ``observe_hit`` correct the step planned last.
 """
@@ -14,7 +14,7 @@ from pipemax.control.state.shared_prefixes import SharedPrefixes
 
 
 class StepProgress:
-    """Advance requests by steps, and take steps back.
+    """Advances requests by steps, and takes steps back.
 
     Invariant: the ledger's live KV of a request is that of its ``computed_tokens``, and a resident holds the GPU blocks
     of ``computed_tokens``, with or without the slot of its next token.
@@ -42,7 +42,7 @@ class StepProgress:
     def advance_prefill(self, state: RequestState, num_tokens: int) -> None:
         """Plan a request's next prefill chunk; the first one begins behind the cached part of its prefix.
 
-        ``PoolExhaustedError`` where its GPU blocks are not free.
+        Raise ``PoolExhaustedError`` if its GPU blocks are not free.
         """
         if state.computed_tokens == 0:
             state.computed_tokens = state.cached_tokens = self._needs.cached_prefix_tokens(state)
@@ -58,9 +58,9 @@ class StepProgress:
         self._end_chunk(state)
 
     def observe_hit(self, state: RequestState, *, cached_tokens: int, computed_tokens: int) -> None:
-        """Take over that the engine found more of a prompt cached than was planned with.
+        """Correct a planned chunk: the engine found more of the prompt cached than the plan assumed.
 
-        ``computed_tokens`` are then computed once the planned chunk has run. The request must be PREFILLING.
+        ``computed_tokens`` are computed once the planned chunk has run. The request must be PREFILLING.
         """
         state.cached_tokens = cached_tokens
         self._ledger.gpu.observe_resize(state.id, self._needs.gpu_blocks(state, computed_tokens))
@@ -77,7 +77,7 @@ class StepProgress:
     # Decode.
 
     def advance_decode(self, states: Sequence[RequestState]) -> None:
-        """Plan one decode step of members of one batch. GPU and host blocks for their growth must be free."""
+        """Plan one decode step for members of one batch. GPU and host blocks for their growth must be free."""
         if not states:
             return
         block_tokens = self._block_tokens
@@ -93,7 +93,7 @@ class StepProgress:
         batch.add_tokens(len(states))
 
     def _grow(self, state: RequestState) -> None:
-        """Take the block that the next token begins."""
+        """Take the block that a request's next token begins."""
         if self._needs.grows_on_gpu(state):
             self._ledger.gpu.resize(state.id, self._needs.gpu_blocks(state, state.computed_tokens + 1))
         self._ledger.set_live(state.id, state.blocks)
@@ -115,14 +115,14 @@ class StepProgress:
         return True
 
     def retract(self, state: RequestState, num_tokens: int) -> None:
-        """Take back the step planned last, which did not run a request: ``num_tokens`` of it."""
+        """Take back ``num_tokens`` of a request that the step planned last did not run."""
         state.num_in_flight -= 1
         if state.computed_tokens - num_tokens < state.target_tokens:
             self._places.resume_prefill(state)
             state.computed_tokens -= num_tokens
             self._retract_prefill(state)
         else:
-            # Its growth block stays counted: it wants it again when it runs again.
+            # Its growth block stays counted: the request needs it when it runs again.
             batch = self._residents.batch_of(state)
             self._residents.remove(state)
             state.computed_tokens -= num_tokens

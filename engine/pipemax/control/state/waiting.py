@@ -18,7 +18,7 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        # OrderedDicts: a dict whose front was popped often is slow to find its first entry.
+        # OrderedDicts, because a dict is slow to find its first entry after many were removed from its front.
         self._to_recompute: OrderedDict[RequestId, RequestState] = OrderedDict()
         self._admitted: OrderedDict[RequestId, RequestState] = OrderedDict()
         self._kv_tokens = 0
@@ -35,7 +35,7 @@ class WaitingQueue:
         return self._kv_tokens
 
     def first(self) -> RequestState | None:
-        """Return the request that is prefilled next; None from an empty queue."""
+        """Return the request that is prefilled next; None if the queue is empty."""
         return next(iter(self._to_recompute.values()), None) or next(iter(self._admitted.values()), None)
 
     def append(self, state: RequestState) -> None:
@@ -49,7 +49,7 @@ class WaitingQueue:
         self._kv_tokens += state.expected_kv_tokens
 
     def remove(self, state: RequestState) -> None:
-        """Take a request out of the queue. ``KeyError`` where it does not wait."""
+        """Remove a request from the queue. Raise ``KeyError`` if it is not waiting."""
         if self._to_recompute.pop(state.id, None) is None:
             del self._admitted[state.id]
         self._kv_tokens -= state.expected_kv_tokens

@@ -1,7 +1,7 @@
-"""Calibrations as YAML: a stage's coefficients for one device and model, with where they come from.
+"""Calibrations as YAML: each stage's coefficients for one device and model, and how they were measured.
 
-One file ``DEVICE--MODEL.yaml`` each, under ``conf/calibration/`` or among the presets that ship. Unknown keys are
-refused, so that a misspelt one cannot fall back to anything in silence.
+Each calibration is a file ``DEVICE--MODEL.yaml``, under ``conf/calibration/`` or among the presets that ship. Unknown
+keys are rejected, so that a misspelt one cannot silently fall back to a default.
 """
 
 from dataclasses import dataclass, fields
@@ -16,7 +16,7 @@ from pipemax.domain.step_times import Segment, StepTimeModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What ``pipemax calibrate`` measured, stage by stage."""
+    """The result of ``pipemax calibrate``, stage by stage."""
 
     device: str
     model: str
@@ -34,7 +34,7 @@ class Calibration:
 
 
 def load_calibration(path: Path) -> Calibration:
-    """``ValueError`` with the file's name where it is not a calibration."""
+    """Read a calibration. Raise ``ValueError`` with the file's name if the file is not one."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         keywords = _exactly(Calibration, values)
@@ -45,7 +45,7 @@ def load_calibration(path: Path) -> Calibration:
 
 
 def save_calibration(path: Path, calibration: Calibration) -> None:
-    """Overwrites the file."""
+    """Write a calibration, replacing what the file held."""
     values = {
         "device": calibration.device,
         "model": calibration.model,
@@ -57,7 +57,7 @@ def save_calibration(path: Path, calibration: Calibration) -> None:
 
 
 def _exactly(kind: type, values: object) -> dict[str, Any]:
-    """The values, if they have all of a dataclass's fields and no others."""
+    """Return the values. Raise ``ValueError`` unless they have exactly the fields of the dataclass ``kind``."""
     names = {field.name for field in fields(kind)}
     if not isinstance(values, dict):
         raise ValueError(f"{kind.__name__} has the keys {sorted(names)}, not the value {values!r}")

@@ -1,4 +1,4 @@
-"""A stage's step times (PipeMax, §3.3.1, Equation 2): fitted to a profile, refined online, errors tracked.
+"""Estimates a stage's step times (PipeMax, §3.3.1, Equation 2): fits a profile, refines online, and tracks the errors.
 
 The paper fits one line offline. Here the batch-size term may be piecewise, because matrix kernels jump at tile sizes:
 ``fit_step_time`` adds segments while the mean at some batch size errs by more than its tolerance, half of the paper's
@@ -36,11 +36,11 @@ class ProfileRow:
 def fit_step_time(
     rows: Sequence[ProfileRow], *, tolerance: float = PAPER_WORST_ERROR / 2, max_segments: int = 8
 ) -> StepTimeModel:
-    """Least squares on relative errors; one line, or a broken line with as many knots as the tolerance asks for.
+    """Fit step times by least squares on relative errors: one line, or as many segments as the tolerance requires.
 
-    A knot is a profiled batch size. While the mean at some batch size errs by more than ``tolerance`` and segments
-    are left, the knot that most lowers the squared errors is added. Jumps between neighbouring sizes are no segments.
-    ``ValueError`` without rows of positive time.
+    A knot is a profiled batch size. While the mean at some batch size errs by more than ``tolerance`` and fewer than
+    ``max_segments`` are used, the knot that most lowers the squared errors is added. Jumps between neighbouring sizes
+    are no segments. Raise ``ValueError`` without rows of positive time.
     """
     if not rows or any(row.size < 1 or row.kv_tokens < 0 or row.seconds <= 0 for row in rows):
         raise ValueError("a fit needs rows with size ≥ 1, kv_tokens ≥ 0 and seconds > 0")
@@ -88,9 +88,9 @@ class _Fit:
 
 
 def _segment_starts(knots: list[int]) -> list[int]:
-    """Indices of the knots at which a segment begins.
+    """Return the indices of the knots at which a segment begins.
 
-    Between neighbouring sizes there is nothing: a jump, and no slope that any batch could have.
+    Between neighbouring sizes there is only a jump: no batch has a size on that slope.
     """
     last = len(knots) - 2
     return [
@@ -101,7 +101,7 @@ def _segment_starts(knots: list[int]) -> list[int]:
 def _fit_knots(
     knots: list[int], sizes: NDArray[np.float64], tokens: NDArray[np.float64], seconds: NDArray[np.float64]
 ) -> _Fit:
-    """A broken line over the batch size plus β·L, by least squares on relative errors."""
+    """Fit a piecewise linear function of the batch size plus β·L, by least squares on relative errors."""
     hats = np.array([np.interp(sizes, knots, row) for row in np.eye(len(knots))])  # (knots, rows)
     token_scale = max(float(tokens.max()), 1.0)
     columns = np.vstack([hats, tokens[None, :] / token_scale]).T / seconds[:, None]  # (rows, knots + 1)
@@ -118,7 +118,7 @@ def _fit_knots(
 
 
 def _worst_by_size(errors: NDArray[np.float64], sizes: NDArray[np.float64]) -> float:
-    """The largest mean error at any one batch size: noise within a size is no reason for another segment."""
+    """Return the largest mean error at any one batch size: noise within a size does not justify another segment."""
     return max(abs(float(errors[sizes == size].mean())) for size in np.unique(sizes))
 
 
@@ -127,7 +127,7 @@ def _worst_by_size(errors: NDArray[np.float64], sizes: NDArray[np.float64]) -> f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionError:
-    """How predictions compared with measurements lately (the quantity of PipeMax, Figure 15)."""
+    """The errors of recent predictions against measurements (the quantity of PipeMax, Figure 15)."""
 
     num_steps: int
     within_5_percent: float
@@ -140,8 +140,8 @@ class PredictionError:
 class OnlineEstimator:
     """One stage's step time: a fitted model whose batch and attention terms are rescaled as steps are measured.
 
-    Normalised least mean squares on relative errors: two scales, no history, no blow-up when all steps look alike.
-    An outlier moves them no more than ``MAX_ERROR`` would.
+    The method is normalised least mean squares on relative errors: it keeps two scales and no history, and stays stable
+    when all steps look alike. An outlier moves the scales no more than an error of ``MAX_ERROR`` would.
     """
 
     LEARNING_RATE = 0.05
@@ -160,7 +160,7 @@ class OnlineEstimator:
         return self.batch_scale * self.model.batch_s(size) + self.kv_scale * self.model.beta_s * kv_tokens
 
     def alpha_s(self, size: int) -> float:
-        """Seconds that one more request costs at this batch size."""
+        """Return the seconds that one more request costs at this batch size."""
         return self.batch_scale * self.model.segment_at(size).alpha_s
 
     @property
@@ -193,7 +193,7 @@ class OnlineEstimator:
 
 
 class BandwidthEstimator:
-    """One stage's host → GPU rate while it computes, in bytes per second; follows what is measured."""
+    """One stage's host → GPU rate while it computes, in bytes per second; it follows the measurements."""
 
     LEARNING_RATE = 0.05
 

@@ -1,7 +1,7 @@
-"""From measured steps to a calibration: which work to run, how to fit what it took, how good the fit is.
+"""Turns measured steps into a calibration: chooses the work to run, fits its times, and judges the fit.
 
-Pure: it knows neither an engine nor a clock. ``pipemax.vllm_ext.calibration`` runs the work and hands the times over.
-Steps of alike work are first reduced to their median, so that a machine's other work weighs little.
+It is pure and knows neither an engine nor a clock: ``pipemax.vllm_ext.calibration`` runs the work and hands over the
+times. Steps with similar work are first reduced to their median, so that a machine's other work weighs little.
 """
 
 import math
@@ -21,12 +21,12 @@ _SEGMENT_CHOICES = (4, 2, 1)
 _SAME_CONTEXT = 1.3
 """Steps of one batch size whose mean contexts differ by less than this factor count as alike."""
 _FEWEST_COPIED_BLOCKS = 4
-"""A copy of fewer measures its latency, not the link."""
+"""A copy of fewer blocks measures its latency, not the link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedStep:
-    """What a step computed, and how long each stage took for it."""
+    """What a step computed, and how long each stage took."""
 
     phase: Phase
     size: int
@@ -59,7 +59,7 @@ class Wave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaveLimits:
-    """What the engine can take."""
+    """The engine's limits."""
 
     num_batches: int
     max_num_seqs: int
@@ -67,13 +67,15 @@ class WaveLimits:
     gpu_kv_tokens: int
     host_kv_tokens: int
     most_wave_tokens: int | None = None
-    """A wave's KV tokens, for who has little time; None lets it fill the GPU's pool, and one overflow it."""
+    """Maximum KV tokens of a wave, for callers with little time; None lets waves fill the GPU's pool, and one overflow
+    it."""
 
 
 def design_waves(limits: WaveLimits) -> list[Wave]:
-    """Decode batches from 1 to the largest that fits × short, middle and long contexts, the corners first, so that
-    whoever stops early has seen the range; then one that overflows the GPU, for the copies. Prompts bring prefill
-    chunks of all sizes with them.
+    """Return the waves to run: decode batches from 1 to the largest that fits × short, middle and long contexts.
+
+    The corners come first, so that a caller that stops early has seen the range; then a wave that overflows the GPU,
+    for the copies. The prompts bring prefill chunks of all sizes with them.
     """
     longest = limits.max_model_len - WAVE_OUTPUT_TOKENS
     contexts = sorted({max(1, min(longest, 16)), max(1, longest // 4), max(1, longest)})
@@ -108,7 +110,7 @@ def _powers_up_to(most: int) -> list[int]:
 
 
 def _corners(sizes: list[int]) -> list[int]:
-    """Largest, smallest, then what halves the widest gap."""
+    """Reorder sizes: the largest, the smallest, then those that halve what is left."""
     if len(sizes) < 3:
         return sizes[::-1]
     order, rest = [sizes[-1], sizes[0]], sizes[1:-1]
@@ -129,7 +131,10 @@ def fit_stages(
     block_tokens: int,
     default_h2d_bytes_per_s: float,
 ) -> tuple[StageConfig, ...]:
-    """One entry a stage. ``ValueError`` without steps of both phases; the default B where nothing was copied."""
+    """Fit each stage's coefficients, one entry per stage, with the default B where nothing was copied.
+
+    Raise ``ValueError`` without steps of both phases.
+    """
     stages = []
     for stage, kv_bytes in enumerate(kv_bytes_per_token):
         rate = _copy_bytes_per_s(copies, stage, block_bytes=block_tokens * kv_bytes)
@@ -145,7 +150,7 @@ def fit_stages(
 
 
 def profile_rows(steps: Iterable[TimedStep], phase: Phase, stage: int) -> list[ProfileRow]:
-    """One row for all alike steps: their median."""
+    """Return one row for each group of similar steps of a phase on a stage: their median."""
     groups: defaultdict[tuple[int, int], list[ProfileRow]] = defaultdict(list)
     for step in steps:
         if step.phase is phase and step.stage_s[stage] > 0:
@@ -165,7 +170,7 @@ def profile_rows(steps: Iterable[TimedStep], phase: Phase, stage: int) -> list[P
 
 
 def fit_measured(rows: Sequence[ProfileRow]) -> StepTimeModel:
-    """As ``fit_step_time``, with fewer segments while any would say that a larger batch is faster: that is noise."""
+    """Fit as ``fit_step_time``, with fewer segments while one says that a larger batch is faster: that is noise."""
     if not rows:
         raise ValueError("nothing was measured of one of the phases; give the calibration more time")
     for max_segments in _SEGMENT_CHOICES:
@@ -176,7 +181,7 @@ def fit_measured(rows: Sequence[ProfileRow]) -> StepTimeModel:
 
 
 def _never_gains_by_size(model: StepTimeModel) -> bool:
-    """No line falls, and none begins below the end of the one before."""
+    """Return whether no line falls, and none begins below the end of the line before it."""
     lines = model.segments
     return all(line.alpha_s >= 0 and line.delta_s >= 0 for line in lines) and all(
         model.batch_s(line.min_size) >= model.batch_s(line.min_size - 1) for line in lines[1:]
@@ -184,7 +189,7 @@ def _never_gains_by_size(model: StepTimeModel) -> bool:
 
 
 def _through_origin_or_flat(rows: Sequence[ProfileRow], line: StepTimeModel) -> StepTimeModel:
-    """The line with its negative half left out, at the median of the measured times."""
+    """Return the line without its negative coefficient, at the median of the measured times."""
     if line.segments[0].alpha_s < 0:
         return StepTimeModel.linear(alpha_s=0.0, beta_s=0.0, delta_s=median(row.seconds for row in rows))
     per_unit = median(row.seconds / row.size for row in rows)
@@ -201,8 +206,10 @@ def _copy_bytes_per_s(copies: Iterable[TimedCopy], stage: int, *, block_bytes: i
 def round_trip_s(
     token_gaps_s: Sequence[float], steps: Iterable[TimedStep], *, num_batches: int
 ) -> list[float]:
-    """What a batch's step takes beyond its time on the stages, of one wave whose batches, no more than there are
-    stages, take turns: tokens come out once a step. At most one value; none of a wave without decode steps.
+    """Return the seconds by which a batch's step exceeds its time on the stages, measured in one wave.
+
+    The wave has no more batches than there are stages; they take turns, and tokens come out once per step. The list has
+    at most one value, and none for a wave without decode steps.
     """
     decode_s = [sum(step.stage_s) for step in steps if step.phase is Phase.DECODE]
     if not (token_gaps_s and decode_s):
@@ -216,7 +223,7 @@ def round_trip_s(
 def predicted_and_measured(
     stages: Sequence[StageConfig], steps: Iterable[TimedStep], phase: Phase
 ) -> list[tuple[float, float]]:
-    """Seconds of each step on each stage, by the calibration and by the clock."""
+    """Return (predicted, measured) seconds of each step of a phase on each stage."""
     return [
         (model.seconds(step.size, step.kv_tokens), measured_s)
         for step in steps
@@ -231,7 +238,7 @@ def predicted_and_measured(
 
 
 def prediction_error(pairs: Sequence[tuple[float, float]]) -> PredictionError:
-    """Of (predicted, measured) seconds; zeros without any."""
+    """Return the errors of (predicted, measured) seconds; zeros without any."""
     off = [abs(measured_s / predicted_s - 1.0) for predicted_s, measured_s in pairs if predicted_s > 0]
     count = len(off)
     return PredictionError(

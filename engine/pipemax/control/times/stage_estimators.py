@@ -1,7 +1,7 @@
-"""All stages' estimators together: a step's predicted time, and how many blocks can be copied beside it.
+"""The estimators of all stages together: a step's predicted time, and how many blocks can be copied meanwhile.
 
 Stages differ (uneven layers, the output head), so every quantity is taken per stage: a step is as long as its
-slowest stage, and the prefetch budget (PipeMax, Equation 7) is the least of what the stages can take.
+slowest stage, and the prefetch budget (PipeMax, Equation 7) is the minimum over the stages.
 """
 
 from collections import OrderedDict, deque
@@ -27,12 +27,12 @@ class PhaseWork:
 
 
 class StageEstimators:
-    """Predicts steps and budgets; learns from the times of those that ran."""
+    """Predicts step times and budgets, and learns from the times of the steps that ran."""
 
     MAX_UNTIMED = 256
     """Steps remembered until their times arrive."""
     MAX_TIMED = 4096
-    """Timed steps and copies kept for whoever calibrates."""
+    """Timed steps and copies kept for a calibration."""
 
     def __init__(self, config: ControllerConfig) -> None:
         self._block_tokens = config.block_tokens
@@ -40,13 +40,13 @@ class StageEstimators:
         self.timed_copies: deque[TimedCopy] = deque(maxlen=self.MAX_TIMED)
         self.recalibrate(config.stages)
         self.last_step_s = 0.0
-        """Of the step that was timed last, on its slowest stage; and what was predicted of it just before."""
+        """Seconds of the step timed last, on its slowest stage; ``last_predicted_s`` is the prediction for it."""
         self.last_predicted_s = 0.0
         self._untimed: OrderedDict[StepId, PhaseWork] = OrderedDict()
         self._budgets: OrderedDict[StepId, int] = OrderedDict()
 
     def recalibrate(self, stages: Sequence[StageConfig]) -> None:
-        """Begin anew from these coefficients, one entry a stage."""
+        """Start again from these coefficients, one entry per stage."""
         self._stages = tuple(stages)
         self.decode = tuple(OnlineEstimator(stage.decode_time) for stage in stages)
         self.prefill = tuple(OnlineEstimator(stage.prefill_time) for stage in stages)
@@ -56,27 +56,27 @@ class StageEstimators:
         return self.decode if phase is Phase.DECODE else self.prefill
 
     def predict(self, work: PhaseWork) -> tuple[float, ...]:
-        """Seconds on each stage."""
+        """Return the predicted seconds on each stage."""
         return tuple(
             estimator.seconds(work.size, work.kv_tokens) for estimator in self._estimators(work.phase)
         )
 
     def decode_seconds(self, num_requests: int, kv_tokens: int) -> float:
-        """Of the slowest stage."""
+        """Return the predicted seconds of a decode step on the slowest stage."""
         return max(estimator.seconds(num_requests, kv_tokens) for estimator in self.decode)
 
     def decode_marginal_s(self, num_requests: int, kv_tokens: int) -> float:
-        """What one more request of this length adds to the slowest stage's time, at this batch size."""
+        """Return the seconds that one more request of this length adds to the slowest stage, at this batch size."""
         return max(
             estimator.alpha_s(num_requests) + estimator.beta_s * kv_tokens for estimator in self.decode
         )
 
     def slowest_decode(self, stage_s: tuple[float, ...]) -> OnlineEstimator:
-        """The decode estimator of the stage that bounds the pipeline."""
+        """Return the decode estimator of the stage that bounds the pipeline."""
         return self.decode[max(range(len(stage_s)), key=stage_s.__getitem__)]
 
     def budget_blocks(self, stage_s: tuple[float, ...]) -> int:
-        """min over the stages of B_s·T̂_s/κ_s, in whole blocks."""
+        """Return the minimum over the stages of B_s·T̂_s/κ_s, in whole blocks."""
         return min(
             int(rate.bytes_per_s * seconds / (stage.kv_bytes_per_token * self._block_tokens))
             for rate, seconds, stage in zip(self.h2d, stage_s, self._stages, strict=True)
@@ -93,7 +93,7 @@ class StageEstimators:
                 kept.popitem(last=False)
 
     def forget(self, step_id: StepId) -> None:
-        """The step did not run as planned: its time says nothing."""
+        """Drop the inputs of a step that did not run as planned, so that its time is ignored."""
         self._untimed.pop(step_id, None)
 
     def observe_step(self, event: StepTimed) -> None:
@@ -123,5 +123,5 @@ class StageEstimators:
             raise ValueError(f"{len(stage_s)} times for {len(self._stages)} stages")
 
     def decode_error(self) -> tuple[PredictionError, ...]:
-        """By stage: how decode predictions did over the last steps."""
+        """Return each stage's errors of the decode predictions over the last steps."""
         return tuple(estimator.error() for estimator in self.decode)
