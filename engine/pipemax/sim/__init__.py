@@ -1,2 +1,4 @@
-"""A simulator of offline inference on one node: the decision core of ``pipemax.control`` on a virtual clock,
-beside other systems' policies over the same machine model. No GPU, no vLLM, no wall clock."""
+"""A simulator of offline inference on one node, on a virtual clock: no GPU, no vLLM, no wall clock.
+
+It runs the decision core of ``pipemax.control`` and other systems' policies over the same machine model.
+"""

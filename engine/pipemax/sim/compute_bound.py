@@ -1,4 +1,4 @@
-"""What a node could do if only arithmetic took time: the bound that every system is measured against."""
+"""The throughput of a node if only arithmetic took time: the bound that every system is measured against."""
 
 import numpy as np
 
@@ -7,9 +7,9 @@ from pipemax.sim.workloads import Workload
 
 
 def operations(model: ModelSpec, workload: Workload) -> tuple[float, float]:
-    """Floating point operations of all prompts, and of all outputs: products and attention."""
+    """Return the floating point operations (products and attention) of all prompts, and of all outputs."""
     own_prompts = workload.prompt_tokens - workload.shared_prefix_tokens
-    head = model.head_params  # passed by one token a prompt only, and by every output
+    head = model.head_params  # only one token of a prompt passes the head, but every output does
     prompt_products = own_prompts.sum() * (model.active_params - head) + len(workload) * head
     # The first output comes with the prompt; the others are one decode step each.
     decode_tokens = (workload.output_tokens - 1).sum()
@@ -22,6 +22,6 @@ def operations(model: ModelSpec, workload: Workload) -> tuple[float, float]:
 
 
 def compute_bound_tokens_per_s(node: NodeSpec, model: ModelSpec, workload: Workload) -> float:
-    """Total tokens per second with every GPU computing all the time at its achieved rate."""
+    """Return the total tokens per second if every GPU computed all the time at its achieved rate."""
     seconds = np.sum(operations(model, workload)) / (node.num_gpus * node.gpu.flops_per_s)
     return workload.total_tokens / float(seconds)

@@ -1,6 +1,6 @@
 """The event heap and its virtual clock: ``(time, priority, sequence, event)``, as in SimPy.
 
-At one instant, events run by priority and then in the order in which they were put in: so runs repeat exactly.
+At one instant, events run by priority and then in the order in which they were added, so runs repeat exactly.
 """
 
 import heapq
@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class Priority(IntEnum):
-    """What comes first at the same instant: news of what has ended before anything is started upon it."""
+    """The order of events at the same instant: those that report an end come before those that start anything."""
 
     COPY_DONE = 0
     STAGE_DONE = 1
@@ -32,7 +32,7 @@ class VirtualClock:
 
 
 class EventQueue:
-    """Runs events in order. An event is a call without arguments; it may put in further events."""
+    """Runs events in order. An event is a call without arguments; it may add further events."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
@@ -43,13 +43,13 @@ class EventQueue:
         return self.clock.now_s()
 
     def at(self, time_s: float, priority: Priority, event: Callable[[], None]) -> None:
-        """Have ``event`` run at ``time_s``, which must not lie in the past."""
+        """Schedule ``event`` to run at ``time_s``, which must not lie in the past."""
         assert time_s >= self.clock.now_s(), (time_s, self.clock.now_s())
         heapq.heappush(self._heap, (time_s, priority, self._sequence, event))
         self._sequence += 1
 
     def run(self) -> None:
-        """Until no events are left."""
+        """Run events until none are left."""
         heap, clock = self._heap, self.clock
         while heap:
             time_s, _, _, event = heapq.heappop(heap)

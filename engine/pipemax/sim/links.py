@@ -1,7 +1,7 @@
 """Copies between host and GPUs: one FIFO copy engine per GPU and direction, under shared caps.
 
-A copy of many pieces is slower than its link, for every piece adds a fixed cost. Running copies share, max-min
-fairly, what both directions of a link, the root complex and the host's DRAM let through; so rates change whenever
+A copy of many pieces is slower than its link, because every piece adds a fixed cost. Running copies share, max-min
+fairly, the bandwidth of both directions of a link, of the root complex and of the host's DRAM, so rates change whenever
 a copy starts or ends. Activations between stages do not pass through the copy engines, but cross the same links.
 """
 
@@ -15,13 +15,15 @@ from pipemax.sim.event_queue import EventQueue, Priority
 
 
 class Direction(IntEnum):
+    """The direction of a copy; each GPU has one copy engine for each."""
+
     HOST_TO_GPU = 0
     GPU_TO_HOST = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopySpan:
-    """One copy, for reports."""
+    """One copy's time span, for reports."""
 
     gpu: int
     direction: Direction
@@ -43,7 +45,7 @@ class _Copy:
 
 
 class _Engine:
-    """One copy engine: the head of its queue moves, the others wait."""
+    """One copy engine: the copy at the head of its queue runs, the others wait."""
 
     __slots__ = ("busy_s", "caps", "copied_bytes", "deadline", "direction", "gpu", "head", "waiting")
 
@@ -53,7 +55,7 @@ class _Engine:
         self.caps = caps
         self.head: _Copy | None = None
         self.waiting: deque[_Copy] = deque()
-        self.deadline = 0  # the event that ends the head; earlier ones are void
+        self.deadline = 0  # number of the event that ends the head; earlier events are void
         self.busy_s = 0.0
         self.copied_bytes = 0.0
 
@@ -61,7 +63,7 @@ class _Engine:
 def fair_rates(
     peaks: Sequence[float], caps_of: Sequence[tuple[int, ...]], caps: Sequence[float]
 ) -> list[float]:
-    """Max-min fair rates in bytes/s: all grow together until a cap is met, which freezes those under it."""
+    """Return max-min fair rates in bytes/s: all grow together until a cap is met, which freezes those under it."""
     rates = list(peaks)
     open_flows = set(range(len(peaks)))
     left = list(caps)
@@ -131,8 +133,10 @@ class Links:
             self._start(engine)
 
     def queued_s(self, gpu: int, direction: Direction) -> float:
-        """How long the copies now queued on an engine still need, at their present rates: what an activation
-        without priority waits behind."""
+        """Return the seconds that the copies queued on an engine still need at their present rates.
+
+        An activation without priority waits this long.
+        """
         engine = self._engines[gpu, direction]
         if engine.head is None:
             return 0.0
@@ -141,7 +145,7 @@ class Links:
         return head_s + sum(copy.left_s for copy in engine.waiting)
 
     def busy_s(self, direction: Direction) -> float:
-        """Summed over the GPUs."""
+        """Return the seconds in which copy engines of this direction were busy, summed over the GPUs."""
         return sum(e.busy_s for e in self._engines.values() if e.direction is direction)
 
     def copied_bytes(self, direction: Direction) -> float:
@@ -187,7 +191,7 @@ class Links:
         copy.on_done()
 
     def _settle(self) -> None:
-        """Take off what has been copied since the rates last changed."""
+        """Subtract what was copied since the rates last changed."""
         now_s = self._queue.now_s()
         elapsed_s = now_s - self._last_s
         self._last_s = now_s
@@ -197,8 +201,8 @@ class Links:
                 engine.head.left_s = max(0.0, engine.head.left_s - elapsed_s * engine.head.rate)
 
     def _rerate(self, started: _Engine | None) -> None:
-        """Set the rates anew and the ends that change with them."""
-        # The demands are sums of floats: a hair above the cap is not above it.
+        """Set the rates again, and schedule the ends that change with them."""
+        # The demands are sums of floats: a rounding error above the cap is not above it.
         over = any(d > c * (1 + 1e-9) for d, c in zip(self._demand, self._caps, strict=True))
         changed = [] if started is None else [started]
         if over or self._throttled:

@@ -1,4 +1,4 @@
-"""The machine that every system runs on: a pipeline of stages, the links, and what is measured of them."""
+"""The machine that every system runs on: a pipeline of stages, the links, and their measured usage."""
 
 from collections.abc import Callable, Sequence
 
@@ -64,10 +64,11 @@ class Machine:
 
     @property
     def prefill_step_tokens(self) -> int:
-        """Of one prefill step, in every system that separates prefill from decode.
+        """The tokens of one prefill step, in every system that separates prefill from decode.
 
-        The least of the usual sizes whose arithmetic takes four times as long as reading the weights: larger steps
-        fill and drain the pipeline slower, but a mixture of experts needs them. A measured engine has its own.
+        This is the smallest of the usual sizes whose arithmetic takes four times as long as reading the weights:
+        larger steps fill and drain the pipeline more slowly, but a mixture of experts needs them. A measured engine has
+        a size of its own.
         """
         if self.measured is not None:
             return self.measured.max_batched_tokens
@@ -77,7 +78,7 @@ class Machine:
         return next((size for size in _PREFILL_STEP_TOKENS if size >= enough), _PREFILL_STEP_TOKENS[-1])
 
     def block_bytes(self, stage: int) -> float:
-        """Of one KV block on one GPU of a stage."""
+        """Return the bytes of one KV block on one GPU of a stage."""
         return self.capacity.block_tokens * self.times.kv_bytes_per_token(stage)
 
     def gpus_of(self, stage: int) -> range:
@@ -85,7 +86,7 @@ class Machine:
         return range(stage * tensor, (stage + 1) * tensor)
 
     def run(self, work: StepWork, on_done: Callable[[Step], None], *, prefetched_tokens: int = 0) -> Step:
-        """Send one step down the pipeline."""
+        """Send one step through the pipeline; ``on_done`` is called when the last stage ends it."""
         if work.prefill_tokens == 0:
             kind = StepKind.DECODE
         else:
@@ -146,7 +147,7 @@ def summarize_machines(
     *,
     recomputed_tokens: int = 0,
 ) -> SimulationResult:
-    """The figures of a run that has ended now, on machines of one node and queue; the last of them decoded."""
+    """Summarize a run that has just ended, on machines of one node and queue, the last of which decoded."""
     last = machines[-1]
     return summarize(
         system,

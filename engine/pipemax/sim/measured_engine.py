@@ -1,7 +1,7 @@
-"""A measured engine in the simulator: a calibration's stage times and copies in the place of a node's and a model's.
+"""A measured engine in the simulator: a calibration's stage times and copy rates replace a node's and a model's.
 
 The simulated systems keep their own rules; this module says how long their steps take and what fits. It knows nothing
-of weights, layers or links beyond what was measured, so tensor parallelism and other nodes are beyond it.
+of weights, layers or links beyond what was measured, so it cannot simulate tensor parallelism or other nodes.
 """
 
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ class MeasuredEngine:
     num_batches: int
     """n of the paper."""
     max_num_seqs: int
-    """Most requests in one step of PipeMax, or running at once under stock vLLM."""
+    """Maximum number of requests in one step of PipeMax, or running at once under stock vLLM."""
     max_batched_tokens: int
-    """Most tokens in one step."""
+    """Maximum number of tokens in one step."""
     max_model_len: int
 
     def node(self) -> NodeSpec:
-        """As many devices as stages, whose links copy at the measured rate; nothing else bounds them."""
+        """Return a node of as many devices as stages, whose links copy at the measured rate; nothing else bounds them."""
         rate = min(stage.h2d_bytes_per_s for stage in self.stages)
         return NodeSpec(
             name="measured",
@@ -63,7 +63,7 @@ class MeasuredEngine:
         )
 
     def model(self) -> ModelSpec:
-        """A name: its shapes are in the stages' times."""
+        """Return a model that is only a name: its shapes are in the stages' times."""
         return ModelSpec(
             name="measured",
             num_layers=len(self.stages),
@@ -80,22 +80,25 @@ class MeasuredEngine:
 
 
 class MeasuredTimes:
-    """Has the part of ``stage_times.StageTimes`` that a machine asks for."""
+    """Implements the part of ``stage_times.StageTimes`` that a machine uses."""
 
     def __init__(self, engine: MeasuredEngine) -> None:
         self._stages = engine.stages
         self.layers = (1,) * len(engine.stages)
 
     def stage_s(self, work: StepWork) -> list[float]:
-        """Seconds on each stage; in a mixed step, decoding adds to the prefill what it takes beyond a step's least."""
+        """Return the seconds on each stage.
+
+        In a mixed step, decode adds to the prefill only its time beyond that of the smallest step.
+        """
         return [_seconds(stage, work) for stage in self._stages]
 
     def all_reduce_layer_s(self, tokens: int) -> float:
-        """Within the measured times."""
+        """Return 0: the measured times include it."""
         return 0.0
 
     def activation_bytes(self, tokens: int) -> float:
-        """Within the measured times."""
+        """Return 0: the measured times include sending activations."""
         return 0.0
 
     def kv_bytes_per_token(self, stage: int) -> int:

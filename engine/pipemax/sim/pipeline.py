@@ -1,6 +1,6 @@
 """Stages in a row: each runs one step at a time, in the order in which steps were submitted.
 
-It knows durations, not what a step computes. Appendix A.1 of the paper is a property of this file.
+It knows durations, not what a step computes. Appendix A.1 of the paper describes a property of this pipeline.
 """
 
 from collections import deque
@@ -12,6 +12,8 @@ from pipemax.sim.event_queue import EventQueue, Priority
 
 
 class StepKind(StrEnum):
+    """The kind of work that a step computes."""
+
     PREFILL = "prefill"
     DECODE = "decode"
     MIXED = "mixed"
@@ -19,13 +21,13 @@ class StepKind(StrEnum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Step:
-    """One batch's way through all stages."""
+    """One batch's pass through all stages."""
 
     kind: StepKind
     stage_s: Sequence[float]
-    """Time on each stage."""
+    """Seconds on each stage."""
     activation_bytes: float
-    """Handed from stage to stage."""
+    """Bytes handed from each stage to the next."""
     on_done: Callable[["Step"], None]
     """Called when the last stage ends."""
     batch: int
@@ -33,7 +35,7 @@ class Step:
     tokens: int
     """Tokens computed, prompts and outputs alike."""
     number: int = field(init=False)
-    """Given on submission: 0, 1, 2…"""
+    """Assigned on submission: 0, 1, 2…"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +60,11 @@ class _Stage:
 
 
 class Pipeline:
-    """``gate(stage, step)`` may hold a step back at a stage (its KV is still being copied): call ``poke`` when that
-    may have changed. ``send(stage, bytes)`` says how long handing activations to ``stage`` takes, from now."""
+    """Runs steps through the stages.
+
+    ``gate(stage, step)`` may hold a step back at a stage (its KV is still being copied); call ``poke`` when that may
+    have changed. ``send(stage, bytes)`` returns how long handing activations to ``stage`` takes from now, in seconds.
+    """
 
     def __init__(
         self,
@@ -88,7 +93,7 @@ class Pipeline:
         self._arrive(0, step)
 
     def poke(self, stage: int) -> None:
-        """Look again whether the step that waits at ``stage`` may start."""
+        """Check again whether the step that waits at ``stage`` may start."""
         here = self._stages[stage]
         if here.running or not here.waiting:
             return

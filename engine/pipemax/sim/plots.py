@@ -1,7 +1,7 @@
-"""Pictures after the paper's: ``fig:overall``, ``fig:static``, ``fig:runtime`` (a), ``fig:time_and_memory``,
-``fig:predict``.
+"""Draws figures like the paper's.
 
-Each function draws one file. This module imports matplotlib; nothing else in ``pipemax.sim`` does.
+They are ``fig:overall``, ``fig:static``, ``fig:runtime`` (a), ``fig:time_and_memory`` and ``fig:predict``. Each
+function draws one file. This module imports matplotlib; nothing else in ``pipemax.sim`` does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _SMOOTHING_STEPS = 8
 
 
 def write_plots(study: Study, directory: Path) -> list[Path]:
-    """Every picture that the study has the systems for, and their paths."""
+    """Draw every figure for which the study has the systems; return their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     by_name = {result.system: result for result in study.results}
     paths = [plot_overall([study], directory / "overall.png")]
@@ -37,7 +37,7 @@ def write_plots(study: Study, directory: Path) -> list[Path]:
 
 
 def plot_overall(studies: Sequence[Study], path: Path) -> Path:
-    """Throughput of each system over vLLM (TP), a group of bars for each study, as ``fig:overall``."""
+    """Draw the throughput of each system over vLLM (TP), a group of bars for each study, as in ``fig:overall``."""
     groups = {
         f"{study.model}\n{study.node}\n{study.workload}": {
             result.system: study.ratio(result) for result in study.results
@@ -48,7 +48,7 @@ def plot_overall(studies: Sequence[Study], path: Path) -> Path:
 
 
 def plot_ratios(groups: Mapping[str, Mapping[str, float]], path: Path) -> Path:
-    """Group → system → throughput over vLLM (TP), as bars."""
+    """Draw group → system → throughput over vLLM (TP) as bars."""
     names = list(dict.fromkeys(name for ratios in groups.values() for name in ratios))
     figure = Figure(figsize=(max(7.0, 1.3 * len(groups)), 3.6))
     axes = figure.subplots()
@@ -66,7 +66,7 @@ def plot_ratios(groups: Mapping[str, Mapping[str, float]], path: Path) -> Path:
 def plot_normalized(
     results: Sequence[SimulationResult], reference: SimulationResult, title: str, path: Path
 ) -> Path:
-    """Throughput over that of ``reference``: ``fig:static`` and ``fig:runtime`` (a)."""
+    """Draw each result's throughput over that of ``reference``: ``fig:static`` and ``fig:runtime`` (a)."""
     figure = Figure(figsize=(1.5 + 0.9 * len(results), 3.2))
     axes = figure.subplots()
     ratios = [result.total_tokens_per_s / reference.total_tokens_per_s for result in results]
@@ -80,7 +80,7 @@ def plot_normalized(
 
 
 def plot_runtime(result: SimulationResult, path: Path) -> Path:
-    """``plot_decode`` of a simulated run. ``ValueError`` where it has no decode steps."""
+    """Draw ``plot_decode`` of a simulated run. Raise ``ValueError`` if it has no decode steps."""
     samples = result.recording.decode_samples
     if not samples:
         raise ValueError(f"the run of {result.system} has no decode steps")
@@ -88,11 +88,11 @@ def plot_runtime(result: SimulationResult, path: Path) -> Path:
 
 
 def plot_decode(samples: Sequence[DecodeSample], gpu_kv_tokens: int, path: Path) -> Path:
-    """Decode step time and KV per batch over a run, simulated or measured: ``fig:time_and_memory`` (a) and (b)."""
+    """Draw decode step time and KV per batch over a run, simulated or measured: ``fig:time_and_memory`` (a), (b)."""
     window = np.ones(_SMOOTHING_STEPS) / _SMOOTHING_STEPS
     step_ms = np.array([sample.step_s * 1e3 for sample in samples])
     kv = np.array([sample.kv_tokens for sample in samples]) / gpu_kv_tokens
-    # What was copied beside one step belongs to the batch of the next.
+    # What was copied while one step ran belongs to the batch of the next.
     prefetched = np.array([0, *(sample.prefetched_tokens for sample in samples[:-1])]) / gpu_kv_tokens
     if len(samples) > _SMOOTHING_STEPS:
         step_ms, kv, prefetched = (
@@ -122,7 +122,10 @@ def _save(figure: Figure, path: Path) -> Path:
 
 
 def plot_predictions(pairs: Mapping[str, Sequence[tuple[float, float]]], path: Path, *, title: str) -> Path:
-    """(predicted, measured) seconds of steps, a panel each kind, as ``fig:predict``: the band is 5 % wide."""
+    """Draw (predicted, measured) seconds of steps, a panel for each kind, as in ``fig:predict``.
+
+    The band is 5 % wide.
+    """
     kinds = {name: np.array(points) for name, points in pairs.items() if points}
     figure = Figure(figsize=(3.4 * max(1, len(kinds)), 3.6))
     for index, (name, points) in enumerate(kinds.items()):

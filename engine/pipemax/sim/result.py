@@ -1,4 +1,4 @@
-"""What a simulation yields: one system's figures, and the recording behind the pictures."""
+"""The result of a simulation: one system's figures, and the recording behind the plots."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,36 +13,36 @@ STEADY_SHARE = 0.9
 
 @dataclass(slots=True, kw_only=True)
 class Usage:
-    """What a machine has done so far."""
+    """The work that a machine has done so far."""
 
     busy_gpu_s: float = 0.0
-    """Computing, reading or reducing, summed over the GPUs."""
+    """Seconds of computing, reading or reducing, summed over the GPUs."""
     decode_gpu_s: float = 0.0
-    """Of that, in steps without prompts."""
+    """Seconds of that in steps without prompts."""
     all_reduce_gpu_s: float = 0.0
     decode_steps: int = 0
     decode_requests: int = 0
     """Summed over the decode steps."""
     tokens_done: int = 0
-    """Prompt and output tokens; less those that a preemption threw away."""
+    """Prompt and output tokens, less those that a preemption discarded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeSample:
-    """One decode step as the last stage ended it, for the runtime pictures."""
+    """One decode step as the last stage ended it, for the plots over time."""
 
     time_s: float
     step_s: float
-    """On the slowest stage."""
+    """Seconds on the slowest stage."""
     batch: int
     kv_tokens: int
     prefetched_tokens: int
-    """Copied in beside it, for the steps after it; 0 in systems without prefetch."""
+    """Copied to the GPU while the step ran, for the steps after it; 0 in systems without prefetch."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Recording:
-    """What a run leaves behind beside its figures; spans only if asked for."""
+    """The details of a run behind its figures; spans only if asked for."""
 
     keep_spans: bool = False
     stage_spans: list[StageSpan] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
-    """Rates are over the whole run, drain included, unless they say otherwise."""
+    """One system's figures. Rates are over the whole run, drain included, unless they say otherwise."""
 
     system: str
     seconds: float
@@ -63,7 +63,7 @@ class SimulationResult:
     """Prompts and outputs; a prompt computed twice counts once."""
     output_tokens_per_s: float
     steady_tokens_per_s: float
-    """Tokens computed per second until STEADY_SHARE of the requests had finished: drain apart."""
+    """Tokens computed per second until STEADY_SHARE of the requests had finished, that is, without the drain."""
     mean_decode_batch: float
     bubble_fraction: float
     """Share of GPU time in which nothing is computed, read or reduced."""
@@ -76,12 +76,12 @@ class SimulationResult:
     h2d_bytes: float
     recomputed_tokens: int
     gpu_kv_tokens: int
-    """KV tokens that the GPUs hold between them in decode."""
+    """KV tokens that the GPUs hold together in decode."""
     recording: Recording
 
 
 class Progress:
-    """Which requests are done. Each system reports to it; it raises if one is lost or ends twice."""
+    """Tracks which requests are done. Each system reports to it; it raises if one is lost or ends twice."""
 
     def __init__(self, workload: Workload, queue: EventQueue, usages: Sequence[Usage]) -> None:
         self._queue = queue
@@ -126,7 +126,7 @@ def summarize(
     seconds: float,
     recomputed_tokens: int = 0,
 ) -> SimulationResult:
-    """The figures of a run that ended after ``seconds``; ``usages`` are of all machines that had a part in it."""
+    """Summarize a run that ended after ``seconds``; ``usages`` are those of all machines that took part in it."""
     progress.require_all_done()
     gpu_s = num_gpus * seconds
     steps = sum(usage.decode_steps for usage in usages)

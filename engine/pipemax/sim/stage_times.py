@@ -1,7 +1,7 @@
-"""How long a step takes on each stage: reading weights, computing, attention and all-reduce.
+"""Models how long a step takes on each stage: reading weights, computing, attention and all-reduce.
 
-The linear part follows a staircase measured on one L20 (TD-Pipe's published profile): products of b tokens cost as
-those of a tiled number, and reading weights overlaps with computing only so far,
+The linear part follows a staircase measured on one L20 (TD-Pipe's published profile): products of b tokens cost as much
+as those of a number rounded to tiles, and reading weights overlaps with computing only partly,
 ``(weights_s**p + compute_s**p)**(1/p)``. The same table and p serve every GPU, model and system.
 """
 
@@ -11,23 +11,23 @@ from dataclasses import dataclass
 from pipemax.domain.specs import GpuSpec, ModelSpec, NodeSpec, Parallelism
 
 EXPERT_TILE_TOKENS = 16
-"""Grouped products of a mixture of experts pad each expert's tokens to a small tile only."""
+"""Grouped products of a mixture of experts pad each expert's tokens only to a small tile."""
 RESIDUAL_STREAMS = 2
-"""vLLM hands hidden states and residual from stage to stage."""
+"""vLLM sends hidden states and residual from stage to stage."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StepWork:
-    """What one step computes."""
+    """The work of one step."""
 
     decode_requests: int = 0
     decode_context_tokens: int = 0
-    """KV tokens that the decoding requests attend to, all together."""
+    """KV tokens that all decoding requests attend to together."""
     prefill_tokens: int = 0
     prefill_pairs: float = 0.0
     """(token, attended token) pairs of the prompts in this step."""
     prefill_outputs: int = 0
-    """Prompts that end in this step: those alone pass the output head."""
+    """Prompts that end in this step: only these pass the output head."""
 
     @property
     def tokens(self) -> int:
@@ -39,12 +39,12 @@ class StepWork:
 
 
 def prompt_pairs(first_token: int, num_tokens: int) -> float:
-    """Causal attention pairs of a prompt's tokens ``[first_token, first_token + num_tokens)``."""
+    """Return the causal attention pairs of a prompt's tokens ``[first_token, first_token + num_tokens)``."""
     return num_tokens * (first_token + (num_tokens + 1) / 2)
 
 
 def product_tokens(gpu: GpuSpec, tokens: int) -> float:
-    """Tokens that a matrix product of ``tokens`` costs as."""
+    """Return the number of tokens whose arithmetic a matrix product of ``tokens`` costs."""
     rows = gpu.product_tokens
     after = bisect_left(rows, (tokens, 0))
     if after == len(rows):
@@ -57,12 +57,13 @@ def product_tokens(gpu: GpuSpec, tokens: int) -> float:
 
 
 def smooth_max_s(gpu: GpuSpec, weights_s: float, compute_s: float) -> float:
+    """Return the seconds of reading weights and computing, which overlap only partly."""
     p = gpu.smoothing
     return float((weights_s**p + compute_s**p) ** (1 / p))
 
 
 class StageTimes:
-    """Times of one model on one node under one parallelism."""
+    """The times of one model on one node under one parallelism."""
 
     def __init__(self, node: NodeSpec, model: ModelSpec, parallelism: Parallelism) -> None:
         self._node = node
@@ -71,7 +72,7 @@ class StageTimes:
         self.layers = parallelism.layers_of(model)
 
     def stage_s(self, work: StepWork) -> list[float]:
-        """Seconds on each stage, all-reduce included."""
+        """Return the seconds on each stage, all-reduce included."""
         layer_s = self._linear_layer_s(work.tokens) + self._attention_layer_s(work)
         layer_s += self.all_reduce_layer_s(work.tokens)
         times = [self._node.gpu.step_overhead_s + num_layers * layer_s for num_layers in self.layers]
@@ -79,17 +80,17 @@ class StageTimes:
         return times
 
     def all_reduce_layer_s(self, tokens: int) -> float:
-        """Of one layer: behind attention and behind the feed-forward part."""
+        """Return the all-reduce seconds of one layer: one after attention and one after the feed-forward part."""
         payload_bytes = tokens * self._model.hidden_size * self._model.bytes_per_value
         return 2 * self._node.all_reduce.time_s(payload_bytes, self._tensor)
 
     def kv_bytes_per_token(self, stage: int) -> float:
-        """On one GPU of a stage."""
+        """Return the KV bytes of one token on one GPU of a stage."""
         model = self._model
         return self.layers[stage] * model.kv_bytes_per_token_and_layer / model.kv_shards(self._tensor)
 
     def activation_bytes(self, tokens: int) -> float:
-        """Handed from each stage to the next, on each of its GPUs."""
+        """Return the bytes that each GPU of a stage sends to the next stage."""
         model = self._model
         return RESIDUAL_STREAMS * tokens * model.hidden_size * model.bytes_per_value / self._tensor
 

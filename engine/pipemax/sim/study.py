@@ -1,4 +1,4 @@
-"""Several systems on one scenario: what ``pipemax simulate`` runs."""
+"""Runs several systems on one scenario, for ``pipemax simulate``."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload
 
 REFERENCE = "vllm_tp"
-"""What ``fig:overall`` normalises to."""
+"""The system to which ``fig:overall`` normalises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """Results in the order asked for, and the reference among or beside them."""
+    """Results in the order asked for, and the reference, which may be one of them."""
 
     node: str
     model: str
@@ -31,7 +31,7 @@ class Study:
 
 
 def named_systems(names: str, node: NodeSpec) -> list[str]:
-    """``all``, ``baselines`` (PipeMax and other systems), or names with commas between them."""
+    """Return the systems named by ``all``, ``baselines`` (PipeMax and other systems), or names separated by commas."""
     match names:
         case "all":
             return system_names(node)
@@ -53,7 +53,7 @@ def run_study(
 ) -> Study:
     """Simulate each system, and the reference. ``on_progress`` gets a system's name and how many requests finished.
 
-    Of the ``detailed`` system every span is kept, for a Chrome trace, and its decisions go to ``decisions_path``.
+    For the ``detailed`` system, every span is kept for a Chrome trace, and its decisions go to ``decisions_path``.
     """
     if not systems:
         raise ValueError(f"name at least one system of {', '.join(system_names(node))}")

@@ -1,4 +1,4 @@
-"""A study as JSON objects and as a Chrome trace. Pictures: ``pipemax.sim.plots``."""
+"""Writes a study as JSON objects and as a Chrome trace. ``pipemax.sim.plots`` draws its figures."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ _MICROSECONDS = 1e6
 
 
 def json_objects(study: Study) -> list[dict[str, Any]]:
-    """One object a system; rates in tokens/s, fractions of GPU time."""
+    """Return one object per system; rates are in tokens/s, fractions are of GPU time."""
     return [
         {
             "system": result.system,
@@ -38,7 +38,10 @@ def json_objects(study: Study) -> list[dict[str, Any]]:
 
 
 def write_chrome_trace(result: SimulationResult, path: Path) -> None:
-    """Every step on every stage and every copy, for chrome://tracing or Perfetto. Needs a run that kept spans."""
+    """Write every step on every stage and every copy, for chrome://tracing or Perfetto.
+
+    Raise ``ValueError`` if the run kept no spans.
+    """
     if not result.recording.keep_spans:
         raise ValueError(f"the run of {result.system} kept no spans")
     events: list[dict[str, Any]] = []

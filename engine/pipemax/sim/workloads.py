@@ -1,8 +1,8 @@
-"""Prompt and output lengths: drawn from families solved to given means and medians, or replayed.
+"""Prompt and output lengths: drawn from distributions fitted to given means and medians, or replayed.
 
-Draws are stratified (one a quantile, then shuffled), so a few hundred requests already meet the figures. The cut at
-the model's context is part of what is solved: what comes out has the mean and median asked for. It knows lengths
-only, no text.
+Draws are stratified (one per quantile, then shuffled), so a few hundred requests already meet the figures. The cut at
+the model's context is part of the fit: the lengths drawn have the mean and median asked for. This module knows only
+lengths, no text.
 """
 
 import json
@@ -32,13 +32,13 @@ _FEWEST_TO_CHECK = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Workload:
-    """Requests in their order of arrival; all are there at the start."""
+    """Requests in order of arrival; all are there at the start."""
 
     name: str
     prompt_tokens: Ints
-    """The shared prefix included."""
+    """Prompt lengths, the shared prefix included."""
     output_tokens: Ints
-    """At least 1 each."""
+    """Output lengths, at least 1 each."""
     shared_prefix_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class Workload:
 
 
 def draw_workload(spec: WorkloadSpec, num_requests: int, rng: np.random.Generator) -> Workload:
-    """``num_requests`` requests with the means and medians of ``spec``."""
+    """Draw ``num_requests`` requests with the means and medians of ``spec``."""
     if num_requests < 1:
         raise ValueError(f"a workload needs at least one request, not {num_requests}")
     prompts = np.rint(_solve(spec.prompt, _quantiles(num_requests, rng), spec.prompt.most)).astype(np.int64)
@@ -70,7 +70,10 @@ def draw_workload(spec: WorkloadSpec, num_requests: int, rng: np.random.Generato
 
 
 def replay_workload(path: Path, shared_prefix_tokens: int = 0) -> Workload:
-    """Recorded lengths: JSON lines with ``prompt_tokens`` and ``completion_tokens`` each."""
+    """Read recorded lengths from JSON lines, each with ``prompt_tokens`` and ``completion_tokens``.
+
+    Raise ``ValueError`` for a line without them, and for a file without rows.
+    """
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
@@ -94,13 +97,15 @@ def replay_workload(path: Path, shared_prefix_tokens: int = 0) -> Workload:
 
 
 def _quantiles(count: int, rng: np.random.Generator) -> Floats:
-    """One in each of ``count`` equal strata, shuffled."""
+    """Draw one quantile in each of ``count`` equal strata, and shuffle them."""
     return np.asarray((rng.permutation(count) + rng.random(count)) / count, dtype=np.float64)
 
 
 def _solve(target: LengthStatistics, quantiles: Floats, most: int | Ints) -> Floats:
-    """Lengths with the target's mean and median once cut at ``most``: bisects a family's location for the median
-    within a bisection of its other parameter for the mean."""
+    """Return lengths that have the target's mean and median once cut at ``most``.
+
+    Bisects a family's location for the median, within a bisection of its other parameter for the mean.
+    """
 
     def lengths_for(other: float) -> Floats:
         low, high = _location_range(target)
@@ -119,7 +124,7 @@ def _solve(target: LengthStatistics, quantiles: Floats, most: int | Ints) -> Flo
     for _ in range(_BISECTIONS):
         other = (low + high) / 2
         mean_too_low = lengths_for(other).mean() < target.mean
-        # A wider truncated normal leans further to its far bound: its mean falls where the median is held.
+        # A wider truncated normal leans further to its far bound, so its mean falls while the median is held.
         if mean_too_low == (target.family != "normal" or target.median < (target.least + target.most) / 2):
             low = other
         else:
@@ -155,7 +160,7 @@ def _other_range(target: LengthStatistics) -> tuple[float, float]:
 
 
 def _truncated(quantiles: Floats, low_z: float, high_z: float) -> Floats:
-    """Standard normal values within [low_z, high_z]."""
+    """Return standard normal values within [low_z, high_z], by quantile."""
     low, high = np.interp([low_z, high_z], _GRID, _GRID_CDF)
     return np.asarray(np.interp(low + quantiles * (high - low), _GRID_CDF, _GRID), dtype=np.float64)
 

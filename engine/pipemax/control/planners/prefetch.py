@@ -150,7 +150,7 @@ class PrefetchPlanner:
         return PrefetchMode.STEADY if self._steady.is_steady else PrefetchMode.WARM_UP
 
     def _basket(self, target: Batch, sources: list[Batch], budget_blocks: int) -> Basket:
-        """Return an empty basket, limited by the budget, by free or overwritable blocks and slots, and by batch size."""
+        """Return an empty basket, limited by the budget, free or overwritable blocks and slots, and the batch size."""
         table = self._table
         blocks = table.ledger.gpu.num_free + sum(batch.own_blocks for batch in sources)
         slots = self._max_on_gpu - table.num_on_gpu + sum(len(batch) for batch in sources)

@@ -1,1 +1,1 @@
-"""One file a family of systems; each is a policy over the same machine model."""
+"""The simulated systems, one file per family; each is a policy over the same machine model."""

@@ -1,4 +1,4 @@
-"""All systems by name, as the command line and the pictures name them."""
+"""All systems by the names that the command line and the plots use."""
 
 from functools import partial
 
@@ -16,7 +16,7 @@ STATIC_PERCENTAGES = (5, 10, 15, 20, 25)
 
 
 def baseline_names(node: NodeSpec) -> list[str]:
-    """Other systems, as far as the node has the GPUs for them."""
+    """Return the names of other systems, as far as the node has the GPUs for them."""
     names = ["vllm_tp", "vllm_pp", "vllm_032_pp", "td_pipe", "td_pipe_tuned", f"seesaw_t{node.num_gpus}"]
     if node.num_gpus % 2 == 0 and node.num_gpus > 2:
         names.append(f"seesaw_t{node.num_gpus // 2}p2")
@@ -24,23 +24,24 @@ def baseline_names(node: NodeSpec) -> list[str]:
 
 
 def ablation_names() -> list[str]:
-    """PipeMax with one thing changed."""
+    """Return the names of the ablations: PipeMax with one thing changed."""
     static = [f"static_{percentage}" for percentage in STATIC_PERCENTAGES]
     return [*static, "layer_first", "no_activation_priority"]
 
 
 def system_names(node: NodeSpec) -> list[str]:
+    """Return the names of all systems that can be simulated on a node."""
     return ["pipemax", *baseline_names(node), *ablation_names()]
 
 
 def check_name(name: str, node: NodeSpec) -> None:
-    """``ValueError`` for a name that no system has on this node."""
+    """Raise ``ValueError`` for a name that no system has on this node."""
     if name not in system_names(node):
         raise ValueError(f"no system {name!r}; there are {', '.join(system_names(node))}")
 
 
 def simulate(name: str, scenario: Scenario) -> SimulationResult:
-    """Run one system. ``ValueError`` for an unknown name, and where the model does not fit the node."""
+    """Simulate one system. Raise ``ValueError`` for an unknown name, or if the model does not fit the node."""
     check_name(name, scenario.node)
     n = scenario.node.num_gpus
     match name.split("_"):

@@ -1,8 +1,8 @@
 """Continuous batching as vLLM does it: tensor parallel, pipeline parallel as in 0.7.3, and as in 0.32.
 
-They differ in three ways: how many groups of requests are in flight, whether groups own a share of the KV pool and
-of the requests or draw on one, and whether prefill comes first or is mixed into decode steps in chunks. Preemption
-is by recomputation, last in first out. KV lives on the GPU alone.
+They differ in three ways: how many groups of requests are in flight, whether each group owns a share of the KV pool and
+of the requests or all draw on one, and whether prefill comes first or is mixed into decode steps in chunks. Preemption
+is by recomputation, last in first out. KV is kept only on the GPU.
 """
 
 from collections import deque
@@ -21,22 +21,22 @@ from pipemax.sim.systems.waiting_prompts import BlockPool, Prompt, add_prefill, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuousPolicy:
-    """Which vLLM."""
+    """The scheduling of one version and setup of vLLM."""
 
     name: str
     is_tensor_parallel: bool
-    """One group over all GPUs; else as many groups and stages as GPUs."""
+    """One group over all GPUs; otherwise as many groups and stages as GPUs."""
     own_queues: bool
     """Each group owns 1/n of the blocks and, from the start, 1/n of the requests."""
     prefill_first: bool
-    """Steps are prefill or decode, prefill first; else chunks are mixed into decode steps."""
+    """Steps are prefill or decode, prefill first; otherwise chunks are mixed into decode steps."""
     max_batched_tokens: int
     watermark: float = 0.01
     """Share of the pool that an admission leaves free."""
     max_running: int | None = None
-    """Most requests that run at once, over all groups."""
+    """Maximum number of requests that run at once, over all groups."""
     keeps_preempted: bool = False
-    """What a preempted request held stays in the prefix cache until others need its blocks."""
+    """A preempted request's blocks stay in the prefix cache until others need them."""
 
 
 VLLM_TP = ContinuousPolicy(
@@ -63,7 +63,7 @@ class _Dropped:
     num_ahead: int
     """Free blocks that are taken before them."""
     num_taken: int
-    """Blocks taken of the pool until then."""
+    """Blocks that had been taken from the pool by then."""
 
 
 class _Group:
@@ -134,7 +134,7 @@ class ContinuousBatching:
             for _ in range(shares)
         ]
         require_fit(pools[0], prompts)
-        # A request stays with the scheduler that had fewest unfinished: all arrive at once, so in turn.
+        # A request stays with the scheduler that had the fewest unfinished: as all arrive at once, they go in turn.
         queues = [deque(list(prompts)[share::shares]) for share in range(shares)]
         return [
             _Group(pools[i % shares], queues[i % shares], RunningSet(block_tokens, self._shared))
@@ -158,7 +158,7 @@ class ContinuousBatching:
         self._machine.run(work, partial(self._complete, group, work.decode_requests > 0, ended))
 
     def _decode(self, group: _Group, work: StepWork) -> bool:
-        """All running requests, as far as their next blocks are free; the newest give way. Whether any did."""
+        """Add the running requests to the step, preempting the newest until all fit; return whether any was."""
         running, before = group.running, len(group.running)
         while len(running) and running.new_blocks() > group.pool.num_free:
             self._preempt(group, running.newest)
@@ -181,7 +181,7 @@ class ContinuousBatching:
         self._machine.usage.tokens_done -= again.tokens + self._shared
 
     def _admit(self, group: _Group, work: StepWork, ended: list[Prompt]) -> None:
-        """Prompts in order, while tokens of the step and blocks are left."""
+        """Add prompts to the step in order, while tokens of the step and blocks are left."""
         pool, budget = group.pool, self._policy.max_batched_tokens - work.tokens
         reserve = int(self._policy.watermark * pool.num_blocks)
         while group.waiting and budget > 0:
@@ -191,7 +191,7 @@ class ContinuousBatching:
                 if self._num_running == self._policy.max_running:
                     return
                 need = pool.blocks_of(prompt.tokens)
-                idle = pool.num_free == pool.num_blocks  # alone it may use the reserve
+                idle = pool.num_free == pool.num_blocks  # a lone request may use the reserve
                 if need > pool.num_free - (0 if idle else reserve):
                     return
                 if self._policy.prefill_first and prompt.tokens > budget and work.prefill_tokens:
@@ -213,7 +213,10 @@ class ContinuousBatching:
             ended.append(prompt)
 
     def _take_found(self, pool: BlockPool, prompt: Prompt) -> int:
-        """Leading tokens of a preempted request whose blocks nobody has taken since: the last ones go first."""
+        """Take and count the leading tokens of a preempted request whose blocks were not taken since.
+
+        Its last blocks are taken by others first.
+        """
         dropped = self._dropped.pop(prompt.request, None)
         if dropped is None:
             return 0

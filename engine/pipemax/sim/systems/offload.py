@@ -1,10 +1,10 @@
-"""Offloading on single GPUs, FlexGen's and TightLLM's way: as many independent engines as GPUs, each with its share
-of the requests and of host memory, each streaming the whole model.
+"""Offloading on single GPUs, as FlexGen and TightLLM do it.
 
-A step goes through the layers once for all of its requests (zig-zag: layer outer, batch inner), so the weights that
-are not on the GPU and the KV that is not are loaded once a step, beside the computation. FlexGen keeps KV on the
-host, fills the GPU with weights and runs blocks of requests to their end; TightLLM divides the GPU between weights
-and KV by what it predicts to be fastest, and refills places as they come free.
+There are as many independent engines as GPUs, each with its share of the requests and of host memory, and each
+streaming the whole model. A step goes through the layers once for all of its requests (zig-zag: layer outer, batch
+inner), so the weights and the KV that are not on the GPU are loaded once per step, during the computation. FlexGen
+keeps KV on the host, fills the GPU with weights and runs blocks of requests to their end. TightLLM divides the GPU
+between weights and KV by what it predicts to be fastest, and refills places as they become free.
 """
 
 from collections import deque
@@ -33,7 +33,7 @@ BUFFERED_LAYERS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where one engine keeps what. KV on the GPU comes first, the rest is on the host."""
+    """Where one engine keeps weights and KV. The GPU's room for KV is filled first; the rest is on the host."""
 
     gpu_weight_bytes: float
     gpu_kv_tokens: int
@@ -45,7 +45,7 @@ class Placement:
 
 
 def _placements(scenario: Scenario) -> list[Placement]:
-    """Divisions of one GPU between weights and KV, by how much of the host share is used for KV."""
+    """Return divisions of one GPU between weights and KV, by how much of the host share is used for KV."""
     node, model = scenario.node, scenario.model
     layer_bytes = model.params_per_layer * model.bytes_per_value
     free_bytes = node.gpu.memory_bytes * node.gpu_memory_fraction - node.gpu_reserve_bytes
@@ -66,7 +66,7 @@ def _placements(scenario: Scenario) -> list[Placement]:
 
 
 class Offloading:
-    """One run. ``is_adaptive`` is TightLLM's way, else FlexGen's."""
+    """One run: TightLLM's if ``is_adaptive``, otherwise FlexGen's."""
 
     def __init__(self, scenario: Scenario, *, is_adaptive: bool) -> None:
         self._scenario = scenario
@@ -116,7 +116,7 @@ class Offloading:
 
 
 class _StepModel:
-    """What a step computes and loads."""
+    """What a step computes and loads, and how long that takes."""
 
     def __init__(self, scenario: Scenario, times: StageTimes) -> None:
         self._node, self._model, self._times = scenario.node, scenario.model, times
@@ -135,7 +135,7 @@ class _StepModel:
         return tokens * self._model.kv_bytes_per_token
 
     def predicted_tokens_per_s(self, placement: Placement) -> float:
-        """Of steady decode with the KV full."""
+        """Predict the tokens per second of steady decode with the KV full."""
         batch = int(placement.kv_tokens / self._mean_tokens)
         work = StepWork(decode_requests=batch, decode_context_tokens=placement.kv_tokens)
         link = self._node.link.host_to_gpu_bytes_per_s
@@ -199,7 +199,7 @@ class _Engine:
                 left[0] -= 1
 
     def _admit(self, work: StepWork, ended: list[Prompt]) -> None:
-        """Prompts for this pass. Without refilling, only while a new block of requests is being filled."""
+        """Add prompts to this pass. Without refilling, do so only while a new block of requests is being filled."""
         if not self.refills and len(self._running) and not self._block_is_filling:
             return
         self._block_is_filling = False
@@ -216,7 +216,10 @@ class _Engine:
         self._block_is_filling = True
 
     def _part_done(self, left: list[int], work: StepWork, ended: list[Prompt]) -> None:
-        """Computation, load and store run beside each other: the step ends with the last of them."""
+        """Count one part of the step as done.
+
+        Computation, load and store run concurrently: the step ends with the last of them.
+        """
         left[0] -= 1
         if left[0]:
             return

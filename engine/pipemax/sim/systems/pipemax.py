@@ -1,6 +1,6 @@
-"""PipeMax itself: ``pipemax.control`` decides every step, this file carries the plans out on the simulated machine.
+"""PipeMax itself: ``pipemax.control`` decides every step, and this file carries the plans out on the simulated machine.
 
-A plan's copies begin on a stage when the step before it has left that stage (until then it may still read the
+A plan's copies begin on a stage when the step before it has left that stage (until then that step may still read the
 blocks that they overwrite), and a step waits on each stage for the copies of what it runs. A step counts as
 completed when its KV has reached the host. The ablations are this driver with other options.
 """
@@ -36,7 +36,7 @@ class _Transfer:
     step_id: StepId
     num_blocks: int
     after: int
-    """Steps that must have left a stage before its copy begins there."""
+    """Number of steps that must have left a stage before its copy begins there."""
     stages_left: int
     queued_s: list[float]
     stage_s: list[float]
@@ -44,15 +44,15 @@ class _Transfer:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Flight:
-    """A step under way."""
+    """A step in flight."""
 
     plan: StepPlan
     started: StartedStep
     must_have: StepId | None
-    """The last plan whose copies it needs."""
+    """The last plan whose copies the step needs."""
     stage_s: list[float] = field(default_factory=list)
     parts_left: int
-    """The pipeline's end, and the stores of every stage."""
+    """Parts still to end: the pipeline, and the stores of every stage."""
 
 
 class PipeMaxSystem:
@@ -105,20 +105,20 @@ class PipeMaxSystem:
     # Plans.
 
     def _plan_soon(self) -> None:
-        """Once for all that happens at this instant."""
+        """Plan once for everything that happens at this instant."""
         if not self._plan_is_due:
             self._plan_is_due = True
             self._queue.at(self._queue.now_s(), Priority.DECIDE, self._plan)
 
     def _plan(self) -> None:
-        """Plan and submit until the pipeline is filled or the controller waits for news."""
+        """Plan and submit until the pipeline is full or the controller waits for an event."""
         self._plan_is_due = False
         while len(self._flights) < self._n and not self._progress.all_done:
             self._controller.apply(self._events)
             self._events = []
             plan = self._controller.plan_step(self._queue.now_s())
             if plan.is_empty:
-                # Liveness: with nothing under way, no event would ever ask again.
+                # Liveness: with nothing in flight, no event would ever lead to another plan.
                 assert self._flights or any(self._transfers), plan.decision
                 return
             self._carry_out(plan)
@@ -200,7 +200,7 @@ class PipeMaxSystem:
         self._machine.pipeline.poke(stage)
 
     def _may_start(self, stage: int, step: Step) -> bool:
-        """Whether the copies that a step needs have ended on a stage."""
+        """Return whether the copies that a step needs have ended on a stage."""
         must_have = self._flights[step.number].must_have
         pending = self._transfers[stage]
         return must_have is None or not pending or pending[0].step_id > must_have
@@ -208,7 +208,7 @@ class PipeMaxSystem:
     # Stages.
 
     def _store(self, stage: int, step: Step) -> None:
-        """The KV of a step's tokens goes to the host while the stage computes."""
+        """Store the KV of a step's tokens on the host while the stage computes."""
         layers = self._machine.times.layers[stage]
         self._links.copy(
             stage,
@@ -225,7 +225,10 @@ class PipeMaxSystem:
                 self._begin_copy(stage, transfer)
 
     def _part_done(self, number: int) -> None:
-        """A step has left the pipeline, or its KV on one stage has reached the host. The last part completes it."""
+        """Count one part of a step as ended, and complete the step with the last.
+
+        A part ends when the step has left the pipeline, or when its KV on one stage has reached the host.
+        """
         flight = self._flights[number]
         flight.parts_left -= 1
         if flight.parts_left:

@@ -1,4 +1,4 @@
-"""PipeMax's options in the simulator, and its controller's config there: the machine's step times and bandwidths."""
+"""PipeMax's options in the simulator, and its controller's config there, with the machine's step times and rates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ _CONTEXTS = (64, 512, 2048)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipeMaxOptions:
-    """The defaults are PipeMax; everything else is an ablation or a sensitivity."""
+    """Options of a simulated PipeMax. The defaults are PipeMax; other values make an ablation or a sensitivity."""
 
     name: str = "pipemax"
     layout: KvLayout = KvLayout.BLOCK_FIRST
@@ -33,7 +33,7 @@ class PipeMaxOptions:
 
 
 def pieces_per_block(layout: KvLayout, num_layers: int) -> int:
-    """Contiguous pieces of one block on a stage."""
+    """Return the number of contiguous pieces of one block on a stage."""
     match layout:
         case KvLayout.BLOCK_FIRST:
             return 1
@@ -42,7 +42,10 @@ def pieces_per_block(layout: KvLayout, num_layers: int) -> int:
 
 
 def controller_config(machine: Machine, workload: Workload, options: PipeMaxOptions) -> ControllerConfig:
-    """The controller is told the mean output length, as a sample of the table would tell it, and no more."""
+    """Return the controller's config on a machine.
+
+    Of the outputs, the controller is told only the mean length, as a sample of the table would tell it.
+    """
     capacity = machine.capacity
     if machine.measured is not None:
         return replace(_measured_config(machine.measured), **options.controller)
@@ -63,7 +66,7 @@ def controller_config(machine: Machine, workload: Workload, options: PipeMaxOpti
 
 
 def _measured_config(engine: MeasuredEngine) -> ControllerConfig:
-    """As the engine's own scheduler makes it."""
+    """Return the config that the engine's own scheduler makes."""
     return ControllerConfig(
         num_batches=engine.num_batches,
         stages=engine.stages,
@@ -79,6 +82,7 @@ def _measured_config(engine: MeasuredEngine) -> ControllerConfig:
 def stage_configs(
     node: NodeSpec, model: ModelSpec, times: StageTimes, options: PipeMaxOptions
 ) -> tuple[StageConfig, ...]:
+    """Return each stage's config, with step times fitted to a profile of the simulated stage."""
     together = min(node.root_bytes_per_s / node.gpus_per_root, node.host_dram_bytes_per_s / node.num_gpus)
     configs: list[StageConfig] = []
     layers = times.layers
@@ -102,7 +106,7 @@ def stage_configs(
 
 
 def _profile(times: StageTimes, stage: int, bias: float) -> tuple[list[ProfileRow], list[ProfileRow]]:
-    """Decode and prefill rows of one stage."""
+    """Return the decode and the prefill rows of one stage, with times longer by the share ``bias``."""
     decode, prefill = [], []
     for size in _TILES:
         for context in _CONTEXTS:

@@ -1,6 +1,6 @@
-"""What an engine under PipeMax's controller knows of tokens: prompts computed, outputs made, who is done.
+"""What an engine under PipeMax's controller knows of tokens: prompts computed, outputs made, requests finished.
 
-It decides nothing. The controller never sees output lengths before they are reached, save a running mean.
+It decides nothing. The controller never sees output lengths before they are reached, except for a running mean.
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from pipemax.sim.workloads import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedStep:
-    """What a step computes, and for whom it makes a token."""
+    """What a step computes, and the requests for which it makes a token."""
 
     work: StepWork
     hits: tuple[PrefixCacheHit, ...]
-    """What of it the engine found cached: to be told before the next plan is asked for."""
+    """What the engine found cached, to be reported before the next plan is asked for."""
     outputs: tuple[RequestId, ...]
 
 
 class TokenBook:
-    """Counts per request, by their number in the workload."""
+    """Counts tokens per request, by the request's number in the workload."""
 
     def __init__(self, workload: Workload) -> None:
         self._prompts = [int(tokens) for tokens in workload.prompt_tokens]
@@ -33,12 +33,15 @@ class TokenBook:
         self._prefix_tokens = workload.shared_prefix_tokens
         self._prefix_is_on_gpu = False
         self._made = [0] * len(workload)
-        self._to_compute = list(self._prompts)  # by a prefill; more when it comes again with its output
+        self._to_compute = list(self._prompts)  # by a prefill; more when it is repeated with the output
         self._kv = [0] * len(workload)
         self.recomputed_tokens = 0
 
     def admissions(self) -> list[RequestAdmitted]:
-        """``max_tokens`` is what a careful user would set: the longest output of the table."""
+        """Return an admission for each request.
+
+        ``max_tokens`` is what a careful user would set: the longest output of the table.
+        """
         most = max(self._outputs)
         prefix = None
         if self._prefix_tokens:
@@ -53,7 +56,7 @@ class TokenBook:
         ]
 
     def start(self, plan: StepPlan) -> StartedStep:
-        """Take a plan's step on: later steps see its tokens' KV."""
+        """Start a plan's step: later steps see its tokens' KV."""
         if plan.phase is Phase.DECODE:
             return self._start_decode(plan)
         work, hits, outputs = StepWork(), list[PrefixCacheHit](), list[RequestId]()
@@ -85,7 +88,7 @@ class TokenBook:
         return StartedStep(work=work, hits=(), outputs=plan.run)
 
     def _cached_tokens(self, number: int, planned: int) -> int:
-        """Leading tokens of a prompt on the GPU: the shared prefix, once a step that computes it is under way."""
+        """Return a prompt's leading tokens on the GPU: the shared prefix, once a step that computes it is in flight."""
         if self._prefix_tokens == 0:
             return 0
         if self._prefix_is_on_gpu:
@@ -94,7 +97,7 @@ class TokenBook:
         return 0
 
     def complete(self, outputs: tuple[RequestId, ...]) -> tuple[RequestId, ...]:
-        """Each of ``outputs`` gains a token. Who ended with it."""
+        """Count a token for each request of ``outputs``; return those that ended with it."""
         finished = []
         for request in outputs:
             number = int(request)
@@ -104,10 +107,10 @@ class TokenBook:
         return tuple(finished)
 
     def kv_tokens(self, request: RequestId) -> int:
-        """Of a request: what steps have computed, or will have once those under way are through."""
+        """Return a request's KV tokens that steps have computed, or will have once those in flight have completed."""
         return self._kv[int(request)]
 
     def recompute(self, request: RequestId) -> None:
-        """Its KV is dropped."""
+        """Drop a request's KV, and count its tokens as recomputed."""
         self.recomputed_tokens += self._kv[int(request)]
         self._kv[int(request)] = 0

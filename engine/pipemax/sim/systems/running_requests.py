@@ -1,6 +1,6 @@
-"""Requests that decode together: a step costs what changes, not what stays.
+"""Requests that decode together; simulating a step costs time only for the members that change.
 
-Every member gains one token a step. So a member's end is a step number known when it joins, and the step at which
+Every member gains one token per step. So a member's end is a step number known when it joins, and the step at which
 it needs its next block follows from its length modulo the block size. Used by every system that keeps its own
 batches (PipeMax's are the controller's).
 """
@@ -16,15 +16,15 @@ class Member:
     """A request as it was when it joined."""
 
     context_tokens: int
-    """KV it holds; the prefix that all share is not part of it."""
+    """KV tokens it holds, without the prefix that all share."""
     joined_at: int
-    """Steps that the set had made."""
+    """Steps that the set had made by then."""
     last_step: int
     """The step that yields its last token."""
 
 
 class RunningSet:
-    """``shared_tokens`` is the length of a prefix whose blocks all members share."""
+    """The members of a batch. ``shared_tokens`` is the length of a prefix whose blocks all members share."""
 
     def __init__(self, block_tokens: int, shared_tokens: int) -> None:
         self._block_tokens = block_tokens
@@ -40,16 +40,16 @@ class RunningSet:
 
     @property
     def context_tokens(self) -> int:
-        """KV tokens attended to in the next step."""
+        """The KV tokens attended to in the next step."""
         return self._own_tokens + len(self._members) * self._shared_tokens
 
     @property
     def newest(self) -> int:
-        """Who joined last."""
+        """The request that joined last."""
         return next(reversed(self._members))
 
     def join(self, request: int, context_tokens: int, output_tokens: int) -> None:
-        """``output_tokens`` are still to come, at least one."""
+        """Add a request of which ``output_tokens`` are still to come, at least one."""
         assert output_tokens >= 1, (request, output_tokens)
         last_step = self._steps + output_tokens - 1
         member = Member(context_tokens=context_tokens, joined_at=self._steps, last_step=last_step)
@@ -59,7 +59,7 @@ class RunningSet:
         self._own_tokens += context_tokens
 
     def leave(self, request: int) -> tuple[int, int]:
-        """Its KV tokens now and its output tokens still to come."""
+        """Remove a request; return its KV tokens now and its output tokens still to come."""
         member = self._members.pop(request)
         self._ending[member.last_step].discard(request)
         context_tokens = member.context_tokens + self._steps - member.joined_at
@@ -68,7 +68,7 @@ class RunningSet:
         return context_tokens, member.last_step - self._steps + 1
 
     def members(self) -> Iterator[tuple[int, int, int]]:
-        """Each request, its KV tokens now and its output tokens still to come, oldest first."""
+        """Yield each request, its KV tokens now and its output tokens still to come, oldest first."""
         for request, member in self._members.items():
             yield (
                 request,
@@ -81,11 +81,11 @@ class RunningSet:
         return ceil_div(member.context_tokens + self._steps - member.joined_at, self._block_tokens)
 
     def new_blocks(self) -> int:
-        """Blocks that the next step takes: of the members whose last block is full."""
+        """Return the blocks that the next step takes: one for each member whose last block is full."""
         return self._phases[-self._steps % self._block_tokens]
 
     def step(self) -> list[tuple[int, int]]:
-        """Every member gains a token. Those that end with it leave: (request, blocks that it held)."""
+        """Add a token to every member; remove and return those that end with it, as (request, blocks that it held)."""
         self._steps += 1
         self._own_tokens += len(self._members)
         ended = []

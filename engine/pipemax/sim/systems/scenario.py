@@ -1,4 +1,4 @@
-"""What is simulated, whatever the system: a node, a model and a workload."""
+"""The input of a simulation, whatever the system: a node, a model and a workload."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,20 +14,22 @@ from pipemax.sim.workloads import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
+    """A node, a model and a workload, and what to record of the run."""
+
     node: NodeSpec
     model: ModelSpec
     workload: Workload
     measured: MeasuredEngine | None = None
-    """Takes the place of what node and model say of times and sizes; see ``measured_scenario``."""
+    """Replaces the node's and the model's times and sizes; see ``measured_scenario``."""
     keep_spans: bool = False
     """Record every step on every stage, and every copy: for the Chrome trace."""
     decisions_path: Path | None = None
     """Where PipeMax's controller records its events and plans: what ``pipemax trace explain`` reads."""
     on_progress: Callable[[int], None] | None = field(default=None, compare=False)
-    """Told how many requests have finished, now and then."""
+    """Called now and then with the number of requests that have finished."""
 
     def start(self) -> tuple[EventQueue, Links, Recording]:
-        """A fresh queue, with the links and the recording of one run."""
+        """Return a fresh queue, with the links and the recording of one run."""
         queue, recording = EventQueue(), Recording(keep_spans=self.keep_spans)
         on_span = recording.copy_spans.append if self.keep_spans else None
         return queue, Links(queue, self.node, on_span=on_span), recording
@@ -38,5 +40,5 @@ class Scenario:
 
 
 def measured_scenario(engine: MeasuredEngine, workload: Workload) -> Scenario:
-    """For the systems that run on pipeline stages alone: ``pipemax`` and ``vllm_032_pp``."""
+    """Return a scenario for the systems that run only on pipeline stages: ``pipemax`` and ``vllm_032_pp``."""
     return Scenario(node=engine.node(), model=engine.model(), workload=workload, measured=engine)

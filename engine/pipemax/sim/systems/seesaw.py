@@ -1,8 +1,8 @@
-"""Seesaw: prefill under pipeline parallelism into host KV, then other shards of the weights and decode under tensor
-parallelism, swapping requests in whenever GPU blocks are free.
+"""Seesaw: prefill under pipeline parallelism into host KV, then resharded weights and decode under tensor parallelism.
 
-Phases change when host KV is full and when it is empty. Copies are charged one piece a block, as PipeMax's are:
-that is generous, for tensor parallel shards of a layer-first cache are smaller.
+Requests are swapped in whenever GPU blocks are free. Phases change when host KV is full and when it is empty. Copies
+are charged one piece per block, as PipeMax's are: that is generous, since tensor parallel shards of a layer-first cache
+are smaller.
 """
 
 from collections import deque
@@ -22,11 +22,11 @@ from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.systems.waiting_prompts import BlockPool, Prompt, add_prefill, require_fit, waiting_prompts
 
 RESHARD_PIECES = 100
-"""Weights move in large pieces: their fixed cost hardly counts."""
+"""Weights move in large pieces, whose fixed cost hardly counts."""
 PREFILL_WINDOW = 4
 """Prefill steps in flight, in pipeline depths: enough that a long step ahead does not starve stage 1."""
 GROWTH_RESERVE = 0.02
-"""Share of the GPU's blocks that swapping in leaves to the growth of what runs."""
+"""Share of the GPU's blocks that swapping in leaves for the growth of running requests."""
 
 
 class Seesaw:
@@ -80,7 +80,7 @@ class Seesaw:
     # Prefill.
 
     def _feed_prefill(self) -> None:
-        """Keep the pipeline filled while the host has room."""
+        """Keep the pipeline full while the host has room."""
         while self._prefills < PREFILL_WINDOW * self._n and self._fits_on_host():
             work, prompts = StepWork(), list[Prompt]()
             while self._fits_on_host():
@@ -122,7 +122,7 @@ class Seesaw:
         self._reload_weights(self._decode, self._resume_decode)
 
     def _switch_to_prefill(self) -> None:
-        """Host KV is empty: what still runs on the GPUs goes to the host, whose shards differ."""
+        """Switch to prefill when host KV is empty: running requests go to the host, whose shards differ."""
         self._is_prefilling = True
         blocks = 0
         for group in self._groups:
@@ -173,7 +173,7 @@ class Seesaw:
             self._switch_to_prefill()
 
     def _swap_in(self) -> None:
-        """Oldest first, as far as blocks are free."""
+        """Swap parked requests in, oldest first, as far as blocks are free."""
         reserve = int(GROWTH_RESERVE * self._gpu.num_blocks)
         while self._parked:
             request, tokens, outputs = self._parked[0]
@@ -208,7 +208,10 @@ class Seesaw:
         self._decode.run(work, partial(self._decoded, index))
 
     def _swap_out(self, group: RunningSet) -> None:
-        """The newest gives way; its blocks are free once the host has them, here at once, for they are few."""
+        """Swap out the newest request.
+
+        Its blocks are free once the host has them; here they are free at once, because they are few.
+        """
         request = group.newest
         blocks = group.blocks_of(request)
         context_tokens, outputs = group.leave(request)
@@ -226,7 +229,7 @@ class Seesaw:
         self._resume_decode()
 
     def _copy(self, machine: Machine, direction: Direction, blocks: int, on_done: Callable[[], None]) -> None:
-        """On all GPUs that hold a part of each block; ``on_done`` once the last has ended."""
+        """Copy blocks on all GPUs that hold a part of each; call ``on_done`` once the last copy has ended."""
         left = [machine.node.num_gpus]
 
         def one_done() -> None:

@@ -1,7 +1,7 @@
-"""TD-Pipe: prefill and decode separated in time, batches balanced by count, KV on the GPU alone.
+"""TD-Pipe: prefill and decode separated in time, batches balanced by count, KV only on the GPU.
 
-After its published scheduler: prompts are taken first come first served, in small steps, until the predicted usage
-of some future point reaches 0.9 of the blocks; every n decode steps, decode's intensity is compared with the share
+It follows the published scheduler: prompts are taken first come first served, in small steps, until the predicted usage
+at some future point reaches 0.9 of the blocks. Every n decode steps, decode's intensity is compared with the share
 of a prefill phase that would not be bubble. Decode goes on behind the last prompt with the requests that are ready.
 Two things flatter it: output lengths are predicted perfectly, and that comparison uses the same 0.9 (its code
 counts up to 1.0 there, and so goes back for a prompt or two at a time).
@@ -31,8 +31,11 @@ REFILL_SHARES = (0.15, 0.25, 0.35, 0.5, 0.65)
 
 
 class TdPipe:
-    """One run. ``refill_share`` replaces the published comparison: decode goes back to prefill once this share of
-    the blocks is free."""
+    """One run.
+
+    ``refill_share`` replaces the published comparison: decode goes back to prefill once this share of the blocks is
+    free.
+    """
 
     def __init__(self, scenario: Scenario, *, refill_share: float | None = None) -> None:
         self._scenario = scenario
@@ -77,7 +80,7 @@ class TdPipe:
             yield from batch.members()
 
     def _next_prompts(self) -> list[Prompt]:
-        """Waiting prompts in order, until the predicted usage of some future point reaches its limit."""
+        """Return waiting prompts in order, until the predicted usage at some future point reaches its limit."""
         usage = np.zeros(len(FUTURE_POINTS))
         live = list(self._live())
         if live:
@@ -103,7 +106,7 @@ class TdPipe:
         return steps
 
     def _start_prefill(self) -> None:
-        """All steps at once: prompts do not depend on one another, so stage 1 stays busy."""
+        """Submit all prefill steps at once: prompts do not depend on one another, so stage 1 stays busy."""
         for members in self._prefill_steps(self._next_prompts()):
             work = StepWork()
             for prompt in members:
@@ -160,7 +163,7 @@ class TdPipe:
         self._resume_decode()
 
     def _share(self, index: int) -> int:
-        """Work stealing balances the count: what the batch ought to hold of all requests."""
+        """Return how many of all requests a batch should hold: work stealing balances the count."""
         total = self._num_prefilling + len(self._ready) + sum(len(batch) for batch in self._batches)
         return total // self._n + (index < total % self._n)
 
@@ -179,7 +182,7 @@ class TdPipe:
         self._machine.usage.tokens_done -= context_tokens + 1 + self._shared
 
     def _prefill_is_better(self) -> bool:
-        """Whether decode's intensity is below the share of a prefill phase that is not bubble."""
+        """Return whether decode's intensity is below the share of a prefill phase that is not bubble."""
         if self._refill_share is not None:
             return self._pool.num_free >= self._refill_share * self._pool.num_blocks
         num_live = sum(1 for _ in self._live())
@@ -198,11 +201,11 @@ class TdPipe:
         return (1.0 if batch >= PEAK_BATCH else intensity) < (prefill_s - bubble_s) / prefill_s
 
     def _tokens_s(self, tokens: int) -> float:
-        """Its profile: time on a stage by tokens alone."""
+        """Return the seconds of a step on a stage by its tokens only, as TD-Pipe's profile does."""
         return self._machine.times.stage_s(StepWork(prefill_tokens=tokens))[0]
 
 
 def simulate_tuned(scenario: Scenario) -> SimulationResult:
-    """The best that separated phases on the GPU alone can do: the refill share chosen by hindsight."""
+    """Simulate with the refill share chosen by hindsight: the best that separate phases on the GPU alone can do."""
     runs = [TdPipe(scenario, refill_share=share).simulate() for share in REFILL_SHARES]
     return max(runs, key=lambda run: run.total_tokens_per_s)

@@ -1,4 +1,4 @@
-"""Waiting prompts and the GPU's block pool, as every system with its KV on the GPU alone keeps them."""
+"""Waiting prompts and the GPU's block pool, as every system that keeps KV only on the GPU has them."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -10,24 +10,24 @@ from pipemax.sim.workloads import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A request that needs a prefill: its first, or again after a preemption."""
+    """A request that needs a prefill: its first, or another after a preemption."""
 
     request: int
     tokens: int
     """Own tokens to compute: the prompt without the shared prefix, and the output so far."""
     outputs: int
-    """Still to come, the prefill's own token included."""
+    """Output tokens still to come, the prefill's own token included."""
 
 
 class BlockPool:
-    """Counts of one pool's blocks; the shared prefix's are taken once, at the start."""
+    """Counts one pool's blocks; those of the shared prefix are taken once, at the start."""
 
     def __init__(self, num_blocks: int, block_tokens: int, shared_tokens: int) -> None:
         self.block_tokens = block_tokens
         self.num_blocks = num_blocks - ceil_div(shared_tokens, block_tokens)
         self.num_free = self.num_blocks
         self.num_taken = 0
-        """Since the start."""
+        """Blocks taken since the start."""
 
     def blocks_of(self, tokens: int) -> int:
         return ceil_div(tokens, self.block_tokens)
@@ -43,7 +43,7 @@ class BlockPool:
 
 
 def waiting_prompts(workload: Workload) -> deque[Prompt]:
-    """All requests, in order of arrival."""
+    """Return all requests as prompts, in order of arrival."""
     outputs = workload.output_tokens.tolist()
     own = (workload.prompt_tokens - workload.shared_prefix_tokens).tolist()
     return deque(
@@ -53,7 +53,7 @@ def waiting_prompts(workload: Workload) -> deque[Prompt]:
 
 
 def require_fit(pool: BlockPool, prompts: deque[Prompt]) -> None:
-    """``ValueError`` if a request could never hold its KV."""
+    """Raise ``ValueError`` if the pool could never hold some request's KV."""
     most = max(prompt.tokens + prompt.outputs for prompt in prompts)
     if pool.blocks_of(most) > pool.num_blocks:
         raise ValueError(f"a request of {most} tokens does not fit into {pool.num_blocks} KV blocks")
