@@ -1,4 +1,4 @@
-"""spark-submit jobs/annotate.py --help"""
+"""The annotation job as a script: ``spark-submit jobs/annotate.py --help``."""
 
 from pipemax_spark.cli import app
 

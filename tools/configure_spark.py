@@ -1,8 +1,8 @@
-"""Make the pyspark of this environment work as it is: Delta on its class path, its chatter in a file.
+"""Configure the pyspark of this environment to work out of the box: Delta on its class path, its log in a file.
 
-Writes three files into pyspark's own ``conf`` folder and replaces ``bin/spark-submit`` by a wrapper that needs no
-variable set. The jars are resolved by Spark itself, once, into the environment, so that removing the environment
-removes them too. Run by ``make setup``.
+Writes three files into pyspark's own ``conf`` folder and replaces ``bin/spark-submit`` with a wrapper that needs no
+variable set. Spark itself resolves the jars, once, into the environment, so that removing the environment removes them
+too. Run by ``make setup``.
 """
 
 import os
@@ -17,7 +17,7 @@ import pyspark
 from pipemax_spark.spark_session import DELTA_PACKAGES
 
 DELTA_PACKAGE = DELTA_PACKAGES[".".join(pyspark.__version__.split(".")[:2])]
-"""The Delta release made for this pyspark."""
+"""The Delta release for this pyspark."""
 
 # One resolver: with Spark's defaults, every look-up that another repository would answer prints an error page.
 IVY_SETTINGS = """<ivysettings>
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def resolve_jars(packages: Sequence[str], ivy: Path, *, without: Sequence[str] = ()) -> list[Path]:
-    """Have Spark fetch Maven packages and what they depend on into ``ivy``; already fetched ones are found again.
+    """Have Spark fetch Maven packages and their dependencies into ``ivy``; those already there are reused.
 
     ``without`` are packages, ``group:artifact``, that others depend on and Spark has.
     """
@@ -104,7 +104,10 @@ mkdir -p "$PIPEMAX_LOG_DIR"
 
 
 def write_wrapper(environment: Path, spark_home: Path) -> None:
-    """pip's own spark-submit asks whichever python3 is on PATH where Spark is; this one knows."""
+    """Replace the environment's ``bin/spark-submit`` with one that knows where Spark is.
+
+    The one that pip installs asks whichever python3 is on PATH.
+    """
     wrapper = environment / "bin" / "spark-submit"
     wrapper.unlink(missing_ok=True)  # it may be a hard link into the installer's cache
     wrapper.write_text(f"""#!/bin/sh

@@ -1,7 +1,7 @@
-"""A kind of import contract that says what a package may import: what nobody thought of is forbidden.
+"""An import contract that lists what a package may import; anything else is forbidden.
 
-import-linter's own kinds name what is forbidden, so that a new dependency passes them unseen. The standard library and
-the package itself are always allowed. Only direct imports are looked at: what an allowed module imports is its own
+import-linter's own contracts list what is forbidden, so a new dependency passes them unseen. The standard library and
+the package itself are always allowed. Only direct imports are checked: what an allowed module imports is its own
 contract's concern.
 """
 
@@ -19,7 +19,7 @@ class MayImportContract(Contract):
 
     packages: Any = fields.SetField(subfield=fields.StringField())
     may_import: Any = fields.SetField(subfield=fields.StringField())
-    """Modules and packages with all that is in them; of other distributions the top-level name."""
+    """Modules, and packages with everything in them; for other distributions the top-level name."""
     exceptions: Any = fields.SetField(subfield=fields.StringField(), required=False)
     """Single imports, as ``importer -> imported``. One that is not there breaks the contract too."""
 

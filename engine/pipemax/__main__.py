@@ -1,4 +1,4 @@
-"""``python -m pipemax``: the command line, also where the console script is not on PATH."""
+"""``python -m pipemax``: the command line, even if the console script is not on PATH."""
 
 from pipemax.cli.app import app
 

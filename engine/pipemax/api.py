@@ -43,16 +43,16 @@ class OfflineEngine:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        """Blocks until the model is loaded; ``EngineStartError`` says why it could not be."""
+        """Load the model, and block until that is done. ``EngineStartError`` says why it could not be loaded."""
         # vLLM takes ten seconds to import: only a process that runs an engine pays for it.
         from pipemax.policy.start import start_engine
 
         started = start_engine(config)
         self._engine: Engine = started.engine
         self.measured: MeasuredEngine | None = started.engine.measured
-        """What the simulator needs to know; None under stock vLLM, and where nothing was measured."""
+        """What the simulator needs to know of the engine; None under stock vLLM, or if nothing was measured."""
         self.policy_choice: PolicyChoice = started.choice
-        """Which scheduler runs underneath, and why."""
+        """The scheduler that runs underneath, and why."""
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """See ``Engine.submit``."""
@@ -89,7 +89,10 @@ class OfflineEngine:
         self.close()
 
     def generate(self, requests: Sequence[GenerationRequest]) -> Iterator[Completion]:
-        """Completions in the order in which they end; every request once. For a caller that has no loop."""
+        """Submit requests and yield their completions in the order in which they end, one for each.
+
+        For a caller without a polling loop of its own.
+        """
         self.submit(requests)
         outstanding = len(requests)
         while outstanding:

@@ -1,4 +1,4 @@
-"""EngineConfig: one YAML file that describes an engine; every field but the model has a default.
+"""EngineConfig: one YAML file that describes an engine. Every field except the model has a default.
 
 What a default of ``None`` becomes is decided where the fact is known: the model's own configuration (dtype,
 length), or the GPUs of the machine (pipeline degree). This module knows nothing of vLLM.
@@ -15,14 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 
 class Policy(StrEnum):
-    """Who decides which requests run."""
+    """The scheduler that decides which requests run."""
 
     VLLM = "vllm"
-    """Stock vLLM: continuous batching, the KV cache on the GPU alone."""
+    """Stock vLLM: continuous batching, the KV cache only on the GPU."""
     PIPEMAX = "pipemax"
     """PipeMax inside vLLM: every request's KV also in host memory, batches rotated through the GPU."""
     AUTO = "auto"
-    """The one of the two that simulations of the measured engine find faster; see docs/engine.md."""
+    """Whichever of the two simulations of the measured engine find faster; see docs/engine.md."""
 
 
 class KvOffload(StrEnum):
@@ -31,12 +31,12 @@ class KvOffload(StrEnum):
     AFTER_STEP = "after_step"
     """All layers together once a step has computed; full CUDA graphs stay."""
     PER_LAYER = "per_layer"
-    """Each layer's straight after its attention, put into blocks by the CPU. PipeMax, §3.4.2, begins after the QKV
+    """Each layer's KV directly after its attention, put into blocks by the CPU. PipeMax, §3.4.2, begins after the QKV
     projection, where vLLM has no hook."""
 
 
 class ChatMode(StrEnum):
-    """Whether plain prompts are wrapped into the model's chat template."""
+    """Whether plain prompts are wrapped in the model's chat template."""
 
     AUTO = "auto"
     """When the tokenizer has a chat template."""
@@ -45,7 +45,7 @@ class ChatMode(StrEnum):
 
 
 class RowLengths(BaseModel):
-    """Of the rows to come, as a sample of the table told them: what ``policy: auto`` decides by."""
+    """Lengths of the rows to come, from a sample of the table: ``policy: auto`` decides by them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,7 +61,7 @@ class RowLengths(BaseModel):
 
 
 class EngineConfig(BaseModel):
-    """What engine to run. Two servers with equal ``engine_id`` are interchangeable."""
+    """The engine to run. Two servers with equal ``engine_id`` are interchangeable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -169,7 +169,7 @@ class EngineConfig(BaseModel):
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:
-        """From parsed YAML or JSON. ``ValueError`` in one readable line a fault, with the field's name."""
+        """Validate parsed YAML or JSON. Raise ``ValueError`` with one readable line per fault, naming the field."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -177,7 +177,7 @@ class EngineConfig(BaseModel):
 
     @classmethod
     def load(cls, path: Path, **overrides: object) -> Self:
-        """From a YAML file; ``overrides`` win over the file. ``ValueError`` names the file."""
+        """Read a YAML file; ``overrides`` take precedence over it. Raise ``ValueError`` that names the file."""
         try:
             values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         except (OSError, yaml.YAMLError) as error:
@@ -192,15 +192,16 @@ class EngineConfig(BaseModel):
             raise ValueError(f"engine config {path}: {error}") from None
 
     def engine_id(self) -> str:
-        """A digest: equal configs have equal ids, whatever rows they were sampled from. A job that finds the engine
-        of another's takes it as that one has chosen it: it need not load anew.
+        """Return a digest: equal configs have equal ids, whatever rows were sampled for them.
+
+        A job that finds another job's engine takes it with the policy chosen for that job, and need not load it again.
         """
         text = json.dumps(self.model_dump(mode="json", exclude={"row_lengths"}), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def require_free_connector(arguments: dict[str, Any]) -> None:
-    """``ValueError`` where these arguments of vLLM name a KV connector, whose place PipeMax takes with its own."""
+    """Raise ``ValueError`` if these arguments of vLLM name a KV connector: PipeMax uses one of its own in its place."""
     for name in ("kv_transfer_config", "kv_offloading_size"):
         if arguments.get(name) is not None:
             raise ValueError(
@@ -218,7 +219,7 @@ def _readable(error: ValidationError, *, known: list[str]) -> str:
                 faults.append(f"unknown field {name!r}; known fields: {', '.join(known)}")
             case "missing":
                 faults.append(f"field {name!r} is missing")
-            case _ if name == "vllm":  # what was given may hold what nobody should read
+            case _ if name == "vllm":  # the value may contain what nobody should read
                 faults.append(f"{name}: {fault['msg']}")
             case _:
                 faults.append(f"{name}: {fault['msg']} (got {fault['input']!r})")

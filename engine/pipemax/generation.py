@@ -1,4 +1,4 @@
-"""Requests, completions and the interface of whatever turns the ones into the others.
+"""Requests, completions, and the interface of an engine that turns requests into completions.
 
 Plain values below every engine: ``pipemax.api`` offers them to users, ``pipemax.vllm_ext`` implements ``Engine``.
 """
@@ -22,7 +22,7 @@ class Sampling:
     """How the tokens of one request are chosen."""
 
     max_tokens: int = 256
-    """Most output tokens."""
+    """Maximum output tokens."""
     temperature: float = 0.0
     """0 is greedy."""
     top_p: float = 1.0
@@ -32,7 +32,7 @@ class Sampling:
     """The output ends before the first of these strings."""
     seed: int | None = None
     response_format: str | None = None
-    """A JSON schema, as text, that the output must satisfy."""
+    """A JSON schema, as text, that the output must conform to."""
 
     def __post_init__(self) -> None:
         # Written so that NaN fails too: every comparison with NaN is false.
@@ -50,7 +50,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One row to generate. Exactly one of ``prompt`` and ``messages`` is given, else it becomes an error."""
+    """One row to generate. Unless exactly one of ``prompt`` and ``messages`` is given, it becomes an error."""
 
     request_id: str
     """Unique among the requests in flight."""
@@ -68,7 +68,7 @@ class RequestError:
     code: str
     """A ``pipemax.wire.ErrorCode``."""
     message: str
-    """One sentence with the value and the remedy."""
+    """One sentence that gives the value and the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,31 +98,36 @@ class EngineStats:
     metrics: dict[str, float] = field(default_factory=dict)
     """Further figures by name."""
     policy: dict[str, Any] = field(default_factory=dict)
-    """The ``PolicyChoice`` that the engine runs by, as plain values."""
+    """The ``PolicyChoice`` under which the engine runs, as plain values."""
 
 
 class Engine(Protocol):
-    """What the server drives. Thread-safe, except that ``poll`` has one caller."""
+    """The engine that the server drives. Thread-safe, except that ``poll`` has one caller."""
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queue requests. A bad request is no exception: it comes back from ``poll`` with an error."""
+        """Queue requests. A bad request raises nothing: ``poll`` returns it with an error."""
 
     def poll(self, timeout_s: float) -> list[Completion]:
-        """What has ended since the last call; waits up to ``timeout_s`` for the first.
+        """Return what has ended since the last call; wait up to ``timeout_s`` for the first completion.
 
-        Raises ``EngineDiedError`` once the engine is gone; every request in flight is then lost.
+        Raise ``EngineDiedError`` once the engine is gone; every request in flight is then lost.
         """
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Stop requests; they do not come back from ``poll`` unless they had ended already. Unknown ids pass."""
+        """Stop requests. ``poll`` does not return them unless they had ended already. Unknown ids are ignored."""
 
     def set_input_open(self, is_open: bool) -> None:
-        """Whether more requests may come soon. At first it is not; while it is, a prefill phase that has room left
-        waits a moment for them."""
+        """Say whether more requests may come soon; at first none are expected.
+
+        While they are, a prefill phase that has room left waits a moment for them.
+        """
 
     def admission_credit_tokens(self) -> int:
-        """Tokens (prompt and expected output) that the engine could take in beyond what it holds, by the end of its
-        next prefill phase; negative where more waits than will fit."""
+        """Return how many more tokens (prompt and expected output) the engine can take.
+
+        Counted is what fits beyond what it holds by the end of its next prefill phase; negative if more waits than will
+        fit.
+        """
 
     def stats(self) -> EngineStats: ...
 

@@ -1,10 +1,10 @@
-"""What crosses between Spark's side and an engine server: Arrow schemas, messages, error codes, a version.
+"""The protocol between Spark's side and an engine server: Arrow schemas, messages, error codes, a version.
 
 One Flight ``DoExchange`` is one *session*: a Spark task sends request batches and receives completion batches.
 The session opens with a ``SessionHeader`` (JSON, in the descriptor's command). After that the client sends
 request batches, never more rows or bytes than it holds credit for, and half-closes when its input ends. Each
-request batch says in its ``app_metadata``, in decimal, how many bytes of the credit it uses up, for the two sides
-may measure a batch differently; one row may overdraw the bytes, else a row larger than a grant could never pass.
+request batch says in its ``app_metadata``, in decimal, how many bytes of the credit it uses up, because the two sides
+may measure a batch differently. One row may overdraw the bytes; otherwise a row larger than a grant could never pass.
 
 The server answers with a schema whose metadata holds its versions (``VERSION_METADATA``), then sends completion
 batches (any order, each row once) and, as JSON in ``app_metadata``, ``ServerMessage``s: a ``status`` heartbeat at
@@ -12,7 +12,7 @@ least every second, ``credit`` grants, ``ready`` once the engine can take rows, 
 of a session that cannot go on. A ``status`` with the code ``engine_conflict`` says that the session waits for
 another job to be done with its engine, which may take as long as that job.
 
-This module needs pyarrow alone; it is the only one of ``pipemax`` that ``pipemax_spark`` imports.
+This module needs only pyarrow; it is the only module of ``pipemax`` that ``pipemax_spark`` imports.
 """
 
 import json
@@ -54,16 +54,16 @@ __all__ = [
 
 PACKAGE_VERSION = pipemax.__version__
 WIRE_VERSION = 2
-"""Raised whenever a schema or message below changes its meaning; both sides must agree exactly."""
+"""Incremented whenever a schema or message below changes its meaning; both sides must agree exactly."""
 
 VERSION_METADATA = {
     b"pipemax_wire_version": str(WIRE_VERSION).encode(),
     b"pipemax_package_version": PACKAGE_VERSION.encode(),
 }
-"""In the metadata of the schema that the server answers with, so that the client can check it too."""
+"""Put into the metadata of the schema that the server answers with, so that the client can check it too."""
 
 HEARTBEAT_PERIOD_S = 1.0
-"""The server sends at least one message per session in this time; 30 s of silence mean that it hangs."""
+"""The server sends at least one message per session within this time; 30 s of silence mean that it hangs."""
 
 OVERRIDES_TYPE = pa.struct(
     [
@@ -110,7 +110,7 @@ class ErrorCode(StrEnum):
     RESPONSE_FORMAT = (
         "response_format"  # the output does not parse as the JSON schema asks (cut by max_tokens)
     )
-    ENGINE_ERROR = "engine_error"  # the engine refused or failed this row alone
+    ENGINE_ERROR = "engine_error"  # the engine refused or failed only this row
     ENGINE_DIED = "engine_died"  # the engine died whenever it ran this row by itself
 
 
@@ -130,7 +130,7 @@ class SessionErrorCode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectorAddress:
-    """Where the driver's collector listens, and the token that proves the right to report to it."""
+    """The address of the driver's collector, and the token that proves the right to report to it."""
 
     host: str
     port: int
@@ -139,17 +139,19 @@ class CollectorAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSpec(Sampling):
-    """How every row of a job is generated. With temperature > 0, a row's seed is derived from ``seed`` and the row's
-    prompt."""
+    """How every row of a job is generated.
+
+    With temperature > 0, a row's seed is derived from ``seed`` and the row's prompt.
+    """
 
     system: str | None = None
     """Put before every prompt as the system message; needs a model with a chat template."""
 
     def __post_init__(self) -> None:
-        """Whatever a client sends can be made; ``sampling`` checks it, on the engine's side, once per session."""
+        """Accept whatever a client sends; ``sampling`` checks it on the engine's side, once per session."""
 
     def sampling(self) -> Sampling:
-        """The job's sampling. ``ValueError`` names what is wrong and what would be right."""
+        """Return the job's sampling. Raise ``ValueError`` that names what is wrong and what would be right."""
         if self.response_format is not None:
             try:
                 schema = json.loads(self.response_format)
@@ -164,12 +166,12 @@ class GenerationSpec(Sampling):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionHeader:
-    """The first thing a client says."""
+    """The first message of a client."""
 
     job_id: str
     """Groups the statistics of all sessions of one job."""
     task: str
-    """For people: such as ``stage 3 partition 17 attempt 0``."""
+    """For people, such as ``stage 3 partition 17 attempt 0``."""
     client: ProcessIdentity
     """The Python worker; the session ends with it."""
     daemon: ProcessIdentity
@@ -179,7 +181,7 @@ class SessionHeader:
     generation: GenerationSpec = field(default_factory=GenerationSpec)
     collector: CollectorAddress | None = None
     reuses_results: bool = False
-    """A request that the server has answered before, to whomever, is answered the same without the engine."""
+    """Whether a request that the server has answered before, to any client, gets the same answer without the engine."""
     wire_version: int = WIRE_VERSION
     package_version: str = PACKAGE_VERSION
 
@@ -188,7 +190,7 @@ class SessionHeader:
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Self:
-        """``ValueError`` where the text is no header of this version; check ``wire_version_of`` first."""
+        """Parse a header. Raise ``ValueError`` if it is not one of this version; check ``versions_of`` first."""
         try:
             values = json.loads(text)
             generation = values["generation"]
@@ -207,7 +209,7 @@ class SessionHeader:
 
     @staticmethod
     def versions_of(text: bytes) -> tuple[int | None, str | None]:
-        """Wire and package version of any header, also of one written by another version."""
+        """Return the wire and package versions of any header, even one written by another version; None if unknown."""
         try:
             values = json.loads(text)
             return values.get("wire_version"), values.get("package_version")
@@ -216,7 +218,7 @@ class SessionHeader:
 
 
 class ServerAction(StrEnum):
-    """Flight actions of an engine server; each takes no body and answers one JSON object."""
+    """The Flight actions of an engine server; each takes no body and answers with one JSON object."""
 
     HEALTH = "health"  # a ServerStats without its jobs; also while an engine loads
     STATS = "stats"  # a ServerStats
@@ -224,12 +226,12 @@ class ServerAction(StrEnum):
 
 
 COLLECTOR_ACTION_STATS = "stats"
-"""The collector's one Flight action: its body is a ``ServerStats``; the ``authorization`` header is
-``Bearer TOKEN``. It answers a ``JobOutlook``, or nothing where the job's size is not known."""
+"""The collector's only Flight action: its body is a ``ServerStats``; the ``authorization`` header is
+``Bearer TOKEN``. It answers with a ``JobOutlook``, or nothing if the job's size is not known."""
 
 
 class MessageKind(StrEnum):
-    """What a ``ServerMessage`` says."""
+    """The kind of a ``ServerMessage``."""
 
     STATUS = "status"  # heartbeat, with what the server is doing
     CREDIT = "credit"  # the client may send this much more
@@ -239,7 +241,7 @@ class MessageKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerMessage:
-    """One JSON object in the ``app_metadata`` of what the server sends."""
+    """A message of the server: one JSON object in ``app_metadata``."""
 
     kind: MessageKind
     detail: str = ""
@@ -272,7 +274,7 @@ class JobStats:
     rows_done: int = 0
     """Completions handed to the client, error rows included."""
     rows_reused: int = 0
-    """Of them, those that were answered from the server's cache, without the engine."""
+    """Rows of these that were answered from the server's cache, without the engine."""
     errors: dict[str, int] = field(default_factory=dict)
     """ErrorCode → rows."""
     error_examples: dict[str, str] = field(default_factory=dict)
@@ -283,7 +285,7 @@ class JobStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutlook:
-    """What a collector answers to a server's report: how much of its job is still to come, over all engines."""
+    """A collector's answer to a server's report: how much of its job is still to come, over all engines."""
 
     job_id: str
     rows_left: int
@@ -301,7 +303,7 @@ class JobOutlook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStats:
-    """What a server reports to the collector every few seconds, and to the ``stats`` action."""
+    """A server's report to the collector every few seconds, and its answer to the ``stats`` action."""
 
     server_id: str
     host: str
@@ -310,9 +312,9 @@ class ServerStats:
     state: str
     """``starting`` | ``loading`` | ``ready`` | ``failed`` | ``stopping``."""
     detail: str = ""
-    """For people: what it is loading, why it failed."""
+    """For people: what the server is loading, or why it failed."""
     engine_id: str = ""
-    """A digest of the resident engine's config; empty while there is none."""
+    """A digest of the loaded engine's config; empty while there is none."""
     engine_starts: int = 0
     phase: str = "idle"
     """``idle`` | ``prefill`` | ``decode`` | ``mixed``."""
@@ -321,12 +323,12 @@ class ServerStats:
     kv_usage: float = 0.0
     """Share of the GPU's KV blocks in use, 0 to 1."""
     window_rows: int = 0
-    """Rows that the server may have in the engine, and granted to its streams: what its memory has room for. 0 while
+    """Maximum rows that the server has in the engine or granted to its streams: its memory has room for them. 0 while
     there is no engine."""
     engine_metrics: dict[str, float] = field(default_factory=dict)
     """Further figures of the engine, for MLflow: name → value."""
     policy: dict[str, Any] = field(default_factory=dict)
-    """What the engine runs by, and why: ``chosen``, ``reason``, ``predicted_tokens_per_s`` and ``inputs``; empty while
+    """The engine's policy, and why: ``chosen``, ``reason``, ``predicted_tokens_per_s`` and ``inputs``; empty while
     there is no engine."""
     jobs: dict[str, JobStats] = field(default_factory=dict)
 
@@ -343,14 +345,14 @@ class ServerStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreflightRequest:
-    """What ``python -m pipemax preflight`` reads from standard input before any engine starts."""
+    """The request that ``python -m pipemax preflight`` reads from standard input before any engine starts."""
 
     engine: dict[str, Any]
     generation: GenerationSpec
     prompts: list[str | None] = field(default_factory=list)
     """Sampled rows' prompts (or, for ``--messages-column``, their text joined): only counted, never run."""
     rows: int | None = None
-    """Rows of the table that they were sampled from, where that is known."""
+    """Rows of the table that they were sampled from, if known."""
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -366,27 +368,27 @@ class PreflightRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreflightReply:
-    """What it writes to standard output: one JSON line."""
+    """The reply that ``python -m pipemax preflight`` writes to standard output: one JSON line."""
 
     error_code: SessionErrorCode | None = None
     error: str = ""
-    """One sentence with the value and the remedy; empty when engine and generation are fine."""
+    """One sentence that gives the value and the remedy; empty if engine and generation are fine."""
     model: str = ""
     model_fingerprint: str = ""
-    """Changes when the model's files change, wherever they lie: for a local directory a digest of names, sizes,
-    small files whole and samples of large ones; for a hub name the resolved revision."""
+    """Changes when the model's files change, wherever they are: for a local directory a digest of names, sizes, whole
+    small files and samples of large ones; for a hub name the resolved revision."""
     max_model_len: int = 0
     has_chat_template: bool = False
     prompt_tokens: list[int] = field(default_factory=list)
-    """For each prompt of the request, as the engine would see it: system message and chat template included."""
+    """Tokens of each prompt of the request as the engine would see it, system message and chat template included."""
     first_prompt: str = ""
     """The first sampled prompt as the model would see it."""
     engine: dict[str, Any] = field(default_factory=dict)
     """The engine config with every default filled in."""
     row_lengths: dict[str, Any] | None = None
-    """For the engine config, under ``policy: auto``: what the sampled prompts say of the rows to come."""
+    """For the engine config under ``policy: auto``: what the sampled prompts tell of the rows to come."""
     expected_rows: int | None = None
-    """About so many rows like the sampled ones an engine's host pools will hold; None where nobody can tell."""
+    """About how many rows like the sampled ones an engine's host pools will hold; None if that cannot be told."""
     versions: dict[str, str] = field(default_factory=dict)
     """Package → version in the engine's environment."""
 

@@ -1,1 +1,1 @@
-"""What a checkpoint's directory decides: how prompts become its tokens, and by what its content is known."""
+"""What depends on a checkpoint's files: how prompts become its tokens, and how its content is identified."""

@@ -1,6 +1,6 @@
-"""What tells an engine's answers from those of an engine that was loaded from other files under the same name.
+"""Identifies the content that an engine was loaded from, to tell its answers from those of other files of that name.
 
-The config alone does not: a directory's files may be replaced, and a branch on the hub moves on.
+The config is not enough: a directory's files may be replaced, and a branch on the hub moves on.
 """
 
 import hashlib

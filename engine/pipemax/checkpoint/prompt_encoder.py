@@ -1,8 +1,8 @@
-"""From a row to the token ids that the model sees: system message, chat template, tokenizer, length check.
+"""Turns a row into the token ids that the model sees: system message, chat template, tokenizer, length check.
 
-The engine and the preflight share this, so that what ``--dry-run`` counts is what is run. In a chat, the special
-tokens are the template's and the system message's own; in a plain prompt, the row's. Works with any tokenizer of
-``transformers``' interface; imports neither it nor vLLM.
+The engine and the preflight share this, so that ``--dry-run`` counts what is run. In a chat, the special tokens are
+those of the template and of the system message; in a plain prompt, those of the row. It works with any tokenizer of
+``transformers``' interface, and imports neither it nor vLLM.
 """
 
 import re
@@ -22,7 +22,7 @@ class PromptEncoder:
     """Renders and tokenizes requests. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, *, chat: ChatMode, max_model_len: int) -> None:
-        """``ValueError`` where ``chat`` asks for a template that the tokenizer does not have."""
+        """Raise ``ValueError`` if ``chat`` asks for a template that the tokenizer does not have."""
         self.has_chat_template = bool(getattr(tokenizer, "chat_template", None))
         if chat is ChatMode.ALWAYS and not self.has_chat_template:
             raise ValueError(
@@ -36,7 +36,7 @@ class PromptEncoder:
         self._lock = threading.Lock()
 
     def encode(self, requests: Sequence[GenerationRequest]) -> list[list[int] | RequestError]:
-        """Token ids for each request, or why it has none."""
+        """Return the token ids of each request, or why it has none."""
         return [self._encode(request) for request in requests]
 
     def _encode(self, request: GenerationRequest) -> list[int] | RequestError:
@@ -47,7 +47,7 @@ class PromptEncoder:
         return text if isinstance(text, RequestError) else self._tokenize(text, request, mark)
 
     def render(self, request: GenerationRequest) -> str | RequestError:
-        """The text that is tokenized."""
+        """Return the text that is tokenized, or why there is none."""
         if request.prompt is not None and request.messages is not None:
             return RequestError(code=ErrorCode.INVALID_PROMPT, message="both a prompt and messages are given")
         if request.messages is None and (request.prompt is None or not request.prompt.strip()):
@@ -64,7 +64,7 @@ class PromptEncoder:
         return request.messages is not None or request.system is not None or self._wraps_prompts
 
     def _marked(self, request: GenerationRequest) -> tuple[GenerationRequest, str | None]:
-        """The request with marks for the special tokens in what its row says, and what the marks begin with."""
+        """Return the request with marks for the special tokens in its row's text, and what the marks begin with."""
         if request.messages is not None:
             marked = self._special_tokens.mark([message.content for message in request.messages])
             turns = zip(request.messages, marked.texts, strict=True)
@@ -80,7 +80,7 @@ class PromptEncoder:
                 message="messages and system prompts need a chat template, which this model's tokenizer lacks",
             )
         for message in request.messages or ():
-            if not _ROLE.fullmatch(message.role):  # templates put it between special tokens as it is
+            if not _ROLE.fullmatch(message.role):  # templates put the role between special tokens as it is
                 return RequestError(
                     code=ErrorCode.INVALID_PROMPT,
                     message=f"the role of a message is {message.role[:80]!r}; roles are words, such as user",

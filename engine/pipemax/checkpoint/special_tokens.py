@@ -1,10 +1,10 @@
-"""What looks like a special token in a row's text stays text: a row must not end its turn or speak for the system.
+"""Keeps what looks like a special token in a row as text: a row must not end its turn or speak for the system.
 
-A tokenizer reads ``<|im_end|>`` as one control token wherever it stands, in the chat template's own words as in those
-of a row. So where a row holds such a word, the template is given a mark in its place; the rendered text is cut at the
-marks, and each word is tokenized by itself with special tokens turned off. Other rows are tokenized in one piece.
+A tokenizer reads ``<|im_end|>`` as one control token wherever it stands, in the chat template's text and in a row's. So
+where a row contains such a word, the template is given a mark in its place. The rendered text is cut at the marks, and
+each word is tokenized by itself with special tokens turned off. Other rows are tokenized in one piece.
 
-Works with any tokenizer of ``transformers``' interface. It does not know what the tokens mean to a model, and leaves
+It works with any tokenizer of ``transformers``' interface. It does not know what the tokens mean to a model, and leaves
 alone those that the tokenizer itself does not call special (``<think>``, ``<tool_call>``).
 """
 
@@ -16,8 +16,10 @@ from typing import Any, Protocol
 
 
 class Tokenizer(Protocol):
-    """What every tokenizer of ``transformers``' interface has; ``added_tokens_decoder`` and ``chat_template`` are
-    looked for, as some kinds lack them."""
+    """What every tokenizer of ``transformers``' interface has.
+
+    ``added_tokens_decoder`` and ``chat_template`` are looked up at run time, because some tokenizers lack them.
+    """
 
     @property
     def encode(self) -> Callable[..., list[int]]: ...
@@ -33,16 +35,16 @@ class Marked:
 
     texts: tuple[str, ...]
     mark: str | None
-    """What a mark begins with; the number of its word and ``;`` follow. None where there are none."""
+    """What each mark begins with; the number of its word and ``;`` follow. None if the texts have no marks."""
 
 
 class SpecialTokens:
-    """A tokenizer's special tokens, as words that a text may hold."""
+    """A tokenizer's special tokens, as words that a text may contain."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._ids = {token_id for token_id, token in added.items() if token.special}
-        # The longest first: of two that begin alike, a tokenizer takes the longer one, too.
+        # The longest first: of two words that begin alike, a tokenizer takes the longer one, too.
         self._words = sorted((added[token_id].content for token_id in self._ids), key=len, reverse=True)
         self._numbers = {word: number for number, word in enumerate(self._words)}
         self._pattern = re.compile("|".join(map(re.escape, self._words)) or "(?!)")
@@ -50,14 +52,15 @@ class SpecialTokens:
     def mark(self, texts: Sequence[str]) -> Marked:
         if not any(map(self._pattern.search, texts)):
             return Marked(texts=tuple(texts), mark=None)
-        # No text holds its own digest: whatever a row says, it cannot say a mark.
+        # No text contains its own digest, so no row can contain a mark.
         digest = hashlib.sha256("\0".join(texts).encode(errors="surrogatepass")).hexdigest()
         marked = (self._pattern.sub(lambda m: f"{digest}-{self._numbers[m[0]]};", text) for text in texts)
         return Marked(texts=tuple(marked), mark=f"{digest}-")
 
     def tokenize(self, rendered: str, mark: str, encode: Callable[..., list[int]]) -> list[int]:
-        """Token ids of a text with marks. ``encode`` is the tokenizer's own; ``ValueError`` where it cannot read a
-        word as text.
+        """Return the token ids of a text with marks.
+
+        ``encode`` is the tokenizer's own. Raise ``ValueError`` if it cannot read a word as text.
         """
         token_ids: list[int] = []
         # Cut in this way, every other piece is the number of a word.

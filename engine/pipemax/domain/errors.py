@@ -1,4 +1,4 @@
-"""What failed while running. What a caller got wrong is a ``ValueError`` instead."""
+"""Errors for failures while running. A caller's mistake is a ``ValueError`` instead."""
 
 
 class PipeMaxError(Exception):

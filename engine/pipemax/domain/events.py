@@ -1,6 +1,6 @@
-"""What happened, as told to ``Controller.apply`` in the order in which it happened.
+"""The events that ``Controller.apply`` is given, in the order in which they happened.
 
-The contract between controller and adapter: a plan counts as carried out when it is returned, save for what a
+The contract between controller and adapter: a plan counts as carried out when it is returned, except for what a
 refusal takes back before the next plan is asked for. Several steps may be planned before the first one's
 ``StepCompleted`` arrives; steps complete in the order in which they were planned.
 """
@@ -14,14 +14,14 @@ from pipemax.domain.units import RequestId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestAdmitted:
-    """A request joins the waiting queue. ``ValueError`` where it could never fit, or its id is live."""
+    """A request joins the waiting queue. Raises ``ValueError`` if it could never fit, or its id is live."""
 
     request: RequestSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestAborted:
-    """The caller gave a request up, wherever it is, also in flight; an id no longer known is ignored."""
+    """The caller gave up a request, wherever it is, even in flight. An id no longer known is ignored."""
 
     request_id: RequestId
 
@@ -33,14 +33,14 @@ class InputOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputEnded:
-    """No more requests are expected; the state before the first ``InputOpened``."""
+    """No more requests are expected, as before the first ``InputOpened``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixCacheHit:
     """The engine found the first ``num_tokens`` of a prompt on the GPU when it first scheduled it in ``step_id``.
 
-    Together with the planned chunk they are computed: the chunk begins behind them and is cut at the prompt's end.
+    The planned chunk begins behind these tokens and is cut at the prompt's end; all of them then count as computed.
     """
 
     step_id: StepId
@@ -58,7 +58,7 @@ class RunRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetchRefused:
-    """The engine had no GPU blocks for a prefetch; the request is on the host alone, as it was before."""
+    """The engine had no GPU blocks for a prefetch; the request is only on the host, as it was before."""
 
     step_id: StepId
     request_id: RequestId
@@ -66,7 +66,7 @@ class PrefetchRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestPreempted:
-    """The engine itself dropped a request's KV, both copies; it is prefilled anew."""
+    """The engine itself dropped both copies of a request's KV; the request is prefilled again."""
 
     request_id: RequestId
 
@@ -80,7 +80,7 @@ class StepCompleted:
 
     step_id: StepId
     finished: tuple[RequestId, ...] = ()
-    """Those that ended with it: stop token, stop string or max_tokens."""
+    """Requests that ended with the step: by stop token, stop string or max_tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""What one step does, naming requests only: ``Controller.plan_step`` returns it, an adapter carries it out.
+"""The plan of one step, by request ids only: ``Controller.plan_step`` returns it, an adapter carries it out.
 
 An adapter works through a plan in this order: ``recompute``, ``evict``, ``prefetch`` (allocate, then queue the
-copies), ``run``. Whatever it could not do it reports (``RunRefused``, ``PrefetchRefused``) before it asks for the
+copies), ``run``. It reports whatever it could not do (``RunRefused``, ``PrefetchRefused``) before it asks for the
 next plan; whatever it does not report counts as done. The plan already leaves room for everything in it, so a
 refusal means that the engine's pool and the controller's counts differ.
 """
@@ -31,7 +31,7 @@ class PhaseReason(StrEnum):
     AWAIT_INPUT = "await_input"  # prefill: the host pool has room, more input was announced and is awaited
     HOST_FULL = "host_full"  # decode: the next waiting request would pass the high watermark
     INPUT_USED_UP = "input_used_up"  # decode: nothing waits
-    LIVE_KV_LOW = "live_kv_low"  # prefill: live KV fell under the GPU's capacity and requests wait
+    LIVE_KV_LOW = "live_kv_low"  # prefill: live KV fell below the GPU's capacity and requests wait
     REST_FITS = "rest_fits"  # prefill: no more input will come, and all that waits fits into the host pool
     NOTHING_DECODABLE = "nothing_decodable"  # prefill: no request has a complete prompt
     KEEP_DECODING = "keep_decoding"  # decode: live KV still exceeds the GPU's capacity, or too little waits
@@ -43,13 +43,13 @@ class PrefetchMode(StrEnum):
     NONE = "none"
     WARM_UP = "warm_up"  # ShortFirstFill
     STEADY = "steady"  # GreedySelect with exchanges
-    FORCED = "forced"  # nothing is running that a copy could hide behind: load something all the same
+    FORCED = "forced"  # nothing is running that a copy could hide behind: prefetch all the same
     STATIC = "static"  # a fixed share of the GPU's blocks, oldest first (the ablation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefetch:
-    """Copy of one request's blocks, host → GPU, under the step that it is planned in.
+    """Copy of one request's blocks, host → GPU, during the step in which it is planned.
 
     Block numbers count within the request's sequence; the item covers [first_block, first_block + num_blocks). A
     request that fits into the budget comes in one item. A longer one comes in several, in consecutive order: the
@@ -63,35 +63,35 @@ class Prefetch:
     is_first: bool
     """Allocate GPU blocks for the whole sequence and its next token."""
     is_last: bool
-    """With it the sequence is complete on the GPU."""
+    """The sequence is complete on the GPU after this item."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The inputs and the reason of one plan, for people, metrics and traces."""
+    """The inputs of one plan and the reason for it, for people, metrics and traces."""
 
     reason: PhaseReason
     iteration: int = 0
     """t of the paper, counted since the last switch to decode; 0 in prefill."""
     executing_batch: int | None = None
-    """i_t; None in prefill and where nothing runs."""
+    """i_t; None in prefill and if nothing runs."""
     next_batch: int | None = None
-    """j_t: what the prefetch joins."""
+    """j_t: the batch that the prefetched requests join."""
     overwritten_batch: int | None = None
-    """k_t: where victims are taken first."""
+    """k_t: the batch from which requests are evicted first."""
     prefetch_mode: PrefetchMode = PrefetchMode.NONE
     predicted_step_s: float = 0.0
     """T̂ of the slowest stage for what runs in this step."""
     budget_blocks: int = 0
-    """B·T̂ in blocks: the least over the stages."""
+    """B·T̂ in blocks: the minimum over the stages."""
     prefetched_blocks: int = 0
     gap_s: float = 0.0
-    """ΔT̂: predicted time that the next batch lacks against the executing one, before the prefetch."""
+    """ΔT̂: how much less predicted time the next batch has than the executing one, before the prefetch."""
     run_kv_tokens: int = 0
-    """L of what runs: every prefix token counted for each request that attends to it."""
+    """L of the requests that run: every prefix token is counted for each request that attends to it."""
     num_waiting: int = 0
     num_parked: int = 0
-    """Requests with their KV on the host alone and nothing in flight."""
+    """Requests with their KV only on the host and nothing in flight."""
     num_resident: int = 0
     free_gpu_blocks: int = 0
     """After this plan."""
@@ -109,17 +109,17 @@ class StepPlan:
     phase: Phase
     run: tuple[RequestId, ...] = ()
     run_tokens: tuple[int, ...] = ()
-    """Beside ``run``: 1 each in decode, the chunk's length in prefill."""
+    """Tokens of each request in ``run``: 1 in decode, the chunk's length in prefill."""
     evict: tuple[RequestId, ...] = ()
     """Free their GPU blocks; no copy, the host has them. They may be in flight, none is in ``run``."""
     recompute: tuple[RequestId, ...] = ()
-    """Last resort: drop both copies; each comes again as a prefill of its prompt and its output so far."""
+    """Last resort: drop both copies; each request is prefilled again with its prompt and its output so far."""
     prefetch: tuple[Prefetch, ...] = ()
     wait_until_s: float | None = None
-    """Set where a step is empty because input is awaited: plan again at the next event or at this time."""
+    """Set if a step is empty because input is awaited: plan again at the next event or at this time."""
     decision: Decision
 
     @property
     def is_empty(self) -> bool:
-        """Nothing to carry out: wait for an event."""
+        """Whether there is nothing to carry out, so that the adapter waits for an event."""
         return not (self.run or self.evict or self.recompute or self.prefetch)

@@ -12,7 +12,7 @@ PrefixId = NewType("PrefixId", str)
 class SharedPrefix:
     """The leading tokens that a request has in common with every other request naming the same id.
 
-    Templated prompts have one. Only its whole blocks are shared; their KV is counted once per pool, however
+    Templated prompts have one. Only the prefix's whole blocks are shared; their KV is counted once per pool, however
     many requests hold it.
     """
 
@@ -31,9 +31,9 @@ class RequestSpec:
     request_id: RequestId
     prompt_tokens: int
     max_tokens: int
-    """Most output tokens; prompt and output together fit into ``max_model_len``, which the caller checks."""
+    """Maximum output tokens; prompt and output together fit into ``max_model_len``, which the caller checks."""
     expected_output_tokens: int | None = None
-    """A forecast of its output, where the caller has one; None takes the running mean of what finished."""
+    """The caller's forecast of its output, if any; None takes the running mean of finished requests."""
     prefix: SharedPrefix | None = None
 
     def __post_init__(self) -> None:
@@ -52,5 +52,5 @@ class RequestSpec:
 
     @property
     def max_kv_tokens(self) -> int:
-        """Tokens whose KV it may ever hold: the last output token is sampled, never attended to."""
+        """The maximum tokens whose KV it may ever hold: the last output token is sampled, but never attended to."""
         return self.prompt_tokens + self.max_tokens - 1

@@ -1,7 +1,7 @@
-"""What a machine and a model are, in numbers: the profiles that the simulator and the choice of policy read.
+"""Machines and models in numbers: the profiles that the simulator and the choice of policy read.
 
-Rates are *achieved*, not data-sheet figures. Where a number comes from stands beside it in the YAML profile
-(``pipemax/presets``). Nothing here knows how long a step takes: that is ``pipemax.sim.stage_times``.
+Rates are *achieved*, not data-sheet figures. The YAML profile (``pipemax/presets``) gives the source next to each
+number. Nothing here knows how long a step takes: that is ``pipemax.sim.stage_times``.
 """
 
 from dataclasses import dataclass, fields
@@ -9,12 +9,12 @@ from enum import StrEnum
 
 
 class KvLayout(StrEnum):
-    """How a block's KV lies in memory, which decides how many pieces a copy of it needs (paper, Section 3.4.2)."""
+    """The order of a block's KV in memory, which decides how many pieces a copy of it needs (paper, Section 3.4.2)."""
 
     BLOCK_FIRST = "block_first"
     """All layers of a stage in one piece."""
     LAYER_FIRST = "layer_first"
-    """One piece a layer, keys and values packed, as in vLLM 0.32."""
+    """One piece per layer, keys and values packed, as in vLLM 0.32."""
 
 
 def _check_positive(spec: object, *, zero_allowed: frozenset[str] = frozenset()) -> None:
@@ -39,8 +39,8 @@ class GpuSpec:
     step_overhead_s: float
     """Launches, metadata and sampling that no roofline counts, for each step on each stage."""
     product_tokens: tuple[tuple[int, int], ...]
-    """Rows (tokens, tokens that their matrix products cost as): tiles make a staircase. Straight lines between
-    the rows; beyond the last, what it is."""
+    """Rows of (tokens, tokens whose arithmetic their matrix products cost): tiles make a staircase. Values between the
+    rows are interpolated linearly; beyond the last row, the number of tokens itself counts."""
     smoothing: float
     """The p of ``(weights_s**p + compute_s**p)**(1/p)``: how far reading weights and computing overlap."""
 
@@ -58,27 +58,27 @@ class LinkSpec:
     host_to_gpu_bytes_per_s: float
     gpu_to_host_bytes_per_s: float
     duplex_bytes_per_s: float
-    """Both directions together."""
+    """Limit of both directions together."""
     per_copy_s: float
     """Added by every contiguous piece."""
     peer_bytes_per_s: float
-    """GPU to GPU: what activations move at."""
+    """GPU to GPU: the rate at which activations move."""
     peer_latency_s: float
 
     def __post_init__(self) -> None:
         _check_positive(self, zero_allowed=frozenset({"per_copy_s", "peer_latency_s"}))
 
     def effective_host_to_gpu_bytes_per_s(self, piece_bytes: float) -> float:
-        """What pieces of this size reach: the paper's B, measured in the paged format (``eq:budget``)."""
+        """Return the rate that pieces of this size reach: the paper's B in the paged format (``eq:budget``)."""
         return piece_bytes / (self.per_copy_s + piece_bytes / self.host_to_gpu_bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduceSpec:
-    """The collective that tensor parallelism needs twice a layer."""
+    """The collective that tensor parallelism needs twice per layer."""
 
     bus_bytes_per_s: float
-    """As NCCL's tests report it: bytes · 2(n−1)/n over the time."""
+    """The bus bandwidth as NCCL's tests report it: bytes · 2(n−1)/n divided by the time."""
     latency_s: float
 
     def __post_init__(self) -> None:
@@ -101,9 +101,9 @@ class NodeSpec:
     gpus_per_root: int
     """GPUs behind one PCIe root complex or switch."""
     root_bytes_per_s: float
-    """All copies behind one root, each direction."""
+    """Limit of all copies behind one root, in each direction."""
     host_dram_bytes_per_s: float
-    """All copies of the node, both directions together."""
+    """Limit of all copies of the node, both directions together."""
     host_memory_bytes: float
     host_kv_fraction: float
     """Share of host memory that the KV replicas may take."""
@@ -135,13 +135,13 @@ class ModelSpec:
     num_kv_heads: int
     head_dim: int
     ffn_size: int
-    """Of one expert, where there are several."""
+    """Feed-forward size; of one expert, if there are several."""
     num_experts: int
     """1 for a dense model."""
     experts_per_token: int
     vocab_size: int
     bytes_per_value: int
-    """Of weights, activations and KV alike."""
+    """Bytes of one value of weights, activations and KV alike."""
 
     def __post_init__(self) -> None:
         _check_positive(self)
@@ -154,7 +154,7 @@ class ModelSpec:
 
     @property
     def expert_params(self) -> int:
-        """Of one expert of one layer: gate, up and down projections."""
+        """The parameters of one expert of one layer: gate, up and down projections."""
         return 3 * self.hidden_size * self.ffn_size
 
     @property
@@ -163,7 +163,7 @@ class ModelSpec:
 
     @property
     def head_params(self) -> int:
-        """Of the output head; the input embedding has as many."""
+        """The parameters of the output head; the input embedding has as many."""
         return self.vocab_size * self.hidden_size
 
     @property
@@ -172,7 +172,7 @@ class ModelSpec:
 
     @property
     def active_params(self) -> int:
-        """Multiplied for each token, the head included."""
+        """The parameters multiplied for each token, the head included."""
         per_layer = self.attention_params_per_layer + self.experts_per_token * self.expert_params
         return self.num_layers * per_layer + self.head_params
 
@@ -185,7 +185,7 @@ class ModelSpec:
         return self.num_layers * self.kv_bytes_per_token_and_layer
 
     def kv_shards(self, tensor: int) -> int:
-        """Parts that ``tensor`` GPUs split a stage's KV into: more GPUs than KV heads hold copies."""
+        """Return into how many parts ``tensor`` GPUs split a stage's KV; more GPUs than KV heads hold copies."""
         return min(tensor, self.num_kv_heads)
 
 
@@ -200,19 +200,22 @@ class Parallelism:
         _check_positive(self)
 
     def layers_of(self, model: ModelSpec) -> tuple[int, ...]:
-        """Layers on each stage. What does not divide goes to the first stages, never to the last if others can
-        take it: the last one has the output head as well."""
+        """Return the number of layers on each stage.
+
+        The remainder goes to the first stages, never to the last if others can take it: the last stage has the output
+        head as well.
+        """
         whole, rest = divmod(model.num_layers, self.pipeline)
         return tuple(whole + (stage < rest) for stage in range(self.pipeline))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCapacity:
-    """Blocks that fit, under one parallelism."""
+    """The KV blocks that fit, under one parallelism."""
 
     block_tokens: int
     gpu_blocks: int
-    """The least over the stages: every stage holds its layers of every block."""
+    """The minimum over the stages: every stage holds its layers of every block."""
     host_blocks: int
 
     @property
@@ -223,7 +226,7 @@ class KvCapacity:
 def kv_capacity(
     node: NodeSpec, model: ModelSpec, parallelism: Parallelism, *, block_tokens: int = 16
 ) -> KvCapacity:
-    """How many KV blocks the GPUs and the host hold. ``ValueError`` if the weights alone do not fit."""
+    """Return how many KV blocks the GPUs and the host hold. Raise ``ValueError`` if the weights alone do not fit."""
     budget = node.gpu.memory_bytes * node.gpu_memory_fraction - node.gpu_reserve_bytes
     layers = parallelism.layers_of(model)
     blocks = []

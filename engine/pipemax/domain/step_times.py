@@ -1,7 +1,7 @@
-"""How long a step takes on a stage, as a formula: T̂ = α·b + β·L + δ (Section 3.3.1), in one line or several.
+"""The formula for how long a step takes on a stage: T̂ = α·b + β·L + δ (Section 3.3.1), in one line or several.
 
 The same form serves prefill, with chunk tokens for the batch size b and (token, attended token) pairs for the KV tokens
-L. How it is fitted and refined, ``pipemax.control.times`` knows.
+L. ``pipemax.control.times`` fits and refines it.
 """
 
 from bisect import bisect_right
@@ -17,7 +17,7 @@ class Segment:
     alpha_s: float
     """Seconds per request (per token in prefill)."""
     delta_s: float
-    """Seconds however small the batch."""
+    """Seconds regardless of the batch size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class StepTimeModel:
     """Seconds of one step on one stage by batch size and KV tokens attended to; 0 for an empty batch."""
 
     segments: tuple[Segment, ...]
-    """By ascending ``min_size``, the first of which is 1."""
+    """Segments by ascending ``min_size``, the first of which is 1."""
     beta_s: float
     """Seconds per KV token attended to (per pair in prefill)."""
 
@@ -38,7 +38,7 @@ class StepTimeModel:
 
     @classmethod
     def linear(cls, *, alpha_s: float, beta_s: float, delta_s: float) -> "StepTimeModel":
-        """The paper's one line."""
+        """Return a model of one line, as in the paper."""
         return cls(segments=(Segment(min_size=1, alpha_s=alpha_s, delta_s=delta_s),), beta_s=beta_s)
 
     def segment_at(self, size: int) -> Segment:
@@ -47,7 +47,7 @@ class StepTimeModel:
         return self.segments[max(0, bisect_right(self.segments, size, key=lambda s: s.min_size) - 1)]
 
     def batch_s(self, size: int) -> float:
-        """α·b + δ: the part without the KV. A noisy profile's line may fall below zero; time does not."""
+        """Return α·b + δ, the part without the KV. A noisy profile's line may fall below zero, but time does not."""
         if size == 0:
             return 0.0
         segment = self.segment_at(size)

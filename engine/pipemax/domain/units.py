@@ -11,5 +11,5 @@ GIB = 1 << 30
 
 
 def ceil_div(numerator: int, denominator: int) -> int:
-    """The least integer that is not below ``numerator / denominator``."""
+    """Return ``numerator / denominator``, rounded up to an integer."""
     return -(-numerator // denominator)

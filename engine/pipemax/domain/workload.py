@@ -1,14 +1,14 @@
-"""What a table is, in numbers: the statistics of its prompts' and outputs' lengths. No text, and no rows."""
+"""A table in numbers: the statistics of its prompts' and outputs' lengths. No text, and no rows."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthStatistics:
-    """What lengths to draw, in tokens."""
+    """The statistics of the lengths to draw, in tokens."""
 
     family: str
-    """lognormal (mean above median), normal (truncated; else), or mixture (many short, some long)."""
+    """lognormal (mean above median), normal (truncated; otherwise), or mixture (many short, some long)."""
     mean: float
     median: float
     least: int
@@ -31,7 +31,7 @@ class WorkloadSpec:
     prompt: LengthStatistics
     output: LengthStatistics
     context_tokens: int
-    """Prompt and output together; outputs are cut to fit."""
+    """Maximum of prompt and output together; outputs are cut to fit."""
     shared_prefix_tokens: int
     """Leading tokens that all prompts have in common."""
 

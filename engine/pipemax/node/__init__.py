@@ -1,1 +1,1 @@
-"""What the node has, and who runs on it: GPUs, room for host pools, processes and how they end together."""
+"""The node's resources and processes: GPUs, room for host pools, and how an engine's processes end together."""

@@ -1,6 +1,6 @@
-"""Which GPUs an engine of this environment would see, by NVIDIA's own tool, and how many it takes of them.
+"""Finds the GPUs that an engine would see in an environment, by NVIDIA's own tool, and how many of them it takes.
 
-Neither a CUDA context nor torch is needed for it.
+This needs neither a CUDA context nor torch.
 """
 
 import csv
@@ -20,7 +20,7 @@ _SMI = ("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader")
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
-    """The UUIDs of the GPUs that CUDA would show under this environment; empty without NVIDIA's driver.
+    """Return the UUIDs of the GPUs that CUDA would show in this environment; none without NVIDIA's driver.
 
     A name in ``CUDA_VISIBLE_DEVICES`` that the driver does not list (a MIG instance) stands for itself.
     """
@@ -39,7 +39,7 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     if chosen is None:
         return sorted(known.values())
     names = [name.strip() for name in chosen.split(",") if name.strip()]
-    # CUDA takes a negative number as the list's end: -1 alone hides every GPU.
+    # CUDA takes a negative number as the list's end: a single -1 hides every GPU.
     shown = takewhile(lambda name: not name.startswith("-"), names)
     return sorted({_uuid(name, known) for name in shown})
 
@@ -47,14 +47,14 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
 def _uuid(name: str, known: Mapping[str, str]) -> str:
     if name in known:
         return known[name]
-    # CUDA takes the beginning of a UUID for the whole.
+    # CUDA accepts the beginning of a UUID in place of the whole.
     return next((uuid for uuid in known.values() if uuid.startswith(name)), name)
 
 
 def pipeline_parallel_size(config: EngineConfig, *, num_gpus: int) -> int:
-    """The stages to run: as asked, else one for each group of ``tensor_parallel_size`` GPUs.
+    """Return the number of stages: as configured, otherwise one for each group of ``tensor_parallel_size`` GPUs.
 
-    ``num_gpus`` is 0 on a machine without any, where stages are processes that share its cores. ``ValueError`` where
+    ``num_gpus`` is 0 on a machine without any, where stages are processes that share its cores. Raise ``ValueError`` if
     there are fewer GPUs than needed.
     """
     if num_gpus == 0:

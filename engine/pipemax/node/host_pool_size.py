@@ -1,4 +1,4 @@
-"""How much KV an engine's host pools hold, and how many requests: known before any engine runs."""
+"""Computes how much KV, and how many requests, an engine's host pools hold, before any engine runs."""
 
 from collections.abc import Sequence
 from statistics import mean
@@ -12,14 +12,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 _SHARE_OF_AVAILABLE = 0.5
-"""On a machine with GPUs: pinned pages are lost to everything else."""
+"""Share for the pools on a machine with GPUs: nothing else can use pinned pages."""
 _CPU_POOLS = 4
 _BYTES_OF_LONG_TYPES = {"float32": 4, "float": 4}
 _USUAL_BYTES = 2
 
 
 def host_pool_bytes(config: EngineConfig, *, num_workers: int, has_gpus: bool) -> float:
-    """Of one worker's host pool: as asked, else on GPUs an equal part of what the machine can spare."""
+    """Return the bytes of one worker's host pool.
+
+    They are as configured; otherwise, with GPUs, an equal part of what the machine can spare.
+    """
     if config.host_kv_gib is not None:
         return config.host_kv_gib * GIB
     if not has_gpus:
@@ -35,10 +38,10 @@ def expected_rows(
     has_gpus: bool,
     row_tokens: Sequence[int],
 ) -> int | None:
-    """Requests of these lengths (prompt and output, tokens) that fit into the engine's host pools.
+    """Return about how many requests of these lengths (prompt and output, tokens) fit into the engine's host pools.
 
-    From the model's configuration alone, so roughly. None where nothing was sampled, the configuration does not tell
-    its heads, or the policy is not pipemax: what ``auto`` will choose is not known yet.
+    This is an estimate from the model's configuration only. None if nothing was sampled, the configuration does not
+    give its heads, or the policy is not pipemax: what ``auto`` will choose is not known yet.
     """
     if config.policy is not Policy.PIPEMAX or not row_tokens:
         return None
@@ -62,5 +65,5 @@ def _element_bytes(config: EngineConfig) -> int:
     if kv_type.startswith(("fp8", "int8")):
         return 1
     name = config.dtype if kv_type == "auto" else kv_type
-    # Under auto, vLLM runs checkpoints of 32 bits in 16.
+    # Under auto, vLLM runs 32-bit checkpoints in 16 bits.
     return _BYTES_OF_LONG_TYPES.get(name, _USUAL_BYTES)

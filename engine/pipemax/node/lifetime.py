@@ -1,7 +1,7 @@
-"""Children of an engine server end with it, however it ends, and hold its GPUs until they have.
+"""Makes the children of an engine server end with it, however it ends, and hold its GPUs until they have ended.
 
 vLLM runs its engine and workers in processes of their own, which outlive a killed parent. vLLM loads this
-module as a plugin in each of them: it takes its share of the GPUs' locks, and a thread waits on the server's pidfd
+module as a plugin in each of them. The plugin takes a shared lock on each GPU, and a thread waits on the server's pidfd
 and ends the process when the server is gone. Outside a server (the variables below are not set) the plugin does
 nothing.
 """
@@ -18,15 +18,18 @@ from pipemax.node.process import ProcessIdentity
 SERVER_IDENTITY_VARIABLE = "PIPEMAX_SERVER_IDENTITY"
 """``PID:START_TICKS`` of the engine server, set by the server before it starts an engine."""
 GPU_USERS_VARIABLE = "PIPEMAX_GPU_USERS"
-"""The files whose shared locks say that somebody uses a GPU, parted by colons; see ``pipemax.serve.gpu_locks``."""
+"""The files whose shared locks say that a GPU is in use, separated by colons; see ``pipemax.serve.gpu_locks``."""
 
 
 STACKS_SIGNAL = signal.SIGUSR2
-"""Has a process of the engine write the stacks of all its threads to the log."""
+"""Makes a process of the engine write the stacks of all its threads to the log."""
 
 
 def end_with_server() -> None:
-    """Entry point ``vllm.general_plugins``; vLLM may call it more than once in a process."""
+    """Watch the server, and end this process when the server is gone.
+
+    This is the entry point ``vllm.general_plugins``; vLLM may call it more than once in a process.
+    """
     identity = os.environ.get(SERVER_IDENTITY_VARIABLE)
     if identity is None:
         return
@@ -34,11 +37,11 @@ def end_with_server() -> None:
     if pid == os.getpid() or any(thread.name == _THREAD_NAME for thread in threading.enumerate()):
         return
     write_stacks_when_told()
-    # First: a server that is found alive after this cannot have a successor which has found the GPUs unused.
+    # First: if the server is found alive after this, no successor of it can have found the GPUs unused.
     hold_gpus()
     try:
         pidfd = os.pidfd_open(pid)
-        # Between the server's death and now its pid may have gone to another process.
+        # Since the server's death its pid may have been given to another process.
         is_server = ProcessIdentity.of(pid).start_ticks == start_ticks
     except ProcessLookupError:
         is_server = False
@@ -48,7 +51,7 @@ def end_with_server() -> None:
 
 
 def write_stacks_when_told() -> None:
-    """On ``STACKS_SIGNAL``, and on a crash: what a process that hangs is in, without its help."""
+    """Write all stacks on ``STACKS_SIGNAL`` and on a crash: this shows where a process hangs, without its help."""
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL)
 
@@ -68,5 +71,5 @@ _THREAD_NAME = "pipemax-lifetime"
 
 def _exit_when_gone(pidfd: int) -> None:
     select.select([pidfd], [], [])
-    # No clean-up: the GPU's memory is given back by the kernel, and nobody is left to talk to.
+    # No clean-up: the kernel frees the GPU's memory, and no process is left to talk to.
     os._exit(1)

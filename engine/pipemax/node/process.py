@@ -1,6 +1,6 @@
-"""Who a process is, for those who watch it from outside: what Linux says of it in /proc.
+"""Identifies a process for those that watch it from outside, by what Linux says of it in /proc.
 
-Spark's side gets this from ``pipemax.wire``, in whose messages processes are named.
+Spark's side gets this from ``pipemax.wire``, whose messages name processes.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessIdentity:
-    """A process that cannot be confused with a later one of the same pid."""
+    """A process, not to be confused with a later one of the same pid."""
 
     pid: int
     start_ticks: int
@@ -19,7 +19,7 @@ class ProcessIdentity:
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """Read from /proc. ``ProcessLookupError`` when there is no such process."""
+        """Read a process's identity from /proc. Raise ``ProcessLookupError`` if there is no such process."""
         return cls(pid=pid, start_ticks=_process_state(pid)[1])
 
     @classmethod
@@ -27,7 +27,7 @@ class ProcessIdentity:
         return cls.of(os.getpid())
 
     def is_running(self) -> bool:
-        """True while this very process exists and is no zombie."""
+        """Return whether this very process still exists and is no zombie."""
         try:
             state, start_ticks = _process_state(self.pid)
         except ProcessLookupError:
@@ -36,9 +36,9 @@ class ProcessIdentity:
 
 
 def pid_namespace() -> str | None:
-    """The namespace in which this process's pids count, such as ``pid:[4026531836]``; None where Linux does not say.
+    """Return this process's pid namespace, such as ``pid:[4026531836]``; None if Linux does not say.
 
-    Two containers on one machine have one each: what has no pid here may live there.
+    Two containers on one machine have one each: a process without a pid here may live in the other.
     """
     try:
         return str(Path("/proc/self/ns/pid").readlink())
@@ -47,11 +47,14 @@ def pid_namespace() -> str | None:
 
 
 def _process_state(pid: int) -> tuple[str, int]:
-    """The process's state letter and start ticks (fields 3 and 22 of /proc/PID/stat)."""
+    """Return a process's state letter and start ticks (fields 3 and 22 of /proc/PID/stat).
+
+    Raise ``ProcessLookupError`` if there is no such process.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         raise ProcessLookupError(f"no process {pid}") from None
-    # The command name is in parentheses and may itself hold spaces and parentheses.
+    # The command name is in parentheses and may itself contain spaces and parentheses.
     after_name = stat.rpartition(")")[2].split()
     return after_name[0], int(after_name[19])

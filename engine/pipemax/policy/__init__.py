@@ -1,1 +1,1 @@
-"""Which policy an engine runs under: rows drawn from what is known of the table, simulations of both compared."""
+"""Chooses the policy of an engine: draws rows from what is known of the table, and compares simulations of both."""

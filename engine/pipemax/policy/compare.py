@@ -1,9 +1,9 @@
-"""PipeMax or stock vLLM: simulations of both, compared.
+"""Compares PipeMax with stock vLLM by simulating both.
 
-``compare_policies`` is what ``policy: auto`` asks of an engine whose step times were measured; ``plan_capacity`` is
-``pipemax plan-capacity``, over profiles of nodes and models. Pure functions: a sample of the table is simulated and its
-steady rate taken for the whole table, so the answer comes in seconds; the drain at the table's end is not in it. They
-know nothing of running engines.
+``compare_policies`` serves ``policy: auto``, for an engine whose step times were measured; ``plan_capacity`` is
+``pipemax plan-capacity``, over profiles of nodes and models. Both are pure: they simulate a sample of the table and
+take its steady rate for the whole table, so the answer comes in seconds; the drain at the table's end is not included.
+They know nothing of running engines.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,12 @@ _SECONDS_PER_HOUR = 3600.0
 SAMPLE_REQUESTS = 1500
 STOCK_SYSTEMS = ("vllm_032_pp", "vllm_tp")
 WORTHWHILE_GAIN = 1.03
-"""PipeMax is chosen from this ratio on: below it the simulations cannot tell the two apart."""
+"""PipeMax is chosen from this ratio on: below it, the simulations cannot tell the two apart."""
 
 
 class ChosenPolicy(StrEnum):
+    """The policy that an engine runs under."""
+
     PIPEMAX = "pipemax"
     VLLM = "vllm"
 
@@ -40,9 +42,9 @@ class CapacityOption:
     gpus_per_engine: int
     """n: pipeline stages of one engine, or the GPUs that share each layer; the node runs as many engines as fit."""
     host_memory_bytes: float
-    """Of the whole node."""
+    """Host memory of the whole node."""
     tokens_per_s: float
-    """Prompts and outputs, of the whole node, drain apart."""
+    """Prompts and outputs of the whole node, without the drain."""
     mean_decode_batch: float
     hours: float
     cost: float
@@ -50,19 +52,19 @@ class CapacityOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyChoice:
-    """PipeMax or stock vLLM, and why."""
+    """The choice between PipeMax and stock vLLM, and the reason for it."""
 
     chosen: ChosenPolicy
     reason: str
     """One clause, for people."""
     predicted_tokens_per_s: Mapping[str, float] = field(default_factory=dict)
-    """By policy, prompts and outputs; empty where nothing had to be simulated."""
+    """Policy → tokens/s of prompts and outputs; empty if nothing had to be simulated."""
     inputs: Mapping[str, float | str] = field(default_factory=dict)
-    """What the simulations were given."""
+    """The inputs of the simulations."""
 
     @property
     def speedup(self) -> float:
-        """Of PipeMax over stock vLLM."""
+        """The predicted ratio of PipeMax's rate to stock vLLM's."""
         return (
             self.predicted_tokens_per_s[ChosenPolicy.PIPEMAX] / self.predicted_tokens_per_s[ChosenPolicy.VLLM]
         )
@@ -86,9 +88,9 @@ class CapacityPlan:
 def compare_policies(
     engine: MeasuredEngine, workload: Workload, *, is_whole_table: bool, inputs: Mapping[str, float | str]
 ) -> PolicyChoice:
-    """What ``policy: auto`` takes, by simulations of the measured engine under either policy.
+    """Choose a policy for ``policy: auto``, by simulations of the measured engine under either policy.
 
-    Of a sample the steady rates count, of a whole table the time to its end. ``inputs`` are added to the choice's own.
+    For a sample the steady rates count, for a whole table the time to its end. ``inputs`` are added to the choice's.
     """
     rates: dict[str, float] = {}
     batches: dict[str, float] = {}
@@ -135,11 +137,11 @@ def plan_capacity(
     sample_requests: int = SAMPLE_REQUESTS,
     seed: int = 0,
 ) -> CapacityPlan:
-    """Hours and cost of ``rows`` rows on one node, for PipeMax and for stock vLLM.
+    """Predict hours and cost of ``rows`` rows on one node, for PipeMax and for stock vLLM.
 
     ``host_memory_bytes`` are the sizes to compare (default: the node's own), ``gpus_per_engine`` the ways to divide
     the node (default: whole, and in halves). Host memory that holds the KV of the whole sample cannot be told from
-    more: raise ``sample_requests`` to compare large sizes. ``ValueError`` where the model fits in no way.
+    more: raise ``sample_requests`` to compare large sizes. Raise ``ValueError`` if the model does not fit in any way.
     """
     if rows < 1 or price_per_hour < 0:
         raise ValueError(f"rows must be at least 1 and price_per_hour not negative: {rows}, {price_per_hour}")
@@ -148,7 +150,7 @@ def plan_capacity(
     options: list[CapacityOption] = []
     not_possible: list[str] = []
     for num_gpus in gpus_per_engine or sorted({node.num_gpus, max(1, node.num_gpus // 2)}, reverse=True):
-        # Stock vLLM keeps nothing on the host: one size tells all.
+        # Stock vLLM keeps nothing on the host: one size is enough.
         runs = [("pipemax", size) for size in sizes] + [(system, sizes[0]) for system in STOCK_SYSTEMS]
         for system, size in runs:
             try:
@@ -165,7 +167,7 @@ def plan_capacity(
 
 
 def _part_of(node: NodeSpec, num_gpus: int, host_bytes: float) -> NodeSpec:
-    """One engine's part of a node that is divided among as many engines as fit."""
+    """Return one engine's part of a node that is divided among as many engines as fit."""
     if num_gpus < 1 or node.num_gpus % num_gpus:
         raise ValueError(f"{node.name} has {node.num_gpus} GPUs, which {num_gpus} do not divide")
     share = num_gpus / node.num_gpus
@@ -201,7 +203,7 @@ def _option(
 
 
 def _choose(options: Sequence[CapacityOption], not_possible: Sequence[str]) -> PolicyChoice:
-    """From options sorted by speed."""
+    """Choose from options sorted by speed. Raise ``ValueError`` if one of the two policies has none."""
     pipemax = next((option for option in options if option.system == "pipemax"), None)
     stock = next((option for option in options if option.system != "pipemax"), None)
     if pipemax is None or stock is None:

@@ -1,7 +1,7 @@
-"""``policy: auto``: from what is known of the rows to the rows that are simulated, and from them to the choice.
+"""Decides ``policy: auto``: draws rows to simulate from what is known of the table, and chooses by simulations.
 
-Output lengths are not known beforehand: each row is taken to make between one token and all it may, unless the config
-says how many to expect. Pure: it starts nothing.
+Output lengths are not known beforehand: each row is assumed to make between one token and its maximum, unless the
+config says how many to expect. Pure: it starts nothing.
 """
 
 from dataclasses import replace
@@ -14,16 +14,16 @@ from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.workloads import Workload
 
 _MOST_SIMULATED_ROWS, _MOST_SIMULATED_OUTPUTS = 800, 60_000
-"""A few seconds of simulation."""
+"""Limits that keep the simulation to a few seconds."""
 _FEWEST_SIMULATED_ROWS = 100
 _POOL_FILLS = 3
-"""Simulated rows: as many as fill the host pool so many times, within those limits."""
+"""The simulated rows fill the host pool this many times, within the limits above."""
 _ASSUMED_MAX_TOKENS = 256
 _ASSUMED_MOST_PROMPT_TOKENS = 1024
 
 
 def choose_policy(engine: MeasuredEngine, lengths: RowLengths | None) -> PolicyChoice:
-    """By rows drawn from the sampled lengths; without any, by an assumption, which the reason then names."""
+    """Choose a policy by rows drawn from the sampled lengths; without any, by an assumption that the reason names."""
     assumed = lengths is None
     lengths = lengths or _assumed_lengths(engine)
     workload, is_whole_table = draw_rows(engine, lengths)
@@ -40,7 +40,7 @@ def choose_policy(engine: MeasuredEngine, lengths: RowLengths | None) -> PolicyC
 
 
 def draw_rows(engine: MeasuredEngine, lengths: RowLengths, *, seed: int = 0) -> tuple[Workload, bool]:
-    """Rows to simulate, and whether they are as many as the table has."""
+    """Return the rows to simulate, and whether they are as many as the table has."""
     rng = np.random.default_rng(seed)
     longest = engine.max_model_len - 1
     mean_output = lengths.mean_output_tokens or max(1.0, lengths.max_tokens / 2)
@@ -69,7 +69,7 @@ def _rows_to_simulate(engine: MeasuredEngine, tokens_per_row: float, outputs_per
 
 
 def _output_range(mean: float, most: int) -> tuple[int, int]:
-    """Of equally likely lengths with this mean, none above ``most``."""
+    """Return the range of equally likely lengths with this mean, none above ``most``."""
     if mean >= most / 2:
         return max(1, round(2 * mean - most)), most
     return 1, max(1, round(2 * mean) - 1)

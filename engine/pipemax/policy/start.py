@@ -1,8 +1,8 @@
-"""From a config to a running engine: settles ``policy: auto``, once for the engine's life.
+"""Starts an engine from a config, and decides ``policy: auto`` once for the engine's life.
 
 What cannot run under PipeMax, or cannot gain by it, needs no measuring. Otherwise an engine under PipeMax is started,
-which measures itself where nothing is known of it, and simulations of what was measured decide; if they say stock vLLM,
-the engine is started anew. What was measured is kept, but how many KV blocks a GPU holds only an engine tells.
+which measures itself if nothing is known of it, and simulations of the measured engine decide. If they choose stock
+vLLM, the engine is started again. What was measured is kept, but only an engine tells how many KV blocks a GPU holds.
 """
 
 import logging
@@ -22,14 +22,14 @@ _ONE_STAGE = "with one pipeline stage no batch waits whose GPU memory PipeMax co
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedEngine:
-    """An engine, and why it runs under the policy that it has."""
+    """A running engine, and why it has its policy."""
 
     engine: VllmEngine
     choice: PolicyChoice
 
 
 def start_engine(config: EngineConfig) -> StartedEngine:
-    """Blocks until the model is loaded; ``EngineStartError`` says why it could not be."""
+    """Start an engine, and block until its model is loaded. ``EngineStartError`` says why it could not be loaded."""
     match config.policy:
         case Policy.AUTO:
             started = _start_by_simulation(config)
@@ -52,7 +52,7 @@ def _start_by_simulation(config: EngineConfig) -> StartedEngine:
     try:
         engine = VllmEngine(pipemax)
     except EngineStartError as error:
-        # If the model itself is the matter, stock vLLM says so in its turn.
+        # If the model itself is the cause, stock vLLM will fail with it too.
         return _start_stock(config, f"an engine under PipeMax did not start ({error})")
     if engine.measured is None:
         engine.close()

@@ -1,6 +1,6 @@
 """Node, model and workload profiles that ship with the package, one YAML file each; a path names your own.
 
-The one loader between YAML and the frozen specs of ``pipemax.domain``: unknown and missing keys are rejected, and
+This is the only loader from YAML to the frozen specs of ``pipemax.domain``. Unknown and missing keys are rejected, and
 every message names the file.
 """
 
@@ -20,12 +20,15 @@ Spec = TypeVar("Spec")
 
 
 def preset_names(kind: str) -> list[str]:
-    """Names of the profiles under ``presets/<kind>``: nodes, models or workloads."""
+    """Return the names of the profiles under ``presets/<kind>``: nodes, models or workloads."""
     return sorted(entry.name.removesuffix(".yaml") for entry in files(__name__).joinpath(kind).iterdir())
 
 
 def read_preset(kind: str, name: str) -> dict[str, Any]:
-    """The YAML of a shipped profile, or of the file at path ``name`` (ending in .yaml)."""
+    """Return the parsed YAML of a shipped profile, or of the file at path ``name`` (ending in .yaml or .yml).
+
+    Raise ``ValueError`` for an unknown name, and if the YAML is not a mapping.
+    """
     if name.endswith((".yaml", ".yml")):
         source, text = name, Path(name).read_text(encoding="utf-8")
     else:
@@ -42,7 +45,10 @@ def read_preset(kind: str, name: str) -> dict[str, Any]:
 
 
 def build_spec(spec_type: type[Spec], values: dict[str, Any], where: str) -> Spec:
-    """A (nested) frozen dataclass from parsed YAML. ``ValueError`` names what is unknown, missing or no number."""
+    """Build a (nested) frozen dataclass from parsed YAML.
+
+    Raise ``ValueError`` that names what is unknown, missing or not a number.
+    """
     hints = typing.get_type_hints(spec_type)
     unknown, missing = sorted(values.keys() - hints.keys()), sorted(hints.keys() - values.keys())
     if unknown or missing:
@@ -76,19 +82,22 @@ def _tuple_of_rows(value: Any, where: str) -> tuple[tuple[int, int], ...]:
 
 
 def load_node(name: str) -> NodeSpec:
+    """Load a node profile, as ``read_preset`` finds it. Raise ``ValueError`` as ``build_spec`` does."""
     return build_spec(NodeSpec, read_preset("nodes", name), f"node profile {name}")
 
 
 def load_model(name: str) -> ModelSpec:
+    """Load a model profile, as ``read_preset`` finds it. Raise ``ValueError`` as ``build_spec`` does."""
     return build_spec(ModelSpec, read_preset("models", name), f"model profile {name}")
 
 
 def load_workload(name: str) -> WorkloadSpec:
+    """Load a workload profile, as ``read_preset`` finds it. Raise ``ValueError`` as ``build_spec`` does."""
     return build_spec(WorkloadSpec, read_preset("workloads", name), f"workload profile {name}")
 
 
 def override(spec: Spec, values: Mapping[str, float]) -> Spec:
-    """A copy with numbers replaced, named by dotted paths: ``{"all_reduce.bus_bytes_per_s": 10e9}``."""
+    """Return a copy with numbers replaced, named by dotted paths: ``{"all_reduce.bus_bytes_per_s": 10e9}``."""
     for path, value in values.items():
         spec = _override_one(spec, path, path.split("."), value)
     return spec

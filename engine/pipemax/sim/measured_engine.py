@@ -30,7 +30,7 @@ class MeasuredEngine:
     max_model_len: int
 
     def node(self) -> NodeSpec:
-        """Return a node of as many devices as stages, whose links copy at the measured rate; nothing else bounds them."""
+        """Return a node with one device per stage, whose links copy at the measured rate; nothing else bounds them."""
         rate = min(stage.h2d_bytes_per_s for stage in self.stages)
         return NodeSpec(
             name="measured",
