@@ -1,12 +1,13 @@
-"""What bad rows cost: a table, and the same table with one bad row put in after each 99 good ones.
+"""Measure the cost of bad rows: a table, and the same table with one bad row inserted after each 99 good ones.
 
     python bench/bad_rows.py [--json FILE] [--rows 10000] [--rounds 7] [--tokens-per-s 20000]
     python bench/bad_rows.py --model examples/model --rows 600 --rounds 3
 
-Rows go through the client to the real engine server, by default around the tests' fake engine, which is as fast as
---tokens-per-s says (0: as can be, which leaves the server and the client alone); with --model around vLLM on this
-machine's CPU. Both tables hold the same good rows, so the ratio of their times is the cost. The bad ones are null,
-blank, too long, not UTF-8 and with a NaN temperature in turn. Rounds alternate; one warm-up round is not counted.
+Rows go through the client to the real engine server. By default the server runs the tests' fake engine, which is as
+fast as --tokens-per-s says (0: as fast as possible, which leaves only the server and the client); with --model it runs
+vLLM on this machine's CPU. Both tables hold the same good rows, so the ratio of their times is the cost. The bad rows
+are null, blank, too long, not UTF-8 and with a NaN temperature in turn. Rounds alternate; one warm-up round is not
+counted.
 """
 
 import argparse
@@ -41,7 +42,7 @@ _BAD: tuple[tuple[bytes | None, float | None], ...] = (
     (b"caf\xe9", None),
     (b"a prompt", float("nan")),
 )
-"""(prompt, temperature)"""
+"""The bad rows, as (prompt, temperature)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class Result:
 
 
 def table(rows: int, *, is_poisoned: bool) -> list[tuple[bytes | None, float | None]]:
-    """(prompt, temperature) of each row."""
+    """Return (prompt, temperature) of each row; if ``is_poisoned``, with bad rows among them."""
     made: list[tuple[bytes | None, float | None]] = []
     for i in range(rows):
         made.append((f"Package: number {i}, a library for the {i % 97}th time".encode(), None))
@@ -71,7 +72,7 @@ def table(rows: int, *, is_poisoned: bool) -> list[tuple[bytes | None, float | N
 def batches(rows: list[tuple[bytes | None, float | None]]) -> Iterator[pa.RecordBatch]:
     for first in range(0, len(rows), _BATCH_ROWS):
         part = rows[first : first + _BATCH_ROWS]
-        # Seen as text without a look at it, as Spark hands it over.
+        # Bytes taken for text without a check, as Spark hands them over.
         prompts = pa.array([prompt for prompt, _ in part], pa.binary()).view(pa.string())
         overrides = [None if t is None else {"temperature": t} for _, t in part]
         columns = [
@@ -84,7 +85,7 @@ def batches(rows: list[tuple[bytes | None, float | None]]) -> Iterator[pa.Record
 
 
 def run_round(rows: list[tuple[bytes | None, float | None]], options: EngineOptions) -> tuple[float, int]:
-    """(seconds, error rows)"""
+    """Send all rows once; return the seconds and the number of error rows."""
     started_s, done, errors = time.perf_counter(), 0, 0
     for completions in complete(batches(rows), options, task="bad rows"):
         done += completions.num_rows
@@ -139,7 +140,7 @@ def main() -> int:
     parser.add_argument("--tokens-per-s", type=float, default=20_000)
     parser.add_argument("--model", help="a checkpoint's directory, for vLLM instead of the fake engine")
     arguments = parser.parse_args()
-    # Stands in for the executor's JVM: the server ends with it.
+    # A stand-in for the executor's JVM: the server ends with it.
     executor = subprocess.Popen(["sleep", "infinity"])
     os.environ[EXECUTOR_VARIABLE] = str(executor.pid)
     with tempfile.TemporaryDirectory() as directory:

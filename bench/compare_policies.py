@@ -2,9 +2,9 @@
 
     python bench/compare_policies.py [--rows 600] [--json FILE]
 
-The same model, stages, KV bytes on each stage and rows; PipeMax has its host pool beside them. One warm-up of a few
-rows each, then all rows at once. The demo model is tiny and the stages share this machine's cores, so the figures say
-how the two schedule, not what GPUs would do.
+Both get the same model, stages, KV bytes on each stage and rows; PipeMax has its host pool in addition. Each runs a
+warm-up of a few rows, then all rows at once. The demo model is tiny and the stages share this machine's cores, so the
+figures say how the two schedule, not what GPUs would do.
 """
 
 import argparse
@@ -41,12 +41,12 @@ class Result:
     output_tokens: int
     preemptions: int
     recomputed_or_evicted: int
-    """Requests that left the GPU: preempted to be computed anew, or evicted with their KV in host memory."""
+    """Requests that left the GPU: preempted to be computed again, or evicted with their KV in host memory."""
     phase_switches: int
     output_steps: int
     """Steps that generated tokens."""
     mean_batch: float
-    """Tokens of such a step: requests that decode in it, or whose prompt it completes."""
+    """Mean tokens of such a step: requests that decode in it, or whose prompt it completes."""
     stall_s: float
     time_s: dict[str, float]
     """Where the time went, by part."""
@@ -69,7 +69,7 @@ def demo_requests(rows: int, prefix: str) -> list[GenerationRequest]:
 
 
 def run(policy: str, rows: int) -> tuple[Result, dict[str, str | None]]:
-    """The figures, and each row's text."""
+    """Run one policy; return its figures, and each row's text."""
     config = EngineConfig.load(_CONFIG, model=str(_MODEL), policy=policy)
     begin_s = time.monotonic()
     with OfflineEngine(config) as engine:
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=600)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it logs to standard output
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to standard output
     vllm, vllm_texts = run("vllm", arguments.rows)
     pipemax, pipemax_texts = run("pipemax", arguments.rows)
     equal = sum(vllm_texts[name] == pipemax_texts[name] for name in vllm_texts)

@@ -3,13 +3,13 @@
     python bench/engine_vs_vllm.py [--json FILE] [--pp 1 2 4] [--requests 64] [--gpu-blocks 60] [--rounds 1]
                                    [--loads uniform/plain sharegpt/plain uniform/templated] [--calibrate-s 60]
 
-A random model of 93 million parameters in float32 (its output varies, so that tokens can be compared), 60 KV blocks of
-32 tokens a stage, as many stages as asked, on whatever cores there are. Per configuration one warm-up round, then the
-rounds that count, the two policies one after the other. A CPU stands in for the GPUs: ratios say something about the
-scheduling, tokens per second nothing about GPUs.
+The model is random, with 93 million parameters in float32 (its output varies, so that tokens can be compared). There
+are 60 KV blocks of 32 tokens per stage, as many stages as asked for, on whatever cores there are. Each configuration
+runs one warm-up round, then the rounds that count, the two policies one after the other. A CPU stands in for the GPUs:
+ratios say something about the scheduling, tokens per second say nothing about GPUs.
 
-The engine under PipeMax measures its step times at its start (in an empty cache, so that it does); simulations of both
-policies over what it measured, of the very requests that run, predict the ratio.
+The engine under PipeMax measures its step times when it starts (with an empty cache, so that it does). Simulations of
+both policies with these times, over the very requests that run, predict the ratio.
 """
 
 import argparse
@@ -52,7 +52,7 @@ _COUNTS = (
     "schedule_s",
     "prefetch_stall_s",
 )
-"""Of the engine's metrics: those that only grow."""
+"""The engine's metrics that only grow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,16 +82,16 @@ class Result:
     policy: str
     tokens_per_s: float
     seconds: list[float]
-    """Of each round."""
+    """Seconds of each round."""
     ratio_to_vllm: float
     predicted_tokens_per_s: float
     """By the simulator, from the engine's own calibration."""
     predicted_ratio_to_vllm: float
     tokens_identical: bool
-    """To stock vLLM's in the same run."""
+    """Whether the tokens equal stock vLLM's in the same run."""
     logit_gaps: dict[str, float | None]
-    """Of the rows whose tokens differ: how far apart the two logits are where they first do; None where one answer
-    merely ends before the other."""
+    """For each row whose tokens differ, how far apart the two logits are where they first do; None if one answer merely
+    ends before the other."""
     metrics: dict[str, float]
     """The engine's own counts, over warm-up and rounds."""
 
@@ -109,7 +109,7 @@ def make_requests(load: Load, count: int) -> list[GenerationRequest]:
 
 
 def _lengths(rng: Random, lengths: str) -> tuple[int, int]:
-    """(prompt, output) tokens."""
+    """Draw the (prompt, output) tokens of a request."""
     match lengths:
         case "uniform":
             return rng.randint(20, 150), 64
@@ -180,7 +180,7 @@ def measure(engine: OfflineEngine, load: Load, *, count: int, rounds: int) -> Me
 
 
 def predict(engine: MeasuredEngine, measured: Measured) -> PolicyChoice:
-    """Of the same requests, in the order in which they were sent."""
+    """Simulate both policies over the same requests, in the order in which they were sent."""
     ids = sorted(measured.tokens, key=int)
     workload = Workload(
         name=measured.load.lengths,
@@ -192,7 +192,7 @@ def predict(engine: MeasuredEngine, measured: Measured) -> PolicyChoice:
 
 
 def compare(model: str, pp: int, arguments: argparse.Namespace) -> Iterator[Result]:
-    """Both policies under every load."""
+    """Measure both policies under every load."""
     measured: dict[str, list[Measured]] = {}
     for policy in ("vllm", "pipemax"):
         config = engine_config(model, policy, pp, arguments.gpu_blocks, arguments.calibrate_s)

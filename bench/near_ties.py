@@ -1,7 +1,7 @@
-"""How close a call it was where two runs of one model chose different tokens.
+"""Tells how close two tokens were where two runs of one model chose differently.
 
-Other batches sum in another order, so logits differ by rounding, and where the two best tokens lie closer together than
-that, either may win. A wrong KV block moves logits by as much as they differ at all.
+Different batches sum in different orders, so logits differ by rounding, and where the two best tokens are closer than
+that, either may win. A wrong KV block, in contrast, changes logits by as much as they differ at all.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ Tokens = Mapping[str, tuple[int, ...]]
 def logit_gaps(
     model: str, prompts: Mapping[str, str], ours: Tokens, theirs: Tokens
 ) -> dict[str, float | None]:
-    """Request id → how far apart the logits of the two tokens lie where the answers first part, for those that do.
+    """Return how far apart the two tokens' logits are where two answers first differ, by request id, for those that do.
 
-    In float64, by transformers, which knows nothing of blocks or batches. None where an answer merely ends before the
-    other.
+    They are computed in float64 by transformers, which knows nothing of blocks or batches. The value is None if one
+    answer merely ends before the other.
     """
     parted = {
         name: _first_difference(ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]
@@ -40,5 +40,5 @@ def logit_gaps(
 
 
 def _first_difference(ours: tuple[int, ...], theirs: tuple[int, ...]) -> int | None:
-    """None where one is the other's beginning."""
+    """Return the first index at which the tokens differ; None if one answer is the beginning of the other."""
     return next((i for i, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), None)

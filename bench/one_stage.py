@@ -3,12 +3,11 @@
     python bench/one_stage.py [--json FILE] [--plot FILE] [--policies NAME ...] [--steps N] [--host-gib GIB]
 
 Ten layers of LLaMA-2-70B with dummy weights in bf16, the KV pool that eight 32 GB cards have, eight batches in
-rotation, ShareGPT-like lengths, decided by the real controller and copied for real. Attention is our Triton kernel
-(``bench/stage/attention.py``). The other seven stages are taken to last as long as this one, so tokens/s are those of
-a balanced pipeline. Prompts are booked, not computed: what differs between the policies is decode. First the decode
-times of the stage are profiled, as ``pipemax calibrate`` does; the estimator's error is against that profile as it
-refines itself. ``--predict`` runs the simulator with the profile and the copy rate, and compares step time and
-tokens/s.
+rotation, ShareGPT-like lengths. The real controller decides, and the copies are real. Attention is our Triton kernel
+(``bench/stage/attention.py``). The other seven stages are assumed to take as long as this one, so tokens/s are those of
+a balanced pipeline. Prompts are booked, not computed: the policies differ in decode. First the decode times of the
+stage are profiled, as ``pipemax calibrate`` does; the estimator's error is against that profile as it refines itself.
+``--predict`` runs the simulator with the profile and the copy rate, and compares step time and tokens/s.
 
 Needs a CUDA GPU with about 40 GB, and host memory for ``--host-gib``.
 """
@@ -72,7 +71,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def make_setup(options: argparse.Namespace, device: torch.device) -> Setup:
-    """The stage of the paper's node: its layers and its GPU pool; the host pool as asked for."""
+    """Return the setup of a stage of the paper's node: its layers and its GPU pool, and the host pool asked for."""
     node, model = load_node("rtx5090x8"), load_model("llama2-70b")
     pipeline = Parallelism(pipeline=NUM_STAGES, tensor=1)
     num_layers = pipeline.layers_of(model)[1]
@@ -92,7 +91,7 @@ def make_setup(options: argparse.Namespace, device: torch.device) -> Setup:
 
 
 def decode_samples(run: Run, block_tokens: int) -> list[DecodeSample]:
-    """As the simulator records them, for the same picture."""
+    """Return a run's decode steps as the simulator records them, for the same plot."""
     time_s, samples = 0.0, []
     for step in run.steps:
         time_s += step.begin_to_begin_s
@@ -110,7 +109,7 @@ def decode_samples(run: Run, block_tokens: int) -> list[DecodeSample]:
 
 @dataclass(slots=True, kw_only=True)
 class Results:
-    """Of all policies that ran."""
+    """The results of all policies that ran."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     predictions: list[Prediction] = field(default_factory=list)
@@ -125,7 +124,7 @@ def measure(
     plot: Path | None,
     on_policy: Callable[[Results], None] = lambda results: None,
 ) -> Results:
-    """Run, print and draw one policy after the other; ``on_policy`` is told all results so far after each."""
+    """Run, print and draw one policy after the other; ``on_policy`` gets all results so far after each."""
     results, setup = Results(), experiment.setup
     for policy in policies:
         outcome, run, stage = experiment.run(policy)
@@ -143,7 +142,7 @@ def measure(
 
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")  # what starting the host pool took
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # for the host pool's start time
     device = require_cuda("bench/one_stage.py")
     experiment = Experiment(make_setup(options, device), open_workload("sharegpt", options.requests))
     measured_on = environment(device, ["python", "bench/one_stage.py", *arguments])

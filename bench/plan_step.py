@@ -1,11 +1,11 @@
-"""Cost of deciding: time of ``Controller.plan_step`` in decode, by the number of requests on the host.
+"""Measure the cost of deciding: the time of ``Controller.plan_step`` in decode, by the number of requests on the host.
 
     python bench/plan_step.py [--json FILE] [--steps N] [--requests N ...]
 
 Eight stages, LLaMA-2-70B's KV on 8 × RTX 5090 (17,753 blocks), ShareGPT-like lengths, eight steps in flight. The
 host pool is made large enough for all requests, whose prompts are prefilled first and not timed.
-``apply_median_ms`` is taking in a step's events; the other columns are ``plan_step`` alone: by the wall clock, and in
-CPU time of the thread (``cpu_``), which other processes of a shared machine do not lengthen.
+``apply_median_ms`` is the time to apply a step's events; the other columns are ``plan_step`` only: by the wall clock,
+and in CPU time of the thread (``cpu_``), which other processes of a shared machine do not lengthen.
 """
 
 import argparse
@@ -35,7 +35,7 @@ SIZES = (1_000, 10_000, 100_000, 1_000_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One size's figures; times of ``plan_step`` unless named otherwise."""
+    """The figures of one size; times are of ``plan_step`` unless named otherwise."""
 
     requests: int
     median_ms: float
@@ -51,7 +51,7 @@ class Row:
 
 
 class Driver:
-    """Carries plans out at once and tells the controller; requests end at lengths drawn beforehand."""
+    """Carries out plans at once and reports to the controller; requests end at lengths drawn beforehand."""
 
     def __init__(self, num_requests: int, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -77,7 +77,7 @@ class Driver:
         )
 
     def take_in(self) -> float:
-        """Land the oldest step if enough are in flight, or if the controller waits for it; seconds in ``apply``."""
+        """Complete the oldest step if enough are in flight or the controller waits; return the seconds in ``apply``."""
         if not self._in_flight or (len(self._in_flight) < STEPS_IN_FLIGHT and not self._waits):
             return 0.0
         plan = self._in_flight.popleft()
@@ -92,7 +92,7 @@ class Driver:
         return time.perf_counter() - started
 
     def plan(self) -> tuple[StepPlan, float, float]:
-        """The plan, and its seconds by the wall clock and in CPU time."""
+        """Plan a step; return the plan, and its seconds by the wall clock and in CPU time."""
         started, cpu_started = time.perf_counter(), time.thread_time()
         plan = self.controller.plan_step(0.0)
         cpu_s = time.thread_time() - cpu_started
@@ -115,7 +115,7 @@ def _config(host_blocks: int) -> ControllerConfig:
         stages=(stage,) * NUM_STAGES,
         gpu_blocks=17_753,
         host_blocks=host_blocks,
-        # Prompts are not what is timed: large steps are soon through.
+        # Prompts are not timed: large steps complete them soon.
         prefill_chunk_tokens=65_536,
     )
 
@@ -125,7 +125,7 @@ def measure(num_requests: int, num_steps: int) -> Row:
     while driver.controller.phase is Phase.PREFILL or driver.controller.num_switches == 0:
         driver.take_in()
         driver.plan()
-    # As a serving process does once it is up: the requests are not garbage, and collecting scans them all.
+    # A serving process does this once it is up: the requests are not garbage, and each collection would scan them all.
     gc.collect()
     gc.freeze()
     plan_s: list[float] = []

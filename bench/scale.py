@@ -1,10 +1,10 @@
-"""A million short rows through two executors: rows per second, and the memory of every process over time.
+"""Run a million short rows through two executors: rows per second, and the memory of every process over time.
 
     python bench/scale.py [--rows 1000000] [--commit-every 60] [--json FILE] [--plot FILE]
 
-The job as ``pipemax-annotate`` runs it, from a Delta table to a Delta table, on ``local-cluster[2,1,2048]``; the real
-engine servers, around a fake engine that answers at once. So the rate is that of Spark, the servers and the transport,
-and memory is what they hold: nothing of it may grow with the rows.
+The job is as ``pipemax-annotate`` runs it, from a Delta table to a Delta table, on ``local-cluster[2,1,2048]``. The
+engine servers are real, around a fake engine that answers at once. So the rate is that of Spark, the servers and the
+transport, and the memory is theirs: none of it may grow with the rows.
 """
 
 import argparse
@@ -33,7 +33,7 @@ KINDS = {
     "driver JVM": "org.apache.spark.deploy.SparkSubmit",
     "driver Python": "--run",
 }
-"""Kind of process → what stands in its command line."""
+"""Kind of process → a part of its command line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +45,14 @@ class Result:
     distinct_ids: int
     engines: int
     seconds: float
-    """Of the job's chunks, engine start included."""
+    """Seconds of the job's chunks, engine start included."""
     rows_per_s: float
     peak_mib: dict[str, float]
-    """Kind of process → most resident memory of all its processes together."""
+    """Kind of process → peak resident memory of all its processes together."""
     growth: dict[str, float]
-    """Kind → its median in the last quarter of the time with engines over that in the second: 1 is flat."""
+    """Kind → its median in the last quarter of the time with engines, divided by that in the second: 1 is flat."""
     load_average: tuple[float, float, float]
-    """Of the machine, when the run had ended."""
+    """The machine's load average when the run had ended."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Memory:
     """Resident memory by kind of process, sampled until stopped."""
 
     mark: str
-    """Stands in the command line or the environment of every process that counts."""
+    """A part of the command line or the environment of every process that counts."""
     seconds: list[float] = field(default_factory=list)
     mib: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -74,7 +74,11 @@ class Memory:
                 self.mib[kind].append(now.get(kind, 0.0))
 
     def growth(self, kind: str) -> float:
-        """The last quarter over the second, of the time in which rows are annotated: an engine server is there."""
+        """Return the median in the last quarter divided by that in the second.
+
+        The quarters are of the time in which rows are annotated, that is, an engine server exists. Raise
+        ``SystemExit`` if the run is too short.
+        """
         rows = [mib for mib, server in zip(self.mib[kind], self.mib["engine server"], strict=True) if server]
         quarter = len(rows) // 4
         if quarter == 0:
@@ -98,7 +102,7 @@ class Memory:
 
 
 def run_job(directory: Path, rows: int, commit_every_s: float) -> dict[str, Any]:
-    """The application, in a process of its own."""
+    """Run the application; this is called in a process of its own."""
     from rich.console import Console
 
     from pipemax.wire import GenerationSpec
@@ -132,7 +136,7 @@ def run_job(directory: Path, rows: int, commit_every_s: float) -> dict[str, Any]
 
 
 def measure(rows: int, commit_every_s: float, directory: Path) -> tuple[Result, Memory]:
-    """Runs the application and watches it from outside."""
+    """Run the application and watch it from outside. Raise ``SystemExit`` if it fails."""
     memory = Memory(mark=str(directory))
     watcher = threading.Thread(target=memory.watch)
     command = [sys.executable, __file__, "--run", directory, "--rows", str(rows)]

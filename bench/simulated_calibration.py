@@ -1,4 +1,4 @@
-"""Write the calibration that the simulated machine would give, where no GPU was measured yet.
+"""Write the calibration that the simulated machine would give, for GPUs that were not measured yet.
 
     python bench/simulated_calibration.py NODE MODEL [--directory conf/calibration]
 
@@ -17,7 +17,7 @@ from pipemax.sim.systems.pipemax_config import PipeMaxOptions, stage_configs
 
 
 def simulated_calibration(node: NodeSpec, model: ModelSpec) -> Calibration:
-    """What ``pipemax calibrate`` would write on the simulated machine, a stage a GPU."""
+    """Return what ``pipemax calibrate`` would write on the simulated machine, with one stage per GPU."""
     times = StageTimes(node, model, Parallelism(pipeline=node.num_gpus, tensor=1))
     return Calibration(
         device=node.gpu.name,
@@ -28,7 +28,7 @@ def simulated_calibration(node: NodeSpec, model: ModelSpec) -> Calibration:
 
 
 def calibration_path(directory: Path, device: str, model: str) -> Path:
-    """Where the calibration of this device and model lies, if there is one."""
+    """Return the path of the calibration of this device and model, whether or not it exists."""
     slug = "--".join(re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-") for name in (device, model))
     return directory / f"{slug}.yaml"
 

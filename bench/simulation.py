@@ -49,7 +49,7 @@ def heading(names: list[str]) -> None:
 
 
 def matrix(num_requests: int) -> Iterator[dict[str, Any]]:
-    """PipeMax's throughput, and over each other system: whole runs, and their steady part."""
+    """Print PipeMax's throughput, and its ratio to each other system's: over whole runs, and over their steady part."""
     heading(
         [
             "node",
@@ -77,7 +77,7 @@ def matrix(num_requests: int) -> Iterator[dict[str, Any]]:
 
 
 def plot_matrix(entries: list[dict[str, Any]], path: Path) -> None:
-    """Steady throughput of PipeMax and the compared systems over vLLM (TP)'s."""
+    """Draw the steady throughput of PipeMax and the compared systems, relative to vLLM (TP)'s."""
     rates: dict[str, dict[str, float]] = {}
     for entry in entries:
         if entry["system"] in ("pipemax", *COMPARED):
@@ -93,8 +93,11 @@ def plot_matrix(entries: list[dict[str, Any]], path: Path) -> None:
 def _headroom(
     node: NodeSpec, model: ModelSpec, workload: Workload, entry: dict[str, Any]
 ) -> dict[str, float]:
-    """Where the GPU time of a run goes: arithmetic at the achieved rate, what prefill and decode take beyond it
-    (reading weights and KV, unfilled tiles, fixed costs), and idling."""
+    """Return the shares of a run's GPU time.
+
+    They are arithmetic at the achieved rate, what prefill and decode take beyond it (reading weights and KV, unfilled
+    tiles, fixed costs), and idling.
+    """
     prompt_ops, decode_ops = operations(model, workload)
     gpu_operations = node.gpu.flops_per_s * entry["seconds"] * node.num_gpus
     busy, decode = 1 - entry["bubble_fraction"], entry["decode_fraction"]
@@ -123,7 +126,7 @@ def _pipemax(node: NodeSpec, model: ModelSpec, num_requests: int, options: PipeM
 
 
 def ablations(num_requests: int) -> Iterator[dict[str, Any]]:
-    """As the paper's: 70B and ShareGPT on the RTX 5090 and L20 nodes."""
+    """Run the ablations on the paper's setup: 70B and ShareGPT on the RTX 5090 and L20 nodes."""
     heading(["node", "system", "tok/s", "/ PipeMax", "steady tok/s", "decode batch", "bubble", "host → GPU"])
     model = load_model("llama2-70b")
     for node_name in ("rtx5090x8", "l20x8"):
@@ -143,7 +146,7 @@ def ablations(num_requests: int) -> Iterator[dict[str, Any]]:
 
 
 def sensitivity(num_requests: int) -> Iterator[dict[str, Any]]:
-    """70B and ShareGPT on the RTX 5090 node, one number changed at a time."""
+    """Run 70B and ShareGPT on the RTX 5090 node, with one number changed at a time."""
     heading(["what", "system", "tok/s", "/ PipeMax", "steady tok/s", "decode batch", "bubble", "host → GPU"])
     node, model = load_node("rtx5090x8"), load_model("llama2-70b")
     base = _pipemax(node, model, num_requests, PipeMaxOptions())["total_tokens_per_s"]
@@ -174,9 +177,9 @@ def sensitivity(num_requests: int) -> Iterator[dict[str, Any]]:
 
 
 def thresholds(num_requests: int) -> Iterator[dict[str, Any]]:
-    """70B and ShareGPT on the RTX 5090 and L20 nodes: w and the threshold of steadiness, and the low watermark.
+    """Vary w, the threshold of steadiness and the low watermark: 70B and ShareGPT on the RTX 5090 and L20 nodes.
 
-    With so little host memory that prefill and decode take turns.
+    The nodes have so little host memory that prefill and decode take turns.
     """
     heading(["what", "system", "tok/s", "/ PipeMax", "steady tok/s", "decode batch", "bubble", "host → GPU"])
     model = load_model("llama2-70b")
@@ -196,7 +199,7 @@ def _threshold_changes() -> Iterator[dict[str, float]]:
         for threshold in (0.05, 0.1, 0.3):
             yield {"steady_window": window, "steady_threshold": threshold}
     yield {"steady_window": 1, "steady_threshold": 1.0}  # GreedySelect from the first iteration on
-    yield {"steady_threshold": 0.0}  # ShortFirstFill for ever
+    yield {"steady_threshold": 0.0}  # ShortFirstFill throughout
     for watermark in (1.0, 1.25, 2.0):
         yield {"gpu_low_watermark": watermark}
 

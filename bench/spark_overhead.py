@@ -1,19 +1,20 @@
-"""The Spark path's tokens per second over the bare engine's: the demo model, the same rows, the same settings.
+"""Measure the Spark path's tokens per second over the bare engine's: the demo model, the same rows and settings.
 
     python bench/spark_overhead.py [--json FILE] [--repeats 8] [--rows 8000] [--lengths skewed] [--engine-cores 1]
                                    [--niceness 10]
 
 The prompts, their output lengths and the engine's settings are those of ``bench.peers``. Both engines are started and
-warmed up first, which is reported apart, and stay. Then turns of two runs each, the bare engine's first in every other
-turn, so that what else the machine does meets both: all rows through ``OfflineEngine``, from Parquet files to a Parquet
-file; and from there by ``annotate()`` over two slots to a Delta table. Each comes after a run of a few rows of its own
-kind, which is not counted. ``ratio_to_bare_engine`` is the median of the turns' ratios, ``ratios`` are all of them.
+warmed up first, which is reported separately, and stay. Then there are turns of two runs each, with the bare engine's
+run first in every other turn, so that whatever else the machine does affects both. One run sends all rows through
+``OfflineEngine``, from Parquet files to a Parquet file; the other sends the same files through ``annotate()`` over two
+slots to a Delta table. Each comes after a run of a few rows of its own kind, which is not counted.
+``ratio_to_bare_engine`` is the median of the turns' ratios, ``ratios`` are all of them.
 
-On a GPU node the engine does not compute on the cores that Spark runs on. On a CPU it does: then Spark's own work
+On a GPU node the engine does not compute on the cores that Spark runs on. On a CPU it does, and then Spark's own work
 slows the engine down whatever the path does. So in both runs the engine's compute threads have ``--engine-cores``
-cores, one unless told otherwise, and vLLM's own processes go first: everything else (JVM, Python, the thread that
-tokenizes) is nicer by ``--niceness``. With ``--niceness 0`` all compete alike, and with ``--engine-cores 0`` the
-engine computes on all cores: the ratio then counts Spark's CPU time against the path.
+cores, one by default, and vLLM's own processes go first: everything else (JVM, Python, the thread that tokenizes) is
+nicer by ``--niceness``. With ``--niceness 0`` all compete alike, and with ``--engine-cores 0`` the engine computes on
+all cores: the ratio then counts Spark's CPU time against the path.
 """
 
 import argparse
@@ -46,10 +47,10 @@ WARM_UP_ROWS = 64
 MOST_ROWS_AHEAD, ROWS_AT_ONCE = 2_048, 256
 SLOTS = 2
 RUN_VARIABLE = "LC_SPARK_OVERHEAD_RUN"
-"""In the environment of every process that a run of this command starts, and of no other. An engine server inherits
-what begins with ``LC_``."""
+"""Set in the environment of every process that a run of this command starts, and of no other. An engine server inherits
+variables that begin with ``LC_``."""
 PAUSE_S = 2.0
-"""Before each run: a worker of vLLM spins for a second after its last step."""
+"""Pause before each run: a worker of vLLM spins for a second after its last step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class Run:
     tokens: int
     texts: Counter[str | None]
     busy_cpu_s: float = 0.0
-    """Of all cores, whoever used them: the machine should do nothing else."""
+    """Busy time of all cores, whoever used them: the machine should do nothing else."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -69,7 +70,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """One run each."""
+    """One run of each path."""
 
     bare: Run
     spark: Run
@@ -81,14 +82,14 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Starts:
-    """What comes before the turns."""
+    """The times before the turns."""
 
     bare_s: float
     spark_s: float
-    """Until the warm-up's rows were there: Spark, checks and engine."""
+    """Seconds until the warm-up's rows were there: Spark, checks and engine."""
     fixed_cost_s: float
-    """By how much a job over the warm-up's rows alone takes longer than the bare engine, both warm: planning, tasks,
-    Delta's commit. A part of every Spark run that does not grow with the table."""
+    """How much longer a job over only the warm-up's rows takes than the bare engine, both warm: planning, tasks,
+    Delta's commit. This part of every Spark run does not grow with the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,15 +111,15 @@ class Result:
     texts_identical: bool
     cores: int
     engine_cores: str
-    """As vLLM was told to bind its compute threads."""
+    """The cores to which vLLM was told to bind its compute threads."""
     niceness: int
-    """Of all other processes, in both runs."""
+    """The niceness of all other processes, in both runs."""
     load_average: tuple[float, float, float]
-    """Of the machine, when the last run had ended."""
+    """The machine's load average when the last run had ended."""
 
 
 def split(load: Load, directory: Path) -> None:
-    """The load's table in a file for each of Spark's slots."""
+    """Write the load's table into a file for each of Spark's slots."""
     table = pq.read_table(load.table)
     directory.mkdir()
     rows_per_file = -(-table.num_rows // SLOTS)
@@ -129,8 +130,10 @@ def split(load: Load, directory: Path) -> None:
 
 
 def generate(engine: OfflineEngine, requests: Sequence[GenerationRequest]) -> Iterator[Completion]:
-    """All rows, ``MOST_ROWS_AHEAD`` in the engine at a time: with all at once they are tokenized first of all, which
-    takes the engine longer as a whole."""
+    """Run all requests, with at most ``MOST_ROWS_AHEAD`` in the engine at a time.
+
+    If all were submitted at once, all would be tokenized first, and the whole run would take longer.
+    """
     submitted = ended = 0
     while ended < len(requests):
         while submitted < len(requests) and submitted - ended < MOST_ROWS_AHEAD:
@@ -168,7 +171,7 @@ def run_spark(load: Load, frame: Any, output: Path) -> Run:
 
 
 def let_engines_go_first(niceness: int) -> None:
-    """Make all that this command has started nicer, but for vLLM's processes; what they start later is so, too."""
+    """Make all processes of this command nicer, except vLLM's; what they start later inherits that."""
     for process in psutil.process_iter():
         try:
             is_own = (
@@ -178,14 +181,14 @@ def let_engines_go_first(niceness: int) -> None:
                 for thread in process.threads():
                     before = os.getpriority(os.PRIO_PROCESS, thread.id)
                     os.setpriority(os.PRIO_PROCESS, thread.id, before + niceness)
-        except (psutil.Error, ProcessLookupError):  # it has ended, or is another user's
+        except (psutil.Error, ProcessLookupError):  # the process has ended, or is another user's
             continue
 
 
 def warm(few: Callable[[], Run], run: Callable[[], Run]) -> Run:
-    """The second run, after a short one of the same kind and a pause, with what it cost the machine.
+    """Do a run after a short one of the same kind and a pause; return it with the CPU time that the machine spent.
 
-    While the other engine has its turn, Spark ends its idle Python workers: who goes next would pay for that.
+    While the other engine has its turn, Spark ends its idle Python workers, and the next run would pay for that.
     """
     few()
     time.sleep(PAUSE_S)
@@ -207,7 +210,7 @@ def spark_session(directory: Path) -> Iterator[Any]:
 
 
 def turns(load: Load, niceness: int) -> Iterator[tuple[Starts, Turn]]:
-    """Each turn as it ends, with what came before it."""
+    """Yield each turn as it ends, with the times before the turns."""
     directory = Path(load.directory)
     table = directory / "in"
     write_model(load)

@@ -1,4 +1,4 @@
-"""The transfer engine on one GPU, in one run: copy rates, offload's ways, what hides behind computation, priority.
+"""Measure the transfer engine on one GPU in one run: copy rates, ways of offload, overlap with computation, priority.
 
     python bench/transfer.py [--json FILE] [--sections NAME ...] [--gpu-blocks N] [--host-blocks N] [--repeats N]
 
@@ -6,7 +6,7 @@ Shapes are those of one of eight stages of LLaMA-2-70B, ten layers with dummy we
 is 640 KiB. Sections: ``peak`` (one large pinned copy), ``prefetch`` (scattered blocks by layout, block size and copy
 call), ``breakdown`` (prefill at prompts of 1 and 256 tokens and decode by batch size: computation against offload, by
 our kernel, by whole blocks, and per layer with re-layout on the CPU), ``overlap`` (the share of prefetch and offload
-hidden behind a decode step), ``priority`` (the latency of a host-staged, activation-sized copy; a proxy, for one GPU
+hidden behind a decode step), ``priority`` (the latency of a host-staged, activation-sized copy; a proxy, since one GPU
 has no peer). Needs a CUDA GPU with about 35 GB and pinned host memory for the pools (13 GB by default).
 """
 
@@ -44,28 +44,28 @@ RESIDUAL_STREAMS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is measured; the defaults of a GPU run are in ``parse`` and ``make_setup``."""
+    """The sizes and shapes to measure; the defaults of a GPU run are in ``parse`` and ``make_setup``."""
 
     model: ModelSpec
     num_layers: int
     device: torch.device
     dtype: torch.dtype
     gpu_blocks: int
-    """Of 16 tokens; larger blocks are fewer."""
+    """Blocks of 16 tokens; there are fewer of larger blocks."""
     host_blocks: int
     peak_bytes: int
     prefetch_blocks: int
-    """Of 16 tokens, moved at once."""
+    """Blocks of 16 tokens, moved at once."""
     block_tokens: tuple[int, ...]
     prompt_tokens: tuple[int, ...]
     prefill_tokens: int
-    """Of one prefill step, whatever the prompts' length."""
+    """Tokens of one prefill step, whatever the prompts' length."""
     decode_batches: tuple[int, ...]
     context_tokens: int
     repeats: int
 
     def plan(self, layout: KvLayout, block_tokens: int) -> PoolPlan:
-        """Pools of the same bytes whatever the block size."""
+        """Return pools of the same bytes, whatever the block size."""
         return PoolPlan(
             layout=layout,
             block=stage_layout(self.model, self.num_layers, block_tokens, self.dtype),
@@ -209,7 +209,7 @@ class Bench:
             )
 
     def _prompt_places(self, plan: PoolPlan, prompt_tokens: int) -> TokenPlaces:
-        """Prompts of one length on blocks of their own, scattered."""
+        """Return the places of prompts of one length, on scattered blocks of their own."""
         block_tokens = plan.block.block_tokens
         num_prompts = max(1, self.setup.prefill_tokens // prompt_tokens)
         each = -(-prompt_tokens // block_tokens)
@@ -225,7 +225,7 @@ class Bench:
 def _pools(
     plan: PoolPlan, device: torch.device, dtype: torch.dtype
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
-    """GPU rows, host rows (pinned for a GPU), and the blocks of a registered piece."""
+    """Yield GPU rows, host rows (pinned for a GPU), and the number of blocks in a registered piece."""
     values = torch.empty(plan.gpu_parts, plan.part.block_bytes // dtype.itemsize, dtype=dtype, device=device)
     gpu_rows = values.normal_(0.0, 0.5).view(torch.uint8)
     if device.type != "cuda":
@@ -267,7 +267,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def make_setup(options: argparse.Namespace, device: torch.device) -> Setup:
-    """One of eight stages of LLaMA-2-70B."""
+    """Return the setup of one of eight stages of LLaMA-2-70B."""
     return Setup(
         model=load_model("llama2-70b"),
         num_layers=10,
@@ -287,11 +287,11 @@ def make_setup(options: argparse.Namespace, device: torch.device) -> Setup:
 
 
 Rows = dict[str, list[dict[str, Any]]]
-"""By section."""
+"""Section → its rows."""
 
 
 def run(bench: Bench, sections: list[str], on_section: Callable[[Rows], None] = lambda rows: None) -> Rows:
-    """Measure and print. ``on_section`` is told all rows so far after each section."""
+    """Measure and print each section; ``on_section`` gets all rows so far after each."""
     rows: Rows = {}
     for name in sections:
         measured = bench.section(name)
@@ -303,7 +303,7 @@ def run(bench: Bench, sections: list[str], on_section: Callable[[Rows], None] = 
 
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")  # what starting the host pool took
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # for the host pool's start time
     device = require_cuda("bench/transfer.py")
     measured_on = environment(device, ["python", "bench/transfer.py", *arguments])
     print(f"{measured_on}\nattention: {KERNEL_NAME}")

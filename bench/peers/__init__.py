@@ -1,1 +1,1 @@
-"""PipeMax beside what else one would take for a Spark table of prompts; ``python -m bench.peers --help``."""
+"""PipeMax compared with other ways to process a Spark table of prompts; ``python -m bench.peers --help``."""

@@ -1,14 +1,14 @@
-"""PipeMax on Spark beside what else one would take for a table of prompts, on the same model, engine and cores.
+"""PipeMax on Spark compared with other ways to process a table of prompts, on the same model, engine and cores.
 
     python -m bench.peers [--systems NAME,…] [--lengths skewed,uniform] [--rows 4000] [--repeats 3] [--json FILE]
 
-Every system runs in a process of its own, one after the other, over the same table: the demo model without an end
-token, so that each row's answer is as long as the row asks for, which is checked row by row. The engine is stock
-vLLM everywhere; what differs is how it is fed. Start-up is reported apart. ray_data_llm and distribatch need
-`make peers` first.
+Every system runs in a process of its own, one after the other, over the same table. The model is the demo model without
+an end token, so that each row's answer is as long as the row asks for, which is checked row by row. The engine is stock
+vLLM everywhere; the systems differ in how they feed it. Start-up is reported separately. ray_data_llm and distribatch
+need `make peers` first.
 
-FILE is added to after each system: what was measured stays when another fails, and a comparison can be made in
-pieces, `--resume` leaving out what FILE has already. `--table FILE` prints the table and measures nothing.
+Results are added to FILE after each system: what was measured stays if another system fails, and a comparison can be
+made in pieces, with `--resume` leaving out what FILE has already. `--table FILE` prints the table and measures nothing.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from bench.peers.systems import SYSTEMS
 
 
 def measure(system: str, load: Load, arguments: argparse.Namespace) -> Result:
-    """In a process of its own; what it measured before it failed is kept."""
+    """Measure a system in a process of its own; keep what it measured before it failed, if it did."""
     python = arguments.peers_python if SYSTEMS[system].is_peer else Path(sys.executable)
     name = f"{load.lengths}-{system}"
     recorded, log = Path(load.directory) / f"{name}.json", LOGS / f"{name}.log"
@@ -56,7 +56,7 @@ def measure(system: str, load: Load, arguments: argparse.Namespace) -> Result:
 def _run_child(
     system: str, load: Load, python: Path, recorded: Path, log: Path, timeout_s: float
 ) -> str | None:
-    """Why it failed, or None."""
+    """Run a system's process; return why it failed, or None."""
     command = [str(python), "-m", "bench.peers.child", system, load.to_json(), str(recorded)]
     with log.open("w") as output:
         child = subprocess.Popen(
@@ -68,7 +68,7 @@ def _run_child(
         except subprocess.TimeoutExpired:
             failure = f"it was stopped after {timeout_s:g} s"
         finally:
-            # Also what a failed system left running: it would take cores from the next one.
+            # This ends what a failed system left running, too: it would take cores from the next one.
             _kill_group(child)
     if failure:
         print(
@@ -91,7 +91,7 @@ def _environment(load: Load) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "engine")]),
         "PIPEMAX_ENGINE_PYTHONPATH": str(REPOSITORY / "engine"),
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, load.cores)),
-        # Threads that spin while they wait would take the cores from whatever feeds the engine.
+        # Threads that spin while they wait would take cores from the processes that feed the engine.
         "OMP_WAIT_POLICY": "PASSIVE",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -176,7 +176,7 @@ def main() -> None:
     if arguments.table:
         print(markdown(read_results(arguments.table)))
         return
-    # Else a stopped comparison would leave its system running.
+    # Otherwise a stopped comparison would leave its system running.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     results: list[Result] = []
     with tempfile.TemporaryDirectory() as directory:

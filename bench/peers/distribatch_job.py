@@ -1,7 +1,8 @@
 """distribatch's job with an answer length per row, which the library itself has only per job.
 
 Its engine takes sampling parameters per request, and a job makes the requests: this subclass puts the row's
-``max_tokens`` into them. Nothing of the library is changed. A module of its own, for the Python workers import it.
+``max_tokens`` into them. Nothing in the library is changed. This is a module of its own because the Python workers
+import it.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from bench.peers.load import Load
 
 
 class JobWithLengths(GenerateJob):
-    """Answers of ``max_tokens`` tokens each, a column of the table."""
+    """A job whose answers have as many tokens as the table's column ``max_tokens`` says."""
 
     def required_columns(self) -> tuple[str, ...]:
         return (*super().required_columns(), "max_tokens")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def pipemax_requests(rows: list[dict[str, Any]]) -> "list[GenerationRequest]":
-    """The load's rows for ``OfflineEngine``."""
+    """Return the load's rows as requests for ``OfflineEngine``."""
     from pipemax.api import GenerationRequest, Sampling
 
     return [
@@ -26,7 +26,7 @@ def pipemax_requests(rows: list[dict[str, Any]]) -> "list[GenerationRequest]":
 
 
 def bare_engine(load: Load, recorder: Recorder) -> None:
-    """PipeMax's engine as a library, in the policy under which it is stock vLLM: what its Spark path can reach."""
+    """Run PipeMax's engine as a library, under the policy that is stock vLLM: the limit of its Spark path."""
     from pipemax.api import OfflineEngine
     from pipemax.config import EngineConfig
 
@@ -46,7 +46,7 @@ def bare_engine(load: Load, recorder: Recorder) -> None:
 
 
 def vllm_generate(load: Load, recorder: Recorder) -> None:
-    """Stock vLLM's ``LLM.generate`` with all rows: the ceiling of what one engine does."""
+    """Run stock vLLM's ``LLM.generate`` with all rows: the upper limit for one engine."""
     begin_s = time.perf_counter()
     from vllm import LLM, SamplingParams
 
@@ -69,7 +69,7 @@ def vllm_generate(load: Load, recorder: Recorder) -> None:
 
 
 def vllm_run_batch(load: Load, recorder: Recorder) -> None:
-    """What ``vllm run-batch`` does, on an engine that stays: the command would start one for each table."""
+    """Run ``vllm run-batch`` on an engine that stays: the command itself would start one for each table."""
     begin_s = time.perf_counter()
     from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
     from vllm.entrypoints.launchers.run_batch import make_arg_parser, run_batch

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOGS = REPOSITORY / "logs" / "peers"
-"""What each system's processes print, until it is measured again."""
+"""The output of each system's processes, kept until the system is measured again."""
 WARM_UP_ROWS = 32
 LENGTHS = ("skewed", "uniform", "short", "long")
 _WORDS = (
@@ -35,7 +35,7 @@ _WORDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Where the inputs of a comparison lie, and how they are to be run."""
+    """Where the inputs of a comparison are, and how to run them."""
 
     directory: str
     """Holds ``model/`` and ``prompts.parquet``: (id int64, prompt string, max_tokens int32)."""
@@ -43,9 +43,9 @@ class Load:
     lengths: str
     repeats: int
     cores: tuple[int, ...]
-    """What every system may use, in all."""
+    """The cores that every system may use, in total."""
     batch_rows: int = 64
-    """That a system hands over at a time, where it has such a number; the engine's ``max_num_seqs`` as well."""
+    """Rows that a system hands over at a time, if it has such a setting; also the engine's ``max_num_seqs``."""
 
     @property
     def model(self) -> str:
@@ -60,7 +60,7 @@ class Load:
         return rows
 
     def vllm_arguments(self) -> dict[str, Any]:
-        """Of vLLM's ``LLM``; ``pipemax_engine`` says the same in PipeMax's words."""
+        """Return the arguments of vLLM's ``LLM``; ``pipemax_engine`` returns the same in PipeMax's terms."""
         return {
             "model": self.model,
             "dtype": "float32",
@@ -68,14 +68,14 @@ class Load:
             "max_num_seqs": self.batch_rows,
             "max_num_batched_tokens": 2048,
             "kv_cache_memory_bytes": 1 << 28,
-            "enable_prefix_caching": False,  # else a repeat would find what the one before it left
+            "enable_prefix_caching": False,  # otherwise a repeat would find what the one before it left
             "enforce_eager": True,
         }
 
     def pipemax_engine(self) -> dict[str, Any]:
         return {
             "model": self.model,
-            "policy": "vllm",  # the same engine in all systems: what is compared is how it is fed
+            "policy": "vllm",  # the same engine in all systems: the comparison is of how it is fed
             "pipeline_parallel_size": 1,
             "dtype": "float32",
             "max_model_len": 512,
@@ -87,7 +87,7 @@ class Load:
         }
 
     def check_answers(self, tokens_by_id: dict[int, int]) -> int:
-        """The output tokens in all; ``ValueError`` unless each row has precisely the tokens that it asks for."""
+        """Return the total output tokens; raise ``ValueError`` unless each row has exactly the tokens it asks for."""
         asked = {row["id"]: row["max_tokens"] for row in self.prompts()}
         wrong = [i for i in asked.keys() | tokens_by_id.keys() if asked.get(i) != tokens_by_id.get(i)]
         if wrong:
@@ -107,10 +107,10 @@ class Load:
 
 
 def write_model(load: Load) -> None:
-    """The demo model without a token that ends an answer, so that each answer is as long as its row asks for.
+    """Write the demo model without a token that ends an answer, so that each answer is as long as its row asks for.
 
     Not every system can tell the engine to ignore that token. The chat template is the message itself: some systems
-    take chats alone, and get the prompts of the others.
+    take only chats, and get the same prompts as the others.
     """
     model = Path(load.model)
     shutil.copytree(REPOSITORY / "examples" / "model", model, dirs_exist_ok=True)
@@ -127,7 +127,7 @@ def _set(path: Path, **values: Any) -> None:
 
 
 def write_table(load: Load) -> None:
-    """Prompts of 20 to 60 words; how many tokens are asked for depends on ``lengths``. The same ones every time."""
+    """Write prompts of 20 to 60 words, the same every time; ``lengths`` decides how many tokens they ask for."""
     rng = Random(0)
     rows = [
         {
@@ -145,7 +145,7 @@ def _output_tokens(rng: Random, lengths: str) -> int:
     match lengths:
         case "uniform":
             return 28
-        case "skewed":  # the same mean, about: most answers are short, some are long
+        case "skewed":  # about the same mean: most answers are short, some are long
             return rng.choices((4, 32, 200), weights=(70, 20, 10))[0]
         case "short":  # a label or a word
             return 7

@@ -1,6 +1,6 @@
 """Systems on Spark: a Parquet table in, a Parquet table out, one Spark session and its engines for all runs.
 
-As many partitions as task slots, for all of them: none ends its part of the rows, and drains the engine, oftener.
+All have as many partitions as task slots, so that none ends its part of the rows, and drains the engine, more often.
 """
 
 import os
@@ -18,7 +18,7 @@ from bench.peers.recorder import Recorder, tokens_by_id
 
 
 def annotated(load: Load, frame: Any, *, log_dir: str | None = None) -> Any:
-    """The load's rows by ``annotate()``."""
+    """Return the load's rows annotated by ``annotate()``."""
     from pipemax_spark.annotate import annotate
 
     return annotate(
@@ -31,7 +31,7 @@ def annotated(load: Load, frame: Any, *, log_dir: str | None = None) -> Any:
 
 
 def pipemax_spark(load: Load, recorder: Recorder) -> None:
-    """``annotate()``: two slots that feed one engine server."""
+    """Run ``annotate()``, with two slots that feed one engine server."""
 
     def transform(frame: Any) -> Any:
         answers = annotated(load, frame, log_dir=str(LOGS))
@@ -41,18 +41,18 @@ def pipemax_spark(load: Load, recorder: Recorder) -> None:
 
 
 def plain_udf_one_engine(load: Load, recorder: Recorder) -> None:
-    """One Python worker with one engine on all cores."""
+    """Run one Python worker with one engine on all cores."""
     _measure(load, recorder, slots=1, transform=_plain_udf(load, pins_cores=False))
 
 
 def plain_udf_pinned_engines(load: Load, recorder: Recorder) -> None:
-    """A Python worker with an engine per core."""
+    """Run one Python worker with an engine for each core."""
     cores = len(load.cores)
     _measure(load, recorder, slots=cores, transform=_plain_udf(load, pins_cores=True))
 
 
 def distribatch(load: Load, recorder: Recorder) -> None:
-    """Its Spark backend, one Python worker with one engine on all cores."""
+    """Run distribatch's Spark backend, with one Python worker and one engine on all cores."""
     from bench.peers.distribatch_job import make_job
 
     job = make_job(load)
@@ -94,7 +94,7 @@ def _spark(load: Load, slots: int) -> Iterator[Any]:
         "spark.ui.enabled": "false",
         # Whole batches of the plain UDF and of distribatch, so that none of them drains the engine early.
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(16 * load.batch_rows),
-        # As outside Spark, which would give its Python workers one OpenMP thread each.
+        # As outside Spark; Spark would give its Python workers one OpenMP thread each.
         "spark.executorEnv.OMP_NUM_THREADS": str(len(load.cores)),
     }
     spark = SparkSession.builder.master(f"local[{slots}]").config(map=settings).getOrCreate()

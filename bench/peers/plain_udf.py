@@ -1,6 +1,6 @@
-"""What one writes without a library: an engine per Python worker, a batch of rows at a time. Runs in Spark's tasks.
+"""A user's own code without a library: an engine per Python worker, a batch of rows at a time. Runs in Spark's tasks.
 
-A module of its own, so that a worker which is used again finds the engine that its first task loaded.
+This is a module of its own so that a worker which is used again finds the engine that its first task loaded.
 """
 
 import os
@@ -17,7 +17,7 @@ _engine: Any = None
 def generate_with(
     load: Load, *, pins_cores: bool
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For ``mapInArrow``. ``pins_cores``: each partition's worker takes the core of the partition's number."""
+    """Return a function for ``mapInArrow``. If ``pins_cores``, each partition's worker takes the core of its number."""
 
     def generate(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from vllm import SamplingParams

@@ -1,7 +1,7 @@
 """Ray Data LLM on one CPU engine.
 
-Ray starts an engine for each dataset that is run and ends it afterwards, so each run has a start of its own, and no
-warm-up: its seconds are those from the first row that reached the engine to the last file on disk.
+Ray starts an engine for each dataset that is run and ends it afterwards, so each run has a start of its own and no
+warm-up: its seconds are from the first row that reached the engine to the last file on disk.
 """
 
 import os
@@ -17,13 +17,16 @@ from bench.peers.recorder import Recorder, tokens_by_id
 
 
 def ray_data_llm(load: Load, recorder: Recorder) -> None:
-    """Its defaults, but: one batch size for all systems, a CPU in the place of a GPU, and no stages that this load
-    does not need (prompts are plain text, and vLLM itself tokenizes in the process that is there anyway)."""
+    """Run Ray Data LLM with its defaults, except for three settings.
+
+    The batch size is that of all systems, a CPU replaces the GPU, and stages that this load does not need are left out
+    (prompts are plain text, and vLLM itself tokenizes in the process that is there anyway).
+    """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     begin_s = time.time()
     import ray
 
-    # Short: the paths of Ray's sockets must stay under 108 bytes.
+    # Keep this short: the paths of Ray's sockets must stay under 108 bytes.
     ray.init(
         num_cpus=len(load.cores),
         include_dashboard=False,
@@ -39,7 +42,7 @@ def ray_data_llm(load: Load, recorder: Recorder) -> None:
 
 
 def _run(load: Load, recorder: Recorder, begin_s: float) -> float:
-    """One dataset; when it had ended, in seconds since the epoch."""
+    """Run one dataset; return when it ended, in seconds since the epoch."""
     import ray
 
     output = Path(tempfile.mkdtemp(prefix="ray-out-", dir=load.directory))

@@ -1,4 +1,4 @@
-"""What a system tells of itself while it runs; on disk after every run, so that a later failure costs no figure."""
+"""Records what a system measures while it runs, on disk after every run, so that a later failure loses no figure."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -15,11 +15,11 @@ class Measurement:
 
     engines: int = 1
     start_s: list[float] = field(default_factory=list)
-    """Of each start: all before the first timed row, that is imports, Spark or Ray, the engine's start, a warm-up."""
+    """Seconds of each start, before the first timed row: imports, Spark or Ray, the engine's start, a warm-up."""
     seconds: list[float] = field(default_factory=list)
-    """Of each run, from the table on disk to the outputs on disk; less for Ray, see ``bench/peers/ray_data.py``."""
+    """Seconds of each run, from table to outputs on disk; less for Ray, see ``bench/peers/ray_data.py``."""
     output_tokens: int = 0
-    """Of one run: the same for all systems, row by row, or the run does not count."""
+    """Output tokens of one run: the same for all systems, row by row, or the run does not count."""
 
 
 class Recorder:
@@ -35,7 +35,7 @@ class Recorder:
         self._write()
 
     def ran(self, seconds: float, tokens_by_id: dict[int, int]) -> None:
-        """``ValueError`` unless the answers are as long as asked for."""
+        """Record a run. Raise ``ValueError`` unless the answers are as long as asked for."""
         self._measured.output_tokens = self._load.check_answers(tokens_by_id)
         self._measured.seconds.append(round(seconds, 2))
         self._write()
@@ -47,7 +47,7 @@ class Recorder:
 
 
 def tokens_by_id(answers: pa.Table) -> dict[int, int]:
-    """Of a table with the columns ``id`` and ``tokens``; ``ValueError`` if an id is there twice."""
+    """Return tokens by id from a table with the columns ``id`` and ``tokens``; ``ValueError`` if an id is duplicate."""
     ids = answers["id"].to_pylist()
     if doubled := len(ids) - len(set(ids)):
         raise ValueError(f"{doubled} of {len(ids)} rows were written twice")

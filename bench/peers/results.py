@@ -24,7 +24,7 @@ class Result:
     seconds: list[float]
     output_tokens: int
     load_average: list[float]
-    """Of the machine over the last minute, before and after."""
+    """The machine's load average over the last minute, before and after."""
     ended_at: str
     failure: str | None = None
 
@@ -42,12 +42,12 @@ class Result:
 
     @property
     def spread(self) -> float:
-        """(slowest − fastest) / median."""
+        """The spread of the runs: (slowest − fastest) / median."""
         return (max(self.seconds) - min(self.seconds)) / self.median_s
 
 
 def read_results(path: Path) -> list[Result]:
-    """``ValueError`` names a file that is not of this bench."""
+    """Read the results in a file, none if it does not exist. Raise ``ValueError`` if it is not one of this bench."""
     if not path.exists():
         return []
     try:
@@ -57,7 +57,7 @@ def read_results(path: Path) -> list[Result]:
 
 
 def add_result(path: Path, result: Result) -> None:
-    """In the place of the one with the same system and load, if there is one."""
+    """Add a result to a file, replacing the one with the same system and load, if there is one."""
     results = {old.key: old for old in read_results(path)} | {result.key: result}
     partly = path.with_suffix(".partly")
     partly.write_text(json.dumps([asdict(each) for each in results.values()], indent=1) + "\n")
@@ -65,7 +65,7 @@ def add_result(path: Path, result: Result) -> None:
 
 
 def markdown(results: Iterable[Result]) -> str:
-    """A table for each load; ratios within it alone."""
+    """Return a table for each load, with ratios only within it."""
     groups = groupby(sorted(results, key=_load_of), key=_load_of)
     return "\n\n".join(_table(*load, list(group)) for load, group in groups)
 
@@ -104,7 +104,7 @@ def _line(result: Result, bare: Result | None, ours: Result | None) -> str:
 
 
 def _faster_by(ours: Result, other: Result) -> str:
-    """The ratio of the medians, and how far the runs' spread lets it go either way."""
+    """Return the ratio of the medians, and its range over the runs' spread."""
     lowest = min(other.seconds) / max(ours.seconds)
     highest = max(other.seconds) / min(ours.seconds)
     return f"×{other.median_s / ours.median_s:.2f} ({lowest:.2f}–{highest:.2f})"

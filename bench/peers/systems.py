@@ -1,4 +1,4 @@
-"""The systems that are compared, by name: where the code of each is, and which environment it runs in."""
+"""The compared systems by name: where the code of each is, and the environment in which it runs."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -12,10 +12,10 @@ class System:
     """One line of the table."""
 
     module: str
-    """Under ``bench.peers``; it has a function of the system's name: ``(Load, Recorder) -> None``."""
+    """A module under ``bench.peers`` with a function of the system's name: ``(Load, Recorder) -> None``."""
     about: str
     is_peer: bool = False
-    """It needs packages of ``requirements/peers.lock``."""
+    """Whether it needs packages of ``requirements/peers.lock``."""
     engine_per_core: bool = False
 
     def num_engines(self, load: Load) -> int:
@@ -41,5 +41,5 @@ SYSTEMS = {
 
 
 def measure(name: str, load: Load, recorder: Recorder) -> None:
-    """In this process, whose interpreter must have what the system needs."""
+    """Measure a system in this process, whose interpreter must have what the system needs."""
     getattr(import_module(f"bench.peers.{SYSTEMS[name].module}"), name)(load, recorder)

@@ -1,8 +1,8 @@
-"""Attention of one new token per request over paged KV: a Triton kernel of ours, and the torch form that it must equal.
+"""Attention of one new token per request over paged KV: our Triton kernel, and the torch version that it must equal.
 
-``paged_decode_gqa`` reads pages where they lie, whatever the strides over blocks: block-first and layer-first pools
-alike. One program takes a request and a KV head with all query heads of its group, so every page is read once.
-Compared with vLLM's kernels it lacks splitting along the context, which batches of hundreds do not need.
+``paged_decode_gqa`` reads pages in place, whatever the strides over blocks, so it serves block-first and layer-first
+pools alike. One program takes a request and a KV head with all query heads of its group, so every page is read once.
+Compared with vLLM's kernels it does not split along the context, which batches of hundreds do not need.
 """
 
 import torch
@@ -10,7 +10,7 @@ import torch
 try:
     import triton
     import triton.language as tl
-except ImportError:  # torch for CPUs comes without
+except ImportError:  # torch for CPUs comes without Triton
     triton = None
 
 KERNEL_NAME = "paged_decode_gqa (Triton, bench/stage/attention.py)"
@@ -73,9 +73,11 @@ if triton is not None:
 def paged_decode_gqa(
     query: torch.Tensor, kv: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor
 ) -> torch.Tensor:
-    """``query``: ``(requests, heads, head_dim)``, contiguous; ``kv``: one layer of a pool, ``(num_blocks, kv_heads,
+    """Attend from one new token of each request to its paged KV, by the Triton kernel.
+
+    ``query``: ``(requests, heads, head_dim)``, contiguous; ``kv``: one layer of a pool, ``(num_blocks, kv_heads,
     block_tokens, 2 · head_dim)``, keys then values; ``tables``: int32 ``(requests, most blocks)``; ``lengths``: int32
-    ``(requests,)``, each at least 1. Returns the shape of ``query``.
+    ``(requests,)``, each at least 1. The result has the shape of ``query``.
     """
     requests, heads, head_dim = query.shape
     _, kv_heads, block_tokens, _ = kv.shape
@@ -104,7 +106,7 @@ def paged_decode_gqa(
 def gathered_decode(
     query: torch.Tensor, kv: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor
 ) -> torch.Tensor:
-    """The same by gathering each request's pages; for CPUs and as reference."""
+    """Compute ``paged_decode_gqa`` by gathering each request's pages; for CPUs and as the reference."""
     heads, kv_heads = query.shape[1], kv.shape[1]
     outputs = []
     for q, table, length in zip(query, tables, lengths.tolist(), strict=True):
@@ -117,7 +119,7 @@ def gathered_decode(
 
 
 def gather(kv: torch.Tensor, table: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """One request's keys and values, ``(kv_heads, length, head_dim)`` each."""
+    """Return one request's keys and values, ``(kv_heads, length, head_dim)`` each."""
     block_tokens = kv.shape[2]
     pages = kv[table[: -(-length // block_tokens)].long()]  # (blocks, kv_heads, block_tokens, 2 · head_dim)
     tokens = pages.transpose(0, 1).flatten(1, 2)[:, :length]

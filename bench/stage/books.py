@@ -1,5 +1,7 @@
-"""Which blocks requests hold in both pools, and what a plan's step copies: what vLLM and its extension keep
-otherwise. Carries plans out in block ids; decides nothing and moves nothing.
+"""Records the blocks that requests hold in both pools, and what a plan's step copies.
+
+This is otherwise the work of vLLM and its extension. It carries out plans in block ids; it decides nothing and moves
+nothing.
 """
 
 from collections import deque
@@ -20,19 +22,19 @@ class Held:
     """One request's KV."""
 
     gpu: list[GpuBlockId]
-    """Empty while it is on the host alone."""
+    """GPU blocks in order; empty while the KV is only on the host."""
     host: list[HostBlockId]
     num_tokens: int
-    """With KV in both pools once its last step's stores are through."""
+    """Tokens with KV in both pools once the last step's stores are complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPrefetches:
-    """Of one plan, by the step that may read them first."""
+    """The prefetches of one plan, by the step that may read them first."""
 
     next_step: tuple[BlockPrefetch, ...] = ()
     later: tuple[BlockPrefetch, ...] = ()
-    """Of requests that need more before they run."""
+    """Prefetches of requests that need more before they run."""
 
     def __len__(self) -> int:
         return len(self.next_step) + len(self.later)
@@ -48,12 +50,15 @@ class Piece:
 
 
 class BlockBooks:
-    """Free blocks are taken oldest first, as vLLM does. ``AssertionError`` where a plan asks for more than is free."""
+    """The blocks of both pools. Free blocks are taken oldest first, as in vLLM.
+
+    Raises ``AssertionError`` if a plan asks for more than is free.
+    """
 
     def __init__(
         self, *, gpu_blocks: int, host_blocks: int, block_tokens: int, keeps_replica: bool = True
     ) -> None:
-        """``keeps_replica``: store what steps compute; a system without prefetch does not."""
+        """Begin with all blocks free. ``keeps_replica``: store what steps compute, as systems with prefetch do."""
         self._block_tokens = block_tokens
         self._keeps_replica = keeps_replica
         self._free_gpu = deque(GpuBlockId(block) for block in range(gpu_blocks))
@@ -64,7 +69,7 @@ class BlockBooks:
         self._abandons_prefetches = False
 
     def begin(self, plan: StepPlan) -> PlannedPrefetches:
-        """Free what the plan takes off the GPU, allocate what it brings there. The prefetches."""
+        """Free what the plan takes off the GPU, allocate what it brings there, and return the prefetches."""
         for request_id in plan.recompute:
             self.finish(request_id)
         for request_id in plan.evict:
@@ -91,7 +96,7 @@ class BlockBooks:
                 held.host.append(self._free_host.popleft())
 
     def copies(self, pieces: Iterable[Piece], prefetches: PlannedPrefetches) -> StepCopies:
-        """Everything that the step copies. Whole blocks by copy engine, the rest token by token."""
+        """Return everything that the step copies: whole blocks by copy engine, the rest token by token."""
         stores: list[BlockStore] = []
         token_stores: list[TokenStore] = []
         overwritten: list[GpuBlockId] = []
@@ -124,7 +129,7 @@ class BlockBooks:
         )
 
     def finish(self, request_id: RequestId) -> None:
-        """Its blocks are free, in both pools."""
+        """Free a request's blocks in both pools."""
         held = self.held.pop(request_id, None)
         if held is not None:
             self._free_gpu.extend(held.gpu)
@@ -132,7 +137,7 @@ class BlockBooks:
             self._stop_prefetching(request_id)
 
     def is_whole(self, request_id: RequestId) -> bool:
-        """All of its blocks on the GPU have been prefetched or computed, or their prefetch has begun."""
+        """Return whether all of a request's GPU blocks were prefetched or computed, or their prefetch has begun."""
         return request_id not in self._prefetching
 
     @property
@@ -140,7 +145,7 @@ class BlockBooks:
         return len(self._free_gpu)
 
     def tables(self, requests: Iterable[RequestId]) -> np.ndarray:
-        """int32 (requests, most blocks): GPU blocks in order, padded with block 0."""
+        """Return int32 (requests, most blocks): each request's GPU blocks in order, padded with block 0."""
         rows = [self.held[request_id].gpu for request_id in requests]
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         tables = np.zeros((len(rows), int(lengths.max())), dtype=np.int32)

@@ -19,7 +19,7 @@ class Mark:
             self._event.record()
 
     def wait(self) -> None:
-        """Until the device is past it."""
+        """Wait until the device is past this moment."""
         if self._event is not None:
             self._event.synchronize()
 
@@ -28,7 +28,7 @@ class Mark:
         return self._event is None or self._event.query()
 
     def seconds_until(self, later: "Mark") -> float:
-        """Both are past."""
+        """Return the seconds between two moments, both of which must be past."""
         if self._event is None:
             return later._wall_s - self._wall_s
         return self._event.elapsed_time(later._event) / 1e3
@@ -36,7 +36,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Of one thing, repeated."""
+    """The times of repeated work."""
 
     median_s: float
     least_s: float
@@ -51,7 +51,10 @@ def synchronize(device: torch.device) -> None:
 def timed(
     device: torch.device, work: Callable[[], None], *, repeats: int, finish: Callable[[], None] | None = None
 ) -> Times:
-    """``work`` enqueues, ``finish`` makes the current stream wait for what other streams do of it. One warm-up."""
+    """Time repeated work on a device, after one warm-up.
+
+    ``work`` enqueues; ``finish`` makes the current stream wait for the part that other streams do.
+    """
     seconds = []
     for repeat in range(repeats + 1):
         synchronize(device)

@@ -3,9 +3,9 @@
     step      t           t + 1         …           t + n − 1     | t's outputs are known
     stage     | compute t | compute t+1 | …         | compute …   |
 
-A step's tokens are known once it has left the last of n equal stages, which is when this stage has computed n steps
-from it on: then the controller hears of them. The stage is never idle, as in a balanced pipeline; what it cannot show
-is the time that the pipeline loses where batches differ. Tokens per second are those of the whole pipeline.
+A step's tokens are known once it has left the last of n equal stages, that is, when this stage has computed n steps
+starting with it; then they are reported to the controller. The stage is never idle, as in a balanced pipeline. It
+cannot show the time that a pipeline loses if batches differ. Tokens per second are those of the whole pipeline.
 """
 
 import time
@@ -30,7 +30,7 @@ from pipemax.transfer.backend import StepTransfers
 from pipemax.transfer.commands import StepWait
 
 _STEPS_AHEAD = 2
-"""How far the host plans ahead of the device, so that the device does not wait for it."""
+"""Steps that the host plans ahead of the device, so that the device does not wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +42,11 @@ class DecodeStep:
     prefetched_blocks: int
     predicted_s: float
     compute_s: float
-    """From when it had its copies to its end."""
+    """Seconds from when the step had its copies to its end."""
     begin_to_begin_s: float
-    """To the next step's begin: with whatever the stage waited for."""
+    """Seconds to the next step's begin, with whatever the stage waited for."""
     host_s: float
-    """Of the thread that plans and enqueues: where it exceeds the step, the device waits for Python."""
+    """Seconds of the thread that plans and enqueues: if they exceed the step, the device waits for Python."""
     free_gpu_blocks: int
 
 
@@ -62,7 +62,7 @@ class _Launched:
 
 @dataclass(slots=True)
 class Run:
-    """What a run leaves behind."""
+    """The records of a run."""
 
     steps: list[DecodeStep] = field(default_factory=list)
     prefetches: list[tuple[int, float]] = field(default_factory=list)
@@ -87,9 +87,10 @@ class StageDriver:
         keeps_replica: bool = True,
         stores_tokens: bool = True,
     ) -> None:
-        """``computes_prefill``: False books prompts without computing them, for what matters here is decode.
+        """Connect the controller with the stage and its transfers.
 
-        ``stores_tokens``: whether ``transfers`` take single tokens, or whole blocks only.
+        ``computes_prefill``: False books prompts without computing them, since only decode matters here.
+        ``stores_tokens``: whether ``transfers`` take single tokens, or only whole blocks.
         """
         self._controller = controller
         self._stage = stage
@@ -115,7 +116,7 @@ class StageDriver:
         self.last_hidden: torch.Tensor | None = None
 
     def drive(self, num_decode_steps: int) -> Run:
-        """Until so many decode steps have run, or every request has finished."""
+        """Run until so many decode steps have run, or every request has finished."""
         launched = 0
         while launched < num_decode_steps:
             self._turn_began_s = time.perf_counter()
@@ -185,7 +186,10 @@ class StageDriver:
             )
 
     def _pieces(self, plan: StepPlan) -> list[Piece]:
-        """The controller's chunks may reach past a prompt's end; the table of tokens knows where that is."""
+        """Return the pieces that a plan's step computes.
+
+        The controller's chunks may reach past a prompt's end; the table of tokens knows where that is.
+        """
         pieces = []
         for request_id, num_tokens in zip(plan.run, plan.run_tokens, strict=True):
             held = self.books.held.get(request_id)
@@ -217,7 +221,7 @@ class StageDriver:
             self._stage.prefill(self._stage.hidden(piece.num_tokens), self._kv, chunk)
 
     def _places(self, runs: list[tuple[Held, int, int]]) -> TokenPlaces:
-        """Where tokens ``[first, first + count)`` of each request go on the GPU."""
+        """Return where tokens ``[first, first + count)`` of each request go on the GPU."""
         block_tokens = self._plan.block.block_tokens
         places = [
             (held.gpu[token // block_tokens], token % block_tokens)
@@ -251,7 +255,7 @@ class StageDriver:
             )
 
     def _collect(self, keep: int) -> None:
-        """Times of the steps that are over; waits until no more than ``keep`` are not."""
+        """Record the times of steps that are over; wait until at most ``keep`` are still running."""
         while len(self._launched) > keep:
             step = self._launched.popleft()
             step.end.wait()

@@ -1,4 +1,4 @@
-"""The one-stage-of-eight experiment: a stage, its policies, and what comes out of each."""
+"""The one-stage-of-eight experiment: a stage, its policies, and the outcome of each."""
 
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -33,7 +33,7 @@ POLICIES = (
     "none",
     "layer_first",
 )
-"""``none`` is PipeMax without host pool, as TD-Pipe: what fits on the GPU is prefilled, then decoded."""
+"""``none`` is PipeMax without a host pool, like TD-Pipe: what fits on the GPU is prefilled, then decoded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Setup:
     host_blocks: int
     block_tokens: int = 16
     decode_steps: int = 400
-    """Of each policy; all are driven, those after ``warm_up_steps`` are counted."""
+    """Decode steps of each policy; all are run, those after ``warm_up_steps`` are counted."""
     warm_up_steps: int = 100
     profile_batches: tuple[int, ...] = (1, 32, 64, 128, 129, 192, 256, 257, 320, 384, 512, 768, 1024)
     profile_contexts: tuple[int, ...] = (64, 512, 2048)
@@ -81,14 +81,14 @@ class Outcome:
     steps: int
     mean_batch: float
     step_ms: float
-    """From begin to begin, with stalls."""
+    """Time of a step from begin to begin, with stalls."""
     compute_ms: float
     host_ms: float
-    """Python's part of a step; above ``step_ms`` it is what is measured."""
+    """Python's part of a step. If it exceeds ``step_ms``, it is what is measured."""
     tokens_per_s: float
-    """Of a balanced pipeline of such stages."""
+    """Tokens per second of a balanced pipeline of such stages."""
     prefetched_blocks: float
-    """A step."""
+    """Mean blocks per step."""
     stall_share: float
     h2d_gb_per_s: float
     within_5_percent: float
@@ -101,7 +101,7 @@ class Outcome:
 def controller_config(
     setup: Setup, policy: str, stage: StageConfig, mean_output_tokens: int
 ) -> ControllerConfig:
-    """One stage in the controller's eyes, ``num_stages`` batches in rotation."""
+    """Return the config of a controller that sees one stage, with ``num_stages`` batches in rotation."""
     static = int(policy.removeprefix("static_")) / 100 if policy.startswith("static_") else None
     return ControllerConfig(
         num_batches=setup.num_stages,
@@ -127,7 +127,7 @@ class Experiment:
         self.profile: list[ProfileRow] = []
 
     def run(self, policy: str) -> tuple[Outcome, Run, StageConfig]:
-        """``ValueError`` for an unknown policy."""
+        """Run one policy. Raise ``ValueError`` for an unknown one."""
         if policy not in POLICIES:
             raise ValueError(f"no policy {policy!r}; there are {', '.join(POLICIES)}")
         setup = self.setup
@@ -167,11 +167,11 @@ class Experiment:
         return summarize(policy, run, setup, plan), run, stage
 
     def open_transfers(self, plan: PoolPlan, gpu_rows: torch.Tensor) -> OpenTransfers:
-        """The real ones; a test may break them."""
+        """Open the real transfers; a test may override this to break them."""
         return stage_transfers(plan, gpu_rows)
 
     def prepare(self, gpu_rows: torch.Tensor) -> None:
-        """For tests: called before the first step."""
+        """Prepare the GPU pool before the first step; does nothing, for tests to override."""
 
     def check(
         self,
@@ -181,10 +181,10 @@ class Experiment:
         host_rows: torch.Tensor | None,
         transfers: StepTransfers,
     ) -> None:
-        """For tests: called while both pools are there."""
+        """Check the run while both pools exist; does nothing, for tests to override."""
 
     def _fresh_gpu_pool(self, plan: PoolPlan) -> torch.Tensor:
-        """Small random values, for all-zero pages would make attention cheaper to power."""
+        """Return a GPU pool of small random values: attention over all-zero pages would draw less power."""
         values = torch.empty(
             plan.gpu_parts, plan.part.block_bytes // self.setup.dtype.itemsize,
             dtype=self.setup.dtype, device=self.setup.device,
@@ -211,13 +211,13 @@ class Experiment:
             kv_bytes_per_token=plan.block.token_bytes,
             h2d_bytes_per_s=rate,
             decode_time=fit_step_time(self.profile),
-            # Prompts are booked, or few: their times decide nothing here.
+            # Prompts are booked or few: their times decide nothing here.
             prefill_time=StepTimeModel.linear(alpha_s=1e-5, beta_s=0.0, delta_s=1e-3),
         )
 
 
 def summarize(policy: str, run: Run, setup: Setup, plan: PoolPlan) -> Outcome:
-    """Over the steps after the warm-up. ``ValueError`` where there are none."""
+    """Summarize the steps after the warm-up. Raise ``ValueError`` if there are none."""
     counted: list[DecodeStep] = run.steps[setup.warm_up_steps :]
     if not counted:
         raise ValueError(
@@ -253,5 +253,5 @@ def summarize(policy: str, run: Run, setup: Setup, plan: PoolPlan) -> Outcome:
 
 
 def as_json(outcome: Outcome, run: Run) -> dict[str, Any]:
-    """The figures and every decode step behind them."""
+    """Return the figures and every decode step behind them."""
     return {**asdict(outcome), "decode_steps": [asdict(step) for step in run.steps]}

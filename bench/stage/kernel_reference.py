@@ -1,4 +1,4 @@
-"""What the KV kernels compute, in torch, plainly: the yardstick for them on any device. Not for speed."""
+"""The KV kernels written plainly in torch: the reference for them on any device. Not for speed."""
 
 import torch
 
@@ -10,8 +10,8 @@ def offload_tokens(
 ) -> None:
     """Copy all layers' KV of single tokens into ``host_rows``.
 
-    Both pools ``(num_blocks, block_bytes)`` bytes; ``tokens``: integers ``(num_tokens, 3)`` of (GPU block, slot, host
-    block).
+    Both pools are ``(num_blocks, block_bytes)`` bytes; ``tokens`` are integers ``(num_tokens, 3)`` of (GPU block, slot,
+    host block).
     """
     gpu_block, slot, host_block = (column.long() for column in tokens.cpu().unbind(1))
     gpu_layers = layer_views(gpu_rows, layout, torch.uint8)
@@ -35,7 +35,7 @@ def pack_tokens(
 ) -> None:
     """Put tokens into their blocks from keys and values as the QKV projections made them.
 
-    ``keys``, ``values``: ``(layers, num_tokens, kv_heads, head_dim)``, contiguous in no particular order of tokens;
+    ``keys``, ``values``: ``(layers, num_tokens, kv_heads, head_dim)``, contiguous, in no particular order of tokens;
     ``tokens`` as for ``offload_tokens``.
     """
     for layer, view in enumerate(layer_views(host_rows, layout, keys.dtype)):

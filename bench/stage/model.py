@@ -1,6 +1,6 @@
 """Decoder layers of one pipeline stage: LLaMA's shapes, dummy weights, paged KV. No embeddings, no output head.
 
-Rotary embedding is left out: it moves under a hundredth of what a layer's products read, and dummy weights need no
+Rotary embedding is left out: it moves less than a hundredth of what a layer's products read, and dummy weights need no
 positions. Everything else is there: norms, QKV, attention over pages, output projection, gated feed-forward.
 """
 
@@ -14,12 +14,12 @@ from bench.stage.attention import gather, gathered_decode, paged_decode_gqa
 from pipemax.domain.specs import ModelSpec
 
 OnLayer = Callable[[int, torch.Tensor, torch.Tensor], None]
-"""(layer, keys, values): called straight after a layer's QKV projection."""
+"""Called with (layer, keys, values) directly after a layer's QKV projection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPlaces:
-    """Where a step's new tokens go, one row for each token, on the stage's device."""
+    """The places of a step's new tokens, one row for each token, on the stage's device."""
 
     blocks: torch.Tensor
     """int64 (tokens,): GPU blocks."""
@@ -43,7 +43,7 @@ class PromptChunk:
 
     places: TokenPlaces
     table: torch.Tensor
-    """int32 (blocks,)."""
+    """int32 (blocks,): GPU blocks in order."""
     first_token: int
     num_tokens: int
 
@@ -71,7 +71,7 @@ class LlamaStage:
         self._decode_attention = paged_decode_gqa if device.type == "cuda" else gathered_decode
 
     def hidden(self, num_tokens: int) -> torch.Tensor:
-        """What the stage before would send."""
+        """Return what the stage before would send: random ``(num_tokens, hidden)``."""
         shape = (num_tokens, self.model.hidden_size)
         return torch.randn(shape, generator=self._generator, device=self.device, dtype=torch.float32).to(
             self.dtype
@@ -84,7 +84,10 @@ class LlamaStage:
         batch: DecodeBatch,
         on_layer: OnLayer | None = None,
     ) -> torch.Tensor:
-        """``hidden``: ``(requests, hidden)``; ``kv``: each layer's view of the GPU pool, written and read."""
+        """Compute one decode step.
+
+        ``hidden``: ``(requests, hidden)``; ``kv``: each layer's view of the GPU pool, written and read.
+        """
 
         def attend(
             layer: int, query: torch.Tensor, _keys: torch.Tensor, _values: torch.Tensor
@@ -100,7 +103,7 @@ class LlamaStage:
         chunk: PromptChunk,
         on_layer: OnLayer | None = None,
     ) -> torch.Tensor:
-        """One prompt's chunk, which attends to what of the prompt came before it."""
+        """Compute one prompt's chunk, which attends to the part of the prompt before it."""
         end = chunk.first_token + chunk.num_tokens
         mask = torch.ones(chunk.num_tokens, end, dtype=torch.bool, device=self.device).tril(chunk.first_token)
 
@@ -120,7 +123,7 @@ class LlamaStage:
         prompt_tokens: int,
         on_layer: OnLayer | None = None,
     ) -> torch.Tensor:
-        """Whole prompts of one length at once, ``(prompts · prompt_tokens, hidden)``."""
+        """Compute whole prompts of one length at once; ``hidden``: ``(prompts · prompt_tokens, hidden)``."""
 
         def attend(
             _layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
@@ -152,7 +155,7 @@ class LlamaStage:
         return hidden
 
     def _project(self, layer: int, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """``(tokens, heads, head_dim)`` each."""
+        """Return query, keys and values, ``(tokens, heads, head_dim)`` each."""
         model = self.model
         qkv = functional.linear(self._norm(hidden), self._qkv[layer])
         heads = qkv.unflatten(1, (model.num_heads + 2 * model.num_kv_heads, model.head_dim))
@@ -177,6 +180,6 @@ class LlamaStage:
         return functional.rms_norm(hidden, (hidden.shape[-1],))
 
     def _weight(self, rows: int, columns: int) -> torch.Tensor:
-        """Small random values: with zeros, or with one value, matrix units would draw less power and clock higher."""
+        """Return small random values: with zeros, or one value, matrix units would draw less power and clock higher."""
         weight = torch.empty(rows, columns, device=self.device, dtype=self.dtype)
         return weight.normal_(0.0, columns**-0.5, generator=self._generator)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_mover(plan: PoolPlan, device: torch.device) -> Iterator[Mover]:
-    """Two pools of the plan's size and what moves parts between them."""
+    """Open two pools of the plan's size, and yield what moves parts between them."""
     gpu_rows = torch.zeros(plan.part.pool_shape(plan.gpu_parts), dtype=torch.uint8, device=device)
     if device.type != "cuda":
         host = HostPool(plan.part, plan.host_parts)
@@ -58,7 +58,7 @@ class CpuMover:
 
 
 class CudaMover:
-    """On the prefetch lane, nothing else running."""
+    """Moves parts on the prefetch lane, with nothing else running."""
 
     def __init__(
         self, plan: PoolPlan, gpu_rows: torch.Tensor, host_rows: torch.Tensor, piece_blocks: int
@@ -94,7 +94,7 @@ class CudaMover:
         return self._devices.get(call, self._devices[Call.SINGLE])
 
     def _submission(self, pairs: list[tuple[int, int]], call: Call) -> Callable[[], None]:
-        """Described and checked beforehand."""
+        """Return a call that submits the copies, which are described and checked beforehand."""
         size, device = self._part_bytes, self._device_of(call)
         if call is Call.KERNEL:
             pieces = np.array(pairs, dtype=np.int64) * size

@@ -1,6 +1,7 @@
-"""A step's new KV on its way to the host, in three ways: our kernel after the step, whole blocks after the step, and
-the paper's copy of every layer with re-layout on the CPU. Each alone and beside the computation that it should hide
-behind (``fig:runtime`` (b)).
+"""Measures three ways of bringing a step's new KV to the host.
+
+They are our kernel after the step, whole blocks after the step, and the paper's copy of every layer with re-layout on
+the CPU. Each is measured alone and together with the computation that should hide it (``fig:runtime`` (b)).
 """
 
 import time
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _STEPS = 8
-"""That follow each other where offload and computation are measured together."""
+"""Consecutive steps when offload and computation are measured together."""
 
 
 class Way(StrEnum):
@@ -47,9 +48,9 @@ class BreakdownRow:
     way: str
     compute_ms: float
     offload_ms: float
-    """Alone; on the device, or for the CPU's part until it is done."""
+    """Offload alone: on the device, or for the CPU's part until it is done."""
     pack_ms: float
-    """Of the CPU, alone."""
+    """Packing by the CPU, alone."""
     together_ms: float
     hidden: float
     """Share of offload and packing that costs the step nothing."""
@@ -57,7 +58,7 @@ class BreakdownRow:
 
 
 class Offloader:
-    """One way, for one kind of step. Pools are block-first; ``host_rows`` pinned where the GPU is one."""
+    """One way, for one kind of step. Pools are block-first; ``host_rows`` are pinned if the device is a GPU."""
 
     def __init__(
         self,
@@ -98,22 +99,22 @@ class Offloader:
             self._done = self._stream.record_event()
 
     def finish(self) -> None:
-        """Until all of it has reached its blocks in the host pool, packing included. Of the step that ended last."""
+        """Wait until the last step's KV has reached its blocks in the host pool, packing included."""
         if self._done is not None:
             self._done.synchronize()
         self.pack()
 
     def pack(self) -> None:
-        """The CPU's part; the copies are done."""
+        """Do the CPU's part, once the copies are done."""
         if self.way is Way.PER_LAYER:
             self._per_layer.pack(self._host_rows, torch.from_numpy(self.tokens))
 
     def _touched(self) -> np.ndarray:
-        """(GPU block, host block) pairs, each once."""
+        """Return the (GPU block, host block) pairs, each once."""
         return np.unique(self.tokens[:, [0, 2]], axis=0)
 
     def _make_enqueue(self) -> Callable[[], None]:
-        """Checked beforehand: what is timed is the copy."""
+        """Return a call that enqueues the offload, checked beforehand so that only the copy is timed."""
         if self.way is Way.WHOLE_BLOCKS:
             return self._whole_blocks
         if self._stream is None:
@@ -157,10 +158,11 @@ def measure_breakdown(
     device: torch.device,
     repeats: int,
 ) -> BreakdownRow:
-    """``compute`` runs one step; ``layers``: keys and values such as it makes, for the offload alone.
+    """Measure computation alone, offload alone, and both together.
 
-    Together, steps follow each other; the end of a step's offload, packing included, runs in a thread beside the next
-    step, hence two offloaders in turn. Only the last one has nothing to hide behind.
+    ``compute`` runs one step; ``layers`` are keys and values such as it makes, for the offload alone. When both are
+    measured together, steps follow each other, and the end of a step's offload, packing included, runs in a thread
+    during the next step; hence two offloaders in turn. Only the last offload has nothing to hide behind.
     """
     first = offloaders[0]
 
@@ -207,7 +209,7 @@ def measure_breakdown(
 
 
 def _wall_s(work: Callable[[], None], device: torch.device, repeats: int) -> float:
-    """Median until the device is idle: what a CPU does afterwards counts too. One warm-up."""
+    """Return the median seconds until the device is idle, after one warm-up; what a CPU does afterwards counts too."""
     seconds = []
     for repeat in range(repeats + 1):
         synchronize(device)

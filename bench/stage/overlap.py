@@ -1,4 +1,4 @@
-"""How much of a step's prefetch and offload hides behind its computation, through the real transfers."""
+"""Measures how much of a step's prefetch and offload hides behind its computation, through the real transfers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,9 +43,10 @@ def measure_overlap(
     repeats: int,
     rng: np.random.Generator,
 ) -> OverlapRow:
-    """Prefetches fill ``load_share`` of the time that the step computes; each request's new token is stored.
+    """Measure a decode step with copies and without.
 
-    Prefetches go to blocks of no running request, as a plan's do.
+    Prefetches fill ``load_share`` of the time that the step computes, and each request's new token is stored. The
+    prefetches go to blocks of no running request, as a plan's do.
     """
     decode = random_batch(plan, batch, context_tokens, stage.device, rng)
     hidden = stage.hidden(batch)
@@ -54,7 +55,7 @@ def measure_overlap(
         stage.decode(hidden, kv, decode)
 
     def step_s(copies: StepCopies, work: Callable[[], None]) -> float:
-        """With everything that it copies: the next step, an empty one, waits for all of it."""
+        """Time a step with everything that it copies: the next step, an empty one, waits for all of it."""
 
         def whole() -> None:
             transfers.begin_step(copies)

@@ -19,7 +19,7 @@ from pipemax.transfer.layout import BlockLayout, layer_views
 
 
 def stage_layout(model: ModelSpec, num_layers: int, block_tokens: int, dtype: torch.dtype) -> BlockLayout:
-    """Of one block over all layers of a stage, keys and values packed."""
+    """Return the layout of one block over all layers of a stage, keys and values packed."""
     return BlockLayout.compact(
         num_layers=num_layers,
         num_kv_heads=model.num_kv_heads,
@@ -30,11 +30,11 @@ def stage_layout(model: ModelSpec, num_layers: int, block_tokens: int, dtype: to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPlan:
-    """How both pools of a stage are cut into parts that are copied as one."""
+    """The division of a stage's two pools into parts that are each copied as one."""
 
     layout: KvLayout
     block: BlockLayout
-    """Of a whole block, whatever the order in memory."""
+    """The layout of a whole block, whatever the order in memory."""
     gpu_blocks: int
     host_blocks: int
 
@@ -44,7 +44,7 @@ class PoolPlan:
 
     @property
     def part(self) -> BlockLayout:
-        """Of what is contiguous."""
+        """The layout of a contiguous part."""
         if self.layout is KvLayout.BLOCK_FIRST:
             return self.block
         return BlockLayout.compact(
@@ -63,7 +63,7 @@ class PoolPlan:
         return self.host_blocks * self.parts_per_block
 
     def prefetches(self, prefetches: Iterable[BlockPrefetch]) -> tuple[BlockPrefetch, ...]:
-        """Block copies as copies of parts."""
+        """Return block copies as copies of parts."""
         if self.parts_per_block == 1:
             return tuple(prefetches)
         return tuple(
@@ -100,7 +100,7 @@ class PoolPlan:
         )
 
     def layer_views(self, rows: torch.Tensor, num_blocks: int, dtype: torch.dtype) -> list[torch.Tensor]:
-        """Each layer of a pool of ``num_blocks``, ``(num_blocks, kv_heads, block_tokens, content)``."""
+        """Return views of each layer of a pool of ``num_blocks``: ``(num_blocks, kv_heads, block_tokens, content)``."""
         if self.layout is KvLayout.BLOCK_FIRST:
             return layer_views(rows, self.block, dtype)
         (parts,) = layer_views(rows, self.part, dtype)

@@ -1,4 +1,4 @@
-"""What the simulator says of the same pipeline, given this stage's profile and copy rate: no GPU is needed."""
+"""Predicts the same pipeline with the simulator, from this stage's profile and copy rate; no GPU is needed."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,19 +17,19 @@ from pipemax.sim.workloads import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Over the same decode steps as the measured outcome."""
+    """The simulator's figures over the same decode steps as the measured outcome."""
 
     policy: str
     mean_batch: float
     step_ms: float
     tokens_per_s: float
     step_error: float
-    """Predicted over measured, less 1."""
+    """Predicted / measured − 1."""
     tokens_error: float
 
 
 def predict(setup: Setup, stage: StageConfig, workload: Workload, outcome: Outcome) -> Prediction:
-    """Simulate all stages with the measured one's times. ``ValueError`` where the run is too short to compare."""
+    """Simulate all stages with the measured one's times. Raise ``ValueError`` if the run is too short to compare."""
     config = controller_config(
         setup, outcome.policy, stage, max(1, round(float(workload.output_tokens.mean())))
     )
@@ -56,7 +56,7 @@ def predict(setup: Setup, stage: StageConfig, workload: Workload, outcome: Outco
 
 
 def counted_samples(samples: list[DecodeSample], setup: Setup) -> list[DecodeSample]:
-    """The measured run's counted steps, among the simulated ones."""
+    """Return the simulated steps that correspond to the measured run's counted ones; ``ValueError`` if too few."""
     counted = samples[setup.warm_up_steps : setup.decode_steps]
     if len(counted) < 2:
         raise ValueError(f"the simulated run has {len(samples)} decode steps: too few to compare")
@@ -64,7 +64,10 @@ def counted_samples(samples: list[DecodeSample], setup: Setup) -> list[DecodeSam
 
 
 def compare(outcome: Outcome, samples: list[DecodeSample]) -> Prediction:
-    """Steps follow each other on the last stage; the time between two ends is a step's."""
+    """Compare simulated steps with the measured outcome.
+
+    Steps follow each other on the last stage, so the time between two ends is a step's.
+    """
     step_s = fmean(after.time_s - before.time_s for before, after in pairwise(samples))
     mean_batch = fmean(sample.batch for sample in samples)
     tokens_per_s = mean_batch / step_s

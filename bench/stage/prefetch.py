@@ -1,4 +1,4 @@
-"""Host → GPU: the peak of one large pinned copy, and scattered blocks by layout, block size and copy call."""
+"""Measures host → GPU: the peak of one large pinned copy, and scattered blocks by layout, block size and copy call."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,7 +19,7 @@ class Call(StrEnum):
     BATCH = "cudaMemcpyBatchAsync"
     KERNEL = "copy_pieces kernel"
     CPU = "memcpy"
-    """The CPU backend's, for trying the bench out."""
+    """The CPU backend's copy, for trying out the bench."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class PeakRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetchRow:
-    """Scattered blocks, none beside another."""
+    """Scattered blocks, no two of them adjacent."""
 
     layout: str
     block_tokens: int
@@ -43,7 +43,7 @@ class PrefetchRow:
     gb_per_s: float
     of_peak: float
     submit_ms: float
-    """Of the submitting thread, within the copy calls."""
+    """Time of the submitting thread within the copy calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Moved:
 
     device_s: float
     submit_s: float
-    """Of the submitting thread, within the call."""
+    """Seconds of the submitting thread within the call."""
 
 
 class Mover(Protocol):
@@ -65,7 +65,7 @@ class Mover(Protocol):
 
 
 def measure_peak(device: torch.device, num_bytes: int, repeats: int) -> list[PeakRow]:
-    """Both directions, one at a time."""
+    """Measure one large copy in both directions, one at a time."""
     is_cuda = device.type == "cuda"
     host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_cuda)
     gpu = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
@@ -87,7 +87,7 @@ def measure_prefetch(
     repeats: int,
     rng: np.random.Generator,
 ) -> list[PrefetchRow]:
-    """``num_blocks`` blocks at random places of both pools, by each call; medians."""
+    """Measure ``num_blocks`` blocks at random places of both pools, by each call; return medians."""
     rows = []
     for call in mover.calls:
         moved = [mover.prefetch(scattered_parts(plan, num_blocks, rng), call) for _ in range(repeats + 1)][1:]
@@ -108,7 +108,10 @@ def measure_prefetch(
 
 
 def scattered_parts(plan: PoolPlan, num_blocks: int, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """(host part, GPU part) of random blocks, every other one, so that no two can be joined."""
+    """Return (host part, GPU part) of random blocks, every other one, so that no two can be joined.
+
+    Raise ``ValueError`` if the pools have fewer than ``2 * num_blocks`` blocks.
+    """
     if 2 * num_blocks > min(plan.host_blocks, plan.gpu_blocks):
         raise ValueError(
             f"{num_blocks} scattered blocks need pools of {2 * num_blocks}, there are {plan.host_blocks} and "

@@ -1,8 +1,8 @@
 """A stand-in for activations: how long a host-staged copy of their size takes while prefetches load the link.
 
 One GPU has no peer to send to, so the activation goes to pinned host memory and back on a stream of its own. Without
-priority all prefetches are with the device beforehand; with it they wait in the queue, which holds them back around
-the send. CUDA only: a CPU has no copy queue to wait in.
+priority, all prefetches are submitted to the device beforehand; with it, they wait in the queue, which holds them back
+around the send. CUDA only: a CPU has no copy queue to wait in.
 """
 
 import time
@@ -37,7 +37,7 @@ class PriorityRow:
     over_idle: float
     """Median over the median of an idle link."""
     prefetch_gb_per_s: float
-    """Meanwhile."""
+    """Rate of the prefetches meanwhile."""
 
 
 def measure_priority(
@@ -51,7 +51,7 @@ def measure_priority(
     limits: dict[str, CopyLimits],
     repeats: int,
 ) -> list[PriorityRow]:
-    """Idle first, then without priority, then with it under each of ``limits``."""
+    """Measure with an idle link first, then without priority, then with it under each of ``limits``."""
     from pipemax.transfer.cuda.cuda_device import CudaDevice  # needs cuda-bindings
 
     device = CudaDevice(gpu_rows, host_rows, host_piece_bytes=piece_blocks * plan.block.block_bytes)
@@ -118,7 +118,7 @@ class _Bench:
         submitter.wake()
         while ticket.begin is None:
             time.sleep(1e-5)
-        time.sleep(2e-3)  # in the midst of it
+        time.sleep(2e-3)  # so that the prefetches are in full progress
         yield queue
         submitter.close()
         queue.flush()
@@ -128,7 +128,7 @@ class _Bench:
         self._rate = num_bytes / self._device.elapsed_s(ticket.begin, ticket.end) / 1e9
 
     def _send(self, queue: ChunkQueue | None) -> float:
-        """To the host and back, by the wall clock: what the next stage would wait."""
+        """Send to the host and back; return the seconds by the wall clock, which the next stage would wait."""
         begin_s = time.perf_counter()
         begin, end = torch.cuda.Event(), torch.cuda.Event()
         with torch.cuda.stream(self._stream):

@@ -1,4 +1,4 @@
-"""What the controller must know of the stage before it can plan: its decode times and its host → GPU rate."""
+"""Measures what the controller must know of the stage before it can plan: its decode times and host → GPU rate."""
 
 from statistics import median
 
@@ -17,7 +17,10 @@ from pipemax.transfer.commands import BlockPrefetch, StepCopies
 def random_batch(
     plan: PoolPlan, batch: int, context_tokens: int, device: torch.device, rng: np.random.Generator
 ) -> DecodeBatch:
-    """Requests of one length on blocks of their own, scattered over the pool. ``ValueError`` if they do not fit."""
+    """Return a batch of requests of one length, on blocks of their own scattered over the pool.
+
+    Raise ``ValueError`` if they do not fit.
+    """
     block_tokens = plan.block.block_tokens
     num_blocks = -(-context_tokens // block_tokens)
     if batch * num_blocks > plan.gpu_blocks:
@@ -48,7 +51,7 @@ def profile_decode(
     repeats: int,
     rng: np.random.Generator,
 ) -> list[ProfileRow]:
-    """Median time of each batch size and context that fits into the pool."""
+    """Measure the median time of each batch size and context that fits into the pool."""
     rows = []
     for batch in batches:
         for context in contexts:
@@ -72,7 +75,7 @@ def measure_h2d(
     repeats: int,
     rng: np.random.Generator,
 ) -> float:
-    """Bytes per second of scattered block prefetches beside decode steps, through the real transfers; the median."""
+    """Return the median bytes per second of scattered prefetches during decode steps, through the real transfers."""
     hidden = stage.hidden(len(batch.lengths))
     seconds: list[float] = []
     for _ in range(repeats):

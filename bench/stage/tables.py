@@ -1,4 +1,4 @@
-"""What the GPU benches print and write: Markdown tables, and one JSON file with where it was measured."""
+"""The output of the GPU benches: Markdown tables, and one JSON file with where it was measured."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ import torch
 
 
 def require_cuda(program: str) -> torch.device:
-    """The first GPU. ``SystemExit`` in one sentence where there is none."""
+    """Return the current GPU. Raise ``SystemExit`` with one sentence if there is none."""
     if not torch.cuda.is_available():
         raise SystemExit(
             f"{program} needs a CUDA device, and torch {torch.__version__} finds none: run it where nvidia-smi lists a "
@@ -22,7 +22,7 @@ def require_cuda(program: str) -> torch.device:
 
 
 def at_least_one(text: str) -> int:
-    """For argparse."""
+    """Parse an integer of at least 1, for argparse."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
@@ -30,7 +30,7 @@ def at_least_one(text: str) -> int:
 
 
 def print_table(title: str, rows: Sequence[Any]) -> None:
-    """``rows``: dataclass instances of one kind, at least one."""
+    """Print a Markdown table. ``rows`` are dataclass instances of one kind, at least one."""
     print(f"\n## {title}\n")
     cells = [{name: _cell(value) for name, value in asdict(row).items()} for row in rows]
     print("| " + " | ".join(cells[0]) + " |")
@@ -46,7 +46,7 @@ def _cell(value: object) -> str:
 
 
 def environment(device: torch.device, command: Sequence[str]) -> dict[str, str]:
-    """Device, versions, date and command: without them a figure says nothing."""
+    """Return device, versions, date and command: without them a figure says nothing."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return {
         "device": name,
@@ -58,7 +58,7 @@ def environment(device: torch.device, command: Sequence[str]) -> dict[str, str]:
 
 
 def write_json(path: Path, measured_on: Mapping[str, str], sections: Mapping[str, Any]) -> None:
-    """Over what is there: benches write after each part, so that one that fails loses none that are done."""
+    """Write the results, replacing the file: benches write after each part, so that a failure loses none before it."""
     document = {"measured_on": dict(measured_on), **sections}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

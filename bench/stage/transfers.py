@@ -1,4 +1,4 @@
-"""A stage's real transfers on whatever device its pool is: CUDA's streams, or the CPU backend's thread."""
+"""A stage's real transfers on the device of its pool: CUDA's streams, or the CPU backend's thread."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from pipemax.transfer.orchestrator import Orchestrator
 def stage_transfers(
     plan: PoolPlan, gpu_rows: torch.Tensor
 ) -> Iterator[tuple[StepTransfers, torch.Tensor | None]]:
-    """The transfers, and on a CPU the host pool's rows for whoever compares them."""
+    """Open the transfers; yield them, and on a CPU also the host pool's rows for comparison."""
     if gpu_rows.is_cuda:
         from pipemax.transfer.cuda.assemble import cuda_transfers  # needs cuda-core
 
@@ -32,7 +32,7 @@ def stage_transfers(
 
 
 def copies_for(plan: PoolPlan, copies: StepCopies, *, stores_tokens: bool) -> StepCopies:
-    """A step's block copies as copies of the pools' parts; the CPU backend stores whole blocks only."""
+    """Return a step's block copies as copies of the pools' parts; the CPU backend stores only whole blocks."""
     token_stores, stores = copies.token_stores, copies.stores
     if not stores_tokens:
         stores += tuple(BlockStore(store.source, store.target) for store in token_stores)
