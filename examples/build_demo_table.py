@@ -53,7 +53,7 @@ def list_index_files(codename: str, created_by: str) -> list[str]:
 
 
 def read_stanzas(path: str) -> Iterator[Stanza]:
-    """The paragraphs of one apt file as {field: value}; continuation lines keep their newline and leading blank."""
+    """Yield the paragraphs of one apt file as {field: value}; continuation lines keep newline and blank."""
     text = subprocess.run([APT_HELPER, "cat-file", path], check=True, capture_output=True, text=True).stdout
     for paragraph in filter(str.strip, text.split("\n\n")):
         fields = (field.partition(":") for field in re.split(r"\n(?! )", paragraph.strip("\n")))
@@ -90,7 +90,7 @@ def clean_description(long_description: str, max_characters: int) -> str:
 
 
 def collect_rows(codename: str, max_characters: int, dropped: Counter[str]) -> list[Row]:
-    """The newest version of every package with its English description, sorted by package; counts what goes."""
+    """Return the newest version of every package with its English description, sorted; count what is dropped."""
     long_descriptions: dict[tuple[str, str], str] = {}
     for path in list_index_files(codename, "Translations"):
         for stanza in read_stanzas(path):

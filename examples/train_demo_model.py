@@ -86,12 +86,12 @@ def is_validation_source(source: str) -> bool:
 
 
 def answer_text(section: str) -> str:
-    """The answer in the spelling that schema-constrained decoding produces, too."""
+    """Return the answer as schema-constrained decoding spells it too."""
     return json.dumps({"section": section})
 
 
 def user_message(row: Row) -> Message:
-    """The user's turn for one row."""
+    """Return the user's turn for one row."""
     return {"role": "user", "content": PROMPT_TEMPLATE.format(**row)}
 
 
@@ -128,7 +128,7 @@ def train_tokenizer(rows: list[Row], vocab_size: int) -> PreTrainedTokenizerFast
 def make_model(
     tokenizer: PreTrainedTokenizerFast, hidden_size: int, intermediate_size: int, num_layers: int
 ) -> LlamaForCausalLM:
-    """A freshly initialised Llama with heads of 32 and two query heads to a key-value head."""
+    """Return a freshly initialised Llama with heads of 32 and two query heads to a key-value head."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
@@ -236,7 +236,7 @@ def warm_start_embeddings(
 def last_layer(
     layer: LlamaDecoderLayer, hidden: Tensor, rotary: tuple[Tensor, Tensor], positions: Tensor
 ) -> Tensor:
-    """The decoder layer's output at `positions` (rows, answer tokens) alone, computed nowhere else."""
+    """Compute the decoder layer's output only at `positions` (rows, answer tokens)."""
     attention = layer.self_attn
     rows, tokens, width = hidden.shape
     heads = (rows, -1, attention.head_dim)
@@ -255,7 +255,7 @@ def last_layer(
 
 
 def answer_logits(model: LlamaForCausalLM, token_ids: Tensor, positions: Tensor) -> Tensor:
-    """The logits (rows, answer tokens, vocabulary) that the model's own forward has at `positions`."""
+    """Compute the logits (rows, answer tokens, vocabulary) that the model's own forward has at `positions`."""
     decoder = model.model
     # The plain kernel: at these lengths, the fused one's backward pass is several times slower.
     with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
@@ -454,7 +454,7 @@ def write_model_card(
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line; the defaults are those of the shipped model."""
+    """Parse the command line; the defaults are those of the shipped model."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
