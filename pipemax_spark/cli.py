@@ -183,7 +183,8 @@ _OPTIONS: dict[str, _Option] = {
         _RUN, "Directory for the checkpoints of --incremental; default: in the work directory."
     ),
     "mlflow_experiment": _option(
-        _RUN, "MLflow experiment; the store is MLFLOW_TRACKING_URI, or beside the output."
+        _RUN,
+        "MLflow experiment, or '' to record nothing; the store is MLFLOW_TRACKING_URI, or next to the output.",
     ),
     "price_per_hour": _option(_RUN, "Of the whole cluster; shows what the run costs.", min=0.0),
     "collector_port": _option(

@@ -47,6 +47,7 @@ class JobOptions:
     skip_changes: bool = False
     """Pass over commits to the input that updated or deleted rows."""
     mlflow_experiment: str = "pipemax"
+    """Empty: nothing is recorded."""
     price_per_hour: float | None = None
     """Price of all the job's machines together, in any currency."""
     collector_port: int = 0

@@ -49,8 +49,12 @@ class Tracker:
     """Records one run, or nothing if the store cannot be used."""
 
     def __init__(self, experiment: str, *, local_store: Path, warn: Callable[[str], None]) -> None:
-        """Choose the store: ``local_store`` unless ``MLFLOW_TRACKING_URI`` names one, or Databricks has its own."""
+        """Choose the store: ``local_store`` unless ``MLFLOW_TRACKING_URI`` names one, or Databricks has its own.
+
+        Nothing is recorded where ``experiment`` is empty.
+        """
         self._warn = warn
+        self._is_off = not experiment
         self._is_local = False
         if "MLFLOW_TRACKING_URI" in os.environ:
             self.uri = os.environ["MLFLOW_TRACKING_URI"]
@@ -83,17 +87,19 @@ class Tracker:
         return f"{self.run_id} at {self.uri}"
 
     def start(self, name: str, params: Mapping[str, object]) -> None:
-        self._thread.start()
-        self._work.put(lambda: self._start(name, params))
+        if not self._is_off:
+            self._thread.start()
+            self._work.put(lambda: self._start(name, params))
 
     def log_samples(self, samples: Sequence[Sample]) -> None:
         """Log the samples that are new since the last call; leave them for the next call while the store is behind."""
-        if self._work.qsize() < _MOST_QUEUED:
+        if not self._is_off and self._work.qsize() < _MOST_QUEUED:
             self._work.put(lambda: self._log_samples(samples))
 
     def tag(self, tags: Mapping[str, str]) -> None:
         """Record facts that become known only while the run goes on."""
-        self._work.put(lambda: self._tag(tags))
+        if not self._is_off:
+            self._work.put(lambda: self._tag(tags))
 
     def finish(
         self,
@@ -103,6 +109,8 @@ class Tracker:
         artifacts: Sequence[Path] = (),
     ) -> None:
         """End the run as ``FINISHED``, ``FAILED`` or ``KILLED``, and log the samples that are new."""
+        if self._is_off:
+            return
         self._work.put(lambda: self._log_samples(samples))
         self._work.put(lambda: self._finish(status, totals or {}, artifacts))
         self._work.put(None)

@@ -81,11 +81,15 @@ def tracked_jobs(spark: Any, tmp_path: Path, engine_python: str) -> Callable[[],
 
 
 @pytest.fixture
-def jobs(tracked_jobs: Callable[[], Jobs], monkeypatch: pytest.MonkeyPatch) -> Callable[[], Jobs]:
+def jobs(tracked_jobs: Callable[[], Jobs]) -> Callable[[], Jobs]:
     """Without MLflow, whose store takes ten seconds to make; what it records is ``test_tracking``'s business."""
-    for method in ("_start", "_tag", "_log_samples", "_finish"):
-        monkeypatch.setattr(f"pipemax_spark.monitor.tracking.Tracker.{method}", lambda *_: None)
-    return tracked_jobs
+
+    def make() -> Jobs:
+        made = tracked_jobs()
+        made.defaults = replace(made.defaults, mlflow_experiment="")
+        return made
+
+    return make
 
 
 def object_schema(**properties: Any) -> str:

@@ -1,12 +1,13 @@
 """What the driver makes of the engines' reports: the account of time, the Parquet file, the picture, what is left."""
 
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from pipemax.wire import JobStats, ServerStats
 from pipemax_spark.monitor.collector import Collector
@@ -14,7 +15,9 @@ from pipemax_spark.monitor.engine_log import EngineLog
 from pipemax_spark.monitor.plot import plot
 from pipemax_spark.monitor.policy import PolicyNotes
 from pipemax_spark.monitor.progress import EngineSample, Sample
+from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.monitor.time_accounts import NO_ENGINE, TimeAccounts, describe_account, whole_account
+from pipemax_spark.monitor.tracking import Tracker
 
 
 def report(
@@ -128,15 +131,16 @@ def test_a_picture_is_drawn_whatever_the_engines_tell(
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_policy_is_told_of_the_job_s_own_engine_and_not_of_the_one_before() -> None:
-    told: list[str] = []
-    terminal = Mock(say=lambda _, text: told.append(text))
+def test_the_policy_is_told_of_the_job_s_own_engine_and_not_of_the_one_before(tmp_path: Path) -> None:
+    printed = StringIO()
+    terminal = Terminal(Console(file=printed, width=200))
+    tracker = Tracker("", local_store=tmp_path, warn=terminal.warn)
     seen = [(1, 0, "of another job"), (2, 0, "ours"), (2, 3, "ours"), (2, 9, "ours")]
     with Collector(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id="job") as collector:
-        notes = PolicyNotes(collector, terminal, Mock())
+        notes = PolicyNotes(collector, terminal, tracker)
         for starts, rows_done, reason in seen:
             stats = report(starts=starts, at_s=float(rows_done), job=JobStats(rows_done=rows_done))
             collector._answer(replace(stats, policy={"chosen": "vllm", "reason": reason}))
             notes.look()
-    assert told == ["vllm: ours"]
+    assert printed.getvalue().split() == ["Policy", "vllm:", "ours"]
     assert [choice["reason"] for choice in notes.choices] == ["ours"]
