@@ -88,16 +88,17 @@ class _Option:
     help: str
     given: Any = None
     """Its type on the command line, if that differs from the field's; its value is then None if it is not given."""
+    show: Callable[[Any], str] | None = None
+    """From the field's default to what is given for it."""
     read: Callable[[Any], Any] | None = None
     """Converts the given value into the field's value; ``JobError`` says what is wrong with it."""
     typer: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments for ``typer.Option``."""
 
 
-def _option(
-    panel: str, text: str, *, given: Any = None, read: Callable[[Any], Any] | None = None, **typer: Any
-) -> _Option:
-    return _Option(panel=panel, help=text, given=given, read=read, typer=typer)
+def _option(panel: str, text: str, **rest: Any) -> _Option:
+    own = {name: rest.pop(name) for name in ("given", "show", "read") if name in rest}
+    return _Option(panel=panel, help=text, typer=rest, **own)
 
 
 _OPTIONS: dict[str, _Option] = {
@@ -156,8 +157,9 @@ _OPTIONS: dict[str, _Option] = {
     ),
     "on_error": _option(
         _ROWS,
-        "row (default): keep a failed row with its error; fail: end the job at the first one.",
+        "row: keep a failed row with its error; fail: end the job at the first one.",
         given=str,
+        show=str,
         read=OnError.of,
     ),
     "max_error_rate": _option(
@@ -169,8 +171,9 @@ _OPTIONS: dict[str, _Option] = {
     ),
     "commit_every": _option(
         _RUN,
-        "How often finished rows are committed, or less often to keep the engines fed: 15m (default), 900s, 1h.",
+        "How often finished rows are committed, or less often to keep the engines fed: 15m, 900s, 1h.",
         given=str,
+        show=lambda default: f"{default // timedelta(minutes=1)}m",
         read=_duration,
     ),
     "group_by_prefix": _option(
@@ -221,7 +224,9 @@ def _takes(
             rich_help_panel=option.panel,
             **option.typer,
         )
-        default = defaults.get(name, MISSING) if option.given is None else None
+        default = defaults.get(name, MISSING)
+        if option.given is not None:
+            default = None if option.show is None else option.show(default)
         return inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,

@@ -122,6 +122,45 @@ def test_refusals_aborts_preemptions_and_cache_hits_lose_nobody(
     check(run_all(changes, table, faults, seed, max_in_flight), table)
 
 
+def test_a_prefix_hit_whose_chunk_finds_no_block_is_refused_like_any_other() -> None:
+    """Found by the test above: the GPU is full, and the hit moves the chunk into a block that nobody planned."""
+    table = [
+        Row(32, 32, 13, "short"),
+        Row(145, 1, 1, None),
+        Row(15, 46, 34, None),
+        Row(27, 46, 23, None),
+        Row(17, 38, 5, None),
+        Row(63, 19, 1, None),
+        Row(15, 31, 4, None),
+        Row(4, 54, 24, None),
+        Row(18, 41, 40, None),
+        Row(29, 44, 21, None),
+        Row(12, 39, 21, None),
+        Row(22, 1, 1, "short"),
+        Row(40, 1, 1, "short"),
+        Row(1, 1, 1, None),
+        Row(1, 1, 1, None),
+        Row(1, 1, 1, None),
+        Row(1, 1, 1, None),
+        Row(1, 1, 1, None),
+        Row(1, 1, 1, None),
+        Row(1, 1, 1, None),
+    ]
+    changes = {
+        "gpu_blocks": 14,
+        "host_blocks": 2000,
+        "num_batches": 5,
+        "prefill_chunk_tokens": 7,
+        "max_num_seqs": 64,
+        "stages": (stage(h2d_bytes_per_s=1e6), stage()),
+        "steady_window": 1,
+        "overdue_iterations": 1,
+        "host_high_watermark": 0.5,
+        "max_prefetch_requests": 1,
+    }
+    check(run_all(changes, table, Faults(abort=0.01, preempt=0.01, cache_hit=0.3), 539, 1), table)
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 2**16),

@@ -25,7 +25,6 @@ def test_a_job_of_engine_errors_fails_although_no_report_reaches_the_driver(
     run.write_input([(i, "[[error]]") for i in range(1_100)])
     with pytest.raises(JobFailedError, match=r"1,100 of 1,100 rows failed, more than .*engine_error"):
         run.run(engine_python=silent_engine_python)
-    assert "Rows out           1,100" in run.printed, "the report is printed all the same"
     with pytest.raises(JobFailedError, match=r"1,100 of 1,100 rows in .* failed, .*--retry-errors"):
         run.run(engine_python=silent_engine_python)
     assert "nothing new to do" in run.printed
@@ -51,8 +50,10 @@ def test_on_error_fail_is_not_satisfied_with_error_rows_of_an_earlier_run(jobs: 
     run = jobs()
     run.write_input([(1, "fine"), (2, None)])
     run.run(id_columns=("id",))
+    run.write_input([(1, "fine"), (2, None), (3, "fine too")])
     with pytest.raises(JobFailedError, match=r"a row in .* failed with empty_prompt.*--retry-errors"):
         run.run(id_columns=("id",), on_error=OnError.FAIL)
+    assert "Rows out               1" in run.printed, "the report is printed all the same"
 
 
 def test_a_collector_port_that_is_taken_is_refused(jobs: MakeJobs) -> None:
