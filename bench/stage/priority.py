@@ -16,7 +16,7 @@ import torch
 
 from bench.stage.pools import PoolPlan
 from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits, Priority
-from pipemax.transfer.cuda.chunks import copy_chunks
+from pipemax.transfer.cuda.copy_chunks import copy_chunks
 from pipemax.transfer.cuda.device import Lane
 from pipemax.transfer.cuda.submitter import Submitter
 

@@ -12,7 +12,7 @@ from pipemax_spark.executor.task import TaskPlan
 from pipemax_spark.job.dry_run import sample_prompts
 from pipemax_spark.job.left import check_columns, check_ids
 from pipemax_spark.job.options import JobOptions
-from pipemax_spark.monitor.policy import wants_row_lengths
+from pipemax_spark.monitor.policy_notes import wants_row_lengths
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.prompts import find_field, resolve_column, resolve_names
 from pipemax_spark.spec import AnnotationSpec

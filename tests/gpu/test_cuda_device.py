@@ -18,7 +18,7 @@ from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies, TokenStore
 from pipemax.transfer.cuda.assemble import cuda_transfers
 from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits
-from pipemax.transfer.cuda.chunks import copy_chunks
+from pipemax.transfer.cuda.copy_chunks import copy_chunks
 from pipemax.transfer.cuda.cuda_device import CopyCall, CudaDevice, CudaHostRegistry
 from pipemax.transfer.cuda.device import Fence, KernelCall, Lane
 from pipemax.transfer.cuda.kernels import KvKernels

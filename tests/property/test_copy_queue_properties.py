@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits, Priority
-from pipemax.transfer.cuda.chunks import Chunk, copy_chunks
+from pipemax.transfer.cuda.copy_chunks import Chunk, copy_chunks
 from pipemax.transfer.cuda.device import Lane, Pool
 from tests.fakes.recording_device import RecordedEvent, RecordingDevice
 

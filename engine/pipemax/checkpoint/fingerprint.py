@@ -1,11 +1,16 @@
 """Identifies a checkpoint's content, wherever it is stored."""
 
 import hashlib
+import re
 from pathlib import Path
+
+from pipemax.config import EngineConfig
 
 _WHOLE_FILE_BYTES = 4 << 20
 """Files up to this size are digested whole; of larger files, a sample of each part is digested."""
 _SAMPLES_OF_LARGE_FILE = 16
+_TEXTS_FOR_PEOPLE = re.compile(r".*\.md|(licen[cs]e|notice|readme|requirements|use_policy).*", re.IGNORECASE)
+"""Files that do not change the model's answers. Other text files do: vocab.txt and merges.txt are tokenizers."""
 
 
 def fingerprint(model: str, *, resolved_revision: str | None) -> str:
@@ -19,8 +24,7 @@ def fingerprint(model: str, *, resolved_revision: str | None) -> str:
         return f"{model}@{resolved_revision or 'unknown-revision'}"
     digest = hashlib.sha256()
     for file in sorted(path for path in directory.iterdir() if path.is_file()):
-        # Text files next to the weights do not change the model's answers.
-        if file.suffix.lower() in (".md", ".txt") or file.name.startswith("."):
+        if _TEXTS_FOR_PEOPLE.fullmatch(file.name) or file.name.startswith("."):
             continue
         size = file.stat().st_size
         digest.update(f"{file.name}\0{size}\0".encode())
@@ -32,3 +36,26 @@ def fingerprint(model: str, *, resolved_revision: str | None) -> str:
                 stream.seek(sample * (size // _SAMPLES_OF_LARGE_FILE))
                 digest.update(stream.read(_WHOLE_FILE_BYTES // _SAMPLES_OF_LARGE_FILE))
     return f"sha256:{digest.hexdigest()[:32]}"
+
+
+def content_of(config: EngineConfig, *, load: int) -> bytes:
+    """Return a digest of the model's and the tokenizer's content, as they are now.
+
+    It tells an engine's answers from those of an engine that was loaded from other files of the same name. The config
+    is not enough: a directory's files may be replaced, and a branch on the hub moves on.
+
+    Where the content cannot be known (a hub name without a commit), the digest is that of this ``load`` only.
+    """
+    known = [_content(name, config.revision) for name in (config.model, config.tokenizer or config.model)]
+    text = "\n".join(content or f"load {load}" for content in known)
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _content(name: str, revision: str | None) -> str | None:
+    if Path(name).is_dir():
+        try:
+            return fingerprint(name, resolved_revision=None)
+        except OSError:  # a file was replaced while it was read
+            return None
+    is_commit = re.fullmatch(r"[0-9a-f]{40}", revision or "")
+    return f"{name}@{revision}" if is_commit else None

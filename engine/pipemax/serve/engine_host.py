@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pipemax.api import Completion, Engine, EngineStats
-from pipemax.checkpoint.content import content_of
+from pipemax.checkpoint.fingerprint import content_of
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.serve.gpu_locks import GpuLocks

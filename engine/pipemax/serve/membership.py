@@ -26,7 +26,7 @@ class Ready:
 
     engine: Engine
     content: bytes
-    """Identifies what the engine was loaded from: see ``pipemax.checkpoint.content``."""
+    """Identifies what the engine was loaded from: see ``pipemax.checkpoint.fingerprint``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

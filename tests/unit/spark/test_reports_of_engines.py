@@ -13,7 +13,7 @@ from pipemax.wire import JobStats, ServerStats
 from pipemax_spark.monitor.collector import Collector
 from pipemax_spark.monitor.engine_log import EngineLog
 from pipemax_spark.monitor.plot import plot
-from pipemax_spark.monitor.policy import PolicyNotes
+from pipemax_spark.monitor.policy_notes import PolicyNotes
 from pipemax_spark.monitor.progress import EngineSample, Sample
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.monitor.time_accounts import NO_ENGINE, TimeAccounts, describe_account, whole_account

@@ -2,8 +2,8 @@
 
 The cache is bounded by bytes, drops the least recently used answers first, and lives as long as the server. Errors are
 not kept: what failed once is tried again. It knows requests and completions, and nothing of sessions. Its callers add
-to the key which files the engine was loaded from (``pipemax.checkpoint.content``), because an engine of the same config
-may answer differently once it is loaded again.
+to the key which files the engine was loaded from (``pipemax.checkpoint.fingerprint``), because an engine of the same
+config may answer differently once it is loaded again.
 """
 
 import hashlib

@@ -22,7 +22,7 @@ from enum import IntEnum
 
 from pipemax.domain.units import GIB, MIB
 from pipemax.transfer.commands import CopyCounts
-from pipemax.transfer.cuda.chunks import Chunk, CopyRuns
+from pipemax.transfer.cuda.copy_chunks import Chunk, CopyRuns
 from pipemax.transfer.cuda.device import CopyDevice, DeviceEvent, Hold, Lane
 
 

@@ -30,7 +30,7 @@ from pipemax.transfer.commands import (
     TokenStore,
 )
 from pipemax.transfer.cuda.chunk_queue import ChunkQueue, Priority, Ticket
-from pipemax.transfer.cuda.chunks import Chunk, copy_chunks
+from pipemax.transfer.cuda.copy_chunks import Chunk, copy_chunks
 from pipemax.transfer.cuda.device import CopyDevice, DeviceEvent, Fence, KernelCall, Lane
 from pipemax.transfer.cuda.submitter import Submitter
 

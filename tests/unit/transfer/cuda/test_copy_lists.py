@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipemax.transfer.cuda.chunks import CopyRuns, copy_chunks
+from pipemax.transfer.cuda.copy_chunks import CopyRuns, copy_chunks
 from pipemax.transfer.cuda.copy_lists import CopyList, PoolMap
 from pipemax.transfer.cuda.device import Copy, Lane, Pool, Span
 

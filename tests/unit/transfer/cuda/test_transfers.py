@@ -6,7 +6,7 @@ from pipemax.domain.errors import TransferError
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies, TokenStore
 from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits, Priority
-from pipemax.transfer.cuda.chunks import copy_chunks
+from pipemax.transfer.cuda.copy_chunks import copy_chunks
 from pipemax.transfer.cuda.device import Fence, Hold, Lane, Pool
 from pipemax.transfer.cuda.submitter import Submitter
 from pipemax.transfer.cuda.transfers import CudaTransfers
