@@ -3,12 +3,16 @@
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from pipemax.wire import GenerationSpec
 from pipemax_spark.cli import app, main
+from pipemax_spark.job.options import JobOptions
+from pipemax_spark.prompts import PromptSource
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -39,6 +43,15 @@ def test_a_wrong_call_ends_with_2_and_says_why(arguments: tuple[str, ...], told:
     code, output = invoke(*arguments)
     assert code == 2
     assert f"Error: {told}" in output
+
+
+def test_every_option_of_a_job_can_be_given_on_the_command_line() -> None:
+    output = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
+    names = {each.name for kind in (JobOptions, PromptSource, GenerationSpec) for each in fields(kind)}
+    missing = [
+        name for name in names - {"source", "generation"} if f"--{name.replace('_', '-')} " not in output
+    ]
+    assert not missing
 
 
 def test_help_names_every_option_with_its_default() -> None:
