@@ -36,7 +36,7 @@ check: $(VENV)/ready lint  ## Lint, types, import contracts and the pure tests: 
 
 test: $(VENV)/ready lint  ## Lint, types, import contracts and all tests; two files at a time but for those that run vLLM
 	@$(BIN)/python -m pytest tests/parity tests/engine
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/parity --ignore tests/engine
+	@$(BIN)/python -m pytest --durations 25 -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/parity --ignore tests/engine
 
 test-long: $(VENV)/ready  ## A driver killed in mid-night, and more nights
 	@$(BIN)/python -m pytest -m long
