@@ -12,6 +12,7 @@ import yaml
 from databricks.sdk.service.compute import ClusterSpec
 from databricks.sdk.service.jobs import JobSettings
 
+from pipemax.wire import PACKAGE_VERSION
 from pipemax_spark.cli import app
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -54,7 +55,7 @@ def test_the_task_calls_this_package_with_options_that_it_has(job: dict[str, Any
     wheel_task = task["python_wheel_task"]
     assert wheel_task["package_name"] == project["name"]
     assert wheel_task["entry_point"] in project["scripts"]
-    wheel = f"{project['name'].replace('-', '_')}-{project['version']}-py3-none-any.whl"
+    wheel = f"{project['name'].replace('-', '_')}-{PACKAGE_VERSION}-py3-none-any.whl"
     assert [library["whl"].rpartition("/")[2] for library in task["libraries"]] == [wheel]
     command = typer.main.get_command(app)
     options = command.make_context("pipemax-annotate", list(wheel_task["parameters"])).params
