@@ -7,6 +7,8 @@ DEMO ?= demo
 UV_VERSION := 0.13.8
 LOCK := requirements/cpu.lock
 OTHER_PYTHON ?= python3.12
+# The unit tests that need neither torch nor vLLM.
+PURE := tests/unit $(addprefix --ignore tests/unit/,vllm_ext transfer bench cli/test_calibrate_command.py)
 
 # Many containers set it: then each of the hundred processes of a job or a test would compile what it imports anew,
 # which takes longer than the import (vLLM: 19 s and 15 s).
@@ -32,7 +34,7 @@ compare: $(VENV)/ready  ## Stock vLLM and PipeMax side by side on a part of the 
 	@mkdir -p logs; $(BIN)/python bench/compare_policies.py 2>logs/compare.log || { code=$$?; tail -5 logs/compare.log; exit $$code; }
 
 check: $(VENV)/ready lint  ## Lint, types, import contracts and the pure tests: under two minutes
-	@$(BIN)/python -m pytest -q -n 2 tests/unit
+	@$(BIN)/python -m pytest -q -n 2 $(PURE)
 
 test: $(VENV)/ready lint  ## Lint, types, import contracts and all tests; two files at a time but for those that run vLLM
 	@$(BIN)/python -m pytest tests/parity tests/engine
@@ -46,7 +48,7 @@ test-versions: $(VENV)/ready  ## The wheel on Spark 4.0, 4.1 and 4.2, each in a 
 	@bash tools/test_versions.sh "$(BIN)" .venv-versions
 
 test-python: $(VENV)/ready  ## The pure tests with another Python (OTHER_PYTHON, python3.12) in a thin environment
-	@bash tools/test_python.sh "$(BIN)/uv" "$(OTHER_PYTHON)" .venv-python
+	@bash tools/test_python.sh "$(BIN)/uv" "$(OTHER_PYTHON)" .venv-python $(PURE)
 
 coverage: $(VENV)/ready  ## Which lines the pure tests and the engine server's tests run
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --cov --cov-report term:skip-covered tests/unit tests/serve

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The pure tests with another Python, without torch and vLLM: called by `make test-python`.
-# tools/test_python.sh UV PYTHON ENVIRONMENT [PYTEST ARGUMENTS]: safe to run again.
+# tools/test_python.sh UV PYTHON ENVIRONMENT PYTEST-ARGUMENTS: safe to run again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 uv=$1 python=$2 environment=$3
@@ -13,6 +13,4 @@ command -v "$python" >/dev/null || {
 "$uv" pip sync -q --python "$environment/bin/python" requirements/python-3.12.lock
 "$uv" pip install -q --python "$environment/bin/python" --no-deps --no-build-isolation --editable .
 "$environment/bin/python" --version
-"$environment/bin/python" -m pytest -n 2 -m "not long and not parity_full" "$@" \
-    tests/unit --ignore tests/unit/vllm_ext --ignore tests/unit/transfer --ignore tests/unit/bench \
-    --ignore tests/unit/cli/test_calibrate_command.py
+"$environment/bin/python" -m pytest -q -n 2 "$@"
