@@ -50,7 +50,7 @@ class BreakdownRow:
     offload_ms: float
     """Offload alone: on the device, or for the CPU's part until it is done."""
     pack_ms: float
-    """Packing by the CPU, alone."""
+    """Packing by the CPU only."""
     together_ms: float
     hidden: float
     """Share of offload and packing that costs the step nothing."""
@@ -158,9 +158,9 @@ def measure_breakdown(
     device: torch.device,
     repeats: int,
 ) -> BreakdownRow:
-    """Measure computation alone, offload alone, and both together.
+    """Measure computation, offload, and both together.
 
-    ``compute`` runs one step; ``layers`` are keys and values such as it makes, for the offload alone. When both are
+    ``compute`` runs one step; ``layers`` are keys and values such as it makes, for the offload by itself. When both are
     measured together, steps follow each other, and the end of a step's offload, packing included, runs in a thread
     during the next step; hence two offloaders in turn. Only the last offload has nothing to hide behind.
     """

@@ -1,4 +1,4 @@
-"""Show a study of simulated systems as a table for people."""
+"""Show a study of simulated systems as a readable table."""
 
 from rich import box
 from rich.table import Table

@@ -68,7 +68,7 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The inputs of one plan and the reason for it, for people, metrics and traces."""
+    """The inputs of one plan and the reason for it, which metrics and traces show."""
 
     reason: PhaseReason
     iteration: int = 0

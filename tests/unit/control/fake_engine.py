@@ -281,16 +281,15 @@ class FakeEngine:
             if not fits or self._chance(self.faults.refuse_run):
                 events.append(RunRefused(step_id=plan.step_id, request_id=request_id))
                 continue
-            if sequence.computed_tokens == 0:
-                events += self._look_up_cache(plan, sequence, num_tokens)
-            # A hit on the prefix moves the planned tokens into a block of the request's own, which may not be free.
-            fits = not self.checks_each_run or self._fits(sequence, sequence.computed_tokens + num_tokens)
-            assert fits or self.faults.cache_hit, f"no room to run {request_id} behind its prefix"
-            if not fits:
-                del events[-1]
-                sequence.computed_tokens = 0
-                events.append(RunRefused(step_id=plan.step_id, request_id=request_id))
-                continue
+            if sequence.computed_tokens == 0 and (hit := self._look_up_cache(plan, sequence, num_tokens)):
+                # It moves the planned tokens into a block of the request's own, which may not be free.
+                fits = not self.checks_each_run or self._fits(sequence, sequence.computed_tokens + num_tokens)
+                assert fits or self.faults.cache_hit, f"no room to run {request_id} behind its prefix"
+                if not fits:
+                    sequence.computed_tokens = 0
+                    events.append(RunRefused(step_id=plan.step_id, request_id=request_id))
+                    continue
+                events += hit
             sequence.computed_tokens += num_tokens
             sequence.in_flight += 1
             needed = ceil_div(sequence.computed_tokens, self._block_tokens)
