@@ -21,6 +21,7 @@ from pipemax.wire import PACKAGE_VERSION, GenerationSpec
 from pipemax_spark.annotate import checked_schema, engine_config
 from pipemax_spark.errors import JobError, JobFailedError, OnError, cause_of
 from pipemax_spark.job.options import JobOptions, driver_directory
+from pipemax_spark.keywords import takes
 from pipemax_spark.prompts import PromptSource
 
 app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich", add_completion=False)
@@ -206,13 +207,8 @@ _OPTIONS: dict[str, _Option] = {
 """Options by name, in the order of ``--help``."""
 
 
-def _takes(
-    options: Mapping[str, _Option], *kinds: type
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that replaces a command's ``**`` parameter with these options.
-
-    The options fill the fields of ``kinds``.
-    """
+def _parameters(*kinds: type) -> list[inspect.Parameter]:
+    """Return the command's parameters: ``_OPTIONS``, which fill the fields of ``kinds``, and ``--version``."""
     types = {name: kind for each in kinds for name, kind in get_type_hints(each).items()}
     defaults = {each.name: each.default for kind in kinds for each in fields(kind)}
 
@@ -234,35 +230,27 @@ def _takes(
             annotation=Annotated[types[name] if option.given is None else option.given | None, declared],
         )
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [
-            each
-            for each in inspect.signature(command).parameters.values()
-            if each.kind is not inspect.Parameter.VAR_KEYWORD
-        ]
-        taken = [parameter(name, option) for name, option in options.items()]
-        command.__signature__ = inspect.Signature([*taken, *own])  # type: ignore[attr-defined]
-        return command
-
-    return decorate
+    version = typer.Option(
+        "--version",
+        callback=_print_version,
+        is_eager=True,
+        help="Print the version.",
+        rich_help_panel=_RUN,
+    )
+    return [
+        *(parameter(name, option) for name, option in _OPTIONS.items()),
+        inspect.Parameter(
+            "version",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=False,
+            annotation=Annotated[bool, version],
+        ),
+    ]
 
 
 @app.command()
-@_takes(_OPTIONS, JobOptions, PromptSource, GenerationSpec)
-def annotate(
-    *,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=_print_version,
-            is_eager=True,
-            help="Print the version.",
-            rich_help_panel=_RUN,
-        ),
-    ] = False,
-    **given: Any,
-) -> None:
+@takes(_parameters(JobOptions, PromptSource, GenerationSpec))
+def annotate(**given: Any) -> None:
     """Annotate every row of a table with a language model, through Spark.
 
     The output has the input's columns and a struct, [b]annotation[/b]. Run the same command again after anything: it
@@ -279,6 +267,7 @@ def annotate(
     console = Console(soft_wrap=True, highlight=False)
     if not console.is_terminal:
         console.width = _LOG_WIDTH
+    del given["version"]  # it has ended the command, where it was given
     log_dir = (
         given.pop("log_dir")
         or os.environ.get("PIPEMAX_LOG_DIR")

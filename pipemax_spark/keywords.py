@@ -1,7 +1,7 @@
 """Let functions take the fields of a dataclass as keyword arguments, so that each field is declared once."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, ParamSpec, TypeVar, get_type_hints
 
@@ -26,12 +26,18 @@ def takes_fields(kind: type, **types: Any) -> Callable[[Callable[_P, _T]], Calla
         for field in fields(kind)
     ]
 
+    return takes(taken)
+
+
+def takes(parameters: Sequence[inspect.Parameter]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Return a decorator that replaces a function's ``**`` parameter with these parameters in its signature."""
+
     def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
         signature = inspect.signature(function)
         own = [
             each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD
         ]
-        function.__signature__ = signature.replace(parameters=[*own, *taken])  # type: ignore[attr-defined]
+        function.__signature__ = signature.replace(parameters=[*own, *parameters])  # type: ignore[attr-defined]
         return function
 
     return decorate
