@@ -11,9 +11,11 @@ import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 ENGINE_ENVIRONMENT_VARIABLE = "PIPEMAX_TEST_ENGINE_PYTHON"
 """Names the interpreter whose environment has the engine's packages, for tests that run in one without them."""
+CUT_OFF = "--cut-off"
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 _SCRIPT = """#!{interpreter}
@@ -25,7 +27,10 @@ main(sys.argv[1:], server_flags={server_flags!r})
 
 
 def write_engine_python(path: Path, *server_flags: str) -> str:
-    """Write the executable; ``server_flags`` such as ``--idle-exit-s=2`` are added to the server's own."""
+    """Write the executable; ``server_flags`` such as ``--idle-exit-s=2`` are added to the server's own.
+
+    With ``CUT_OFF`` among them, the driver cannot be reached from the server, as behind a firewall.
+    """
     interpreter = os.environ.get(ENGINE_ENVIRONMENT_VARIABLE, sys.executable)
     assert " " not in interpreter, "a '#!' line cannot name an interpreter with a space in its path"
     script = _SCRIPT.format(
@@ -44,11 +49,28 @@ def main(arguments: Sequence[str], *, server_flags: Sequence[str] = ()) -> None:
         case ["-m", "pipemax.serve", *rest]:
             from pipemax.serve.main import main as serve
 
-            serve([*rest, *server_flags], load_factory=_load_fake_engine)
+            if CUT_OFF in server_flags:
+                _cut_off_from_driver()
+            serve(
+                [*rest, *(flag for flag in server_flags if flag != CUT_OFF)], load_factory=_load_fake_engine
+            )
         case ["-m", "pipemax", "preflight"]:
             sys.stdout.buffer.write(_preflight(sys.stdin.buffer.read()) + b"\n")
         case _:
             sys.exit(f"the fake engine's python does not know: {shlex.join(arguments)}")
+
+
+def _cut_off_from_driver() -> None:
+    """Send no call of the reporter's. A short timeout would not do: a report may arrive although its sender gave up."""
+    from pyarrow import flight
+
+    from pipemax.serve import collector_reports
+
+    class Unreachable:
+        def __init__(self, location: str, **_: object) -> None:
+            raise OSError(f"no route to {location}")
+
+    collector_reports.flight = SimpleNamespace(FlightClient=Unreachable, FlightError=flight.FlightError)
 
 
 def _load_fake_engine():  # type: ignore[no-untyped-def]

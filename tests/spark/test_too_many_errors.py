@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipemax_spark.errors import JobError, JobFailedError, OnError
-from tests.fakes.engine_python import write_engine_python
+from tests.fakes.engine_python import CUT_OFF, write_engine_python
 from tests.spark.conftest import Jobs
 
 MakeJobs = Callable[[], Jobs]
@@ -15,7 +15,7 @@ MakeJobs = Callable[[], Jobs]
 @pytest.fixture
 def silent_engine_python(tmp_path: Path) -> str:
     """Of a server whose reports never reach the driver, as behind a firewall."""
-    return write_engine_python(tmp_path / "silent", "--stats-timeout-s=0.000001")
+    return write_engine_python(tmp_path / "silent", CUT_OFF)
 
 
 def test_a_job_of_engine_errors_fails_although_no_report_reaches_the_driver(
