@@ -155,7 +155,7 @@ def main() -> int:
         print(
             f"{name:>14}: {rate:,.0f} good rows/s in the median, {min(seconds):.2f} to {max(seconds):.2f} s"
         )
-    print(f"{result.bad_rows:,} bad rows beside {result.good_rows:,} good ones cost {result.cost:+.1%}")
+    print(f"{result.bad_rows:,} bad rows among {result.good_rows:,} good ones cost {result.cost:+.1%}")
     if arguments.json:
         text = json.dumps({**asdict(result), "cost": result.cost}, indent=1)
         arguments.json.write_text(text + "\n", encoding="utf-8")

@@ -261,7 +261,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--host-blocks", default=20_000, help="host pool, likewise (default 20000)", **blocks)
     parser.add_argument(
-        "--repeats", type=at_least_one, default=10, help="of each measurement, beside a warm-up (default 10)"
+        "--repeats",
+        type=at_least_one,
+        default=10,
+        help="repetitions after one warm-up (default 10)",
     )
     return parser.parse_args(arguments)
 

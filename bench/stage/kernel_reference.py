@@ -1,4 +1,4 @@
-"""The KV kernels written plainly in torch: the reference for them on any device. Not for speed."""
+"""The KV kernel written plainly in torch: the reference for it on any device. Not for speed."""
 
 import torch
 
@@ -18,12 +18,6 @@ def offload_tokens(
     host_layers = layer_views(host_rows, layout, torch.uint8)
     for gpu, host in zip(gpu_layers, host_layers, strict=True):
         host[host_block, :, slot] = gpu[gpu_block.to(gpu.device), :, slot.to(gpu.device)].to(host.device)
-
-
-def copy_pieces(source: torch.Tensor, target: torch.Tensor, pieces: torch.Tensor, piece_bytes: int) -> None:
-    """Copy pieces between flat buffers of bytes; ``pieces``: ``(num_pieces, 2)`` offsets in source and target."""
-    for begin, end in pieces.tolist():
-        target[end : end + piece_bytes] = source[begin : begin + piece_bytes].to(target.device)
 
 
 def pack_tokens(

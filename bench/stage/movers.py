@@ -1,11 +1,9 @@
-"""The copy calls behind ``prefetch.Mover``: CUDA's two and our kernel on a GPU, memcpy on a CPU."""
+"""The copy calls behind ``prefetch.Mover``: CUDA's two on a GPU, memcpy on a CPU."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from bench.stage.pools import PoolPlan
@@ -14,9 +12,6 @@ from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool
 from pipemax.transfer.cuda.device import Copy, Lane, Pool, Span
-
-if TYPE_CHECKING:
-    from pipemax.transfer.cuda.cuda_device import CudaDevice
 
 
 @contextmanager
@@ -64,10 +59,8 @@ class CudaMover:
         self, plan: PoolPlan, gpu_rows: torch.Tensor, host_rows: torch.Tensor, piece_blocks: int
     ) -> None:
         from pipemax.transfer.cuda.cuda_device import CopyCall, CudaDevice, best_copy_call
-        from pipemax.transfer.cuda.kernels import KvKernels
 
         self._part_bytes = plan.part.block_bytes
-        self._gpu_rows, self._host_rows = gpu_rows, host_rows
         has_batch = best_copy_call() is CopyCall.BATCH
         names = {Call.SINGLE: CopyCall.SINGLE, **({Call.BATCH: CopyCall.BATCH} if has_batch else {})}
         self._devices = {
@@ -76,32 +69,18 @@ class CudaMover:
             )
             for call, copy_call in names.items()
         }
-        self._kernels = KvKernels(gpu_rows.device)
-        self.calls = (*names, Call.KERNEL)
+        self.calls = tuple(names)
 
     def prefetch(self, pairs: list[tuple[int, int]], call: Call) -> Moved:
-        submit = self._submission(pairs, call)
-        device = self._device_of(call)
-        begin = device.record(Lane.PREFETCH)
-        begin_s = time.perf_counter()
-        submit()
-        submit_s = time.perf_counter() - begin_s
-        end = device.record(Lane.PREFETCH)
-        device.synchronize()
-        return Moved(device_s=device.elapsed_s(begin, end), submit_s=submit_s)
-
-    def _device_of(self, call: Call) -> "CudaDevice":
-        return self._devices.get(call, self._devices[Call.SINGLE])
-
-    def _submission(self, pairs: list[tuple[int, int]], call: Call) -> Callable[[], None]:
-        """Return a call that submits the copies, which are described and checked beforehand."""
-        size, device = self._part_bytes, self._device_of(call)
-        if call is Call.KERNEL:
-            pieces = np.array(pairs, dtype=np.int64) * size
-            kernel = self._kernels.copy_pieces(self._host_rows, self._gpu_rows, pieces, size)
-            return lambda: kernel.launch(device.stream(Lane.PREFETCH).cuda_stream)
+        size, device = self._part_bytes, self._devices[call]
         copies = [
             Copy(Span(Pool.HOST, source * size, size), Span(Pool.GPU, target * size, size))
             for source, target in pairs
         ]
-        return lambda: device.copy(Lane.PREFETCH, copies)
+        begin = device.record(Lane.PREFETCH)
+        begin_s = time.perf_counter()
+        device.copy(Lane.PREFETCH, copies)
+        submit_s = time.perf_counter() - begin_s
+        end = device.record(Lane.PREFETCH)
+        device.synchronize()
+        return Moved(device_s=device.elapsed_s(begin, end), submit_s=submit_s)

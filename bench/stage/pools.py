@@ -18,9 +18,24 @@ from pipemax.transfer.commands import BlockPrefetch, BlockStore, TokenStore
 from pipemax.transfer.layout import BlockLayout, layer_views
 
 
+def compact_layout(
+    *, num_layers: int, num_kv_heads: int, block_tokens: int, content_bytes: int
+) -> BlockLayout:
+    """Return the layout without pads. ``content_bytes``: keys and values of one token and head."""
+    layer_bytes = num_kv_heads * block_tokens * content_bytes
+    return BlockLayout(
+        num_layers=num_layers,
+        num_kv_heads=num_kv_heads,
+        block_tokens=block_tokens,
+        content_bytes=content_bytes,
+        layer_stride_bytes=layer_bytes,
+        block_bytes=num_layers * layer_bytes,
+    )
+
+
 def stage_layout(model: ModelSpec, num_layers: int, block_tokens: int, dtype: torch.dtype) -> BlockLayout:
     """Return the layout of one block over all layers of a stage, keys and values packed."""
-    return BlockLayout.compact(
+    return compact_layout(
         num_layers=num_layers,
         num_kv_heads=model.num_kv_heads,
         block_tokens=block_tokens,
@@ -47,7 +62,7 @@ class PoolPlan:
         """The layout of a contiguous part."""
         if self.layout is KvLayout.BLOCK_FIRST:
             return self.block
-        return BlockLayout.compact(
+        return compact_layout(
             num_layers=1,
             num_kv_heads=self.block.num_kv_heads,
             block_tokens=self.block.block_tokens,

@@ -17,7 +17,6 @@ class Call(StrEnum):
 
     SINGLE = "cudaMemcpyAsync"
     BATCH = "cudaMemcpyBatchAsync"
-    KERNEL = "copy_pieces kernel"
     CPU = "memcpy"
     """The CPU backend's copy, for trying out the bench."""
 

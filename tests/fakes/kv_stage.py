@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from bench.stage.pools import compact_layout
 from pipemax.transfer.commands import TokenStore
 from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits
 from pipemax.transfer.cuda.device import CopyDevice, Fence, KernelCall, Lane, Pool, Span
@@ -14,7 +15,7 @@ from pipemax.transfer.layout import BlockLayout
 from tests.fakes.kv_schedule import BLOCK_TOKENS, RandomSchedule, Run, Step
 from tests.fakes.recording_device import FakeKernel, RecordingDevice
 
-TINY = BlockLayout.compact(num_layers=1, num_kv_heads=1, block_tokens=BLOCK_TOKENS, content_bytes=4)
+TINY = compact_layout(num_layers=1, num_kv_heads=1, block_tokens=BLOCK_TOKENS, content_bytes=4)
 GPU_BLOCKS, HOST_BLOCKS = 24, 40
 
 

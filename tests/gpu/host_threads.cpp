@@ -20,14 +20,6 @@ static void in_order(const int* order, int num_groups, int num_threads, const Bo
     in_order(order, num_groups, num_threads, [&](const kv::Place& place) {                                             \
       kv::offload_tokens<kv::Word##SIZE>(gpu_pool, host_pool, rows, num_tokens, shape, place);                         \
     });                                                                                                                \
-  }                                                                                                                    \
-  extern "C" void copy_pieces_##SIZE(const unsigned char* source, unsigned char* target, const long long* pieces,      \
-                                     int num_pieces, long long piece_bytes, const int* order, int num_groups,          \
-                                     int num_threads) {                                                                \
-    const auto* rows = reinterpret_cast<const kv::Piece*>(pieces);                                                     \
-    in_order(order, num_groups, num_threads, [&](const kv::Place& place) {                                             \
-      kv::copy_pieces<kv::Word##SIZE>(source, target, rows, num_pieces, piece_bytes, place);                           \
-    });                                                                                                                \
   }
 
 KV_HOST(16)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from bench.stage.pools import compact_layout
 from pipemax.transfer.cuda.launch_checks import TokenTable
 from pipemax.transfer.layout import BlockLayout
 
@@ -20,7 +21,7 @@ class Case:
 
 
 def _case(name: str, dtype: torch.dtype, *, layers: int, heads: int, tokens: int, head_dim: int) -> Case:
-    layout = BlockLayout.compact(
+    layout = compact_layout(
         num_layers=layers,
         num_kv_heads=heads,
         block_tokens=tokens,

@@ -12,12 +12,12 @@ from cuda.bindings import nvrtc
 from cuda.core.utils import InMemoryProgramCache
 
 from pipemax.transfer.cuda.compile import compile_kernels, kernel_source
-from pipemax.transfer.cuda.kernels import CopyPieces, OffloadTokens
+from pipemax.transfer.cuda.kernels import OffloadTokens
 from pipemax.transfer.cuda.launch_checks import WORD_BYTES, Geometry
 from tests.gpu.pools import CASES, poisoned_pool
 
 ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
-KERNELS = {f"{name}_{word}" for name in ("offload_tokens", "copy_pieces") for word in WORD_BYTES}
+KERNELS = {f"offload_tokens_{word}" for word in WORD_BYTES}
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -46,7 +46,7 @@ def test_without_a_cache_they_compile_all_the_same(
     blocked.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     assert bytes(compile_kernels("sm_90").code).startswith(b"\x7fELF")
-    assert "compiled anew in each process" in caplog.text
+    assert "compiled again in each process" in caplog.text
 
 
 def test_the_wide_kernels_move_16_bytes_an_instruction() -> None:
@@ -59,16 +59,11 @@ def test_arguments_are_as_wide_as_the_kernels_declare_them() -> None:
     layout = CASES[0].layout
     pool = poisoned_pool(layout, 1)
     geometry = Geometry(word_bytes=16, num_groups=1)
-    calls = {
-        "offload_tokens_16": OffloadTokens(None, geometry, pool, pool, layout, np.zeros((1, 3), np.int32)),
-        "copy_pieces_16": CopyPieces(None, geometry, pool, pool, np.zeros((1, 2), np.int64), 16),
-    }
-    ptx = _ptx("compute_90")
-    for name, call in calls.items():
-        declared = ptx.split(f".entry {name}(")[1].split(")")[0]
-        widths = [int(bits) // 8 for bits in re.findall(r"\.param \.u(\d+)", declared)]
-        passed = [8 if isinstance(argument, int) else argument.nbytes for argument in call.arguments(4096)]
-        assert passed == widths
+    call = OffloadTokens(None, geometry, pool, pool, layout, np.zeros((1, 3), np.int32))
+    declared = _ptx("compute_90").split(".entry offload_tokens_16(")[1].split(")")[0]
+    widths = [int(bits) // 8 for bits in re.findall(r"\.param \.u(\d+)", declared)]
+    passed = [8 if isinstance(argument, int) else argument.nbytes for argument in call.arguments(4096)]
+    assert passed == widths
 
 
 def _ptx(arch: str) -> str:

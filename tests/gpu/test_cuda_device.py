@@ -14,6 +14,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device, and this machine has none", allow_module_level=True)
 pytest.importorskip("cuda.core", reason="cuda-core is not installed: kernels cannot be compiled")
 
+from bench.stage.pools import compact_layout
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies, TokenStore
 from pipemax.transfer.cuda.assemble import cuda_transfers
@@ -33,7 +34,7 @@ from tests.fakes.kv_stage import GPU_BLOCKS, HOST_BLOCKS, KvModel, KvStage
 
 pytestmark = pytest.mark.gpu
 
-LAYOUT = BlockLayout.compact(num_layers=2, num_kv_heads=2, block_tokens=BLOCK_TOKENS, content_bytes=64)
+LAYOUT = compact_layout(num_layers=2, num_kv_heads=2, block_tokens=BLOCK_TOKENS, content_bytes=64)
 SLOW_CYCLES = 2_000_000
 """About a millisecond: longer than everything that must wait for it."""
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bench.stage import kernel_reference
-from pipemax.transfer.cuda.launch_checks import Geometry, piece_geometry, token_geometry
+from pipemax.transfer.cuda.launch_checks import Geometry, token_geometry
 from tests.gpu.pools import CASES, Case, poisoned_pool, random_pool, random_tokens, seeds
 
 NUM_THREADS = 32
@@ -86,27 +86,3 @@ def test_the_largest_word_that_is_aligned_is_taken() -> None:
     layout = CASES[0].layout
     assert token_geometry(layout, 1, 4096, 8192 + 4).word_bytes == 4
     assert token_geometry(layout, 1, 4096 + 1, 8192).word_bytes == 1
-
-
-@pytest.mark.parametrize("piece_bytes", [1, 12, 48, 640])
-def test_pieces_arrive_and_nothing_else_is_touched(library: ctypes.CDLL, piece_bytes: int) -> None:
-    for rng in seeds(4):
-        source = torch.from_numpy(rng.integers(0, 256, 64 * piece_bytes, dtype=np.uint8))
-        chosen = (rng.permutation(64)[:20], rng.permutation(64)[:20])
-        pieces = np.stack(chosen, axis=1).astype(np.int64) * piece_bytes
-        expected = torch.zeros_like(source)
-        kernel_reference.copy_pieces(source, expected, torch.from_numpy(pieces), piece_bytes)
-        for order in orders(4, rng):
-            target = torch.zeros_like(source)
-            geometry = piece_geometry(pieces, piece_bytes, source.data_ptr(), target.data_ptr(), max_groups=4)
-            getattr(library, f"copy_pieces_{geometry.word_bytes}")(
-                ctypes.c_void_p(source.data_ptr()),
-                ctypes.c_void_p(target.data_ptr()),
-                ctypes.c_void_p(pieces.ctypes.data),
-                len(pieces),
-                ctypes.c_longlong(piece_bytes),
-                ctypes.c_void_p(order.ctypes.data),
-                4,
-                NUM_THREADS,
-            )
-            assert torch.equal(target, expected)

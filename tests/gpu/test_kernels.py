@@ -62,29 +62,6 @@ def test_tokens_arrive_and_nothing_else_is_touched(
 
 
 @pytest.mark.parametrize("case", CASES[:1], ids=lambda case: case.name)
-@pytest.mark.parametrize("to_gpu", [True, False])
-def test_pieces_arrive_and_nothing_else_is_touched(
-    case: Case, to_gpu: bool, kernels: KvKernels, host_pool: PinnedHostPool, device: torch.device
-) -> None:
-    (rng,) = seeds(1)
-    size = case.layout.layer_bytes
-    gpu = poisoned_pool(case.layout, GPU_BLOCKS).to(device)
-    content = torch.from_numpy(rng.integers(0, 256, host_pool.tensor.numel(), dtype=np.uint8))
-    host_pool.tensor.flatten().copy_(content)
-    host, other = (host_pool.tensor, gpu) if to_gpu else (gpu, host_pool.tensor)
-    count = min(host.numel(), other.numel()) // size
-    pieces = np.stack((rng.permutation(count), rng.permutation(count)), axis=1).astype(np.int64)[: count // 2]
-    pieces *= size
-    expected = other.cpu().clone().flatten()
-    kernel_reference.copy_pieces(host.cpu().flatten(), expected, torch.from_numpy(pieces), size)
-    stream = torch.cuda.Stream(device)
-    torch.cuda.synchronize(device)
-    kernels.copy_pieces(host, other, pieces, size).launch(stream.cuda_stream)
-    stream.synchronize()
-    assert torch.equal(other.cpu().flatten(), expected)
-
-
-@pytest.mark.parametrize("case", CASES[:1], ids=lambda case: case.name)
 def test_an_empty_table_launches_nothing(
     case: Case, kernels: KvKernels, host_pool: PinnedHostPool, device: torch.device
 ) -> None:

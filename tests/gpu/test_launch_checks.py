@@ -12,10 +12,8 @@ from pipemax.transfer.commands import BlockStore, TokenStore
 from pipemax.transfer.cpu import CpuCopyBackend
 from pipemax.transfer.cuda.launch_checks import (
     check_devices,
-    check_pieces,
     check_pool,
     check_tokens,
-    piece_geometry,
     token_geometry,
     token_table,
 )
@@ -79,27 +77,6 @@ class TestTokens:
             check_tokens(np.zeros((2, 2), np.int32), LAYOUT, num_gpu_blocks=1, num_host_blocks=1)
         with pytest.raises(ValueError, match="token table must be contiguous"):
             check_tokens(np.zeros((3, 2), np.int32).T, LAYOUT, num_gpu_blocks=1, num_host_blocks=1)
-
-
-class TestPieces:
-    def test_a_piece_outside_is_refused(self) -> None:
-        pieces = np.array([(0, 0), (90, 0)], dtype=np.int64)
-        check_pieces(pieces, 10, source_bytes=100, target_bytes=10)
-        with pytest.raises(ValueError, match=r"piece 1: bytes \[90, 101\) leave the source of 100 bytes"):
-            check_pieces(pieces, 11, source_bytes=100, target_bytes=11)
-        with pytest.raises(ValueError, match=r"piece 0: bytes \[0, 10\) leave the target of 9 bytes"):
-            check_pieces(pieces, 10, source_bytes=100, target_bytes=9)
-        with pytest.raises(ValueError, match="at least 1 byte"):
-            check_pieces(pieces, 0, source_bytes=100, target_bytes=9)
-
-    def test_offsets_decide_about_the_word(self) -> None:
-        def word(*offsets: int) -> int:
-            pieces = np.array([(offset, 0) for offset in offsets], dtype=np.int64)
-            return piece_geometry(pieces, 64, 4096, 4096).word_bytes
-
-        assert word(0, 64) == 16
-        assert word(0, 68) == 4
-        assert word(0, 65) == 1
 
 
 def test_groups_are_no_more_than_asked_for_or_needed() -> None:

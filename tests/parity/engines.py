@@ -84,11 +84,11 @@ class _ObservedScheduler(PipeMaxScheduler):
     """Ours, watched."""
 
     num_evicted_in_flight = 0
-    num_sent_anew = 0
+    num_resent = 0
 
     def _make_cached_request_data(self, *args: Any) -> CachedRequestData:
         cached = super()._make_cached_request_data(*args)
-        self.num_sent_anew += len(self._sent_anew)
+        self.num_resent += len(self._sent_anew)
         return cached
 
     def _make_room(self, plan: StepPlan) -> None:
@@ -150,9 +150,9 @@ class ParityEngine:
         return self._core.scheduler._counters
 
     @property
-    def num_sent_anew(self) -> int:
+    def num_resent(self) -> int:
         """Requests that had lost their slot when they came back, since the last ``reset``."""
-        return int(self._core.scheduler.num_sent_anew)
+        return int(self._core.scheduler.num_resent)
 
     def reset(self, setting: Setting) -> None:
         """A new scheduler, empty pools; NaN in the host's, if the fault is that."""

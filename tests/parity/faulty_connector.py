@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
+from pipemax.domain.units import HostBlockId
 from pipemax.transfer.backend import CopyBackend
 from pipemax.transfer.commands import BlockPrefetch
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool
@@ -36,7 +37,7 @@ class FaultyConnector(PipeMaxConnector):
     def begin(self, fault: Fault) -> None:
         """Another scheduler begins, whose steps are counted anew."""
         if self._per_layer is not None:
-            self._per_layer.finish_packing()
+            self._per_layer._packing.wait_for(map(HostBlockId, range(self.faults.num_host_blocks)))
         self.faults.begin(fault)
         self._clock = type(self._clock)()
 
@@ -50,6 +51,10 @@ class FaultyBackend(CpuCopyBackend):
         self._host_rows = host_rows
         self._num_prefetches = 0
         self._fault = Fault.NONE
+
+    @property
+    def num_host_blocks(self) -> int:
+        return len(self._host_rows)
 
     def begin(self, fault: Fault) -> None:
         """While nothing is being copied that anybody needs."""

@@ -75,7 +75,7 @@ def check(engine: ParityEngine, setting: Setting, load: Load, expected: Answers)
     assert counters.prefetches > 0
     assert counters.prefetched_blocks > 0
     if setting.slots is not None:
-        assert engine.num_sent_anew > 0
+        assert engine.num_resent > 0
 
 
 @pytest.mark.parametrize(("kind", "setting", "load"), CASES, ids=name_of)

@@ -27,7 +27,7 @@ def calibrate(
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="Picture of predicted against measured step times; default: beside --out, as .png."
+            help="Picture of predicted against measured step times; default: the path of --out with .png."
         ),
     ] = None,
 ) -> None:

@@ -85,7 +85,9 @@ def simulate(
         systems = named_systems(system, spec)
         detailed = "pipemax" if "pipemax" in systems else next(iter(systems), None)
         if decisions and detailed != "pipemax":
-            raise ValueError(f"--decisions records PipeMax's: name pipemax beside --system {system}")
+            raise ValueError(
+                f"--decisions records PipeMax's: name pipemax in --system too, not only {system}"
+            )
         with _progress(len({*systems, REFERENCE}) * len(lengths)) as on_progress:
             study = run_study(
                 spec,

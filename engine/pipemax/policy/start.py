@@ -60,7 +60,7 @@ def _start_by_simulation(config: EngineConfig) -> StartedEngine:
     choice = choose_policy(engine.measured, config.row_lengths)
     if choice.chosen is ChosenPolicy.PIPEMAX:
         return StartedEngine(engine=engine, choice=choice)
-    log.info("stock vLLM is chosen, so the engine is started anew: %s", choice.reason)
+    log.info("stock vLLM is chosen, so the engine is started again: %s", choice.reason)
     engine.close()
     return _start(config, choice)
 

@@ -54,21 +54,6 @@ class BlockLayout:
         if self.layer_stride_bytes < self.layer_bytes or self.block_bytes < self._end_of_last_layer:
             raise ValueError(f"the layers of a block overlap: {self}")
 
-    @classmethod
-    def compact(
-        cls, *, num_layers: int, num_kv_heads: int, block_tokens: int, content_bytes: int
-    ) -> "BlockLayout":
-        """Return the layout without pads."""
-        layer_bytes = num_kv_heads * block_tokens * content_bytes
-        return cls(
-            num_layers=num_layers,
-            num_kv_heads=num_kv_heads,
-            block_tokens=block_tokens,
-            content_bytes=content_bytes,
-            layer_stride_bytes=layer_bytes,
-            block_bytes=num_layers * layer_bytes,
-        )
-
     @property
     def head_bytes(self) -> int:
         """The size of one head's part of one layer: ``block_tokens`` runs."""

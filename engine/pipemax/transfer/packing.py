@@ -69,13 +69,6 @@ class PackingThread:
             self._pending.popleft()
         self._check()
 
-    def finish(self) -> None:
-        """Wait until everything submitted is packed. ``TransferError`` if packing has failed."""
-        if self._pending:
-            self._wait(self._pending[-1])
-        self._pending.clear()
-        self._check()
-
     def close(self) -> None:
         """Finish what was submitted and stop. Safe to call twice."""
         if self._thread.is_alive():

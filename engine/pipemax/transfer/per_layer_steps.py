@@ -114,10 +114,6 @@ class PerLayerSteps:
             self._staging = None
         self.inner.end_step(self._rest)
 
-    def finish_packing(self) -> None:
-        """Wait until everything that ended steps computed is in the host pool."""
-        self._packing.finish()
-
     def close(self) -> None:
         """Finish packing. The owner of ``inner`` closes that, after this."""
         self._packing.close()

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from bench.stage.model import DecodeBatch, LlamaStage, PromptChunk, TokenPlaces
+from bench.stage.pools import compact_layout
 from pipemax.domain.specs import ModelSpec
-from pipemax.transfer.layout import BlockLayout, layer_views
+from pipemax.transfer.layout import layer_views
 
 TINY = ModelSpec(
     name="tiny",
@@ -48,7 +49,7 @@ def tokens_of(table: list[int], first: int, count: int) -> TokenPlaces:
 
 
 def test_chunks_and_single_tokens_make_what_the_whole_prompt_makes() -> None:
-    layout = BlockLayout.compact(num_layers=2, num_kv_heads=2, block_tokens=4, content_bytes=2 * 16 * 4)
+    layout = compact_layout(num_layers=2, num_kv_heads=2, block_tokens=4, content_bytes=2 * 16 * 4)
     stage = LlamaStage(TINY, 2, CPU, torch.float32)
     hidden = stage.hidden(10)
     rows = torch.full(layout.pool_shape(8), 0xFF, dtype=torch.uint8)  # NaN wherever nothing was written
@@ -77,7 +78,7 @@ def test_chunks_and_single_tokens_make_what_the_whole_prompt_makes() -> None:
 
 
 def test_a_layer_shows_its_keys_and_values_before_they_are_paged() -> None:
-    layout = BlockLayout.compact(num_layers=2, num_kv_heads=2, block_tokens=4, content_bytes=2 * 16 * 4)
+    layout = compact_layout(num_layers=2, num_kv_heads=2, block_tokens=4, content_bytes=2 * 16 * 4)
     stage = LlamaStage(TINY, 2, CPU, torch.float32)
     kv = layer_views(torch.zeros(layout.pool_shape(1), dtype=torch.uint8), layout, torch.float32)
     seen = []

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from bench.stage import kernel_reference
+from bench.stage.pools import compact_layout
 from pipemax.transfer.layout import BlockLayout
 from pipemax.transfer.per_layer import PerLayerOffload
 
@@ -13,7 +14,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
 
 
 def layout_of(dtype: torch.dtype) -> BlockLayout:
-    return BlockLayout.compact(
+    return compact_layout(
         num_layers=3, num_kv_heads=HEADS, block_tokens=4, content_bytes=2 * HEAD_DIM * dtype.itemsize
     )
 
@@ -64,6 +65,6 @@ class TestRefusals:
             offload.pack(host, torch.zeros(3, 3, dtype=torch.int64))
 
     def test_content_that_is_no_pair(self) -> None:
-        layout = BlockLayout.compact(num_layers=1, num_kv_heads=1, block_tokens=1, content_bytes=6)
+        layout = compact_layout(num_layers=1, num_kv_heads=1, block_tokens=1, content_bytes=6)
         with pytest.raises(ValueError, match="no pair of keys and values"):
             PerLayerOffload(layout, torch.float32, max_tokens=1)

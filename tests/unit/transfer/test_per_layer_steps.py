@@ -8,11 +8,12 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from bench.stage.pools import compact_layout
 from pipemax.domain.errors import TransferError
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, CopyCounts, StepCopies, TokenStore
 from pipemax.transfer.cpu import CpuCopyBackend
-from pipemax.transfer.layout import BlockLayout, layer_indexes
+from pipemax.transfer.layout import layer_indexes
 from pipemax.transfer.orchestrator import Orchestrator
 from pipemax.transfer.packing import PackingThread
 from pipemax.transfer.per_layer import PerLayerOffload
@@ -20,7 +21,7 @@ from pipemax.transfer.per_layer_steps import PerLayerSteps
 from tests.fakes.kv_schedule import BLOCK_TOKENS, RandomSchedule
 from tests.fakes.kv_stage import GPU_BLOCKS, HOST_BLOCKS, KvModel
 
-LAYOUT = BlockLayout.compact(num_layers=2, num_kv_heads=2, block_tokens=BLOCK_TOKENS, content_bytes=8)
+LAYOUT = compact_layout(num_layers=2, num_kv_heads=2, block_tokens=BLOCK_TOKENS, content_bytes=8)
 LAYERS = range(LAYOUT.num_layers)
 
 
@@ -148,7 +149,6 @@ def test_a_layer_is_copied_when_it_is_saved_and_not_later(pools: Pools) -> None:
             begin = layer * LAYOUT.layer_stride_bytes
             pools.gpu[1, begin : begin + LAYOUT.layer_bytes] = 0
         steps.end_step(store(1, 3))
-        steps.finish_packing()
     assert torch.equal(pools.host[3], expected)
     assert (pools.host[:3] == 0xFF).all()
 
@@ -157,7 +157,6 @@ def test_single_tokens_are_put_into_their_slots(pools: Pools) -> None:
     token = TokenStore(GpuBlockId(2), HostBlockId(0), first_slot=1, num_slots=2)
     with steps_over(pools, max_tokens=8) as steps:
         run_step(steps, StepCopies(token_stores=(token,)))
-        steps.finish_packing()
     shape = (LAYOUT.num_layers, LAYOUT.num_kv_heads, BLOCK_TOKENS, LAYOUT.content_bytes)
     host, gpu = pools.host[0].view(shape), pools.gpu[2].view(shape)
     assert torch.equal(host[:, :, 1:3], gpu[:, :, 1:3])
@@ -180,15 +179,13 @@ def test_who_needs_a_block_waits_until_it_is_packed(pools: Pools, needing: StepC
         steps.begin_step(needing)
         assert torch.equal(pools.host[3], expected)
         steps.end_step(needing)
-        steps.finish_packing()
-        assert torch.equal(pools.host[3], expected)
+    assert torch.equal(pools.host[3], expected)
 
 
 def test_staging_in_use_is_waited_for(pools: Pools) -> None:
     with steps_over(pools, max_tokens=8, steps_in_flight=1, steps_type=_SlowSteps) as steps:
         for block in range(4):
             run_step(steps, store(block, block))
-        steps.finish_packing()
     assert torch.equal(pools.host, pools.gpu)
 
 

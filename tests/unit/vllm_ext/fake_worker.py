@@ -124,7 +124,7 @@ class FakeWorker:
         self._stages = stages
         self._num_steps = 0
         self._sampled_at: dict[str, int] = {}
-        self.num_sent_anew = 0
+        self.num_resent = 0
         self.gpu: dict[int, list[int | None]] = {}
         self.host: dict[int, list[int | None]] = {}
         self._late: tuple[BlockPrefetch, ...] = ()
@@ -181,7 +181,7 @@ class FakeWorker:
         self._computed: dict[str, int] = {}
         for new in output.scheduled_new_reqs:
             self._tokens[new.req_id] = [*(new.prefill_token_ids or new.prompt_token_ids)]
-            self.num_sent_anew += len(self._tokens[new.req_id]) > len(new.prompt_token_ids)
+            self.num_resent += len(self._tokens[new.req_id]) > len(new.prompt_token_ids)
             self._tables[new.req_id] = [*new.block_ids[0]]
             self._computed[new.req_id] = new.num_computed_tokens
         cached = output.scheduled_cached_reqs

@@ -64,11 +64,6 @@ class Turns:
         if self._suspects.groups:
             log.warning("looking for the row that kills the engine: %s", self.describe())
 
-    @property
-    def num_suspects(self) -> int:
-        with self._lock:
-            return self._suspects.count
-
     def describe(self) -> str:
         """Describe the suspects for people; empty without suspects."""
         with self._lock:

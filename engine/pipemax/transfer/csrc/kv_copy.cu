@@ -17,12 +17,6 @@ __device__ kv::Place place() {
       int num_layers, int num_heads, int block_tokens, int content_bytes) {                                            \
     const kv::PoolShape shape = {block_bytes, layer_stride, num_layers, num_heads, block_tokens, content_bytes};       \
     kv::offload_tokens<kv::Word##SIZE>(gpu_pool, host_pool, tokens, num_tokens, shape, place());                       \
-  }                                                                                                                    \
-  extern "C" __global__ void copy_pieces_##SIZE(const unsigned char* __restrict__ source,                              \
-                                                unsigned char* __restrict__ target,                                    \
-                                                const kv::Piece* __restrict__ pieces, int num_pieces,                  \
-                                                kv::Bytes piece_bytes) {                                               \
-    kv::copy_pieces<kv::Word##SIZE>(source, target, pieces, num_pieces, piece_bytes, place());                         \
   }
 
 KV_KERNELS(16)

@@ -30,12 +30,6 @@ struct TokenRow {
   int host_block;
 };
 
-// One contiguous piece: one row of an int64 table (num_pieces, 2) of offsets.
-struct Piece {
-  Bytes source;
-  Bytes target;
-};
-
 struct PoolShape {
   Bytes block_bytes;
   Bytes layer_stride;
@@ -72,21 +66,6 @@ KV_INLINE void offload_tokens(const unsigned char* gpu_pool, unsigned char* host
       const int head = word / words_per_run;
       const Bytes offset = head * head_bytes + (word - head * words_per_run) * static_cast<Bytes>(sizeof(Word));
       *reinterpret_cast<Word*>(target + offset) = *reinterpret_cast<const Word*>(source + offset);
-    }
-  }
-}
-
-// Pieces of one size between any two buffers, in either direction: the copy that uses SMs instead of a copy engine.
-template <class Word>
-KV_INLINE void copy_pieces(const unsigned char* source, unsigned char* target, const Piece* pieces, int num_pieces,
-                           Bytes piece_bytes, const Place& place) {
-  const Bytes num_words = piece_bytes / static_cast<Bytes>(sizeof(Word));
-  for (int index = place.group; index < num_pieces; index += place.num_groups) {
-    const Piece piece = pieces[index];
-    const Word* from = reinterpret_cast<const Word*>(source + piece.source);
-    Word* to = reinterpret_cast<Word*>(target + piece.target);
-    for (Bytes word = place.thread; word < num_words; word += place.num_threads) {
-      to[word] = from[word];
     }
   }
 }

@@ -35,7 +35,7 @@ def compile_kernels(arch: str, *, cache: ProgramCacheResource | None = None) -> 
     try:
         disk_cache = FileStreamProgramCache()
     except OSError as error:
-        log.warning("KV kernels are compiled anew in each process, the cache cannot be used: %s", error)
+        log.warning("KV kernels are compiled again in each process, the cache cannot be used: %s", error)
         return program.compile("cubin")
     with disk_cache:
         return program.compile("cubin", cache=disk_cache)

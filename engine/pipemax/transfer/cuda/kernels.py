@@ -16,13 +16,10 @@ from pipemax.transfer.cuda.device import Pool, Span
 from pipemax.transfer.cuda.launch_checks import (
     DEFAULT_MAX_GROUPS,
     Geometry,
-    PieceTable,
     TokenTable,
     check_devices,
-    check_pieces,
     check_pool,
     check_tokens,
-    piece_geometry,
     token_geometry,
 )
 from pipemax.transfer.layout import BlockLayout
@@ -67,29 +64,6 @@ class KvKernels:
         )
         kernel = self._code.get_kernel(f"offload_tokens_{geometry.word_bytes}")
         return OffloadTokens(kernel, geometry, gpu_rows, host_rows, layout, tokens)
-
-    def copy_pieces(
-        self, source: torch.Tensor, target: torch.Tensor, pieces: PieceTable, piece_bytes: int
-    ) -> "CopyPieces":
-        """Copy pieces of one size between two buffers of bytes, either of which may be pinned host memory.
-
-        ``pieces``: int64 ``(num_pieces, 2)`` of (offset in source, offset in target) in bytes; targets do not
-        overlap. ``ValueError`` for the first thing that does not fit.
-        """
-        gpu, host = (source, target) if source.is_cuda else (target, source)
-        if not host.is_cuda:
-            check_devices(gpu, host, self._device)
-        for name, buffer in (("source", source), ("target", target)):
-            if buffer.dtype != torch.uint8 or not buffer.is_contiguous():
-                raise ValueError(
-                    f"the {name} must be contiguous bytes, not {buffer.dtype} of {buffer.stride()}"
-                )
-        check_pieces(pieces, piece_bytes, source_bytes=source.numel(), target_bytes=target.numel())
-        geometry = piece_geometry(
-            pieces, piece_bytes, source.data_ptr(), target.data_ptr(), max_groups=self._max_groups
-        )
-        kernel = self._code.get_kernel(f"copy_pieces_{geometry.word_bytes}")
-        return CopyPieces(kernel, geometry, source, target, pieces, piece_bytes)
 
 
 class OffloadTokens:
@@ -138,40 +112,6 @@ class OffloadTokens:
         return token_spans(Pool.HOST, self._layout, self._tokens[:, 2], self._tokens[:, 1])
 
 
-class CopyPieces:
-    """One checked launch between buffers that need not be the pools: for measurements."""
-
-    def __init__(
-        self,
-        kernel: Kernel,
-        geometry: Geometry,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        pieces: PieceTable,
-        piece_bytes: int,
-    ) -> None:
-        self._kernel = kernel
-        self._geometry = geometry
-        self._source = source
-        self._target = target
-        self._pieces = pieces
-        self._piece_bytes = piece_bytes
-
-    def launch(self, stream: int) -> None:
-        device = self._source.device if self._source.is_cuda else self._target.device
-        _launch(self._kernel, self._geometry, stream, device, self._pieces, self.arguments)
-
-    def arguments(self, table_address: int) -> list[Argument]:
-        """Return the arguments as ``kv_copy.cu`` declares them, with the piece table's address on the device."""
-        return [
-            self._source.data_ptr(),
-            self._target.data_ptr(),
-            table_address,
-            np.int32(len(self._pieces)),
-            np.int64(self._piece_bytes),
-        ]
-
-
 def token_spans(pool: Pool, layout: BlockLayout, blocks: np.ndarray, slots: np.ndarray) -> list[Span]:
     """Return the bytes of single tokens: one span for each token, layer and head."""
     return [
@@ -194,7 +134,7 @@ def _launch(
     geometry: Geometry,
     stream: int,
     device: torch.device,
-    table: TokenTable | PieceTable,
+    table: TokenTable,
     arguments: Callable[[int], list[Argument]],
 ) -> None:
     """Upload the table and run the kernel behind it, both on ``stream``. Does nothing for an empty table.

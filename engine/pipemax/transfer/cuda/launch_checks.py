@@ -16,9 +16,6 @@ from pipemax.transfer.layout import BlockLayout
 TokenTable = NDArray[np.int32]
 """(num_tokens, 3): GPU block, slot within it, host block."""
 
-PieceTable = NDArray[np.int64]
-"""(num_pieces, 2): offsets in source and target, in bytes."""
-
 THREADS = 256
 """A group copies one token's part of one layer: the 8 heads of 512 bytes of a 70B model are 256 words of 16."""
 DEFAULT_MAX_GROUPS = 64
@@ -84,27 +81,6 @@ def token_table(stores: Sequence[TokenStore]) -> TokenTable:
     )
 
 
-def check_pieces(pieces: PieceTable, piece_bytes: int, *, source_bytes: int, target_bytes: int) -> None:
-    """Raise ``ValueError`` for the first piece that leaves its buffer."""
-    if piece_bytes < 1:
-        raise ValueError(f"a piece has at least 1 byte, not {piece_bytes}")
-    if pieces.dtype != np.int64 or pieces.ndim != 2 or pieces.shape[1] != 2:
-        raise ValueError(
-            f"the piece table must be int64 of shape (num_pieces, 2), not {pieces.dtype} of {pieces.shape}"
-        )
-    if not pieces.flags.c_contiguous:
-        raise ValueError(f"the piece table must be contiguous, its strides are {pieces.strides}")
-    for column, (name, limit) in enumerate((("source", source_bytes), ("target", target_bytes))):
-        offsets = pieces[:, column]
-        wrong = np.flatnonzero((offsets < 0) | (offsets + piece_bytes > limit))
-        if wrong.size:
-            row = int(wrong[0])
-            raise ValueError(
-                f"piece {row}: bytes [{int(offsets[row])}, {int(offsets[row]) + piece_bytes}) leave the {name} "
-                f"of {limit} bytes"
-            )
-
-
 def check_devices(gpu: torch.Tensor, host: torch.Tensor, device: torch.device) -> None:
     """Raise ``ValueError`` unless ``gpu`` is on ``device`` and ``host`` is pinned: kernels reach no other memory."""
     if gpu.device != device:
@@ -124,15 +100,6 @@ def token_geometry(
         layout.content_bytes, layout.head_bytes, layout.layer_stride_bytes, layout.block_bytes, *addresses
     )
     return Geometry(word_bytes=word, num_groups=min(max_groups, num_tokens * layout.num_layers))
-
-
-def piece_geometry(
-    pieces: PieceTable, piece_bytes: int, *addresses: int, max_groups: int = DEFAULT_MAX_GROUPS
-) -> Geometry:
-    """Return the geometry of ``copy_pieces`` between buffers that begin at ``addresses``."""
-    common = int(np.gcd.reduce(pieces, axis=None)) if pieces.size else 0
-    word = _largest_word(piece_bytes, common, *addresses)
-    return Geometry(word_bytes=word, num_groups=min(max_groups, len(pieces)))
 
 
 def _largest_word(*values: int) -> int:

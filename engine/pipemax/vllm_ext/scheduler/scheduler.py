@@ -286,7 +286,7 @@ class PipeMaxScheduler(Scheduler):
         self.reset_preempted_req_ids.update(told.dropped)
         for request in told.with_all_blocks:
             req_to_new_blocks[request.request_id] = self.kv_cache_manager.get_blocks(request.request_id)
-        for request in told.anew:
+        for request in told.resent:
             blocks = self.kv_cache_manager.get_block_ids(request.request_id)
             self._sent_anew.append(NewRequestData.from_request(request, blocks, request._all_token_ids))
         if not self.scheduler_config.async_scheduling:

@@ -68,7 +68,7 @@ class Told(NamedTuple):
     """Requests of which the workers know all but the new blocks."""
     with_all_blocks: list[Request]
     """Requests prefetched to other GPU blocks: their block tables are replaced."""
-    anew: list[Request]
+    resent: list[Request]
     """Requests that lost their slots meanwhile: sent with their tokens so far."""
     dropped: list[str]
     """Requests that give up their slots."""
@@ -99,7 +99,7 @@ class WorkerState:
         told = Told([], [], [], [])
         for request in started:
             if request.request_id not in self.slots:
-                told.anew.append(request)
+                told.resent.append(request)
             elif request.request_id in self._prefetched:
                 told.with_all_blocks.append(request)
             else:

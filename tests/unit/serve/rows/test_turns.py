@@ -62,6 +62,12 @@ def _suspecting(path: Path, rows: str) -> tuple[Turns, ListEngine]:
     return Turns(Journal(path)), ListEngine()
 
 
+def num_suspects(turns: Turns) -> int:
+    """As people are told."""
+    told = turns.describe()
+    return int(told.split(" rows that may have killed the engine")[0]) if told else 0
+
+
 def test_without_suspects_everything_runs_at_once(tmp_path: Path) -> None:
     turns, engine = Turns(Journal(tmp_path / "j")), ListEngine()
     assert _submit(turns, engine, "ab") == []
@@ -71,7 +77,7 @@ def test_without_suspects_everything_runs_at_once(tmp_path: Path) -> None:
 
 def test_a_group_runs_beside_nothing_and_the_others_after_it(tmp_path: Path) -> None:
     turns, engine = _suspecting(tmp_path / "j", "abcd")
-    assert turns.num_suspects == 4
+    assert num_suspects(turns) == 4
     _submit(turns, engine, "bxcda")
     assert engine.running == ["b", "a"]
     _submit(turns, engine, "y")
@@ -80,7 +86,7 @@ def test_a_group_runs_beside_nothing_and_the_others_after_it(tmp_path: Path) -> 
     assert sorted(engine.running) == ["c", "d"]
     _finish(turns, engine)
     assert engine.running == ["x", "y"]
-    assert turns.num_suspects == 0
+    assert num_suspects(turns) == 0
 
 
 def test_rows_of_the_running_group_join_it(tmp_path: Path) -> None:
@@ -106,7 +112,7 @@ def test_others_run_while_no_suspect_is_here_and_let_one_pass_when_it_comes(tmp_
 
 def test_equal_rows_of_two_tasks_are_one_suspect(tmp_path: Path) -> None:
     turns, engine = _suspecting(tmp_path / "j", "aAb")
-    assert turns.num_suspects == 2
+    assert num_suspects(turns) == 2
     _submit(turns, engine, "bAa")
     assert engine.running == ["A", "a"]
 
@@ -115,7 +121,7 @@ def test_a_task_that_ends_takes_its_suspects_along(tmp_path: Path) -> None:
     turns, engine = _suspecting(tmp_path / "j", "abcd")
     _submit(turns, engine, "abcdx")
     turns.abort(engine, ["a", "b", "c"])
-    assert turns.num_suspects == 1
+    assert num_suspects(turns) == 1
     _finish(turns, engine)
     assert engine.running == ["d"]
 
@@ -124,7 +130,7 @@ def test_a_suspect_stays_while_an_equal_row_waits(tmp_path: Path) -> None:
     turns, engine = _suspecting(tmp_path / "j", "abcd")
     _submit(turns, engine, "aAc")
     turns.abort(engine, ["a"])
-    assert turns.num_suspects == 4
+    assert num_suspects(turns) == 4
 
 
 def test_suspects_that_never_come_are_let_go(tmp_path: Path) -> None:
@@ -136,10 +142,10 @@ def test_suspects_that_never_come_are_let_go(tmp_path: Path) -> None:
     turns.release(engine)
     now_s = 1059.0
     turns.release(engine)
-    assert turns.num_suspects == 2
+    assert num_suspects(turns) == 2
     now_s = 1061.0
     turns.release(engine)
-    assert turns.num_suspects == 0
+    assert num_suspects(turns) == 0
 
 
 def test_a_condemned_row_is_answered_with_an_error_and_never_runs_again(tmp_path: Path) -> None:
@@ -163,7 +169,7 @@ def test_rows_that_a_dead_engine_did_not_take_are_not_suspect(tmp_path: Path) ->
     with pytest.raises(EngineDiedError):
         _submit(turns, engine, "cde")
     turns.abort(engine, ["a", "b"])  # what the sessions do when they hear of the death
-    assert Turns(Journal(tmp_path / "j")).num_suspects == 2
+    assert num_suspects(Turns(Journal(tmp_path / "j"))) == 2
 
 
 def test_aborts_after_a_death_take_no_suspect_away(tmp_path: Path) -> None:
@@ -172,7 +178,7 @@ def test_aborts_after_a_death_take_no_suspect_away(tmp_path: Path) -> None:
     turns.freeze()
     turns.abort(engine, ["a", "b"])
     turns.close(in_order=False)
-    assert Turns(Journal(tmp_path / "j")).num_suspects == 2
+    assert num_suspects(Turns(Journal(tmp_path / "j"))) == 2
 
 
 def test_an_engine_that_dies_of_every_row_is_refused_to_its_job_alone(tmp_path: Path) -> None:

@@ -1,8 +1,5 @@
 """Outputs of a few tokens: whole batches end at about the same time, and must be full again soon after."""
 
-from dataclasses import replace
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -10,8 +7,9 @@ from pipemax.control.controller_config import StageConfig
 from pipemax.domain.specs import KvCapacity
 from pipemax.domain.step_times import StepTimeModel
 from pipemax.sim.measured_engine import MeasuredEngine
-from pipemax.sim.systems import pipemax
 from pipemax.sim.systems.catalog import simulate
+from pipemax.sim.systems.pipemax import PipeMaxSystem
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions
 from pipemax.sim.systems.scenario import measured_scenario
 from pipemax.sim.workloads import Workload
 
@@ -51,17 +49,9 @@ def short_outputs() -> Workload:
 
 
 @pytest.mark.parametrize("known", [MEASURED, GUESSED], ids=["calibrated", "guessed"])
-def test_batches_are_full_again_after_most_of_their_requests_ended(
-    known: StageConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_config = pipemax.controller_config
-
-    def with_known_times(*args: Any) -> Any:
-        config = make_config(*args)
-        return replace(config, stages=(known,) * len(config.stages))
-
-    monkeypatch.setattr(pipemax, "controller_config", with_known_times)
-    ours = simulate("pipemax", measured_scenario(ENGINE, short_outputs()))
+def test_batches_are_full_again_after_most_of_their_requests_ended(known: StageConfig) -> None:
+    options = PipeMaxOptions(controller={"stages": (known, known)})
+    ours = PipeMaxSystem(measured_scenario(ENGINE, short_outputs()), options).simulate()
     assert ours.mean_decode_batch > 0.7 * MAX_NUM_SEQS
     assert (
         ours.total_tokens_per_s

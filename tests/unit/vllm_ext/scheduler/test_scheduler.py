@@ -2,7 +2,7 @@
 
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from tests.unit.vllm_ext.fake_worker import FakeCore, expected_output, make_request, make_scheduler
 
 
-def random_prompt(rng: Random, templates: list[list[int]], longest: int = 40) -> list[int]:
+def random_prompt(rng: Random, templates: Sequence[list[int]], longest: int = 40) -> list[int]:
     template = rng.choice(templates) if templates and rng.random() < 0.7 else []
     own = [rng.randrange(1000, 1999) for _ in range(rng.randint(1, longest - len(template)))]
     return template + own
@@ -24,6 +24,18 @@ def counts(core: FakeCore) -> dict[str, float]:
     }
 
 
+def run_random_requests(
+    core: FakeCore, num_requests: int, rng: Random, templates: Sequence[list[int]] = ()
+) -> None:
+    """Run them together and check each one's output: it depends on all of the KV that the request has seen."""
+    expected: dict[str, list[int]] = {}
+    for index in range(num_requests):
+        prompt, max_tokens = random_prompt(rng, templates), rng.randint(1, 20)
+        expected[str(index)] = expected_output(prompt, max_tokens)
+        core.add(make_request(str(index), prompt, max_tokens))
+    assert core.run() == expected
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("num_batches", [2, 3, 4])
 @pytest.mark.parametrize("templated", [False, True], ids=["plain", "templated"])
@@ -33,16 +45,11 @@ def test_every_request_sees_its_own_kv_whatever_moves(depth: int, num_batches: i
     core = FakeCore(
         make_scheduler(gpu_blocks=24, host_blocks=120, num_batches=num_batches, stages=depth), depth
     )
-    expected: dict[str, list[int]] = {}
-    for index in range(60):
-        prompt, max_tokens = random_prompt(rng, templates), rng.randint(1, 20)
-        expected[str(index)] = expected_output(prompt, max_tokens)
-        core.add(make_request(str(index), prompt, max_tokens))
-    assert core.run() == expected
+    run_random_requests(core, 60, rng, templates)
     assert counts(core)["evictions"] > 0
     assert counts(core)["prefetches"] > 0
     if templated:
-        assert counts(core)["found_blocks"] > 0, "shared blocks come back without a copy"
+        assert counts(core)["found_blocks"] > 0, "shared blocks need no prefetch"
     assert core.scheduler._host.num_free == 120
     assert core.scheduler._gpu.num_free == 24
 
@@ -67,12 +74,7 @@ def test_asynchronous_scheduling_moves_kv_all_the_same(
         asynchronous=True,
     )
     core = FakeCore(scheduler, depth)
-    expected: dict[str, list[int]] = {}
-    for index in range(60):
-        prompt, max_tokens = random_prompt(rng, templates), rng.randint(1, 20)
-        expected[str(index)] = expected_output(prompt, max_tokens)
-        core.add(make_request(str(index), prompt, max_tokens))
-    assert core.run() == expected
+    run_random_requests(core, 60, rng, templates)
     assert counts(core)["evictions"] > 0
     assert counts(core)["prefetches"] > 0
     assert core.scheduler._host.num_free == 120
@@ -81,7 +83,7 @@ def test_asynchronous_scheduling_moves_kv_all_the_same(
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("stages", [1, 2, 4])
-def test_few_slots_are_given_up_by_those_who_are_away(stages: int, asynchronous: bool) -> None:
+def test_parked_requests_give_up_their_slots_where_slots_are_few(stages: int, asynchronous: bool) -> None:
     """The V2 runner: two batches of three requests at most, and no more state than that on the workers."""
     rng = Random(stages)
     scheduler = make_scheduler(
@@ -94,14 +96,9 @@ def test_few_slots_are_given_up_by_those_who_are_away(stages: int, asynchronous:
         asynchronous=asynchronous,
     )
     core = FakeCore(scheduler, stages + asynchronous)
-    expected: dict[str, list[int]] = {}
-    for index in range(40):
-        prompt, max_tokens = random_prompt(rng, []), rng.randint(1, 20)
-        expected[str(index)] = expected_output(prompt, max_tokens)
-        core.add(make_request(str(index), prompt, max_tokens))
-    assert core.run() == expected
-    assert core.worker.num_sent_anew > 0
-    assert counts(core)["prefetches"] > core.worker.num_sent_anew / 2
+    run_random_requests(core, 40, rng)
+    assert core.worker.num_resent > 0
+    assert counts(core)["prefetches"] > core.worker.num_resent / 2
     assert len(scheduler._workers.slots) == 0
 
 
@@ -142,7 +139,7 @@ def test_arrivals_and_aborts_at_any_moment(seed: int) -> None:
     assert not core.scheduler.requests
 
 
-def test_an_id_may_come_again_after_an_abort() -> None:
+def test_an_aborted_request_s_id_may_be_used_again() -> None:
     core = FakeCore(make_scheduler(gpu_blocks=24, host_blocks=60, num_batches=2))
     core.add(make_request("a", [1, 2, 3], 10))
     core.step()
@@ -151,7 +148,7 @@ def test_an_id_may_come_again_after_an_abort() -> None:
     assert core.run()["a"][-3:] == expected_output([7, 8], 3)
 
 
-def test_blocks_that_nobody_overwrote_come_back_without_a_copy() -> None:
+def test_blocks_that_nobody_overwrote_need_no_prefetch() -> None:
     scheduler = make_scheduler(gpu_blocks=40, host_blocks=100, num_batches=2)
     core = FakeCore(scheduler)
     core.add(make_request("a", list(range(100, 120)), 10))

@@ -8,11 +8,11 @@ import torch
 from vllm.config import CUDAGraphMode
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
+from bench.stage.pools import compact_layout
 from pipemax.config import EngineConfig
 from pipemax.domain.plan import StepId
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies
-from pipemax.transfer.layout import BlockLayout
 from pipemax.vllm_ext.compat import check_hooks_run
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
 from pipemax.vllm_ext.worker.connector import PipeMaxConnector, StepMetadata, _check_block_tokens
@@ -121,7 +121,7 @@ def test_caches_that_are_not_block_first_are_refused(connector: PipeMaxConnector
 
 
 def test_kernels_with_blocks_of_their_own_are_refused() -> None:
-    layout = BlockLayout.compact(num_layers=1, num_kv_heads=1, block_tokens=16, content_bytes=4)
+    layout = compact_layout(num_layers=1, num_kv_heads=1, block_tokens=16, content_bytes=4)
     _check_block_tokens(layout, 16)
     with pytest.raises(ValueError, match="blocks of 16 tokens, vLLM's scheduler counts blocks of 64"):
         _check_block_tokens(layout, 64)
