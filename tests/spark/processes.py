@@ -14,10 +14,11 @@ SMALL_JVM = (
 SMALL_SPARK = (
     "--conf spark.sql.shuffle.partitions=2 --conf spark.databricks.delta.snapshotPartitions=2 "
     "--conf spark.sql.codegen.wholeStage=false --conf spark.sql.codegen.factoryMode=NO_CODEGEN "
+    "--conf spark.sql.sources.parallelPartitionDiscovery.parallelism=2 "
     f"--conf spark.ui.enabled=false --driver-java-options '{SMALL_JVM}'"
 )
-"""For PYSPARK_SUBMIT_ARGS. The tests' tables are small: by default a shuffle has 200 tasks, a look at Delta's log 50,
-and each query is compiled."""
+"""For PYSPARK_SUBMIT_ARGS. The tests' tables are small: by default a shuffle has 200 tasks, reading Delta's log 50 and
+VACUUM 10,000, and each query is compiled."""
 
 
 def servers_of(mark: str | Path) -> set[ProcessIdentity]:
