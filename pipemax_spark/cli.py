@@ -177,6 +177,10 @@ _OPTIONS: dict[str, _Option] = {
         show=lambda default: f"{default // timedelta(minutes=1)}m",
         read=_duration,
     ),
+    "compact": _option(
+        _RUN,
+        "Compact the output's small files at the end, by Delta's OPTIMIZE; each chunk leaves one per task.",
+    ),
     "group_by_prefix": _option(
         _RUN, "Sort the rows by prompt, so that the engine reads a beginning that many share once."
     ),

@@ -1,9 +1,10 @@
 """Keep completions that no commit holds yet, so that a retried task does not ask the engine for them again.
 
-While a task runs, it closes a small Parquet file of completions every 10 s, in its chunk's directory on storage that
-all executors see. A later attempt at the same partition reads them back; a later run commits them. A row is known by
-its key, which stands for its prompt and its overrides. The spool is a cache: losing it costs work, never rows, and a
-completion that is in it twice is used once.
+While a task runs, it closes a small Parquet file of completions every 10 s, in its partition's directory below its
+chunk's, on storage that all executors see. A later attempt at the same partition lists that directory and reads them
+back; a later run commits them. Files are never renamed, because object stores cannot: a file that was not closed lacks
+Parquet's footer, and readers skip it. A row is known by its key, which stands for its prompt and its overrides. The
+spool is a cache: losing it costs work, never rows, and a completion that is in it twice is used once.
 """
 
 import logging
@@ -49,8 +50,7 @@ class Spool:
         most_read_bytes: int = MOST_READ_BYTES,
     ) -> None:
         self._most_read_bytes = most_read_bytes
-        self._directory = directory
-        self._prefix = f"part-{partition:05}-"
+        self._directory = None if directory is None else f"{directory}/part-{partition:05}"
         self._attempt = uuid.uuid4().hex
         self._period_s = period_s
         self._known = _Completions([])
@@ -62,7 +62,7 @@ class Spool:
 
     def __enter__(self) -> Self:
         if self._directory is not None:
-            self._known = _Completions(list(_read(self._directory, self._prefix, self._most_read_bytes)))
+            self._known = _Completions(list(_read(self._directory, self._most_read_bytes)))
             self._thread.start()
         return self
 
@@ -107,11 +107,9 @@ class Spool:
             return
         storage, directory = _open(self._directory or "")
         storage.create_dir(directory)
-        name = f"{self._prefix}{self._attempt}-{self._files_written}.parquet"
+        name = f"{self._attempt}-{self._files_written}.parquet"
         self._files_written += 1
-        # Readers skip names that begin with an underscore, so a file is there whole or not at all.
-        pq.write_table(table, f"{directory}/_{name}", filesystem=storage)
-        storage.move(f"{directory}/_{name}", f"{directory}/{name}")
+        pq.write_table(table, f"{directory}/{name}", filesystem=storage)
 
 
 class _Completions:
@@ -137,7 +135,7 @@ class _Completions:
         return pa.RecordBatch.from_arrays(columns, schema=COMPLETION_SCHEMA)
 
 
-def _read(directory: str, prefix: str, most_bytes: int) -> Iterator[pa.Table]:
+def _read(directory: str, most_bytes: int) -> Iterator[pa.Table]:
     """Yield the files of one partition, up to ``most_bytes`` in memory; skip a file that cannot be read."""
     num_bytes = 0
     try:
@@ -147,8 +145,6 @@ def _read(directory: str, prefix: str, most_bytes: int) -> Iterator[pa.Table]:
         log.warning("the spool in %s cannot be listed: %s", directory, error)
         return
     for file in files:
-        if not file.base_name.startswith(prefix):
-            continue
         try:
             table = pq.read_table(file.path, schema=SPOOL_SCHEMA, filesystem=storage)
         except _STORAGE_ERRORS as error:

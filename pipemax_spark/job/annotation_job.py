@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from pipemax_spark.annotate import ANNOTATION, annotated_schema
-from pipemax_spark.errors import CommitRefusedError, JobFailedError
+from pipemax_spark.errors import CommitRefusedError, JobFailedError, cause_of
 from pipemax_spark.job.checks import Checked, check_job
 from pipemax_spark.job.chunks import SlicedRows, number_of_slices, write_slices
 from pipemax_spark.job.dry_run import print_dry_run
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 _CLEARLY_LEFT = 0.05
 """A share of the input: if more than this is left, the rows left are not counted exactly."""
+_SMALL_BATCH_ROWS = 500_000
+"""So many rows' ids, or the hashes of their content, are some 50 MB in each executor."""
 _REPORTED_CONF = (
     *("spark.master", "spark.executor.instances", "spark.executor.cores", "spark.executor.memory"),
     *("spark.task.cpus", "spark.executor.resource.gpu.amount", "spark.task.resource.gpu.amount"),
@@ -90,6 +92,8 @@ class AnnotationJob:
                 if run is not None:
                     engines, prefix_hit_rate = run.engines, run.prefix_cache_hit_rate
             if run is not None:
+                if options.compact:
+                    self._compact()
                 totals = totals_of_run(self._table, self.run_id)
                 summary = self._summarise(counts, run.seconds, engines, totals)
                 summary = replace(summary, policies=run.policies, prefix_cache_hit_rate=prefix_hit_rate)
@@ -159,6 +163,7 @@ class AnnotationJob:
         for number, batch in enumerate(batches):
             rows = self._rows_of(checked, batch)
             counts.rows_in += rows
+            batch = replace(batch, is_small=batch.stream is not None and rows <= _SMALL_BATCH_ROWS)
             expected = self._expected_left(checked, batch, rows)
             if not expected:
                 counts.skipped += rows
@@ -260,7 +265,7 @@ class AnnotationJob:
 
     def _left(self, checked: Checked, batch: Batch) -> "DataFrame":
         done = None if self._is_empty else self._done_rows(checked, self._table.version())
-        return rows_left(batch.rows, done, checked.id_columns, whole=batch.whole)
+        return rows_left(batch.rows, done, checked.id_columns, whole=batch.whole, are_few=batch.is_small)
 
     def _fix_rows(
         self, checked: Checked, path: str, batch: Batch, rows_in: int, expected: int
@@ -339,6 +344,15 @@ class AnnotationJob:
         return summary
 
     # After the run.
+
+    def _compact(self) -> None:
+        """Join the output's small files. The rows are committed, so a failure costs a warning only."""
+        try:
+            before, after = self._table.compact()
+        except Exception as error:
+            self._terminal.warn(f"small files of {self._table.name} were not compacted: {cause_of(error)}")
+            return
+        self._terminal.say("Files", f"{before:,} small files were compacted into {after:,}")
 
     def _too_many_errors(self, spec: AnnotationSpec, of_run: CommittedTotals) -> str | None:
         """Return why the job must fail because of its error rows, or None.

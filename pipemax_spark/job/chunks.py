@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 _SLICE, _RANK = "__pipemax_slice", "__pipemax_rank"
 _LENGTH, _TEXT, _HASH = "__pipemax_length", "__pipemax_text", "__pipemax_hash"
-_MAX_SLICES = 1_024
+_MAX_SLICES = 4_096
 _MIN_SLICE_ROWS_PER_SLOT = 64
+_WRITERS_PER_SLOT = 4
 _MIN_FIRST_ROWS_PER_SLOT = 256
 _GUESSED_ROWS_PER_S_AND_SLOT = 1.0
 """For the first chunk, when no engine has shown its rate yet."""
@@ -54,8 +55,12 @@ class Chunk:
 
 
 def number_of_slices(rows: int, slots: int) -> int:
-    """Return the number of slices: a slice is small compared with the first chunk, and there are not too many files."""
-    return max(1, min(_MAX_SLICES, rows // (_MIN_SLICE_ROWS_PER_SLOT * slots)))
+    """Return the number of slices: a slice is small compared with the first chunk, and there are not too many files.
+
+    Where there are more slices than slots, every slot writes equally many.
+    """
+    slices = max(1, min(_MAX_SLICES, rows // (_MIN_SLICE_ROWS_PER_SLOT * slots)))
+    return slices - slices % slots if slices > slots else slices
 
 
 def write_slices(
@@ -75,6 +80,7 @@ def write_slices(
     from pyspark.sql import functions as F  # noqa: N812
 
     text = prompt_text(requests)
+    writers = min(slices, _WRITERS_PER_SLOT * slots)
     hashed = requests.withColumn(_HASH, F.xxhash64(identity))
     if by_prefix:
         # The second key lets rows of one prompt be cut where a slice is full.
@@ -88,7 +94,7 @@ def write_slices(
         arranged = (
             hashed.withColumn(_LENGTH, F.coalesce(F.length(text), F.lit(0)))
             .withColumn(_SLICE, F.pmod(_HASH, F.lit(slices)).cast("int"))
-            .repartition(min(slices, 4 * slots), _SLICE)
+            .repartition(writers, _nth(partition_keys(writers), F.col(_SLICE) % writers))
             .sortWithinPartitions(_SLICE, _LENGTH)
         )
     ranked = arranged.withColumn(_RANK, _place_in_partition())
@@ -99,6 +105,13 @@ def _place_in_partition() -> "Column":
     from pyspark.sql import functions as F  # noqa: N812
 
     return F.monotonically_increasing_id().bitwiseAND((1 << _INDEX_BITS) - 1)
+
+
+def _nth(values: Sequence[int], place: "Column") -> "Column":
+    """Return a column with the value at ``place``, counted from 0."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.element_at(F.array(*map(F.lit, values)), place + 1)
 
 
 class SlicedRows:
@@ -125,10 +138,7 @@ class SlicedRows:
 
         Spark does not merge the partitions again, and each time the same rows are in the same partition.
         """
-        from pyspark.sql import functions as F  # noqa: N812
-
-        keys = F.array(*(F.lit(key) for key in partition_keys(partitions)))
-        target = F.element_at(keys, self._target(chunk, partitions).cast("int") + 1)
+        target = _nth(partition_keys(partitions), self._target(chunk, partitions).cast("int"))
         chosen = self._all.where(f"{_SLICE} >= {chunk.first_slice} AND {_SLICE} < {chunk.end_slice}")
         spread = chosen.repartition(partitions, target)
         if self._by_prefix:

@@ -47,6 +47,8 @@ class Batch:
     stream: StreamBatch | None = None
     whole: "DataFrame | None" = None
     """For a micro-batch, the whole input at the batch's time or later."""
+    is_small: bool = False
+    """Few enough rows to be sent to every task."""
 
 
 class MicroBatches:

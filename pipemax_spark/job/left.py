@@ -116,21 +116,34 @@ def rows_left(
     id_columns: Sequence[str],
     *,
     whole: "DataFrame | None" = None,
+    are_few: bool = False,
 ) -> "DataFrame":
     """Return the rows that ``done`` (the output's rows under the spec, or None) does not hold.
 
     ``rows`` is the whole input or, if ``whole`` is given, a part of ``whole``. By content, a part's row is left only
     while the output holds fewer equal rows than the whole input does, so a part that comes a second time, or that was
-    done in another run, adds nothing.
+    done in another run, adds nothing. With ``are_few``, all tasks get ``rows``, so that ``done`` is not shuffled.
     """
     if done is None:
         return rows
     if id_columns:
-        return rows.join(done.select(*map(quoted, id_columns)), on=list(id_columns), how="left_anti")
-    return _rows_left_by_content(rows, done, whole)
+        ids = done.select(*map(quoted, id_columns))
+        if are_few:
+            ids = _found_in(ids, rows, id_columns)
+        return rows.join(ids, on=list(id_columns), how="left_anti")
+    return _rows_left_by_content(rows, done, whole, are_few=are_few)
 
 
-def _rows_left_by_content(rows: "DataFrame", done: "DataFrame", whole: "DataFrame | None") -> "DataFrame":
+def _found_in(frame: "DataFrame", few: "DataFrame", columns: Sequence[str]) -> "DataFrame":
+    """Return the rows of ``frame`` whose ``columns`` occur in ``few``, which is sent to all tasks."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return frame.join(F.broadcast(few.select(*map(quoted, columns))), on=list(columns), how="left_semi")
+
+
+def _rows_left_by_content(
+    rows: "DataFrame", done: "DataFrame", whole: "DataFrame | None", *, are_few: bool
+) -> "DataFrame":
     from pyspark.sql import functions as F  # noqa: N812
 
     columns = [quoted(name) for name in rows.columns]
@@ -147,6 +160,8 @@ def _rows_left_by_content(rows: "DataFrame", done: "DataFrame", whole: "DataFram
         # Rows of the whole input that are not in this part need outputs of their own, now or later: do not count those
         # outputs for this part.
         counted_as_done = counted_as_done.unionAll(signed(whole, -1)).unionAll(signed(rows, 1))
+    if are_few:
+        counted_as_done = _found_in(counted_as_done, signed(rows, 1), [_KEY])
     done_counts = counted_as_done.groupBy(_KEY).agg(F.sum(_DONE).alias(_DONE))
     counted = rows.withColumn(_KEY, content).withColumn(_OCCURRENCE, occurrence(_KEY))
     left = counted.join(done_counts, on=_KEY, how="left").where(

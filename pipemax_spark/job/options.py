@@ -52,6 +52,8 @@ class JobOptions:
     """Price of all the job's machines together, in any currency."""
     collector_port: int = 0
     """Port at which the driver listens for the engines' reports; 0 takes a free one."""
+    compact: bool = False
+    """Join the output's small files at the end."""
     gold_column: str | None = None
     summary: Path | None = None
     dry_run: bool = False

@@ -199,6 +199,14 @@ class DeltaTable:
         statement = f"MERGE INTO {self.sql_name} AS t {clauses}"
         _try_commit(lambda: session.sql(statement).collect(), transaction.note)
 
+    def compact(self) -> tuple[int, int]:
+        """Join small files into files of the table's target size, by Delta's ``OPTIMIZE``.
+
+        Return the number of files joined and the number of files that they became.
+        """
+        metrics = self._spark.sql(f"OPTIMIZE {self.sql_name}").collect()[0]["metrics"]
+        return int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"])
+
     def find_commit(self, note: str, *, since_version: int) -> Commit | None:
         """Return the commit with this note after ``since_version``, or None.
 

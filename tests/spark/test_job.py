@@ -135,6 +135,21 @@ def test_a_dry_run_counts_and_writes_nothing(jobs: MakeJobs) -> None:
     assert not (run.directory / "out").exists()
 
 
+def test_compacting_joins_the_files_of_all_chunks_and_changes_no_row(jobs: MakeJobs) -> None:
+    run = jobs()
+    run.write_input([(i, f"word {i}") for i in range(40)])
+    run.run(id_columns=("id",), limit=20)
+    num_files = run.spark.sql(f"DESCRIBE DETAIL delta.`{run.output}`").collect()[0]["numFiles"]
+    assert num_files > 1
+    summary = run.run(id_columns=("id",), compact=True)
+    assert summary is not None
+    assert (summary.rows_out, summary.rows_skipped) == (20, 20)
+    assert run.spark.sql(f"DESCRIBE DETAIL delta.`{run.output}`").collect()[0]["numFiles"] == 1
+    assert "small files were compacted into 1" in run.printed
+    assert sorted(row["id"] for row in run.rows()) == list(range(40))
+    assert run.run(id_columns=("id",)).rows_skipped == 40
+
+
 def test_what_a_limit_leaves_out_is_counted_and_a_later_run_does_it(jobs: MakeJobs) -> None:
     run = jobs()
     run.write_input([(i, f"word {i}") for i in range(30)])

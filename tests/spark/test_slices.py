@@ -1,5 +1,6 @@
 """What is left, written down in slices and read back in chunks, by Spark itself."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,18 @@ def test_slices_hold_each_row_once_and_are_alike(spark: Any, tmp_path: Path) -> 
         assert max(lengths) <= 1.2 * min(lengths), "long prompts are dealt out evenly"
 
 
+def test_every_task_writes_equally_many_slices(spark: Any, tmp_path: Path) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    path = str(tmp_path / "rows")
+    keyed = RequestColumns(PromptSource(prompt_column="text")).add_with_keys(
+        spark.range(2_000).selectExpr("id", "'x' AS text")
+    )
+    write_slices(keyed, path, identity=F.col("id"), slices=32, slots=4)
+    slices_of_task = Counter(file.name[:10] for file in Path(path).rglob("part-*.parquet"))
+    assert list(slices_of_task.values()) == [2] * 16
+
+
 def test_a_key_is_hashed_to_the_partition_that_it_was_made_for(spark: Any) -> None:
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -65,6 +78,19 @@ def test_equal_rows_are_counted_and_rows_that_differ_a_little_are_not_equal(spar
     left = rows_left(frame(values), frame([values[0], values[3]]), ())
     assert left.schema.simpleString() == frame(values).schema.simpleString()
     assertDataFrameEqual(left, frame([values[1], values[2], values[4]]))
+
+
+@pytest.mark.parametrize("ids", [("id",), ()])
+def test_a_small_batch_is_compared_with_all_rows_ever_done_without_shuffling_those(
+    spark: Any, ids: tuple[str, ...]
+) -> None:
+    done = spark.range(10_000).selectExpr("id", "concat('word ', id) AS text")
+    batch = spark.range(9_990, 10_010).selectExpr("id", "concat('word ', id) AS text")
+    few, many = (rows_left(batch, done, ids, are_few=are_few) for are_few in (True, False))
+    assertDataFrameEqual(few, many)
+    assert sorted(row["id"] for row in few.collect()) == list(range(10_000, 10_010))
+    assert "BroadcastHashJoin" in (plan := few._jdf.queryExecution().executedPlan().toString())
+    assert "LeftSemi, BuildRight" in plan
 
 
 def test_sorted_slices_hold_each_row_once_and_keep_prompts_that_begin_alike_together(

@@ -39,6 +39,13 @@ def test_chunks_follow_each_other_without_gap_or_overlap(
     assert all(chunk.end_slice > chunk.first_slice for chunk in chunks)
 
 
+@pytest.mark.parametrize(
+    ("rows", "slots", "slices"), [(10**9, 800, 4_000), (10**9, 3, 4_095), (200_000, 800, 3), (10, 4, 1)]
+)
+def test_all_slots_write_equally_many_slices_of_a_large_table(rows: int, slots: int, slices: int) -> None:
+    assert number_of_slices(rows, slots) == slices
+
+
 def test_a_chunk_is_a_commit_period_s_rows_once_the_rate_is_known() -> None:
     plan = ChunkPlan(slice_rows=[1_000] * 1_000, slots=8, commit_every_s=900)
     first = plan.next(None)

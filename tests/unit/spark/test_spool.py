@@ -52,6 +52,18 @@ def test_a_later_attempt_finds_what_an_earlier_one_completed(tmp_path: Path) -> 
     assert recall(tmp_path / "nowhere", ["a"]).num_rows == 0
 
 
+def test_each_partition_has_a_directory_of_its_own_so_no_attempt_lists_the_files_of_others(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, ["a"], partition=3)
+    write(tmp_path, ["b"], partition=12)
+    write(tmp_path, ["c"], partition=12)
+    assert Counter(file.parent.name for file in tmp_path.rglob("*.parquet")) == {
+        "part-00003": 1,
+        "part-00012": 2,
+    }
+
+
 def test_error_rows_are_tried_again(tmp_path: Path) -> None:
     with Spool(str(tmp_path), partition=0) as spool:
         spool.keep(pa.array(["good", "bad"]), completions(["fine", None]))
@@ -74,11 +86,11 @@ def test_a_torn_file_and_one_that_was_being_written_are_passed_over(
 ) -> None:
     write(tmp_path, ["a"])
     write(tmp_path, ["b"])
-    torn, _ = sorted(tmp_path.iterdir())
+    torn, _ = sorted(tmp_path.glob("part-00000/*"))
     lost = {"answer to a": "a", "answer to b": "b"}
     (kept,) = [text for text in lost if text.encode() not in torn.read_bytes()]
     torn.write_bytes(torn.read_bytes()[:-50])
-    (tmp_path / "_part-00000-half.parquet").write_bytes(b"PAR1")
+    (tmp_path / "part-00000" / "half.parquet").write_bytes(b"PAR1")
     assert recall(tmp_path, ["a", "b"]).column("text").to_pylist() == [kept]
     assert "is passed over, its rows are done again" in caplog.text
 
