@@ -148,7 +148,7 @@ def test_killed_in_the_midst_of_a_batch_the_same_command_repairs_it(nights: Nigh
     nights.append(rows)
     job = start_job(replaced_input(nights), "--incremental", commit_every="1h")
     spooled = Path(nights.jobs.output, "_pipemax")
-    kill_when(lambda: any(spooled.glob("*/*/spool/*/part-*.parquet")), job, nights.jobs.defaults)
+    kill_when(lambda: any(spooled.glob("*/*/spool/*/part-*/*.parquet")), job, nights.jobs.defaults)
     assert len(nights.jobs.rows()) < len(rows)
 
     nights.append(words(9_000, 9_010))
