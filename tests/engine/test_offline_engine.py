@@ -77,7 +77,7 @@ def test_a_schema_is_obeyed_whatever_the_prompt(engine: OfflineEngine) -> None:
         assert json.loads(completion.text)["section"] in sections
 
 
-def test_bad_rows_come_back_with_their_reason_and_good_ones_beside_them(engine: OfflineEngine) -> None:
+def test_bad_rows_return_with_their_reason_and_good_rows_with_answers(engine: OfflineEngine) -> None:
     completions = run(
         engine,
         GenerationRequest(request_id="null"),

@@ -76,7 +76,9 @@ def test_sampled_rows_tell_how_many_will_fit_into_the_host_pool() -> None:
         ({}, {"max_tokens": 0}, "max_tokens is 0"),
     ],
 )
-def test_a_wrong_one_is_told_why(engine: dict[str, Any], generation: dict[str, Any], told: str) -> None:
+def test_a_bad_request_is_answered_with_the_reason(
+    engine: dict[str, Any], generation: dict[str, Any], told: str
+) -> None:
     assert told in ask(engine, **generation).error
 
 

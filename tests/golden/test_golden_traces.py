@@ -35,7 +35,7 @@ def test_every_step_is_explained(name: str) -> None:
     assert len(steps) == len(plans(name))
 
 
-def test_between_them_the_traces_show_every_kind_of_decision() -> None:
+def test_the_traces_together_show_every_kind_of_decision() -> None:
     """What no trace shows, no trace guards."""
     all_plans = [plan for name in SCENARIOS for plan in plans(name)]
     assert {plan.phase for plan in all_plans} == set(Phase)

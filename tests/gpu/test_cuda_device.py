@@ -65,7 +65,7 @@ def make_device(
 
 
 @pytest.mark.parametrize("call", CopyCall)
-def test_blocks_come_back_as_they_left(
+def test_blocks_are_prefetched_as_they_were_stored(
     gpu_rows: torch.Tensor, host_pool: PinnedHostPool, call: CopyCall
 ) -> None:
     device = make_device(gpu_rows, host_pool, call)
@@ -173,7 +173,7 @@ class _PerLayer(PerLayerSteps):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_they_do_where_kv_leaves_layer_by_layer(
+def test_blocks_return_intact_where_kv_leaves_layer_by_layer(
     gpu_rows: torch.Tensor, host_pool: PinnedHostPool, seed: int
 ) -> None:
     rng = random.Random(seed)

@@ -78,7 +78,7 @@ def test_tokens_arrive_and_nothing_else_is_touched(library: ctypes.CDLL, case: C
             assert torch.equal(host, expected)
 
 
-def test_the_largest_word_that_is_aligned_is_taken() -> None:
+def test_the_largest_aligned_word_is_chosen() -> None:
     words = {case.name: token_geometry(case.layout, 1, 4096, 8192).word_bytes for case in CASES}
     assert words == {
         "bf16": 16, "fp16": 16, "fp32": 16, "fp8": 16, "padded": 16, "words of 4": 4, "words of 1": 1,

@@ -79,7 +79,7 @@ class TestTokens:
             check_tokens(np.zeros((3, 2), np.int32).T, LAYOUT, num_gpu_blocks=1, num_host_blocks=1)
 
 
-def test_groups_are_no_more_than_asked_for_or_needed() -> None:
+def test_the_number_of_groups_is_bounded_by_limit_and_need() -> None:
     assert token_geometry(LAYOUT, 1, 0, 0, max_groups=64).num_groups == LAYOUT.num_layers
     assert token_geometry(LAYOUT, 1000, 0, 0, max_groups=64).num_groups == 64
 
@@ -100,7 +100,7 @@ class TestReference:
         for by_block, by_token in zip(*views, strict=True):
             assert torch.equal(by_block, by_token)
 
-    def test_pads_stay_as_they_are(self) -> None:
+    def test_pads_are_not_written(self) -> None:
         padded = next(case for case in CASES if case.name == "padded")
         assert padded.layout.layer_stride_bytes > padded.layout.layer_bytes
         (rng,) = seeds(1)
@@ -144,7 +144,7 @@ class TestViews:
         with pytest.raises(ValueError, match="a pool of this layout is bytes"):
             layer_views(poisoned_pool(LAYOUT, 1), odd.layout, torch.uint8)
 
-    def test_layers_that_overlap_are_no_layout(self) -> None:
+    def test_overlapping_layers_are_refused(self) -> None:
         with pytest.raises(ValueError, match="overlap"):
             replace(LAYOUT, layer_stride_bytes=LAYOUT.layer_bytes - 1)
         with pytest.raises(ValueError, match="overlap"):

@@ -33,7 +33,7 @@ SETTINGS = {
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS.keys())
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS.keys())
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_every_load_on_every_engine(
+def test_every_load_gives_stock_tokens_on_every_engine(
     kind: Kind, setting: Setting, load: Load, engine_of: EngineOf, reference: Reference
 ) -> None:
     if kind.runner == 2:
@@ -43,7 +43,9 @@ def test_every_load_on_every_engine(
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("PIPEMAX_SOAK_ROUNDS", "6"))))
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_soak(kind: Kind, seed: int, engine_of: EngineOf, reference: Reference) -> None:
+def test_long_random_schedules_read_only_what_was_computed(
+    kind: Kind, seed: int, engine_of: EngineOf, reference: Reference
+) -> None:
     """Pools, batches and loads at random, a fifth of the requests given up at random moments."""
     rng = Random(seed)
     longest = MAX_MODEL_LEN // BLOCK_TOKENS + 1

@@ -134,7 +134,7 @@ def test_the_models_output_varies(reference: Reference) -> None:
 
 
 @pytest.mark.parametrize("kind", [V1], ids=str)
-def test_a_wrong_copy_shows_in_the_tokens(kind: Kind, engine_of: EngineOf, reference: Reference) -> None:
+def test_a_corrupted_copy_changes_the_tokens(kind: Kind, engine_of: EngineOf, reference: Reference) -> None:
     """The negative control: were this to pass unnoticed, the comparisons above would be worth nothing."""
     engine = engine_of(kind)
     engine.reset(Setting(num_batches=3, fault=Fault.CORRUPT))

@@ -185,7 +185,7 @@ def test_a_request_longer_than_the_budget_finishes_among_short_ones(
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**16), host_blocks=st.integers(14, 40), num_requests=st.integers(2, 20))
-def test_a_host_pool_that_overflows_loses_nobody(seed: int, host_blocks: int, num_requests: int) -> None:
+def test_a_host_pool_that_overflows_loses_no_request(seed: int, host_blocks: int, num_requests: int) -> None:
     """Outputs were forecast at one token and are sixty: reservations are exceeded all the time."""
     changes = {"gpu_blocks": 14, "host_blocks": host_blocks, "initial_output_tokens": 1}
     table = [Row(30 + index, 60, 60, None) for index in range(num_requests)]

@@ -20,7 +20,7 @@ OUTPUTS = st.one_of(st.integers(1, 40), st.sampled_from([1, 2, 16, 17, 300]))
     kv_gb=st.sampled_from([0.2, 0.3, 1.0]),
     host_gb=st.sampled_from([2.0, 8.0]),
 )
-def test_all_tokens_come_out(
+def test_every_token_is_generated(
     system: str, requests: list[tuple[int, int]], kv_gb: float, host_gb: float
 ) -> None:
     lengths = np.array(requests, dtype=np.int64)

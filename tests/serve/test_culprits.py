@@ -104,7 +104,7 @@ def test_a_row_that_hangs_the_engine_is_found(fake_engine_python: EnginePython) 
     assert _culprits(prompts, run_prompts(prompts, opts)) == [prompts[1]]
 
 
-def test_kills_at_random_condemn_nobody(fake_engine_python: EnginePython) -> None:
+def test_random_kills_condemn_no_row(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python(), latency_s=0.1)
     prompts = [[f"session {session} row {row}" for row in range(300)] for session in range(2)]
     rng, killed, over = random.Random(7), 0, threading.Event()

@@ -79,7 +79,7 @@ def test_all_sessions_survive_an_engine_that_dies_once(
     assert log.count("listening") == 2
 
 
-def test_a_server_that_dies_each_time_is_given_up_with_its_last_words(
+def test_a_server_that_always_dies_is_given_up_with_its_last_log_lines(
     fake_engine_python: EnginePython,
 ) -> None:
     opts = options(fake_engine_python(), dies="at once")
@@ -163,7 +163,7 @@ def test_a_server_whose_socket_is_deleted_makes_room_for_another(fake_engine_pyt
     assert "was deleted" in files_of(opts).log.read_text()
 
 
-def test_a_stopped_server_is_killed_and_replaced(fake_engine_python: EnginePython) -> None:
+def test_a_suspended_server_is_killed_and_replaced(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python(), silence_timeout_s=1.3)
     run_prompts(["one"], opts)
     stopped = server_of(opts)
@@ -172,7 +172,7 @@ def test_a_stopped_server_is_killed_and_replaced(fake_engine_python: EnginePytho
     assert not stopped.is_running()
 
 
-def test_a_slow_consumer_is_no_silent_server(fake_engine_python: EnginePython) -> None:
+def test_a_slow_consumer_is_not_mistaken_for_a_silent_server(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python(), silence_timeout_s=1.0, latency_s=0.02)
     results = complete(request_batches(200, 10), opts, task="task")
     next(results)

@@ -77,7 +77,7 @@ def reference() -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("batch_rows", "streams"), [(1, 1), (1, 7), (64, 2), (10_000, 1), (10_000, 7)])
-def test_however_rows_come_phases_answers_and_memory_are_the_same(
+def test_phases_answers_and_memory_do_not_depend_on_how_rows_arrive(
     fake_engine_python: Callable[..., str], reference: dict[str, float], batch_rows: int, streams: int
 ) -> None:
     opts = options(

@@ -64,7 +64,7 @@ def test_a_slow_consumer_gets_every_row(fake_engine_python: EnginePython) -> Non
     assert_exactly_once(batches, 3_000)
 
 
-def test_the_rows_of_a_slow_engine_come_several_to_a_message(fake_engine_python: EnginePython) -> None:
+def test_rows_of_a_slow_engine_are_sent_several_to_a_message(fake_engine_python: EnginePython) -> None:
     """Each message is work for the task, and for Spark's JVM."""
     opts = options(fake_engine_python(), tokens_per_s=600)  # 150 rows/s
     batches = list(complete(request_batches(300, 50), opts, task="task"))

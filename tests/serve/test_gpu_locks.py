@@ -48,11 +48,11 @@ def test_the_gpus_of_an_engine_are_those_that_cuda_shows(
     assert visible_gpus(environ) == sorted(gpus[index] for index in indices)
 
 
-def test_a_mig_instance_stands_for_itself(gpus: list[str]) -> None:
+def test_a_mig_instance_counts_as_a_gpu(gpus: list[str]) -> None:
     assert visible_gpus({**os.environ, "CUDA_VISIBLE_DEVICES": "MIG-1234"}) == ["MIG-1234"]
 
 
-def test_without_the_driver_nothing_is_locked(tmp_path: Path) -> None:
+def test_without_the_gpu_driver_no_gpu_is_locked(tmp_path: Path) -> None:
     assert visible_gpus({"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"}) == []
 
 

@@ -42,7 +42,7 @@ def test_reports_come_every_period_with_what_the_engine_does(shared_engine_pytho
     assert [r.at_unix_s for r in reports] == sorted(r.at_unix_s for r in reports)
 
 
-def test_a_collector_sees_its_own_jobs_alone(shared_engine_python: str) -> None:
+def test_a_collector_sees_only_its_own_jobs(shared_engine_python: str) -> None:
     engine_python = shared_engine_python
     with FakeCollector() as first, FakeCollector() as second:
         run_prompts(["a"], options(engine_python, collector=first.address("1"), job_id="one"))
@@ -64,7 +64,7 @@ def test_an_unreachable_collector_costs_one_warning(fake_engine_python: EnginePy
     assert log.read_text().count("cannot be reached") == 1
 
 
-def test_a_collector_that_was_too_busy_for_a_report_gets_the_totals_all_the_same(
+def test_a_collector_that_was_too_busy_for_a_report_still_gets_the_totals(
     fake_engine_python: EnginePython,
 ) -> None:
     engine_python = fake_engine_python("--stats-push-s=0.1", "--stats-timeout-s=0.3")

@@ -57,18 +57,14 @@ def test_an_answer_is_given_again_after_other_engines_if_the_model_is_the_same(
     assert asker.rows_reused(str(model)) == len(PROMPTS)
 
 
-def test_no_answer_of_the_old_files_is_given_once_a_changed_model_is_loaded(
-    asker: Asker, model: Path
-) -> None:
+def test_answers_of_a_replaced_model_are_not_reused(asker: Asker, model: Path) -> None:
     asker.rows_reused(str(model))
     (model / "model.safetensors").write_bytes(b"others!")
     asker.rows_reused("another")
     assert asker.rows_reused(str(model)) == 0
 
 
-def test_no_answer_of_an_old_tokenizer_is_given_once_a_changed_one_is_loaded(
-    asker: Asker, model: Path, tmp_path: Path
-) -> None:
+def test_answers_made_with_an_old_tokenizer_are_not_reused(asker: Asker, model: Path, tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()
     (tokenizer / "tokenizer.json").write_text("{}")

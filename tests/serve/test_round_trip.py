@@ -85,7 +85,7 @@ def test_without_rows_no_server_starts(fake_engine_python: EnginePython, jvm: Fa
     assert jvm.servers() == []
 
 
-def test_bad_rows_are_error_rows_beside_good_ones(shared_engine_python: str) -> None:
+def test_bad_rows_become_error_rows_and_good_rows_are_answered(shared_engine_python: str) -> None:
     invalid = {"max_tokens": 0}
     overrides = [None, None, None, invalid, {"max_tokens": 2}, {"temperature": float("nan")}]
     rows = run_prompts(

@@ -64,7 +64,7 @@ def test_a_bad_engine_config_is_refused_by_name(shared_engine_python: str) -> No
     assert "unknown field 'max_model_length'" in str(failure)
 
 
-def test_a_start_failure_is_told_and_not_retried_by_its_job(fake_engine_python: EnginePython) -> None:
+def test_a_start_failure_reaches_its_job_which_does_not_retry(fake_engine_python: EnginePython) -> None:
     engine_python = fake_engine_python()
     changes = {"start_error": "the GPU has 3 GiB free, the model needs 5"}
     for _ in range(2):

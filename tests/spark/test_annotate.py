@@ -13,7 +13,7 @@ from tests.fakes.engine_python import write_engine_python
 from tests.spark.test_killed_job import num_requests
 
 
-def test_every_row_gets_an_annotation_beside_its_columns(spark: Any, engine_python: str) -> None:
+def test_every_row_keeps_its_columns_and_gets_an_annotation(spark: Any, engine_python: str) -> None:
     frame = spark.range(700, numPartitions=3).selectExpr("id", "concat('word ', id) AS text", "id % 7 AS n")
     annotated = annotate(
         frame, template="Say {text} {n}", engine=fake_config(), engine_python=engine_python, max_tokens=16
@@ -58,7 +58,7 @@ def test_a_schema_makes_a_typed_column(spark: Any, engine_python: str) -> None:
         ({"prompt_column": "text", "work_dir": "oddfs://x/y"}, "work_dir='oddfs://x/y' cannot be written to"),
     ],
 )
-def test_what_is_wrong_is_said_at_once(
+def test_bad_requests_are_refused_at_once(
     spark: Any, engine_python: str, options: dict[str, Any], told: str
 ) -> None:
     frame = spark.createDataFrame([("x",)], "text string")
@@ -77,7 +77,9 @@ def test_what_was_found_fine_just_before_is_not_checked_again(spark: Any, tmp_pa
         annotate(frame, **options, max_tokens=7)
 
 
-def test_what_a_work_dir_holds_is_not_asked_again(spark: Any, engine_python: str, tmp_path: Path) -> None:
+def test_rows_spooled_in_the_work_dir_are_not_asked_again(
+    spark: Any, engine_python: str, tmp_path: Path
+) -> None:
     frame = spark.range(600, numPartitions=3).selectExpr("id", "concat('word ', id % 500) AS text")
     options: dict[str, Any] = {
         "prompt_column": "text",

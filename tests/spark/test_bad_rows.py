@@ -59,7 +59,7 @@ def test_each_bad_row_has_its_code_and_the_others_their_answers(jobs: MakeJobs) 
         assert code in run.printed
 
 
-def test_a_turn_without_content_and_a_schema_that_cannot_be_met(jobs: MakeJobs) -> None:
+def test_a_turn_without_content_and_an_unsatisfiable_schema_are_refused(jobs: MakeJobs) -> None:
     run = jobs()
     chats: list[tuple[int, Any]] = [
         (0, [("user", "hi")]),
@@ -82,7 +82,7 @@ def test_a_turn_without_content_and_a_schema_that_cannot_be_met(jobs: MakeJobs) 
 
 
 @pytest.mark.parametrize("parameter", ["temperature", "top_p"])
-def test_a_parameter_that_is_no_number_is_refused_for_the_whole_job(jobs: MakeJobs, parameter: str) -> None:
+def test_a_non_numeric_parameter_is_refused_for_the_whole_job(jobs: MakeJobs, parameter: str) -> None:
     run = jobs()
     run.write_input([(1, "a")])
     with pytest.raises(ValueError, match=f"{parameter} is nan"):

@@ -162,7 +162,7 @@ def add_column(table: DeltaTable) -> None:
 
 
 @pytest.mark.parametrize("foreign", [optimize, vacuum, append_elsewhere, set_property, add_column])
-def test_another_writer_s_commit_in_the_midst_of_ours_costs_no_row(
+def test_another_writer_s_commit_during_ours_loses_no_row(
     spark: Any, table: DeltaTable, tmp_path: Path, foreign: Callable[[DeltaTable], None]
 ) -> None:
     claim = Claim.take(table, "run")
@@ -177,7 +177,7 @@ def test_another_writer_s_commit_in_the_midst_of_ours_costs_no_row(
     assert [row for row in ids(table) if row != 99] == [1, 2, 3]
 
 
-def test_of_two_runs_that_claim_at_once_one_is_refused(spark: Any, table: DeltaTable) -> None:
+def test_one_of_two_runs_that_claim_at_once_is_refused(spark: Any, table: DeltaTable) -> None:
     with ThreadPoolExecutor(3) as pool:
         futures = [pool.submit(Claim.take, table, f"run{number}") for number in range(3)]
         refusals = [future.exception() for future in futures]

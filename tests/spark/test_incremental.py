@@ -62,7 +62,7 @@ def words(first: int, end: int) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("id_columns", [("id",), pytest.param((), marks=pytest.mark.long)])
-def test_each_night_does_what_was_appended_also_under_a_new_schema(
+def test_each_run_annotates_what_was_appended_also_under_a_new_schema(
     nights: Nights, id_columns: tuple[str, ...]
 ) -> None:
     nights.append(words(0, 200))
@@ -106,7 +106,7 @@ def test_equal_rows_are_counted_over_all_nights(nights: Nights) -> None:
         pytest.param((), "the batch's entry", marks=pytest.mark.long),
     ],
 )
-def test_a_night_that_ended_between_commit_and_checkpoint_adds_nothing_when_it_comes_again(
+def test_a_batch_that_ended_between_commit_and_checkpoint_adds_nothing_when_retried(
     nights: Nights, id_columns: tuple[str, ...], lost: str
 ) -> None:
     nights.append([*words(0, 50), *([] if id_columns else words(0, 5))])
@@ -127,7 +127,7 @@ def test_a_night_that_ended_between_commit_and_checkpoint_adds_nothing_when_it_c
     assert nights.run(id_columns=id_columns) == (10, 0, 10)
 
 
-def test_a_batch_that_failed_half_way_comes_again_and_only_its_rest_is_done(nights: Nights) -> None:
+def test_a_batch_that_failed_half_way_is_retried_and_only_its_rest_is_computed(nights: Nights) -> None:
     """The first chunk is committed, then a row ends the run."""
     nights.append(words(0, 1_200))
     nights.append([(1_200, None)])
@@ -143,7 +143,7 @@ def test_a_batch_that_failed_half_way_comes_again_and_only_its_rest_is_done(nigh
 
 
 @pytest.mark.long
-def test_killed_in_the_midst_of_a_batch_the_same_command_repairs_it(nights: Nights) -> None:
+def test_a_job_killed_during_a_batch_is_repaired_by_the_same_command(nights: Nights) -> None:
     rows = [(i, f"word {i % 2_000}") for i in range(6_000)]
     nights.append(rows)
     job = start_job(replaced_input(nights), "--incremental", commit_every="1h")
@@ -182,7 +182,7 @@ def test_an_update_stops_the_night_unless_it_is_to_be_skipped(nights: Nights) ->
     assert texts == dict(words(0, 31)), "a row stays as it was when it was appended"
 
 
-def test_what_cannot_be_followed_is_said_at_once(nights: Nights) -> None:
+def test_an_input_that_cannot_be_streamed_is_refused_at_once(nights: Nights) -> None:
     nights.append([(1, "a"), (1, "b")])
     with pytest.raises(JobError, match=r"ids are not unique: id=1 \(2 rows\)"):
         nights.run(id_columns=("id",))

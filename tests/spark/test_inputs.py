@@ -68,7 +68,7 @@ def test_a_delta_table_is_read_as_it_was_when_the_job_began(jobs: MakeJobs) -> N
         ("{directory}/broken.parquet", "cannot be read"),
     ],
 )
-def test_an_input_that_is_none(jobs: MakeJobs, name: str, told: str) -> None:
+def test_an_unreadable_input_is_refused_with_the_reason(jobs: MakeJobs, name: str, told: str) -> None:
     run = jobs()
     for directory in ("empty", "broken.parquet"):
         (run.directory / directory).mkdir()

@@ -83,7 +83,7 @@ def test_too_many_errors_end_the_job_with_their_cause(jobs: MakeJobs) -> None:
         run.run(engine=slow)
 
 
-def test_a_schema_gives_a_parsed_column_and_a_misfit_is_an_error(jobs: MakeJobs) -> None:
+def test_a_schema_gives_a_parsed_column_and_an_invalid_answer_is_an_error(jobs: MakeJobs) -> None:
     run = jobs()
     run.write_input([(1, "anything")])
     run.run(generation=GenerationSpec(response_format=object_schema(section={"type": "string"})))
@@ -119,7 +119,7 @@ def test_another_template_into_the_same_table_is_refused_unless_asked_for(jobs: 
         ({"engine_python": "/nowhere/python"}, "cannot be run on an executor"),
     ],
 )
-def test_what_is_wrong_is_said_before_any_engine_starts(jobs: MakeJobs, changes: dict, told: str) -> None:
+def test_bad_options_are_refused_before_any_engine_starts(jobs: MakeJobs, changes: dict, told: str) -> None:
     run = jobs()
     run.write_input([(1, "a"), (2, "a")])
     with pytest.raises(ValueError, match=told):

@@ -78,7 +78,7 @@ def rows_in_spool(directory: Path) -> int:
     return num_rows
 
 
-def test_killed_and_run_again_on_a_longer_table_every_row_is_there_as_often_as_in_the_input(
+def test_a_killed_job_run_again_on_a_longer_table_answers_every_row_once(
     jobs: Callable[[], Jobs],
 ) -> None:
     run = jobs()
@@ -120,7 +120,7 @@ def test_what_a_killed_job_had_completed_is_committed_by_the_next(jobs: Callable
     assert not spooled.exists()
 
 
-def test_a_partition_that_is_tried_again_asks_the_engine_for_nothing_twice(
+def test_a_retried_partition_does_not_ask_the_engine_for_completed_rows(
     spark: Any, engine_python: str, tmp_path: Path
 ) -> None:
     columns = RequestColumns(PromptSource(template="Say {text}"))

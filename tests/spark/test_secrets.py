@@ -93,7 +93,7 @@ def test_a_secret_is_in_no_file(left_files: dict[Path, bytes], name: str) -> Non
     assert files_with(SECRETS[name], left_files) == set()
 
 
-def test_the_search_reads_logs_tracking_events_and_spool(left_files: dict[Path, bytes]) -> None:
+def test_the_secret_search_reads_logs_tracking_events_and_spool(left_files: dict[Path, bytes]) -> None:
     """Else finding nothing would mean nothing."""
     assert {"mlflow.db", "annotate.log"} <= files_with("engine_error", left_files) | files_with(
         "a-model", left_files

@@ -21,5 +21,5 @@ def test_on_one_machine_delta_reads_a_table_s_log_in_few_tasks(tmp_path: Path) -
     assert "partitions: 4" in done.stdout, done.stderr
 
 
-def test_what_was_told_stays(spark: Any) -> None:
+def test_settings_of_the_user_are_kept(spark: Any) -> None:
     assert spark.conf.get(SETTING) == "2"  # of SMALL_SPARK

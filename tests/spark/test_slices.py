@@ -49,7 +49,7 @@ def test_every_task_writes_equally_many_slices(spark: Any, tmp_path: Path) -> No
     assert list(slices_of_task.values()) == [2] * 16
 
 
-def test_a_key_is_hashed_to_the_partition_that_it_was_made_for(spark: Any) -> None:
+def test_a_partition_key_is_hashed_to_its_partition(spark: Any) -> None:
     from pyspark.sql import functions as F  # noqa: N812
 
     for partitions in (1, 2, 7, 64):

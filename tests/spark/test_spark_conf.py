@@ -48,7 +48,7 @@ def test_spark_knows_every_setting_and_can_read_its_value(spark: Any, file: Path
             entry.valueConverter().apply(value)
 
 
-def test_a_wrong_value_is_noticed(spark: Any) -> None:
+def test_a_wrong_value_of_a_spark_setting_is_detected(spark: Any) -> None:
     entry = spark._jvm.org.apache.spark.internal.config.ConfigEntry.findEntry("spark.executor.memory")
     with pytest.raises(Exception, match="sixteen"):
         entry.valueConverter().apply("sixteen")

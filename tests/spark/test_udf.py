@@ -40,14 +40,14 @@ def udf(spark: Any, engine_python: str) -> Udf:
     )
 
 
-def test_answers_stand_beside_their_prompts_in_the_input_s_order(udf: Udf) -> None:
+def test_answers_are_returned_with_their_prompts_in_input_order(udf: Udf) -> None:
     rows = udf.table(3_000).select("id", "text", udf.function("text").alias("a")).collect()
     assert [row["id"] for row in rows] == list(range(3_000))
     assert all(row["a"]["text"] == expected_text(row["text"], 16) for row in rows)
     assert {row["a"]["error"] for row in rows} == {None}
 
 
-def test_a_bad_row_is_an_error_beside_good_ones(udf: Udf) -> None:
+def test_a_bad_row_becomes_an_error_row_and_good_rows_are_answered(udf: Udf) -> None:
     frame = udf.spark.createDataFrame([(0, "fine"), (1, None), (2, "[[error]]")], "id int, text string")
     rows = frame.select(udf.function("text").alias("a")).collect()
     assert [row["a"]["error"] and row["a"]["error"]["code"] for row in rows] == [
@@ -91,7 +91,7 @@ SHAPES: dict[str, tuple[Action, int]] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_how_often_the_engine_is_asked(udf: Udf, shape: str) -> None:
+def test_each_shape_of_query_asks_the_engine_once_per_row(udf: Udf, shape: str) -> None:
     action, rows = SHAPES[shape]
     table = udf.table(prefix=shape)
     before = udf.requests()
@@ -142,7 +142,7 @@ def test_the_sql_form_takes_ai_query_s_names(in_sql: Any) -> None:
         ({"endpoint": "fake", "model": "fake"}, "model is given twice"),
     ],
 )
-def test_a_wrong_option_is_told_before_any_row(
+def test_a_wrong_option_is_refused_before_any_row(
     spark: Any, engine_python: str, options: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(JobError, match=told):

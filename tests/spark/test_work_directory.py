@@ -77,7 +77,7 @@ def test_a_dead_process_s_directory_is_removed_at_once(spark: Any, tmp_path: Pat
     assert said == [], "it did not have to wait and see"
 
 
-def test_a_run_of_another_machine_is_dead_when_its_heart_stands_still(spark: Any, tmp_path: Path) -> None:
+def test_a_run_on_another_machine_is_dead_when_its_heartbeat_stops(spark: Any, tmp_path: Path) -> None:
     said: list[str] = []
     left = tmp_path / "work" / TABLE / "elsewhere"
     leave_run(left)
@@ -124,7 +124,7 @@ FOREIGN: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("place", ["work", f"work/{TABLE}"])
-def test_what_is_not_ours_is_neither_deleted_nor_waited_for(spark: Any, tmp_path: Path, place: str) -> None:
+def test_foreign_locks_are_neither_deleted_nor_waited_for(spark: Any, tmp_path: Path, place: str) -> None:
     said: list[str] = []
     for name, files in FOREIGN.items():
         (tmp_path / place / name).mkdir(parents=True)
@@ -153,7 +153,7 @@ def test_a_run_whose_marker_has_gone_deletes_nothing(spark: Any, tmp_path: Path)
     assert (tmp_path / "work" / TABLE / "run" / "somebody's").read_text() == "data"
 
 
-def test_a_job_leaves_the_other_folders_of_its_work_dir_alone(jobs: Callable[[], Jobs]) -> None:
+def test_a_job_does_not_touch_foreign_folders_in_its_work_dir(jobs: Callable[[], Jobs]) -> None:
     run = jobs()
     shared = run.directory / "shared"
     for name in ("datasets", "models"):

@@ -135,7 +135,7 @@ class Submitted:
         return found
 
 
-def test_each_container_has_an_engine_on_the_gpus_that_its_discovery_script_names(
+def test_each_yarn_container_has_an_engine_on_the_gpus_of_its_discovery_script(
     yarn: YarnCluster, tmp_path: Path
 ) -> None:
     job = Submitted(yarn, tmp_path, fake_config(load_s=1.0, tokens_per_s=200))

@@ -14,7 +14,7 @@ def test_the_model_alone_is_enough() -> None:
     assert config.tensor_parallel_size == 1
 
 
-def test_equal_configs_have_equal_ids_and_others_have_not() -> None:
+def test_equal_configs_have_equal_ids_and_different_ones_do_not() -> None:
     one = EngineConfig.parse({"model": "org/name", "vllm": {"a": 1, "b": 2}})
     same = EngineConfig.parse({"vllm": {"b": 2, "a": 1}, "model": "org/name"})
     other = EngineConfig.parse({"model": "org/name", "max_model_len": 128})

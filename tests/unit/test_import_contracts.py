@@ -79,12 +79,12 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     return ran.stdout
 
 
-def test_no_contract_passes_a_newcomer_that_breaks_it(report: str) -> None:
+def test_every_contract_fails_for_a_new_module_that_breaks_it(report: str) -> None:
     assert re.search(r"Contracts: 0 kept, \d+ broken", report), report
 
 
 @pytest.mark.parametrize(("contract", "says"), BROKEN)
-def test_the_newcomer_is_named(report: str, contract: str, says: str) -> None:
+def test_a_broken_contract_names_the_new_module(report: str, contract: str, says: str) -> None:
     _, _, broken = report.partition("Broken contracts")
     sections = re.split(r"\n(?=.*\n-{8,}\n)", broken)
     assert any(part.lstrip().startswith(contract) and says in part for part in sections), broken

@@ -58,7 +58,7 @@ def test_messages_come_back_equal() -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b"not json", b'{"wire_version": 1}'])
-def test_what_is_no_header_is_refused(text: bytes) -> None:
+def test_bytes_that_are_not_a_header_are_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match="session header"):
         SessionHeader.from_bytes(text)
 

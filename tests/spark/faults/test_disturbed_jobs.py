@@ -142,7 +142,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, small_disk: Path | None) -> 
 
 
 @pytest.mark.parametrize("name", [*_STRIKES, "stopped server", "executor while its model loads"])
-def test_rows_are_done_again_after(story: Story, name: str) -> None:
+def test_rows_are_completed_again_after_a_strike(story: Story, name: str) -> None:
     assert name in story.recovery_s
 
 
@@ -158,14 +158,14 @@ def test_a_commit_is_repeated_when_another_writer_changes_the_table_under_it(sto
     assert ROWS - story.damage_of_first.lost > story.rows_at_change
 
 
-def test_a_full_disk_costs_the_spool_alone(story: Story, small_disk: Path | None) -> None:
+def test_a_full_disk_costs_only_the_spool(story: Story, small_disk: Path | None) -> None:
     if small_disk is None:
         pytest.skip("no file system can be mounted here")
     assert "No space left" in story.executor_logs()
     assert story.damage_of_first.lost < ROWS
 
 
-def test_a_task_that_stands_still_is_overtaken_by_its_copy_on_another_node(story: Story) -> None:
+def test_a_suspended_task_is_replaced_by_its_speculative_copy_on_another_node(story: Story) -> None:
     assert story.second_exit_code == 0
     assert story.frozen
     assert not any(worker.is_running() for worker in story.frozen)

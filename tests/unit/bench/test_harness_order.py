@@ -131,6 +131,6 @@ def test_no_two_conflicting_accesses_are_unordered(seed: int) -> None:
         Fence.STORE_AFTER_COMPUTE,
     ],
 )
-def test_a_fence_less_is_missed(fence: Fence) -> None:
+def test_a_schedule_without_one_of_its_fences_has_a_race(fence: Fence) -> None:
     """Not PREFETCH_AFTER_COMPUTE: a decode step's token stores come after it, and prefetches wait for them."""
     assert races(0, dropped=fence)

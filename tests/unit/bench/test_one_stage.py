@@ -165,7 +165,7 @@ class TestCommand:
         with pytest.raises(SystemExit, match=r"needs a CUDA device, and torch .* finds none: run it where"):
             one_stage.main([])
 
-    def test_numbers_that_leave_nothing_to_measure_are_refused(
+    def test_settings_that_leave_nothing_to_measure_are_refused(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         for arguments, message in (
@@ -184,7 +184,7 @@ class TestCommand:
         assert 17_000 < setup.gpu_blocks < 18_500
         assert setup.host_blocks == 78_643
 
-    def test_figures_picture_and_json_come_out(
+    def test_the_bench_writes_figures_picture_and_json(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         experiment = Experiment(SETUP, workload(120))

@@ -96,7 +96,7 @@ def test_every_run_is_on_disk_when_it_has_ended(tmp_path: Path) -> None:
     assert (recorded["engines"], recorded["start_s"], recorded["seconds"]) == (2, [5.0], [1.5])
 
 
-def test_a_result_replaces_the_one_of_the_same_load_alone(tmp_path: Path) -> None:
+def test_a_result_replaces_only_that_of_the_same_load(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     other_load, again = replace(RESULT, lengths="uniform"), replace(RESULT, seconds=[8.0])
     for result in (RESULT, UDF, other_load, again):

@@ -77,7 +77,7 @@ def test_chunks_and_single_tokens_make_what_the_whole_prompt_makes() -> None:
         torch.testing.assert_close(layer[[2, 7]], written)
 
 
-def test_a_layer_shows_its_keys_and_values_before_they_are_paged() -> None:
+def test_the_hook_sees_a_layer_s_keys_and_values_before_they_are_paged() -> None:
     layout = compact_layout(num_layers=2, num_kv_heads=2, block_tokens=4, content_bytes=2 * 16 * 4)
     stage = LlamaStage(TINY, 2, CPU, torch.float32)
     kv = layer_views(torch.zeros(layout.pool_shape(1), dtype=torch.uint8), layout, torch.float32)

@@ -44,7 +44,7 @@ def plan_of(layout: KvLayout, gpu_blocks: int = 12, host_blocks: int = 14) -> Po
 
 
 class TestSections:
-    def test_all_that_a_cpu_can_run(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_every_section_that_a_cpu_supports_runs(self, capsys: pytest.CaptureFixture[str]) -> None:
         saved: list[list[str]] = []
         rows = transfer.run(
             transfer.Bench(SETUP),
@@ -70,7 +70,7 @@ class TestSections:
         printed = capsys.readouterr().out
         assert "## breakdown\n\n| phase | size | tokens | way | compute_ms |" in printed
 
-    def test_one_that_does_not_exist(self) -> None:
+    def test_an_unknown_section_is_refused(self) -> None:
         with pytest.raises(ValueError, match="no section 'speed'; there are peak"):
             transfer.Bench(replace(SETUP, num_layers=1)).section("speed")
 
@@ -113,7 +113,7 @@ class TestWays:
         assert torch.equal(host, expected)
         assert host.any()
 
-    def test_bytes_that_move(self) -> None:
+    def test_moved_bytes_count_tokens_or_whole_blocks(self) -> None:
         plan = plan_of(KvLayout.BLOCK_FIRST)
         table = np.array([(3, 0, 9), (3, 1, 9), (7, 0, 2)], dtype=np.int32)
         pools = [torch.zeros(plan.part.pool_shape(n), dtype=torch.uint8) for n in (12, 14)]
@@ -123,7 +123,7 @@ class TestWays:
 
 
 class TestParts:
-    def test_block_first_copies_are_as_they_were(self) -> None:
+    def test_block_first_copies_are_unchanged(self) -> None:
         plan = plan_of(KvLayout.BLOCK_FIRST)
         prefetch = BlockPrefetch(HostBlockId(13), GpuBlockId(2))
         assert plan.prefetches([prefetch]) == (prefetch,)

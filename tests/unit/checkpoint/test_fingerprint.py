@@ -20,7 +20,7 @@ def test_a_changed_file_makes_another_model(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["README.md", "LICENSE", "LICENSE.txt", "Notice.txt", "USE_POLICY.md", ".gitattributes"]
 )
-def test_what_only_people_read_does_not(tmp_path: Path, name: str) -> None:
+def test_documentation_files_do_not_change_the_fingerprint(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     before = fingerprint(str(tmp_path), resolved_revision=None)
     (tmp_path / name).write_text("for people")

@@ -17,7 +17,7 @@ from pipemax.sim.plots import plot_predictions
         (["--out", "x.yaml", "--engine", "none.yaml"], "none.yaml"),
     ],
 )
-def test_wrong_arguments_end_it_with_one_line(arguments: list[str], told: str) -> None:
+def test_wrong_arguments_end_the_command_with_one_line(arguments: list[str], told: str) -> None:
     result = CliRunner().invoke(app, ["calibrate", *arguments])
     assert result.exit_code == 2
     assert told in result.output

@@ -105,7 +105,7 @@ def test_a_changed_number_of_the_node_changes_the_figures(
         (["--requests", "0"], "--requests"),
     ],
 )
-def test_what_is_wrong_is_named_in_one_line(arguments: list[str], message: str) -> None:
+def test_a_bad_call_is_refused_in_one_line(arguments: list[str], message: str) -> None:
     result = run("simulate", "--requests", "20", *arguments)
     assert result.exit_code == 2
     assert message in message_of(result)

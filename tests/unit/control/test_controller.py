@@ -90,7 +90,7 @@ def test_events_about_requests_that_are_gone_are_ignored() -> None:
     assert controller.num_unfinished == 0
 
 
-def test_a_refused_run_is_planned_again() -> None:
+def test_a_refused_step_is_planned_again() -> None:
     controller = controller_with(spec("r", 100))
     plan = controller.plan_step(0.0)
     controller.apply([RunRefused(step_id=plan.step_id, request_id=RequestId("r"))])
@@ -155,7 +155,7 @@ def test_reservations_to_the_utmost_never_recompute() -> None:
     assert not any(plan.recompute for plan in engine.plans)
 
 
-def test_the_partition_is_made_anew_at_each_switch_to_decode() -> None:
+def test_the_partition_is_recomputed_at_each_switch_to_decode() -> None:
     engine = FakeEngine(config=small_config(host_blocks=120, gpu_blocks=60))
     for index in range(40):
         engine.admit(spec(f"r{index}", 60, 40), 40)

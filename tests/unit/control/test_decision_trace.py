@@ -53,7 +53,7 @@ def test_every_plan_is_explained_in_one_line(trace: Path) -> None:
         assert words in text
 
 
-def test_an_overflow_of_the_host_pool_is_named(tmp_path: Path) -> None:
+def test_an_overflow_of_the_host_pool_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "overflow.jsonl"
     config = small_config(gpu_blocks=30, host_blocks=40, initial_output_tokens=1)
     with TraceWriter(path, config) as writer:

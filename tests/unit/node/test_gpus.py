@@ -20,7 +20,7 @@ def test_the_stages_are_as_asked_or_as_many_as_the_gpus_allow(
 
 
 @pytest.mark.parametrize(("asked", "tensor", "needed"), [(8, 1, 8), (2, 2, 4), (None, 4, 4)])
-def test_too_few_gpus_are_named_beside_both_degrees(
+def test_too_few_gpus_are_reported_with_both_degrees(
     asked: int | None, tensor: int, needed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")

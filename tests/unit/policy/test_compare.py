@@ -37,7 +37,7 @@ def test_plan_orders_options_and_reckons_hours_and_cost() -> None:
     assert {"pipemax", "vllm_032_pp", "vllm_tp"} == {option.system for option in plan.options}
 
 
-def test_divisions_that_do_not_fit_are_named_and_left_out() -> None:
+def test_pipeline_degrees_that_do_not_fit_are_reported_and_left_out() -> None:
     node = small_node(num_gpus=4)
     plan = plan_capacity(
         node,
@@ -52,7 +52,7 @@ def test_divisions_that_do_not_fit_are_named_and_left_out() -> None:
     assert any("1 GPUs an engine" in reason and "does not fit" in reason for reason in plan.not_possible)
 
 
-def test_nothing_that_fits_is_an_error_with_the_reason() -> None:
+def test_if_no_layout_fits_the_error_says_why() -> None:
     node = override(small_node(), {"gpu.memory_bytes": 4e9})
     with pytest.raises(ValueError, match="the weights leave no room"):
         choice_on(node, 50)

@@ -33,7 +33,7 @@ def test_an_engine_is_replaced_only_when_nobody_uses_it_for_a_while() -> None:
     assert _next(waiting) is waiting
 
 
-def test_members_that_were_refused_neither_load_nor_hold_an_engine() -> None:
+def test_refused_sessions_neither_load_nor_hold_an_engine() -> None:
     refusal = Refused(code=SessionErrorCode.ENGINE_START_FAILED, detail="")
     assert _next(_member("b", refusal=refusal)) is None
     waiting = _member("b")

@@ -93,7 +93,7 @@ def test_rows_go_to_the_session_that_sent_them_and_to_none_once_it_has_closed(be
     assert bench.sessions.num_open == 1
 
 
-def test_each_engine_is_told_of_its_input_when_that_changes_only(bench: Bench) -> None:
+def test_each_engine_hears_of_its_input_only_when_that_changes(bench: Bench) -> None:
     engine, successor = ListEngine(), ListEngine()
     bench.now_s = 100.0
     bench.sessions.engine_loaded(engine, CONFIG)
@@ -115,7 +115,7 @@ def test_the_sessions_wake_when_the_window_grows_and_not_when_it_shrinks(bench: 
     assert session.num_wakes == 1
 
 
-def test_what_a_session_leaves_wakes_the_others(bench: Bench) -> None:
+def test_a_session_that_ends_its_input_or_closes_wakes_the_others(bench: Bench) -> None:
     session = bench.open(1)
     bench.open(2)
     bench.sessions.end_input(2)
@@ -124,7 +124,7 @@ def test_what_a_session_leaves_wakes_the_others(bench: Bench) -> None:
     assert session.num_wakes == 2
 
 
-def test_a_dead_engine_s_rows_are_left_alone_before_the_sessions_hear_and_the_server_ends(
+def test_a_dead_engine_s_rows_are_not_resent_before_the_sessions_hear_of_it_and_the_server_ends(
     bench: Bench,
 ) -> None:
     session, engine = bench.open(1), ListEngine()

@@ -16,7 +16,7 @@ def test_same_instant_runs_by_priority_then_in_order_of_entry() -> None:
     assert seen == ["earlier", "copy", "stage a", "stage b", "decide"]
 
 
-def test_event_put_in_at_the_present_instant_still_runs_by_priority() -> None:
+def test_an_event_added_at_the_present_instant_runs_by_priority() -> None:
     queue, seen = EventQueue(), list[str]()
 
     def first() -> None:
@@ -30,7 +30,7 @@ def test_event_put_in_at_the_present_instant_still_runs_by_priority() -> None:
     assert queue.now_s() == 2.0
 
 
-def test_the_past_is_refused() -> None:
+def test_an_event_in_the_past_is_refused() -> None:
     queue = EventQueue()
     queue.at(1.0, Priority.DECIDE, lambda: queue.at(0.5, Priority.DECIDE, lambda: None))
     with pytest.raises(AssertionError):

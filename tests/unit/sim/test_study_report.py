@@ -51,7 +51,7 @@ def test_chrome_trace_has_stages_and_both_copy_directions(study: Study, tmp_path
     assert {event["pid"] for event in events} == {0, 1, 2, 3}
 
 
-def test_pictures_are_drawn(study: Study, tmp_path: Path) -> None:
+def test_predicted_and_measured_times_are_drawn(study: Study, tmp_path: Path) -> None:
     paths = write_plots(study, tmp_path / "plots")
     assert sorted(path.name for path in paths) == [
         "layout.png",

@@ -63,7 +63,9 @@ def test_the_task_calls_this_package_with_options_that_it_has(job: dict[str, Any
     assert options["template"] == r"Summarise in one sentence:\n{body}"
 
 
-def test_it_runs_on_dedicated_gpu_compute_every_night_one_at_a_time(job: dict[str, Any]) -> None:
+def test_the_databricks_job_runs_nightly_on_dedicated_gpu_compute_one_run_at_a_time(
+    job: dict[str, Any],
+) -> None:
     cluster = job["job_clusters"][0]["new_cluster"]
     assert "-gpu-ml-" in cluster["spark_version"]
     assert cluster["data_security_mode"] == "DATA_SECURITY_MODE_DEDICATED"

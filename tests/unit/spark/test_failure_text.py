@@ -30,5 +30,5 @@ _OF_JAVA = """An error occurred while calling o749.save.
     ],
     ids=["the job's own", "a task's", "Java's", "a first line", "nothing"],
 )
-def test_the_sentence_says_what_went_wrong(error: Exception, text: str) -> None:
+def test_the_error_sentence_says_what_failed(error: Exception, text: str) -> None:
     assert failure_text(error) == text

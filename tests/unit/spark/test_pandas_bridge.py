@@ -7,7 +7,7 @@ import pyarrow as pa
 from pipemax_spark.executor.pandas_bridge import array_of_prompts, frame_of_annotations
 
 
-def test_texts_and_nulls() -> None:
+def test_strings_and_nulls_become_arrow_strings_and_nulls() -> None:
     assert array_of_prompts(pd.Series(["a", None])).equals(pa.array(["a", None], pa.string()))
 
 

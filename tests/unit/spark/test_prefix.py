@@ -23,7 +23,7 @@ def test_sorting_brings_prompts_together_that_begin_alike() -> None:
 
 
 @pytest.mark.parametrize("prompts", [[], ["a"], ["", ""], ["same", "same"]])
-def test_little_to_look_at_gives_no_advice(prompts: list[str]) -> None:
+def test_a_small_sample_gives_no_advice(prompts: list[str]) -> None:
     assert shared_prefixes(prompts).advice is None
 
 

@@ -49,7 +49,7 @@ def test_the_discovery_script_is_the_profile_s_or_the_session_s() -> None:
         (CLUSTER, {"task_slots": 0}, "task_slots is 0"),
     ],
 )
-def test_what_cannot_be_is_said_with_the_remedy(
+def test_impossible_settings_are_refused_with_the_remedy(
     conf: dict[str, str], arguments: dict[str, int], told: str
 ) -> None:
     with pytest.raises(JobError, match=told):

@@ -27,7 +27,7 @@ SCHEMA = StructType(
 )
 
 
-def test_a_template_s_parts() -> None:
+def test_a_template_is_split_into_text_and_columns() -> None:
     assert parse_template("{{x}} {body text}: {author.name}", SCHEMA) == [
         TemplatePart(text="{"),
         TemplatePart(text="x}"),
@@ -50,12 +50,12 @@ def test_a_template_s_parts() -> None:
         ("{}", "no column ''"),
     ],
 )
-def test_a_wrong_template_is_told_with_its_remedy(template: str, told: str) -> None:
+def test_a_wrong_template_is_refused_with_the_remedy(template: str, told: str) -> None:
     with pytest.raises(JobError, match=told):
         parse_template(template, SCHEMA)
 
 
-def test_exactly_one_source_of_prompts() -> None:
+def test_exactly_one_source_of_prompts_is_required() -> None:
     with pytest.raises(JobError, match="none of them was given"):
         PromptSource()
     with pytest.raises(JobError, match="prompt-column and template were given"):
@@ -112,5 +112,5 @@ def test_a_prompt_made_of_a_timestamp_depends_on_the_time_zone(source: PromptSou
         PromptSource(messages_column="chat"),
     ],
 )
-def test_a_prompt_without_a_timestamp_does_not(source: PromptSource) -> None:
+def test_a_prompt_without_a_timestamp_does_not_depend_on_the_time_zone(source: PromptSource) -> None:
     assert not source.depends_on_time_zone(TIMES)

@@ -35,7 +35,7 @@ def report(
     )
 
 
-def test_an_older_engines_earlier_time_is_not_the_jobs() -> None:
+def test_time_before_the_job_is_not_counted_as_the_job_s() -> None:
     accounts = TimeAccounts()
     accounts.add(report("old", start_up=30.0, decode=100.0), job_age_s=2.0)
     accounts.add(report("old", start_up=30.0, decode=107.0), job_age_s=9.0)

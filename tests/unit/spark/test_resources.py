@@ -70,12 +70,14 @@ def test_the_script_tells_where_nothing_else_does(start_executor: Callable[..., 
 
 
 @pytest.mark.parametrize("text", ["no JSON", '{"name": "gpu"}'])
-def test_a_script_that_says_nothing_useful_costs_a_warning(
+def test_an_unusable_discovery_script_costs_a_warning(
     start_executor: Callable[..., int], tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert gpu_environment(start_executor(), discovery_script(tmp_path, text)) == {}
     assert "the engine takes every GPU it sees" in caplog.text
 
 
-def test_without_all_three_the_engine_takes_what_it_sees(start_executor: Callable[..., int]) -> None:
+def test_without_any_source_of_gpus_the_engine_takes_all_visible_ones(
+    start_executor: Callable[..., int],
+) -> None:
     assert gpu_environment(start_executor()) == {}

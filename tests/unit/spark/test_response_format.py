@@ -36,7 +36,7 @@ def test_the_type_is_the_documented_one() -> None:
     )
 
 
-def test_a_fitting_output_becomes_a_value_that_arrow_takes() -> None:
+def test_a_valid_output_becomes_an_arrow_value() -> None:
     parser = compile_schema(PERSON)
     text = json.dumps({"name": "Ann", "age": None, "tags": ["b"], "home": {"city": "Ulm"}, "extra": {"x": 1}})
     value = parse(text, parser)
@@ -60,7 +60,7 @@ def test_a_fitting_output_becomes_a_value_that_arrow_takes() -> None:
         ("[" * 100_000, "nested too deeply|no JSON"),
     ],
 )
-def test_a_misfit_is_named_with_its_place(text: str, told: str) -> None:
+def test_an_invalid_value_is_reported_with_its_path(text: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         parse(text, compile_schema(PERSON))
 
@@ -96,7 +96,7 @@ JSON_VALUES = st.recursive(
 
 @settings(max_examples=50)
 @given(JSON_VALUES)
-def test_whatever_the_model_says_it_fits_the_type_or_is_refused(value: Any) -> None:
+def test_any_output_either_fits_the_type_or_is_refused(value: Any) -> None:
     parser = compile_schema(PERSON)
     try:
         parsed = parse(json.dumps(value), parser)

@@ -51,7 +51,7 @@ def test_what_an_executor_of_another_pid_namespace_left_stays(tmp_path: Path) ->
     assert other.socket.exists()
 
 
-def test_a_lock_that_names_no_pid_namespace_stays(tmp_path: Path) -> None:
+def test_a_lock_without_a_pid_namespace_is_kept(tmp_path: Path) -> None:
     older = tmp_path / "older.lock"
     older.write_text("[4194304, 1]")  # as an earlier version wrote it
 

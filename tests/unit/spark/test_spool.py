@@ -64,7 +64,7 @@ def test_each_partition_has_a_directory_of_its_own_so_no_attempt_lists_the_files
     }
 
 
-def test_error_rows_are_tried_again(tmp_path: Path) -> None:
+def test_error_rows_are_retried(tmp_path: Path) -> None:
     with Spool(str(tmp_path), partition=0) as spool:
         spool.keep(pa.array(["good", "bad"]), completions(["fine", None]))
     assert recall(tmp_path, ["good", "bad"]).column("text").to_pylist() == ["fine"]
@@ -81,9 +81,7 @@ def test_a_completion_serves_one_row(
     assert found == Counter({f"answer to {key}": count for key, count in expected.items()})
 
 
-def test_a_torn_file_and_one_that_was_being_written_are_passed_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_torn_and_half_written_files_are_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, ["a"])
     write(tmp_path, ["b"])
     torn, _ = sorted(tmp_path.glob("part-00000/*"))
@@ -104,7 +102,7 @@ def test_storage_that_fails_costs_a_warning(tmp_path: Path, caplog: pytest.LogCa
     assert "Unrecognized filesystem" in (spool_fault("oddfs://x/y") or "")
 
 
-def test_a_check_of_a_directory_touches_nothing_that_lies_there(tmp_path: Path) -> None:
+def test_checking_a_directory_touches_none_of_its_files(tmp_path: Path) -> None:
     users = tmp_path / "_probe"
     users.write_text("the user's")
     assert spool_fault(str(tmp_path)) is None
@@ -129,7 +127,7 @@ def test_tasks_open_databricks_paths_where_databricks_mounts_them(directory: str
     assert arrow_location(directory) == location
 
 
-def test_no_more_is_held_than_was_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_more_than_the_limit_is_read_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for key in "abc":
         write(tmp_path, [key])
     with Spool(str(tmp_path), partition=0, most_read_bytes=100) as spool:

@@ -15,7 +15,7 @@ from pipemax_spark.storage.tables import is_path
         "main.sales.gz",
     ],
 )
-def test_a_name_of_three_identifiers_is_a_table_whatever_it_ends_in(name: str) -> None:
+def test_a_name_of_three_identifiers_is_a_table_whatever_its_suffix(name: str) -> None:
     assert not is_path(name)
 
 
@@ -35,7 +35,7 @@ def test_a_name_of_three_identifiers_is_a_table_whatever_it_ends_in(name: str) -
         "a.b.c.csv",
     ],
 )
-def test_what_no_table_could_be_called_is_a_path(name: str) -> None:
+def test_a_name_that_no_table_can_have_is_a_path(name: str) -> None:
     assert is_path(name)
 
 

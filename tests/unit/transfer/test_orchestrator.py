@@ -58,7 +58,7 @@ class TestLayout:
         with pytest.raises(ValueError, match="not block-first"):
             describe_layers({str(index): pool[:, index] for index in range(LAYERS)})
 
-    def test_no_layers_are_refused(self) -> None:
+    def test_a_stage_without_layers_is_refused(self) -> None:
         with pytest.raises(ValueError, match="nothing to transfer"):
             describe_layers({})
 
@@ -76,7 +76,7 @@ def host() -> HostPool:
 
 
 class TestCpuBackend:
-    def test_a_block_comes_back_as_it_left(self, gpu: ByteRows, host: HostPool) -> None:
+    def test_a_block_is_prefetched_as_it_was_stored(self, gpu: ByteRows, host: HostPool) -> None:
         original = gpu[2].copy()
         backend = CpuCopyBackend(gpu, host.rows)
         backend.submit_stores([store(2, 7)])
@@ -125,7 +125,7 @@ class TestOrchestrator:
         assert (gpu[2] == 7).all()
         orchestrator.close()
 
-    def test_a_victims_tokens_are_stored_before_its_block_is_overwritten(
+    def test_a_victim_s_tokens_are_stored_before_its_block_is_overwritten(
         self, gpu: ByteRows, host: HostPool
     ) -> None:
         victim = gpu[3].copy()

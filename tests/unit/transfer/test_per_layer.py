@@ -47,24 +47,24 @@ class TestRefusals:
     def offload(self) -> PerLayerOffload:
         return PerLayerOffload(layout_of(torch.bfloat16), torch.bfloat16, max_tokens=4)
 
-    def test_more_tokens_than_staging_has(self, offload: PerLayerOffload) -> None:
+    def test_more_tokens_than_staging_holds_are_refused(self, offload: PerLayerOffload) -> None:
         keys = random_values(torch.bfloat16, 0)[0]
         with pytest.raises(ValueError, match=r"keys of \(9, 2, 8\) do not fit into staging of \(4, 2, 8\)"):
             offload.offload_layer(0, keys, keys)
 
-    def test_other_dtypes(self, offload: PerLayerOffload) -> None:
+    def test_other_dtypes_of_keys_and_values_are_refused(self, offload: PerLayerOffload) -> None:
         keys = random_values(torch.float16, 0)[0, :4]
         with pytest.raises(ValueError, match=r"must be torch\.bfloat16 of one shape"):
             offload.offload_layer(0, keys, keys)
 
-    def test_a_table_of_other_tokens(self, offload: PerLayerOffload) -> None:
+    def test_a_table_with_another_number_of_tokens_is_refused(self, offload: PerLayerOffload) -> None:
         keys = random_values(torch.bfloat16, 0)[0, :4]
         offload.offload_layer(0, keys, keys)
         host = torch.zeros(layout_of(torch.bfloat16).pool_shape(1), dtype=torch.uint8)
         with pytest.raises(ValueError, match=r"4 tokens were copied, the table is \(3, 3\)"):
             offload.pack(host, torch.zeros(3, 3, dtype=torch.int64))
 
-    def test_content_that_is_no_pair(self) -> None:
+    def test_content_that_is_not_a_key_and_a_value_is_refused(self) -> None:
         layout = compact_layout(num_layers=1, num_kv_heads=1, block_tokens=1, content_bytes=6)
         with pytest.raises(ValueError, match="no pair of keys and values"):
             PerLayerOffload(layout, torch.float32, max_tokens=1)

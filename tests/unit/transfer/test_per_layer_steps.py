@@ -117,7 +117,7 @@ def _run(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_they_would_if_nobody_waited_for_the_packing(seed: int) -> None:
+def test_without_waiting_for_packing_steps_read_wrong_kv(seed: int) -> None:
     """The control of the test above."""
     assert _run(seed, max_tokens=256, steps_type=_HastySteps)[0].num_wrong > 0
 
@@ -172,7 +172,7 @@ def test_single_tokens_are_put_into_their_slots(pools: Pools) -> None:
     ],
     ids=["prefetch", "later prefetch", "save"],
 )
-def test_who_needs_a_block_waits_until_it_is_packed(pools: Pools, needing: StepCopies) -> None:
+def test_a_copy_of_a_block_waits_until_that_is_packed(pools: Pools, needing: StepCopies) -> None:
     expected = pools.gpu[0 if needing.saves else 1].clone()  # what it is packed with, or saved over that
     with steps_over(pools, max_tokens=8, steps_in_flight=2, steps_type=_SlowSteps) as steps:
         run_step(steps, store(1, 3))

@@ -35,7 +35,7 @@ def test_prefill_goes_on_while_the_next_request_stays_under_the_high_watermark()
     assert chosen(Phase.PREFILL, load) == (Phase.PREFILL, PhaseReason.FILL_HOST)
 
 
-def test_a_request_alone_may_take_the_headroom() -> None:
+def test_a_single_request_may_use_the_headroom() -> None:
     assert POLICY.admits(1000, reserved_blocks=0, num_started=0)
 
 
@@ -83,7 +83,7 @@ def test_the_rest_of_the_input_is_begun_as_soon_as_all_of_it_fits() -> None:
     assert chosen(Phase.DECODE, replace(rest, input_open=True))[0] is Phase.DECODE
 
 
-def test_nothing_decodable_leads_to_prefill() -> None:
+def test_without_decodable_requests_prefill_goes_on() -> None:
     load = replace(DRAINED, num_decodable=0)
     assert chosen(Phase.DECODE, load) == (Phase.PREFILL, PhaseReason.NOTHING_DECODABLE)
 

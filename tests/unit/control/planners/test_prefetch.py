@@ -138,7 +138,7 @@ def test_an_overdue_request_saves_its_share_of_the_budget_up() -> None:
     assert all(prefetched)
 
 
-def test_nobody_is_ahead_before_it_is_overdue() -> None:
+def test_no_request_goes_ahead_before_it_is_overdue() -> None:
     config, table = small_config(overdue_iterations=10, steady_window=1, steady_threshold=1.0), roomy_table()
     planner = prefetch_planner(config, table)
     parked(table, "middle", 200)
@@ -147,7 +147,7 @@ def test_nobody_is_ahead_before_it_is_overdue() -> None:
     assert all(item.request_id != "middle" for _ in range(4) for item in planner.plan((0.0101,)).items)
 
 
-def test_measured_times_move_the_budget() -> None:
+def test_measured_times_change_the_prefetch_budget() -> None:
     config = small_config()
     times = StageEstimators(config)
     engine = busy_engine()

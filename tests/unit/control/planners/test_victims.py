@@ -53,7 +53,7 @@ def test_slots_are_made_room_for_as_blocks_are() -> None:
     assert [state.id for state in evicted] == ["a", "b"]
 
 
-def test_whose_prefix_the_plan_relies_on_stays() -> None:
+def test_a_request_whose_prefix_the_plan_uses_is_not_evicted() -> None:
     table, batch = roomy_table(), Batch()
     resident(table, "holder", 50, batch=batch, prefix="shared")
     other = resident(table, "other", 50, batch=batch)

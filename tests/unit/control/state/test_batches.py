@@ -32,7 +32,7 @@ def test_batches_execute_in_cyclic_order_whatever_their_number() -> None:
     assert seen == [(0, 1, 2), (1, 2, 0), (2, 0, 1), (0, 1, 2)]
 
 
-def test_empty_batches_are_passed_over() -> None:
+def test_empty_batches_are_skipped() -> None:
     table, rotation = roomy_table(), Rotation(4)
     resident(table, "a", 10, batch=rotation.batches[2])
     assert rotation.skip_empty() == 2
@@ -45,7 +45,7 @@ def test_rotation_without_requests_stays_where_it_was() -> None:
     assert rotation.executing == 0
 
 
-def test_behind_begins_with_the_overwritten_batch_and_ends_with_the_next() -> None:
+def test_rotation_order_begins_with_the_overwritten_batch_and_ends_with_the_next() -> None:
     rotation = Rotation(4)
     rotation.iteration = 1
     assert [rotation.batches.index(batch) for batch in rotation.behind()] == [0, 3, 2]

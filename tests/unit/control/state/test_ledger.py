@@ -11,7 +11,7 @@ A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
 PREFIX = SharedBlocks(PrefixId("instruction"), 4)
 
 
-def test_what_does_not_fit_raises_and_changes_nothing() -> None:
+def test_a_prefetch_that_does_not_fit_raises_and_changes_nothing() -> None:
     pool = BlockPool("GPU", 10)
     pool.take(A, 6, None)
     with pytest.raises(PoolExhaustedError, match="request b needs 5 blocks, 4 of 10 are free"):
@@ -89,7 +89,7 @@ def test_release_forgets_a_request_everywhere() -> None:
     ledger.check_integrity()
 
 
-def test_kv_on_the_gpu_without_a_place_on_the_host_is_found() -> None:
+def test_gpu_blocks_without_a_host_replica_are_reported() -> None:
     ledger = Ledger(gpu_blocks=10, host_blocks=10)
     ledger.gpu.take(A, 5, None)
     with pytest.raises(AssertionError, match="without a place on the host"):

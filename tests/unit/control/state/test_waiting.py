@@ -29,7 +29,7 @@ def test_the_forecast_is_the_sum_over_the_queue() -> None:
     queue.check_integrity()
 
 
-def test_who_does_not_wait_cannot_be_removed() -> None:
+def test_removing_a_request_that_is_not_waiting_fails() -> None:
     queue, state = WaitingQueue(), waiting(roomy_table(), "a", 10)
     with pytest.raises(KeyError):
         queue.remove(state)

@@ -54,7 +54,7 @@ def test_files_are_named_by_device_and_model(tmp_path: Path) -> None:
         lambda values: values.update(device=""),
     ],
 )
-def test_what_is_no_calibration_is_refused_with_the_files_name(tmp_path: Path, spoil) -> None:
+def test_a_file_that_is_not_a_calibration_is_refused_by_name(tmp_path: Path, spoil) -> None:
     path = tmp_path / "c.yaml"
     save_calibration(path, CALIBRATION)
     values = yaml.safe_load(path.read_text())
@@ -81,5 +81,5 @@ def test_shipped_calibrations_load_and_are_found_by_their_names(path: Path) -> N
     assert calibration_path(path.parent, calibration.device, calibration.model) == path
 
 
-def test_some_calibration_is_shipped() -> None:
+def test_at_least_one_calibration_is_shipped() -> None:
     assert SHIPPED

@@ -35,7 +35,7 @@ def worst_error(model: StepTimeModel, rows: list[ProfileRow]) -> float:
     return max(abs(model.seconds(row.size, row.kv_tokens) / row.seconds - 1) for row in rows)
 
 
-def test_a_line_is_found_again() -> None:
+def test_a_linear_step_time_is_recovered_by_the_fit() -> None:
     fitted = fit_step_time(rows_of(LINE.seconds))
     assert len(fitted.segments) == 1
     assert fitted.segments[0].alpha_s == pytest.approx(1e-4)
@@ -115,7 +115,7 @@ def test_online_refinement_finds_terms_that_the_profile_missed(batch_factor: flo
     assert estimator.error().worst < 0.05
 
 
-def test_one_outlier_moves_the_estimate_little() -> None:
+def test_one_outlier_barely_moves_the_estimate() -> None:
     estimator = OnlineEstimator(LINE)
     before = estimator.seconds(64, 64_000)
     estimator.observe(64, 64_000, 100 * before)

@@ -65,7 +65,7 @@ def test_the_round_trip_is_what_tokens_take_beyond_the_stages() -> None:
     assert round_trip_s([1e-6] * 3, steps, num_batches=1) == [0.0], "never negative"
 
 
-def test_who_has_little_time_fills_no_pool_of_a_gpu() -> None:
+def test_with_little_time_profiling_does_not_fill_the_gpu_pool() -> None:
     large = WaveLimits(
         num_batches=8,
         max_num_seqs=256,
@@ -79,7 +79,7 @@ def test_who_has_little_time_fills_no_pool_of_a_gpu() -> None:
     assert {wave.prompt_tokens for wave in waves[1:4]} == {16, 2046, 8184}
 
 
-def test_alike_steps_become_their_median() -> None:
+def test_similar_steps_are_merged_into_their_median() -> None:
     steps = [decode_step(8, 800 + 8 * i, noise=30.0 if i == 3 else 1.0) for i in range(7)]
     (row,) = profile_rows(steps, Phase.DECODE, stage=0)
     assert row.size == 8

@@ -50,7 +50,7 @@ def test_beyond_its_chunk_a_stream_waits_for_older_ones_that_ask() -> None:
     assert _send_all(younger) >= 8, "its turn has come"
 
 
-def test_an_older_stream_that_does_not_ask_any_more_holds_up_nobody() -> None:
+def test_an_older_stream_that_stopped_asking_does_not_block_others() -> None:
     now_s = 0.0
     window = CreditWindow(_LIMITS, clock=lambda: now_s)
     silent, other = window.open_stream(), window.open_stream()
@@ -82,7 +82,7 @@ def test_undelivered_rows_stop_their_own_stream_alone() -> None:
     assert stuck.grant() is not None
 
 
-def test_a_full_window_frees_rows_by_the_handful_not_one_by_one() -> None:
+def test_a_full_window_frees_rows_in_batches_not_one_by_one() -> None:
     window = CreditWindow(_LIMITS)
     stream = window.open_stream()
     _send_all(stream)

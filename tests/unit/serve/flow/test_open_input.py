@@ -63,7 +63,7 @@ def test_each_engine_takes_its_share_of_what_is_left() -> None:
     assert bench.watch.rows_left() is None, "there is nobody to leave rows to"
 
 
-def test_a_job_that_says_nothing_bounds_nothing() -> None:
+def test_without_a_report_on_every_job_the_rows_left_are_unknown() -> None:
     bench = Bench()
     bench.watch.open(1, "job")
     bench.hear(rows_left=90, engines=3)

@@ -26,14 +26,14 @@ def test_what_ran_at_a_kill_is_suspect_in_two_groups(tmp_path: Path) -> None:
     assert not successor.running
 
 
-def test_an_end_in_order_accuses_nobody_and_leaves_no_file(tmp_path: Path) -> None:
+def test_an_orderly_end_makes_no_row_a_suspect_and_leaves_no_file(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "a.journal")
     journal.start([_key(1), _key(2)])
     journal.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_end_in_order_keeps_suspects_and_verdicts(tmp_path: Path) -> None:
+def test_an_orderly_end_keeps_suspects_and_verdicts(tmp_path: Path) -> None:
     for _ in range(2):
         Journal(tmp_path / "a.journal").start([_key(1)])
     journal = Journal(tmp_path / "a.journal")
@@ -76,9 +76,7 @@ def test_a_successor_knows_what_ran_however_often_the_file_was_compacted(
 
 
 @pytest.mark.parametrize("lost_bytes", range(1, 20))
-def test_a_record_that_a_kill_cut_short_is_as_if_it_had_not_been_written(
-    tmp_path: Path, lost_bytes: int
-) -> None:
+def test_a_torn_journal_record_is_ignored(tmp_path: Path, lost_bytes: int) -> None:
     path = tmp_path / "a.journal"
     journal = Journal(path)
     journal.start([_key(1)])
@@ -90,7 +88,7 @@ def test_a_record_that_a_kill_cut_short_is_as_if_it_had_not_been_written(
 @pytest.mark.parametrize(
     "content", [b"not a journal, " * 9, b"\x01\x02\x00\x00\x00{}", b"\x63\x00\x00\x00\x00"]
 )
-def test_a_file_that_is_no_journal_accuses_nobody(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_journal_makes_no_row_a_suspect(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.journal"
     path.write_bytes(content)
     journal = Journal(path)

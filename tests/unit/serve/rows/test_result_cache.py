@@ -36,7 +36,7 @@ def test_whatever_decides_the_answer_changes_the_key(other: GenerationRequest) -
     assert cache_key("engine", other) != cache_key("engine", _ROW)
 
 
-def test_engine_and_nothing_else_of_the_surroundings_counts() -> None:
+def test_a_result_key_depends_only_on_engine_prompt_and_sampling() -> None:
     key = cache_key("engine", _ROW)
     assert len(key) == KEY_BYTES
     assert cache_key("other engine", _ROW) != key

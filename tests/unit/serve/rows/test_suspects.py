@@ -112,14 +112,14 @@ def test_an_engine_that_dies_of_every_row_is_blamed_and_its_rows_are_acquitted(r
     assert application.guilty_deaths <= CONDEMNED_IN_A_ROW * (ceil(log2(rows)) + DEATHS_ALONE)
 
 
-def test_groups_that_are_not_here_hold_up_nobody() -> None:
+def test_absent_suspect_groups_do_not_block_others() -> None:
     suspects = Suspects()
     suspects.record_death([_key(row) for row in range(4)])
     assert suspects.choose_group({_key(9)}) is None
     assert suspects.choose_group({_key(3), _key(9)}) == {_key(2), _key(3)}
 
 
-def test_a_row_that_completes_after_a_death_alone_starts_from_none_again() -> None:
+def test_a_completed_row_resets_the_count_of_deaths() -> None:
     suspects = Suspects()
     suspects.record_death([_key(1)])
     suspects.record_end([_key(1)])
@@ -141,6 +141,6 @@ def test_rows_in_error_do_not_speak_for_the_engine() -> None:
     assert suspects.refused_jobs == {"job"}
 
 
-def test_a_state_that_is_none_is_refused() -> None:
+def test_an_unknown_engine_state_is_refused() -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):
         Suspects.from_json(b"[]")

@@ -75,7 +75,7 @@ def test_without_suspects_everything_runs_at_once(tmp_path: Path) -> None:
     assert engine.running == ["a", "b", "c"]
 
 
-def test_a_group_runs_beside_nothing_and_the_others_after_it(tmp_path: Path) -> None:
+def test_a_suspect_group_runs_by_itself_and_other_rows_after_it(tmp_path: Path) -> None:
     turns, engine = _suspecting(tmp_path / "j", "abcd")
     assert num_suspects(turns) == 4
     _submit(turns, engine, "bxcda")
@@ -133,7 +133,7 @@ def test_a_suspect_stays_while_an_equal_row_waits(tmp_path: Path) -> None:
     assert num_suspects(turns) == 4
 
 
-def test_suspects_that_never_come_are_let_go(tmp_path: Path) -> None:
+def test_suspects_that_never_return_are_cleared(tmp_path: Path) -> None:
     now_s = 0.0
     Journal(tmp_path / "j").start([b"a" * 16, b"b" * 16])
     turns = Turns(Journal(tmp_path / "j"), absent_suspects_s=60.0, clock=lambda: now_s)
@@ -172,7 +172,7 @@ def test_rows_that_a_dead_engine_did_not_take_are_not_suspect(tmp_path: Path) ->
     assert num_suspects(Turns(Journal(tmp_path / "j"))) == 2
 
 
-def test_aborts_after_a_death_take_no_suspect_away(tmp_path: Path) -> None:
+def test_aborts_after_a_death_do_not_clear_suspects(tmp_path: Path) -> None:
     turns, engine = Turns(Journal(tmp_path / "j")), ListEngine()
     _submit(turns, engine, "ab")
     turns.freeze()
@@ -181,7 +181,7 @@ def test_aborts_after_a_death_take_no_suspect_away(tmp_path: Path) -> None:
     assert num_suspects(Turns(Journal(tmp_path / "j"))) == 2
 
 
-def test_an_engine_that_dies_of_every_row_is_refused_to_its_job_alone(tmp_path: Path) -> None:
+def test_an_engine_that_dies_of_every_row_is_refused_only_to_its_job(tmp_path: Path) -> None:
     path = tmp_path / "j"
     for _ in range(6):
         turns, engine = Turns(Journal(path)), ListEngine()

@@ -66,7 +66,7 @@ def test_activations_behind_prefetches_cost_throughput(pipemax: SimulationResult
     assert run(PipeMaxOptions(activation_priority=False)).seconds > pipemax.seconds
 
 
-def test_without_need_nothing_is_copied_in() -> None:
+def test_kv_that_fits_the_gpu_is_never_prefetched() -> None:
     result = run(PipeMaxOptions(), kv_gb=12.0)
     assert result.h2d_bytes == 0.0
 

@@ -27,7 +27,7 @@ def test_all_conflicting_accesses_are_ordered(seed: int, writes_through: bool) -
 
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_they_are_without_a_kernel_too(seed: int) -> None:
+def test_all_conflicting_accesses_are_ordered_without_the_store_kernel(seed: int) -> None:
     stage = RecordedStage(seed, writes_through=True, has_kernel=False)
     stage.run(NUM_STEPS)
     assert stage.device.races == []
@@ -35,7 +35,7 @@ def test_they_are_without_a_kernel_too(seed: int) -> None:
 
 
 @pytest.mark.parametrize("fence", Fence)
-def test_each_fence_is_missed(fence: Fence) -> None:
+def test_leaving_out_any_one_fence_leaves_a_race(fence: Fence) -> None:
     def has_race(seed: int) -> bool:
         stage = RecordedStage(seed, dropped=fence)
         stage.run(NUM_STEPS)
@@ -107,27 +107,27 @@ class TestTheCheckerItself:
         (race,) = device.races
         assert (race.pool, race.block) == (Pool.GPU, 0)
 
-    def test_an_event_in_time_orders(self, device: RecordingDevice) -> None:
+    def test_an_event_recorded_after_the_access_orders_it(self, device: RecordingDevice) -> None:
         device.copy(Lane.PREFETCH, [_whole_block()])
         device.wait(Lane.COMPUTE, device.record(Lane.PREFETCH), Fence.COMPUTE_AFTER_PREFETCH)
         device.launch(Lane.COMPUTE, _reader(0, TINY.block_bytes))
         assert device.races == []
 
-    def test_an_event_too_early_does_not(self, device: RecordingDevice) -> None:
+    def test_an_event_recorded_before_the_access_does_not_order_it(self, device: RecordingDevice) -> None:
         event = device.record(Lane.PREFETCH)
         device.copy(Lane.PREFETCH, [_whole_block()])
         device.wait(Lane.COMPUTE, event, Fence.COMPUTE_AFTER_PREFETCH)
         device.launch(Lane.COMPUTE, _reader(0, TINY.block_bytes))
         assert len(device.races) == 1
 
-    def test_order_passes_through_a_third_lane(self, device: RecordingDevice) -> None:
+    def test_ordering_is_transitive_across_lanes(self, device: RecordingDevice) -> None:
         device.copy(Lane.PREFETCH, [_whole_block()])
         device.wait(Lane.STORE, device.record(Lane.PREFETCH), Fence.PREFETCH_AFTER_STORE)
         device.wait(Lane.COMPUTE, device.record(Lane.STORE), Fence.COMPUTE_AFTER_STORE)
         device.launch(Lane.COMPUTE, _reader(0, TINY.block_bytes))
         assert device.races == []
 
-    def test_a_hold_orders_nothing(self, device: RecordingDevice) -> None:
+    def test_a_hold_does_not_order_accesses(self, device: RecordingDevice) -> None:
         device.copy(Lane.PREFETCH, [_whole_block()])
         device.wait(Lane.COMPUTE, device.record(Lane.PREFETCH), Hold.AFTER_SEND)
         device.launch(Lane.COMPUTE, _reader(0, TINY.block_bytes))
@@ -145,7 +145,7 @@ class TestTheCheckerItself:
         device.copy(Lane.PREFETCH, [_whole_block(), _whole_block()])
         assert len(device.races) == 1
 
-    def test_wrong_bytes_are_noticed(self) -> None:
+    def test_changed_bytes_are_detected(self) -> None:
         stage = RecordedStage(3)
         stage.run(20)
         stage.device.memory[Pool.HOST][:] = 0xFF

@@ -85,7 +85,7 @@ def test_start_up_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     assert pool.start_up.touch_s > 0
 
 
-def test_huge_pages_are_those_of_the_mapping(tmp_path: Path) -> None:
+def test_huge_pages_are_counted_for_the_mapping_only(tmp_path: Path) -> None:
     smaps = tmp_path / "smaps"
     smaps.write_text(
         "00001000-00003000 rw-p 00000000 00:00 0\nRss: 8 kB\nAnonHugePages:       4 kB\n"
@@ -119,10 +119,10 @@ class TestAvailableMemory:
         path.write_text("MemTotal: 8192 kB\nMemAvailable:    4096 kB\n")
         return path
 
-    def test_of_the_machine(self, meminfo: Path, tmp_path: Path) -> None:
+    def test_available_memory_is_that_of_the_machine(self, meminfo: Path, tmp_path: Path) -> None:
         assert available_host_bytes(meminfo, tmp_path / "none") == 4 * MIB
 
-    def test_of_a_container(self, meminfo: Path, tmp_path: Path) -> None:
+    def test_available_memory_respects_the_limit_of_a_container(self, meminfo: Path, tmp_path: Path) -> None:
         (tmp_path / "memory.max").write_text(f"{3 * MIB}\n")
         (tmp_path / "memory.current").write_text(f"{2 * MIB}\n")
         (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {MIB // 2}\n")

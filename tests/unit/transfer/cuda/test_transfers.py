@@ -163,7 +163,7 @@ class TestSends:
         assert (counts.num_chunks, counts.num_held_chunks, counts.num_late_chunks) == (2, 1, 0)
         assert counts.loaded_bytes == 5 * BLOCK_BYTES
 
-    def test_what_is_needed_now_queues_behind_the_send(
+    def test_chunks_needed_now_queue_behind_the_send(
         self, transfers: CudaTransfers, device: RecordingDevice
     ) -> None:
         transfers.begin_step(StepCopies(prefetches=(prefetch(0, 0),)))
@@ -194,7 +194,7 @@ class TestErrors:
             transfers.begin_step(StepCopies())
 
     @pytest.mark.parametrize("name", ["chunk_bytes", "in_flight_bytes"])
-    def test_limits_without_a_byte_are_refused(self, name: str) -> None:
+    def test_limits_below_one_byte_are_refused(self, name: str) -> None:
         with pytest.raises(ValueError, match=f"{name} is at least 1, not 0"):
             CopyLimits(**{name: 0})
 

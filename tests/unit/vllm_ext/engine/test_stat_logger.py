@@ -49,7 +49,7 @@ def test_steps_of_stock_vllm_go_to_the_phases_by_their_tokens() -> None:
     assert bench.ledger.latest.metrics["measured_step_s"] == 3.0
 
 
-def test_while_input_may_come_nothing_drains() -> None:
+def test_while_input_may_come_batches_do_not_drain() -> None:
     bench = Bench()
     bench.ledger.input_open = True
     bench.step(3.0, output=64, waiting=0)
@@ -67,7 +67,7 @@ def _pipemax(**changes: float) -> dict[str, float]:
     } | changes
 
 
-def test_steps_of_pipemax_are_told_by_its_scheduler() -> None:
+def test_steps_of_pipemax_are_classified_by_its_scheduler() -> None:
     bench = Bench()
     bench.step(1.0, **_pipemax(is_decode_phase=0.0))
     bench.step(2.0, **_pipemax(is_decode_phase=0.0, awaits_input=1.0))

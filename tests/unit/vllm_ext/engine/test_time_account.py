@@ -5,7 +5,7 @@ import pytest
 from pipemax.vllm_ext.engine.time_account import TimeAccount, TimePart
 
 
-def test_the_parts_sum_to_the_time_since_the_start() -> None:
+def test_time_account_parts_sum_to_the_time_since_start() -> None:
     account = TimeAccount(100.0)
     account.charge(110.0, {TimePart.START_UP: 1.0})
     account.charge(116.0, {TimePart.PREFILL: 2.0, TimePart.DECODE: 1.0})

@@ -6,7 +6,7 @@ LLAMA_70B_STAGE = 10 * 2 * 8 * 128 * 2
 """Bytes of KV per token: 10 layers, keys and values, 8 heads of 128, 16 bits."""
 
 
-def test_a_gpu_is_not_taken_for_a_cpu() -> None:
+def test_the_first_guess_of_a_gpu_differs_from_that_of_a_cpu() -> None:
     cpu, gpu = (guess_stage(LLAMA_70B_STAGE, is_cpu=is_cpu) for is_cpu in (True, False))
     assert gpu.h2d_bytes_per_s > 5 * cpu.h2d_bytes_per_s
     assert gpu.prefill_time.seconds(2048, 2048 * 1024) < cpu.prefill_time.seconds(2048, 2048 * 1024) / 4

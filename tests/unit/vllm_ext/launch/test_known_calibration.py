@@ -43,7 +43,7 @@ def calibration(kv_bytes: list[int], measured: str = "by hand") -> Calibration:
     return Calibration(device="here", model="demo", measured=measured, stages=stages, round_trip_s=0.002)
 
 
-def test_what_was_measured_is_found_at_the_next_start() -> None:
+def test_a_measured_calibration_is_found_at_the_next_start() -> None:
     own = config()
     vllm_config = make_vllm_config(own)
     assert known_calibration(own, vllm_config) is None
@@ -129,7 +129,7 @@ def test_the_room_in_the_host_pool_is_guessed_from_the_model_s_configuration_alo
     assert rows == 2**29 // token_bytes // 200
 
 
-def test_what_pipemax_cannot_run_is_told_before_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_pipemax_cannot_run_is_refused_before_an_engine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     speculative = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
     told = forecast(config(pipeline_parallel_size=1, vllm={"speculative_config": speculative})).refusal
     assert told.endswith("speculative decoding is on")

@@ -122,7 +122,7 @@ def test_a_vllm_that_lacks_what_is_hooked_is_refused(monkeypatch: pytest.MonkeyP
         make_vllm_config(config())
 
 
-def test_what_is_hooked_of_the_v2_runner_is_checked_where_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_of_the_v2_runner_are_checked_only_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(BlockTables, "append_block_ids")
     make_vllm_config(config())
     with runner_version(2), pytest.raises(ValueError, match=r"needs BlockTables\.append_block_ids of vLLM"):
@@ -198,7 +198,7 @@ def test_vllm_s_own_offloading_is_kept_under_policy_vllm() -> None:
     assert admission_capacity_tokens(made) > 0
 
 
-def test_where_the_user_brings_a_kv_connector_auto_can_only_take_stock_vllm(tmp_path: Path) -> None:
+def test_with_a_user_s_kv_connector_auto_takes_stock_vllm(tmp_path: Path) -> None:
     brought = config(policy="auto", vllm=own_connector(tmp_path))
     expected = forecast(brought.model_copy(update={"policy": Policy.PIPEMAX}))
     assert "kv_transfer_config" in expected.refusal

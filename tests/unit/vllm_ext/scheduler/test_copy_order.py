@@ -109,7 +109,7 @@ def test_no_step_of_the_scheduler_races_with_copies(seed: int, runner: int, stor
     assert saved is not stores_tokens, "an eviction copies nothing where tokens are stored"
 
 
-def test_its_store_fences_are_needed() -> None:
+def test_steps_without_their_store_fences_have_races() -> None:
     assert any(
         run(seed, stores_tokens=seed % 2 == 0, dropped=Fence.COMPUTE_AFTER_STORE).worker.device.races
         for seed in range(8)

@@ -75,7 +75,7 @@ def test_equal_prefixes_share_their_blocks_until_the_last_holder_goes() -> None:
     host.check_integrity()
 
 
-def test_blocks_that_turn_out_equal_become_one() -> None:
+def test_equal_host_blocks_are_merged() -> None:
     host = pool()
     host.extend("a", 3, [])
     host.extend("b", 3, [])

@@ -29,7 +29,7 @@ def test_with_its_input_open_a_prefill_phase_waits_and_goes_on_when_it_has_ended
     assert len(core.run()["a"]) == 4
 
 
-def test_without_a_word_of_its_input_nothing_is_awaited() -> None:
+def test_without_an_input_signal_the_scheduler_does_not_wait() -> None:
     core = make_core()
     core.add(make_request("a", [5, 6, 7], max_tokens=4))
     assert len(core.run(max_steps=10)["a"]) == 4

@@ -30,7 +30,7 @@ def test_equal_prompts_are_not_taken_for_the_template_for_long() -> None:
     assert found(finder, "TTTTc") == 64
 
 
-def test_a_prompt_that_only_begins_alike_does_not_shorten_the_template() -> None:
+def test_a_prompt_that_only_shares_a_beginning_does_not_shorten_the_template() -> None:
     finder = PrefixFinder(16)
     found(finder, "TTTTTTa")
     assert found(finder, "TTTTTTb") == 96
@@ -45,7 +45,7 @@ def test_a_template_of_one_length_has_one_id() -> None:
     assert first == second is not None
 
 
-def test_old_families_are_forgotten() -> None:
+def test_the_oldest_prefix_families_are_forgotten() -> None:
     finder = PrefixFinder(16)
     finder.MAX_FAMILIES = 2
     for text in ("aT", "bT", "cT"):

@@ -12,7 +12,7 @@ def started(*names: str) -> list[Any]:
     return [SimpleNamespace(request_id=name) for name in names]
 
 
-def test_the_longest_away_gives_its_slot_up() -> None:
+def test_the_request_parked_longest_gives_up_its_slot() -> None:
     slots = RunnerSlots(3)
     assert slots.take(["a", "b", "c"]) == []
     for name in ("b", "a"):
@@ -22,7 +22,7 @@ def test_the_longest_away_gives_its_slot_up() -> None:
     assert "b" not in slots
 
 
-def test_who_is_back_on_the_gpu_keeps_its_slot() -> None:
+def test_a_prefetched_request_keeps_its_slot() -> None:
     slots = RunnerSlots(2)
     slots.take(["a", "b"])
     slots.leave_gpu("a")
@@ -33,7 +33,7 @@ def test_who_is_back_on_the_gpu_keeps_its_slot() -> None:
     assert len(slots) == 1
 
 
-def test_more_on_the_gpu_than_slots_is_a_fault() -> None:
+def test_more_residents_than_slots_are_a_fault() -> None:
     slots = RunnerSlots(1)
     slots.take(["a"])
     with pytest.raises(AssertionError, match="2 requests on the GPU, 1 slots"):
@@ -55,7 +55,7 @@ def test_the_workers_are_told_what_they_lack() -> None:
     assert workers.tell(running, ["a", "b", "c"]).as_they_are == running
 
 
-def test_a_return_that_was_evicted_before_it_ran_is_told_once_it_runs() -> None:
+def test_a_prefetched_request_that_was_evicted_before_it_ran_is_announced_when_it_runs() -> None:
     workers = WorkerState(2)
     workers.tell([], ["a"])
     workers.leave_gpu("a")

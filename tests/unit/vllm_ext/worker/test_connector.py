@@ -55,7 +55,7 @@ def run_step(connector: PipeMaxConnector, step: int, copies: StepCopies, hooks: 
 
 
 @pytest.mark.parametrize("hooks", [("wait_for_save",), ("finish_forward", "wait_for_save")], ids=["V1", "V2"])
-def test_blocks_leave_and_come_back(
+def test_blocks_are_stored_and_prefetched(
     connector: PipeMaxConnector, kv: torch.Tensor, hooks: tuple[str, ...]
 ) -> None:
     kv[3] = 7
@@ -94,7 +94,7 @@ def test_each_layer_leaves_when_its_attention_is_done(
     assert not kv[3].any()
 
 
-def test_full_cuda_graphs_stay_unless_something_is_done_between_layers(
+def test_full_cuda_graphs_are_kept_unless_copies_run_between_layers(
     connector: PipeMaxConnector, per_layer_connector: PipeMaxConnector
 ) -> None:
     """vLLM asks this before it captures graphs, of the very config that the connector has."""

@@ -39,7 +39,9 @@ def begin(clock: GpuStageClock, step: int) -> None:
     clock.begin(StepId(step), StepCopies(), NOTHING)
 
 
-def test_a_step_is_reported_once_the_device_is_past_it(device: RecordingDevice, clock: GpuStageClock) -> None:
+def test_a_step_is_reported_once_the_device_has_finished_it(
+    device: RecordingDevice, clock: GpuStageClock
+) -> None:
     begin(clock, 1)
     compute(device, 5)
     clock.mark_computed()
@@ -131,5 +133,5 @@ def test_activations_are_noticed_when_the_runner_waits_for_them() -> None:
     assert runner.log[4:] == ["begin", "model"]
 
 
-def test_full_cuda_graphs_stay() -> None:
+def test_full_cuda_graphs_are_kept() -> None:
     assert not PipeMaxConnector.requires_piecewise_for_cudagraph({})
