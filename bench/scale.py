@@ -108,6 +108,7 @@ def run_job(directory: Path, rows: int, commit_every_s: float) -> dict[str, Any]
     from pipemax.wire import GenerationSpec
     from pipemax_spark.job.annotation_job import AnnotationJob
     from pipemax_spark.job.options import JobOptions
+    from pipemax_spark.monitor.terminal import Terminal
     from pipemax_spark.prompts import PromptSource
     from pipemax_spark.spark_session import get_session
     from tests.fakes.engine import fake_config
@@ -127,7 +128,7 @@ def run_job(directory: Path, rows: int, commit_every_s: float) -> dict[str, Any]
         commit_every=timedelta(seconds=commit_every_s),
         log_dir=directory / "logs",
     )
-    summary = AnnotationJob(spark, options, Console(file=sys.stderr, width=120)).run()
+    summary = AnnotationJob(spark, options, Terminal(Console(file=sys.stderr, width=120))).run()
     assert summary is not None
     ids = spark.read.format("delta").load(output).where("annotation.error IS NULL").select("id")
     outcome = {**asdict(summary), "distinct_ids": ids.distinct().count()}

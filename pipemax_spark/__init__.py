@@ -1,6 +1,29 @@
 """PipeMax on Spark: annotate tables with large language models, one engine per executor.
 
-Importing this package loads nothing heavy: no torch, no vLLM, and pyspark only where it is used.
+Importing this package loads nothing heavy: no torch, no vLLM, and pyspark only where it is used. The functions are
+loaded when they are first asked for, because Spark's tasks import this package too.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from pipemax import __version__ as __version__
+
+if TYPE_CHECKING:
+    from pipemax_spark.dataframe import annotate as annotate
+    from pipemax_spark.table import annotate_table as annotate_table
+    from pipemax_spark.udf import pipemax_udf as pipemax_udf
+    from pipemax_spark.udf import register as register
+
+_MODULES = {"annotate": "dataframe", "annotate_table": "table", "pipemax_udf": "udf", "register": "udf"}
+"""The functions that users call, and their modules."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULES])

@@ -15,7 +15,9 @@ __all__ = [
     "RowFailedError",
     "SessionErrorCode",
     "cause_of",
+    "failure_text",
     "first_line",
+    "is_interrupt",
 ]
 
 
@@ -77,3 +79,30 @@ def first_line(error: BaseException) -> str:
     """Return the first line of the error's text that is not blank, or the name of its class."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0].strip() if lines else type(error).__name__
+
+
+def failure_text(error: BaseException) -> str:
+    """Return the error as one sentence.
+
+    For an exception that a task raised, it is that exception's own message, without Spark's and Python's traces.
+    """
+    text = str(error)
+    if isinstance(error, JobFailedError):
+        return text
+    for name in ("EngineSessionError", "RowFailedError"):
+        if found := re.findall(rf"^(?:\S+\.)?{name}: (.+)$", text, re.MULTILINE):
+            return str(found[-1])
+    return cause_of(error)
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Tell whether the error is Ctrl-C or its consequence.
+
+    Under spark-submit the JVM gets Ctrl-C too and is gone, so calls to it fail.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, KeyboardInterrupt):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False

@@ -55,7 +55,7 @@ def get_session(app_name: str, *, log_dir: Path) -> "SparkSession":
             "pyspark is not installed in this Python; run: pip install 'pipemax-spark[spark]'"
         ) from None
     if (running := SparkSession.getActiveSession()) is not None:
-        _check_delta(running)
+        check_session(running)
         return running
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     defaults = _spark_defaults(Path(pyspark.__file__).parent)
@@ -99,7 +99,7 @@ def _submitted_session(app_name: str, settings: dict[str, str]) -> "SparkSession
 
 def _ready(session: "SparkSession") -> "SparkSession":
     """Return the new session after checking for Delta; on one machine, have Delta use few tasks."""
-    _check_delta(session)
+    check_session(session)
     is_local = re.match(r"local(\[|$)", session.conf.get("spark.master") or "") is not None
     if is_local and session.conf.get(_SNAPSHOT_PARTITIONS, None) is None:
         session.conf.set(_SNAPSHOT_PARTITIONS, str(_LOCAL_SNAPSHOT_PARTITIONS))
@@ -175,12 +175,14 @@ def _delta_package(spark_version: str) -> str | None:
     return DELTA_PACKAGES.get(".".join(spark_version.split(".")[:2]))
 
 
-def _check_delta(session: "SparkSession") -> None:
+def check_session(session: "SparkSession") -> None:
+    """Raise ``JobError`` if the job cannot run in this session: it is a Spark Connect session, or it has no Delta."""
     jvm = getattr(session, "_jvm", None)
     if jvm is None:
         raise JobError(
-            "this is a Spark Connect session (serverless or shared compute), which gives no access to the driver; run "
-            "the job on dedicated compute"
+            "this is a Spark Connect session (serverless or shared compute). The job needs a classic one: it reads "
+            "Delta's log, watches its tasks and hears its engines in the driver, which Connect does not reach. Run it "
+            "on dedicated compute or by spark-submit"
         )
     if jvm.org.apache.spark.util.Utils.classIsLoadable(_EXTENSION):
         return

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.annotate import checked_spec, engine_config, engine_options, generation_spec
+from pipemax_spark.dataframe import checked_spec, engine_config, engine_options, generation_spec
 from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.executor.client import complete
 from pipemax_spark.executor.task import (

@@ -19,7 +19,7 @@ from bench.peers.recorder import Recorder, tokens_by_id
 
 def annotated(load: Load, frame: Any, *, log_dir: str | None = None) -> Any:
     """Return the load's rows annotated by ``annotate()``."""
-    from pipemax_spark.annotate import annotate
+    from pipemax_spark import annotate
 
     return annotate(
         frame.selectExpr("id", "prompt", "struct(max_tokens) AS overrides"),

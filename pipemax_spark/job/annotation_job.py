@@ -12,9 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from pipemax_spark.annotate import ANNOTATION, annotated_schema
+from pipemax_spark.dataframe import ANNOTATION, annotated_schema
 from pipemax_spark.errors import CommitRefusedError, JobFailedError, cause_of
 from pipemax_spark.job.checks import Checked, check_job
 from pipemax_spark.job.chunks import SlicedRows, number_of_slices, write_slices
@@ -35,7 +33,7 @@ from pipemax_spark.request_columns import prompt_text, without_request_columns
 from pipemax_spark.slots import slots_of
 from pipemax_spark.spec import AnnotationSpec
 from pipemax_spark.storage.fence import Claim
-from pipemax_spark.storage.hadoop import HadoopFiles
+from pipemax_spark.storage.hadoop import HadoopFiles, check_storage, write_file
 from pipemax_spark.storage.tables import DeltaTable, is_path, spec_property, spec_texts
 
 if TYPE_CHECKING:
@@ -57,12 +55,17 @@ class AnnotationJob:
     """One run of the job."""
 
     def __init__(
-        self, spark: "SparkSession", options: JobOptions, console: Console, *, table: DeltaTable | None = None
+        self,
+        spark: "SparkSession",
+        options: JobOptions,
+        terminal: Terminal,
+        *,
+        table: DeltaTable | None = None,
     ) -> None:
         """Prepare a run. ``table`` is the output, for a caller that already has it."""
         self._spark = spark
         self._options = options
-        self._terminal = Terminal(console)
+        self._terminal = terminal
         self.run_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:8]}"
         self._files = HadoopFiles(spark)
         output = self._files.qualified(options.output) if is_path(options.output) else options.output
@@ -77,6 +80,8 @@ class AnnotationJob:
         Raise ``JobError`` for what the user can fix, and ``JobFailedError`` if the job stopped itself.
         """
         options = self._options
+        if options.summary is not None:
+            check_storage(options.summary, self._spark, option="summary")
         checked = check_job(self._spark, options, self._table, run_id=self.run_id, terminal=self._terminal)
         if options.dry_run:
             self._dry_run(checked)
@@ -401,7 +406,7 @@ class AnnotationJob:
         except ImportError as error:
             self._terminal.warn(f"no plot was drawn, for matplotlib is not installed ({error})")
         summary = replace(summary, mlflow_run_id=tracker.run_id)
-        summary.write(artifacts[0])
+        write_file(str(artifacts[0]), summary.to_json(), self._spark)
         advice = None if self._prefixes is None else self._prefixes.advice
         findings = replace(self._find(checked, totals), advice=advice)
         figures = {key: float(v) for key, v in asdict(summary).items() if isinstance(v, int | float)}
@@ -431,7 +436,7 @@ class AnnotationJob:
     def _finish(self, summary: Summary, findings: Findings, places: dict[str, str]) -> None:
         options = self._options
         if options.summary is not None:
-            summary.write(options.summary)
+            write_file(options.summary, summary.to_json(), self._spark)
         places = {"Delta table": summary.output, **places, "Logs": str(options.log_dir)}
         print_report(self._terminal.console, summary, findings, places, price_per_hour=options.price_per_hour)
 

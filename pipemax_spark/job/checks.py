@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pipemax.wire import PreflightReply, PreflightRequest
-from pipemax_spark.annotate import ANNOTATION, annotated_schema, engine_options
+from pipemax_spark.dataframe import ANNOTATION, annotated_schema, engine_options
 from pipemax_spark.engine_check import run_preflight
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.client import EngineOptions

@@ -55,7 +55,7 @@ class JobOptions:
     compact: bool = False
     """Join the output's small files at the end."""
     gold_column: str | None = None
-    summary: Path | None = None
+    summary: str | None = None
     dry_run: bool = False
     log_dir: Path
 

@@ -9,7 +9,7 @@ read its source more than once. Each merge rewrites the data files that hold the
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from pipemax_spark.annotate import ANNOTATION
+from pipemax_spark.dataframe import ANNOTATION
 from pipemax_spark.job.left import identity, occurrence
 from pipemax_spark.prompts import find_field
 from pipemax_spark.sql import quoted

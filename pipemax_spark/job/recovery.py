@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from pipemax.wire import COMPLETION_SCHEMA
-from pipemax_spark.annotate import annotated_schema
+from pipemax_spark.dataframe import annotated_schema
 from pipemax_spark.executor.spool import KEY, SPOOL_SCHEMA
 from pipemax_spark.executor.task import KEY_COLUMN, Annotator, TaskPlan
 from pipemax_spark.job.left import occurrence

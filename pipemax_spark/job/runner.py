@@ -22,7 +22,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pipemax_spark.annotate import annotate_requests
+from pipemax_spark.dataframe import annotate_requests
 from pipemax_spark.errors import CommitRefusedError, JobFailedError
 from pipemax_spark.executor.task import TaskPlan
 from pipemax_spark.job.chunks import Chunk, ChunkPlan, SlicedRows

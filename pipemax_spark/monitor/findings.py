@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pipemax_spark.annotate import ANNOTATION
+from pipemax_spark.dataframe import ANNOTATION
 from pipemax_spark.monitor.summary import Accuracy, Findings
 from pipemax_spark.sql import quoted
 from pipemax_spark.storage.tables import DeltaTable

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from html import escape
 from typing import Any
 
 from rich.console import Console
@@ -50,9 +50,25 @@ class Summary:
     time_account_s: dict[str, float] = field(default_factory=dict)
     """Where the engines' time went: part → seconds over all engines, which add up to ``seconds`` for each."""
 
-    def write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    def __str__(self) -> str:
+        """Return the facts of the report, a line each."""
+        return "\n".join(f"{name:<{_LABEL_WIDTH}}{value}" for name, value in self._rows())
+
+    def _repr_html_(self) -> str:
+        """Return the same facts as a table: notebooks show it for a cell's value."""
+        cells = (
+            f"<tr><th style='text-align:left'>{escape(name.strip())}</th>"
+            f"<td style='text-align:left'>{escape(value)}</td></tr>"
+            for name, value in self._rows()
+        )
+        return f"<table>{''.join(cells)}</table>"
+
+    def _rows(self) -> list[tuple[str, str]]:
+        facts = [*_facts(self, Findings(), None), ("Delta table", self.output)]
+        return facts if self.mlflow_run_id is None else [*facts, ("MLflow run", self.mlflow_run_id)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

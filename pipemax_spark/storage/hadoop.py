@@ -2,8 +2,12 @@
 
 import contextlib
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pipemax_spark.errors import JobError, cause_of
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
@@ -107,3 +111,50 @@ def plain_path(path: str) -> str:
 def is_remote(path: str) -> bool:
     """Tell whether the path has a scheme that ``plain_path`` does not strip, as on remote storage."""
     return re.match(r"^[a-z][a-z0-9+.-]*:", plain_path(path)) is not None
+
+
+def read_file(path: str, session: Callable[[], "SparkSession"], *, option: str) -> str:
+    """Return the text of a file: on this machine, or on remote storage by ``session()``, which is called only for that.
+
+    Raise ``JobError`` that names the option if the file cannot be read.
+    """
+    try:
+        if not is_remote(path):
+            return Path(plain_path(path)).read_text(encoding="utf-8")
+        with _storage_errors():
+            return HadoopFiles(session()).read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        cause = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
+        raise JobError(f"{option.replace('_', '-')} {path!r} cannot be read: {cause}") from error
+
+
+def write_file(path: str, text: str, spark: "SparkSession") -> None:
+    """Write the file, or replace it, where ``read_file`` would read it. Raise ``OSError`` if that is impossible."""
+    if is_remote(path):
+        with _storage_errors():
+            HadoopFiles(spark).write_text(path, text)
+        return
+    file = Path(plain_path(path))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+
+
+def check_storage(path: str, spark: "SparkSession", *, option: str) -> None:
+    """Raise ``JobError`` that names the option if the path is on storage that the session does not know."""
+    try:
+        with _storage_errors():
+            HadoopFiles(spark).qualified(path)
+    except OSError as error:
+        raise JobError(f"{option.replace('_', '-')} {path!r} cannot be written: {error}") from error
+
+
+@contextlib.contextmanager
+def _storage_errors() -> Iterator[None]:
+    """Turn the JVM's errors into ``OSError``."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (Py4JError, PySparkException) as error:
+        raise OSError(cause_of(error)) from error

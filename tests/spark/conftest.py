@@ -16,6 +16,7 @@ from pipemax.wire import GenerationSpec
 from pipemax_spark.job.annotation_job import AnnotationJob
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.monitor.summary import Summary
+from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.prompts import PromptSource
 from tests.fakes.engine_python import write_engine_python
 from tests.spark.processes import SMALL_SPARK
@@ -65,7 +66,7 @@ class Jobs:
         printed = StringIO()
         options = replace(self.defaults, **changes)
         try:
-            return AnnotationJob(self.spark, options, Console(file=printed, width=200)).run()
+            return AnnotationJob(self.spark, options, Terminal(Console(file=printed, width=200))).run()
         finally:
             self.printed = printed.getvalue()
 

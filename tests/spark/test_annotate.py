@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pyspark.testing import assertDataFrameEqual
 
-from pipemax_spark.annotate import annotate
+from pipemax_spark import annotate
 from pipemax_spark.errors import JobError
 from tests.fakes.engine import expected_text, fake_config
 from tests.fakes.engine_python import write_engine_python

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.annotate import annotated_schema, engine_options
+from pipemax_spark.dataframe import annotated_schema, engine_options
 from pipemax_spark.executor.task import TaskPlan
 from pipemax_spark.job.chunks import ChunkPlan, SlicedRows, write_slices
 from pipemax_spark.job.outcomes import AppendedOutcomes

@@ -31,7 +31,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
         (("--on-error", "ignore"), "on-error is 'ignore'; give 'row'"),
         (("--commit-every", "often"), "commit-every is 'often'; write it as 15m, 900s or 1h"),
         (("--response-format", "/no/such/file"), "response-format '/no/such/file' cannot be read"),
-        (("--engine", "/no/such/file"), "engine config '/no/such/file' cannot be read"),
+        (("--engine", "/no/such/file"), "engine '/no/such/file' cannot be read: there is no such file"),
         (("--input-option", "sep"), "input-option 'sep' is not of the form KEY=VALUE"),
         (("--gold-column", "label"), "gold-column 'label' is compared with the property of that name"),
         (("--output", "in.parquet"), "input and output are both 'in.parquet'"),

@@ -34,6 +34,7 @@ from rich.console import Console
 from pipemax_spark.errors import JobError
 from pipemax_spark.job.annotation_job import AnnotationJob
 from pipemax_spark.job.options import JobOptions
+from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.storage.tables import Commit, DeltaTable, Transaction
 from tests.spark.conftest import Jobs
 
@@ -147,7 +148,7 @@ class SteppedJob:
         self.error: BaseException | None = None
         self._spark = spark
         table = SteppedTable(spark, options.output, self.steps)
-        self._job = AnnotationJob(spark, options, Console(file=io.StringIO()), table=table)
+        self._job = AnnotationJob(spark, options, Terminal(Console(file=io.StringIO())), table=table)
         self.where = "at its start"
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipemax_spark.annotate import annotate
+from pipemax_spark import annotate
 from pipemax_spark.errors import JobError
 from pipemax_spark.prompts import PromptSource
 from tests.fakes.engine import fake_config

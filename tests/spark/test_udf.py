@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from pipemax_spark import pipemax_udf, register
 from pipemax_spark.errors import JobError
-from pipemax_spark.udf import pipemax_udf, register
 from tests.fakes.engine import expected_text, fake_config
 
 ROWS = 600

@@ -13,6 +13,7 @@ from rich.console import Console
 from pipemax.wire import GenerationSpec
 from pipemax_spark.job.annotation_job import AnnotationJob
 from pipemax_spark.job.options import JobOptions
+from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.spark_session import get_session
 from tests.fakes.engine import fake_config
@@ -42,7 +43,7 @@ def main(directory: Path, engine_python: str) -> None:
             id_columns=("id",),
             log_dir=directory / "logs",
         )
-        summary = AnnotationJob(spark, options, Console(file=sys.stderr)).run()
+        summary = AnnotationJob(spark, options, Terminal(Console(file=sys.stderr))).run()
         assert summary is not None
         servers = sorted(server.pid for server in servers_of(engine_python))
         gpus = [visible_devices(server) for server in servers]

@@ -2,8 +2,7 @@
 
 import pytest
 
-from pipemax_spark.cli import failure_text
-from pipemax_spark.errors import JobFailedError
+from pipemax_spark.errors import JobFailedError, failure_text
 
 _OF_A_TASK = """Job aborted due to stage failure: Task 1 in stage 3.0 failed 4 times, most recent failure:
 org.apache.spark.api.python.PythonException: Traceback (most recent call last):

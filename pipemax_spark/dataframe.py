@@ -7,7 +7,7 @@ changes. This module builds the DataFrame; the code that runs in the tasks is in
 import json
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -181,18 +181,23 @@ def engine_config(engine: Mapping[str, Any] | None, model: str | None) -> dict[s
     return config
 
 
-def generation_spec(
-    *, stop: Sequence[str] = (), response_format: Mapping[str, Any] | str | None = None, **values: Any
-) -> GenerationSpec:
+def generation_spec(**given: Any) -> GenerationSpec:
     """Build the spec from what users give.
 
     ``JobError`` says what is wrong with the schema, ``TypeError`` names an unknown field.
     """
-    if response_format is not None:
-        response_format = checked_schema(
-            response_format if isinstance(response_format, str) else json.dumps(response_format)
-        )
-    return GenerationSpec(stop=tuple(stop), response_format=response_format, **values)
+    return GenerationSpec(**generation_values(given))
+
+
+def generation_values(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with ``stop`` and ``response_format`` as ``GenerationSpec`` has them.
+
+    A schema may come as a dict or as JSON text; ``JobError`` says what is wrong with it.
+    """
+    values = {**given, "stop": tuple(given.get("stop", ()))}
+    if (schema := given.get("response_format")) is not None:
+        values["response_format"] = checked_schema(schema if isinstance(schema, str) else json.dumps(schema))
+    return values
 
 
 def checked_schema(text: str) -> str:

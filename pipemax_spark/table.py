@@ -1,0 +1,143 @@
+"""``annotate_table``: the resumable job from Python, for notebooks and schedulers that have a Spark session."""
+
+import inspect
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from pipemax.wire import GenerationSpec
+from pipemax_spark.arguments import (
+    OPTIONS,
+    job_options,
+    log_directory,
+    log_handler,
+    read_duration,
+    read_engine,
+    read_names,
+)
+from pipemax_spark.dataframe import generation_values
+from pipemax_spark.errors import JobError, JobFailedError, OnError, failure_text, is_interrupt
+from pipemax_spark.job.annotation_job import AnnotationJob
+from pipemax_spark.job.options import JobOptions
+from pipemax_spark.keywords import takes_fields
+from pipemax_spark.monitor.summary import Summary
+from pipemax_spark.monitor.terminal import Terminal
+from pipemax_spark.prompts import PromptSource
+from pipemax_spark.spark_session import check_session
+from pipemax_spark.storage.hadoop import read_file
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    "id_columns": read_names,
+    "commit_every": read_duration,
+    "on_error": OnError.of,
+    "summary": os.fspath,
+}
+"""From what Python code gives to the field's value, where the two differ."""
+
+
+def _describes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Add to a docstring what the command's help says of each of the function's options."""
+    told = [
+        f"    {name}: {OPTIONS[name].help}"
+        for name in inspect.signature(function).parameters
+        if name in OPTIONS
+    ]
+    function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", "Args:", *told])
+    return function
+
+
+@_describes_options
+@takes_fields(
+    JobOptions,
+    PromptSource,
+    GenerationSpec,
+    id_columns=Sequence[str] | str,
+    commit_every=timedelta | str,
+    on_error=str,
+    summary=str | os.PathLike[str] | None,
+    stop=Sequence[str],
+    response_format=Mapping[str, Any] | str | None,
+)
+def annotate_table(
+    spark: "SparkSession",
+    *,
+    model: str | None = None,
+    engine: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    log_dir: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> Summary | None:
+    """Run the resumable job ``pipemax-annotate`` in this session, and return its totals, or None after a dry run.
+
+    The same call again does what is left. The options are the command's, with ``_`` for ``-``, and with Python's
+    values: ``engine`` is a dict or the path of a YAML file, ``response_format`` a dict or JSON text, ``id_columns`` a
+    list, ``input_option`` a dict, ``stop`` a list, ``commit_every`` a ``timedelta`` or text such as ``"15m"``.
+
+    Print the command's report meanwhile. To interrupt the call (Ctrl-C, or the notebook's button) stops the job; what
+    it has committed stays.
+
+    Raise ``JobError``, a ``ValueError``, for what the caller can mend, before any engine has started, and
+    ``JobFailedError`` if the job fails while it runs. The session must be a classic one: the job needs the driver's
+    JVM.
+    """
+    check_session(spark)
+    given = {name: value for name, value in options.items() if value is not None}
+    if unknown := given.keys() - inspect.signature(annotate_table).parameters.keys():
+        raise TypeError(f"annotate_table() got an unexpected keyword argument {min(unknown)!r}")
+    if missing := {"input", "output"} - given.keys():
+        raise TypeError(f"annotate_table() needs {' and '.join(sorted(missing))}")
+    values = {name: _READ[name](value) if name in _READ else value for name, value in given.items()}
+    logs = log_directory(log_dir, values["output"])
+    job = job_options(
+        generation_values(values) | {"engine": _engine(engine, spark), "model": model}, log_dir=logs
+    )
+    terminal = Terminal.standard()
+    with _logs_to(logs):
+        try:
+            return AnnotationJob(spark, job, terminal).run()
+        except (JobError, JobFailedError):
+            raise
+        except BaseException as error:
+            if is_interrupt(error):
+                terminal.say(
+                    "", "Interrupted. Finished chunks are committed; the same call goes on from there."
+                )
+                raise KeyboardInterrupt from error
+            if not isinstance(error, Exception):
+                raise
+            raise JobFailedError(f"{failure_text(error)}. Details: {logs}") from error
+
+
+def _engine(
+    given: Mapping[str, Any] | str | os.PathLike[str] | None, spark: "SparkSession"
+) -> Mapping[str, Any] | None:
+    if given is None or isinstance(given, Mapping):
+        return given
+    path = os.fspath(given)
+    return read_engine(path, read_file(path, lambda: spark, option="engine"))
+
+
+@contextmanager
+def _logs_to(directory: Path) -> Iterator[None]:
+    """Write this package's log to ``annotate.log`` in the directory, and nowhere else; the terminal shows warnings."""
+    logger = logging.getLogger("pipemax_spark")
+    handler = log_handler(directory)
+    level, propagates = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+        logger.setLevel(level)
+        logger.propagate = propagates
