@@ -1,0 +1,158 @@
+"""Copies run beside the computation that they have nothing to do with, however far the host is ahead of the device."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipemax.transfer.cuda.device import Copy, Fence, Lane, Pool, Span
+from tests.fakes.timed_device import Costs, Stream, TimedDevice, TimedKernel, Work
+from tests.fakes.timed_steps import RanStep, TimedStep, TimedSteps
+
+STEPS_AHEAD = range(10)
+BLOCK_BYTES = 640 * 1024
+"""Of one of eight stages of a 70B model."""
+
+
+def hidden_share(*, steps_ahead: int, load_share: float) -> float:
+    """The share of the prefetches' time that does not lengthen 30 decode steps of such a stage.
+
+    A step computes for 40 ms and sends the activations of 256 requests (8 MiB). Its prefetches take ``load_share`` of
+    its time.
+    """
+    compute_s, num_steps, costs = 0.040, 30, Costs()
+    num_blocks = int(load_share * compute_s * costs.bytes_per_s / BLOCK_BYTES)
+
+    def total_s(prefetches: int) -> float:
+        run = TimedSteps(block_bytes=BLOCK_BYTES, steps_ahead=steps_ahead, costs=costs)
+        step = TimedStep(compute_s=compute_s, prefetches=prefetches, stores=16, sent_bytes=8 << 20)
+        ran = run.run([step] * num_steps)
+        return ran[-1].compute.end_s
+
+    copied_s = (num_steps - 1) * num_blocks * BLOCK_BYTES / costs.bytes_per_s
+    return 1 - (total_s(num_blocks) - total_s(0)) / copied_s
+
+
+@pytest.mark.parametrize(
+    "steps_ahead",
+    [
+        pytest.param(n, marks=pytest.mark.xfail(n > 0, reason="queued behind sends", strict=True))
+        for n in STEPS_AHEAD
+    ],
+)
+def test_prefetches_hide_behind_computation(steps_ahead: int) -> None:
+    assert hidden_share(steps_ahead=steps_ahead, load_share=0.9) >= 0.95
+
+
+BLOCK_S = 1e-3
+SMALL = Costs(bytes_per_s=1e9)
+"""A block of a million bytes takes a millisecond."""
+random_step = st.builds(
+    TimedStep,
+    compute_s=st.floats(1e-4, 2e-2),
+    prefetches=st.integers(0, 9),
+    later_prefetches=st.integers(0, 9),
+    saves=st.integers(0, 2),
+    stores=st.integers(0, 6),
+    store_fence=st.sampled_from([None, 0, 1, 2]),
+    sent_bytes=st.integers(1, 5_000_000),
+)
+random_steps = st.lists(random_step, min_size=2, max_size=8)
+
+
+def run_small(steps: list[TimedStep], steps_ahead: int, dropped: Fence | None = None) -> list[RanStep]:
+    run = TimedSteps(block_bytes=1_000_000, steps_ahead=steps_ahead, costs=SMALL, dropped=dropped)
+    return run.run(steps)
+
+
+def last_end(*works: list[Work]) -> float:
+    return max((work.end_s for work in itertools.chain(*works)), default=0.0)
+
+
+@pytest.mark.xfail(reason="queued behind sends", strict=True)
+@settings(max_examples=60, deadline=None)
+@given(steps=random_steps, steps_ahead=st.sampled_from(STEPS_AHEAD))
+def test_the_prefetch_lane_is_not_idle_while_a_prefetch_may_run(
+    steps: list[TimedStep], steps_ahead: int
+) -> None:
+    """It may once it is submitted, what computed and stored before it is done, and so are the prefetches before it."""
+    may_run_s = 0.0
+    before: RanStep | None = None
+    for ran in run_small(steps, steps_ahead):
+        if before is not None:
+            may_run_s = max(may_run_s, before.compute.end_s, last_end(before.stores))
+        may_run_s = max(may_run_s, last_end(ran.saves))
+        for work in ran.prefetches + ran.later_prefetches:
+            assert work.begin_s == pytest.approx(max(may_run_s, work.submitted_s))
+            may_run_s = work.end_s
+        before = ran
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=random_steps, steps_ahead=st.sampled_from(STEPS_AHEAD))
+def test_a_step_waits_for_what_it_needs_and_for_nothing_that_a_later_step_needs(
+    steps: list[TimedStep], steps_ahead: int
+) -> None:
+    ran = run_small(steps, steps_ahead)
+    may_run_s = 0.0
+    for index, (step, now) in enumerate(zip(steps, ran, strict=True)):
+        needed = [earlier.prefetches for earlier in ran[:index]]
+        needed += [earlier.later_prefetches for earlier in ran[: max(0, index - 1)]]
+        if step.store_fence is not None:
+            stored = ran[: max(0, index - step.store_fence + 1)]
+            needed += [earlier.saves for earlier in stored]
+            needed += [earlier.stores for earlier in stored if earlier is not now]
+        may_run_s = max(may_run_s, last_end(*needed), now.compute.submitted_s)
+        assert now.compute.begin_s == pytest.approx(may_run_s)
+        may_run_s = now.compute.end_s
+
+
+class TestTheDeviceItself:
+    """A gigabyte a second in each direction, and a host that costs nothing."""
+
+    @pytest.fixture
+    def device(self) -> TimedDevice:
+        return TimedDevice(Costs(bytes_per_s=1e9, call_s=0.0, copy_s=0.0))
+
+    def test_lanes_run_in_parallel_and_each_in_its_order(self, device: TimedDevice) -> None:
+        device.launch(Lane.COMPUTE, TimedKernel(seconds=3e-3))
+        device.launch(Lane.COMPUTE, TimedKernel(seconds=1e-3))
+        device.launch(Lane.STORE, TimedKernel(out_bytes=2_000_000))
+        device.host_works(1.0)
+        assert times(device.ran[Lane.COMPUTE]) == [(0.0, 3.0), (3.0, 4.0)]
+        assert times(device.ran[Lane.STORE]) == [(0.0, 2.0)]
+
+    def test_two_transfers_of_one_way_share_it(self, device: TimedDevice) -> None:
+        device.launch(Lane.STORE, TimedKernel(out_bytes=4_000_000))
+        device.send(1_000_000, after=device.record(Lane.COMPUTE))
+        copy = Copy(Span(Pool.HOST, 0, 5_000_000), Span(Pool.GPU, 0, 5_000_000))
+        device.copy(Lane.PREFETCH, [copy])
+        device.host_works(1.0)
+        assert times(device.ran[Stream.SEND]) == [(0.0, 2.0)]
+        assert times(device.ran[Lane.STORE]) == [(0.0, 5.0)]
+        assert times(device.ran[Lane.PREFETCH]) == [(0.0, 5.0)]
+
+    def test_a_wait_holds_its_lane_and_the_host_sees_only_what_is_past(self, device: TimedDevice) -> None:
+        device.launch(Lane.COMPUTE, TimedKernel(seconds=3e-3))
+        computed = device.record(Lane.COMPUTE)
+        device.wait(Lane.STORE, computed, Fence.STORE_AFTER_COMPUTE)
+        device.launch(Lane.STORE, TimedKernel(out_bytes=1_000_000))
+        device.host_works(2e-3)
+        assert not device.is_done(computed)
+        device.host_waits_for(computed)
+        assert device.now_s == pytest.approx(3e-3)
+        device.synchronize()
+        assert times(device.ran[Lane.STORE]) == [(3.0, 4.0)]
+
+    def test_submitting_costs_the_host_time(self) -> None:
+        device = TimedDevice(Costs(call_s=1e-3, copy_s=1e-4))
+        copy = Copy(Span(Pool.HOST, 0, 1), Span(Pool.GPU, 0, 1))
+        device.copy(Lane.PREFETCH, [copy] * 20)
+        assert device.now_s == pytest.approx(3e-3)
+        assert device.ran[Lane.PREFETCH][0].submitted_s == device.now_s
+
+
+def times(works: list[Work]) -> list[tuple[float, float]]:
+    """When they began and ended, in ms."""
+    return [(pytest.approx(work.begin_s * 1e3), pytest.approx(work.end_s * 1e3)) for work in works]
