@@ -36,7 +36,6 @@ from bench.stage.transfers import stage_transfers
 from pipemax.domain.specs import KvLayout, ModelSpec
 from pipemax.domain.units import MIB
 from pipemax.presets import load_model
-from pipemax.transfer.cuda.chunk_queue import CopyLimits
 
 SECTIONS = ("peak", "prefetch", "breakdown", "overlap", "priority")
 RESIDUAL_STREAMS = 2
@@ -173,10 +172,6 @@ class Bench:
                 piece_blocks=piece_blocks,
                 activation_bytes=activation,
                 prefetch_blocks=setup.prefetch_blocks,
-                limits={
-                    f"{mib} MiB in flight": CopyLimits(chunk_bytes=mib * MIB // 2, in_flight_bytes=mib * MIB)
-                    for mib in (64, 16, 4)
-                },
                 repeats=setup.repeats,
             )
 

@@ -1,13 +1,12 @@
 """A stand-in for activations: how long a host-staged copy of their size takes while prefetches load the link.
 
-One GPU has no peer to send to, so the activation goes to pinned host memory and back on a stream of its own. Without
-priority, all prefetches are submitted to the device beforehand; with it, they wait in the queue, which holds them back
-around the send. CUDA only: a CPU has no copy queue to wait in.
+One GPU has no peer to send to, so the activation goes to pinned host memory and back on a stream of its own. All
+prefetches are submitted beforehand in one call, as in an engine. CUDA only: a CPU has no copy engine.
 """
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -15,20 +14,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from bench.stage.pools import PoolPlan
-from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits, Priority
-from pipemax.transfer.cuda.copy_chunks import copy_chunks
+from pipemax.transfer.cuda.copy_runs import copy_runs
 from pipemax.transfer.cuda.device import Lane
-from pipemax.transfer.cuda.submitter import Submitter
 
 if TYPE_CHECKING:
     from pipemax.transfer.cuda.cuda_device import CudaDevice
 
-_NO_LIMIT = 1 << 60
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorityRow:
-    """One way of submitting prefetches."""
+    """With or without prefetches."""
 
     prefetch: str
     activation_mib: float
@@ -48,20 +43,15 @@ def measure_priority(
     piece_blocks: int,
     activation_bytes: int,
     prefetch_blocks: int,
-    limits: dict[str, CopyLimits],
     repeats: int,
 ) -> list[PriorityRow]:
-    """Measure with an idle link first, then without priority, then with it under each of ``limits``."""
+    """Measure with an idle link first, then next to prefetches."""
     from pipemax.transfer.cuda.cuda_device import CudaDevice  # needs cuda-bindings
 
     device = CudaDevice(gpu_rows, host_rows, host_piece_bytes=piece_blocks * plan.block.block_bytes)
     bench = _Bench(plan, device, gpu_rows.device, activation_bytes, prefetch_blocks, repeats)
-    idle = bench.measure("none: the link is idle", None, holds=False, idle_s=None)
-    unlimited = CopyLimits(chunk_bytes=_NO_LIMIT, in_flight_bytes=_NO_LIMIT)
-    rows = [idle, bench.measure("without priority", unlimited, holds=False, idle_s=idle.median_us / 1e6)]
-    for name, limit in limits.items():
-        rows.append(bench.measure(f"with priority, {name}", limit, holds=True, idle_s=idle.median_us / 1e6))
-    return rows
+    idle = bench.measure("none: the link is idle", prefetches=False, idle_s=None)
+    return [idle, bench.measure("in full progress", prefetches=True, idle_s=idle.median_us / 1e6)]
 
 
 class _Bench:
@@ -83,17 +73,15 @@ class _Bench:
         self._received = torch.zeros(activation_bytes, dtype=torch.uint8, device=gpu)
         self._stream = torch.cuda.Stream(gpu)
 
-    def measure(
-        self, name: str, limits: CopyLimits | None, *, holds: bool, idle_s: float | None
-    ) -> PriorityRow:
+    def measure(self, name: str, *, prefetches: bool, idle_s: float | None) -> PriorityRow:
         latencies, rates = [], []
         for repeat in range(self._repeats + 1):
             torch.cuda.synchronize()
-            with self._prefetching(limits) as queue:
-                latency_s = self._send(queue if holds else None)
+            with self._prefetching() if prefetches else nullcontext():
+                latency_s = self._send()
             if repeat:
                 latencies.append(latency_s)
-                rates.append(self._rate)
+                rates.append(self._rate if prefetches else 0.0)
         return PriorityRow(
             prefetch=name,
             activation_mib=len(self._there) / 2**20,
@@ -104,39 +92,24 @@ class _Bench:
         )
 
     @contextmanager
-    def _prefetching(self, limits: CopyLimits | None) -> Iterator[ChunkQueue | None]:
-        self._rate = 0.0
-        if limits is None:
-            yield None
-            return
-        queue = ChunkQueue(self._device, limits)
-        submitter = Submitter(queue)
+    def _prefetching(self) -> Iterator[None]:
         size = self._plan.block.block_bytes
         pairs = [(2 * block, 2 * block) for block in range(self._prefetch_blocks)]
-        chunks = copy_chunks(pairs, lane=Lane.PREFETCH, block_bytes=size, chunk_bytes=limits.chunk_bytes)
-        ticket = queue.put(chunks, priority=Priority.PREFETCH)
-        submitter.wake()
-        while ticket.begin is None:
-            time.sleep(1e-5)
+        begin = self._device.record(Lane.PREFETCH)
+        self._device.copy(Lane.PREFETCH, copy_runs(pairs, lane=Lane.PREFETCH, block_bytes=size))
+        end = self._device.record(Lane.PREFETCH)
         time.sleep(2e-3)  # so that the prefetches are in full progress
-        yield queue
-        submitter.close()
-        queue.flush()
+        yield
         self._device.synchronize()
-        assert ticket.end is not None
-        num_bytes = self._prefetch_blocks * size
-        self._rate = num_bytes / self._device.elapsed_s(ticket.begin, ticket.end) / 1e9
+        self._rate = self._prefetch_blocks * size / self._device.elapsed_s(begin, end) / 1e9
 
-    def _send(self, queue: ChunkQueue | None) -> float:
+    def _send(self) -> float:
         """Send to the host and back; return the seconds by the wall clock, which the next stage would wait."""
         begin_s = time.perf_counter()
-        begin, end = torch.cuda.Event(), torch.cuda.Event()
+        end = torch.cuda.Event()
         with torch.cuda.stream(self._stream):
-            begin.record()
             self._there.copy_(self._sent, non_blocking=True)
             self._received.copy_(self._there, non_blocking=True)
             end.record()
-        if queue is not None:
-            queue.hold_for_send(begin, end)
         end.synchronize()
         return time.perf_counter() - begin_s

@@ -7,9 +7,7 @@ import torch
 
 from bench.stage.pools import compact_layout
 from pipemax.transfer.commands import TokenStore
-from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits
 from pipemax.transfer.cuda.device import CopyDevice, Fence, KernelCall, Lane, Pool, Span
-from pipemax.transfer.cuda.submitter import Submitter
 from pipemax.transfer.cuda.transfers import CudaTransfers, MakeTokenStore
 from pipemax.transfer.layout import BlockLayout
 from tests.fakes.kv_schedule import BLOCK_TOKENS, RandomSchedule, Run, Step
@@ -66,27 +64,20 @@ class KvStage:
         self,
         rng: random.Random,
         device: CopyDevice,
-        queue: ChunkQueue,
         model: KvModel,
         *,
         layout: BlockLayout,
         make_token_store: MakeTokenStore | None,
         writes_through: bool,
-        submitter: Submitter | None = None,
         go_on: Callable[[], None] = lambda: None,
     ) -> None:
         self.device = device
-        self.queue = queue
         self.model = model
         self.schedule = RandomSchedule(
             rng, gpu_blocks=GPU_BLOCKS, host_blocks=HOST_BLOCKS, writes_through=writes_through
         )
         self.transfers = CudaTransfers(
-            device,
-            queue,
-            block_bytes=layout.block_bytes,
-            make_token_store=make_token_store,
-            submitter=submitter,
+            device, block_bytes=layout.block_bytes, make_token_store=make_token_store
         )
         self._go_on = go_on
 
@@ -121,42 +112,25 @@ class RecordedStage(KvStage):
         dropped: Fence | None = None,
         writes_through: bool | None = None,
         has_kernel: bool = True,
-        queue_type: Callable[..., ChunkQueue] = ChunkQueue,
-        is_threaded: bool = False,
     ) -> None:
         self._rng = rng = random.Random(seed)
         block_bytes = TINY.block_bytes
         device = RecordingDevice(
             gpu_blocks=GPU_BLOCKS, host_blocks=HOST_BLOCKS, block_bytes=block_bytes, dropped=dropped
         )
-        queue = queue_type(device, CopyLimits(chunk_bytes=3 * block_bytes, in_flight_bytes=6 * block_bytes))
-        self._is_threaded = is_threaded
         super().__init__(
             rng,
             device,
-            queue,
             KvModel(torch.from_numpy(device.memory[Pool.GPU]).view(-1, block_bytes), TINY),
             layout=TINY,
             make_token_store=fake_token_store(device, TINY) if has_kernel else None,
             writes_through=rng.random() < 0.5 if writes_through is None else writes_through,
-            submitter=Submitter(queue) if is_threaded else None,
             go_on=self._go_on_at_random,
         )
 
-    def run_step(self, step: Step) -> None:
-        super().run_step(step)
-        if self._rng.random() < 0.5:
-            sent = self.device.foreign_event()
-            self.transfers.hold_for_send(sent)
-            self._go_on_at_random()
-            self.device.finish(sent)
-
     def _go_on_at_random(self) -> None:
         for _ in range(self._rng.randint(0, 8)):
-            if self._rng.random() < 0.4 and not self._is_threaded:
-                self.queue.pump()
-            else:
-                self.device.advance(self._rng.choice(list(Lane)))
+            self.device.advance(self._rng.choice(list(Lane)))
 
 
 def fake_token_store(device: RecordingDevice, layout: BlockLayout) -> MakeTokenStore:

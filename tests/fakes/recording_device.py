@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipemax.transfer.cuda.device import Copy, Fence, Hold, KernelCall, Lane, Pool, Span
+from pipemax.transfer.cuda.device import Copy, Fence, KernelCall, Lane, Pool, Span
 
 Clock = dict[Lane, int]
 
@@ -26,7 +26,7 @@ class RecordedEvent:
     """On a lane, behind its first ``position`` pieces of work and waits."""
 
     clock: Clock
-    lane: Lane | None
+    lane: Lane
     position: int
     done_tick: int | None = None
 
@@ -100,7 +100,7 @@ class RecordingDevice:
             Pool.HOST: np.zeros(host_blocks * block_bytes, dtype=np.uint8),
         }
         self.races: list[Race] = []
-        self.waits: list[tuple[Lane, Fence | Hold]] = []
+        self.waits: list[tuple[Lane, Fence]] = []
         self.copies: list[RecordedCopies] = []
         self._dropped = dropped
         self._lanes = {lane: _LaneState() for lane in Lane}
@@ -118,7 +118,7 @@ class RecordingDevice:
             self._mark_done(state)
             return event
 
-    def wait(self, lane: Lane, event: RecordedEvent, reason: Fence | Hold) -> None:
+    def wait(self, lane: Lane, event: RecordedEvent, reason: Fence) -> None:
         with self._lock:
             self.waits.append((lane, reason))
             if reason is self._dropped:
@@ -126,8 +126,7 @@ class RecordingDevice:
             state = self._lanes[lane]
             state.todo.append(event)
             state.num_submitted += 1
-            if isinstance(reason, Fence):  # a hold is no order that anything may rely on
-                state.clock = {other: max(state.clock[other], event.clock[other]) for other in Lane}
+            state.clock = {other: max(state.clock[other], event.clock[other]) for other in Lane}
 
     def is_done(self, event: RecordedEvent) -> bool:
         return event.done_tick is not None
@@ -161,7 +160,7 @@ class RecordingDevice:
         while any(self.advance(lane) for lane in Lane):
             pass
 
-    # -- what a GPU does by itself, and other streams ---------------------------------------------------------------
+    # -- what a GPU does by itself ---------------------------------------------------------------
 
     def advance(self, lane: Lane) -> bool:
         """The lane's next piece of work is done; False where there is none, or where it waits."""
@@ -174,14 +173,6 @@ class RecordingDevice:
             self._tick += 1
             self._mark_done(state)
             return True
-
-    def foreign_event(self) -> RecordedEvent:
-        """Of a stream that is none of the lanes; done when ``finish`` says so."""
-        return RecordedEvent(dict.fromkeys(Lane, 0), None, 0)
-
-    def finish(self, event: RecordedEvent) -> None:
-        assert event.lane is None, "lanes finish their events themselves"
-        event.done_tick = self._tick
 
     def has_done(self, batch: RecordedCopies) -> bool:
         return batch.position <= self._lanes[batch.lane].num_done

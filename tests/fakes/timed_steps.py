@@ -3,13 +3,10 @@
 from dataclasses import dataclass
 
 from pipemax.domain.units import GpuBlockId, HostBlockId
-from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies
-from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits
+from pipemax.transfer.commands import BlockPrefetch, BlockStore, PrefetchTiming, StepCopies
 from pipemax.transfer.cuda.device import Fence, Lane
 from pipemax.transfer.cuda.transfers import CudaTransfers
 from tests.fakes.timed_device import Costs, Stream, TimedDevice, TimedEvent, TimedKernel, Work
-
-_POLL_S = 5e-4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,23 +42,25 @@ class TimedSteps:
         self, *, block_bytes: int, steps_ahead: int, costs: Costs | None = None, dropped: Fence | None = None
     ) -> None:
         self.device = TimedDevice(costs or Costs(), dropped)
-        self._queue = ChunkQueue(self.device, CopyLimits(), lambda: self.device.now_s)
-        self._transfers = CudaTransfers(self.device, self._queue, block_bytes=block_bytes)
+        self._transfers = CudaTransfers(self.device, block_bytes=block_bytes)
         self._block_bytes = block_bytes
         self._steps_ahead = steps_ahead
         self._next_block = 0
         self._computed: list[TimedEvent] = []
         self._sent = TimedEvent()
+        self.prefetch_timings: list[PrefetchTiming] = []
+        """As reported to the estimator."""
 
     def run(self, steps: list[TimedStep], *, host_s: float = 1e-3) -> list[RanStep]:
-        """Run them; enqueuing the kernels of one takes the host ``host_s``. Blocks never repeat, so work can be told."""
+        """Run them; enqueuing the kernels of one takes the host ``host_s``. Blocks never repeat."""
         copies = [self._submit(step, host_s) for step in steps]
         self.device.host_waits_for(self._sent)
         self._transfers.close()
         return [self._ran(index, copied) for index, copied in enumerate(copies)]
 
     def _submit(self, step: TimedStep, host_s: float) -> StepCopies:
-        self._wait_until_it_may_begin()
+        if len(self._computed) > self._steps_ahead:
+            self.device.host_waits_for(self._computed[-1 - self._steps_ahead])
         copies = StepCopies(
             prefetches=self._prefetches(step.prefetches),
             later_prefetches=self._prefetches(step.later_prefetches),
@@ -69,25 +68,13 @@ class TimedSteps:
             stores=self._stores(step.stores),
             store_fence=step.store_fence,
         )
-        self._transfers.begin_step(copies)
-        self._go_on(host_s)
+        self.prefetch_timings += self._transfers.begin_step(copies).prefetches
+        self.device.host_works(host_s)
         self.device.launch(Lane.COMPUTE, TimedKernel(seconds=step.compute_s))
         self._computed.append(self.device.record(Lane.COMPUTE))
         self._transfers.end_step(copies)
         self._sent = self.device.send(step.sent_bytes, after=self._computed[-1])
-        self._transfers.hold_for_send(self._sent)
         return copies
-
-    def _wait_until_it_may_begin(self) -> None:
-        if len(self._computed) > self._steps_ahead:
-            while self._computed[-1 - self._steps_ahead].done_s is None:
-                self._go_on(_POLL_S)
-
-    def _go_on(self, seconds: float) -> None:
-        """The host works or waits for so long; the queue's thread looks at the queue every half millisecond."""
-        for _ in range(round(seconds / _POLL_S)):
-            self.device.host_works(_POLL_S)
-            self._queue.pump()
 
     def _prefetches(self, count: int) -> tuple[BlockPrefetch, ...]:
         return tuple(BlockPrefetch(HostBlockId(b), GpuBlockId(b)) for b in self._take(count))

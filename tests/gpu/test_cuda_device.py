@@ -18,14 +18,12 @@ from bench.stage.pools import compact_layout
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies, TokenStore
 from pipemax.transfer.cuda.assemble import cuda_transfers
-from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits
-from pipemax.transfer.cuda.copy_chunks import copy_chunks
+from pipemax.transfer.cuda.copy_runs import copy_runs
 from pipemax.transfer.cuda.cuda_device import CopyCall, CudaDevice, CudaHostRegistry
 from pipemax.transfer.cuda.device import Fence, KernelCall, Lane
 from pipemax.transfer.cuda.kernels import KvKernels
 from pipemax.transfer.cuda.launch_checks import token_table
 from pipemax.transfer.cuda.pinned_pool import PinnedHostPool
-from pipemax.transfer.cuda.submitter import Submitter
 from pipemax.transfer.cuda.transfers import CudaTransfers
 from pipemax.transfer.layout import BlockLayout
 from pipemax.transfer.per_layer_steps import PerLayerSteps
@@ -73,15 +71,12 @@ def test_blocks_are_prefetched_as_they_were_stored(
     original = gpu_rows.clone()
     torch.cuda.synchronize()
     pairs = [(block, block + 3) for block in range(10)] + [(20, 39), (15, 17)]
-    stores = copy_chunks(pairs, lane=Lane.STORE, block_bytes=LAYOUT.block_bytes, chunk_bytes=1 << 20)
-    for chunk in stores:
-        device.copy(Lane.STORE, chunk.work)
+    device.copy(Lane.STORE, copy_runs(pairs, lane=Lane.STORE, block_bytes=LAYOUT.block_bytes))
     device.synchronize()
     gpu_rows.zero_()
     torch.cuda.synchronize()
     back = [(host, gpu) for gpu, host in pairs]
-    for chunk in copy_chunks(back, lane=Lane.PREFETCH, block_bytes=LAYOUT.block_bytes, chunk_bytes=1 << 20):
-        device.copy(Lane.PREFETCH, chunk.work)
+    device.copy(Lane.PREFETCH, copy_runs(back, lane=Lane.PREFETCH, block_bytes=LAYOUT.block_bytes))
     device.synchronize()
     blocks = [gpu for gpu, _ in pairs]
     assert torch.equal(gpu_rows[blocks], original[blocks])
@@ -109,9 +104,7 @@ def test_a_prefetch_without_its_fence_arrives_too_early(
     """The control of the test below: on this device, wrong order shows."""
     device = make_device(gpu_rows, host_pool)
     host_pool.tensor.fill_(7)
-    prefetch = copy_chunks([(0, 0)], lane=Lane.PREFETCH, block_bytes=LAYOUT.block_bytes, chunk_bytes=1 << 20)[
-        0
-    ]
+    prefetch = copy_runs([(0, 0)], lane=Lane.PREFETCH, block_bytes=LAYOUT.block_bytes)
     for is_fenced in (False, True):
         gpu_rows.zero_()
         torch.cuda.synchronize()
@@ -119,7 +112,7 @@ def test_a_prefetch_without_its_fence_arrives_too_early(
         gpu_rows[0] += 1
         if is_fenced:
             device.wait(Lane.PREFETCH, device.record(Lane.COMPUTE), Fence.PREFETCH_AFTER_COMPUTE)
-        device.copy(Lane.PREFETCH, prefetch.work)
+        device.copy(Lane.PREFETCH, prefetch)
         torch.cuda.synchronize()
         assert bool((gpu_rows[0] == 7).all()) == is_fenced
 
@@ -143,17 +136,13 @@ def test_random_schedules_read_what_was_computed(
         tokens = token_table(stores)
         return kernels.offload_tokens(gpu_rows, host_pool.tensor, LAYOUT, tokens), len(tokens)
 
-    block_bytes = LAYOUT.block_bytes
-    queue = ChunkQueue(device, CopyLimits(chunk_bytes=3 * block_bytes, in_flight_bytes=6 * block_bytes))
     stage = KvStage(
         rng,
         device,
-        queue,
         KvModel(gpu_rows, LAYOUT),
         layout=LAYOUT,
         make_token_store=make_token_store,
         writes_through=writes_through,
-        submitter=Submitter(queue),
         go_on=partial(slow_some_lane_down, device, rng),
     )
     stage.run(150)
@@ -178,17 +167,13 @@ def test_blocks_return_intact_where_kv_leaves_layer_by_layer(
 ) -> None:
     rng = random.Random(seed)
     device = make_device(gpu_rows, host_pool)
-
-    queue = ChunkQueue(device, CopyLimits())
     stage = KvStage(
         rng,
         device,
-        queue,
         KvModel(gpu_rows, LAYOUT),
         layout=LAYOUT,
         make_token_store=None,
         writes_through=True,
-        submitter=Submitter(queue),
         go_on=partial(slow_some_lane_down, device, rng),
     )
     inner = stage.transfers

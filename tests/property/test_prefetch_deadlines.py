@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, StepCopies
-from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits
 from pipemax.transfer.cuda.device import Lane
 from pipemax.transfer.cuda.transfers import CudaTransfers
 from tests.fakes.recording_device import FakeKernel, RecordingDevice
@@ -18,18 +17,14 @@ STEPS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, ma
 class Steps:
     """Block numbers never repeat; a step's kernel is one piece of work on the compute lane."""
 
-    def __init__(self, chunk_blocks: int) -> None:
+    def __init__(self) -> None:
         self.device = RecordingDevice(gpu_blocks=128, host_blocks=128, block_bytes=BLOCK_BYTES)
-        limits = CopyLimits(chunk_bytes=chunk_blocks * BLOCK_BYTES, in_flight_bytes=2 * BLOCK_BYTES)
-        self.queue = ChunkQueue(self.device, limits)
-        self._transfers = CudaTransfers(self.device, self.queue, block_bytes=BLOCK_BYTES)
+        self._transfers = CudaTransfers(self.device, block_bytes=BLOCK_BYTES)
         self._next_block = 0
         self.step = -1
         self.needed_by: dict[int, int] = {}
 
-    def run(
-        self, num_prefetches: int, num_later: int, *, abandons_prefetches: bool = False, num_pumps: int = 0
-    ) -> None:
+    def run(self, num_prefetches: int, num_later: int, *, abandons_prefetches: bool = False) -> None:
         """One step, until its kernel has run; copies go on only where that waits for them."""
         self.step += 1
         copies = StepCopies(
@@ -40,8 +35,6 @@ class Steps:
         self._transfers.begin_step(copies)
         self.device.launch(Lane.COMPUTE, FakeKernel([], [], lambda: None))
         computed = self.device.record(Lane.COMPUTE)
-        for _ in range(num_pumps):
-            self.queue.pump()
         self._transfers.end_step(StepCopies())
         while not self.device.is_done(computed):
             if not self.device.advance(Lane.COMPUTE):
@@ -73,32 +66,30 @@ class Steps:
 
 
 @settings(max_examples=60, deadline=None)
-@given(steps=STEPS, chunk_blocks=st.integers(1, 4), num_pumps=st.integers(0, 3))
-def test_what_is_needed_sooner_is_submitted_first(
-    steps: list[tuple[int, int]], chunk_blocks: int, num_pumps: int
-) -> None:
-    run = Steps(chunk_blocks)
+@given(steps=STEPS)
+def test_what_is_needed_sooner_is_submitted_first(steps: list[tuple[int, int]]) -> None:
+    run = Steps()
     for num_prefetches, num_later in [*steps, (0, 0), (0, 0)]:
-        run.run(num_prefetches, num_later, num_pumps=num_pumps)
+        run.run(num_prefetches, num_later)
     assert run.order() == sorted(run.order())
 
 
 @settings(max_examples=60, deadline=None)
-@given(steps=STEPS, num_pumps=st.integers(0, 3))
+@given(steps=STEPS)
 def test_a_step_computes_once_its_own_prefetches_are_there_and_no_later(
-    steps: list[tuple[int, int]], num_pumps: int
+    steps: list[tuple[int, int]],
 ) -> None:
-    """The device prefetches a block only when computation can go on no other way."""
-    run = Steps(chunk_blocks=1)
+    """The device prefetches only when computation can go on no other way."""
+    run = Steps()
     for num_prefetches, num_later in [*steps, (0, 0)]:
-        run.run(num_prefetches, num_later, num_pumps=num_pumps)
+        run.run(num_prefetches, num_later)
         needed = {block for block, step in run.needed_by.items() if step <= run.step}
         assert run.done() == needed
 
 
 @given(num_prefetches=st.integers(0, 4), num_later=st.integers(1, 4))
 def test_a_step_that_abandons_prefetches_waits_for_all_of_them(num_prefetches: int, num_later: int) -> None:
-    run = Steps(chunk_blocks=1)
+    run = Steps()
     run.run(num_prefetches, num_later)
     run.run(0, 0, abandons_prefetches=True)
     assert run.done() == run.needed_by.keys()

@@ -87,12 +87,3 @@ class CopyCounts:
     """GPU → host."""
     packed_bytes: int = 0
     """The part of them that left layer by layer and was put into blocks by the CPU."""
-    load_queue_s: float = 0.0
-    """Sum of the times that the prefetches' pieces waited until they were submitted."""
-    store_queue_s: float = 0.0
-    num_chunks: int = 0
-    """Number of pieces submitted."""
-    num_late_chunks: int = 0
-    """Of them, those submitted only when the next step began: the copies took longer than their step."""
-    num_held_chunks: int = 0
-    """Of them, those held back while the stage sent its activations."""

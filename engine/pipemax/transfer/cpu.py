@@ -54,12 +54,10 @@ class CpuCopyBackend:
         self._thread.start()
 
     def submit_prefetches(self, prefetches: Sequence[BlockPrefetch]) -> None:
-        put_s = time.perf_counter()
-        self._jobs.put(lambda: self._prefetch(prefetches, put_s))
+        self._jobs.put(lambda: self._prefetch(prefetches))
 
     def submit_stores(self, stores: Sequence[BlockStore]) -> None:
-        put_s = time.perf_counter()
-        self._jobs.put(lambda: self._store(stores, put_s))
+        self._jobs.put(lambda: self._store(stores))
 
     def wait(self) -> list[PrefetchTiming]:
         idle = threading.Event()
@@ -86,7 +84,7 @@ class CpuCopyBackend:
             except Exception as error:  # raised again in wait(), where the caller can act on it
                 self._error = self._error or error
 
-    def _prefetch(self, prefetches: Sequence[BlockPrefetch], put_s: float) -> None:
+    def _prefetch(self, prefetches: Sequence[BlockPrefetch]) -> None:
         begin_s = time.perf_counter()
         for prefetch in prefetches:
             np.copyto(self._gpu[prefetch.target], self._host[prefetch.source])
@@ -96,17 +94,12 @@ class CpuCopyBackend:
         self.counts = replace(
             self.counts,
             loaded_bytes=self.counts.loaded_bytes + len(prefetches) * self._block_bytes,
-            load_queue_s=self.counts.load_queue_s + begin_s - put_s,
-            num_chunks=self.counts.num_chunks + 1,
         )
 
-    def _store(self, stores: Sequence[BlockStore], put_s: float) -> None:
-        begin_s = time.perf_counter()
+    def _store(self, stores: Sequence[BlockStore]) -> None:
         for store in stores:
             np.copyto(self._host[store.target], self._gpu[store.source])
         self.counts = replace(
             self.counts,
             stored_bytes=self.counts.stored_bytes + len(stores) * self._block_bytes,
-            store_queue_s=self.counts.store_queue_s + begin_s - put_s,
-            num_chunks=self.counts.num_chunks + 1,
         )

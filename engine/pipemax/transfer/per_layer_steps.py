@@ -11,8 +11,7 @@ it, so such waits are rare.
 
 A block's tokens are taken from the cache, not from the QKV projection itself: vLLM's hook comes after each layer's
 attention. With kernels that order a block's tokens in their own way, only whole blocks may be copied; all slots of a
-block together are the block, in any order. These copies do not wait in the priority queue, and nothing holds them
-back while activations are sent.
+block together are the block, in any order.
 """
 
 import time

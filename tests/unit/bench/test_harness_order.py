@@ -18,7 +18,6 @@ from pipemax.control.controller_config import StageConfig
 from pipemax.domain.specs import KvLayout
 from pipemax.domain.step_times import StepTimeModel
 from pipemax.transfer.commands import StepCopies, StepWait
-from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits
 from pipemax.transfer.cuda.device import Fence, Lane, Pool
 from pipemax.transfer.cuda.transfers import CudaTransfers
 from tests.fakes.kv_stage import fake_token_store, token_spans
@@ -67,9 +66,8 @@ class RestlessTransfers(CudaTransfers):
     def __init__(self, recorder: RecordingDevice, plan: PoolPlan, seed: int) -> None:
         self._recorder, self._rng = recorder, random.Random(seed)
         size = plan.part.block_bytes
-        self._pumped = ChunkQueue(recorder, CopyLimits(chunk_bytes=4 * size, in_flight_bytes=8 * size))
         make = fake_token_store(recorder, plan.part)
-        super().__init__(recorder, self._pumped, block_bytes=size, make_token_store=make)
+        super().__init__(recorder, block_bytes=size, make_token_store=make)
 
     def begin_step(self, copies: StepCopies) -> StepWait:
         self._go_on()
@@ -81,10 +79,7 @@ class RestlessTransfers(CudaTransfers):
 
     def _go_on(self) -> None:
         for _ in range(self._rng.randint(0, 40)):
-            if self._rng.random() < 0.3:
-                self._pumped.pump()
-            else:
-                self._recorder.advance(self._rng.choice(list(Lane)))
+            self._recorder.advance(self._rng.choice(list(Lane)))
 
 
 def races(seed: int, dropped: Fence | None = None) -> list:

@@ -90,8 +90,6 @@ class TestCpuBackend:
         assert timing.seconds > 0
         counts = backend.counts
         assert (counts.loaded_bytes, counts.stored_bytes) == (gpu[2].nbytes, gpu[2].nbytes)
-        assert counts.num_chunks == 2
-        assert counts.load_queue_s > 0
 
     def test_a_failed_copy_is_raised_where_it_is_waited_for(self, gpu: ByteRows, host: HostPool) -> None:
         backend = CpuCopyBackend(gpu, host.rows)

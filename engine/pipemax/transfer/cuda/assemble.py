@@ -1,4 +1,4 @@
-"""Assemble one stage's transfers on its GPU: host pool, lanes, queue, thread and kernels."""
+"""Assemble one stage's transfers on its GPU: host pool, lanes and kernels."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -6,22 +6,18 @@ from contextlib import contextmanager
 import torch
 
 from pipemax.transfer.commands import TokenStore
-from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits
 from pipemax.transfer.cuda.cuda_device import CudaDevice, CudaHostRegistry
 from pipemax.transfer.cuda.device import KernelCall
 from pipemax.transfer.cuda.kernels import KvKernels
 from pipemax.transfer.cuda.launch_checks import token_table
 from pipemax.transfer.cuda.numa import numa_node_of_gpu
 from pipemax.transfer.cuda.pinned_pool import PinnedHostPool
-from pipemax.transfer.cuda.submitter import Submitter
 from pipemax.transfer.cuda.transfers import CudaTransfers, MakeTokenStore
 from pipemax.transfer.layout import BlockLayout
 
 
 @contextmanager
-def cuda_transfers(
-    layout: BlockLayout, gpu_rows: torch.Tensor, host_blocks: int, limits: CopyLimits | None = None
-) -> Iterator[CudaTransfers]:
+def cuda_transfers(layout: BlockLayout, gpu_rows: torch.Tensor, host_blocks: int) -> Iterator[CudaTransfers]:
     """Make the transfers of a stage whose pool is ``gpu_rows``: ``(num_blocks, block_bytes)`` bytes on a GPU.
 
     Allocates and pins the host pool, which takes minutes for hundreds of GiB. ``EngineStartError`` if memory does not
@@ -33,14 +29,11 @@ def cuda_transfers(
     )
     try:
         device = CudaDevice(gpu_rows, pool.tensor, host_piece_bytes=pool.piece_blocks * layout.block_bytes)
-        queue = ChunkQueue(device, limits or CopyLimits())
         transfers = CudaTransfers(
             device,
-            queue,
             block_bytes=layout.block_bytes,
             # Kernels reach only pinned memory.
             make_token_store=_token_stores(layout, gpu_rows, pool) if pool.is_pinned else None,
-            submitter=Submitter(queue),
         )
         try:
             yield transfers

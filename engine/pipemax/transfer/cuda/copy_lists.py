@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pipemax.transfer.cuda.copy_chunks import CopyRuns, Int64s
+from pipemax.transfer.cuda.copy_runs import CopyRuns, Int64s
 from pipemax.transfer.cuda.device import Copy, Pool, Span
 
 

@@ -15,7 +15,7 @@ from cuda.bindings import runtime
 
 from pipemax.domain.errors import TransferError
 from pipemax.transfer.cuda.copy_lists import CopyList, PoolMap
-from pipemax.transfer.cuda.device import Copy, DeviceEvent, Fence, Hold, KernelCall, Lane, Pool
+from pipemax.transfer.cuda.device import Copy, DeviceEvent, Fence, KernelCall, Lane, Pool
 
 _BATCH_COPY_VERSION = 12080
 # torch does not type them.
@@ -33,8 +33,7 @@ class CopyCall(Enum):
 class CudaDevice:
     """Implements ``CopyDevice``.
 
-    ``COMPUTE`` is the calling thread's current stream. The caller must be the model's thread: no other thread may name
-    that lane.
+    ``COMPUTE`` is the calling thread's current stream, so the caller must be the model's thread.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class CudaDevice:
             _torch_event(event).record(self.stream(lane))
         return event
 
-    def wait(self, lane: Lane, event: DeviceEvent, reason: Fence | Hold) -> None:
+    def wait(self, lane: Lane, event: DeviceEvent, reason: Fence) -> None:
         with self._calls(f"wait ({reason.name})"):
             self.stream(lane).wait_event(_torch_event(event))
 
@@ -104,7 +103,7 @@ class CudaDevice:
 
     @contextmanager
     def _calls(self, what: str) -> Iterator[None]:
-        """Make this device current on any thread; ``TransferError`` for CUDA's errors, torch's ``RuntimeError``."""
+        """Make this device current; ``TransferError`` for CUDA's errors, torch's ``RuntimeError``."""
         try:
             with torch.cuda.device(self._device):
                 yield

@@ -48,13 +48,6 @@ class Fence(Enum):
     """A save, made before its step computes, reads what earlier steps computed."""
 
 
-class Hold(Enum):
-    """A wait of a lane that saves time but does not order anything: nothing is wrong without it."""
-
-    AFTER_SEND = auto()
-    """Copies leave the link to a stage's activations."""
-
-
 class Span(NamedTuple):
     """The bytes ``[first_byte, first_byte + num_bytes)`` of a pool."""
 
@@ -88,7 +81,7 @@ class KernelCall(Protocol):
 
 
 class CopyDevice(Protocol):
-    """One GPU and its two pools. All methods may be called from any thread; all but ``synchronize`` return at once.
+    """One GPU and its two pools. All methods but ``synchronize`` return at once.
 
     ``TransferError`` if CUDA refuses, or reports that something submitted earlier has failed.
     """
@@ -96,7 +89,7 @@ class CopyDevice(Protocol):
     def record(self, lane: Lane) -> DeviceEvent:
         """Put a mark behind everything on the lane."""
 
-    def wait(self, lane: Lane, event: DeviceEvent, reason: Fence | Hold) -> None:
+    def wait(self, lane: Lane, event: DeviceEvent, reason: Fence) -> None:
         """Have all later work on the lane run after the event; the caller does not wait."""
 
     def is_done(self, event: DeviceEvent) -> bool:

@@ -5,14 +5,17 @@
     prefetch  | wait for the compute before, for stores | prefetches of t, needed at t + 1, then those at t + 2
     store     | saves of t |                                        | wait for the compute | stores of t
 
+Everything is submitted at once, behind its fences, however many steps the host is ahead of the device: the device's
+own progress paces the copies, and the order of submission on the prefetch lane is that of the deadlines. The paper's
+priority queues (§3.4.2, "Demand-Priority Transfer Orchestration") hold KV copies back around sends instead; a host that
+is ahead of the device cannot do that without making prefetches wait for the very step that they should run beside
+(``docs/transfer.md``).
+
 The caller never waits for the device. Every wait is named (``device.Fence``); a checker shows that each is needed and
 that together they suffice (``test_happens_before.py``). A store needs no wait for earlier prefetches that read the
 host block it overwrites: it comes after its step's computation, which comes after those prefetches. Only prefetches
 for later steps may still run at the same time, and they read blocks that nobody overwrites unless the step
 ``abandons_prefetches``.
-
-The host itself orders one thing: ``begin_step`` first puts all copies of earlier steps on their lanes, because a lane
-cannot wait for what is not submitted.
 """
 
 import logging
@@ -20,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from pipemax.domain.units import GIB
 from pipemax.transfer.commands import (
     BlockPrefetch,
     BlockStore,
@@ -29,10 +33,8 @@ from pipemax.transfer.commands import (
     StepWait,
     TokenStore,
 )
-from pipemax.transfer.cuda.chunk_queue import ChunkQueue, Priority, Ticket
-from pipemax.transfer.cuda.copy_chunks import Chunk, copy_chunks
+from pipemax.transfer.cuda.copy_runs import copy_runs
 from pipemax.transfer.cuda.device import CopyDevice, DeviceEvent, Fence, KernelCall, Lane
-from pipemax.transfer.cuda.submitter import Submitter
 
 log = logging.getLogger(__name__)
 
@@ -55,65 +57,56 @@ class _Prefetch(NamedTuple):
 
     needed_by: int
     """The first step that may read it."""
-    ticket: Ticket
+    end: DeviceEvent
 
 
 class _TimedPrefetches(NamedTuple):
     """All prefetches of one step."""
 
     num_blocks: int
-    first: Ticket
-    last: Ticket
+    begin: DeviceEvent
+    end: DeviceEvent
 
 
 class CudaTransfers:
     """Implements ``StepTransfers``."""
 
     def __init__(
-        self,
-        device: CopyDevice,
-        queue: ChunkQueue,
-        *,
-        block_bytes: int,
-        make_token_store: MakeTokenStore | None = None,
-        submitter: Submitter | None = None,
+        self, device: CopyDevice, *, block_bytes: int, make_token_store: MakeTokenStore | None = None
     ) -> None:
-        """Prepare for the first step. ``queue`` belongs to ``device``.
+        """Prepare for the first step.
 
-        Without ``make_token_store`` (kernels reach only pinned memory) blocks with new tokens are stored whole. Without
-        a ``submitter`` the caller pumps the queue.
+        Without ``make_token_store`` (kernels reach only pinned memory) blocks with new tokens are stored whole.
         """
         self.device = device
-        self._queue = queue
         self._block_bytes = block_bytes
         self._make_token_store = make_token_store
-        self._submitter = submitter
         self._step = -1
-        self._computed: DeviceEvent | None = None  # of the step that ended last; None before the first has
         self._is_in_step = False
         self._prefetches: deque[_Prefetch] = deque()  # that no computation has waited for
-        self._stores: Ticket | None = None
         self._store_marks: deque[_StoreMark] = deque()  # that no computation has waited for
         self._stores_open_blocks = False  # the step before stored whole what this one still fills
         self._newest_store: DeviceEvent | None = None  # that no prefetch has waited for
         self._prefetching: deque[_TimedPrefetches] = deque()
         self._stalls: deque[tuple[DeviceEvent, DeviceEvent]] = deque()
+        self._loaded_bytes = self._stored_bytes = 0
 
     @property
     def counts(self) -> CopyCounts:
-        return self._queue.counters.to_counts()
+        return CopyCounts(loaded_bytes=self._loaded_bytes, stored_bytes=self._stored_bytes)
 
     def begin_step(self, copies: StepCopies) -> StepWait:
         assert not self._is_in_step, "the step before has not ended"
         self._is_in_step = True
         self._step += 1
-        self._put_earlier_copies_on_lanes()
         before = self.device.record(Lane.COMPUTE)
         self._wait_for_prefetches(are_all_needed=copies.abandons_prefetches)
         # Behind the kernels of all earlier steps, and what this one needs of their prefetches.
         begun = self.device.record(Lane.COMPUTE)
         if copies.saves:
-            self._save(copies.saves, begun)
+            self.device.wait(Lane.STORE, begun, Fence.SAVE_AFTER_COMPUTE)
+            self._store_blocks(copies.saves)
+            self._mark_stores(2 * self._step)
         if copies.store_fence is not None:
             self._wait_for_stores(through_step=self._step - copies.store_fence)
         if self._stores_open_blocks:
@@ -127,45 +120,41 @@ class CudaTransfers:
     def end_step(self, copies: StepCopies) -> None:
         assert self._is_in_step, "no step has begun"
         self._is_in_step = False
-        self._check()
-        self._computed = self.device.record(Lane.COMPUTE)
-        chunks = self._chunks(copies.stores, Lane.STORE)
+        if not copies.stores and not copies.token_stores:
+            return
+        computed = self.device.record(Lane.COMPUTE)
+        self.device.wait(Lane.STORE, computed, Fence.STORE_AFTER_COMPUTE)
+        if copies.stores:
+            self._store_blocks(copies.stores)
         if copies.token_stores:
-            chunks += self._token_chunks(copies.token_stores)
-        if chunks:
-            self.device.wait(Lane.STORE, self._computed, Fence.STORE_AFTER_COMPUTE)
-            self._stores = self._queue.put(chunks, priority=Priority.OFFLOAD, after=self._computed)
-            self._wake()
-
-    def hold_for_send(self, sent: DeviceEvent) -> None:
-        """Hold other copies back until ``sent``, while the step that ended last sends its activations."""
-        assert self._computed is not None, "a send before the first step's end"
-        self._queue.hold_for_send(self._computed, sent)
+            self._store_tokens(copies.token_stores)
+        self._mark_stores(2 * self._step + 1)
 
     def close(self) -> None:
-        if self._submitter is not None:
-            self._submitter.close()
-        self._queue.flush()
         self.device.synchronize()
-        log.info("KV copies: %s", self._queue.counters)
+        log.info(
+            "KV copies: %.2f GiB prefetched, %.2f GiB stored",
+            self._loaded_bytes / GIB,
+            self._stored_bytes / GIB,
+        )
 
     # -- the parts of a step --------------------------------------------------------------------------------------
 
-    def _put_earlier_copies_on_lanes(self) -> None:
-        self._check()
-        self._queue.flush()
-        if self._stores is not None:
-            self._mark_stores(2 * self._step - 1, self._stores)
-            self._stores = None
+    def _store_blocks(self, stores: Sequence[BlockStore]) -> None:
+        self.device.copy(Lane.STORE, copy_runs(stores, lane=Lane.STORE, block_bytes=self._block_bytes))
+        self._stored_bytes += len(stores) * self._block_bytes
 
-    def _save(self, saves: Sequence[BlockStore], begun: DeviceEvent) -> None:
-        self.device.wait(Lane.STORE, begun, Fence.SAVE_AFTER_COMPUTE)
-        ticket = self._queue.put(self._chunks(saves, Lane.STORE), priority=Priority.OFFLOAD)
-        self._queue.flush()  # this step's prefetches and computation may wait for it
-        self._mark_stores(2 * self._step, ticket)
+    def _store_tokens(self, stores: Sequence[TokenStore]) -> None:
+        if self._make_token_store is None:
+            self._stores_open_blocks = True
+            self._store_blocks([BlockStore(source=store.source, target=store.target) for store in stores])
+            return
+        call, num_bytes = self._make_token_store(stores)
+        self.device.launch(Lane.STORE, call)
+        self._stored_bytes += num_bytes
 
-    def _mark_stores(self, moment: int, ticket: Ticket) -> None:
-        self._newest_store = _end(ticket)
+    def _mark_stores(self, moment: int) -> None:
+        self._newest_store = self.device.record(Lane.STORE)
         self._store_marks.append(_StoreMark(moment, self._newest_store))
         if len(self._store_marks) > _MAX_STORE_MARKS:
             oldest = self._store_marks.popleft()
@@ -173,11 +162,11 @@ class CudaTransfers:
 
     def _wait_for_prefetches(self, *, are_all_needed: bool) -> None:
         """Have computation wait for the last needed prefetch: its event covers the earlier ones on the lane."""
-        last: Ticket | None = None
+        last: DeviceEvent | None = None
         while self._prefetches and (are_all_needed or self._prefetches[0].needed_by <= self._step):
-            last = self._prefetches.popleft().ticket
+            last = self._prefetches.popleft().end
         if last is not None:
-            self.device.wait(Lane.COMPUTE, _end(last), Fence.COMPUTE_AFTER_PREFETCH)
+            self.device.wait(Lane.COMPUTE, last, Fence.COMPUTE_AFTER_PREFETCH)
 
     def _wait_for_stores(self, *, through_step: int) -> None:
         """Have computation wait for the last store through that step: its event covers the earlier ones."""
@@ -192,42 +181,19 @@ class CudaTransfers:
         if self._newest_store is not None:
             self.device.wait(Lane.PREFETCH, self._newest_store, Fence.PREFETCH_AFTER_STORE)
             self._newest_store = None
-        by_deadline = ((self._step + 1, copies.prefetches), (self._step + 2, copies.later_prefetches))
-        tickets = [
-            self._put_prefetches(prefetches, needed_by=needed_by)
-            for needed_by, prefetches in by_deadline
-            if prefetches
-        ]
-        self._prefetching.append(_TimedPrefetches(copies.num_prefetches, tickets[0], tickets[-1]))
-        self._wake()
+        begin = self.device.record(Lane.PREFETCH)
+        self._submit_prefetches(copies.prefetches, needed_by=self._step + 1)
+        self._submit_prefetches(copies.later_prefetches, needed_by=self._step + 2)
+        end = self._prefetches[-1].end
+        self._prefetching.append(_TimedPrefetches(copies.num_prefetches, begin, end))
 
-    def _put_prefetches(self, prefetches: Sequence[BlockPrefetch], *, needed_by: int) -> Ticket:
-        ticket = self._queue.put(
-            self._chunks(prefetches, Lane.PREFETCH), priority=Priority.PREFETCH, needed_by=needed_by
-        )
-        self._prefetches.append(_Prefetch(needed_by, ticket))
-        return ticket
-
-    def _chunks(self, copies: Sequence[BlockPrefetch] | Sequence[BlockStore], lane: Lane) -> list[Chunk]:
-        return copy_chunks(
-            copies, lane=lane, block_bytes=self._block_bytes, chunk_bytes=self._queue.limits.chunk_bytes
-        )
-
-    def _token_chunks(self, stores: Sequence[TokenStore]) -> list[Chunk]:
-        if self._make_token_store is not None:
-            call, num_bytes = self._make_token_store(stores)
-            return [Chunk(lane=Lane.STORE, work=call, num_bytes=num_bytes)]
-        self._stores_open_blocks = True
-        blocks = [BlockStore(source=store.source, target=store.target) for store in stores]
-        return self._chunks(blocks, Lane.STORE)
-
-    def _wake(self) -> None:
-        if self._submitter is not None:
-            self._submitter.wake()
-
-    def _check(self) -> None:
-        if self._submitter is not None:
-            self._submitter.check()
+    def _submit_prefetches(self, prefetches: Sequence[BlockPrefetch], *, needed_by: int) -> None:
+        if not prefetches:
+            return
+        runs = copy_runs(prefetches, lane=Lane.PREFETCH, block_bytes=self._block_bytes)
+        self.device.copy(Lane.PREFETCH, runs)
+        self._prefetches.append(_Prefetch(needed_by, self.device.record(Lane.PREFETCH)))
+        self._loaded_bytes += len(prefetches) * self._block_bytes
 
     # -- what is known by now -------------------------------------------------------------------------------------
 
@@ -239,16 +205,8 @@ class CudaTransfers:
 
     def _take_prefetch_timings(self) -> list[PrefetchTiming]:
         timings: list[PrefetchTiming] = []
-        while self._prefetching:
-            num_blocks, first, last = self._prefetching[0]
-            if first.begin is None or last.end is None or not self.device.is_done(last.end):
-                break
-            seconds = self.device.elapsed_s(first.begin, last.end)
+        while self._prefetching and self.device.is_done(self._prefetching[0].end):
+            num_blocks, begin, end = self._prefetching.popleft()
+            seconds = self.device.elapsed_s(begin, end)
             timings.append(PrefetchTiming(num_blocks=num_blocks, seconds=seconds))
-            self._prefetching.popleft()
         return timings
-
-
-def _end(ticket: Ticket) -> DeviceEvent:
-    assert ticket.end is not None, f"{ticket.num_waiting} chunks were not submitted"
-    return ticket.end

@@ -89,16 +89,11 @@ class Counters:
 
 
 def _copy_stats(stages: list[CopyCounts]) -> dict[str, float]:
-    """Add up the bytes and pieces of all stages; take the queue's times of the stage that waited longest."""
+    """Add up the bytes of all stages."""
     return {
         "loaded_bytes": sum(stage.loaded_bytes for stage in stages),
         "stored_bytes": sum(stage.stored_bytes for stage in stages),
         "packed_bytes": sum(stage.packed_bytes for stage in stages),
-        "load_queue_s": max(stage.load_queue_s for stage in stages),
-        "store_queue_s": max(stage.store_queue_s for stage in stages),
-        "copy_chunks": sum(stage.num_chunks for stage in stages),
-        "late_copy_chunks": sum(stage.num_late_chunks for stage in stages),
-        "held_copy_chunks": sum(stage.num_held_chunks for stage in stages),
     }
 
 

@@ -33,7 +33,6 @@ from pipemax.transfer.backend import CopyBackend, StepTransfers
 from pipemax.transfer.commands import StepCopies
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool
 from pipemax.transfer.cuda.device import Lane
-from pipemax.transfer.cuda.transfers import CudaTransfers
 from pipemax.transfer.layout import BlockLayout, describe_layers, layer_indexes
 from pipemax.transfer.orchestrator import Orchestrator
 from pipemax.transfer.per_layer_steps import PerLayerSteps
@@ -50,14 +49,6 @@ class StepMetadata(KVConnectorMetadata):
     copies: StepCopies
 
 
-@dataclass(frozen=True)
-class GpuStage:
-    """One stage's transfers on its GPU, and its steps' times."""
-
-    transfers: CudaTransfers
-    clock: GpuStageClock
-
-
 class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
     """Begins and ends the transfers' steps from vLLM's hooks; see the module's docstring."""
 
@@ -68,8 +59,8 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         transfer_config = vllm_config.kv_transfer_config
         assert transfer_config is not None, "a connector is made from a transfer config"
         self._settings = RuntimeSettings.from_extra_config(transfer_config.kv_connector_extra_config)
-        self.gpu: GpuStage | None = None
-        """Also used by a GPU's worker, once the KV caches exist."""
+        self.gpu_clock: GpuStageClock | None = None
+        """For a GPU's worker, once the KV caches exist."""
         self._transfers: StepTransfers | None = None
         self._per_layer: PerLayerSteps | None = None
         self._layer_indexes: dict[str, int] = {}
@@ -104,8 +95,8 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         transfers = self._resources.enter_context(
             cuda_transfers(layout, gpu_rows, self._settings.host_blocks)
         )
-        self.gpu = GpuStage(transfers, GpuStageClock(transfers.device))
-        self._transfers, self._clock = self.gpu.transfers, self.gpu.clock
+        self._transfers = transfers
+        self._clock = self.gpu_clock = GpuStageClock(transfers.device)
         if self._settings.offloads_per_layer:
             device = transfers.device
             assert isinstance(device, CudaDevice), device

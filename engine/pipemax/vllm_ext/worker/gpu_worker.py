@@ -1,4 +1,4 @@
-"""A stage's worker on a GPU: it times each step by the device's clock, and holds copies back while it sends.
+"""A stage's worker on a GPU: it times each step by the device's clock.
 
 vLLM's own worker does the rest. Its hooks run before and after the forward pass, never between layers, so full CUDA
 graphs remain possible. This has not run on a GPU yet.
@@ -7,7 +7,6 @@ graphs remain possible. This has not run on a GPU yet.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.sequence import IntermediateTensors
@@ -15,8 +14,9 @@ from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu_worker import AsyncIntermediateTensors, Worker
 
-from pipemax.vllm_ext.worker.connector import GpuStage, PipeMaxConnector
+from pipemax.vllm_ext.worker.connector import PipeMaxConnector
 from pipemax.vllm_ext.worker.runner_v2 import keep_slots_of_parked
+from pipemax.vllm_ext.worker.stage_clock import GpuStageClock
 
 if TYPE_CHECKING:  # seconds to import, and each worker needs one of them
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
@@ -28,7 +28,6 @@ class PipeMaxGpuWorker(Worker):
 
     def init_device(self) -> None:
         super().init_device()
-        self._send_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch lacks the types
         watch_received(self.model_runner, _mark_received)
         if self.use_v2_model_runner:
             # vLLM annotates a worker's runner as the V1 runner, whichever it makes.
@@ -38,10 +37,8 @@ class PipeMaxGpuWorker(Worker):
         self, scheduler_output: SchedulerOutput
     ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
         output: ModelRunnerOutput | AsyncModelRunnerOutput | None = super().execute_model(scheduler_output)
-        if scheduler_output.total_num_scheduled_tokens > 0 and (stage := _gpu_stage()) is not None:
-            stage.clock.mark_computed()
-            if self._pp_send_work:
-                stage.transfers.hold_for_send(self._sent())
+        if scheduler_output.total_num_scheduled_tokens > 0 and (clock := _gpu_clock()) is not None:
+            clock.mark_computed()
         return output
 
     def sample_tokens(
@@ -49,18 +46,9 @@ class PipeMaxGpuWorker(Worker):
     ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
         output: ModelRunnerOutput | AsyncModelRunnerOutput = super().sample_tokens(grammar_output)
         # Other stages only wait for the tokens here.
-        if get_pp_group().is_last_rank and (stage := _gpu_stage()) is not None:
-            stage.clock.mark_sampled()
+        if get_pp_group().is_last_rank and (clock := _gpu_clock()) is not None:
+            clock.mark_sampled()
         return output
-
-    def _sent(self) -> torch.cuda.Event:
-        """Return an event that is done once the last step's activations are with the next stage."""
-        with torch.cuda.stream(self._send_stream):
-            for handle in self._pp_send_work:
-                handle.wait()  # this stream waits, not the caller
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # as above
-            event.record(self._send_stream)
-        return event
 
 
 def watch_received(runner: "GPUModelRunner", on_received: Callable[[], None]) -> None:
@@ -82,14 +70,14 @@ def watch_received(runner: "GPUModelRunner", on_received: Callable[[], None]) ->
 
 
 def _mark_received() -> None:
-    if (stage := _gpu_stage()) is not None:
-        stage.clock.mark_received()
+    if (clock := _gpu_clock()) is not None:
+        clock.mark_received()
 
 
-def _gpu_stage() -> GpuStage | None:
-    """Return this stage, or ``None`` while the model is profiled and captured."""
+def _gpu_clock() -> GpuStageClock | None:
+    """Return this stage's clock, or ``None`` while the model is profiled and captured."""
     if not has_kv_transfer_group():
         return None
     connector = get_kv_transfer_group()
     assert isinstance(connector, PipeMaxConnector), connector
-    return connector.gpu
+    return connector.gpu_clock

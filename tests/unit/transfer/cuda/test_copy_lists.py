@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipemax.transfer.cuda.copy_chunks import CopyRuns, copy_chunks
 from pipemax.transfer.cuda.copy_lists import CopyList, PoolMap
+from pipemax.transfer.cuda.copy_runs import copy_runs
 from pipemax.transfer.cuda.device import Copy, Lane, Pool, Span
 
 POOLS = PoolMap(
@@ -51,22 +51,21 @@ def test_spans_of_different_lengths_are_refused() -> None:
 
 def test_runs_of_blocks_come_out_the_same_by_the_faster_way() -> None:
     pairs = [(0, 3), (1, 4), (9, 0), (12, 7)]
-    (chunk,) = copy_chunks(pairs, lane=Lane.PREFETCH, block_bytes=8, chunk_bytes=1 << 20)
-    assert isinstance(chunk.work, CopyRuns)
-    assert POOLS.resolve(chunk.work) == POOLS.resolve([*chunk.work])
-    assert POOLS.resolve(chunk.work).sizes == [16, 8, 8]
+    runs = copy_runs(pairs, lane=Lane.PREFETCH, block_bytes=8)
+    assert POOLS.resolve(runs) == POOLS.resolve([*runs])
+    assert POOLS.resolve(runs).sizes == [16, 8, 8]
 
 
 @pytest.mark.parametrize(
     ("pairs", "sizes"), [([(6, 0), (7, 1), (8, 2)], [16, 8]), ([(7, 0), (8, 4)], [8, 8])]
 )
 def test_runs_over_borders_are_cut_too(pairs: list[tuple[int, int]], sizes: list[int]) -> None:
-    (chunk,) = copy_chunks(pairs, lane=Lane.PREFETCH, block_bytes=8, chunk_bytes=1 << 20)
-    assert POOLS.resolve(chunk.work).sizes == sizes
+    runs = copy_runs(pairs, lane=Lane.PREFETCH, block_bytes=8)
+    assert POOLS.resolve(runs).sizes == sizes
 
 
 @pytest.mark.parametrize("pair", [(25, 0), (0, 13), (-1, 0)])
 def test_runs_that_leave_a_pool_are_refused_too(pair: tuple[int, int]) -> None:
-    (chunk,) = copy_chunks([pair], lane=Lane.PREFETCH, block_bytes=8, chunk_bytes=1 << 20)
+    runs = copy_runs([pair], lane=Lane.PREFETCH, block_bytes=8)
     with pytest.raises(ValueError, match="leaves its pool"):
-        POOLS.resolve(chunk.work)
+        POOLS.resolve(runs)

@@ -34,18 +34,24 @@ def hidden_share(*, steps_ahead: int, load_share: float) -> float:
     return 1 - (total_s(num_blocks) - total_s(0)) / copied_s
 
 
-@pytest.mark.parametrize(
-    "steps_ahead",
-    [
-        pytest.param(n, marks=pytest.mark.xfail(n > 0, reason="queued behind sends", strict=True))
-        for n in STEPS_AHEAD
-    ],
-)
+@pytest.mark.parametrize("steps_ahead", STEPS_AHEAD)
 def test_prefetches_hide_behind_computation(steps_ahead: int) -> None:
     assert hidden_share(steps_ahead=steps_ahead, load_share=0.9) >= 0.95
 
 
-BLOCK_S = 1e-3
+@pytest.mark.parametrize("steps_ahead", [1, 9])
+def test_the_reported_prefetch_times_are_those_of_the_link(steps_ahead: int) -> None:
+    run = TimedSteps(block_bytes=BLOCK_BYTES, steps_ahead=steps_ahead)
+    run.run([TimedStep(compute_s=0.040, prefetches=2000, later_prefetches=500)] * 20)
+    link_s = 2500 * BLOCK_BYTES / Costs().bytes_per_s
+    assert len(run.prefetch_timings) >= 10
+    assert all(timing.num_blocks == 2500 for timing in run.prefetch_timings)
+    # The first steps' are submitted to idle lanes, while the host still reads its list of copies.
+    assert [timing.seconds for timing in run.prefetch_timings[1:]] == [pytest.approx(link_s)] * (
+        len(run.prefetch_timings) - 1
+    )
+
+
 SMALL = Costs(bytes_per_s=1e9)
 """A block of a million bytes takes a millisecond."""
 random_step = st.builds(
@@ -70,7 +76,6 @@ def last_end(*works: list[Work]) -> float:
     return max((work.end_s for work in itertools.chain(*works)), default=0.0)
 
 
-@pytest.mark.xfail(reason="queued behind sends", strict=True)
 @settings(max_examples=60, deadline=None)
 @given(steps=random_steps, steps_ahead=st.sampled_from(STEPS_AHEAD))
 def test_the_prefetch_lane_is_not_idle_while_a_prefetch_may_run(
@@ -106,6 +111,68 @@ def test_a_step_waits_for_what_it_needs_and_for_nothing_that_a_later_step_needs(
         may_run_s = max(may_run_s, last_end(*needed), now.compute.submitted_s)
         assert now.compute.begin_s == pytest.approx(may_run_s)
         may_run_s = now.compute.end_s
+
+
+def out_of_order(steps: list[TimedStep], ran: list[RanStep]) -> set[Fence]:
+    """The fences whose work ran too early."""
+    missed = set()
+
+    def require(fence: Fence, late: list[Work], early: list[Work]) -> None:
+        if late and early and min(work.begin_s for work in late) < last_end(early):
+            missed.add(fence)
+
+    for index, (step, now) in enumerate(zip(steps, ran, strict=True)):
+        require(Fence.STORE_AFTER_COMPUTE, now.stores, [now.compute])
+        for earlier in ran[:index]:
+            prefetches = now.prefetches + now.later_prefetches
+            require(Fence.COMPUTE_AFTER_PREFETCH, [now.compute], earlier.prefetches)
+            require(Fence.PREFETCH_AFTER_COMPUTE, prefetches, [earlier.compute])
+            require(Fence.PREFETCH_AFTER_STORE, prefetches, earlier.stores + now.saves)
+            require(Fence.SAVE_AFTER_COMPUTE, now.saves, [earlier.compute])
+        if step.store_fence is not None:
+            for earlier in ran[: max(0, index - step.store_fence + 1)]:
+                stores = [] if earlier is now else earlier.stores
+                require(Fence.COMPUTE_AFTER_STORE, [now.compute], earlier.saves + stores)
+    return missed
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=random_steps, steps_ahead=st.sampled_from(STEPS_AHEAD))
+def test_work_runs_in_the_order_of_every_fence(steps: list[TimedStep], steps_ahead: int) -> None:
+    assert not out_of_order(steps, run_small(steps, steps_ahead))
+
+
+@pytest.mark.parametrize("steps_ahead", [1, 9])
+@pytest.mark.parametrize("fence", Fence)
+def test_without_a_fence_work_runs_too_early(fence: Fence, steps_ahead: int) -> None:
+    missed = set()
+    for step in (
+        TimedStep(compute_s=1e-3, prefetches=2, saves=9, stores=9, store_fence=0),
+        TimedStep(compute_s=1e-3, prefetches=9),
+        TimedStep(compute_s=20e-3, prefetches=2),
+        TimedStep(compute_s=20e-3, saves=1),
+        TimedStep(compute_s=20e-3, stores=1),
+    ):
+        steps = [step] * 4
+        missed |= out_of_order(steps, run_small(steps, steps_ahead, dropped=fence))
+    assert fence in missed
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=random_steps, steps_ahead=st.sampled_from(STEPS_AHEAD))
+def test_a_send_goes_at_once_and_shares_the_way_out_with_stores_only(
+    steps: list[TimedStep], steps_ahead: int
+) -> None:
+    sent_s = 0.0
+    run = TimedSteps(block_bytes=1_000_000, steps_ahead=steps_ahead, costs=SMALL)
+    for ran, step in zip(run.run(steps), steps, strict=True):
+        ready_s = max(sent_s, ran.compute.end_s, ran.send.submitted_s)
+        assert ran.send.begin_s == pytest.approx(ready_s)
+        own_s = step.sent_bytes / SMALL.bytes_per_s
+        sent_s = ran.send.end_s
+        assert own_s <= sent_s - ready_s + 1e-9
+        assert sent_s - ready_s <= 2 * own_s + 1e-9, "an even share of the way out"
+    assert all(work.begin_s is not None for work in run.device.ran[Lane.STORE])
 
 
 class TestTheDeviceItself:

@@ -2,16 +2,12 @@
 
 import pytest
 
-from pipemax.domain.errors import TransferError
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies, TokenStore
-from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits, Priority
-from pipemax.transfer.cuda.copy_chunks import copy_chunks
-from pipemax.transfer.cuda.device import Fence, Hold, Lane, Pool
-from pipemax.transfer.cuda.submitter import Submitter
+from pipemax.transfer.cuda.device import Fence, Lane, Pool
 from pipemax.transfer.cuda.transfers import CudaTransfers
 from pipemax.transfer.store_fences import StoreFences
-from tests.fakes.recording_device import FakeKernel, RecordingDevice
+from tests.fakes.recording_device import RecordingDevice
 
 BLOCK_BYTES = 16
 
@@ -30,32 +26,22 @@ def device() -> RecordingDevice:
 
 
 @pytest.fixture
-def queue(device: RecordingDevice) -> ChunkQueue:
-    return ChunkQueue(
-        device, CopyLimits(chunk_bytes=2 * BLOCK_BYTES, in_flight_bytes=4 * BLOCK_BYTES), lambda: 0.0
-    )
-
-
-@pytest.fixture
-def transfers(device: RecordingDevice, queue: ChunkQueue) -> CudaTransfers:
-    return CudaTransfers(device, queue, block_bytes=BLOCK_BYTES)
+def transfers(device: RecordingDevice) -> CudaTransfers:
+    return CudaTransfers(device, block_bytes=BLOCK_BYTES)
 
 
 class TestSteps:
-    def test_prefetches_wait_in_the_queue_until_they_are_needed(
-        self, transfers: CudaTransfers, device: RecordingDevice, queue: ChunkQueue
+    def test_prefetches_are_submitted_when_their_step_begins_and_the_next_one_waits_for_them(
+        self, transfers: CudaTransfers, device: RecordingDevice
     ) -> None:
-        transfers.begin_step(StepCopies(prefetches=tuple(prefetch(block, block) for block in range(8))))
-        assert (queue.num_waiting, device.copies) == (4, [])
-        assert queue.pump() == 2
-        assert queue.pump() == 0, "four blocks are in flight"
+        prefetches = tuple(prefetch(block, block) for block in range(8))
+        transfers.begin_step(StepCopies(prefetches=prefetches, later_prefetches=(prefetch(1, 3),)))
+        assert [batch.lane for batch in device.copies] == [Lane.PREFETCH] * 2
+        assert (Lane.COMPUTE, Fence.COMPUTE_AFTER_PREFETCH) not in device.waits
         transfers.end_step(StepCopies())
         transfers.begin_step(StepCopies())
-        assert queue.num_waiting == 0
-        assert queue.counters.num_flushed == 2
-        assert queue.counters.bytes_by_lane[Lane.PREFETCH] == 8 * BLOCK_BYTES
-        assert queue.counters.peak_in_flight_bytes == 8 * BLOCK_BYTES
         assert device.waits[-1] == (Lane.COMPUTE, Fence.COMPUTE_AFTER_PREFETCH)
+        assert transfers.counts.loaded_bytes == 9 * BLOCK_BYTES
 
     def test_a_step_without_earlier_copies_waits_for_nothing(
         self, transfers: CudaTransfers, device: RecordingDevice
@@ -77,16 +63,6 @@ class TestSteps:
             # Two steps back from step 3 is step 1, which stored nothing after step 0.
             assert (fenced in device.waits) == (fence in (2, 1)), fence
         assert device.waits.count(fenced) == 1, "it has waited for that store before"
-
-    def test_stores_do_not_take_up_room_before_they_can_run(
-        self, transfers: CudaTransfers, device: RecordingDevice, queue: ChunkQueue
-    ) -> None:
-        transfers.begin_step(StepCopies())
-        device.launch(Lane.COMPUTE, FakeKernel([], [], lambda: None))
-        transfers.end_step(StepCopies(stores=(store(0, 0),)))
-        assert queue.pump() == 0
-        device.advance(Lane.COMPUTE)
-        assert queue.pump() == 1
 
     def test_prefetch_times_come_once_they_are_known(
         self, transfers: CudaTransfers, device: RecordingDevice
@@ -116,7 +92,7 @@ class TestSteps:
         assert len(transfers._store_marks) <= 256
         assert device.waits.count((Lane.COMPUTE, Fence.COMPUTE_AFTER_STORE)) > 300
 
-    def test_close_finishes_what_is_queued_and_tells_what_was_copied(
+    def test_close_finishes_what_is_submitted_and_tells_what_was_copied(
         self, transfers: CudaTransfers, device: RecordingDevice, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level("INFO")
@@ -124,7 +100,7 @@ class TestSteps:
         transfers.begin_step(StepCopies())
         transfers.end_step(StepCopies(stores=(store(3, 2),)))
         transfers.close()
-        assert "0.00 GiB stored in 1 chunks, 1 of them at a step's beginning" in caplog.text
+        assert "0.00 GiB prefetched, 0.00 GiB stored" in caplog.text
         transfers.close()
         assert (device.memory[Pool.HOST][2 * BLOCK_BYTES : 3 * BLOCK_BYTES] == 7).all()
 
@@ -140,63 +116,12 @@ class TestSteps:
         assert device.waits[-1] == (Lane.COMPUTE, Fence.COMPUTE_AFTER_STORE), "it goes on filling the block"
 
 
-class TestSends:
-    def test_nothing_but_activations_is_submitted_during_a_send(
-        self, transfers: CudaTransfers, device: RecordingDevice, queue: ChunkQueue
-    ) -> None:
-        transfers.begin_step(StepCopies(prefetches=(prefetch(0, 0),)))
-        transfers.end_step(StepCopies())
-        sent = device.foreign_event()
-        transfers.hold_for_send(sent)
-        assert queue.pump() == 0
-        pairs = [(block, block) for block in range(2, 6)]
-        activation = copy_chunks(
-            pairs, lane=Lane.PREFETCH, block_bytes=BLOCK_BYTES, chunk_bytes=4 * BLOCK_BYTES
-        )
-        queue.put(activation, priority=Priority.ACTIVATION)
-        assert queue.pump() == 1
-        device.finish(sent)
-        assert queue.pump() == 0, "the activation takes up the room"
-        device.synchronize()
-        assert queue.pump() == 1
-        counts = transfers.counts
-        assert (counts.num_chunks, counts.num_held_chunks, counts.num_late_chunks) == (2, 1, 0)
-        assert counts.loaded_bytes == 5 * BLOCK_BYTES
-
-    def test_chunks_needed_now_queue_behind_the_send(
-        self, transfers: CudaTransfers, device: RecordingDevice
-    ) -> None:
-        transfers.begin_step(StepCopies(prefetches=(prefetch(0, 0),)))
-        transfers.end_step(StepCopies())
-        transfers.hold_for_send(device.foreign_event())
-        transfers.begin_step(StepCopies())
-        assert (Lane.PREFETCH, Hold.AFTER_SEND) in device.waits
-        assert len(device.copies) == 1
-
-
 class TestErrors:
-    def test_a_copy_that_the_thread_cannot_submit_is_raised_at_the_next_step(
-        self, device: RecordingDevice, queue: ChunkQueue
-    ) -> None:
-        submitter = Submitter(queue)
-        transfers = CudaTransfers(device, queue, block_bytes=BLOCK_BYTES, submitter=submitter)
-        transfers.begin_step(StepCopies(prefetches=(prefetch(99, 0),)))
-        submitter._thread.join(timeout=10)
-        with pytest.raises(TransferError, match="leaves its pool"):
-            transfers.end_step(StepCopies())
-        submitter.close()
-        submitter.close()
-
-    def test_a_copy_that_a_flush_cannot_submit_is_raised_there(self, transfers: CudaTransfers) -> None:
-        transfers.begin_step(StepCopies())
-        transfers.end_step(StepCopies(stores=(store(0, 99),)))
+    def test_a_copy_that_cannot_be_submitted_is_raised_at_once(self, transfers: CudaTransfers) -> None:
         with pytest.raises(ValueError, match="leaves its pool"):
-            transfers.begin_step(StepCopies())
-
-    @pytest.mark.parametrize("name", ["chunk_bytes", "in_flight_bytes"])
-    def test_limits_below_one_byte_are_refused(self, name: str) -> None:
-        with pytest.raises(ValueError, match=f"{name} is at least 1, not 0"):
-            CopyLimits(**{name: 0})
+            transfers.begin_step(StepCopies(prefetches=(prefetch(99, 0),)))
+        with pytest.raises(ValueError, match="leaves its pool"):
+            transfers.end_step(StepCopies(stores=(store(0, 99),)))
 
 
 class TestStoreFences:

@@ -7,7 +7,6 @@ import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
-from pipemax.transfer.cuda.chunk_queue import ChunkQueue, CopyLimits
 from pipemax.transfer.cuda.device import Fence, Lane, Pool
 from pipemax.transfer.cuda.transfers import CudaTransfers
 from pipemax.vllm_ext.worker.connector import StepMetadata
@@ -36,11 +35,9 @@ class RecordedWorker(FakeWorker):
         self.device = RecordingDevice(
             gpu_blocks=GPU_BLOCKS + 1, host_blocks=HOST_BLOCKS, block_bytes=block_bytes, dropped=dropped
         )
-        limits = CopyLimits(chunk_bytes=3 * block_bytes, in_flight_bytes=6 * block_bytes)
-        self._queue = ChunkQueue(self.device, limits)
         make_token_store = fake_token_store(self.device, TINY)
         self._transfers = CudaTransfers(
-            self.device, self._queue, block_bytes=block_bytes, make_token_store=make_token_store
+            self.device, block_bytes=block_bytes, make_token_store=make_token_store
         )
         self._rng = rng
 
@@ -60,7 +57,6 @@ class RecordedWorker(FakeWorker):
             self.device.launch(Lane.COMPUTE, FakeKernel(reads, writes, lambda: None))
         self._transfers.end_step(copies)
         for _ in range(self._rng.randint(0, 6)):
-            self._queue.pump()
             self.device.advance(self._rng.choice(list(Lane)))
         return result
 

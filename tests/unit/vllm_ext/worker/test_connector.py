@@ -68,7 +68,7 @@ def test_blocks_are_stored_and_prefetched(
     run_step(connector, 4, StepCopies(), hooks)
     assert (kv[4] == 7).all()
     assert not kv[3].any()
-    assert connector.gpu is None
+    assert connector.gpu_clock is None
 
 
 @pytest.mark.parametrize("hooks", [("wait_for_save",), ("finish_forward", "wait_for_save")], ids=["V1", "V2"])

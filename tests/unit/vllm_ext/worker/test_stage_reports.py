@@ -35,7 +35,7 @@ def test_prefetches_and_stalls_are_reported_beside_steps() -> None:
 
 def test_copies_are_counted_by_the_stages_and_the_last_word_holds() -> None:
     book = ReportBook(2)
-    first, second = CopyCounts(loaded_bytes=5, num_held_chunks=1), CopyCounts(loaded_bytes=9)
+    first, second = CopyCounts(loaded_bytes=5), CopyCounts(loaded_bytes=9)
     book.take_in({1: [StageReport(copies=first), StageReport(copies=second)]})
     assert book.copies == [CopyCounts(), second]
 
@@ -44,17 +44,14 @@ def test_what_the_stages_counted_stands_among_the_engines_figures() -> None:
     core = FakeCore(make_scheduler(gpu_blocks=64, host_blocks=100, num_batches=2, stages=2))
     core.add(make_request("a", [5, 6, 7], max_tokens=4))
     core.run()
-    counts = [
-        CopyCounts(loaded_bytes=5, load_queue_s=1.0, num_late_chunks=2),
-        CopyCounts(loaded_bytes=6, load_queue_s=3.0, num_late_chunks=4),
-    ]
+    counts = [CopyCounts(loaded_bytes=5, stored_bytes=1), CopyCounts(loaded_bytes=6, stored_bytes=2)]
     reports = {stage: [StageReport(copies=of_stage, stall_s=0.5)] for stage, of_stage in enumerate(counts)}
     core.scheduler._reports.take_in(reports)
     stats = core.scheduler.make_stats()
     assert stats is not None
     figures = stats.kv_connector_stats
     assert figures is not None
-    assert (figures["loaded_bytes"], figures["load_queue_s"], figures["late_copy_chunks"]) == (11, 3.0, 6)
+    assert (figures["loaded_bytes"], figures["stored_bytes"]) == (11, 3)
     assert figures["prefetch_stall_s"] == 0.5
 
 
