@@ -20,12 +20,14 @@ log = logging.getLogger(__name__)
 
 TASK_STATE = "task"
 """``ServerStats.state`` of these reports: they come from a task, not from an engine server."""
+TASK_ENDED_STATE = "task_ended"
+"""``ServerStats.state`` of a task's last report. No other report of this task may count after it."""
 _PERIOD_S = 2.0
 _TIMEOUT_S = 2.0
 
 
 class TaskReporter:
-    """Sends at most one report every two seconds, and a last one at exit. Used by one thread."""
+    """Sends at most one report every two seconds, and a last one at exit if there was any. Used by one thread."""
 
     def __init__(self, collector: CollectorAddress | None, job_id: str) -> None:
         self._collector = collector
@@ -41,7 +43,8 @@ class TaskReporter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._report()
+        if self._errors:
+            self._report(TASK_ENDED_STATE)
         if self._client is not None:
             self._client.close()
 
@@ -53,11 +56,11 @@ class TaskReporter:
             self._has_news = True
         if self._has_news and time.monotonic() >= self._not_before_s:
             self._not_before_s = time.monotonic() + _PERIOD_S
-            self._report()
+            self._report(TASK_STATE)
 
-    def _report(self) -> None:
+    def _report(self, state: str) -> None:
         collector = self._collector
-        if collector is None or not self._has_news:
+        if collector is None:
             return
         self._has_news = False
         stats = ServerStats(
@@ -65,7 +68,7 @@ class TaskReporter:
             host="",
             pid=0,
             at_unix_s=time.time(),
-            state=TASK_STATE,
+            state=state,
             jobs={self._job_id: JobStats(errors=dict(self._errors), error_examples=self._examples)},
         )
         options = flight.FlightCallOptions(

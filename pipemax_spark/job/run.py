@@ -21,11 +21,12 @@ from pipemax_spark.job.outcomes import Outcomes
 from pipemax_spark.job.prefix import hit_rate
 from pipemax_spark.job.runner import ChunkRunner
 from pipemax_spark.job.workdir import ChunkSpools, WorkDirectory
-from pipemax_spark.monitor.collector import SILENT_S, Collector
+from pipemax_spark.monitor.collector import Collector
 from pipemax_spark.monitor.engine_log import EngineLog
 from pipemax_spark.monitor.findings import totals_of_run
 from pipemax_spark.monitor.policy_notes import PolicyNotes
 from pipemax_spark.monitor.progress import Progress, Sample, SilenceWatch
+from pipemax_spark.monitor.report_totals import SILENT_S
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.monitor.time_accounts import whole_account
 from pipemax_spark.monitor.tracking import Tracker

@@ -1,7 +1,6 @@
 """The driver's collector: engine servers and tasks report to it every few seconds, and progress is read from it.
 
-It is a Flight server with one action and a token. Reports are totals since their sender's start, so only the latest
-report of each sender, living or dead, is kept.
+It is a Flight server with one action and a token. What the reports add up to is in ``report_totals``.
 """
 
 import logging
@@ -9,9 +8,7 @@ import secrets
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
@@ -19,38 +16,14 @@ from pyarrow import flight
 
 from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobOutlook, JobStats, ServerStats
 from pipemax_spark.errors import JobError
-from pipemax_spark.executor.task_reports import TASK_STATE
+from pipemax_spark.executor.task_reports import TASK_ENDED_STATE, TASK_STATE
+from pipemax_spark.monitor.report_totals import ReportTotals, Totals
 from pipemax_spark.monitor.time_accounts import TimeAccounts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
-
-SILENT_S = 30.0
-"""A server that has not been heard of for this long no longer counts as running."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """One job's totals over all servers and tasks. Rows that a retried task did again count again."""
-
-    rows_done: int = 0
-    errors: dict[str, int] = field(default_factory=dict)
-    """ErrorCode → rows."""
-    error_examples: dict[str, str] = field(default_factory=dict)
-    """ErrorCode → a message."""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-    @property
-    def rows_error(self) -> int:
-        return sum(self.errors.values())
-
-    @property
-    def errors_with_examples(self) -> dict[str, tuple[int, str]]:
-        """ErrorCode → (rows, a message)."""
-        return {code: (rows, self.error_examples.get(code, "")) for code, rows in self.errors.items()}
 
 
 class Collector:
@@ -79,7 +52,7 @@ class Collector:
         self._accounts = TimeAccounts()
         self._token = secrets.token_urlsafe(24)
         self._lock = threading.Lock()
-        self._latest: dict[str, tuple[float, ServerStats]] = {}
+        self._totals = ReportTotals(self.job_of)
 
     @classmethod
     def for_session(
@@ -130,37 +103,16 @@ class Collector:
     def servers(self) -> list[ServerStats]:
         """Return the latest report of each engine server that still reports, sorted by name."""
         with self._lock:
-            heard = [
-                stats
-                for heard_s, stats in self._latest.values()
-                if time.monotonic() - heard_s < SILENT_S and stats.state != TASK_STATE
-            ]
-        return sorted(heard, key=lambda stats: stats.server_id)
+            return self._totals.servers(now_s=time.monotonic())
 
     def totals(self) -> Totals:
         with self._lock:
-            jobs = [self.job_of(stats) for _, stats in self._latest.values()]
-        errors: Counter[str] = Counter()
-        examples: dict[str, str] = {}
-        for job in jobs:
-            errors.update(job.errors)
-            examples.update(job.error_examples)
-        return Totals(
-            rows_done=sum(job.rows_done for job in jobs),
-            errors=dict(errors),
-            error_examples=examples,
-            prompt_tokens=sum(job.prompt_tokens for job in jobs),
-            completion_tokens=sum(job.completion_tokens for job in jobs),
-        )
+            return self._totals.totals()
 
     def engines(self) -> int:
         """Count the servers, living or dead, that have done rows of this job."""
         with self._lock:
-            return sum(
-                1
-                for _, stats in self._latest.values()
-                if stats.state != TASK_STATE and self.job_of(stats).rows_done
-            )
+            return self._totals.num_servers_with_rows()
 
     def engine_rows(self) -> int | None:
         """Return how many rows the roomiest engine has room for; None before the first has loaded."""
@@ -168,17 +120,15 @@ class Collector:
 
     def outlook(self) -> JobOutlook | None:
         """Return what is left for the engines; None if the job's size is not known."""
-        alive = {server.server_id for server in self.servers()}
         with self._lock:
             if self._rows_total is None:
                 return None
-            taken = 0
-            for _, stats in self._latest.values():
-                job = self.job_of(stats)
-                # What a dead server had received and not done is sent to another.
-                taken += job.rows_received if stats.server_id in alive else job.rows_done
-            rows_left = max(0, self._rows_total - taken)
-        return JobOutlook(job_id=self._job_id, rows_left=rows_left, engines=len(alive))
+            now_s = time.monotonic()
+            return JobOutlook(
+                job_id=self._job_id,
+                rows_left=max(0, self._rows_total - self._totals.rows_taken(now_s=now_s)),
+                engines=self._totals.num_servers(now_s=now_s),
+            )
 
     def job_of(self, stats: ServerStats) -> JobStats:
         """Return this job's part of a server's report."""
@@ -200,7 +150,7 @@ class Collector:
 
     def _answer(self, stats: ServerStats) -> JobOutlook | None:
         self._take(stats)
-        if stats.state == TASK_STATE:
+        if stats.state in (TASK_STATE, TASK_ENDED_STATE):
             return None
         if self._on_report is not None:
             self._on_report(stats, self.job_of(stats))
@@ -208,12 +158,9 @@ class Collector:
 
     def _take(self, stats: ServerStats) -> None:
         with self._lock:
-            self._last_heard_s = time.monotonic()
-            known = self._latest.get(stats.server_id)
-            # Reports may overtake one another on their way.
-            if known is None or known[1].at_unix_s <= stats.at_unix_s:
-                self._latest[stats.server_id] = (time.monotonic(), stats)
-                self._accounts.add(stats, job_age_s=time.monotonic() - self._started_s)
+            now_s = self._last_heard_s = time.monotonic()
+            if self._totals.take(stats, now_s=now_s):
+                self._accounts.add(stats, job_age_s=now_s - self._started_s)
 
 
 def _check_free(host: str, port: int) -> None:

@@ -1,5 +1,6 @@
 """What the driver makes of the engines' reports: the account of time, the Parquet file, the picture, what is left."""
 
+from collections import Counter
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from pipemax.wire import JobStats, ServerStats
+from pipemax_spark.executor.task_reports import TASK_ENDED_STATE, TASK_STATE, TaskReporter
 from pipemax_spark.monitor.collector import Collector
 from pipemax_spark.monitor.engine_log import EngineLog
 from pipemax_spark.monitor.plot import plot
@@ -18,6 +20,7 @@ from pipemax_spark.monitor.progress import EngineSample, Sample
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.monitor.time_accounts import NO_ENGINE, TimeAccounts, describe_account, whole_account
 from pipemax_spark.monitor.tracking import Tracker
+from tests.fakes.collector import FakeCollector
 
 
 def report(
@@ -87,6 +90,30 @@ def test_the_roomiest_engine_says_how_many_rows_keep_engines_fed() -> None:
         collector._answer(replace(report("a"), window_rows=300))
         collector._answer(replace(report("b"), window_rows=200))
     assert collector.engine_rows() == 300
+
+
+def test_a_task_tells_its_errors_while_it_runs_and_that_it_has_ended() -> None:
+    with FakeCollector() as collector:
+        with TaskReporter(collector.address("t"), "job") as reporter:
+            reporter.count(Counter({("response_format", "not JSON"): 2}))
+            reporter.count(Counter({("response_format", "no brace"): 1}))
+        with TaskReporter(collector.address("t"), "job") as reporter:
+            reporter.count(Counter())
+        told = [(stats.state, stats.jobs["job"].errors) for stats in collector.reports]
+    assert told == [(TASK_STATE, {"response_format": 2}), (TASK_ENDED_STATE, {"response_format": 3})]
+
+
+def test_the_driver_counts_the_errors_of_all_tasks_and_no_task_as_an_engine() -> None:
+    with Collector(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id="job") as collector:
+        collector.expect(100)
+        for _ in range(3):
+            with TaskReporter(collector.address, "job") as reporter:
+                reporter.count(Counter({("response_format", "not JSON"): 2}))
+                assert collector.totals().rows_error % 2 == 0
+        totals, outlook = collector.totals(), collector.outlook()
+    assert totals.errors_with_examples == {"response_format": (6, "not JSON")}
+    assert outlook is not None
+    assert (outlook.rows_left, outlook.engines, collector.engines()) == (100, 0, 0)
 
 
 @pytest.mark.parametrize("engines", [0, 1, 6])

@@ -1,0 +1,184 @@
+"""One job's totals over all engine servers and tasks, kept up to date report by report.
+
+A report holds totals since its sender's start, so it takes the place of its sender's report before: the difference is
+added. Taking a report, and asking for totals, costs the same however many senders there have been. Reports may come
+again, late and out of order. What is kept of a sender shrinks as it ends: all of a server that reports, the job's
+counts of one that has fallen silent and may come back, and 16 bytes of a task that has ended, by which its late reports
+are known.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pipemax.wire import JobStats, ServerStats
+from pipemax_spark.executor.task_reports import TASK_ENDED_STATE, TASK_STATE
+
+SILENT_S = 30.0
+"""A server that has not been heard of for this long no longer counts as running."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """One job's totals over all servers and tasks. Rows that a retried task did again count again."""
+
+    rows_done: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+    """ErrorCode → rows."""
+    error_examples: dict[str, str] = field(default_factory=dict)
+    """ErrorCode → a message."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def rows_error(self) -> int:
+        return sum(self.errors.values())
+
+    @property
+    def errors_with_examples(self) -> dict[str, tuple[int, str]]:
+        """ErrorCode → (rows, a message)."""
+        return {code: (rows, self.error_examples.get(code, "")) for code, rows in self.errors.items()}
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Sums over the latest report of each sender."""
+
+    rows_done: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    error_examples: dict[str, str] = field(default_factory=dict)
+    rows_taken: int = 0
+    """What reporting servers have received, and silent ones have done: the rest of theirs is sent to others."""
+
+    def replace(self, old: JobStats, new: JobStats) -> None:
+        self.rows_done += new.rows_done - old.rows_done
+        self.prompt_tokens += new.prompt_tokens - old.prompt_tokens
+        self.completion_tokens += new.completion_tokens - old.completion_tokens
+        if new.errors != old.errors:
+            self.errors.update(new.errors)
+            self.errors.subtract(old.errors)
+        for code, message in new.error_examples.items():
+            self.error_examples.setdefault(code, message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """A server that reports."""
+
+    at_s: float
+    """By the driver's clock."""
+    stats: ServerStats
+    job: JobStats
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is kept of a running task, and of a server that has fallen silent: the job's part of its latest report."""
+
+    at_unix_s: float
+    """By the sender's clock."""
+    job: JobStats
+
+
+class ReportTotals:
+    """The totals. Not thread-safe: the owner lets in one thread at a time."""
+
+    def __init__(self, job_of: Callable[[ServerStats], JobStats]) -> None:
+        """Sum up the part of each report that ``job_of`` returns."""
+        self._job_of = job_of
+        self._sums = _Sums()
+        self._reporting: dict[str, _Heard] = {}
+        """Server → its latest report, in the order in which they came."""
+        self._silent: dict[str, _Known] = {}
+        self._servers_with_rows: set[str] = set()
+        self._tasks: dict[str, _Known] = {}
+        self._ended_tasks: set[bytes] = set()
+
+    def take(self, stats: ServerStats, *, now_s: float) -> bool:
+        """Take a report; return False if a later one of its sender, or a task's last one, came before it."""
+        if stats.state in (TASK_STATE, TASK_ENDED_STATE):
+            return self._take_task(stats)
+        return self._take_server(stats, now_s)
+
+    def totals(self) -> Totals:
+        sums = self._sums
+        errors = {code: rows for code, rows in sums.errors.items() if rows}
+        return Totals(
+            rows_done=sums.rows_done,
+            errors=errors,
+            error_examples={
+                code: sums.error_examples[code] for code in errors if code in sums.error_examples
+            },
+            prompt_tokens=sums.prompt_tokens,
+            completion_tokens=sums.completion_tokens,
+        )
+
+    def servers(self, *, now_s: float) -> list[ServerStats]:
+        """Return the latest report of each server that still reports, sorted by name."""
+        self._note_silence(now_s)
+        return [self._reporting[server_id].stats for server_id in sorted(self._reporting)]
+
+    def num_servers(self, *, now_s: float) -> int:
+        """Return how many servers still report."""
+        self._note_silence(now_s)
+        return len(self._reporting)
+
+    def num_servers_with_rows(self) -> int:
+        """Return how many servers, reporting or silent, have done rows of the job."""
+        return len(self._servers_with_rows)
+
+    def rows_taken(self, *, now_s: float) -> int:
+        """Return how many rows engines have received, without those that fell silent before they had done them."""
+        self._note_silence(now_s)
+        return self._sums.rows_taken
+
+    def _take_task(self, stats: ServerStats) -> bool:
+        digest = hashlib.blake2b(stats.server_id.encode(), digest_size=16).digest()
+        known = self._tasks.get(stats.server_id)
+        if digest in self._ended_tasks or (known is not None and known.at_unix_s > stats.at_unix_s):
+            return False
+        job = self._job_of(stats)
+        self._sums.replace(_NO_ROWS if known is None else known.job, job)
+        if stats.state == TASK_ENDED_STATE:
+            self._tasks.pop(stats.server_id, None)
+            self._ended_tasks.add(digest)
+        else:
+            self._tasks[stats.server_id] = _Known(stats.at_unix_s, job)
+        return True
+
+    def _take_server(self, stats: ServerStats, now_s: float) -> bool:
+        self._note_silence(now_s)
+        server_id, job = stats.server_id, self._job_of(stats)
+        heard, silent = self._reporting.get(server_id), self._silent.get(server_id)
+        if heard is not None:
+            at_unix_s, before, taken = heard.stats.at_unix_s, heard.job, heard.job.rows_received
+        elif silent is not None:
+            at_unix_s, before, taken = silent.at_unix_s, silent.job, silent.job.rows_done
+        else:
+            at_unix_s, before, taken = stats.at_unix_s, _NO_ROWS, 0
+        if stats.at_unix_s < at_unix_s:
+            return False
+        self._reporting.pop(server_id, None)
+        self._silent.pop(server_id, None)
+        self._reporting[server_id] = _Heard(now_s, stats, job)
+        self._sums.replace(before, job)
+        self._sums.rows_taken += job.rows_received - taken
+        if job.rows_done:
+            self._servers_with_rows.add(server_id)
+        return True
+
+    def _note_silence(self, now_s: float) -> None:
+        """Move the servers that have fallen silent."""
+        while self._reporting:
+            server_id, heard = next(iter(self._reporting.items()))
+            if now_s - heard.at_s < SILENT_S:
+                return
+            del self._reporting[server_id]
+            self._silent[server_id] = _Known(heard.stats.at_unix_s, heard.job)
+            self._sums.rows_taken += heard.job.rows_done - heard.job.rows_received
+
+
+_NO_ROWS = JobStats()
