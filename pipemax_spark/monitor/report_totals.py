@@ -138,11 +138,15 @@ class ReportTotals:
     def _take_task(self, stats: ServerStats) -> bool:
         digest = hashlib.blake2b(stats.server_id.encode(), digest_size=16).digest()
         known = self._tasks.get(stats.server_id)
-        if digest in self._ended_tasks or (known is not None and known.at_unix_s > stats.at_unix_s):
+        has_ended = stats.state == TASK_ENDED_STATE
+        if digest in self._ended_tasks:
+            return False
+        # The last report counts even where the sender's clock was set back.
+        if not has_ended and known is not None and known.at_unix_s > stats.at_unix_s:
             return False
         job = self._job_of(stats)
         self._sums.replace(_NO_ROWS if known is None else known.job, job)
-        if stats.state == TASK_ENDED_STATE:
+        if has_ended:
             self._tasks.pop(stats.server_id, None)
             self._ended_tasks.add(digest)
         else:

@@ -109,6 +109,13 @@ def test_a_server_that_was_silent_for_a_while_is_not_counted_twice() -> None:
     assert (totals.totals().rows_done, totals.num_servers_with_rows()) == (30, 1)
 
 
+def test_a_tasks_last_report_counts_though_its_clock_was_set_back() -> None:
+    totals = ReportTotals(job_of)
+    totals.take(report("task:a", 5.0, state=TASK_STATE, errors={"engine_error": 1}), now_s=0.0)
+    assert totals.take(report("task:a", 2.0, state=TASK_ENDED_STATE, errors={"engine_error": 3}), now_s=0.0)
+    assert totals.totals().errors == {"engine_error": 3}
+
+
 def test_tasks_that_have_ended_leave_no_more_than_their_digests() -> None:
     totals, tasks = ReportTotals(job_of), 20_000
     messages = {"response_format": "x" * 300}
