@@ -400,7 +400,7 @@ class AnnotationJob:
         try:
             from pipemax_spark.monitor.plot import plot
 
-            plot(samples, run_dir / "throughput.png")
+            plot(run.tracks, run_dir / "throughput.png")
             artifacts.append(run_dir / "throughput.png")
             places["Plot"] = str(run_dir / "throughput.png")
         except ImportError as error:

@@ -23,6 +23,7 @@ from pipemax_spark.job.runner import ChunkRunner
 from pipemax_spark.job.workdir import ChunkSpools, WorkDirectory
 from pipemax_spark.monitor.collector import Collector
 from pipemax_spark.monitor.engine_log import EngineLog
+from pipemax_spark.monitor.engine_tracks import EngineTrack
 from pipemax_spark.monitor.findings import totals_of_run
 from pipemax_spark.monitor.policy_notes import PolicyNotes
 from pipemax_spark.monitor.progress import Progress, Sample, SilenceWatch
@@ -187,6 +188,11 @@ class Run:
     @property
     def samples(self) -> Sequence[Sample]:
         return self._progress.samples
+
+    @property
+    def tracks(self) -> Mapping[str, EngineTrack]:
+        """What each engine server did, for the plot; complete once the run has ended."""
+        return self._progress.tracks.by_server
 
     @property
     def engines(self) -> int:

@@ -1,17 +1,20 @@
 """The job's progress: samples of the collector, a line for people, and the limits on errors.
 
-This module knows nothing of Spark: it reads the collector and calls back. Samples are what the plot and MLflow show.
+This module knows nothing of Spark: it reads the collector and calls back. Samples are what MLflow shows. What single
+engines did is in ``engine_tracks``, for the plot. Both take a bounded amount of memory.
 """
 
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
 from pipemax.wire import ServerStats
 from pipemax_spark.monitor.collector import Collector
+from pipemax_spark.monitor.engine_tracks import EngineTracks, phase_of
 from pipemax_spark.monitor.error_limits import ErrorLimits
 
 log = logging.getLogger(__name__)
@@ -35,25 +38,7 @@ SHOWN_METRICS = (
     ),
     *("prefetch_stall_s", "evictions", "phase_switches", "preemptions", "prefix_cache_hit_rate"),
 )
-"""Those of the engines' own figures that MLflow and the plot show; the run's Parquet file has all of them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSample:
-    """One engine server as it last reported; its counts are since the job began."""
-
-    reported_s: float
-    """Since the job's first chunk was started, by the server's clock."""
-    rows_done: int
-    tokens: int
-    """Generated tokens."""
-    running_requests: int
-    waiting_requests: int
-    kv_usage: float
-    phase: str
-    """The engine's phase, or the server's state while there is no engine."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Those of ``SHOWN_METRICS`` that the engine reports."""
+"""Those of the engines' own figures that MLflow shows; the run's Parquet file has all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,28 +55,15 @@ class Sample:
     """Over the last 30 s, like ``tokens_per_s``."""
     tokens_per_s: float
     """Generated tokens."""
-    engines: dict[str, EngineSample]
-    """By server id."""
-
-    @property
-    def running_requests(self) -> int:
-        return sum(engine.running_requests for engine in self.engines.values())
-
-    @property
-    def waiting_requests(self) -> int:
-        return sum(engine.waiting_requests for engine in self.engines.values())
-
-    @property
-    def kv_usage(self) -> float:
-        return max((engine.kv_usage for engine in self.engines.values()), default=0.0)
-
-    def engine_means(self) -> dict[str, float]:
-        """Return the means of ``SHOWN_METRICS`` over the engines that report them."""
-        told = {
-            name: [e.metrics[name] for e in self.engines.values() if name in e.metrics]
-            for name in SHOWN_METRICS
-        }
-        return {name: sum(values) / len(values) for name, values in told.items() if values}
+    running_requests: int
+    """In all engines, like ``waiting_requests``."""
+    waiting_requests: int
+    kv_usage: float
+    """Of the engine with the highest."""
+    phases: str
+    """The engines' phases, such as ``decode``, or ``2 decode, 1 prefill``."""
+    engine_means: Mapping[str, float]
+    """Means of ``SHOWN_METRICS`` over the engines that report them."""
 
 
 class Progress:
@@ -122,6 +94,8 @@ class Progress:
         self._started_unix_s = time.time()
         self._lock = threading.Lock()
         self._samples: list[Sample] = []
+        self.tracks = EngineTracks()
+        """Complete after the exit; before, they belong to this object's thread."""
         self._first_rows: tuple[float, int] | None = None
         self._is_stopping_job = False
 
@@ -132,7 +106,7 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._thread.join()
-        self._add(self._sample())
+        self.take_sample()
 
     @property
     def samples(self) -> Sequence[Sample]:
@@ -153,12 +127,21 @@ class Progress:
         span_s = last.seconds - first_s
         return (last.rows_done - first_rows) / span_s if span_s >= 2 * _PERIOD_S else None
 
+    def take_sample(self) -> Sample:
+        """Take a sample now and keep it, and each engine's report. Call it on one thread at a time."""
+        servers = self._collector.servers()
+        for server in servers:
+            reported_s = server.at_unix_s - self._started_unix_s
+            self.tracks.add(server, self._collector.job_of(server), reported_s=reported_s)
+        sample = self._sample(servers)
+        self._keep(sample)
+        return sample
+
     def _run(self) -> None:
         next_shown_s = 0.0
         while not self._stopped.wait(_PERIOD_S):
             try:
-                sample = self._sample()
-                self._add(sample)
+                sample = self.take_sample()
                 if sample.seconds >= next_shown_s:
                     next_shown_s = sample.seconds + self._show_period_s
                     self._show(self.line(sample))
@@ -175,7 +158,7 @@ class Progress:
             self._is_stopping_job = True
             self._stop_job(reason)
 
-    def _add(self, sample: Sample) -> None:
+    def _keep(self, sample: Sample) -> None:
         with self._lock:
             self._samples.append(sample)
             if self._first_rows is None and sample.rows_done:
@@ -185,9 +168,9 @@ class Progress:
                 half = len(self._samples) // 2
                 self._samples[:half] = self._samples[:half:2]
 
-    def _sample(self) -> Sample:
+    def _sample(self, servers: Sequence[ServerStats]) -> Sample:
         now_s = time.monotonic() - self._started_s
-        totals, servers = self._collector.totals(), self._collector.servers()
+        totals = self._collector.totals()
         with self._lock:
             # Do not go back before the first row: while a model loads, nothing can be said about the time left.
             window = (s for s in reversed(self._samples) if s.seconds < now_s - _WINDOW_S or not s.rows_done)
@@ -201,22 +184,11 @@ class Progress:
             completion_tokens=totals.completion_tokens,
             rows_per_s=(totals.rows_done - (past.rows_done if past else 0)) / span_s,
             tokens_per_s=(totals.completion_tokens - (past.completion_tokens if past else 0)) / span_s,
-            engines={server.server_id: self._engine_sample(server) for server in servers},
-        )
-
-    def _engine_sample(self, server: ServerStats) -> EngineSample:
-        job = self._collector.job_of(server)
-        return EngineSample(
-            reported_s=server.at_unix_s - self._started_unix_s,
-            rows_done=job.rows_done,
-            tokens=job.completion_tokens,
-            running_requests=server.running_requests,
-            waiting_requests=server.waiting_requests,
-            kv_usage=server.kv_usage,
-            phase=server.phase if server.state == "ready" else server.state,
-            metrics={
-                name: server.engine_metrics[name] for name in SHOWN_METRICS if name in server.engine_metrics
-            },
+            running_requests=sum(server.running_requests for server in servers),
+            waiting_requests=sum(server.waiting_requests for server in servers),
+            kv_usage=max((server.kv_usage for server in servers), default=0.0),
+            phases=_phases(servers),
+            engine_means=_engine_means(servers),
         )
 
     def line(self, sample: Sample) -> str:
@@ -230,7 +202,7 @@ class Progress:
             f"{clock(sample.seconds)}  {done:,} of {self._rows_total:,} rows",
             f"{sample.rows_per_s:,.1f} rows/s",
             f"{sample.tokens_per_s:,.0f} tokens/s",
-            _phases(sample),
+            sample.phases,
             f"{sample.rows_error:,} errors" if sample.rows_error else "",
             _time_left(left, sample.rows_per_s),
         ]
@@ -287,11 +259,17 @@ class SilenceWatch:
             )
 
 
-def _phases(sample: Sample) -> str:
-    """Name the engines' phases, such as ``decode``, or ``2 decode, 1 prefill``."""
-    phases = [engine.phase for engine in sample.engines.values()]
-    names = list(dict.fromkeys(phases))
-    return names[0] if len(names) == 1 else ", ".join(f"{phases.count(name)} {name}" for name in names)
+def _phases(servers: Sequence[ServerStats]) -> str:
+    phases = Counter(phase_of(server) for server in servers)
+    return next(iter(phases)) if len(phases) == 1 else ", ".join(f"{n} {name}" for name, n in phases.items())
+
+
+def _engine_means(servers: Sequence[ServerStats]) -> dict[str, float]:
+    told = {
+        name: [server.engine_metrics[name] for server in servers if name in server.engine_metrics]
+        for name in SHOWN_METRICS
+    }
+    return {name: sum(values) / len(values) for name, values in told.items() if values}
 
 
 def _time_left(rows: int, rows_per_s: float) -> str:

@@ -5,6 +5,7 @@ only at the very end, and then not for long. MLflow is imported there too, and n
 """
 
 import logging
+import math
 import os
 import queue
 import threading
@@ -33,7 +34,9 @@ _SETTINGS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 _APART_S = 5.0
-"""Between two points of a metric; the run's Parquet file has what is finer."""
+_APART_SHARE = 1 / 2_000
+"""Two points of a metric are at least so far apart, in seconds and as a share of the run's age: a week has about 10,000
+points. The run's Parquet file has what is finer."""
 _METRICS = (
     "rows_done",
     "rows_error",
@@ -70,7 +73,7 @@ class Tracker:
         self._client: MlflowClient | None = None
         self._is_broken = False
         self._has_warned = False
-        self._logged_until_s = -1.0
+        self._logged_until_s = -math.inf
         self._started_unix_s = time.time()
         self._work: queue.Queue[Callable[[], None] | None] = queue.Queue()
         # A daemon: a store that does not answer must not keep the process alive.
@@ -111,7 +114,7 @@ class Tracker:
         """End the run as ``FINISHED``, ``FAILED`` or ``KILLED``, and log the samples that are new."""
         if self._is_off:
             return
-        self._work.put(lambda: self._log_samples(samples))
+        self._work.put(lambda: self._log_samples(samples, with_last=True))
         self._work.put(lambda: self._finish(status, totals or {}, artifacts))
         self._work.put(None)
         self._thread.join(_FINISH_TIMEOUT_S)
@@ -164,10 +167,11 @@ class Tracker:
         assert self.run_id is not None, "no run has been started"
         return self._client, self.run_id
 
-    def _log_samples(self, samples: Sequence[Sample]) -> None:
+    def _log_samples(self, samples: Sequence[Sample], *, with_last: bool = False) -> None:
         from mlflow.entities import Metric
 
         client, run_id = self._started_run()
+        chosen = list(_thinned(samples, after_s=self._logged_until_s, with_last=with_last))
         metrics = [
             Metric(
                 name,
@@ -175,13 +179,13 @@ class Tracker:
                 timestamp=round((self._started_unix_s + sample.seconds) * 1000),
                 step=round(sample.seconds),
             )
-            for sample in _thinned(samples, after_s=self._logged_until_s)
+            for sample in chosen
             for name, value in _figures(sample).items()
         ]
         for first in range(0, len(metrics), _METRICS_PER_CALL):
             client.log_batch(run_id, metrics=metrics[first : first + _METRICS_PER_CALL])
-        if samples:
-            self._logged_until_s = samples[-1].seconds
+        if chosen:
+            self._logged_until_s = chosen[-1].seconds
 
     def _tag(self, tags: Mapping[str, str]) -> None:
         client, run_id = self._started_run()
@@ -200,13 +204,16 @@ class Tracker:
         client.set_terminated(run_id, status=status)
 
 
-def _thinned(samples: Sequence[Sample], *, after_s: float) -> Iterator[Sample]:
-    """Yield the samples that are new and far enough apart, and the last one."""
+def _thinned(samples: Sequence[Sample], *, after_s: float, with_last: bool) -> Iterator[Sample]:
+    """Yield the samples that are new and far enough apart, and the last one if that is asked for."""
     for sample in samples:
-        if sample.seconds >= after_s + _APART_S or (sample is samples[-1] and sample.seconds > after_s):
+        apart_s = max(_APART_S, sample.seconds * _APART_SHARE)
+        if sample.seconds >= after_s + apart_s or (
+            with_last and sample is samples[-1] and sample.seconds > after_s
+        ):
             after_s = sample.seconds
             yield sample
 
 
 def _figures(sample: Sample) -> dict[str, float]:
-    return {name: float(getattr(sample, name)) for name in _METRICS} | sample.engine_means()
+    return {name: float(getattr(sample, name)) for name in _METRICS} | dict(sample.engine_means)

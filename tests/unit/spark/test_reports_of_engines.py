@@ -13,10 +13,10 @@ from rich.console import Console
 from pipemax.wire import JobStats, ServerStats
 from pipemax_spark.executor.task_reports import TASK_ENDED_STATE, TASK_STATE, TaskReporter
 from pipemax_spark.monitor.collector import Collector
-from pipemax_spark.monitor.engine_log import EngineLog
+from pipemax_spark.monitor.engine_log import EngineLog, ReportThinner
+from pipemax_spark.monitor.engine_tracks import EngineTracks
 from pipemax_spark.monitor.plot import plot
 from pipemax_spark.monitor.policy_notes import PolicyNotes
-from pipemax_spark.monitor.progress import EngineSample, Sample
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.monitor.time_accounts import NO_ENGINE, TimeAccounts, describe_account, whole_account
 from pipemax_spark.monitor.tracking import Tracker
@@ -129,33 +129,41 @@ def test_a_picture_is_drawn_whatever_the_engines_tell(
     tmp_path: Path, engines: int, metrics: dict[str, float]
 ) -> None:
     phases = ["loading", "prefill", "decode", "odd"]
-    samples = [
-        Sample(
-            seconds=float(second),
-            rows_done=second,
-            rows_error=0,
-            prompt_tokens=0,
-            completion_tokens=0,
-            rows_per_s=1.0,
-            tokens_per_s=1.0,
-            engines={
-                f"server {number}": EngineSample(
-                    reported_s=second - 0.5,
-                    rows_done=second,
-                    tokens=second,
-                    running_requests=1,
-                    waiting_requests=0,
-                    kv_usage=0.5,
-                    phase=phases[second // 5],
-                    metrics=metrics,
-                )
-                for number in range(engines)
-            },
-        )
-        for second in range(20)
-    ]
-    plot(samples, tmp_path / "picture.png")
+    tracks = EngineTracks()
+    for second in range(20):
+        for number in range(engines):
+            stats = replace(report(f"server {number}"), phase=phases[second // 5], engine_metrics=metrics)
+            tracks.add(stats, JobStats(rows_done=second), reported_s=second - 0.5)
+    plot(tracks.by_server, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_file_of_all_reports_grows_slower_and_slower() -> None:
+    full, seconds = 4_000, 8_000
+    thinner = ReportThinner(rows_at_full_rate=full)
+    written = [
+        second
+        for second in range(seconds)
+        for server in "ab"
+        if thinner.choose(report(server, at_s=1_700_000_000.0 + second))
+    ]
+    assert written[:full] == [row // 2 for row in range(full)]
+    tail = written[-20:]
+    assert tail[-1] - tail[0] == pytest.approx(9 * seconds * 2 / full, abs=10)
+    failed = replace(report("a", at_s=1_700_000_000.0 + seconds), state="failed")
+    assert thinner.choose(failed), "a new state is written at once"
+
+
+def test_engines_that_are_gone_do_not_thin_their_successors_reports() -> None:
+    thinner, lives, life_s = ReportThinner(rows_at_full_rate=2_000), 10, 200
+    written = [
+        life
+        for life in range(lives)
+        for second in range(life_s)
+        if thinner.choose(report(f"life {life}", at_s=1_700_000_000.0 + 2 * life * life_s + second))
+    ]
+    # At 4,000 s, one engine at a time, reports are two seconds apart.
+    assert written.count(lives - 1) == pytest.approx(life_s / 2, rel=0.1)
 
 
 def test_the_policy_is_told_of_the_job_s_own_engine_and_not_of_the_one_before(tmp_path: Path) -> None:
