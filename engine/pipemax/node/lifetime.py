@@ -2,8 +2,8 @@
 
 vLLM runs its engine and workers in processes of their own, which outlive a killed parent. vLLM loads this
 module as a plugin in each of them. The plugin takes a shared lock on each GPU, and a thread waits on the server's pidfd
-and ends the process when the server is gone. Outside a server (the variables below are not set) the plugin does
-nothing.
+and ends the process when the server is gone. Outside a server (the variables below are not set) the plugin only has
+the process's failures recorded (``pipemax.node.failure_records``).
 """
 
 import faulthandler
@@ -13,6 +13,7 @@ import select
 import signal
 import threading
 
+from pipemax.node.failure_records import record_what_vllm_logs
 from pipemax.node.process import ProcessIdentity
 
 SERVER_IDENTITY_VARIABLE = "PIPEMAX_SERVER_IDENTITY"
@@ -26,10 +27,11 @@ STACKS_SIGNAL = signal.SIGUSR2
 
 
 def end_with_server() -> None:
-    """Watch the server, and end this process when the server is gone.
+    """Watch the server, and end this process when the server is gone. Record an exception that ends it earlier.
 
     This is the entry point ``vllm.general_plugins``; vLLM may call it more than once in a process.
     """
+    record_what_vllm_logs()
     identity = os.environ.get(SERVER_IDENTITY_VARIABLE)
     if identity is None:
         return
