@@ -13,6 +13,13 @@ from pipemax.config import EngineConfig
 DEMO_MODEL = Path(__file__).parents[2] / "examples" / "model"
 MAX_MODEL_LEN = 512
 
+DEFAULTS: dict[str, object] = {
+    "model": str(DEMO_MODEL),
+    "dtype": "float32",  # so that another implementation's arithmetic gives the same tokens
+    "max_model_len": MAX_MODEL_LEN,
+    "cpu_kv_gib": 0.25,
+    "max_num_seqs": 32,
+}
 
 POLICIES: dict[str, dict[str, object]] = {
     # With one stage there is nothing to measure: it takes stock vLLM.
@@ -55,17 +62,9 @@ class StartedEngine:
 def started(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StartedEngine]:
-    """float32, so that another implementation's arithmetic gives the same tokens."""
-    defaults = {
-        "model": str(DEMO_MODEL),
-        "dtype": "float32",
-        "max_model_len": MAX_MODEL_LEN,
-        "cpu_kv_gib": 0.25,
-        "max_num_seqs": 32,
-    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        with OfflineEngine(EngineConfig.parse(defaults | request.param)) as engine:
+        with OfflineEngine(EngineConfig.parse(DEFAULTS | request.param)) as engine:
             yield StartedEngine(engine, PrefixCounters.now())
 
 

@@ -6,7 +6,7 @@ from pipemax.api import OfflineEngine
 from pipemax.config import EngineConfig, RowLengths
 from pipemax.policy.row_sample import choose_policy
 from pipemax.vllm_ext.launch.forecast import forecast
-from tests.engine.conftest import DEMO_MODEL, MAX_MODEL_LEN, POLICIES
+from tests.engine.conftest import DEFAULTS, POLICIES
 
 
 def test_an_engine_of_one_stage_takes_stock_vllm_and_says_why(engine: OfflineEngine) -> None:
@@ -28,9 +28,7 @@ def test_an_engine_under_pipemax_measures_itself_once_and_is_known_from_then_on(
         assert 0 < stage.decode_time.seconds(8, 800) < 10
         assert stage.prefill_time.seconds(256, 256 * 128) > 0
         assert stage.h2d_bytes_per_s > 1e6
-    config = {"model": str(DEMO_MODEL), "dtype": "float32", "max_model_len": MAX_MODEL_LEN}
-    config |= {"cpu_kv_gib": 0.25, "max_num_seqs": 32, **POLICIES["pipemax on two stages"]}
-    expected = forecast(EngineConfig.parse(config))
+    expected = forecast(EngineConfig.parse(DEFAULTS | POLICIES["pipemax on two stages"]))
     assert expected.engine == engine.measured, "known from the cache, before another engine starts"
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipemax.domain.errors import EngineStartError
+
 if TYPE_CHECKING:
     from pipemax.domain.specs import NodeSpec
     from pipemax.sim.workloads import Workload
@@ -42,7 +44,7 @@ def one_line_errors() -> Iterator[None]:
     """End the command with one line and status 2 on the caller's errors; anything else is a bug and shows."""
     try:
         yield
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, EngineStartError) as error:
         typer.secho(f"pipemax: {error}", fg=typer.colors.RED, err=True)
         raise typer.Exit(USAGE_ERROR) from error
 

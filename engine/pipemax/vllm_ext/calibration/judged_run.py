@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from vllm.v1.engine.llm_engine import LLMEngine
-
 from pipemax.config import EngineConfig
 from pipemax.control.times.calibration import Calibration
 from pipemax.control.times.estimator import PredictionError
@@ -12,7 +10,7 @@ from pipemax.domain.plan import Phase
 from pipemax.vllm_ext.calibration.measure import OnWave, measure, run_mixed
 from pipemax.vllm_ext.core_calls import recalibrate
 from pipemax.vllm_ext.launch.known_calibration import remember_calibration
-from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
+from pipemax.vllm_ext.launch.start import RunningVllm
 
 _MIXED_REQUESTS = 48
 
@@ -33,18 +31,17 @@ class CalibrationReport:
 def run_calibration(config: EngineConfig, *, time_limit_s: float, on_wave: OnWave) -> CalibrationReport:
     """Calibrate an engine of ``config``, whose policy is pipemax.
 
-    ``ValueError`` if it does not fit this machine; vLLM's own errors pass.
+    ``EngineStartError`` says why it cannot start; vLLM's own errors pass.
     """
-    with launch_environment(config):
-        vllm_config = make_vllm_config(config)
-        engine = LLMEngine.from_vllm_config(vllm_config)
+    vllm = RunningVllm.start(config)
+    engine, vllm_config = vllm.engine, vllm.vllm_config
     try:
         measured = measure(engine, vllm_config, config, time_limit_s=time_limit_s, on_wave=on_wave)
         stages = measured.calibration.stages
         recalibrate(engine, stages)
         mixed = run_mixed(engine, vllm_config, num_requests=_MIXED_REQUESTS, seed=1)
     finally:
-        engine.engine_core.shutdown()
+        vllm.close()
     remember_calibration(config, vllm_config, measured.calibration)
     pairs = {
         f"{name} {phase}": predicted_and_measured(stages, steps, phase)

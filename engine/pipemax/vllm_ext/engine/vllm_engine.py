@@ -15,7 +15,6 @@ from vllm.exceptions import VLLMValidationError
 from vllm.inputs import tokens_input
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-from vllm.v1.engine.llm_engine import LLMEngine
 
 from pipemax.checkpoint.prompt_encoder import PromptEncoder
 from pipemax.config import EngineConfig, Policy
@@ -27,11 +26,8 @@ from pipemax.vllm_ext.engine.admission import AdmissionBook
 from pipemax.vllm_ext.engine.stat_logger import EngineLedger, StatLogger
 from pipemax.vllm_ext.engine.step_watch import StepWatch
 from pipemax.vllm_ext.engine.time_account import TimeAccount, TimePart
-from pipemax.vllm_ext.launch.vllm_config import (
-    admission_capacity_tokens,
-    launch_environment,
-    make_vllm_config,
-)
+from pipemax.vllm_ext.launch.start import RunningVllm
+from pipemax.vllm_ext.launch.vllm_config import admission_capacity_tokens
 from pipemax.wire import ErrorCode
 
 _ENCODED_AT_ONCE = 512
@@ -65,22 +61,22 @@ class VllmEngine:
     def __init__(self, config: EngineConfig) -> None:
         """Block until the model is loaded. ``EngineStartError`` says why it could not be."""
         self._ledger = EngineLedger(time=TimeAccount(time.monotonic()))
+        self._vllm = RunningVllm.start(
+            config, stat_loggers=[lambda vllm_config, engine_index: StatLogger(self._ledger)]
+        )
+        self._engine, vllm_config = self._vllm.engine, self._vllm.vllm_config
         try:
-            with launch_environment(config):
-                vllm_config = make_vllm_config(config)
-                self._engine = LLMEngine.from_vllm_config(
-                    vllm_config,
-                    stat_loggers=[lambda vllm_config, engine_index: StatLogger(self._ledger)],
-                )
-                self.measured = calibrate_at_start(self._engine, vllm_config, config)
+            self.measured = calibrate_at_start(self._engine, vllm_config, config)
             self._encoder = PromptEncoder(
                 self._engine.renderer.tokenizer,
                 chat=config.chat,
                 max_model_len=vllm_config.model_config.max_model_len,
             )
-        except Exception as error:  # vLLM's start-up raises errors of any type, of any module
+        except Exception as error:  # of any type and module, as vLLM's own are
+            cause = self._vllm.cause_of(error)
+            self._vllm.close()
             raise EngineStartError(
-                f"model {config.model!r} could not be loaded: {_innermost(error)}"
+                f"model {config.model!r} was loaded and cannot be served: {cause}"
             ) from error
         self._max_model_len: int = vllm_config.model_config.max_model_len
         self._hears_of_input = config.policy is Policy.PIPEMAX
@@ -152,7 +148,7 @@ class VllmEngine:
         if self._thread.is_alive():
             self._commands.put(_Stop())
             self._thread.join()
-        self._engine.engine_core.shutdown()
+        self._vllm.close()
 
     # -- the engine's thread ----------------------------------------------------------------------------------
 
@@ -168,7 +164,7 @@ class VllmEngine:
                     self._admission.end(completion.request_id for completion in finished)
                     self._completions.put(finished)
         except Exception as error:  # whatever ends this thread must reach the caller of poll
-            died = EngineDiedError(f"the engine died: {_innermost(error)}")
+            died = EngineDiedError(f"the engine died: {self._vllm.cause_of(error)}")
             died.__cause__ = error
             self._completions.put(died)
 
@@ -247,10 +243,3 @@ def _sampling_params(sampling: Sampling) -> SamplingParams:
         ),
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-
-
-def _innermost(error: BaseException) -> str:
-    """Return the message nearest to the cause: vLLM wraps an error several times."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {error}".strip()

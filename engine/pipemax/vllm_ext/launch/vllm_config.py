@@ -16,6 +16,7 @@ from vllm.usage.usage_lib import UsageContext
 from pipemax.config import EngineConfig, KvOffload, Policy, require_free_connector
 from pipemax.control.controller_config import HOST_HIGH_WATERMARK
 from pipemax.domain.units import GIB, ceil_div
+from pipemax.node.failure_records import FAILURES_VARIABLE
 from pipemax.node.gpus import pipeline_parallel_size
 from pipemax.node.host_pool_size import host_pool_bytes
 from pipemax.node.lifetime import SERVER_IDENTITY_VARIABLE
@@ -171,8 +172,11 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
 
 
 @contextmanager
-def launch_environment(config: EngineConfig) -> Iterator[None]:
-    """Set the environment that vLLM's processes read while they start; restore it afterwards."""
+def launch_environment(config: EngineConfig, *, failures: str | None = None) -> Iterator[None]:
+    """Set the environment that vLLM's processes read while they start; restore it afterwards.
+
+    ``failures`` is the file in which they record why they fail.
+    """
     # Usage reports would leave the user's network, and in a closed network their thread waits.
     values = {"VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1")}
     if SERVER_IDENTITY_VARIABLE in os.environ:
@@ -184,6 +188,8 @@ def launch_environment(config: EngineConfig) -> Iterator[None]:
     if current_platform.is_cpu() and (config.pipeline_parallel_size or 1) > 1:
         cores = _cores_of_stages(sorted(os.sched_getaffinity(0)), config.pipeline_parallel_size or 1)
         values["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", cores)
+    if failures is not None:
+        values[FAILURES_VARIABLE] = failures
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

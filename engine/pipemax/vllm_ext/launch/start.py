@@ -1,0 +1,56 @@
+"""Start vLLM's engine, and keep what its processes record of their failures for as long as it runs."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import vllm.envs
+from vllm.config import VllmConfig
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.metrics.loggers import StatLoggerFactory
+
+from pipemax.config import EngineConfig
+from pipemax.domain.errors import EngineStartError
+from pipemax.node.failure_records import FailureRecords
+from pipemax.vllm_ext.launch.executor import executor_class
+from pipemax.vllm_ext.launch.failure_causes import cause_of
+from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningVllm:
+    """vLLM's engine, loaded."""
+
+    engine: LLMEngine
+    vllm_config: VllmConfig
+    failures: FailureRecords
+
+    @classmethod
+    def start(cls, config: EngineConfig, *, stat_loggers: list[StatLoggerFactory] | None = None) -> Self:
+        """Block until the model is loaded. ``EngineStartError`` says why it could not be, and what to change."""
+        failures = FailureRecords()
+        try:
+            with launch_environment(config, failures=failures.path):
+                vllm_config = make_vllm_config(config)
+                engine = LLMEngine(
+                    vllm_config=vllm_config,
+                    executor_class=executor_class(vllm_config),
+                    log_stats=True,
+                    usage_context=UsageContext.ENGINE_CONTEXT,
+                    stat_loggers=stat_loggers,
+                    multiprocess_mode=vllm.envs.VLLM_ENABLE_V1_MULTIPROCESSING,
+                )
+        except Exception as error:  # vLLM's start-up raises errors of any type, of any module
+            cause = cause_of(error, failures.read())
+            failures.close()
+            raise EngineStartError(f"model {config.model!r} could not be loaded: {cause}") from error
+        return cls(engine=engine, vllm_config=vllm_config, failures=failures)
+
+    def cause_of(self, error: BaseException) -> str:
+        """Explain in one line an error that the engine raised."""
+        return cause_of(error, self.failures.read())
+
+    def close(self) -> None:
+        """End vLLM's processes."""
+        self.engine.engine_core.shutdown()
+        self.failures.close()
