@@ -198,6 +198,9 @@ OPTIONS: dict[str, Option] = {
         show_default=False,
     ),
     "gold_column": _option(_RUN, "Column of right answers, for the schema's property of the same name."),
+    "no_sample": _option(
+        _RUN, "Show no rows, and quote no prompt and no output, in the report, in errors and in logs."
+    ),
     "summary": _option(_RUN, "Write the totals to this file, as JSON."),
     "log_dir": _option(_RUN, "Logs; default: PIPEMAX_LOG_DIR, or logs next to the output.", given=Path),
     "dry_run": _option(_RUN, "Check everything, count rows and tokens, start no engine."),

@@ -41,6 +41,8 @@ class TaskPlan:
     run_id: str
     output_column: str
     on_error: OnError = OnError.ROW
+    quotes_rows: bool = True
+    """Whether an exception may hold a row's error message, which may quote its prompt or its output."""
     spool: str | None = None
     """Directory for completions that are not committed yet."""
 
@@ -219,7 +221,8 @@ class Annotator:
             return
         for code, message in zip(codes, messages, strict=True):
             if code is not None:
-                raise RowFailedError(f"a row failed with {code}: {message}")
+                quote = f": {message}" if self._plan.quotes_rows else ""
+                raise RowFailedError(f"a row failed with {code}{quote}")
 
 
 def by_piece(row_ids: Sequence[int]) -> dict[int, list[int]]:

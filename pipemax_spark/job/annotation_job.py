@@ -124,6 +124,7 @@ class AnnotationJob:
             reply=checked.reply,
             max_tokens=self._options.generation.max_tokens,
             output=self._table.name,
+            shows_prompt=not self._options.no_sample,
         )
 
     # The output, and what is left.
@@ -256,7 +257,7 @@ class AnnotationJob:
         if batch.stream is None:
             return checked.rows_in
         if checked.id_columns:
-            check_ids(batch.rows, checked.id_columns)
+            check_ids(batch.rows, checked.id_columns, shows_values=not self._options.no_sample)
         rows: int = batch.rows.count()
         self._terminal.say(
             "Stream", f"batch {batch.stream.batch_id}: {rows:,} rows were appended to the input"
@@ -431,6 +432,7 @@ class AnnotationJob:
             run_id=self.run_id,
             gold_column=self._options.gold_column,
             shown_columns=checked.id_columns,
+            shows_rows=not self._options.no_sample,
         )
 
     def _finish(self, summary: Summary, findings: Findings, places: dict[str, str]) -> None:

@@ -48,7 +48,7 @@ def check_job(
         )
     id_columns = _check_columns(source, options, table)
     if id_columns and not options.incremental:
-        check_ids(source.rows, id_columns)
+        check_ids(source.rows, id_columns, shows_values=not options.no_sample)
     rows_in = source.rows.count()
     terminal.say("Input", f"{source.description}: {rows_in:,} rows")
     samples = options.dry_run or wants_row_lengths(options.engine)
@@ -80,6 +80,7 @@ def check_job(
             run_id=run_id,
             output_column=ANNOTATION,
             on_error=options.on_error,
+            quotes_rows=not options.no_sample,
         ),
     )
 

@@ -29,8 +29,9 @@ def print_dry_run(
     reply: PreflightReply,
     max_tokens: int,
     output: str,
+    shows_prompt: bool = True,
 ) -> None:
-    """Print what the job would do if it ran now."""
+    """Print what the job would do if it ran now; the first sampled prompt only if ``shows_prompt``."""
     to_do = rows_left if limit is None else min(rows_left, limit)
 
     terminal.say("Output", f"{output}: {rows_in - rows_left:,} rows done before, {to_do:,} to do")
@@ -50,6 +51,7 @@ def print_dry_run(
             terminal.say(
                 "", f"{too_long:,} of these rows would be error rows: no prompt, or one that is too long"
             )
-        terminal.console.print("\nThe first sampled prompt, as the model would see it:\n")
-        terminal.console.print(reply.first_prompt, markup=False, highlight=False, soft_wrap=True)
+        if shows_prompt:
+            terminal.console.print("\nThe first sampled prompt, as the model would see it:\n")
+            terminal.console.print(reply.first_prompt, markup=False, highlight=False, soft_wrap=True)
     terminal.console.print("\nThis was a dry run: nothing was written and no engine was started.")

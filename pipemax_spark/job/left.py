@@ -48,8 +48,11 @@ def occurrence(key: str) -> "Column":
     return F.row_number().over(Window.partitionBy(key).orderBy(key))
 
 
-def check_ids(rows: "DataFrame", id_columns: Sequence[str]) -> None:
-    """Raise ``JobError`` for ids that are null or not unique, with examples. One pass over the id columns."""
+def check_ids(rows: "DataFrame", id_columns: Sequence[str], *, shows_values: bool = True) -> None:
+    """Raise ``JobError`` for ids that are null or not unique. One pass over the id columns.
+
+    Examples are given only if ``shows_values``.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     columns = [quoted(name) for name in id_columns]
@@ -68,13 +71,14 @@ def check_ids(rows: "DataFrame", id_columns: Sequence[str]) -> None:
         ", ".join(f"{name}={row[name]!r}" for name in id_columns) + f" ({row[_OCCURRENCE]:,} rows)"
         for row in wrong
     )
+    examples = f": {shown}" if shows_values else ""
     if any(row[name] is None for row in wrong for name in id_columns):
         raise JobError(
-            f"id-columns {', '.join(id_columns)} hold nulls: {shown}. Every row needs an id: fill them, or leave "
+            f"id-columns {', '.join(id_columns)} hold nulls{examples}. Every row needs an id: fill them, or leave "
             "id-columns out (rows are then told apart by their content, and counted)"
         )
     raise JobError(
-        f"ids are not unique: {shown}. Remove the doubles, name more id-columns, or leave id-columns out (rows are "
+        f"ids are not unique{examples}. Remove the doubles, name more id-columns, or leave id-columns out (rows are "
         "then told apart by their content, and counted)"
     )
 

@@ -56,6 +56,8 @@ class JobOptions:
     """Join the output's small files at the end."""
     gold_column: str | None = None
     summary: str | None = None
+    no_sample: bool = False
+    """Keep rows, prompts and outputs out of what is printed and logged."""
     dry_run: bool = False
     log_dir: Path
 
@@ -96,7 +98,11 @@ class JobOptions:
 
     @property
     def error_limits(self) -> ErrorLimits:
-        return ErrorLimits(max_rate=self.max_error_rate, fails_on_first=self.on_error is OnError.FAIL)
+        return ErrorLimits(
+            max_rate=self.max_error_rate,
+            fails_on_first=self.on_error is OnError.FAIL,
+            quotes_rows=not self.no_sample,
+        )
 
     @property
     def driver_dir(self) -> Path:

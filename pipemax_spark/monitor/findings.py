@@ -74,14 +74,20 @@ def find_results(
     run_id: str,
     gold_column: str | None,
     shown_columns: Sequence[str],
+    shows_rows: bool = True,
 ) -> Findings:
     """Return the errors and a sample of this run, and the accuracy over all rows under the spec.
 
     ``totals`` is None if the run has committed nothing; then there is only the accuracy. Error rows count as wrong.
+    Unless ``shows_rows``, there is no sample, and errors have no example.
     """
     accuracy = None if gold_column is None else _accuracy(table, spec_hash, gold_column)
     if totals is None:
         return Findings(accuracy=accuracy)
+    if not shows_rows:
+        return Findings(
+            errors={code: (rows, "") for code, (rows, _) in totals.errors.items()}, accuracy=accuracy
+        )
     sample = _sample(_rows_of_run(table, run_id), shown_columns, gold_column)
     return Findings(errors=totals.errors, sample=sample, accuracy=accuracy)
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pipemax_spark.monitor.error_limits import such_as
 from pipemax_spark.monitor.time_accounts import describe_account
 
 _TEXT_WIDTH = 60
@@ -85,7 +86,7 @@ class Findings:
     """Results that the committed table shows beyond the summary."""
 
     errors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    """Code → (rows, an example's message)."""
+    """Code → (rows, an example's message, or no text to show none)."""
     sample: Sequence[Mapping[str, Any]] = ()
     """Annotated rows: what to show of each, by column."""
     accuracy: Accuracy | None = None
@@ -108,7 +109,7 @@ def print_report(
     console.print()
     for name, value in [*_facts(summary, findings, price_per_hour), *places.items()]:
         # Never wrapped, because people copy the paths.
-        console.print(f"{name:<{_LABEL_WIDTH}}{value}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{name:<{_LABEL_WIDTH - 1}} {value}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _facts(summary: Summary, findings: Findings, price_per_hour: float | None) -> list[tuple[str, str]]:
@@ -118,7 +119,7 @@ def _facts(summary: Summary, findings: Findings, price_per_hour: float | None) -
     facts.append(("Rows out", f"{summary.rows_out:,}"))
     facts.append(("  with errors", f"{summary.rows_error:,}"))
     facts += [
-        (f"    {code}", f"{rows:,}, such as: {message}") for code, (rows, message) in findings.errors.items()
+        (f"    {code}", f"{rows:,}{such_as(message)}") for code, (rows, message) in findings.errors.items()
     ]
     if summary.rows_left_out:
         facts.append(("Still to do", f"{summary.rows_left_out:,} (left out by --limit)"))

@@ -2,12 +2,17 @@
 
 Everything goes through one separate thread, with short time limits and a bounded queue. The job waits for this thread
 only at the very end, and then not for long. MLflow is imported there too, and need not be installed.
+
+Where the caller, such as a notebook, has an active MLflow run, the job's run becomes its child: a run takes each
+parameter once, so two jobs in one notebook could not both log into the notebook's run. That run is never written to
+and never ended.
 """
 
 import logging
 import math
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,15 +57,18 @@ class Tracker:
     """Records one run, or nothing if the store cannot be used."""
 
     def __init__(self, experiment: str, *, local_store: Path, warn: Callable[[str], None]) -> None:
-        """Choose the store: ``local_store`` unless ``MLFLOW_TRACKING_URI`` names one, or Databricks has its own.
+        """Choose the store. Make the tracker on the thread that may have an active run, for MLflow keeps it by thread.
 
-        Nothing is recorded where ``experiment`` is empty.
+        The store is that of the caller's active run, else what ``mlflow.set_tracking_uri`` or ``MLFLOW_TRACKING_URI``
+        names, else Databricks' own, else ``local_store``. The experiment of an active run counts more than
+        ``experiment``. Nothing is recorded where ``experiment`` is empty.
         """
         self._warn = warn
         self._is_off = not experiment
         self._is_local = False
-        if "MLFLOW_TRACKING_URI" in os.environ:
-            self.uri = os.environ["MLFLOW_TRACKING_URI"]
+        self._parent_run_id = _active_run_id()
+        if (uri := _chosen_uri(has_parent=self._parent_run_id is not None)) is not None:
+            self.uri = uri
         elif "DATABRICKS_RUNTIME_VERSION" in os.environ:
             self.uri = "databricks"
         else:
@@ -85,6 +93,8 @@ class Tracker:
         """The place where a person finds the run."""
         if self.run_id is None:
             return "none"
+        if self._parent_run_id is not None:
+            return f"{self.run_id}, child of run {self._parent_run_id}, at {self.uri}"
         if self._is_local:
             return f"{self.run_id} (mlflow ui --backend-store-uri {self.uri})"
         return f"{self.run_id} at {self.uri}"
@@ -145,21 +155,27 @@ class Tracker:
         from mlflow import MlflowClient  # seconds to import, and optional
         from mlflow.entities import Param
 
+        self._client = client = MlflowClient(tracking_uri=self.uri)
+        parent = self._parent_run_id
+        tags = {} if parent is None else {"mlflow.parentRunId": parent}
+        experiment_id = (
+            self._own_experiment(client) if parent is None else client.get_run(parent).info.experiment_id
+        )
+        self.run_id = run_id = client.create_run(experiment_id, run_name=name, tags=tags).info.run_id
+        entries = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in params.items()]
+        for first in range(0, len(entries), _PARAMS_PER_CALL):
+            client.log_batch(run_id, params=entries[first : first + _PARAMS_PER_CALL])
+
+    def _own_experiment(self, client: "MlflowClient") -> str:
+        """Return the id of the experiment, which is created where it is missing."""
         artifacts = None
         if self._is_local:
             self._local_store.mkdir(parents=True, exist_ok=True)
             artifacts = (self._local_store / "artifacts").as_uri()
-        self._client = client = MlflowClient(tracking_uri=self.uri)
         known = client.get_experiment_by_name(self._experiment)
-        experiment_id = (
-            known.experiment_id
-            if known
-            else client.create_experiment(self._experiment, artifact_location=artifacts)
-        )
-        self.run_id = run_id = client.create_run(experiment_id, run_name=name).info.run_id
-        entries = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in params.items()]
-        for first in range(0, len(entries), _PARAMS_PER_CALL):
-            client.log_batch(run_id, params=entries[first : first + _PARAMS_PER_CALL])
+        if known is not None:
+            return str(known.experiment_id)
+        return str(client.create_experiment(self._experiment, artifact_location=artifacts))
 
     def _started_run(self) -> tuple["MlflowClient", str]:
         # If `_start` failed, nothing else is called: the store counts as broken without a run.
@@ -202,6 +218,21 @@ class Tracker:
         for artifact in artifacts:
             client.log_artifact(run_id, str(artifact))
         client.set_terminated(run_id, status=status)
+
+
+def _active_run_id() -> str | None:
+    """Return the run that the caller of this thread has active, or that ``mlflow run`` started this process for."""
+    mlflow = sys.modules.get("mlflow")  # who has an active run has imported it
+    active = None if mlflow is None else mlflow.active_run()
+    return os.environ.get("MLFLOW_RUN_ID") if active is None else str(active.info.run_id)
+
+
+def _chosen_uri(*, has_parent: bool) -> str | None:
+    """Return the tracking URI that the caller chose, or None. A caller with an active run has one in any case."""
+    mlflow = sys.modules.get("mlflow")
+    if mlflow is not None and (has_parent or mlflow.is_tracking_uri_set()):
+        return str(mlflow.get_tracking_uri())
+    return os.environ.get("MLFLOW_TRACKING_URI")
 
 
 def _thinned(samples: Sequence[Sample], *, after_s: float, with_last: bool) -> Iterator[Sample]:

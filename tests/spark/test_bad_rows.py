@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pipemax.wire import ErrorCode, GenerationSpec
+from pipemax_spark.errors import JobError
 from pipemax_spark.prompts import PromptSource
 from tests.fakes.engine import expected_text, fake_config
 from tests.spark.conftest import Jobs, object_schema
@@ -79,6 +80,27 @@ def test_a_turn_without_content_and_an_unsatisfiable_schema_are_refused(jobs: Ma
         2: ErrorCode.EMPTY_PROMPT,
         3: ErrorCode.EMPTY_PROMPT,
     }
+
+
+def test_without_samples_neither_report_nor_errors_show_a_row(jobs: MakeJobs) -> None:
+    run = jobs()
+    run.write_input([("canary", "canary"), ("canary 2", "[[counts]]")], "id string, text string")
+    options: dict[str, Any] = {
+        "no_sample": True,
+        "id_columns": ("id",),
+        "generation": GenerationSpec(max_tokens=16, response_format='{"type": "string"}'),
+    }
+    run.run(**options, dry_run=True)
+    assert "This was a dry run" in run.printed
+    assert "canary" not in run.printed
+    run.run(**options)
+    assert "    response_format 1\n" in run.printed
+    assert "canary" not in run.printed
+    assert "submitted" not in run.printed, "the message in the table quotes the output"
+    assert any("submitted" in (row["annotation"]["error"] or {}).get("message", "") for row in run.rows())
+    run.write_input([("canary", "a"), ("canary", "b")], "id string, text string")
+    with pytest.raises(JobError, match=r"ids are not unique\. Remove the doubles"):
+        run.run(**options)
 
 
 @pytest.mark.parametrize("parameter", ["temperature", "top_p"])

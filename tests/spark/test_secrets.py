@@ -1,4 +1,7 @@
-"""No secret of a job's environment is in any file that the job leaves; and the collector hears those with the token."""
+"""No secret of a job's environment, and with --no-sample no row, is in what a job prints, logs and reports.
+
+And the collector hears those with the token.
+"""
 
 import contextlib
 import os
@@ -32,12 +35,16 @@ main()
 
 @pytest.fixture(scope="module")
 def left_files(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, bytes]:
-    """All that a job has written, one that ends at a bad row, so that its spool stays; Parquet files as text."""
+    """All that a job has written, one that ends at a bad row, so that its spool stays; Parquet files as text.
+
+    The bad row's output is an object, and its error's message quotes it.
+    """
     directory = tmp_path_factory.mktemp("secrets")
     (directory / "events").mkdir()
     (directory / "rows.csv").write_text(
-        "id,text\n" + "".join(f"{i},word {i}\n" for i in range(400)) + "400,[[error]]\n"
+        "id,text\n" + "".join(f"{i},canary-prompt {i}\n" for i in range(400)) + "400,[[counts]]\n"
     )
+    (directory / "schema.json").write_text('{"type": "array", "items": {"type": "string"}}')
     (directory / "engine.yaml").write_text(str(fake_config(model="a-model", tokens_per_s=2000)))
     submit = (
         f"--conf spark.eventLog.enabled=true --conf spark.eventLog.compress=false "
@@ -56,6 +63,7 @@ def left_files(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, bytes]:
                 directory / "out",
             ),
             *("--engine", directory / "engine.yaml", "--prompt-column", "text", "--on-error", "fail"),
+            *("--response-format", directory / "schema.json", "--no-sample"),
             *("--engine-python", write_engine_python(directory / "engine-python")),
         ],
         cwd=REPOSITORY,
@@ -72,7 +80,7 @@ def left_files(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, bytes]:
         check=False,
     )
     assert job.returncode == 1, job.stderr[-4000:]
-    assert "a row failed with engine_error" in job.stderr
+    assert "a row failed with response_format\n" in job.stderr
     (directory / "printed").write_text(job.stdout + job.stderr)
     return {path: content_of(path) for path in directory.rglob("*") if path.is_file()}
 
@@ -95,12 +103,26 @@ def test_a_secret_is_in_no_file(left_files: dict[Path, bytes], name: str) -> Non
 
 def test_the_secret_search_reads_logs_tracking_events_and_spool(left_files: dict[Path, bytes]) -> None:
     """Else finding nothing would mean nothing."""
-    assert {"mlflow.db", "annotate.log"} <= files_with("engine_error", left_files) | files_with(
+    assert {"mlflow.db", "annotate.log"} <= files_with("response_format", left_files) | files_with(
         "a-model", left_files
     )
-    assert any("spool" in path.parts for path in left_files if path.name in files_with("word ", left_files))
+    answered = files_with('["text-', left_files)
+    assert any("spool" in path.parts for path in left_files if path.name in answered)
     assert files_with("spark.executorEnv.HF_TOKEN", left_files), "Spark's event log, which hides the value"
     assert any(path.name.startswith("pipemax-engine-") for path in left_files)
+
+
+def test_without_samples_no_prompt_and_no_output_is_in_what_is_printed_logged_or_tracked(
+    left_files: dict[Path, bytes],
+) -> None:
+    reported = {
+        path: content
+        for path, content in left_files.items()
+        if not {"out", "local"} & set(path.parts) and path.suffix != ".csv"
+    }
+    assert {"printed", "annotate.log", "spark.log", "mlflow.db"} <= {path.name for path in reported}
+    for quoted in ("canary-prompt", '["text-', '"submitted"'):
+        assert files_with(quoted, reported) == set()
 
 
 @pytest.mark.parametrize("token", ["", "wrong"])

@@ -53,3 +53,39 @@ def test_a_tracking_server_that_is_down_costs_a_warning(
     assert summary is not None
     assert (summary.rows_out, summary.mlflow_run_id) == (1, None)
     assert "Warning: MLflow at http://127.0.0.1:9 failed, the job goes on without it" in run.printed
+
+
+def test_within_a_notebook_s_run_a_job_is_a_child_run_and_the_notebook_s_run_goes_on(
+    tracked_jobs: Callable[[], Jobs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    store = f"sqlite:///{tmp_path / 'notebook.db'}"
+    run = tracked_jobs()
+    run.write_input([(1, "a")])
+    mlflow.set_tracking_uri(store)
+    try:
+        mlflow.set_experiment("of the notebook")
+        with mlflow.start_run() as notebook:
+            summary = run.run(id_columns=("id",))
+            active = mlflow.active_run()
+            assert active is not None
+            assert active.info.run_id == notebook.info.run_id
+            mlflow.log_metric("after", 1.0)
+            run.write_input([(2, "b")])
+            again = run.run(id_columns=("id",))
+    finally:
+        mlflow.set_tracking_uri(None)  # type: ignore[arg-type]  # which unsets the environment's too
+    assert summary is not None
+    assert again is not None
+    client = mlflow.MlflowClient(tracking_uri=store)
+    runs = {each.info.run_id: each for each in client.search_runs([notebook.info.experiment_id])}
+    assert runs.keys() == {notebook.info.run_id, summary.mlflow_run_id, again.mlflow_run_id}
+    for child in (summary.mlflow_run_id, again.mlflow_run_id):
+        assert runs[child].data.tags["mlflow.parentRunId"] == notebook.info.run_id
+        assert runs[child].info.status == "FINISHED"
+        assert runs[child].data.metrics["total_rows_out"] == 1
+    assert f"child of run {notebook.info.run_id}, at {store}" in run.printed
+    assert dict(runs[notebook.info.run_id].data.metrics) == {"after": 1.0}
+    assert not (run.directory / "mlflow").exists()

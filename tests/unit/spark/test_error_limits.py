@@ -25,6 +25,15 @@ def test_one_error_ends_a_job_that_is_to_fail_on_errors() -> None:
     assert reason == "a row in out failed with empty_prompt: no prompt (--on-error fail)"
 
 
+def test_reasons_quote_no_message_where_messages_may_not_be_shown() -> None:
+    reason = ErrorLimits(max_rate=0.5, quotes_rows=False).reason_to_stop(1_999, ERRORS)
+    assert reason is not None
+    assert reason.endswith("engine_error: 700 rows; empty_prompt: 300 rows")
+    limits = ErrorLimits(max_rate=1.0, fails_on_first=True, quotes_rows=False)
+    reason = limits.reason_to_stop(5, {"empty_prompt": (1, "no prompt")})
+    assert reason == "a row failed with empty_prompt (--on-error fail)"
+
+
 class Heard:
     """A collector that has heard nothing for so long."""
 
