@@ -26,6 +26,11 @@ _PERIOD_S = 2.0
 _TIMEOUT_S = 2.0
 
 
+def is_from_task(stats: ServerStats) -> bool:
+    """Tell whether a task sent this report; all others come from engine servers."""
+    return stats.state in (TASK_STATE, TASK_ENDED_STATE)
+
+
 class TaskReporter:
     """Sends at most one report every two seconds, and a last one at exit if there was any. Used by one thread."""
 

@@ -16,7 +16,7 @@ from pyarrow import flight
 
 from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobOutlook, JobStats, ServerStats
 from pipemax_spark.errors import JobError
-from pipemax_spark.executor.task_reports import TASK_ENDED_STATE, TASK_STATE
+from pipemax_spark.executor.task_reports import is_from_task
 from pipemax_spark.monitor.report_totals import ReportTotals, Totals
 from pipemax_spark.monitor.time_accounts import TimeAccounts
 
@@ -150,7 +150,7 @@ class Collector:
 
     def _answer(self, stats: ServerStats) -> JobOutlook | None:
         self._take(stats)
-        if stats.state in (TASK_STATE, TASK_ENDED_STATE):
+        if is_from_task(stats):
             return None
         if self._on_report is not None:
             self._on_report(stats, self.job_of(stats))

@@ -93,25 +93,29 @@ class EngineLog:
             self._writer = None
 
     def add(self, stats: ServerStats, job: JobStats) -> None:
-        row = {
-            "at": round(stats.at_unix_s * 1e6),
-            "server_id": stats.server_id,
-            "state": stats.state,
-            "phase": stats.phase,
-            "running_requests": stats.running_requests,
-            "waiting_requests": stats.waiting_requests,
-            "kv_usage": stats.kv_usage,
-            "rows_done": job.rows_done,
-            "completion_tokens": job.completion_tokens,
-            "metrics": list(stats.engine_metrics.items()),
-        }
         with self._lock:
             if self._writer is None or not self._thinner.choose(stats):
                 return
-            self._rows.append(row)
+            self._rows.append(_row(stats, job))
             if len(self._rows) >= _ROWS_PER_WRITE:
                 self._write(self._writer)
 
     def _write(self, writer: pq.ParquetWriter) -> None:
         writer.write_table(pa.Table.from_pylist(self._rows, schema=SCHEMA))
         self._rows.clear()
+
+
+def _row(stats: ServerStats, job: JobStats) -> dict[str, Any]:
+    """Return the values of ``SCHEMA``."""
+    return {
+        "at": round(stats.at_unix_s * 1e6),
+        "server_id": stats.server_id,
+        "state": stats.state,
+        "phase": stats.phase,
+        "running_requests": stats.running_requests,
+        "waiting_requests": stats.waiting_requests,
+        "kv_usage": stats.kv_usage,
+        "rows_done": job.rows_done,
+        "completion_tokens": job.completion_tokens,
+        "metrics": list(stats.engine_metrics.items()),
+    }

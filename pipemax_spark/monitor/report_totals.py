@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pipemax.wire import JobStats, ServerStats
-from pipemax_spark.executor.task_reports import TASK_ENDED_STATE, TASK_STATE
+from pipemax_spark.executor.task_reports import TASK_ENDED_STATE, is_from_task
 
 SILENT_S = 30.0
 """A server that has not been heard of for this long no longer counts as running."""
@@ -99,7 +99,7 @@ class ReportTotals:
 
     def take(self, stats: ServerStats, *, now_s: float) -> bool:
         """Take a report; return False if a later one of its sender, or a task's last one, came before it."""
-        if stats.state in (TASK_STATE, TASK_ENDED_STATE):
+        if is_from_task(stats):
             return self._take_task(stats)
         return self._take_server(stats, now_s)
 

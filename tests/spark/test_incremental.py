@@ -13,7 +13,7 @@ from pipemax_spark.job.incremental import MicroBatches
 from pipemax_spark.storage.sources import read_source
 from tests.fakes.engine import expected_text
 from tests.spark.conftest import Jobs
-from tests.spark.test_killed_job import SLOW, kill_when, start_job
+from tests.spark.test_killed_job import SLOW, kill_when, rows_in_spool, start_job
 
 MakeJobs = Callable[[], Jobs]
 
@@ -148,7 +148,7 @@ def test_a_job_killed_during_a_batch_is_repaired_by_the_same_command(nights: Nig
     nights.append(rows)
     job = start_job(replaced_input(nights), "--incremental", commit_every="1h")
     spooled = Path(nights.jobs.output, "_pipemax")
-    kill_when(lambda: any(spooled.glob("*/*/spool/*/part-*/*.parquet")), job, nights.jobs.defaults)
+    kill_when(lambda: rows_in_spool(spooled) > 0, job, nights.jobs.defaults)
     assert len(nights.jobs.rows()) < len(rows)
 
     nights.append(words(9_000, 9_010))

@@ -11,23 +11,14 @@ from pipemax_spark.monitor.collector import Collector
 from pipemax_spark.monitor.engine_tracks import MAX_REPORTS, MAX_REPORTS_PER_ENGINE, EngineTrack, EngineTracks
 from pipemax_spark.monitor.error_limits import ErrorLimits
 from pipemax_spark.monitor.progress import Progress
+from tests.fakes.server_reports import server_report
 
 JOB = JobStats(rows_done=7)
 METRICS = {"measured_step_s": 0.25, "host_kv_usage": 0.5, "batch_size": 3.0}
 
 
 def report(server: str, at_s: float = 0.0) -> ServerStats:
-    return ServerStats(
-        server_id=server,
-        host="h",
-        pid=1,
-        at_unix_s=at_s,
-        state="ready",
-        phase="decode",
-        kv_usage=0.75,
-        engine_metrics=METRICS,
-        jobs={"job": JOB},
-    )
+    return server_report(server, at_s=at_s, job=JOB, phase="decode", kv_usage=0.75, engine_metrics=METRICS)
 
 
 def test_a_long_track_is_thinned_evenly_and_ends_with_each_of_the_newest_reports() -> None:

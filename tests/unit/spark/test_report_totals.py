@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from pipemax.wire import JobStats, ServerStats
 from pipemax_spark.executor.task_reports import TASK_ENDED_STATE, TASK_STATE
 from pipemax_spark.monitor.report_totals import SILENT_S, ReportTotals
+from tests.fakes.server_reports import server_report
 
 
 def report(sender: str, at_s: float, *, state: str = "ready", **job: object) -> ServerStats:
-    jobs = {"job": JobStats(**job)}  # type: ignore[arg-type]  # the fields of JobStats
-    return ServerStats(server_id=sender, host="h", pid=1, at_unix_s=at_s, state=state, jobs=jobs)
+    of_job = JobStats(**job)  # type: ignore[arg-type]  # the fields of JobStats
+    return server_report(sender, at_s=at_s, job=of_job, state=state)
 
 
 def job_of(stats: ServerStats) -> JobStats:

@@ -21,20 +21,15 @@ from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.monitor.time_accounts import NO_ENGINE, TimeAccounts, describe_account, whole_account
 from pipemax_spark.monitor.tracking import Tracker
 from tests.fakes.collector import FakeCollector
+from tests.fakes.server_reports import server_report
 
 
 def report(
     server: str = "a", *, starts: int = 1, at_s: float = 0.0, job: JobStats | None = None, **times: float
 ) -> ServerStats:
-    return ServerStats(
-        server_id=server,
-        host="h",
-        pid=1,
-        at_unix_s=at_s,
-        state="ready",
-        engine_starts=starts,
-        engine_metrics={f"time_{part}_s": seconds for part, seconds in times.items()},
-        jobs={"job": job or JobStats()},
+    metrics = {f"time_{part}_s": seconds for part, seconds in times.items()}
+    return server_report(
+        server, at_s=at_s, job=job or JobStats(), engine_starts=starts, engine_metrics=metrics
     )
 
 

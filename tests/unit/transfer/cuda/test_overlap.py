@@ -1,6 +1,7 @@
 """Copies run beside the computation that they have nothing to do with, however far the host is ahead of the device."""
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -67,6 +68,12 @@ random_step = st.builds(
 random_steps = st.lists(random_step, min_size=2, max_size=8)
 
 
+def over_random_steps(test: Callable[..., None]) -> Callable[[], None]:
+    """Run the test over random steps, with a host that is 0 to 9 of them ahead."""
+    drawn = given(steps=random_steps, steps_ahead=st.sampled_from(STEPS_AHEAD))
+    return settings(max_examples=60, deadline=None)(drawn(test))
+
+
 def run_small(steps: list[TimedStep], steps_ahead: int, dropped: Fence | None = None) -> list[RanStep]:
     run = TimedSteps(block_bytes=1_000_000, steps_ahead=steps_ahead, costs=SMALL, dropped=dropped)
     return run.run(steps)
@@ -76,8 +83,7 @@ def last_end(*works: list[Work]) -> float:
     return max((work.end_s for work in itertools.chain(*works)), default=0.0)
 
 
-@settings(max_examples=60, deadline=None)
-@given(steps=random_steps, steps_ahead=st.sampled_from(STEPS_AHEAD))
+@over_random_steps
 def test_the_prefetch_lane_is_not_idle_while_a_prefetch_may_run(
     steps: list[TimedStep], steps_ahead: int
 ) -> None:
@@ -94,8 +100,7 @@ def test_the_prefetch_lane_is_not_idle_while_a_prefetch_may_run(
         before = ran
 
 
-@settings(max_examples=60, deadline=None)
-@given(steps=random_steps, steps_ahead=st.sampled_from(STEPS_AHEAD))
+@over_random_steps
 def test_a_step_waits_for_what_it_needs_and_for_nothing_that_a_later_step_needs(
     steps: list[TimedStep], steps_ahead: int
 ) -> None:
@@ -136,8 +141,7 @@ def out_of_order(steps: list[TimedStep], ran: list[RanStep]) -> set[Fence]:
     return missed
 
 
-@settings(max_examples=60, deadline=None)
-@given(steps=random_steps, steps_ahead=st.sampled_from(STEPS_AHEAD))
+@over_random_steps
 def test_work_runs_in_the_order_of_every_fence(steps: list[TimedStep], steps_ahead: int) -> None:
     assert not out_of_order(steps, run_small(steps, steps_ahead))
 
@@ -158,8 +162,7 @@ def test_without_a_fence_work_runs_too_early(fence: Fence, steps_ahead: int) -> 
     assert fence in missed
 
 
-@settings(max_examples=60, deadline=None)
-@given(steps=random_steps, steps_ahead=st.sampled_from(STEPS_AHEAD))
+@over_random_steps
 def test_a_send_goes_at_once_and_shares_the_way_out_with_stores_only(
     steps: list[TimedStep], steps_ahead: int
 ) -> None:
