@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
-from pipemax.config import RowLengths
+from pipemax.config import EngineConfig, Policy, RowLengths
+from pipemax.node.host_pool_size import kv_bytes_per_token
 from pipemax.serve.preflight_checks import preflight
 from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest
 from tests.engine.conftest import DEMO_MODEL
@@ -80,6 +82,105 @@ def test_a_bad_request_is_answered_with_the_reason(
     engine: dict[str, Any], generation: dict[str, Any], told: str
 ) -> None:
     assert told in ask(engine, **generation).error
+
+
+def model_with(directory: Path, **changes: Any) -> Path:
+    """The demo model with another configuration."""
+    model = shutil.copytree(DEMO_MODEL, directory / "model")
+    config = json.loads((model / "config.json").read_text()) | changes
+    (model / "config.json").write_text(json.dumps(config))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("engine", "told"),
+    [
+        ({"cpu_kv_gib": 0.0003}, "cpu_kv_gib 0.0003 holds the KV of 314 tokens"),
+        (
+            {"vllm": {"kv_cache_memory_bytes": 400_000}},
+            "kv_cache_memory_bytes 400000 holds the KV of 390 tokens",
+        ),
+        ({"policy": "pipemax", "host_kv_gib": 0.0003}, "host_kv_gib 0.0003 holds the KV of 314 tokens"),
+    ],
+)
+def test_kv_memory_that_cannot_hold_one_request_is_refused_before_an_engine_loads(
+    engine: dict[str, Any], told: str
+) -> None:
+    error = ask({"max_model_len": 512, **engine}).error
+    assert told in error
+    assert "lower max_model_len, or raise pipeline_parallel_size" in error
+    assert not ask({"max_model_len": 300, **engine}).error
+    assert not ask({"max_model_len": 512, **engine, "pipeline_parallel_size": 2}).error, (
+        "half of the layers each"
+    )
+
+
+def test_kv_blocks_that_cannot_hold_one_request_are_refused_before_an_engine_loads() -> None:
+    engine = {"block_size": 32, "vllm": {"num_gpu_blocks_override": 16}}
+    assert (
+        "num_gpu_blocks_override 16 holds the KV of 480 tokens" in ask({"max_model_len": 512, **engine}).error
+    )
+    assert not ask({"max_model_len": 480, **engine}).error
+
+
+def test_kv_memory_of_a_model_that_may_need_less_is_left_to_vllm(tmp_path: Path) -> None:
+    small: dict[str, Any] = {"max_model_len": 512, "cpu_kv_gib": 0.0003}
+    windowed = model_with(tmp_path, model_type="mistral", sliding_window=128)
+    assert not ask({"model": str(windowed), **small}).error
+    assert not ask({**small, "vllm": {"kv_cache_dtype": "fp8"}}).error
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_the_kv_of_a_token_is_what_vllm_itself_computes(stages: int) -> None:
+    from pipemax.vllm_ext.launch import known_calibration
+    from pipemax.vllm_ext.launch.vllm_config import make_vllm_config
+
+    config = EngineConfig(model=str(DEMO_MODEL), policy=Policy.VLLM, pipeline_parallel_size=stages)
+    of_vllm = known_calibration.kv_bytes_per_token(make_vllm_config(config))
+    own = kv_bytes_per_token(config, AutoConfig.from_pretrained(DEMO_MODEL), num_stages=stages)
+    assert own == max(of_vllm)
+
+
+def test_an_architecture_that_this_vllm_lacks_is_refused(tmp_path: Path) -> None:
+    unknown = model_with(tmp_path, architectures=["FooForCausalLM"])
+    error = ask({"model": str(unknown)}).error
+    assert "has the architecture FooForCausalLM, which the engine environment's vLLM does not have" in error
+    assert not ask({"model": str(unknown), "vllm": {"hf_overrides": {"architectures": []}}}).error
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architectures": ["CTRLLMHeadModel"]},
+        {"architectures": ["FooForCausalLM"], "auto_map": {"AutoModelForCausalLM": "model.Foo"}},
+        {"architectures": ["LlamaForSequenceClassification"]},
+        {
+            "architectures": ["FooSpeculator"],
+            "speculators_config": {"verifier": {"name_or_path": "org/model"}},
+        },
+    ],
+    ids=["transformers has it", "its code comes with it", "converted", "for another model"],
+)
+def test_an_architecture_that_vllm_may_accept_is_left_to_it(tmp_path: Path, changes: dict[str, Any]) -> None:
+    assert not ask({"model": str(model_with(tmp_path, **changes))}).error
+
+
+def test_weights_that_are_missing_or_cut_off_are_refused(tmp_path: Path) -> None:
+    model = model_with(tmp_path)
+    weights, index = model / "model.safetensors", model / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}))
+    assert (
+        "lacks 1 of the 2 files that model.safetensors.index.json lists, model-2.safetensors"
+        in ask({"model": str(model)}).error
+    )
+    index.unlink()
+    whole = weights.read_bytes()
+    for size in (4, 1_000, len(whole) - 1):
+        weights.write_bytes(whole[:size])
+        assert "model.safetensors' are cut off or broken" in ask({"model": str(model)}).error
+    weights.unlink()
+    assert "holds no weights" in ask({"model": str(model)}).error
+    assert not ask({"model": str(model), "vllm": {"load_format": "dummy"}}).error
 
 
 @pytest.mark.parametrize(

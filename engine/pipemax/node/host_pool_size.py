@@ -45,6 +45,21 @@ def expected_rows(
     """
     if config.policy is not Policy.PIPEMAX or not row_tokens:
         return None
+    token_bytes = kv_bytes_per_token(config, model_config, num_stages=num_stages)
+    if token_bytes is None:
+        return None
+    num_workers = num_stages * config.tensor_parallel_size
+    pool_bytes = host_pool_bytes(config, num_workers=num_workers, has_gpus=has_gpus)
+    return max(1, int(pool_bytes / token_bytes / mean(row_tokens)))
+
+
+def kv_bytes_per_token(
+    config: EngineConfig, model_config: "PreTrainedConfig", *, num_stages: int
+) -> int | None:
+    """Return the bytes of KV that the worker with the most layers keeps of a token, if all attention is full.
+
+    ``None`` if the model's configuration does not give its heads.
+    """
     text_config = model_config.get_text_config()
     layers = getattr(text_config, "num_hidden_layers", None)
     heads = getattr(text_config, "num_attention_heads", None)
@@ -54,10 +69,7 @@ def expected_rows(
     head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
     own_layers = ceil_div(layers, num_stages)
     own_heads = ceil_div(kv_heads, config.tensor_parallel_size)
-    token_bytes = 2 * own_layers * own_heads * head_dim * _element_bytes(config)
-    num_workers = num_stages * config.tensor_parallel_size
-    pool_bytes = host_pool_bytes(config, num_workers=num_workers, has_gpus=has_gpus)
-    return max(1, int(pool_bytes / token_bytes / mean(row_tokens)))
+    return int(2 * own_layers * own_heads * head_dim * _element_bytes(config))
 
 
 def _element_bytes(config: EngineConfig) -> int:

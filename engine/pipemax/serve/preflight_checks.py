@@ -19,6 +19,7 @@ from pipemax.config import EngineConfig, Policy, RowLengths
 from pipemax.node.gpus import pipeline_parallel_size, visible_gpus
 from pipemax.node.host_pool_size import expected_rows
 from pipemax.serve.schema_checks import check_response_format
+from pipemax.serve.start_checks import check_start
 from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest, SessionErrorCode
 
 if TYPE_CHECKING:
@@ -45,6 +46,13 @@ def preflight(request: PreflightRequest) -> PreflightReply:
     try:
         model_config, tokenizer = _load(config)
         max_model_len = _max_model_len(config, model_config)
+        check_start(
+            config,
+            model_config,
+            num_stages=num_stages,
+            has_gpus=num_gpus > 0,
+            max_model_len=max_model_len,
+        )
         encoder = PromptEncoder(tokenizer, chat=config.chat, max_model_len=max_model_len)
     except ValueError as error:
         return PreflightReply(error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=str(error))

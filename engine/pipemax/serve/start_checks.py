@@ -1,0 +1,177 @@
+"""Check what can be known of an engine's start from its config and the checkpoint's files, without loading anything.
+
+Whatever is refused here, vLLM would refuse too, minutes later. What only a started engine can tell is left to it.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipemax.config import EngineConfig, Policy
+from pipemax.domain.units import GIB
+from pipemax.node.host_pool_size import host_pool_bytes, kv_bytes_per_token
+from pipemax.vllm_ext.launch.architectures import unknown_architecture
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+_WEIGHTS = {
+    "*.safetensors": "model.safetensors.index.json",
+    "*.bin": "pytorch_model.bin.index.json",
+    "*.pt": "",
+}
+"""Files with weights, the preferred kind first, and the file that lists those of a checkpoint in several."""
+_PLAIN_MODELS = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+"""Model types whose KV cache grows by the same bytes with each token of each layer."""
+_OTHER_MODEL = ("config_format", "hf_overrides", "model_impl")
+"""Arguments of vLLM's own that change which code runs the model."""
+_OTHER_KV = (
+    *_OTHER_MODEL,
+    "max_model_len",
+    "dtype",
+    "kv_cache_dtype",
+    "pipeline_parallel_size",
+    "tensor_parallel_size",
+    "decode_context_parallel_size",
+    "prefill_context_parallel_size",
+)
+"""Arguments of vLLM's own that change how much KV a token or a request has."""
+_CPU_KV_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
+"""vLLM's variable that overrides the KV cache's size on a CPU, GiB."""
+
+
+def check_start(
+    config: EngineConfig,
+    model_config: "PreTrainedConfig",
+    *,
+    num_stages: int,
+    has_gpus: bool,
+    max_model_len: int,
+) -> None:
+    """Raise ``ValueError``, with the remedy, for an engine that cannot start."""
+    if find_spec("vllm") is None:
+        raise ValueError(
+            "the engine's environment has no vLLM: name one that has it (--engine-python, requirements/gpu.lock)"
+        )
+    _check_architecture(config, model_config)
+    if "load_format" not in config.vllm and Path(config.model).is_dir():
+        _check_weights(Path(config.model))
+    if _is_plain(model_config) and not any(name in config.vllm for name in _OTHER_KV):
+        token_bytes = kv_bytes_per_token(config, model_config, num_stages=num_stages)
+        if token_bytes is not None:
+            _check_blocks(config, max_model_len)
+            for name, room_bytes in _kv_rooms(config, has_gpus=has_gpus):
+                _check_room(name, room_bytes, token_bytes, max_model_len)
+
+
+def _check_architecture(config: EngineConfig, model_config: "PreTrainedConfig") -> None:
+    architectures = list(getattr(model_config, "architectures", None) or [])
+    unknown = unknown_architecture(architectures)
+    if unknown is None or any(name in config.vllm for name in _OTHER_MODEL):
+        return
+    if getattr(model_config, "auto_map", None) or getattr(model_config, "speculators_config", None):
+        return  # its code comes with the checkpoint, or it names another model, which vLLM runs in its place
+    import transformers
+
+    if not hasattr(transformers, unknown):  # vLLM runs some models by transformers' own code
+        raise ValueError(
+            f"model {config.model!r} has the architecture {unknown}, which the engine environment's vLLM does not "
+            "have: name another model, or an engine environment (--engine-python) whose vLLM has this one"
+        )
+
+
+def _check_weights(directory: Path) -> None:
+    for pattern, index in _WEIGHTS.items():
+        files = sorted(directory.glob(pattern))
+        if not files:
+            continue
+        has_index = bool(index) and (directory / index).is_file()
+        if has_index and not any(file.name.startswith("consolidated") for file in files):
+            _check_index(directory / index)
+        for file in files:
+            if pattern == "*.safetensors" and _is_cut_off(file):
+                raise ValueError(f"weights {str(file)!r} are cut off or broken: copy the file again")
+        return
+    raise ValueError(
+        f"model directory {str(directory)!r} holds no weights ({', '.join(_WEIGHTS)}): complete the checkpoint"
+    )
+
+
+def _check_index(index: Path) -> None:
+    named = sorted(set(_json_object(index.read_bytes(), index)["weight_map"].values()))
+    missing = [name for name in named if not (index.parent / name).is_file()]
+    if missing:
+        raise ValueError(
+            f"model directory {str(index.parent)!r} lacks {len(missing)} of the {len(named)} files that {index.name} "
+            f"lists, {missing[0]} among them: complete the checkpoint"
+        )
+
+
+def _is_cut_off(file: Path) -> bool:
+    """Tell whether a file of safetensors is shorter than its header says: a copy that broke off."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        header_bytes = int.from_bytes(stream.read(8), "little")
+        if header_bytes == 0 or 8 + header_bytes > size:
+            return True
+        header = _json_object(stream.read(header_bytes), file)
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return size < 8 + header_bytes + max(ends, default=0)
+
+
+def _json_object(text: bytes, file: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(text))
+    except ValueError as error:
+        raise ValueError(f"{str(file)!r} cannot be read: {error}; copy the file again") from error
+
+
+def _is_plain(model_config: "PreTrainedConfig") -> bool:
+    text_config = model_config.get_text_config()
+    layers = getattr(text_config, "layer_types", None) or []
+    windowed = getattr(text_config, "sliding_window", None) and getattr(
+        text_config, "use_sliding_window", True
+    )
+    return (
+        text_config.model_type in _PLAIN_MODELS
+        and not windowed
+        and all(kind == "full_attention" for kind in layers)
+    )
+
+
+def _check_blocks(config: EngineConfig, max_model_len: int) -> None:
+    blocks = config.vllm.get("num_gpu_blocks_override")
+    if blocks is None or config.block_size is None:
+        return
+    room_tokens = (int(blocks) - 1) * config.block_size  # vLLM keeps one block for itself
+    if room_tokens < max_model_len:
+        raise ValueError(
+            f"num_gpu_blocks_override {blocks} holds the KV of {room_tokens} tokens, and one request may have "
+            f"max_model_len {max_model_len}: raise num_gpu_blocks_override or lower max_model_len"
+        )
+
+
+def _kv_rooms(config: EngineConfig, *, has_gpus: bool) -> Iterator[tuple[str, float]]:
+    """Yield each of a stage's memories for KV that the config sizes: the setting with its value, and the bytes."""
+    if config.vllm.get("num_gpu_blocks_override") is not None:
+        pass  # it goes before any size in bytes
+    elif (kv_bytes := config.vllm.get("kv_cache_memory_bytes")) is not None:
+        yield f"kv_cache_memory_bytes {kv_bytes}", float(kv_bytes)
+    elif not has_gpus and _CPU_KV_VARIABLE not in os.environ:
+        yield f"cpu_kv_gib {config.cpu_kv_gib:g}", config.cpu_kv_gib * GIB
+    if config.policy is Policy.PIPEMAX and config.host_kv_gib is not None:
+        host_bytes = host_pool_bytes(config, num_workers=1, has_gpus=has_gpus)
+        yield f"host_kv_gib {config.host_kv_gib:g}", host_bytes
+
+
+def _check_room(name: str, room_bytes: float, token_bytes: int, max_model_len: int) -> None:
+    room_tokens = int(room_bytes / token_bytes)
+    if room_tokens < max_model_len:
+        raise ValueError(
+            f"{name} holds the KV of {room_tokens} tokens on a stage, and one request of max_model_len {max_model_len} "
+            f"needs {max_model_len * token_bytes / GIB:.3g} GiB: raise {name.partition(' ')[0]}, lower max_model_len, "
+            "or raise pipeline_parallel_size"
+        )

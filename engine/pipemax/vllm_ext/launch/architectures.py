@@ -1,0 +1,51 @@
+"""Tell whether this environment's vLLM runs a model's architecture, in milliseconds: importing vLLM takes ten seconds.
+
+The names stand as literals in vLLM's file of models, which is read and not run. What else vLLM may accept (a model
+that transformers implements, code that comes with the checkpoint, models of other plugins) is left to vLLM itself.
+"""
+
+import ast
+import re
+from collections.abc import Sequence
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+_REGISTRY = "model_executor/models/registry.py"
+_TABLES = re.compile(r"_[A-Z_]+_MODELS")
+_NOT_RUN = ("_PREVIOUSLY_SUPPORTED_MODELS", "_OOT_SUPPORTED_MODELS")
+_ROLE = re.compile(r"(For[A-Z]|Model|LMHead|Embedding).*")
+"""The part of a name that says what the model is used for; vLLM converts one use into another."""
+
+
+def unknown_architecture(architectures: Sequence[str]) -> str | None:
+    """Return the first name if vLLM has none of these architectures; ``None`` if it has one or cannot be asked."""
+    known = _known_architectures()
+    if not known or not architectures or _has_foreign_plugin():
+        return None
+    stems = {_ROLE.sub("", name) for name in known}
+    return None if any(_ROLE.sub("", name) in stems for name in architectures) else architectures[0]
+
+
+def _has_foreign_plugin() -> bool:
+    plugins = metadata.entry_points(group="vllm.general_plugins")
+    return any(plugin.module.partition(".")[0] not in ("vllm", "pipemax") for plugin in plugins)
+
+
+def _known_architectures() -> set[str]:
+    vllm = find_spec("vllm")
+    if vllm is None or vllm.origin is None:
+        return set()
+    try:
+        source = (Path(vllm.origin).parent / _REGISTRY).read_text(encoding="utf-8")
+    except OSError:
+        return set()
+    return {
+        key.value
+        for statement in ast.parse(source).body
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict)
+        if isinstance(table := statement.targets[0], ast.Name)
+        if _TABLES.fullmatch(table.id) and table.id not in _NOT_RUN
+        for key in statement.value.keys
+        if isinstance(key, ast.Constant) and isinstance(key.value, str)
+    }
