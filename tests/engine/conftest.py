@@ -9,8 +9,13 @@ from prometheus_client import REGISTRY
 
 from pipemax.api import OfflineEngine
 from pipemax.config import EngineConfig
+from pipemax_spark.executor.engine_environment import ENGINE_PYTHONPATH_VARIABLE
+from pipemax_spark.executor.server_process import EXECUTOR_VARIABLE
+from tests.serve.support import FakeJvm
+from tests.waiting import wait_until
 
-DEMO_MODEL = Path(__file__).parents[2] / "examples" / "model"
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEMO_MODEL = REPOSITORY / "examples" / "model"
 MAX_MODEL_LEN = 512
 
 DEFAULTS: dict[str, object] = {
@@ -71,3 +76,13 @@ def started(
 @pytest.fixture(scope="session")
 def engine(started: StartedEngine) -> OfflineEngine:
     return started.engine
+
+
+@pytest.fixture
+def jvm(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeJvm]:
+    fake = FakeJvm()
+    monkeypatch.setenv(EXECUTOR_VARIABLE, str(fake.pid))
+    monkeypatch.setenv(ENGINE_PYTHONPATH_VARIABLE, f"{REPOSITORY / 'engine'}:{REPOSITORY}")
+    yield fake
+    fake.kill()
+    wait_until(lambda: fake.servers() == [], 20.0, "the server ends with its executor")

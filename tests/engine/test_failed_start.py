@@ -1,41 +1,92 @@
 """An engine that fails in one of vLLM's other processes says why in its error."""
 
+import contextlib
 import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 
-from pipemax.api import OfflineEngine
+from pipemax.api import GenerationRequest, OfflineEngine, Sampling
 from pipemax.config import EngineConfig
-from pipemax.domain.errors import EngineStartError
-from tests.engine.conftest import DEFAULTS, DEMO_MODEL, POLICIES
+from pipemax.domain.errors import EngineDiedError, EngineStartError
+from pipemax.wire import GenerationSpec, SessionErrorCode
+from pipemax_spark.cli import failure_text
+from pipemax_spark.errors import EngineSessionError
+from pipemax_spark.executor.client import EngineOptions
+from tests.engine.conftest import DEFAULTS, DEMO_MODEL, POLICIES, REPOSITORY
+from tests.serve.support import FakeJvm, run_prompts
 
 
-def error_of_start(**values: object) -> str:
-    with pytest.raises(EngineStartError) as raised:
-        OfflineEngine(EngineConfig.parse(DEFAULTS | values))
-    return str(raised.value)
-
-
-def test_too_little_kv_memory_is_told_with_vllm_s_figures_and_the_settings() -> None:
-    error = error_of_start(policy="vllm", cpu_kv_gib=0.0005)
-    assert error.startswith(
+def test_too_little_kv_memory_is_told_to_the_job_with_vllm_s_figures_and_the_settings(
+    jvm: FakeJvm, tmp_path: Path
+) -> None:
+    opts = EngineOptions(
+        engine={**DEFAULTS, "policy": "vllm", "cpu_kv_gib": 0.0005},
+        generation=GenerationSpec(max_tokens=4),
+        job_id="job",
+        engine_python=sys.executable,
+        log_dir=str(tmp_path),
+    )
+    with pytest.raises(EngineSessionError) as raised:
+        run_prompts(["one"], opts)
+    error = raised.value
+    assert error.code is SessionErrorCode.ENGINE_START_FAILED
+    assert error.message.startswith(
         f"model {str(DEMO_MODEL)!r} could not be loaded: ValueError: To serve at least one request with the model's "
         "max seq len (512)"
     )
-    assert "is larger than the available KV cache memory" in error
-    assert "the estimated maximum model length is 128. Remedy: raise" in error
-    assert "cpu_kv_gib" in error
-    assert "lower max_model_len" in error
+    assert "is larger than the available KV cache memory" in error.message
+    assert "the estimated maximum model length is 128. Remedy: raise" in error.message
+    assert "cpu_kv_gib" in error.message
+    assert "lower max_model_len" in error.message
+    of_spark = f"Traceback:\npipemax_spark.errors.EngineSessionError: {error}\n\nDriver stacktrace:"
+    assert failure_text(RuntimeError(of_spark)) == str(error), "the job's error is one line, all of it"
 
 
 def test_a_worker_that_is_killed_while_it_loads_is_named_with_its_signal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(
-        "PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep
-    )  # workers import the tests
-    policy = POLICIES["pipemax on two stages"]
-    error = error_of_start(**policy | {"vllm": {"worker_cls": "tests.fakes.killed_worker.KilledWorker"}})
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY), prepend=os.pathsep)  # workers import the tests
+    killed = {"vllm": {"worker_cls": "tests.fakes.killed_worker.KilledWorker"}}
+    with pytest.raises(EngineStartError) as raised:
+        OfflineEngine(EngineConfig.parse(DEFAULTS | POLICIES["pipemax on two stages"] | killed))
+    error = str(raised.value)
     assert "could not be loaded: vLLM's process VllmWorker-1 was killed by SIGKILL" in error
     assert "when memory runs out: lower host_kv_gib" in error
+
+
+def test_a_worker_that_is_killed_later_is_named_too() -> None:
+    of_other_engines = workers()
+    with OfflineEngine(EngineConfig.parse(DEFAULTS | {"policy": "vllm"})) as engine:
+        (worker,) = workers() - of_other_engines
+        endless = Sampling(max_tokens=480, temperature=2.0)
+        engine.submit([GenerationRequest(request_id="1", prompt="Package: x", sampling=endless)])
+        os.kill(worker, signal.SIGKILL)
+        with pytest.raises(EngineDiedError, match=r"VllmWorker-0 was killed by SIGKILL.*lower host_kv_gib"):
+            poll_for_a_minute(engine)
+
+
+def poll_for_a_minute(engine: OfflineEngine) -> None:
+    for _ in range(60):
+        engine.poll(timeout_s=1.0)
+
+
+def workers() -> set[int]:
+    """The processes that hold a stage of an engine of this process."""
+    return {pid for pid in descendants_of(os.getpid()) if title_of(pid).startswith("VLLM::Worker")}
+
+
+def descendants_of(pid: int) -> list[int]:
+    children = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended
+            children += [int(child) for child in task.read_text().split()]
+    return children + [below for child in children for below in descendants_of(child)]
+
+
+def title_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    return ""

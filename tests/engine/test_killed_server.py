@@ -12,29 +12,16 @@ import pytest
 
 from pipemax.wire import GenerationSpec, ProcessIdentity
 from pipemax_spark.executor.client import EngineOptions
-from pipemax_spark.executor.engine_environment import ENGINE_PYTHONPATH_VARIABLE
-from pipemax_spark.executor.server_process import EXECUTOR_VARIABLE
 from tests.engine.conftest import DEMO_MODEL
 from tests.serve.support import FakeJvm, run_prompts, server_of
 from tests.waiting import wait_until
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 ENGINE = {
     "model": str(DEMO_MODEL),
     "max_model_len": 512,
     "cpu_kv_gib": 0.25,
     "max_num_seqs": 8,
 }
-
-
-@pytest.fixture
-def jvm(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeJvm]:
-    fake = FakeJvm()
-    monkeypatch.setenv(EXECUTOR_VARIABLE, str(fake.pid))
-    monkeypatch.setenv(ENGINE_PYTHONPATH_VARIABLE, f"{REPOSITORY / 'engine'}:{REPOSITORY}")
-    yield fake
-    fake.kill()
-    wait_until(lambda: fake.servers() == [], 20.0, "the server ends with its executor")
 
 
 @pytest.fixture

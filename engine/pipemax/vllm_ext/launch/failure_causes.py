@@ -62,6 +62,8 @@ _VLLM_S_ADVICE = re.compile(
     r"(Try increasing|Supported architectures:|See https?:|To resolve:|Please ).*", re.DOTALL
 )
 _MOST_CHARACTERS = 500
+_CORE = "EngineCore"
+"""The name of vLLM's core process begins so."""
 
 
 def cause_of(error: BaseException, failures: Sequence[Failure]) -> str:
@@ -85,7 +87,12 @@ def _own_failure(error: BaseException) -> Failure:
 
 
 def _first_cause(failures: Sequence[Failure]) -> Failure | None:
-    """Choose the first process that ended without a word, otherwise the first exception: others follow from it."""
+    """Choose the first process that ended without a word, otherwise the first exception: others follow from it.
+
+    When the core fails, its workers end with it, so what is recorded after the core's exception says nothing.
+    """
+    of_core = [n for n, failure in enumerate(failures) if failure.process.startswith(_CORE)]
+    failures = failures[: of_core[0] + 1] if of_core else failures
     raised = [failure for failure in failures if failure.exit_code is None]
     pids = {failure.pid for failure in raised}
     silent = [failure for failure in failures if failure.pid not in pids]

@@ -121,7 +121,7 @@ def engine_args(config: EngineConfig) -> EngineArgs:
     except TypeError as error:
         raise ValueError(
             f"vllm: {error} (these are the arguments of vLLM {vllm.__version__}'s EngineArgs)"
-        ) from error
+        ) from None  # the one cause: Python's own words do not name the config's field
 
 
 def _pipemax_args(config: EngineConfig, *, num_gpus: int) -> dict[str, Any]:

@@ -172,6 +172,14 @@ def test_a_worker_that_was_killed_or_left_is_told_before_the_exceptions_that_fol
     assert told in cause_of(CORE_FAILED, records.read())
 
 
+def test_a_worker_that_ends_with_the_failed_core_is_not_the_cause(records: FailureRecords) -> None:
+    record(
+        Failure(pid=1, process="EngineCore", error="ValueError", message="no such layout", place="core.py:1")
+    )
+    record(Failure(pid=2, process="VllmWorker-0", exit_code=-15))
+    assert cause_of(CORE_FAILED, records.read()) == "ValueError: no such layout (core.py:1)"
+
+
 def test_a_worker_that_raised_and_then_left_with_a_status_is_told_by_its_exception(
     records: FailureRecords,
 ) -> None:

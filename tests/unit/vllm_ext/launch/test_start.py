@@ -35,6 +35,12 @@ def without_its_tokenizer(checkpoint: Path) -> None:
     (checkpoint / "tokenizer.json").unlink()
 
 
+def test_an_argument_that_vllm_does_not_have_is_named_with_its_place_in_the_config() -> None:
+    config = EngineConfig(model=str(DEMO_MODEL), policy="vllm", vllm={"quantizaton": "awq"})
+    with pytest.raises(EngineStartError, match=r"vllm: .*'quantizaton' \(these are the arguments of vLLM 0"):
+        RunningVllm.start(config)
+
+
 @pytest.mark.parametrize(
     ("policy", "damage", "told", "remedy"),
     [
