@@ -75,6 +75,20 @@ def test_the_databricks_job_runs_nightly_on_dedicated_gpu_compute_one_run_at_a_t
     assert (len(job["schedule"]["quartz_cron_expression"].split()), job["max_concurrent_runs"]) == (6, 1)
 
 
+def test_the_driver_which_runs_no_engine_has_a_smaller_gpu_node_than_the_workers(
+    bundle: dict[str, Any], job: dict[str, Any]
+) -> None:
+    cluster = job["job_clusters"][0]["new_cluster"]
+    assert cluster["node_type_id"] == "${var.node_type}"
+    assert cluster["driver_node_type_id"] == "${var.driver_node_type}"
+    sizes = {
+        name: bundle["variables"][name]["default"].split(".") for name in ("node_type", "driver_node_type")
+    }
+    (worker_family, worker_size), (driver_family, driver_size) = sizes.values()
+    assert worker_family == driver_family == "g6", "Databricks takes GPU nodes only"
+    assert int(driver_size.removesuffix("xlarge")) < int(worker_size.removesuffix("xlarge"))
+
+
 def test_the_init_script_says_which_archive_is_missing(tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", BUNDLE.parent / "unpack_engine.sh"],
