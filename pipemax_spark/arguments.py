@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from pipemax_spark.prompts import PromptSource
 
 _INPUT, _PROMPT, _MODEL = "Input and output", "Prompt", "Model and generation"
 _ROWS, _RUN = "Errors and reruns", "Run"
+_LOG_BYTES = 64 * 2**20
+"""Maximum size of ``annotate.log``, and of ``annotate.log.1`` with what came before."""
 
 
 def read_engine(file: str, text: str) -> dict[str, Any]:
@@ -238,7 +241,9 @@ def log_handler(directory: Path) -> logging.Handler:
     """Return the handler that writes ``annotate.log`` in the directory. Raise ``JobError`` if it cannot be written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(directory / "annotate.log", encoding="utf-8")
+        handler = RotatingFileHandler(
+            directory / "annotate.log", maxBytes=_LOG_BYTES, backupCount=1, encoding="utf-8"
+        )
     except OSError as error:
         raise JobError(f"logs cannot be written to {str(directory)!r}: {error}; give --log-dir") from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

@@ -29,9 +29,15 @@ IVY_SETTINGS = """<ivysettings>
 LOG4J = """# Written by tools/configure_spark.py: Spark's log goes to a file, so that a job's report stays readable.
 rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file
-appender.file.type = File
+appender.file.type = RollingFile
 appender.file.name = file
 appender.file.fileName = ${env:PIPEMAX_LOG_DIR:-logs}/spark.log
+appender.file.filePattern = ${env:PIPEMAX_LOG_DIR:-logs}/spark.log.%i
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = 64MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = 1
 appender.file.layout.type = PatternLayout
 appender.file.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
 """

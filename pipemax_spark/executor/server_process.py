@@ -335,7 +335,7 @@ def _sweep(directory: Path) -> None:
             if server is None or not server.is_running():
                 for suffix in (".sock", ".json", ".journal", ".journal-draft", ".lock"):
                     lock.with_suffix(suffix).unlink(missing_ok=True)
-    for log_path in directory.glob("pipemax-engine-*.log"):
+    for log_path in directory.glob("pipemax-engine-*.log*"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - log_path.stat().st_mtime > _OLD_LOG_S:
                 log_path.unlink()

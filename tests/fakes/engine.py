@@ -10,6 +10,7 @@ windows of wall time in an order other than that of their submission. How it beh
 - ``[[memory-once PATH]]``: likewise, the engine asks for more memory than there is;
 - ``[[hang-once PATH]]``: likewise, ``poll`` never comes back; ``[[slow SECONDS]]``: this row takes so long;
 - ``[[error]]``: this row alone fails;
+- ``[[log LINES]]``: the engine logs one line so often; ``[[print LINES]]``: a process of it prints so many;
 - the answer is, for ``[[seed]]``, the row's seed; for ``[[environ]]``, the server's environment as JSON; for
   ``[[counts]]``, what the engine was asked so far, as JSON (``FakeCounts``).
 """
@@ -18,6 +19,7 @@ import dataclasses
 import hashlib
 import heapq
 import json
+import logging
 import os
 import re
 import signal
@@ -35,6 +37,8 @@ from pipemax.api import Completion, EngineStats, GenerationRequest, RequestError
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.wire import ErrorCode
+
+log = logging.getLogger(__name__)
 
 _MARK = re.compile(r"\[\[([a-z-]+)(?: ([^\]]+))?\]\]")
 DEFAULT_MAX_MODEL_LEN = 4_096
@@ -272,6 +276,12 @@ class FakeEngine:
                         text = json.dumps(dict(os.environ))
                     case "counts":
                         text = json.dumps(dataclasses.asdict(self.counts), separators=(",", ":"))
+                    case "log":
+                        for number in range(int(argument)):
+                            log.warning("the fake logs line %d", number)
+                    case "print":
+                        script = f"import os\nfor n in range({argument}): os.write(2, b'printed %d\\n' % n)"
+                        subprocess.run([sys.executable, "-c", script], check=True)
                     case "seed":
                         text = str(request.sampling.seed)
                     case _:

@@ -15,6 +15,7 @@ import threading
 
 from pipemax.node.failure_records import record_what_vllm_logs
 from pipemax.node.process import ProcessIdentity
+from pipemax.node.repeated_lines import hold_back_repeated_lines
 
 SERVER_IDENTITY_VARIABLE = "PIPEMAX_SERVER_IDENTITY"
 """``PID:START_TICKS`` of the engine server, set by the server before it starts an engine."""
@@ -35,6 +36,7 @@ def end_with_server() -> None:
     identity = os.environ.get(SERVER_IDENTITY_VARIABLE)
     if identity is None:
         return
+    hold_back_repeated_lines()
     pid, start_ticks = (int(part) for part in identity.split(":"))
     if pid == os.getpid() or any(thread.name == _THREAD_NAME for thread in threading.enumerate()):
         return

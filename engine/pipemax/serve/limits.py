@@ -42,3 +42,13 @@ class WindowLimits:
     undelivered_bytes: int = 64 * 2**20
     cache_bytes: int = 256 * 2**20
     """Maximum size of the answers kept for sessions that reuse results."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLimits:
+    """Limits on the server's log, which the engine's processes write to as well."""
+
+    log_bytes: int = 64 * 2**20
+    """Maximum size of the log, and of the file next to it with what came before."""
+    log_look_s: float = 5.0
+    """How often the size is looked at, in seconds."""

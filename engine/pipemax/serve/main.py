@@ -15,8 +15,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipemax.node.bounded_log import BoundedLog
 from pipemax.node.lifetime import SERVER_IDENTITY_VARIABLE, write_stacks_when_told
-from pipemax.serve.limits import Timings, WindowLimits
+from pipemax.node.repeated_lines import hold_back_repeated_lines
+from pipemax.serve.limits import LogLimits, Timings, WindowLimits
 
 if TYPE_CHECKING:
     from pipemax.serve.engine_host import EngineFactory
@@ -40,6 +42,7 @@ class ServerOptions:
     log: Path
     timings: Timings
     limits: WindowLimits
+    log_limits: LogLimits
 
     @property
     def record(self) -> Path:
@@ -63,7 +66,7 @@ def parse_options(arguments: Sequence[str]) -> ServerOptions:
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--watch-jvm", type=_identity, required=True, metavar="PID:TICKS")
     parser.add_argument("--log", type=Path, required=True)
-    for settings in (Timings, WindowLimits):
+    for settings in (Timings, WindowLimits, LogLimits):
         for field in fields(settings):
             flag = f"--{field.name.replace('_', '-')}"
             parser.add_argument(flag, type=type(field.default), default=field.default)
@@ -74,6 +77,7 @@ def parse_options(arguments: Sequence[str]) -> ServerOptions:
         log=given["log"],
         timings=Timings(**{field.name: given[field.name] for field in fields(Timings)}),
         limits=WindowLimits(**{field.name: given[field.name] for field in fields(WindowLimits)}),
+        log_limits=LogLimits(**{field.name: given[field.name] for field in fields(LogLimits)}),
     )
 
 
@@ -125,6 +129,7 @@ def _detach(log_path: Path) -> Callable[[], None]:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    hold_back_repeated_lines()
 
     def tell_listening() -> None:
         os.write(tell, b"1")
@@ -141,6 +146,9 @@ def _serve(options: ServerOptions, factory: "EngineFactory", tell_listening: Cal
     from pipemax.serve.server import EngineServer
     from pipemax.wire import ProcessIdentity
 
+    BoundedLog(options.log, max_bytes=options.log_limits.log_bytes).watch(
+        period_s=options.log_limits.log_look_s
+    )
     own = ProcessIdentity.own()
     # The engine's processes inherit it, and end when the process that it names has ended.
     os.environ[SERVER_IDENTITY_VARIABLE] = f"{own.pid}:{own.start_ticks}"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipemax.node.lifetime import GPU_USERS_VARIABLE, SERVER_IDENTITY_VARIABLE
+from pipemax.node.repeated_lines import MAX_LINES
 from pipemax.wire import ProcessIdentity
 
 CHILD = "from pipemax.node.lifetime import end_with_server; end_with_server(); end_with_server(); input('ready\\n')"
@@ -32,6 +33,20 @@ def test_a_child_ends_when_the_server_is_killed() -> None:
     server.kill()
     server.wait()
     assert child.wait(timeout=10) == 1
+
+
+def test_a_child_holds_back_the_lines_that_it_repeats() -> None:
+    script = """
+import logging
+logging.getLogger("vllm").addHandler(logging.StreamHandler())  # as vLLM does before it loads the plugin
+from pipemax.node.lifetime import end_with_server
+end_with_server()
+for _ in range(1000): logging.getLogger("vllm.worker").warning("again")
+"""
+    own = ProcessIdentity.own()
+    environment = {**os.environ, SERVER_IDENTITY_VARIABLE: f"{own.pid}:{own.start_ticks}"}
+    child = subprocess.run([sys.executable, "-c", script], env=environment, stderr=subprocess.PIPE, text=True)
+    assert child.stderr.count("again") == MAX_LINES
 
 
 def test_a_child_ends_at_once_when_the_server_is_gone_already() -> None:
