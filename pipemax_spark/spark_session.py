@@ -33,11 +33,12 @@ _MIN_JAVA = 17
 _MIN_LOCAL_SLOTS = 4
 """More than a small machine has cores: tasks mostly wait for the engine, and if they are few, all of them soon wait for
 their last rows (``pipemax_spark.slots``)."""
-_ARROW_BATCH_ROWS = 1_024
+ARROW_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
+ARROW_BATCH_ROWS = 1_024
 """Tasks read ahead by one Arrow batch; with Spark's default of 10,000 rows, long prompts would take a lot of memory per
 slot."""
-_SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
-_LOCAL_SNAPSHOT_PARTITIONS = 4
+SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
+LOCAL_SNAPSHOT_PARTITIONS = 4
 """Delta reads a table's log in 50 tasks unless told otherwise; on one machine that takes seconds for each small
 table."""
 
@@ -62,7 +63,7 @@ def get_session(app_name: str, *, log_dir: Path) -> "SparkSession":
     settings: dict[str, str] = {
         "spark.sql.extensions": _joined(defaults.get("spark.sql.extensions"), _EXTENSION),
         "spark.sql.catalog.spark_catalog": _CATALOG,
-        "spark.sql.execution.arrow.maxRecordsPerBatch": str(_ARROW_BATCH_ROWS),
+        ARROW_BATCH: str(ARROW_BATCH_ROWS),
         "spark.ui.showConsoleProgress": "false",
     }
     if is_submitted:
@@ -100,10 +101,14 @@ def _submitted_session(app_name: str, settings: dict[str, str]) -> "SparkSession
 def _ready(session: "SparkSession") -> "SparkSession":
     """Return the new session after checking for Delta; on one machine, have Delta use few tasks."""
     check_session(session)
-    is_local = re.match(r"local(\[|$)", session.conf.get("spark.master") or "") is not None
-    if is_local and session.conf.get(_SNAPSHOT_PARTITIONS, None) is None:
-        session.conf.set(_SNAPSHOT_PARTITIONS, str(_LOCAL_SNAPSHOT_PARTITIONS))
+    if is_local(session) and session.conf.get(SNAPSHOT_PARTITIONS, None) is None:
+        session.conf.set(SNAPSHOT_PARTITIONS, str(LOCAL_SNAPSHOT_PARTITIONS))
     return session
+
+
+def is_local(session: "SparkSession") -> bool:
+    """Tell whether all of the session's tasks run on this machine, in the driver."""
+    return re.match(r"local(\[|$)", session.conf.get("spark.master") or "") is not None
 
 
 def _set_environment(log_dir: Path) -> None:

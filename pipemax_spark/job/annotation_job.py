@@ -24,6 +24,7 @@ from pipemax_spark.job.outcomes import AppendedOutcomes, Outcomes, ReplacingOutc
 from pipemax_spark.job.prefix import PrefixShare, sample_by_beginning, shared_prefixes
 from pipemax_spark.job.recovery import spooled_rows
 from pipemax_spark.job.run import Run, begun_run
+from pipemax_spark.job.settings import job_settings
 from pipemax_spark.job.workdir import WorkDirectory, work_base
 from pipemax_spark.monitor.findings import CommittedTotals, find_results, totals_of_run, totals_of_spec
 from pipemax_spark.monitor.summary import Findings, Summary, print_report
@@ -79,6 +80,10 @@ class AnnotationJob:
 
         Raise ``JobError`` for what the user can fix, and ``JobFailedError`` if the job stopped itself.
         """
+        with job_settings(self._spark):
+            return self._run()
+
+    def _run(self) -> Summary | None:
         options = self._options
         if options.summary is not None:
             check_storage(options.summary, self._spark, option="summary")
