@@ -112,6 +112,13 @@ OPTIONS: dict[str, Option] = {
         given=str,
         read=read_names,
     ),
+    "where": _option(_INPUT, "Only input rows that this SQL condition takes, such as lang = 'en'."),
+    "select": _option(
+        _INPUT,
+        "Input columns that go to the output, comma-separated; default: all. Needs --id-columns.",
+        given=str,
+        read=read_names,
+    ),
     "limit": _option(_INPUT, "At most so many new rows in this run.", min=1),
     "incremental": _option(
         _INPUT, "Only what was appended to the input, a Delta table, since the last such run."

@@ -13,7 +13,8 @@ from pipemax_spark.executor.task import (
     OVERRIDES_COLUMN,
     PROMPT_COLUMN,
 )
-from pipemax_spark.prompts import PromptSource, resolve_column
+from pipemax_spark.prompts import PromptSource, resolve_column, resolve_names
+from pipemax_spark.sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -35,6 +36,8 @@ class RequestColumns:
     source: PromptSource
     overrides_column: str | None = None
     """Column with a struct of the sampling values that a row changes."""
+    kept: tuple[str, ...] = ()
+    """The input's columns that go to the output; none named: all."""
 
     def add(self, rows: "DataFrame") -> "DataFrame":
         """Return the rows with their request columns. Raise ``JobError`` if a column is missing or of a wrong type."""
@@ -54,6 +57,21 @@ class RequestColumns:
         requests = self.add(rows)
         asked = [requests[name] for name in requests.columns if name in _REQUEST_COLUMNS]
         return requests.withColumn(KEY_COLUMN, F.md5(F.to_json(F.struct(*asked))))
+
+    def output_schema(self, schema: "StructType") -> "StructType":
+        """Return the columns of the input's schema that go to the output, in the order in which they are named.
+
+        Raise ``JobError`` if one does not exist.
+        """
+        names = resolve_names(self.kept, schema) or schema.names
+        return type(schema)([schema[name] for name in names])
+
+    def for_output(self, requests: "DataFrame") -> "DataFrame":
+        """Drop the input's columns that do not go to the output; helper columns and the key stay."""
+        if not self.kept:
+            return requests
+        helpers = [name for name in requests.columns if name in (*_REQUEST_COLUMNS, KEY_COLUMN)]
+        return requests.select(*map(quoted, self.output_schema(requests.schema).names), *helpers)
 
 
 def without_request_columns(requests: "DataFrame") -> "DataFrame":

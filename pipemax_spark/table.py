@@ -37,6 +37,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _READ: Mapping[str, Callable[[Any], Any]] = {
     "id_columns": read_names,
+    "select": read_names,
     "commit_every": read_duration,
     "on_error": OnError.of,
     "summary": os.fspath,
@@ -61,6 +62,7 @@ def _describes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
     PromptSource,
     GenerationSpec,
     id_columns=Sequence[str] | str,
+    select=Sequence[str] | str,
     commit_every=timedelta | str,
     on_error=str,
     summary=str | os.PathLike[str] | None,

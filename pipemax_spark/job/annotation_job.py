@@ -4,6 +4,7 @@ The rows come in batches: the whole input is one batch, and a stream has as many
 the next run finds what is left from the output table only.
 """
 
+import hashlib
 import sys
 import time
 import uuid
@@ -18,11 +19,12 @@ from pipemax_spark.job.checks import Checked, check_job
 from pipemax_spark.job.chunks import SlicedRows, number_of_slices, write_slices
 from pipemax_spark.job.dry_run import print_dry_run
 from pipemax_spark.job.incremental import Batch, MicroBatches
-from pipemax_spark.job.left import check_ids, identity, rows_left
+from pipemax_spark.job.left import check_ids, identity
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.outcomes import AppendedOutcomes, Outcomes, ReplacingOutcomes, written
 from pipemax_spark.job.prefix import PrefixShare, sample_by_beginning, shared_prefixes
 from pipemax_spark.job.recovery import spooled_rows
+from pipemax_spark.job.remaining import Remaining, rows_where
 from pipemax_spark.job.run import Run, begun_run
 from pipemax_spark.job.settings import job_settings
 from pipemax_spark.job.workdir import WorkDirectory, work_base
@@ -120,11 +122,11 @@ class AnnotationJob:
 
     def _dry_run(self, checked: Checked) -> None:
         self._is_empty = not self._table.exists()
-        left = self._left(checked, Batch(rows=checked.source.rows)).count()
+        left = self._left(checked, Batch(rows=checked.source.rows))
         print_dry_run(
             self._terminal,
             rows_in=checked.rows_in,
-            rows_left=left,
+            rows_left=left.count(),
             limit=self._options.limit,
             reply=checked.reply,
             max_tokens=self._options.generation.max_tokens,
@@ -139,7 +141,7 @@ class AnnotationJob:
 
         All changes of its schema happen here: next to a running chunk they would make the chunk repeat its commit.
         """
-        schema = annotated_schema(checked.source.rows.schema, ANNOTATION, self._options.generation)
+        schema = annotated_schema(checked.schema, ANNOTATION, self._options.generation)
         is_new = not self._table.exists()
         if is_new:
             self._table.create(schema)
@@ -158,7 +160,7 @@ class AnnotationJob:
             self._spark,
             checked.source,
             checkpoints=options.checkpoint or work.checkpoints_path,
-            spec_hash=checked.spec.hash,
+            purpose=_purpose(checked.spec.hash, options.where),
             options=options.input_option,
             skip_changes=options.skip_changes,
         )
@@ -172,6 +174,8 @@ class AnnotationJob:
         """
         counts, run, next_chunk = _RowCounts(), None, 0
         for number, batch in enumerate(batches):
+            if batch.stream is not None:
+                batch = self._chosen(batch)
             rows = self._rows_of(checked, batch)
             counts.rows_in += rows
             batch = replace(batch, is_small=batch.stream is not None and rows <= _SMALL_BATCH_ROWS)
@@ -220,7 +224,7 @@ class AnnotationJob:
         if self._claim is None:
             self._claim = Claim.take(self._table, self.run_id)
             # Between this run's creation of the table and its claim, another run may have filled the table.
-            self._is_empty = self._is_empty and self._done_rows(checked, self._table.version()).isEmpty()
+            self._is_empty = self._is_empty and self._remaining(checked).held().isEmpty()
         return self._claim
 
     def _expected_left(self, checked: Checked, batch: Batch, rows: int) -> int:
@@ -230,16 +234,17 @@ class AnnotationJob:
         """
         if self._is_empty or batch.stream is not None:
             return rows
-        done = self._done_rows(checked, self._table.version())
+        remaining = self._remaining(checked)
+        done = remaining.done()
         # Ids are unique, and without ids rows are counted, so at least this many rows are left. More are left if the
         # output holds rows that the input no longer has; if few are left, it is worth knowing how many.
         at_least: int = rows - done.count()
         if at_least > rows * _CLEARLY_LEFT:
             return at_least
-        return int(rows_left(batch.rows, done, checked.id_columns, whole=batch.whole).count())
+        return int(remaining.left(batch, done).count())
 
     def _outcomes(self, checked: Checked, work: WorkDirectory) -> Outcomes:
-        if not self._options.retry_errors or self._is_empty:
+        if self._is_empty or not self._options.retry_errors:
             return AppendedOutcomes(self._table)
         outcomes = ReplacingOutcomes(
             self._spark,
@@ -264,19 +269,29 @@ class AnnotationJob:
         if checked.id_columns:
             check_ids(batch.rows, checked.id_columns, shows_values=not self._options.no_sample)
         rows: int = batch.rows.count()
+        condition = "" if self._options.where is None else f" where {self._options.where}"
         self._terminal.say(
-            "Stream", f"batch {batch.stream.batch_id}: {rows:,} rows were appended to the input"
+            "Stream", f"batch {batch.stream.batch_id}: {rows:,} rows{condition} were appended to the input"
         )
         return rows
 
-    def _done_rows(self, checked: Checked, version: int) -> "DataFrame":
-        """Return the output's rows that need not be done again."""
-        done = self._table.read(version=version).where(f"{ANNOTATION}.spec_hash = '{checked.spec.hash}'")
-        return done.where(f"{ANNOTATION}.error.code IS NULL") if self._options.retry_errors else done
+    def _chosen(self, batch: Batch) -> Batch:
+        """Return the batch's rows that ``--where`` takes, of the same rows of the whole input."""
+        where = self._options.where
+        whole = None if batch.whole is None else rows_where(batch.whole, where)
+        return replace(batch, rows=rows_where(batch.rows, where), whole=whole)
+
+    def _remaining(self, checked: Checked) -> Remaining:
+        return Remaining(
+            table=self._table,
+            options=self._options,
+            spec_hash=checked.spec.hash,
+            id_columns=checked.id_columns,
+        )
 
     def _left(self, checked: Checked, batch: Batch) -> "DataFrame":
-        done = None if self._is_empty else self._done_rows(checked, self._table.version())
-        return rows_left(batch.rows, done, checked.id_columns, whole=batch.whole, are_few=batch.is_small)
+        remaining = self._remaining(checked)
+        return remaining.left(batch, None if self._is_empty else remaining.done())
 
     def _fix_rows(
         self, checked: Checked, path: str, batch: Batch, rows_in: int, expected: int
@@ -335,7 +350,8 @@ class AnnotationJob:
             left = self._options.request_columns.add_with_keys(self._left(checked, batch))
             transaction = claim.recovery(next_chunk, dead_run_id=spool.run_id)
             next_chunk += 1
-            rows = spooled_rows(self._spark, without_request_columns(left), spool, plan=checked.plan)
+            left = self._options.request_columns.for_output(without_request_columns(left))
+            rows = spooled_rows(self._spark, left, spool, plan=checked.plan)
             try:
                 rows_kept = outcomes.commit(rows, transaction)
             except CommitRefusedError as error:
@@ -459,6 +475,7 @@ class AnnotationJob:
             "spec_hash": checked.spec.hash,
             "input": checked.source.name,
             "input_version": checked.source.version,
+            **({} if self._options.where is None else {"where": self._options.where}),
             "output": self._table.name,
             "model_fingerprint": checked.reply.model_fingerprint,
             **{f"engine.{name}": value for name, value in checked.reply.engine.items()},
@@ -481,6 +498,11 @@ class _RowCounts:
     """Beyond ``--limit``."""
     done: int = 0
     """Committed by this run, and found in the table's history."""
+
+
+def _purpose(spec_hash: str, where: str | None) -> str:
+    """Return what an incremental run's checkpoint is for, as a directory's name."""
+    return spec_hash if where is None else f"{spec_hash}-{hashlib.sha256(where.encode()).hexdigest()[:16]}"
 
 
 def _holds(table_schema: "StructType", needed: "StructType") -> bool:

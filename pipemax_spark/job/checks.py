@@ -12,6 +12,7 @@ from pipemax_spark.executor.task import TaskPlan
 from pipemax_spark.job.dry_run import sample_prompts
 from pipemax_spark.job.left import check_columns, check_ids
 from pipemax_spark.job.options import JobOptions
+from pipemax_spark.job.remaining import rows_where
 from pipemax_spark.monitor.policy_notes import wants_row_lengths
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.prompts import find_field, resolve_column, resolve_names
@@ -21,6 +22,7 @@ from pipemax_spark.storage.tables import DeltaTable, spec_texts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +30,11 @@ class Checked:
     """What is known about a job once it has passed all checks."""
 
     source: Source
+    """Its rows are those that ``--where`` takes."""
     rows_in: int
-    """Rows of the whole input when the job began."""
+    """The number of these rows when the job began."""
+    schema: "StructType"
+    """The input's columns that go to the output."""
     id_columns: tuple[str, ...]
     reply: PreflightReply
     spec: AnnotationSpec
@@ -46,11 +51,15 @@ def check_job(
             f"--incremental reads what was appended to a Delta table, but the input is {source.description}; leave it "
             "out: a run without it also does only what is left"
         )
-    id_columns = _check_columns(source, options, table)
+    source = replace(source, rows=rows_where(source.rows, options.where))
+    schema, id_columns = _check_columns(source, options)
+    if table.exists():
+        check_columns(schema, table.read().schema, id_columns, only_appended=options.incremental)
     if id_columns and not options.incremental:
         check_ids(source.rows, id_columns, shows_values=not options.no_sample)
     rows_in = source.rows.count()
-    terminal.say("Input", f"{source.description}: {rows_in:,} rows")
+    condition = "" if options.where is None else f" where {options.where}"
+    terminal.say("Input", f"{source.description}: {rows_in:,} rows{condition}")
     samples = options.dry_run or wants_row_lengths(options.engine)
     request = PreflightRequest(
         engine=dict(options.engine),
@@ -71,6 +80,7 @@ def check_job(
     return Checked(
         source=source,
         rows_in=rows_in,
+        schema=schema,
         id_columns=id_columns,
         reply=reply,
         spec=spec,
@@ -92,17 +102,22 @@ def _told_of_rows(options: EngineOptions, reply: PreflightReply) -> EngineOption
     return replace(options, engine={**options.engine, "row_lengths": reply.row_lengths})
 
 
-def _check_columns(source: Source, options: JobOptions, table: DeltaTable) -> tuple[str, ...]:
-    """Check the columns, and return the id columns by the names that they have in the input."""
-    schema = source.rows.schema
+def _check_columns(source: Source, options: JobOptions) -> "tuple[StructType, tuple[str, ...]]":
+    """Check the input's columns.
+
+    Return those that go to the output, and the id columns by the names that they have in the input.
+    """
+    columns = options.request_columns
+    schema = columns.output_schema(source.rows.schema)
     annotated_schema(schema, ANNOTATION, options.generation)
-    options.request_columns.add(source.rows)
-    if options.gold_column is not None:
-        resolve_column(options.gold_column, schema)
-    id_columns = tuple(resolve_names(options.id_columns, schema))
-    if table.exists():
-        check_columns(schema, table.read().schema, id_columns, only_appended=options.incremental)
-    return id_columns
+    columns.add(source.rows)
+    id_columns = tuple(resolve_names(options.id_columns, source.rows.schema))
+    needed = [*id_columns] if options.gold_column is None else [*id_columns, options.gold_column]
+    for name in needed:
+        resolve_column(name, source.rows.schema)
+        if find_field(name, schema) is None:
+            raise JobError(f"--select leaves out {name!r}, which the output needs; add it")
+    return schema, id_columns
 
 
 def _engine_options(spark: "SparkSession", options: JobOptions, run_id: str) -> EngineOptions:

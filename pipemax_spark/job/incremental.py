@@ -63,16 +63,16 @@ class MicroBatches:
         source: Source,
         *,
         checkpoints: str,
-        spec_hash: str,
+        purpose: str,
         options: Mapping[str, str],
         skip_changes: bool,
     ) -> None:
-        """Choose the checkpoint: a directory in ``checkpoints``, of this table under this spec.
+        """Choose the checkpoint: a directory in ``checkpoints``, of this table for this purpose, a directory's name.
 
-        So another model or prompt starts at the table's beginning.
+        So another model, prompt or ``--where`` starts at the table's beginning.
         """
         self._table = DeltaTable(spark, source.name)
-        self.checkpoint = f"{checkpoints.rstrip('/')}/{self._table.table_id()}-{spec_hash}"
+        self.checkpoint = f"{checkpoints.rstrip('/')}/{self._table.table_id()}-{purpose}"
         self._options = {"maxFilesPerTrigger": _ALL_FILES, **options}
         if skip_changes:
             self._options["skipChangeCommits"] = "true"

@@ -28,6 +28,10 @@ class JobOptions:
     generation: GenerationSpec
     overrides_column: str | None = None
     id_columns: tuple[str, ...] = ()
+    where: str | None = None
+    """A SQL condition on the input's rows: others are not annotated."""
+    select: tuple[str, ...] = ()
+    """The input's columns that go to the output; empty: all."""
     input_format: str | None = None
     input_option: Mapping[str, str] = field(default_factory=dict)
     engine_python: str | None = None
@@ -68,6 +72,7 @@ class JobOptions:
                 "too"
             )
         self._check_incremental()
+        self._check_ids_given()
         if self.gold_column is not None:
             text = self.generation.response_format
             properties = load_schema(text).get("properties", {}) if text else {}
@@ -92,9 +97,15 @@ class JobOptions:
                     "without --incremental: what either has done, the other knows"
                 )
 
+    def _check_ids_given(self) -> None:
+        if self.select and not self.id_columns:
+            raise JobError(
+                "--select needs --id-columns: without ids, a row is found again by the content of all its columns"
+            )
+
     @property
     def request_columns(self) -> RequestColumns:
-        return RequestColumns(self.source, self.overrides_column)
+        return RequestColumns(self.source, self.overrides_column, self.select)
 
     @property
     def error_limits(self) -> ErrorLimits:

@@ -202,7 +202,7 @@ def test_a_batch_is_done_when_the_next_one_is_asked_for(nights: Nights, spark: A
     def batches() -> MicroBatches:
         source = read_source(spark, nights.input)
         return MicroBatches(
-            spark, source, checkpoints=str(tmp_path / "c"), spec_hash="h", options={}, skip_changes=False
+            spark, source, checkpoints=str(tmp_path / "c"), purpose="h", options={}, skip_changes=False
         )
 
     def seen(stream: Iterator[Any]) -> list[tuple[int, int]]:

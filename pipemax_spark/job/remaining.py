@@ -1,0 +1,66 @@
+"""Decide which rows a run has to do: which input rows count, and which of them the output holds under the spec.
+
+``left`` compares two sets of rows; this module says which rows these are under the job's options.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipemax_spark.dataframe import ANNOTATION
+from pipemax_spark.errors import JobError, first_line
+from pipemax_spark.job.incremental import Batch
+from pipemax_spark.job.left import rows_left
+from pipemax_spark.job.options import JobOptions
+from pipemax_spark.storage.tables import DeltaTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def rows_where(rows: "DataFrame", predicate: str | None) -> "DataFrame":
+    """Return the rows that the SQL predicate takes, or all.
+
+    Raise ``JobError`` for a predicate that is wrong, or that may take other rows each time it is evaluated.
+    """
+    from pyspark.errors import PySparkException
+
+    if predicate is None:
+        return rows
+    try:
+        taken = rows.where(predicate)
+    except PySparkException as error:
+        raise JobError(f"--where {predicate!r} is no condition on the input: {first_line(error)}") from error
+    if _is_deterministic(rows) and not _is_deterministic(taken):
+        raise JobError(
+            f"--where {predicate!r} takes other rows each time it is evaluated, so a rerun could not tell which are "
+            "left; use --limit, or a condition on the rows' values"
+        )
+    return taken
+
+
+def _is_deterministic(rows: "DataFrame") -> bool:
+    return bool(rows._jdf.queryExecution().analyzed().deterministic())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remaining:
+    """Finds the rows that are left of a batch."""
+
+    table: DeltaTable
+    options: JobOptions
+    spec_hash: str
+    id_columns: tuple[str, ...]
+
+    def held(self) -> "DataFrame":
+        """Return the output's rows under the spec, at the table's present version."""
+        rows = self.table.read(version=self.table.version())
+        return rows.where(f"{ANNOTATION}.spec_hash = '{self.spec_hash}'")
+
+    def done(self) -> "DataFrame":
+        """Return those of the held rows that need not be done again."""
+        done = self.held()
+        return done.where(f"{ANNOTATION}.error.code IS NULL") if self.options.retry_errors else done
+
+    def left(self, batch: Batch, done: "DataFrame | None") -> "DataFrame":
+        """Return the batch's rows that are left. ``done`` is the result of ``done()``, or None for an empty output."""
+        return rows_left(batch.rows, done, self.id_columns, whole=batch.whole, are_few=batch.is_small)

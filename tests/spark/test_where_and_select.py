@@ -1,0 +1,97 @@
+"""``--where`` and ``--select``: which rows of the input are annotated, and which of their columns are kept."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipemax_spark.errors import JobError
+from pipemax_spark.prompts import PromptSource
+from tests.fakes.engine import expected_text
+from tests.spark.conftest import Jobs
+from tests.spark.test_incremental import Nights, words
+
+MakeJobs = Callable[[], Jobs]
+
+
+def counts(run: Jobs, **options: Any) -> tuple[int, int, int, int]:
+    """(rows in, skipped, out, left out)."""
+    summary = run.run(**options)
+    assert summary is not None
+    return summary.rows_in, summary.rows_skipped, summary.rows_out, summary.rows_left_out
+
+
+def test_another_predicate_does_the_rest_and_only_selected_columns_are_kept(jobs: MakeJobs) -> None:
+    run = jobs()
+    run.write_input([(i, f"word {i}", "x") for i in range(20)], "id long, text string, secret string")
+    options = {"id_columns": ("ID",), "select": ("secret", "id")}
+    assert counts(run, **options, where="id < 12", limit=5) == (12, 0, 5, 7)
+    assert "20 rows" not in run.printed
+    assert "12 rows where id < 12" in run.printed
+    assert counts(run, **options, where="id < 12") == (12, 5, 7, 0)
+    assert counts(run, **options, where="id >= 10 AND text LIKE 'word%'") == (10, 2, 8, 0)
+    assert counts(run, **options) == (20, 20, 0, 0)
+    rows = run.rows()
+    assert [list(row) for row in rows] == [["secret", "id", "annotation"]] * 20
+    assert all(row["annotation"]["text"] == expected_text(f"Say word {row['id']}", 16) for row in rows)
+
+    # The output is the input of another job: its column of answers is read, and not kept.
+    chained = {"input": run.output, "output": str(run.directory / "chained")}
+    source = PromptSource(template="Say {annotation.text}")
+    where = "annotation.error IS NULL AND id < 3"
+    assert counts(run, **chained, source=source, id_columns=("id",), select=("id",), where=where) == (
+        3,
+        0,
+        3,
+        0,
+    )
+    again = run.spark.read.format("delta").load(chained["output"]).collect()
+    assert {row["id"]: row["annotation"]["text"] for row in again} == {
+        i: expected_text(f"Say {expected_text(f'Say word {i}', 16)}", 16) for i in range(3)
+    }
+
+
+def test_without_ids_equal_rows_are_counted_among_those_that_the_predicate_takes(jobs: MakeJobs) -> None:
+    run = jobs()
+    run.write_input([(1, "a"), (1, "a"), (2, "b"), (3, "c")])
+    assert counts(run, where="id = 1", limit=1) == (2, 0, 1, 1)
+    assert counts(run, where="id < 3") == (3, 1, 2, 0)
+    assert counts(run) == (4, 3, 1, 0)
+    assert Counter(row["id"] for row in run.rows()) == {1: 2, 2: 1, 3: 1}
+
+
+@pytest.mark.parametrize("id_columns", [("id",), ()])
+def test_a_nightly_job_with_another_predicate_does_what_the_first_passed_over(
+    jobs: MakeJobs, id_columns: tuple[str, ...]
+) -> None:
+    nights = Nights(jobs())
+    nights.append(words(0, 10))
+    even = {"id_columns": id_columns, "where": "id % 2 = 0"}
+    assert nights.run(**even) == (5, 0, 5)
+    nights.append(words(10, 14))
+    assert nights.run(**even) == (2, 0, 2)
+    assert nights.run(id_columns=id_columns, where="id < 12") == (12, 6, 6)
+    assert nights.run(id_columns=id_columns) == (14, 13, 1)
+    assert nights.ids() == list(range(14))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"where": "nope > 1"}, "--where 'nope > 1' is no condition on the input: .*nope"),
+        ({"where": "id"}, "--where 'id' is no condition on the input: .*not a boolean"),
+        ({"where": "id >"}, "--where 'id >' is no condition on the input"),
+        ({"where": "rand() < 0.5"}, "takes other rows each time it is evaluated"),
+        ({"select": ("id",)}, "--select needs --id-columns"),
+        ({"select": ("text",), "id_columns": ("id",)}, "--select leaves out 'id'"),
+        ({"select": ("id", "txt"), "id_columns": ("id",)}, "there is no column 'txt'. Did you mean 'text'"),
+    ],
+)
+def test_a_wrong_predicate_or_selection_is_told_at_once(
+    jobs: MakeJobs, options: dict[str, Any], told: str
+) -> None:
+    run = jobs()
+    run.write_input([(1, "a")])
+    with pytest.raises(JobError, match=told):
+        run.run(**options)
