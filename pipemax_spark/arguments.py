@@ -171,6 +171,10 @@ OPTIONS: dict[str, Option] = {
         _ROWS, "After 1,000 rows, a larger share of error rows ends the job.", min=0.0, max=1.0
     ),
     "retry_errors": _option(_ROWS, "Retry error rows of earlier runs."),
+    "redo_changed": _option(
+        _ROWS,
+        "Annotate again rows whose prompt or overrides have changed under the same id, and replace their old rows.",
+    ),
     "new_spec": _option(
         _ROWS, "Annotate all rows in a new way (model, prompt, schema, sampling) beside the old ones."
     ),

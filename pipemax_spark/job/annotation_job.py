@@ -123,6 +123,7 @@ class AnnotationJob:
     def _dry_run(self, checked: Checked) -> None:
         self._is_empty = not self._table.exists()
         left = self._left(checked, Batch(rows=checked.source.rows))
+        self._tell_changed(checked, left)
         print_dry_run(
             self._terminal,
             rows_in=checked.rows_in,
@@ -195,6 +196,7 @@ class AnnotationJob:
             self._terminal.say(
                 "Output", f"{self._table.name}: {rows - left:,} rows done before, {sliced.rows:,} to do"
             )
+            self._tell_changed(checked, sliced.read_all())
             self._is_empty = False
             if not self._options.group_by_prefix and self._prefixes is None:
                 self._prefixes = self._shared_prefixes(batch, rows)
@@ -244,7 +246,8 @@ class AnnotationJob:
         return int(remaining.left(batch, done).count())
 
     def _outcomes(self, checked: Checked, work: WorkDirectory) -> Outcomes:
-        if self._is_empty or not self._options.retry_errors:
+        options = self._options
+        if self._is_empty or not (options.retry_errors or options.redo_changed):
             return AppendedOutcomes(self._table)
         outcomes = ReplacingOutcomes(
             self._spark,
@@ -252,12 +255,23 @@ class AnnotationJob:
             spec_hash=checked.spec.hash,
             id_columns=checked.id_columns,
             directory=work.outcomes_path,
+            errors_only=not options.redo_changed,
         )
-        self._terminal.say(
-            "Retry",
-            f"{outcomes.num_error_rows():,} error rows of earlier runs; each stays until its new outcome is in",
-        )
+        if options.retry_errors:
+            self._terminal.say(
+                "Retry",
+                f"{outcomes.num_error_rows():,} error rows of earlier runs; each stays until its new outcome is in",
+            )
         return outcomes
+
+    def _tell_changed(self, checked: Checked, rows: "DataFrame") -> None:
+        """Say how many of the rows that are to be done have changed since they were done, with ``--redo-changed``."""
+        if self._options.redo_changed and not self._is_empty:
+            num_rows = self._remaining(checked).num_changed(rows)
+            self._terminal.say(
+                "Redo",
+                f"{num_rows:,} rows have changed since they were done; each old row stays until its new outcome is in",
+            )
 
     def _shared_prefixes(self, batch: Batch, rows: int) -> PrefixShare:
         requests = self._options.request_columns.add(batch.rows)

@@ -17,11 +17,12 @@ from pipemax_spark.monitor.policy_notes import wants_row_lengths
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.prompts import find_field, resolve_column, resolve_names
 from pipemax_spark.spec import AnnotationSpec
+from pipemax_spark.sql import quoted
 from pipemax_spark.storage.sources import Source, read_source
 from pipemax_spark.storage.tables import DeltaTable, spec_texts
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 
@@ -54,7 +55,7 @@ def check_job(
     source = replace(source, rows=rows_where(source.rows, options.where))
     schema, id_columns = _check_columns(source, options)
     if table.exists():
-        check_columns(schema, table.read().schema, id_columns, only_appended=options.incremental)
+        _check_output(source, schema, id_columns, options, table)
     if id_columns and not options.incremental:
         check_ids(source.rows, id_columns, shows_values=not options.no_sample)
     rows_in = source.rows.count()
@@ -118,6 +119,32 @@ def _check_columns(source: Source, options: JobOptions) -> "tuple[StructType, tu
         if find_field(name, schema) is None:
             raise JobError(f"--select leaves out {name!r}, which the output needs; add it")
     return schema, id_columns
+
+
+def _check_output(
+    source: Source, schema: "StructType", id_columns: tuple[str, ...], options: JobOptions, table: DeltaTable
+) -> None:
+    """Check that the table takes rows with these columns, and that rows in it can be found again and replaced."""
+    check_columns(schema, table.read().schema, id_columns, only_appended=options.incremental)
+    replaces = [name for name in ("retry_errors", "redo_changed") if getattr(options, name)]
+    if replaces and table.properties().get("delta.appendOnly", "").lower() == "true":
+        raise JobError(
+            f"--{replaces[0].replace('_', '-')} replaces rows, and output {table.name!r} has delta.appendOnly set"
+        )
+    if options.redo_changed:
+        _check_requests_kept(source.rows.select(*map(quoted, schema.names)), options, table)
+
+
+def _check_requests_kept(kept: "DataFrame", options: JobOptions, table: DeltaTable) -> None:
+    """Raise ``JobError`` if the output's rows do not, or will not, say what was asked for them."""
+    for rows, where in ((table.read(), f"output {table.name!r}"), (kept, "--select")):
+        try:
+            options.request_columns.add(rows)
+        except JobError as error:
+            raise JobError(
+                f"--redo-changed compares each row's prompt with the prompt that its row in the output had, but "
+                f"{where} lacks a column for it: {error}"
+            ) from error
 
 
 def _engine_options(spark: "SparkSession", options: JobOptions, run_id: str) -> EngineOptions:

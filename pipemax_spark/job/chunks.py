@@ -133,6 +133,10 @@ class SlicedRows:
         self.rows = sum(self.slice_rows)
         self._by_prefix = by_prefix
 
+    def read_all(self) -> "DataFrame":
+        """Return the rows of all slices, with their keys."""
+        return self._all.select(*map(quoted, self._columns))
+
     def read(self, chunk: Chunk, *, partitions: int) -> "DataFrame":
         """Return a chunk's rows with their keys, spread evenly over exactly ``partitions`` partitions.
 

@@ -38,6 +38,8 @@ class JobOptions:
     on_error: OnError = OnError.ROW
     max_error_rate: float = 0.5
     retry_errors: bool = False
+    redo_changed: bool = False
+    """Annotate rows again whose request has changed under the same id, and replace their old rows."""
     new_spec: bool = False
     group_by_prefix: bool = False
     """Sort the rows by prompt, so that the engine reads only once what neighbours share."""
@@ -90,7 +92,12 @@ class JobOptions:
                         f"--{name} says how --incremental reads its input; give that too, or neither"
                     )
             return
-        for name, value in (("limit", self.limit is not None), ("retry-errors", self.retry_errors)):
+        alone = {
+            "limit": self.limit is not None,
+            "retry-errors": self.retry_errors,
+            "redo-changed": self.redo_changed,
+        }
+        for name, value in alone.items():
             if value:
                 raise JobError(
                     f"--{name} does not go with --incremental, which reads each appended row once; run the job once "
@@ -98,10 +105,11 @@ class JobOptions:
                 )
 
     def _check_ids_given(self) -> None:
-        if self.select and not self.id_columns:
-            raise JobError(
-                "--select needs --id-columns: without ids, a row is found again by the content of all its columns"
-            )
+        for name, value in (("select", self.select), ("redo-changed", self.redo_changed)):
+            if value and not self.id_columns:
+                raise JobError(
+                    f"--{name} needs --id-columns: without ids, a row is found again by the content of all its columns"
+                )
 
     @property
     def request_columns(self) -> RequestColumns:

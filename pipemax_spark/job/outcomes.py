@@ -1,9 +1,10 @@
-"""Commit annotated rows, the outcomes, to the output: append them, or put them in place of earlier error rows.
+"""Commit annotated rows, the outcomes, to the output: append them, or put them in place of earlier rows.
 
 With ``--retry-errors``, a retried row's old error row leaves the table in the commit that brings its new outcome, so a
-run that dies at any point has lost neither. Error rows that are not retried stay: those whose row is no longer in the
-input, and those beyond ``--limit``. A chunk's outcomes are first written to files and then merged, because a merge may
-read its source more than once. Each merge rewrites the data files that hold the replaced rows.
+run that dies at any point has lost neither; with ``--redo-changed``, so does the old row of a row that has changed.
+Rows that are not done again stay: those whose row is no longer in the input, and those beyond ``--limit``. A chunk's
+outcomes are first written to files and then merged, because a merge may read its source more than once. Each merge
+rewrites the data files that hold the replaced rows.
 """
 
 import threading
@@ -46,7 +47,7 @@ class AppendedOutcomes:
 
 
 class ReplacingOutcomes:
-    """Outcomes that become rows of the table, some of them in place of error rows of the same spec."""
+    """Outcomes that become rows of the table, some of them in place of earlier rows of the same spec."""
 
     def __init__(
         self,
@@ -56,13 +57,16 @@ class ReplacingOutcomes:
         spec_hash: str,
         id_columns: tuple[str, ...],
         directory: str,
+        errors_only: bool = True,
     ) -> None:
-        """Keep the outcomes' files in ``directory``."""
+        """Keep the outcomes' files in ``directory``. Unless ``errors_only``, replace good rows of the same ids too."""
+        assert errors_only or id_columns, "only an id says which good row an outcome replaces"
         self._spark = spark
         self._table = table
         self._spec_hash = spec_hash
         self._id_columns = id_columns
         self._directory = directory
+        self._errors_only = errors_only
         self._lock = threading.Lock()  # two merges at once would often conflict
 
     def num_error_rows(self) -> int:
@@ -89,7 +93,7 @@ class ReplacingOutcomes:
                 kept = written(session, self._kept(session, outcomes, key), f"{path}-kept")
                 num_kept = kept.count()
                 inserted = inserted.unionByName(kept)
-            # Rows with a null key are inserted; the error rows of the other keys are deleted.
+            # Rows with a null key are inserted; the old rows of the other keys are deleted.
             source = inserted.withColumn(_KEY, F.lit(None).cast("string")).unionByName(
                 outcomes.select(key.alias(_KEY)).distinct(), allowMissingColumns=True
             )
@@ -100,7 +104,7 @@ class ReplacingOutcomes:
                 session,
                 f"USING {_VIEW} AS s "
                 f"ON s.{_KEY} = {identity(self._key_columns(outcomes), table='t')} "
-                f"AND {self._is_error(f't.{ANNOTATION}')} "
+                f"AND {self._is_replaced(f't.{ANNOTATION}')} "
                 "WHEN MATCHED THEN DELETE "
                 f"WHEN NOT MATCHED AND s.{_KEY} IS NULL THEN INSERT ({names}) VALUES ({values})",
                 transaction,
@@ -125,6 +129,14 @@ class ReplacingOutcomes:
 
     def _key_columns(self, rows: "DataFrame") -> list[str]:
         return list(self._id_columns) or [name for name in rows.columns if name != ANNOTATION]
+
+    def _is_replaced(self, annotation: str) -> str:
+        """Return a SQL condition on this annotation: an outcome of the same key takes its row's place."""
+        return (
+            self._is_error(annotation)
+            if self._errors_only
+            else f"{annotation}.spec_hash = '{self._spec_hash}'"
+        )
 
     def _is_error(self, annotation: str) -> str:
         """Return a SQL condition on this annotation: it is an error row of the spec."""

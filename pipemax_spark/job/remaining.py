@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 from pipemax_spark.dataframe import ANNOTATION
 from pipemax_spark.errors import JobError, first_line
+from pipemax_spark.executor.task import KEY_COLUMN
 from pipemax_spark.job.incremental import Batch
 from pipemax_spark.job.left import rows_left
 from pipemax_spark.job.options import JobOptions
+from pipemax_spark.request_columns import without_request_columns
+from pipemax_spark.sql import quoted
 from pipemax_spark.storage.tables import DeltaTable
 
 if TYPE_CHECKING:
@@ -57,10 +60,22 @@ class Remaining:
         return rows.where(f"{ANNOTATION}.spec_hash = '{self.spec_hash}'")
 
     def done(self) -> "DataFrame":
-        """Return those of the held rows that need not be done again."""
+        """Return those of the held rows that need not be done again unless they have changed."""
         done = self.held()
         return done.where(f"{ANNOTATION}.error.code IS NULL") if self.options.retry_errors else done
 
     def left(self, batch: Batch, done: "DataFrame | None") -> "DataFrame":
         """Return the batch's rows that are left. ``done`` is the result of ``done()``, or None for an empty output."""
-        return rows_left(batch.rows, done, self.id_columns, whole=batch.whole, are_few=batch.is_small)
+        rows, names = batch.rows, self.id_columns
+        if done is None or not self.options.redo_changed:
+            return rows_left(rows, done, names, whole=batch.whole, are_few=batch.is_small)
+        # A row counts as done while the output's row of the same ids makes the same request.
+        columns = self.options.request_columns
+        keyed = columns.add_with_keys(rows)
+        left = rows_left(keyed, columns.add_with_keys(done), (*names, KEY_COLUMN))
+        return without_request_columns(left).select(*map(quoted, rows.columns))
+
+    def num_changed(self, rows: "DataFrame") -> int:
+        """Count those of the rows that are left whose ids are done: their requests have changed since."""
+        ids = self.done().select(*map(quoted, self.id_columns))
+        return rows.join(ids, on=list(self.id_columns), how="left_semi").count()

@@ -97,6 +97,31 @@ def test_a_commit_that_is_under_way_when_another_run_claims_the_table_is_refused
     assert ids(table) == []
 
 
+def test_a_merge_of_an_overtaken_run_is_refused_like_an_append(
+    spark: Any, table: DeltaTable, tmp_path: Path
+) -> None:
+    stale, session = Claim.take(table, "stale"), spark.newSession()
+    clauses = "USING merged AS s ON s.id = t.id WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT *"
+    first = stale.chunk(0, lane=0)
+    session.createDataFrame([(1, "stale")], SCHEMA).createOrReplaceTempView("merged")
+    table.merge(session, clauses, first)
+    assert stale.landed(first, expected_rows=1)
+    held = HeldRows(session, tmp_path / "held", [(1, "stale"), (2, "stale")])
+    held.rows.createOrReplaceTempView("merged")
+    with ThreadPoolExecutor(1) as pool:
+        merge = pool.submit(table.merge, session, clauses, stale.chunk(1, lane=0))
+        held.wait_until_begun()
+        Claim.take(table, "current")
+        held.release()
+        with pytest.raises(CommitRefusedError):
+            merge.result()
+    later = stale.chunk(2, lane=1)
+    table.merge(session, clauses, later)
+    with pytest.raises(JobFailedError, match="was taken over by run current"):
+        stale.landed(later)
+    assert ids(table) == [1]
+
+
 class BusyTable(DeltaTable):
     """Another run commits a chunk while a lane of it is being claimed."""
 
