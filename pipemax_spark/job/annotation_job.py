@@ -18,10 +18,11 @@ from pipemax_spark.errors import CommitRefusedError, JobFailedError, cause_of
 from pipemax_spark.job.checks import Checked, check_job
 from pipemax_spark.job.chunks import SlicedRows, number_of_slices, write_slices
 from pipemax_spark.job.dry_run import print_dry_run
+from pipemax_spark.job.fit import check_rows_fit, holds_annotations
 from pipemax_spark.job.incremental import Batch, MicroBatches
 from pipemax_spark.job.left import check_ids, identity
 from pipemax_spark.job.options import JobOptions
-from pipemax_spark.job.outcomes import AppendedOutcomes, Outcomes, ReplacingOutcomes, written
+from pipemax_spark.job.outcomes import AppendedOutcomes, Outcomes, ReplacingOutcomes, StagedOutcomes, written
 from pipemax_spark.job.prefix import PrefixShare, sample_by_beginning, shared_prefixes
 from pipemax_spark.job.recovery import spooled_rows
 from pipemax_spark.job.remaining import Remaining, rows_where
@@ -35,6 +36,7 @@ from pipemax_spark.prompts import find_field
 from pipemax_spark.request_columns import prompt_text, without_request_columns
 from pipemax_spark.slots import slots_of
 from pipemax_spark.spec import AnnotationSpec
+from pipemax_spark.sql import quoted
 from pipemax_spark.storage.fence import Claim
 from pipemax_spark.storage.hadoop import HadoopFiles, check_storage, write_file
 from pipemax_spark.storage.tables import DeltaTable, is_path, spec_property, spec_texts
@@ -47,6 +49,7 @@ _CLEARLY_LEFT = 0.05
 """A share of the input: if more than this is left, the rows left are not counted exactly."""
 _SMALL_BATCH_ROWS = 500_000
 """So many rows' ids, or the hashes of their content, are some 50 MB in each executor."""
+_IDENTITY_COLUMNS = "identityColumns"
 _REPORTED_CONF = (
     *("spark.master", "spark.executor.instances", "spark.executor.cores", "spark.executor.memory"),
     *("spark.task.cpus", "spark.executor.resource.gpu.amount", "spark.task.resource.gpu.amount"),
@@ -121,8 +124,10 @@ class AnnotationJob:
             return summary
 
     def _dry_run(self, checked: Checked) -> None:
-        self._is_empty = not self._table.exists()
+        self._is_empty = not self._is_annotated()
         left = self._left(checked, Batch(rows=checked.source.rows))
+        if self._table.exists():
+            check_rows_fit(self._table, left.select(*map(quoted, checked.schema.names)))
         self._tell_changed(checked, left)
         print_dry_run(
             self._terminal,
@@ -138,12 +143,12 @@ class AnnotationJob:
     # The output, and what is left.
 
     def _make_output(self, checked: Checked) -> bool:
-        """Create the table, or add what it lacks; return True if it is new.
+        """Create the table, or add what it lacks; return True if it is new or has no annotations yet.
 
         All changes of its schema happen here: next to a running chunk they would make the chunk repeat its commit.
         """
         schema = annotated_schema(checked.schema, ANNOTATION, self._options.generation)
-        is_new = not self._table.exists()
+        is_empty, is_new = not self._is_annotated(), not self._table.exists()
         if is_new:
             self._table.create(schema)
         is_known = not is_new and checked.spec.hash in spec_texts(self._table.properties())
@@ -151,7 +156,10 @@ class AnnotationJob:
             self._table.add_columns(schema)
         if not is_known:
             self._table.set_properties(spec_property(checked.spec.hash, checked.spec.to_json(), self.run_id))
-        return is_new
+        return is_empty
+
+    def _is_annotated(self) -> bool:
+        return self._table.exists() and holds_annotations(self._table.read().schema)
 
     def _batches(self, checked: Checked, work: WorkDirectory) -> AbstractContextManager[Iterable[Batch]]:
         options = self._options
@@ -224,7 +232,8 @@ class AnnotationJob:
 
     def _claimed(self, checked: Checked) -> Claim:
         if self._claim is None:
-            self._claim = Claim.take(self._table, self.run_id)
+            schema = annotated_schema(checked.schema, ANNOTATION, self._options.generation)
+            self._claim = Claim.take(self._table, self.run_id, schema=schema)
             # Between this run's creation of the table and its claim, another run may have filled the table.
             self._is_empty = self._is_empty and self._remaining(checked).held().isEmpty()
         return self._claim
@@ -248,6 +257,8 @@ class AnnotationJob:
     def _outcomes(self, checked: Checked, work: WorkDirectory) -> Outcomes:
         options = self._options
         if self._is_empty or not (options.retry_errors or options.redo_changed):
+            if _IDENTITY_COLUMNS in self._table.features():
+                return StagedOutcomes(self._table, work.outcomes_path)
             return AppendedOutcomes(self._table)
         outcomes = ReplacingOutcomes(
             self._spark,
@@ -341,6 +352,7 @@ class AnnotationJob:
                 f"{expected:,} rows were to be written down and {rows.rows:,} were: the input {checked.source.name!r} "
                 "has changed since the job began, or files of the work directory were lost. Nothing was annotated"
             )
+        check_rows_fit(self._table, options.request_columns.for_output(rows.read_all()))
         return rows, rows.rows if known is None else known
 
     def _recover(

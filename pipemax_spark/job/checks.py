@@ -10,6 +10,7 @@ from pipemax_spark.errors import JobError
 from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.task import TaskPlan
 from pipemax_spark.job.dry_run import sample_prompts
+from pipemax_spark.job.fit import check_columns_fit, holds_annotations
 from pipemax_spark.job.left import check_columns, check_ids
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.remaining import rows_where
@@ -55,7 +56,7 @@ def check_job(
     source = replace(source, rows=rows_where(source.rows, options.where))
     schema, id_columns = _check_columns(source, options)
     if table.exists():
-        _check_output(source, schema, id_columns, options, table)
+        _check_output(source, schema, id_columns, options, table, terminal)
     if id_columns and not options.incremental:
         check_ids(source.rows, id_columns, shows_values=not options.no_sample)
     rows_in = source.rows.count()
@@ -122,16 +123,30 @@ def _check_columns(source: Source, options: JobOptions) -> "tuple[StructType, tu
 
 
 def _check_output(
-    source: Source, schema: "StructType", id_columns: tuple[str, ...], options: JobOptions, table: DeltaTable
+    source: Source,
+    schema: "StructType",
+    id_columns: tuple[str, ...],
+    options: JobOptions,
+    table: DeltaTable,
+    terminal: Terminal,
 ) -> None:
     """Check that the table takes rows with these columns, and that rows in it can be found again and replaced."""
-    check_columns(schema, table.read().schema, id_columns, only_appended=options.incremental)
+    known = table.read().schema
+    is_annotated = holds_annotations(known)
+    lacks_columns = not is_annotated or any(find_field(name, known) is None for name in schema.names)
+    is_empty = lacks_columns and table.read().isEmpty()
+    if not is_annotated and not is_empty:
+        raise JobError(f"output {table.name!r} holds rows without annotations; name another one")
+    # In an empty table there are no rows to be found again, so it may lack any column.
+    ids = () if is_empty else id_columns
+    check_columns(schema, known, ids, only_appended=options.incremental or is_empty)
+    check_columns_fit(table, schema, id_columns, options, warn=terminal.warn)
     replaces = [name for name in ("retry_errors", "redo_changed") if getattr(options, name)]
     if replaces and table.properties().get("delta.appendOnly", "").lower() == "true":
         raise JobError(
             f"--{replaces[0].replace('_', '-')} replaces rows, and output {table.name!r} has delta.appendOnly set"
         )
-    if options.redo_changed:
+    if options.redo_changed and is_annotated:
         _check_requests_kept(source.rows.select(*map(quoted, schema.names)), options, table)
 
 
@@ -161,12 +176,10 @@ def _engine_options(spark: "SparkSession", options: JobOptions, run_id: str) -> 
 
 
 def _check_spec(spec: AnnotationSpec, table: DeltaTable, *, allows_new: bool) -> None:
-    """Raise ``JobError`` if the output has no annotations, or holds rows of another spec that is not allowed."""
+    """Raise ``JobError`` if the output holds rows of another spec that is not allowed."""
     if not table.exists():
         return
     known = spec_texts(table.properties())
-    if find_field(ANNOTATION, table.read().schema) is None:
-        raise JobError(f"output {table.name!r} is a table without annotations; name another one")
     if not known or spec.hash in known or allows_new:
         return
     latest = AnnotationSpec.from_json(list(known.values())[-1])

@@ -46,6 +46,27 @@ class AppendedOutcomes:
         return 0
 
 
+class StagedOutcomes:
+    """Outcomes that become new rows of a table with an identity column, appended from files one chunk at a time.
+
+    Each commit to such a table changes its metadata, so Delta refuses an append that another one has overlapped; the
+    appends of two chunks would overlap for as long as the engines work.
+    """
+
+    def __init__(self, table: DeltaTable, directory: str) -> None:
+        """Keep the outcomes' files in ``directory``."""
+        self._table = table
+        self._directory = directory
+        self._lock = threading.Lock()
+
+    def commit(self, rows: "DataFrame", transaction: Transaction) -> int:
+        """See ``Outcomes``."""
+        outcomes = written(rows.sparkSession, rows, f"{self._directory}/{transaction.version}")
+        with self._lock:
+            self._table.append(outcomes, transaction)
+        return 0
+
+
 class ReplacingOutcomes:
     """Outcomes that become rows of the table, some of them in place of earlier rows of the same spec."""
 

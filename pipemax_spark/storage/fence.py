@@ -15,9 +15,13 @@ A claim changes no metadata, so it disturbs neither other writers nor streams th
 
 import hashlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import CommitRefusedError, JobFailedError
 from pipemax_spark.storage.tables import Commit, DeltaTable, Transaction
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 LANES = 2
 """How many commits of one run may be under way at once: each lane commits its chunks in ascending order."""
@@ -35,11 +39,15 @@ class Claim:
     epoch: int
 
     @classmethod
-    def take(cls, table: DeltaTable, run_id: str) -> "Claim":
-        """Fence off all earlier runs. Raise ``JobFailedError`` if another run claims the table at the same moment."""
+    def take(cls, table: DeltaTable, run_id: str, *, schema: "StructType | None" = None) -> "Claim":
+        """Fence off all earlier runs. Raise ``JobFailedError`` if another run claims the table at the same moment.
+
+        ``schema`` is that of the rows to come, for a table that has columns which only Delta may fill; without it, the
+        claim has all of the table's columns.
+        """
         for _ in range(_ATTEMPTS):
             claim = cls(table=table, run_id=run_id, epoch=table.version() + 1)
-            if claim._take_lanes():
+            if claim._take_lanes(schema):
                 return claim
             if claim._claimed_by_another():
                 raise JobFailedError(claim.taken_over())
@@ -48,8 +56,8 @@ class Claim:
             f"{table.name} cannot be claimed: another run commits to it all the time; run one job"
         )
 
-    def _take_lanes(self) -> bool:
-        nothing = self.table.no_rows(self.table.read().schema)
+    def _take_lanes(self, schema: "StructType | None") -> bool:
+        nothing = self.table.no_rows(schema or self.table.read().schema)
         claims = [
             self._transaction(lane, 0, f"{_CLAIM_NOTE}{self.run_id}: epoch {self.epoch}, lane {lane}")
             for lane in range(LANES)

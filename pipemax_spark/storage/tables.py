@@ -32,6 +32,8 @@ _FOREIGN = re.compile(
     r"Exception"
 )
 """Another writer's commit got in the way. Nothing was committed, so the commit can be retried."""
+_NO_VALUE = "DELTA_MISSING_NOT_NULL_COLUMN_VALUE"
+"""The rows lack a NOT NULL column that Delta cannot fill: refused even if there are no rows."""
 _COMMIT_ATTEMPTS = 5
 _FIRST_COMMITS_READ = 16
 _GROWTH = 8
@@ -140,6 +142,13 @@ class DeltaTable:
     def properties(self) -> dict[str, str]:
         return dict(self._detail()["properties"])
 
+    def features(self) -> frozenset[str]:
+        """Return the features that the table's protocol listed when the table was first looked up.
+
+        Those that fill in columns are there from the table's creation.
+        """
+        return frozenset(self._identity["tableFeatures"])
+
     def create(self, schema: "StructType") -> None:
         """Create an empty table. Raise ``JobError`` if something else is in its place."""
         from pyspark.errors import AnalysisException
@@ -156,15 +165,17 @@ class DeltaTable:
             ) from error
 
     def add_columns(self, schema: "StructType") -> None:
-        """Add the columns and nested fields that the table lacks. Raise ``JobError`` if types do not go together."""
+        """Add the columns and nested fields that the table lacks. Raise ``JobError`` if it cannot take such rows."""
         from pyspark.errors import AnalysisException
 
         try:
             options = {"mergeSchema": "true"}
             _try_commit(lambda: self._append(self.no_rows(schema), options), f"new columns of {self.name}")
-        except AnalysisException as error:
+        except Exception as error:
+            if not isinstance(error, AnalysisException) and _NO_VALUE not in str(error):
+                raise
             raise JobError(
-                f"output {self.name!r} cannot take these rows: {str(error).splitlines()[0]}; name another output"
+                f"output {self.name!r} cannot take these rows: {cause_of(error)}; name another output"
             ) from error
 
     def no_rows(self, schema: "StructType") -> "DataFrame":

@@ -1,0 +1,212 @@
+"""Find out, before any engine works, whether an output table that exists already takes the rows to come.
+
+The table's NOT NULL columns, lengths of strings and CHECK constraints are known, and so is what fills a column that the
+input lacks: a default or null. Delta does not show how it generates a column, so rules on generated and identity
+columns, and rules on the answers, are left to Delta, which then refuses the commit.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipemax_spark.dataframe import ANNOTATION, annotated_schema
+from pipemax_spark.errors import JobError
+from pipemax_spark.job.options import JobOptions
+from pipemax_spark.prompts import find_field
+from pipemax_spark.sql import quoted
+from pipemax_spark.storage.tables import DeltaTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructField, StructType
+
+_CONSTRAINT = "delta.constraints."
+_STRING_TYPE, _DEFAULT = "__CHAR_VARCHAR_TYPE_STRING", "CURRENT_DEFAULT"
+"""Spark's names of a column's metadata: its ``varchar(n)`` or ``char(n)``, and its default as SQL."""
+_GENERATED = frozenset({"generatedColumns", "identityColumns"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rule:
+    condition: str
+    """SQL that is true for a row that fits."""
+    name: str
+    """For people."""
+
+
+def holds_annotations(schema: "StructType") -> bool:
+    """Tell whether rows of a table with this schema can be annotated rows."""
+    from pyspark.sql.types import StructType
+
+    field = find_field(ANNOTATION, schema)
+    return (
+        field is not None
+        and isinstance(field.dataType, StructType)
+        and {"spec_hash", "error"} <= set(field.dataType.names)
+    )
+
+
+def check_columns_fit(
+    table: DeltaTable,
+    input_schema: "StructType",
+    id_columns: Sequence[str],
+    options: JobOptions,
+    *,
+    warn: Callable[[str], None],
+) -> None:
+    """Raise ``JobError`` if the table cannot take or find rows of this schema; ``warn`` of rules on the answers."""
+    known, answers = table.read().schema, annotated_schema(input_schema, ANNOTATION, options.generation)
+    held = find_field(ANNOTATION, known)
+    if held is not None:
+        for name, of_table, of_answers in _conflicts(ANNOTATION, held.dataType, answers[ANNOTATION].dataType):
+            raise JobError(
+                f"output {table.name!r} has a column {name!r} of type {of_table.simpleString()}, which is to be of "
+                f"type {of_answers.simpleString()}; drop it, or name another output"
+            )
+    compared = input_schema.names if options.redo_changed or not id_columns else id_columns
+    _check_no_padding(table, known, [input_schema[name] for name in compared])
+    _check_not_null(table, known, input_schema)
+    if not (rules := _rules(known, table.properties())):
+        return
+    rows, annotated = (_completed(table.no_rows(schema), table) for schema in (input_schema, answers))
+    for rule in rules:
+        if _is_broken(rows, rule) is None and _is_broken(annotated, rule) is not None:
+            warn(
+                f"the {rule.name} of {table.name} depends on the answers: a row that breaks it ends the job when its "
+                "chunk is committed"
+            )
+
+
+def check_rows_fit(table: DeltaTable, rows: "DataFrame") -> None:
+    """Raise ``JobError`` if a row breaks a rule of the table. Reads the rows once if the table has rules for them."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    rules = _rules(table.read().schema, table.properties())
+    if not rules:
+        return
+    rows = _completed(rows, table)
+    broken = [(rule, column) for rule in rules if (column := _is_broken(rows, rule)) is not None]
+    if not broken:
+        return
+    counts = rows.agg(*(F.count_if(column) for _, column in broken)).collect()[0]
+    told = [f"{rule.name}: {count:,}" for (rule, _), count in zip(broken, counts, strict=True) if count]
+    if told:
+        raise JobError(
+            f"output {table.name!r} does not take all rows that are to be done; rows that break its rules, by rule: "
+            f"{'; '.join(told)}. Leave them out with --where, mend them, or change the rule. Nothing was annotated"
+        )
+
+
+def _conflicts(
+    name: str, of_table: "DataType", of_answers: "DataType"
+) -> "Iterator[tuple[str, DataType, DataType]]":
+    """Yield the fields, by path, whose types do not go together."""
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    match of_table, of_answers:
+        case StructType(), StructType():
+            for field in of_answers.fields:
+                if (same := find_field(field.name, of_table)) is not None:
+                    yield from _conflicts(f"{name}.{field.name}", same.dataType, field.dataType)
+        case (ArrayType(), ArrayType()) | (MapType(), MapType()):
+            return  # Delta merges the structs in these as well
+        case _ if of_table != of_answers:
+            yield name, of_table, of_answers
+
+
+def _check_no_padding(table: DeltaTable, known: "StructType", compared: "Sequence[StructField]") -> None:
+    """Raise ``JobError`` for ``char(n)``: Delta pads it with blanks, so a rerun would not find the value again."""
+    for field in compared:
+        same = find_field(field.name, known)
+        kind = "" if same is None else str(same.metadata.get(_STRING_TYPE, ""))
+        if re.search(r"\bchar\(", kind) and kind != field.metadata.get(_STRING_TYPE):
+            raise JobError(
+                f"column {field.name!r} of output {table.name!r} is {kind}, which pads values with blanks, so rows "
+                "could not be found again by it; make it string or varchar, or give --id-columns without it"
+            )
+
+
+def _check_not_null(table: DeltaTable, known: "StructType", input_schema: "StructType") -> None:
+    missing = [
+        name
+        for field in known.fields
+        if field.name != ANNOTATION
+        and _DEFAULT not in field.metadata
+        and find_field(field.name, input_schema) is None
+        for name, _ in _not_null(field, "", "")
+    ]
+    if missing and not _GENERATED & table.features():
+        raise JobError(
+            f"output {table.name!r} has a NOT NULL column {missing[0]!r}, which the input's rows lack: add it to the "
+            "input (or to --select), or drop its NOT NULL"
+        )
+
+
+def _rules(schema: "StructType", properties: Mapping[str, str]) -> list[_Rule]:
+    rules = []
+    for field in schema.fields:
+        rules += [
+            _Rule(condition=f"{column} IS NOT NULL", name=f"column {name!r} is NOT NULL")
+            for name, column in _not_null(field, "", "")
+        ]
+        kind, name = str(field.metadata.get(_STRING_TYPE, "")), quoted(field.name)
+        if limit := re.fullmatch(r"(?:var)?char\((\d+)\)", kind):
+            condition = f"{name} IS NULL OR length({name}) <= {limit[1]}"
+            rules.append(_Rule(condition=condition, name=f"column {field.name!r} is {kind}"))
+    rules += [
+        _Rule(condition=text, name=f"CHECK constraint {property_name.removeprefix(_CONSTRAINT)!r} ({text})")
+        for property_name, text in properties.items()
+        if property_name.startswith(_CONSTRAINT)
+    ]
+    return rules
+
+
+def _not_null(field: "StructField", outer: str, outer_column: str) -> Iterator[tuple[str, str]]:
+    """Yield (path, SQL expression) of this column and the fields of its structs, of those that are NOT NULL.
+
+    To Delta, a struct that is null breaks the NOT NULL of its fields.
+    """
+    from pyspark.sql.types import StructType
+
+    name, column = f"{outer}{field.name}", f"{outer_column}{quoted(field.name)}"
+    if not field.nullable:
+        yield name, column
+    if isinstance(field.dataType, StructType):
+        for inner in field.dataType.fields:
+            yield from _not_null(inner, f"{name}.", f"{column}.")
+
+
+def _completed(rows: "DataFrame", table: DeltaTable) -> "DataFrame":
+    """Add the table's columns that the rows lack, with the values that Delta will fill in, as far as they are known."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    is_known = not _GENERATED & table.features()
+    missing = {
+        field.name: F.expr(field.metadata.get(_DEFAULT, "NULL")).cast(field.dataType)
+        for field in table.read().schema.fields
+        if (is_known or _DEFAULT in field.metadata)
+        and field.name != ANNOTATION
+        and find_field(field.name, rows.schema) is None
+    }
+    return rows.withColumns(missing) if missing else rows
+
+
+def _is_broken(rows: "DataFrame", rule: _Rule) -> "Column | None":
+    """Return a condition that is true for a row that breaks the rule; None if the rule needs columns to come."""
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import functions as F  # noqa: N812
+
+    # To Delta, a condition that is null is broken too.
+    column = ~F.coalesce(F.expr(rule.condition), F.lit(False))
+    # PySpark writes what it cannot resolve to standard error, as an error.
+    pyspark_logger = logging.getLogger("SQLQueryContextLogger")
+    was_disabled, pyspark_logger.disabled = pyspark_logger.disabled, True
+    try:
+        rows.select(column)
+    except AnalysisException:
+        return None
+    finally:
+        pyspark_logger.disabled = was_disabled
+    return column
