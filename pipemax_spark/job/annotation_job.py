@@ -4,57 +4,47 @@ The rows come in batches: the whole input is one batch, and a stream has as many
 the next run finds what is left from the output table only.
 """
 
-import hashlib
-import sys
 import time
 import uuid
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from pipemax_spark.dataframe import ANNOTATION, annotated_schema
-from pipemax_spark.errors import CommitRefusedError, JobFailedError, cause_of
+from pipemax_spark.errors import CommitRefusedError, JobFailedError
 from pipemax_spark.job.checks import Checked, check_job
 from pipemax_spark.job.chunks import SlicedRows, number_of_slices, write_slices
 from pipemax_spark.job.dry_run import print_dry_run
-from pipemax_spark.job.fit import check_rows_fit, holds_annotations
-from pipemax_spark.job.incremental import Batch, MicroBatches
+from pipemax_spark.job.fit import check_rows_fit
+from pipemax_spark.job.incremental import Batch, MicroBatches, stream_purpose
 from pipemax_spark.job.left import check_ids, identity
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.outcomes import AppendedOutcomes, Outcomes, ReplacingOutcomes, StagedOutcomes, written
+from pipemax_spark.job.output import is_annotated, make_output
 from pipemax_spark.job.prefix import PrefixShare, sample_by_beginning, shared_prefixes
+from pipemax_spark.job.record import RowCounts, RunRecord
 from pipemax_spark.job.recovery import spooled_rows
 from pipemax_spark.job.remaining import Remaining, rows_where
 from pipemax_spark.job.run import Run, begun_run
 from pipemax_spark.job.settings import job_settings
 from pipemax_spark.job.workdir import WorkDirectory, work_base
-from pipemax_spark.monitor.findings import CommittedTotals, find_results, totals_of_run, totals_of_spec
-from pipemax_spark.monitor.summary import Findings, Summary, print_report
+from pipemax_spark.monitor.findings import CommittedTotals, totals_of_run
+from pipemax_spark.monitor.summary import Summary
 from pipemax_spark.monitor.terminal import Terminal
-from pipemax_spark.prompts import find_field
 from pipemax_spark.request_columns import prompt_text, without_request_columns
 from pipemax_spark.slots import slots_of
-from pipemax_spark.spec import AnnotationSpec
 from pipemax_spark.sql import quoted
 from pipemax_spark.storage.fence import Claim
-from pipemax_spark.storage.hadoop import HadoopFiles, check_storage, write_file
-from pipemax_spark.storage.tables import DeltaTable, is_path, spec_property, spec_texts
+from pipemax_spark.storage.hadoop import HadoopFiles, check_storage
+from pipemax_spark.storage.tables import DeltaTable, is_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
-_CLEARLY_LEFT = 0.05
-"""A share of the input: if more than this is left, the rows left are not counted exactly."""
 _SMALL_BATCH_ROWS = 500_000
 """So many rows' ids, or the hashes of their content, are some 50 MB in each executor."""
 _IDENTITY_COLUMNS = "identityColumns"
-_REPORTED_CONF = (
-    *("spark.master", "spark.executor.instances", "spark.executor.cores", "spark.executor.memory"),
-    *("spark.task.cpus", "spark.executor.resource.gpu.amount", "spark.task.resource.gpu.amount"),
-    *("spark.dynamicAllocation.enabled", "spark.speculation"),
-)
 
 
 class AnnotationJob:
@@ -96,7 +86,8 @@ class AnnotationJob:
         if options.dry_run:
             self._dry_run(checked)
             return None
-        self._is_empty = self._make_output(checked)
+        self._is_empty = make_output(self._table, checked, options.generation, self.run_id)
+        record = self._record(checked)
         base = work_base(options.work_dir, self._table.location())
         table_id = self._table.table_id()
         with WorkDirectory(
@@ -108,23 +99,23 @@ class AnnotationJob:
                     engines, prefix_hit_rate = run.engines, run.prefix_cache_hit_rate
             if run is not None:
                 if options.compact:
-                    self._compact()
+                    record.compact()
                 totals = totals_of_run(self._table, self.run_id)
-                summary = self._summarise(counts, run.seconds, engines, totals)
+                summary = record.summarise(counts, run.seconds, engines, totals)
                 summary = replace(summary, policies=run.policies, prefix_cache_hit_rate=prefix_hit_rate)
-                reason = self._too_many_errors(checked.spec, totals)
-                summary = self._conclude(
-                    checked, summary, run, totals, status="FAILED" if reason else "FINISHED"
-                )
+                reason = record.too_many_errors(totals)
+                advice = None if self._prefixes is None else self._prefixes.advice
+                status = "FAILED" if reason else "FINISHED"
+                summary = record.conclude(summary, run, totals, advice=advice, status=status)
             else:
-                reason = self._too_many_errors(checked.spec, CommittedTotals())
-                summary = self._nothing_to_do(checked, counts)
+                reason = record.too_many_errors(CommittedTotals())
+                summary = record.nothing_to_do(counts)
             if reason is not None:
                 raise JobFailedError(reason)
             return summary
 
     def _dry_run(self, checked: Checked) -> None:
-        self._is_empty = not self._is_annotated()
+        self._is_empty = not is_annotated(self._table)
         left = self._left(checked, Batch(rows=checked.source.rows))
         if self._table.exists():
             check_rows_fit(self._table, left.select(*map(quoted, checked.schema.names)))
@@ -142,25 +133,6 @@ class AnnotationJob:
 
     # The output, and what is left.
 
-    def _make_output(self, checked: Checked) -> bool:
-        """Create the table, or add what it lacks; return True if it is new or has no annotations yet.
-
-        All changes of its schema happen here: next to a running chunk they would make the chunk repeat its commit.
-        """
-        schema = annotated_schema(checked.schema, ANNOTATION, self._options.generation)
-        is_empty, is_new = not self._is_annotated(), not self._table.exists()
-        if is_new:
-            self._table.create(schema)
-        is_known = not is_new and checked.spec.hash in spec_texts(self._table.properties())
-        if not is_new and not (is_known and _holds(self._table.read().schema, schema)):
-            self._table.add_columns(schema)
-        if not is_known:
-            self._table.set_properties(spec_property(checked.spec.hash, checked.spec.to_json(), self.run_id))
-        return is_empty
-
-    def _is_annotated(self) -> bool:
-        return self._table.exists() and holds_annotations(self._table.read().schema)
-
     def _batches(self, checked: Checked, work: WorkDirectory) -> AbstractContextManager[Iterable[Batch]]:
         options = self._options
         if not options.incremental:
@@ -169,19 +141,19 @@ class AnnotationJob:
             self._spark,
             checked.source,
             checkpoints=options.checkpoint or work.checkpoints_path,
-            purpose=_purpose(checked.spec.hash, options.where),
+            purpose=stream_purpose(checked.spec.hash, options.where),
             options=options.input_option,
             skip_changes=options.skip_changes,
         )
 
     def _do_batches(
         self, checked: Checked, work: WorkDirectory, batches: Iterable[Batch], stack: ExitStack
-    ) -> tuple["_RowCounts", Run | None]:
+    ) -> tuple[RowCounts, Run | None]:
         """Annotate all batches; return what became of the rows, and the run, or None if there were no rows to do.
 
         The run is entered into ``stack`` when the first rows to do are found.
         """
-        counts, run, next_chunk = _RowCounts(), None, 0
+        counts, run, next_chunk = RowCounts(), None, 0
         for number, batch in enumerate(batches):
             if batch.stream is not None:
                 batch = self._chosen(batch)
@@ -217,7 +189,18 @@ class AnnotationJob:
         work.drop_left_spools()
         return counts, run
 
+    def _record(self, checked: Checked) -> RunRecord:
+        return RunRecord(
+            spark=self._spark,
+            options=self._options,
+            terminal=self._terminal,
+            table=self._table,
+            run_id=self.run_id,
+            checked=checked,
+        )
+
     def _begun(self, checked: Checked, work: WorkDirectory) -> AbstractContextManager[Run]:
+        record = self._record(checked)
         return begun_run(
             self._spark,
             self._options,
@@ -225,8 +208,8 @@ class AnnotationJob:
             table=self._table,
             plan=checked.plan,
             work=work,
-            params=self._params(checked),
-            manifest=self._manifest(checked),
+            params=record.params(),
+            manifest=record.manifest(),
             expected_rows=checked.reply.expected_rows,
         )
 
@@ -245,14 +228,7 @@ class AnnotationJob:
         """
         if self._is_empty or batch.stream is not None:
             return rows
-        remaining = self._remaining(checked)
-        done = remaining.done()
-        # Ids are unique, and without ids rows are counted, so at least this many rows are left. More are left if the
-        # output holds rows that the input no longer has; if few are left, it is worth knowing how many.
-        at_least: int = rows - done.count()
-        if at_least > rows * _CLEARLY_LEFT:
-            return at_least
-        return int(remaining.left(batch, done).count())
+        return self._remaining(checked).expected(batch, rows)
 
     def _outcomes(self, checked: Checked, work: WorkDirectory) -> Outcomes:
         options = self._options
@@ -389,148 +365,3 @@ class AnnotationJob:
             self._terminal.say("", f"{count} that run {spool.run_id} had completed were committed now")
         work.drop_left_spools()
         return next_chunk
-
-    def _nothing_to_do(self, checked: Checked, counts: "_RowCounts") -> Summary:
-        self._terminal.say("Output", f"{self._table.name}: nothing new to do, no engine was started")
-        summary = Summary(rows_in=counts.rows_in, rows_skipped=counts.skipped, output=self._table.name)
-        self._finish(summary, self._find(checked), {})
-        return summary
-
-    # After the run.
-
-    def _compact(self) -> None:
-        """Join the output's small files. The rows are committed, so a failure costs a warning only."""
-        try:
-            before, after = self._table.compact()
-        except Exception as error:
-            self._terminal.warn(f"small files of {self._table.name} were not compacted: {cause_of(error)}")
-            return
-        self._terminal.say("Files", f"{before:,} small files were compacted into {after:,}")
-
-    def _too_many_errors(self, spec: AnnotationSpec, of_run: CommittedTotals) -> str | None:
-        """Return why the job must fail because of its error rows, or None.
-
-        The rows in the table count, not what engines have reported, so a rerun that finds all rows done fails again.
-        """
-        limits = self._options.error_limits
-        if reason := limits.reason_to_stop(of_run.rows, of_run.errors):
-            return reason
-        of_spec = totals_of_spec(self._table, spec.hash)
-        reason = limits.reason_to_stop(of_spec.rows, of_spec.errors, of=f" in {self._table.name}")
-        return reason and f"{reason}. --retry-errors tries the error rows again"
-
-    def _summarise(
-        self, counts: "_RowCounts", seconds: float, engines: int, totals: CommittedTotals
-    ) -> Summary:
-        return Summary(
-            rows_in=counts.rows_in,
-            rows_out=counts.done,
-            rows_error=totals.rows_error,
-            rows_skipped=counts.skipped,
-            rows_left_out=counts.left_out,
-            prompt_tokens=totals.prompt_tokens,
-            completion_tokens=totals.completion_tokens,
-            seconds=round(seconds, 3),
-            rows_per_s=round(counts.done / seconds, 3),
-            tokens_per_s=round(totals.completion_tokens / seconds, 3),
-            output=self._table.name,
-            engines=engines,
-        )
-
-    def _conclude(
-        self, checked: Checked, summary: Summary, run: Run, totals: CommittedTotals, *, status: str
-    ) -> Summary:
-        samples, tracker = run.samples, run.tracker
-        run_dir = run.directory
-        artifacts, places = [run_dir / "summary.json", run_dir / "engine_metrics.parquet"], {}
-        account = {part: round(seconds, 3) for part, seconds in run.time_account().items()}
-        summary = replace(summary, time_account_s=account)
-        try:
-            from pipemax_spark.monitor.plot import plot
-
-            plot(run.tracks, run_dir / "throughput.png")
-            artifacts.append(run_dir / "throughput.png")
-            places["Plot"] = str(run_dir / "throughput.png")
-        except ImportError as error:
-            self._terminal.warn(f"no plot was drawn, for matplotlib is not installed ({error})")
-        summary = replace(summary, mlflow_run_id=tracker.run_id)
-        write_file(str(artifacts[0]), summary.to_json(), self._spark)
-        advice = None if self._prefixes is None else self._prefixes.advice
-        findings = replace(self._find(checked, totals), advice=advice)
-        figures = {key: float(v) for key, v in asdict(summary).items() if isinstance(v, int | float)}
-        figures |= {f"time_{part}_s": seconds for part, seconds in account.items()}
-        if findings.accuracy is not None and findings.accuracy.rows:
-            figures["accuracy"] = findings.accuracy.right / findings.accuracy.rows
-        tracker.finish(status, samples, figures, artifacts)
-        # A store that was slow at first may have returned its run id only now.
-        summary = replace(summary, mlflow_run_id=tracker.run_id)
-        self._finish(summary, findings, {"MLflow run": tracker.place, **places})
-        return summary
-
-    def _find(self, checked: Checked, totals: CommittedTotals | None = None) -> Findings:
-        """Find the results of this run and of its spec.
-
-        Without ``totals``, because this run has done nothing, find only what all runs of the spec have.
-        """
-        return find_results(
-            self._table,
-            totals,
-            spec_hash=checked.spec.hash,
-            run_id=self.run_id,
-            gold_column=self._options.gold_column,
-            shown_columns=checked.id_columns,
-            shows_rows=not self._options.no_sample,
-        )
-
-    def _finish(self, summary: Summary, findings: Findings, places: dict[str, str]) -> None:
-        options = self._options
-        if options.summary is not None:
-            write_file(options.summary, summary.to_json(), self._spark)
-        places = {"Delta table": summary.output, **places, "Logs": str(options.log_dir)}
-        print_report(self._terminal.console, summary, findings, places, price_per_hour=options.price_per_hour)
-
-    def _manifest(self, checked: Checked) -> dict[str, Any]:
-        source = {"name": checked.source.name, "version": checked.source.version}
-        return {"source": source, "spec_hash": checked.spec.hash, "spec": dict(checked.spec.values)}
-
-    def _params(self, checked: Checked) -> dict[str, Any]:
-        conf = self._spark.sparkContext.getConf()
-        generation = asdict(self._options.generation)
-        return {
-            "run": self.run_id,
-            "spec_hash": checked.spec.hash,
-            "input": checked.source.name,
-            "input_version": checked.source.version,
-            **({} if self._options.where is None else {"where": self._options.where}),
-            "output": self._table.name,
-            "model_fingerprint": checked.reply.model_fingerprint,
-            **{f"engine.{name}": value for name, value in checked.reply.engine.items()},
-            **{f"generation.{name}": value for name, value in generation.items()},
-            **{name: conf.get(name) for name in _REPORTED_CONF if conf.get(name) is not None},
-            "version.spark": self._spark.version,
-            "version.python": sys.version.split()[0],
-            **{f"version.{name}": version for name, version in checked.reply.versions.items()},
-        }
-
-
-@dataclass(slots=True)
-class _RowCounts:
-    """Row counts over all batches of a run; each row is in exactly one of the last three."""
-
-    rows_in: int = 0
-    skipped: int = 0
-    """Done by earlier runs."""
-    left_out: int = 0
-    """Beyond ``--limit``."""
-    done: int = 0
-    """Committed by this run, and found in the table's history."""
-
-
-def _purpose(spec_hash: str, where: str | None) -> str:
-    """Return what an incremental run's checkpoint is for, as a directory's name."""
-    return spec_hash if where is None else f"{spec_hash}-{hashlib.sha256(where.encode()).hexdigest()[:16]}"
-
-
-def _holds(table_schema: "StructType", needed: "StructType") -> bool:
-    """Tell whether the table has all of the needed top-level columns."""
-    return all(find_field(name, table_schema) is not None for name in needed.names)

@@ -6,6 +6,7 @@ same batch comes again, with the same rows. This module knows nothing of annotat
 ensures that a batch which comes again adds nothing twice (``left``).
 """
 
+import hashlib
 import queue
 import re
 from collections.abc import Iterator, Mapping
@@ -125,6 +126,11 @@ class MicroBatches:
         self._offered.put((rows, batch_id))
         if not self._is_done.get():
             raise RuntimeError("the batch was given up")
+
+
+def stream_purpose(spec_hash: str, where: str | None) -> str:
+    """Return what an incremental run's checkpoint is for, as a directory's name."""
+    return spec_hash if where is None else f"{spec_hash}-{hashlib.sha256(where.encode()).hexdigest()[:16]}"
 
 
 @contextmanager

@@ -19,6 +19,9 @@ from pipemax_spark.storage.tables import DeltaTable
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_CLEARLY_LEFT = 0.05
+"""A share of the input: if more than this is left, the rows left are not counted exactly."""
+
 
 def rows_where(rows: "DataFrame", predicate: str | None) -> "DataFrame":
     """Return the rows that the SQL predicate takes, or all.
@@ -74,6 +77,16 @@ class Remaining:
         keyed = columns.add_with_keys(rows)
         left = rows_left(keyed, columns.add_with_keys(done), (*names, KEY_COLUMN))
         return without_request_columns(left).select(*map(quoted, rows.columns))
+
+    def expected(self, batch: Batch, rows: int) -> int:
+        """Return about how many of the batch's ``rows`` rows are left; 0 only if none is left."""
+        done = self.done()
+        # Ids are unique, and without ids rows are counted, so at least this many rows are left. More are left if the
+        # output holds rows that the input no longer has; if few are left, it is worth knowing how many.
+        at_least: int = rows - done.count()
+        if at_least > rows * _CLEARLY_LEFT:
+            return at_least
+        return int(self.left(batch, done).count())
 
     def num_changed(self, rows: "DataFrame") -> int:
         """Count those of the rows that are left whose ids are done: their requests have changed since."""

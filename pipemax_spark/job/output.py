@@ -1,0 +1,40 @@
+"""Make the output table ready for a run: create it, or add the columns and the spec that it lacks."""
+
+from typing import TYPE_CHECKING
+
+from pipemax.wire import GenerationSpec
+from pipemax_spark.dataframe import ANNOTATION, annotated_schema
+from pipemax_spark.job.checks import Checked
+from pipemax_spark.job.fit import holds_annotations
+from pipemax_spark.prompts import find_field
+from pipemax_spark.storage.tables import DeltaTable, spec_property, spec_texts
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+def make_output(table: DeltaTable, checked: Checked, generation: GenerationSpec, run_id: str) -> bool:
+    """Create the table, or add what it lacks; return True if it is new or has no annotations yet.
+
+    All changes of its schema happen here: next to a running chunk they would make the chunk repeat its commit.
+    """
+    schema = annotated_schema(checked.schema, ANNOTATION, generation)
+    is_empty, is_new = not is_annotated(table), not table.exists()
+    if is_new:
+        table.create(schema)
+    is_known = not is_new and checked.spec.hash in spec_texts(table.properties())
+    if not is_new and not (is_known and _holds(table.read().schema, schema)):
+        table.add_columns(schema)
+    if not is_known:
+        table.set_properties(spec_property(checked.spec.hash, checked.spec.to_json(), run_id))
+    return is_empty
+
+
+def is_annotated(table: DeltaTable) -> bool:
+    """Tell whether the table exists and may hold annotated rows."""
+    return table.exists() and holds_annotations(table.read().schema)
+
+
+def _holds(table_schema: "StructType", needed: "StructType") -> bool:
+    """Tell whether the table has all of the needed top-level columns."""
+    return all(find_field(name, table_schema) is not None for name in needed.names)

@@ -1,0 +1,177 @@
+"""What is written down about a run of the job: for MLflow and the next run, for the scheduler, and for people.
+
+Everything is counted in the output table, so a run's totals do not depend on which reports reached the driver.
+"""
+
+import sys
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pipemax_spark.errors import cause_of
+from pipemax_spark.job.checks import Checked
+from pipemax_spark.job.options import JobOptions
+from pipemax_spark.job.run import Run
+from pipemax_spark.monitor.findings import CommittedTotals, find_results, totals_of_spec
+from pipemax_spark.monitor.summary import Findings, Summary, print_report
+from pipemax_spark.monitor.terminal import Terminal
+from pipemax_spark.storage.hadoop import write_file
+from pipemax_spark.storage.tables import DeltaTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_REPORTED_CONF = (
+    *("spark.master", "spark.executor.instances", "spark.executor.cores", "spark.executor.memory"),
+    *("spark.task.cpus", "spark.executor.resource.gpu.amount", "spark.task.resource.gpu.amount"),
+    *("spark.dynamicAllocation.enabled", "spark.speculation"),
+)
+
+
+@dataclass(slots=True)
+class RowCounts:
+    """Row counts over all batches of a run; each row is in exactly one of the last three."""
+
+    rows_in: int = 0
+    skipped: int = 0
+    """Done by earlier runs."""
+    left_out: int = 0
+    """Beyond ``--limit``."""
+    done: int = 0
+    """Committed by this run, and found in the table's history."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """Writes down what a run is, and what became of it."""
+
+    spark: "SparkSession"
+    options: JobOptions
+    terminal: Terminal
+    table: DeltaTable
+    run_id: str
+    checked: Checked
+
+    def params(self) -> dict[str, Any]:
+        """Return what MLflow is told of the run at its start."""
+        conf = self.spark.sparkContext.getConf()
+        generation = asdict(self.options.generation)
+        return {
+            "run": self.run_id,
+            "spec_hash": self.checked.spec.hash,
+            "input": self.checked.source.name,
+            "input_version": self.checked.source.version,
+            **({} if self.options.where is None else {"where": self.options.where}),
+            "output": self.table.name,
+            "model_fingerprint": self.checked.reply.model_fingerprint,
+            **{f"engine.{name}": value for name, value in self.checked.reply.engine.items()},
+            **{f"generation.{name}": value for name, value in generation.items()},
+            **{name: conf.get(name) for name in _REPORTED_CONF if conf.get(name) is not None},
+            "version.spark": self.spark.version,
+            "version.python": sys.version.split()[0],
+            **{f"version.{name}": version for name, version in self.checked.reply.versions.items()},
+        }
+
+    def manifest(self) -> dict[str, Any]:
+        """Return what the next run must know of this one if it dies."""
+        source = {"name": self.checked.source.name, "version": self.checked.source.version}
+        return {"source": source, "spec_hash": self.checked.spec.hash, "spec": dict(self.checked.spec.values)}
+
+    def compact(self) -> None:
+        """Join the output's small files. The rows are committed, so a failure costs a warning only."""
+        try:
+            before, after = self.table.compact()
+        except Exception as error:
+            self.terminal.warn(f"small files of {self.table.name} were not compacted: {cause_of(error)}")
+            return
+        self.terminal.say("Files", f"{before:,} small files were compacted into {after:,}")
+
+    def too_many_errors(self, of_run: CommittedTotals) -> str | None:
+        """Return why the job must fail because of its error rows, or None.
+
+        The rows in the table count, not what engines have reported, so a rerun that finds all rows done fails again.
+        """
+        limits = self.options.error_limits
+        if reason := limits.reason_to_stop(of_run.rows, of_run.errors):
+            return reason
+        of_spec = totals_of_spec(self.table, self.checked.spec.hash)
+        reason = limits.reason_to_stop(of_spec.rows, of_spec.errors, of=f" in {self.table.name}")
+        return reason and f"{reason}. --retry-errors tries the error rows again"
+
+    def summarise(self, counts: RowCounts, seconds: float, engines: int, totals: CommittedTotals) -> Summary:
+        """Return the totals of a run that has ended. ``seconds`` is its duration with the engines' start."""
+        return Summary(
+            rows_in=counts.rows_in,
+            rows_out=counts.done,
+            rows_error=totals.rows_error,
+            rows_skipped=counts.skipped,
+            rows_left_out=counts.left_out,
+            prompt_tokens=totals.prompt_tokens,
+            completion_tokens=totals.completion_tokens,
+            seconds=round(seconds, 3),
+            rows_per_s=round(counts.done / seconds, 3),
+            tokens_per_s=round(totals.completion_tokens / seconds, 3),
+            output=self.table.name,
+            engines=engines,
+        )
+
+    def conclude(
+        self, summary: Summary, run: Run, totals: CommittedTotals, *, advice: str | None, status: str
+    ) -> Summary:
+        """Write and print what became of the run; return the summary with what is known only now.
+
+        ``advice`` ends the report, ``status`` is MLflow's.
+        """
+        samples, tracker = run.samples, run.tracker
+        run_dir = run.directory
+        artifacts, places = [run_dir / "summary.json", run_dir / "engine_metrics.parquet"], {}
+        account = {part: round(seconds, 3) for part, seconds in run.time_account().items()}
+        summary = replace(summary, time_account_s=account)
+        try:
+            from pipemax_spark.monitor.plot import plot
+
+            plot(run.tracks, run_dir / "throughput.png")
+            artifacts.append(run_dir / "throughput.png")
+            places["Plot"] = str(run_dir / "throughput.png")
+        except ImportError as error:
+            self.terminal.warn(f"no plot was drawn, for matplotlib is not installed ({error})")
+        summary = replace(summary, mlflow_run_id=tracker.run_id)
+        write_file(str(artifacts[0]), summary.to_json(), self.spark)
+        findings = replace(self._find(totals), advice=advice)
+        figures = {key: float(v) for key, v in asdict(summary).items() if isinstance(v, int | float)}
+        figures |= {f"time_{part}_s": seconds for part, seconds in account.items()}
+        if findings.accuracy is not None and findings.accuracy.rows:
+            figures["accuracy"] = findings.accuracy.right / findings.accuracy.rows
+        tracker.finish(status, samples, figures, artifacts)
+        # A store that was slow at first may have returned its run id only now.
+        summary = replace(summary, mlflow_run_id=tracker.run_id)
+        self._finish(summary, findings, {"MLflow run": tracker.place, **places})
+        return summary
+
+    def nothing_to_do(self, counts: RowCounts) -> Summary:
+        """Write and print the summary of a run that found nothing left, and return it."""
+        self.terminal.say("Output", f"{self.table.name}: nothing new to do, no engine was started")
+        summary = Summary(rows_in=counts.rows_in, rows_skipped=counts.skipped, output=self.table.name)
+        self._finish(summary, self._find(), {})
+        return summary
+
+    def _find(self, totals: CommittedTotals | None = None) -> Findings:
+        """Find the results of this run and of its spec.
+
+        Without ``totals``, because this run has done nothing, find only what all runs of the spec have.
+        """
+        return find_results(
+            self.table,
+            totals,
+            spec_hash=self.checked.spec.hash,
+            run_id=self.run_id,
+            gold_column=self.options.gold_column,
+            shown_columns=self.checked.id_columns,
+            shows_rows=not self.options.no_sample,
+        )
+
+    def _finish(self, summary: Summary, findings: Findings, places: dict[str, str]) -> None:
+        options = self.options
+        if options.summary is not None:
+            write_file(options.summary, summary.to_json(), self.spark)
+        places = {"Delta table": summary.output, **places, "Logs": str(options.log_dir)}
+        print_report(self.terminal.console, summary, findings, places, price_per_hour=options.price_per_hour)
