@@ -89,9 +89,13 @@ class EngineConfig(BaseModel):
     max_model_len: int | None = Field(
         None, ge=2, description="Longest prompt plus output, tokens; default: the model's own limit."
     )
-    max_num_seqs: int | None = Field(None, ge=1, description="Most requests in one step; default: vLLM's.")
+    max_num_seqs: int | None = Field(
+        None,
+        ge=1,
+        description="Most requests in one step; default: vLLM's for offline batches on the device.",
+    )
     max_num_batched_tokens: int | None = Field(
-        None, ge=1, description="Most tokens in one step; default: vLLM's."
+        None, ge=1, description="Most tokens in one step; default: vLLM's for offline batches on the device."
     )
     block_size: int | None = Field(
         None, ge=1, description="Tokens in one KV block; default: vLLM's for the device."

@@ -130,7 +130,7 @@ class ParityEngine:
                 vllm_config.kv_transfer_config.kv_connector_module_path = "tests.parity.faulty_connector"
             self.max_concurrent_batches = vllm_config.max_concurrent_batches
             self._llm = LLMEngine.from_vllm_config(
-                vllm_config, usage_context=UsageContext.ENGINE_CONTEXT, disable_log_stats=True
+                vllm_config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=True
             )
         self._core: Any = self._llm.engine_core.engine_core
         if kind.runner == 2:

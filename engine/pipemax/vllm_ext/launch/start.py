@@ -36,7 +36,7 @@ class RunningVllm:
                     vllm_config=vllm_config,
                     executor_class=executor_class(vllm_config),
                     log_stats=True,
-                    usage_context=UsageContext.ENGINE_CONTEXT,
+                    usage_context=UsageContext.LLM_CLASS,
                     stat_loggers=stat_loggers,
                     multiprocess_mode=vllm.envs.VLLM_ENABLE_V1_MULTIPROCESSING,
                 )

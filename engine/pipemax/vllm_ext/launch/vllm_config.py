@@ -41,7 +41,8 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
     if config.policy is Policy.PIPEMAX:
         check_version()
         require_free_connector(config.vllm)  # again: under policy auto it was free to name one
-    vllm_config = engine_args(config).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    # vLLM takes the defaults of max_num_seqs and max_num_batched_tokens from tables that lack most contexts.
+    vllm_config = engine_args(config).create_engine_config(UsageContext.LLM_CLASS)
     num_stages = vllm_config.parallel_config.pipeline_parallel_size
     num_layers = vllm_config.model_config.get_total_num_hidden_layers()
     if num_stages > num_layers:

@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 
 import pytest
+from vllm.engine.arg_utils import EngineArgs
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.worker.gpu.block_table import BlockTables
 
@@ -156,6 +158,15 @@ def test_the_scheduler_is_the_one_that_fits_what_vllm_decided(
     assert settings.max_num_seqs == 16
     slots = 16 * depth if runner == 2 else 16
     assert vllm_config.scheduler_config.max_num_seqs == slots
+
+
+@pytest.mark.parametrize("policy", ["vllm", "pipemax"])
+def test_both_policies_get_vllm_s_defaults_for_offline_batches(policy: str) -> None:
+    """Not those of a usage context that vLLM's tables lack: 128 requests and 2,048 tokens in a step."""
+    scheduler = make_vllm_config(config(policy=policy, pipeline_parallel_size=2)).scheduler_config
+    tokens, seqs = EngineArgs.get_batch_defaults(world_size=2)
+    assert scheduler.max_num_seqs == seqs[UsageContext.LLM_CLASS] == 512
+    assert scheduler.max_num_batched_tokens == tokens[UsageContext.LLM_CLASS] == 8192
 
 
 def test_on_a_cpu_scheduling_is_synchronous() -> None:
