@@ -289,9 +289,10 @@ class PipeMaxScheduler(Scheduler):
         for request in told.resent:
             blocks = self.kv_cache_manager.get_block_ids(request.request_id)
             self._sent_anew.append(NewRequestData.from_request(request, blocks, request._all_token_ids))
-        if not self.scheduler_config.async_scheduling:
+        if not (self.use_v2_model_runner or self.scheduler_config.async_scheduling):
             # The workers know every request's tokens; vLLM would send those of all that did not run last. With
-            # asynchronous scheduling the V1 runner relies on that: it keeps the sampled tokens of one step only.
+            # asynchronous scheduling the V1 runner relies on that: it keeps the sampled tokens of one step only. For
+            # the V2 runner vLLM neither reads the set nor ever empties it.
             self.prev_step_scheduled_req_ids.update(num_scheduled_tokens)
         return super()._make_cached_request_data(
             told.as_they_are,

@@ -100,6 +100,7 @@ def test_parked_requests_give_up_their_slots_where_slots_are_few(stages: int, as
     assert core.worker.num_resent > 0
     assert counts(core)["prefetches"] > core.worker.num_resent / 2
     assert len(scheduler._workers.slots) == 0
+    assert not scheduler.prev_step_scheduled_req_ids, "requests that are gone are forgotten"
 
 
 @pytest.mark.parametrize("seed", range(12))
