@@ -1,6 +1,8 @@
-"""Record how a worker of vLLM's ended that raised nothing: killed by the kernel, crashed, or ended by a library.
+"""Let workers end in their own time, and record how a worker ended that raised nothing: killed, or crashed.
 
-Only its parent, vLLM's core process, learns that. vLLM 0.32 logs it at most, and at a start not even that.
+Only a worker's parent, vLLM's core process, learns the latter. vLLM 0.32 logs it at most, and at a start not even that.
+A worker that unpins a large host pool needs longer than the 5 s after which vLLM terminates it, and while it ends it
+holds its GPU's memory, which the next engine may be waiting for.
 """
 
 import time
@@ -12,6 +14,8 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from pipemax.node.failure_records import Failure, record
 
+WORKERS_END_S = 60.0
+"""How long workers may take that are told to end and have not failed."""
 _SETTLE_S = 1.0
 _POLL_S = 0.02
 
@@ -19,8 +23,7 @@ _POLL_S = 0.02
 class RecordingExecutor(MultiprocExecutor):
     """vLLM's executor of several workers."""
 
-    @staticmethod
-    def _ensure_worker_termination(worker_procs: list[Any]) -> None:
+    def _ensure_worker_termination(self, worker_procs: list[Any]) -> None:  # type: ignore[override]  # static there
         # vLLM comes here before it ends the other workers, so none of these was ended by it. It hears of a dead worker
         # by a closed pipe, which the kernel closes shortly before the process has its exit code.
         until_s = time.monotonic() + _SETTLE_S
@@ -29,7 +32,20 @@ class RecordingExecutor(MultiprocExecutor):
         for process in worker_procs:
             if process.exitcode:  # a worker that raised, or was told to end, has 0
                 record(Failure(pid=process.pid or 0, process=process.name, exit_code=process.exitcode))
+        # At a start that failed, or where a worker died, the others may hang in a collective call.
+        if self.workers_have_started and not self.is_failed:
+            _wait_for(worker_procs, WORKERS_END_S)
         MultiprocExecutor._ensure_worker_termination(worker_procs)
+
+    @property
+    def workers_have_started(self) -> bool:
+        return bool(getattr(self, "workers", None))  # which vLLM sets once all are ready
+
+
+def _wait_for(processes: list[Any], limit_s: float) -> None:
+    until_s = time.monotonic() + limit_s
+    for process in processes:
+        process.join(max(0.0, until_s - time.monotonic()))
 
 
 def executor_class(vllm_config: VllmConfig) -> type[Executor]:

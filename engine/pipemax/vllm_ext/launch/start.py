@@ -1,20 +1,24 @@
 """Start vLLM's engine, and keep what its processes record of their failures for as long as it runs."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import vllm.envs
 from vllm.config import VllmConfig
 from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineStartError
 from pipemax.node.failure_records import FailureRecords
-from pipemax.vllm_ext.launch.executor import executor_class
+from pipemax.vllm_ext.launch.executor import WORKERS_END_S, executor_class
 from pipemax.vllm_ext.launch.failure_causes import cause_of
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
+
+_ENGINE_ENDS_S = WORKERS_END_S + 20.0
+"""How long vLLM's core may take to end its workers and itself, before it is killed with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,8 @@ class RunningVllm:
         return cause_of(error, self.failures.read())
 
     def close(self) -> None:
-        """End vLLM's processes."""
-        self.engine.engine_core.shutdown()
+        """End vLLM's processes: those of an engine that has not failed may take their time, to unpin host memory."""
+        core: Any = self.engine.engine_core  # the clients' base class in vLLM lacks what each client has
+        has_failed = not isinstance(core, InprocClient) and core.resources.engine_dead
+        core.shutdown(timeout=None if has_failed else _ENGINE_ENDS_S)
         self.failures.close()
