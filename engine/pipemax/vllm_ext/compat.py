@@ -4,8 +4,11 @@ The scheduler is a subclass that relies on private names; another vLLM version m
 error at start-up is better than wrong tokens later.
 """
 
+from inspect import isfunction
+
 import vllm
 from vllm.config import VllmConfig
+from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -54,31 +57,65 @@ def check_version() -> None:
 
 
 def check_runner(vllm_config: VllmConfig) -> None:
-    """Raise ``ValueError`` if the V2 model runner is on and lacks what ``vllm_ext.worker.runner_v2`` needs."""
+    """Raise ``ValueError`` if the worker or the V2 model runner lacks what ``vllm_ext.worker`` needs of it."""
+    # These take seconds to import, and other engines have no use for them.
+    if not current_platform.is_cpu():
+        check_gpu_worker()
     if not vllm_config.use_v2_model_runner:
         return
-    # These take seconds to import, and other engines have no use for them.
     from vllm.v1.worker.gpu.block_table import BlockTables
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
     from vllm.v1.worker.gpu.states import RequestState
 
     _check_names(
         (
-            (GPUModelRunner, ("update_requests", "add_requests", "finish_requests")),
+            (GPUModelRunner, ("update_requests", "add_requests", "finish_requests", "execute_model")),
             (BlockTables, ("append_block_ids",)),
             (RequestState, ("add_request", "remove_request")),
-        )
+        ),
+        attributes=(
+            (GPUModelRunner, ("req_states", "block_tables", "max_num_reqs")),
+            (RequestState, ("req_id_to_index",)),
+        ),
     )
 
 
-def _check_names(needed: Needed) -> None:
+def check_gpu_worker() -> None:
+    """Raise ``ValueError`` if vLLM's GPU worker lacks what ``vllm_ext.worker.gpu_worker`` needs of it."""
+    from vllm.v1.worker.gpu_worker import AsyncIntermediateTensors, Worker
+
+    # `_comm_postprocess` is only written to: without the check, a renamed one would go unnoticed.
+    _check_names(
+        (
+            (AsyncIntermediateTensors, ("wait_for_comm",)),
+            (Worker, ("init_device", "execute_model", "sample_tokens")),
+        ),
+        attributes=(
+            (AsyncIntermediateTensors, ("_comm_postprocess",)),
+            (Worker, ("use_v2_model_runner", "model_runner")),
+        ),
+    )
+
+
+def _check_names(methods: Needed, attributes: Needed = ()) -> None:
     missing = [
-        f"{owner.__name__}.{name}" for owner, names in needed for name in names if not hasattr(owner, name)
+        f"{owner.__name__}.{name}" for owner, names in methods for name in names if not hasattr(owner, name)
+    ]
+    missing += [
+        f"{owner.__name__}.{name}"
+        for owner, names in attributes
+        for name in names
+        if not _gives_its_objects(owner, name)
     ]
     if missing:
         raise ValueError(
             f"policy pipemax needs {', '.join(missing)} of vLLM, which this build of {vllm.__version__} lacks"
         )
+
+
+def _gives_its_objects(owner: type, name: str) -> bool:
+    """Tell whether a method of the class uses an attribute of that name, which only its objects have."""
+    return any(name in method.__code__.co_names for method in vars(owner).values() if isfunction(method))
 
 
 def check_model(vllm_config: VllmConfig) -> None:

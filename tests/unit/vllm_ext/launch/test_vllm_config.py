@@ -2,6 +2,7 @@
 
 import importlib
 import os
+from inspect import isfunction
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.states import RequestState
+from vllm.v1.worker.gpu_worker import AsyncIntermediateTensors
 
 from pipemax.config import EngineConfig, Policy
 from pipemax.control.controller_config import StageConfig
@@ -129,6 +132,26 @@ def test_hooks_of_the_v2_runner_are_checked_only_where_it_runs(monkeypatch: pyte
     make_vllm_config(config())
     with runner_version(2), pytest.raises(ValueError, match=r"needs BlockTables\.append_block_ids of vLLM"):
         make_vllm_config(config())
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(RequestState, "req_id_to_index"), (AsyncIntermediateTensors, "_comm_postprocess")],
+)
+def test_attributes_that_only_objects_have_are_checked_too(
+    owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check() -> None:
+        compat.check_gpu_worker()
+        with runner_version(2):
+            make_vllm_config(config())
+
+    check()
+    for method, code in [*vars(owner).items()]:
+        if isfunction(code):
+            monkeypatch.setattr(owner, method, lambda self: None)
+    with pytest.raises(ValueError, match=rf"needs {owner.__name__}\.{name}"):
+        check()
 
 
 def test_speculative_decoding_is_refused_under_pipemax() -> None:
