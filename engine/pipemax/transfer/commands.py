@@ -1,12 +1,19 @@
 """The copies of one step, as plain data in block ids. The scheduler makes them; every stage carries out the same.
 
-A step may hold thousands of them and is pickled to every stage, hence tuples.
+A step may hold thousands of them and is pickled to every stage, hence ``CopyRows``: an array instead of tuples.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipemax.domain.units import GpuBlockId, HostBlockId
+
+Int32s = NDArray[np.int32]
+Row = TypeVar("Row", bound=tuple[int, ...])
 
 
 class BlockPrefetch(NamedTuple):
@@ -32,23 +39,58 @@ class TokenStore(NamedTuple):
     num_slots: int
 
 
+class CopyRows(Sequence[Row]):
+    """Copies of one kind as an array with a row for each; ``np.asarray`` takes them without a copy."""
+
+    __slots__ = ("_kind", "table")
+
+    def __init__(self, kind: type[Row], table: Int32s) -> None:
+        """Keep ``table``, int32 of shape ``(num_copies, fields of kind)``, which must not change any more."""
+        self._kind = kind
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self._kind(*row) for row in self.table.tolist())
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> "CopyRows[Row]": ...
+    def __getitem__(self, index: int | slice) -> "Row | CopyRows[Row]":
+        if isinstance(index, slice):
+            return CopyRows(self._kind, self.table[index])
+        return self._kind(*self.table[index].tolist())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.table, dtype=dtype, copy=copy)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CopyRows, (self._kind, self.table)
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCopies:
     """The copies of one step."""
 
-    saves: tuple[BlockStore, ...] = ()
+    saves: Sequence[BlockStore] = ()
     """Made before it computes: KV that earlier steps wrote to blocks that this step may overwrite."""
-    prefetches: tuple[BlockPrefetch, ...] = ()
+    prefetches: Sequence[BlockPrefetch] = ()
     """Made while it computes: prefetches that the next step may read."""
-    later_prefetches: tuple[BlockPrefetch, ...] = ()
+    later_prefetches: Sequence[BlockPrefetch] = ()
     """Made while it computes, behind ``prefetches``: parts of longer prefetches, read by the next step but one at the
     earliest."""
     abandons_prefetches: bool = False
     """A request that was prefetched in part has ended or left. Others may use its blocks from this step on, so the step
     must wait for all earlier prefetches."""
-    stores: tuple[BlockStore, ...] = ()
+    stores: Sequence[BlockStore] = ()
     """Made once it has computed: the blocks that it filled."""
-    token_stores: tuple[TokenStore, ...] = ()
+    token_stores: Sequence[TokenStore] = ()
     """Made once it has computed: what it wrote to blocks that it did not fill."""
     store_fence: int | None = 0
     """How many steps ago stores or saves last read a block that this step's computation overwrites; 0 is this step

@@ -45,7 +45,7 @@ class Orchestrator:
             self._backend.wait()
         stall_s = time.perf_counter() - begin_s
         if copies.num_prefetches:
-            self._backend.submit_prefetches(copies.prefetches + copies.later_prefetches)
+            self._backend.submit_prefetches([*copies.prefetches, *copies.later_prefetches])
         return StepWait(stall_s=stall_s, prefetches=tuple(timings))
 
     def end_step(self, copies: StepCopies) -> None:

@@ -16,6 +16,7 @@ block together are the block, in any order.
 
 import time
 from dataclasses import replace
+from itertools import chain
 
 import torch
 
@@ -77,8 +78,8 @@ class PerLayerSteps:
         self._saved_layers.clear()
         begin_s = time.perf_counter()
         self._packing.wait_for(
-            [prefetch.source for prefetch in copies.prefetches + copies.later_prefetches]
-            + [store.target for store in self._rest.saves + self._rest.stores]
+            [prefetch.source for prefetch in chain(copies.prefetches, copies.later_prefetches)]
+            + [store.target for store in chain(self._rest.saves, self._rest.stores)]
             + [store.target for store in self._rest.token_stores]
         )
         if len(self._tokens):

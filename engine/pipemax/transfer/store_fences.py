@@ -5,8 +5,9 @@ blocks are taken oldest first; so a step that waited for all stores before it wo
 scheduler makes the fences, since workers do not know what a step writes. Steps are counted here; not thread-safe.
 """
 
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from pipemax.domain.units import GpuBlockId
 from pipemax.transfer.commands import BlockStore, TokenStore
@@ -27,9 +28,9 @@ class StoreFences:
         self,
         *,
         overwrites: Iterable[GpuBlockId],
-        saves: Iterable[BlockStore],
-        stores: Iterable[BlockStore],
-        token_stores: Iterable[TokenStore] = (),
+        saves: Sequence[BlockStore],
+        stores: Sequence[BlockStore],
+        token_stores: Sequence[TokenStore] = (),
     ) -> int | None:
         """Return the next step's ``StepCopies.store_fence``.
 
@@ -37,14 +38,20 @@ class StoreFences:
         continues to fill is not among them: stores read other slots of it.
         """
         now = 2 * self._step
-        for save in saves:
-            self._last_stored[save.source] = now
+        self._last_stored.update(dict.fromkeys(_sources(saves), now))
         last = max((self._last_stored.pop(block, -1) for block in overwrites), default=-1)
-        sources = chain((store.source for store in stores), (store.source for store in token_stores))
-        self._last_stored.update(dict.fromkeys(sources, now + 1))
+        for later in (stores, token_stores):
+            self._last_stored.update(dict.fromkeys(_sources(later), now + 1))
         fence = None
         if last > self._fenced:
             fence = self._step - last // 2
             self._fenced = now if fence == 0 else last | 1
         self._step += 1
         return fence
+
+
+def _sources(stores: Sequence[tuple[int, ...]]) -> list[GpuBlockId]:
+    if not stores:
+        return []
+    sources: list[GpuBlockId] = np.asarray(stores, dtype=np.int32)[:, 0].tolist()
+    return sources

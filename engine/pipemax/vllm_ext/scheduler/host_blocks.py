@@ -66,8 +66,12 @@ class HostBlocks:
         of the last block. ``block_hashes``: those of its full blocks, as far as they are known. ``PoolExhaustedError``
         without free blocks; that ends the engine, because the controller never counts fewer than are used.
         """
-        table = self._tables.setdefault(request_id, _Table())
         size = self._block_tokens
+        table = self._tables.get(request_id)
+        if table is None:
+            table = self._tables[request_id] = _Table()
+        elif table.num_tokens // size == num_tokens // size and table.num_tokens % size:
+            return self._extend_last(table, num_tokens)
         stores: list[Replicated] = []
         for index in range(table.num_tokens // size, num_tokens // size):
             content = block_hashes[index] if index < len(block_hashes) else None
@@ -89,6 +93,15 @@ class HostBlocks:
             table.saved_tokens = num_tokens
         table.num_tokens = num_tokens
         return stores
+
+    def _extend_last(self, table: _Table, num_tokens: int) -> list[Replicated]:
+        """Grow a replica within its last block, which stays partly filled: what most steps do."""
+        first_slot, end_slot = table.num_tokens % self._block_tokens, num_tokens % self._block_tokens
+        table.num_tokens = num_tokens
+        if not self._stores_tokens:
+            return []
+        table.saved_tokens = num_tokens
+        return [Replicated(len(table.blocks) - 1, table.blocks[-1], first_slot, end_slot - first_slot)]
 
     def _part(self, table: _Table, index: int, num_tokens: int) -> Replicated:
         """Return what the host lacks of one block of a sequence that grows to ``num_tokens``."""

@@ -4,14 +4,27 @@ This module decides nothing: the plan says which requests leave and which come, 
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+import numpy as np
 from vllm.v1.request import Request
 
 from pipemax.domain.units import GpuBlockId, ceil_div
-from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies, TokenStore
+from pipemax.transfer.commands import BlockPrefetch, BlockStore, CopyRows, Row, StepCopies, TokenStore
 from pipemax.transfer.store_fences import StoreFences
 from pipemax.vllm_ext.scheduler.gpu_blocks import GpuBlocks
 from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks
+
+
+@dataclass(slots=True)
+class _Pairs:
+    """Whole-block copies being gathered."""
+
+    sources: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+
+    def rows(self, kind: type[Row]) -> CopyRows[Row]:
+        return CopyRows(kind, np.array([self.sources, self.targets], dtype=np.int32).T)
 
 
 class CopyGatherer:
@@ -23,8 +36,8 @@ class CopyGatherer:
         self._block_tokens = block_tokens
         self._fences = StoreFences()
         self._saves: list[BlockStore] = []
-        self._prefetches: list[BlockPrefetch] = []
-        self._later_prefetches: list[BlockPrefetch] = []
+        self._prefetches = _Pairs()
+        self._later_prefetches = _Pairs()
         self._abandons_prefetches = False
 
     def save_last(self, request_id: str) -> None:
@@ -40,12 +53,10 @@ class CopyGatherer:
         ``is_last``: the next step may run the request; otherwise more of it has to come first.
         """
         gpu_blocks, host_blocks = self._gpu.blocks(request_id), self._host.blocks(request_id)
-        indexes = range(first_block, end_block)
         prefetches = self._prefetches if is_last else self._later_prefetches
-        prefetches += [
-            BlockPrefetch(source=host_blocks[index], target=gpu_blocks[index]) for index in indexes
-        ]
-        return len(indexes)
+        prefetches.sources += host_blocks[first_block:end_block]
+        prefetches.targets += gpu_blocks[first_block:end_block]
+        return max(0, end_block - first_block)
 
     def abandon_prefetches(self) -> None:
         """Note that a request of which only a part was prefetched gives its blocks back."""
@@ -53,39 +64,41 @@ class CopyGatherer:
 
     def take(self, requests: Mapping[str, Request], num_scheduled_tokens: Mapping[str, int]) -> StepCopies:
         """Return all copies of a step that runs these, with the stores that keep every replica complete."""
-        stores: list[BlockStore] = []
-        token_stores: list[TokenStore] = []
+        size = self._block_tokens
+        stores = _Pairs()
+        tokens: list[int] = []  # of token stores, one field after the other
         overwrites: list[GpuBlockId] = []
         for request_id, num_tokens in num_scheduled_tokens.items():
             request = requests[request_id]
             computed = request.num_computed_tokens
-            first, end = (ceil_div(count, self._block_tokens) for count in (computed, computed + num_tokens))
-            overwrites += [self._gpu.block(request_id, index) for index in range(first, end)]
+            end = computed + num_tokens
+            for index in range(ceil_div(computed, size), ceil_div(end, size)):
+                overwrites.append(self._gpu.block(request_id, index))
             # Counted from what the host has, not from what is computed: KV found on the GPU is replicated too.
-            for part in self._host.extend(request_id, computed + num_tokens, request.block_hashes):
-                source = self._gpu.block(request_id, part.block_index)
-                if part.num_slots == self._block_tokens:
-                    stores.append(BlockStore(source=source, target=part.host_block))
+            for index, host_block, first_slot, num_slots in self._host.extend(
+                request_id, end, request.block_hashes
+            ):
+                source = self._gpu.block(request_id, index)
+                if num_slots == size:
+                    stores.sources.append(source)
+                    stores.targets.append(host_block)
                 else:
-                    slots = (part.first_slot, part.num_slots)
-                    token_stores.append(TokenStore(source, part.host_block, *slots))
-        saves, prefetches, later_prefetches = (
-            tuple(self._saves),
-            tuple(self._prefetches),
-            tuple(self._later_prefetches),
-        )
+                    tokens += (source, host_block, first_slot, num_slots)
+        saves, self._saves = tuple(self._saves), []
+        block_stores = stores.rows(BlockStore)
+        token_stores = CopyRows(TokenStore, np.array(tokens, dtype=np.int32).reshape(-1, 4))
+        prefetches, self._prefetches = self._prefetches.rows(BlockPrefetch), _Pairs()
+        later_prefetches, self._later_prefetches = self._later_prefetches.rows(BlockPrefetch), _Pairs()
         abandons_prefetches, self._abandons_prefetches = self._abandons_prefetches, False
-        for taken in (self._saves, self._prefetches, self._later_prefetches):
-            taken.clear()
         fence = self._fences.plan_step(
-            overwrites=overwrites, saves=saves, stores=stores, token_stores=token_stores
+            overwrites=overwrites, saves=saves, stores=block_stores, token_stores=token_stores
         )
         return StepCopies(
             saves=saves,
             prefetches=prefetches,
             later_prefetches=later_prefetches,
             abandons_prefetches=abandons_prefetches,
-            stores=tuple(stores),
-            token_stores=tuple(token_stores),
+            stores=block_stores,
+            token_stores=token_stores,
             store_fence=fence,
         )
