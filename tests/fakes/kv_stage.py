@@ -111,7 +111,6 @@ class RecordedStage(KvStage):
         *,
         dropped: Fence | None = None,
         writes_through: bool | None = None,
-        has_kernel: bool = True,
     ) -> None:
         self._rng = rng = random.Random(seed)
         block_bytes = TINY.block_bytes
@@ -123,7 +122,7 @@ class RecordedStage(KvStage):
             device,
             KvModel(torch.from_numpy(device.memory[Pool.GPU]).view(-1, block_bytes), TINY),
             layout=TINY,
-            make_token_store=fake_token_store(device, TINY) if has_kernel else None,
+            make_token_store=fake_token_store(device, TINY),
             writes_through=rng.random() < 0.5 if writes_through is None else writes_through,
             go_on=self._go_on_at_random,
         )

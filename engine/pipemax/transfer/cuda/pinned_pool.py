@@ -1,6 +1,7 @@
 """The host pool of a GPU's stage: pinned, near its GPU, in huge pages where the system grants them.
 
-    # one anonymous mapping, registered in pieces of whole blocks and whole pages, at most 64 GiB each:
+    # one private anonymous mapping (a shared one gets no huge pages; only this process uses the pool, so forked
+    # children do not inherit it), registered in pieces of whole blocks and whole pages, at most 64 GiB each:
     # | block 0 | block 1 | … | block p − 1 | block p | …        | … tail |
     # '------------- piece 0 --------------' '----- piece 1 ----' …
 
@@ -13,6 +14,7 @@ import math
 import mmap
 import os
 import re
+import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -45,16 +47,14 @@ class PoolStartUp:
     touch_s: float
     pin_s: float
     num_pieces: int
-    """Pieces registered; 0 if pinning was refused."""
+    """Pieces registered."""
     numa_node: int | None
     """The node that the pool is bound to; None if it is not bound."""
     huge_bytes: int
     """Bytes of the pool in huge pages."""
 
     def __str__(self) -> str:
-        pinned = (
-            f"pinned in {self.pin_s:.1f} s in {self.num_pieces} pieces" if self.num_pieces else "not pinned"
-        )
+        pinned = f"pinned in {self.pin_s:.1f} s in {self.num_pieces} pieces"
         node = "" if self.numa_node is None else f", on NUMA node {self.numa_node}"
         huge = f"{self.huge_bytes / self.num_bytes:.0%} in huge pages"
         return f"host pool of {self.num_bytes / GIB:.1f} GiB touched in {self.touch_s:.1f} s, {pinned}, {huge}{node}"
@@ -74,8 +74,8 @@ class PinnedHostPool:
     ) -> None:
         """Allocate and pin the pool.
 
-        ``ValueError`` without blocks; ``EngineStartError`` if memory does not suffice. If the system refuses to pin,
-        it logs a warning and ``is_pinned`` is False: copies are then slow, and kernels cannot reach the pool.
+        ``ValueError`` without blocks; ``EngineStartError`` if memory does not suffice or cannot be pinned: kernels
+        cannot reach other memory, and copies of it would hold up the model.
         """
         if num_blocks < 1:
             raise ValueError(f"the host pool has at least 1 block, not {num_blocks}")
@@ -84,13 +84,19 @@ class PinnedHostPool:
         self.layout = layout
         self.num_blocks = num_blocks
         self._registry = registry
-        self._mapping = mmap.mmap(-1, ceil_div(num_bytes, mmap.PAGESIZE) * mmap.PAGESIZE)
+        self._mapping = mmap.mmap(
+            -1,
+            ceil_div(num_bytes, mmap.PAGESIZE) * mmap.PAGESIZE,
+            flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+        )
         self.rows: ByteRows = np.frombuffer(self._mapping, dtype=np.uint8, count=num_bytes).reshape(
             layout.pool_shape(num_blocks)
         )
         self.tensor = torch.from_numpy(self.rows)
         node = numa_node if numa_node is not None and self._bind(numa_node) else None
         self._ask_for_huge_pages()
+        # A fork would make the kernel copy the pool, or put pages under it that the GPU does not write to.
+        self._mapping.madvise(mmap.MADV_DONTFORK)
         touch_s = _touch(np.frombuffer(self._mapping, dtype=np.uint8))
         self.piece_blocks = blocks_of_a_piece(layout.block_bytes, max_piece_bytes)
         """Blocks registered together: a copy must not cross from one piece to the next."""
@@ -106,10 +112,6 @@ class PinnedHostPool:
             huge_bytes=min(num_bytes, huge_page_bytes(self.rows.ctypes.data, len(self._mapping))),
         )
         log.info("%s", self.start_up)
-
-    @property
-    def is_pinned(self) -> bool:
-        return bool(self._registered)
 
     def close(self) -> None:
         """Unpin the pool, whose copies and kernels must have ended. Safe to call twice."""
@@ -139,14 +141,16 @@ class PinnedHostPool:
                 self._registry.register(address + begin, length)
             except TransferError as error:
                 self.close()
-                log.warning(
-                    "the host pool of %.1f GiB is not pinned, copies will be slow (raise the limit on locked "
-                    "memory, ulimit -l): %s",
-                    num_bytes / GIB,
-                    error,
-                )
-                return
+                raise EngineStartError(
+                    f"the host KV pool of {num_bytes / GIB:.1f} GiB cannot be pinned, the limit on locked memory "
+                    f"(ulimit -l) is {_locked_memory_limit()}: {error}"
+                ) from error
             self._registered.append(address + begin)
+
+
+def _locked_memory_limit() -> str:
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit / GIB:.1f} GiB"
 
 
 def blocks_of_a_piece(block_bytes: int, max_piece_bytes: int) -> int:

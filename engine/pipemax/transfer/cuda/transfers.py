@@ -74,10 +74,7 @@ class CudaTransfers:
     def __init__(
         self, device: CopyDevice, *, block_bytes: int, make_token_store: MakeTokenStore | None = None
     ) -> None:
-        """Prepare for the first step.
-
-        Without ``make_token_store`` (kernels reach only pinned memory) blocks with new tokens are stored whole.
-        """
+        """Prepare for the first step; without ``make_token_store``, of steps that store whole blocks only."""
         self.device = device
         self._block_bytes = block_bytes
         self._make_token_store = make_token_store
@@ -85,7 +82,6 @@ class CudaTransfers:
         self._is_in_step = False
         self._prefetches: deque[_Prefetch] = deque()  # that no computation has waited for
         self._store_marks: deque[_StoreMark] = deque()  # that no computation has waited for
-        self._stores_open_blocks = False  # the step before stored whole what this one still fills
         self._newest_store: DeviceEvent | None = None  # that no prefetch has waited for
         self._prefetching: deque[_TimedPrefetches] = deque()
         self._stalls: deque[tuple[DeviceEvent, DeviceEvent]] = deque()
@@ -109,9 +105,6 @@ class CudaTransfers:
             self._mark_stores(2 * self._step)
         if copies.store_fence is not None:
             self._wait_for_stores(through_step=self._step - copies.store_fence)
-        if self._stores_open_blocks:
-            self._wait_for_stores(through_step=self._step - 1)
-            self._stores_open_blocks = False
         self._stalls.append((before, self.device.record(Lane.COMPUTE)))
         if copies.num_prefetches:
             self._prefetch(copies, begun)
@@ -145,10 +138,7 @@ class CudaTransfers:
         self._stored_bytes += len(stores) * self._block_bytes
 
     def _store_tokens(self, stores: Sequence[TokenStore]) -> None:
-        if self._make_token_store is None:
-            self._stores_open_blocks = True
-            self._store_blocks([BlockStore(source=store.source, target=store.target) for store in stores])
-            return
+        assert self._make_token_store is not None, "single tokens are stored by a kernel"
         call, num_bytes = self._make_token_store(stores)
         self.device.launch(Lane.STORE, call)
         self._stored_bytes += num_bytes

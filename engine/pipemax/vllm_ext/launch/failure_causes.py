@@ -21,6 +21,11 @@ _LESS_HOST_MEMORY = (
 )
 _REMEDIES = (
     (
+        r"host KV pool .* cannot be pinned",
+        "raise the limit on locked memory (ulimit -l unlimited in the shell, LimitMEMLOCK=infinity of a service, "
+        "--ulimit memlock=-1 of a container, on Kubernetes that of its runtime), or lower host_kv_gib",
+    ),
+    (
         r"KV cache is needed, which is larger than the available|No available memory for the cache blocks",
         "raise the KV cache's memory (gpu_memory_utilization, without GPUs cpu_kv_gib, or what vllm: sets instead), "
         f"lower max_model_len, or {_MORE_GPUS}",

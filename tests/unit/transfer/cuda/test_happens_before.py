@@ -24,15 +24,6 @@ def test_all_conflicting_accesses_are_ordered(seed: int, writes_through: bool) -
     assert stage.num_wrong == 0
 
 
-@settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_all_conflicting_accesses_are_ordered_without_the_store_kernel(seed: int) -> None:
-    stage = RecordedStage(seed, writes_through=True, has_kernel=False)
-    stage.run(NUM_STEPS)
-    assert stage.device.races == []
-    assert stage.num_wrong == 0
-
-
 @pytest.mark.parametrize("fence", Fence)
 def test_leaving_out_any_one_fence_leaves_a_race(fence: Fence) -> None:
     def has_race(seed: int) -> bool:

@@ -2,6 +2,7 @@
 
 import logging
 import mmap
+import os
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,11 @@ from pipemax.transfer.cuda.pinned_pool import (
 from pipemax.transfer.host_memory import available_host_bytes
 
 LAYOUT = compact_layout(num_layers=3, num_kv_heads=1, block_tokens=16, content_bytes=64)  # 3 KiB
+
+
+def grants_huge_pages() -> bool:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return setting.exists() and "[never]" not in setting.read_text()
 
 
 class Registry:
@@ -49,7 +55,6 @@ def test_pieces_cover_the_pool_and_no_block_lies_on_a_seam() -> None:
     assert begins[0] == pool.tensor.data_ptr() == pool.rows.ctypes.data
     assert [b - begins[0] for b in begins] == [piece * piece_bytes for piece in range(7)]
     assert sum(registry.pinned.values()) == 75 * mmap.PAGESIZE  # 100 blocks are whole pages, as it happens
-    assert pool.is_pinned
     assert pool.start_up.num_pieces == 7
     pool.close()
     assert not registry.pinned
@@ -64,15 +69,29 @@ def test_rows_and_tensor_are_one_memory_of_zeros() -> None:
     assert pool.rows[4, 7] == 9
 
 
-def test_refused_pinning_is_a_warning_and_leaves_nothing_pinned(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_pinning_ends_the_start_with_the_limit_and_leaves_nothing_pinned() -> None:
     registry = Registry(limit=2)
-    with caplog.at_level(logging.WARNING):
-        pool = PinnedHostPool(LAYOUT, 100, registry, max_piece_bytes=50_000)
-    assert not pool.is_pinned
+    with pytest.raises(
+        EngineStartError, match=r"cannot be pinned, .*ulimit -l\) is .*: out of locked memory"
+    ):
+        PinnedHostPool(LAYOUT, 100, registry, max_piece_bytes=50_000)
     assert not registry.pinned
-    assert "is not pinned, copies will be slow" in caplog.text
-    assert "out of locked memory" in caplog.text
-    assert pool.start_up.num_pieces == 0
+
+
+@pytest.mark.skipif(not grants_huge_pages(), reason="this machine grants no transparent huge pages")
+def test_the_pool_is_in_huge_pages_and_the_log_counts_them() -> None:
+    pool = PinnedHostPool(LAYOUT, 4096, Registry())
+    assert pool.start_up.huge_bytes >= 6 * MIB  # of 12; the ends of the mapping lie where they lie
+
+
+def test_a_forked_process_does_not_inherit_the_pool() -> None:
+    pool = PinnedHostPool(LAYOUT, 16, Registry())
+    address = pool.tensor.data_ptr()
+    child = os.fork()
+    if child == 0:
+        begins = (line.split("-")[0] for line in Path("/proc/self/maps").read_text().splitlines())
+        os._exit(int(any(int(begin, 16) == address for begin in begins)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_start_up_is_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from pipemax.domain.units import GpuBlockId, HostBlockId
-from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies, TokenStore
+from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies
 from pipemax.transfer.cuda.device import Fence, Lane, Pool
 from pipemax.transfer.cuda.transfers import CudaTransfers
 from pipemax.transfer.store_fences import StoreFences
@@ -103,17 +103,6 @@ class TestSteps:
         assert "0.00 GiB prefetched, 0.00 GiB stored" in caplog.text
         transfers.close()
         assert (device.memory[Pool.HOST][2 * BLOCK_BYTES : 3 * BLOCK_BYTES] == 7).all()
-
-    def test_without_a_kernel_blocks_with_new_tokens_are_stored_whole(
-        self, transfers: CudaTransfers, device: RecordingDevice
-    ) -> None:
-        transfers.begin_step(StepCopies(store_fence=None))
-        tokens = TokenStore(source=GpuBlockId(3), target=HostBlockId(5), first_slot=1, num_slots=1)
-        transfers.end_step(StepCopies(token_stores=(tokens,)))
-        transfers.begin_step(StepCopies(store_fence=None))
-        (batch,) = device.copies
-        assert batch.copies[0].source == (Pool.GPU, 3 * BLOCK_BYTES, BLOCK_BYTES)
-        assert device.waits[-1] == (Lane.COMPUTE, Fence.COMPUTE_AFTER_STORE), "it goes on filling the block"
 
 
 class TestErrors:

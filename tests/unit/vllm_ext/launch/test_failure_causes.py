@@ -18,6 +18,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.worker.utils import request_memory
 
 from pipemax.config import EngineConfig
+from pipemax.domain.errors import TransferError
 from pipemax.domain.units import GIB
 from pipemax.node.failure_records import (
     FAILURES_VARIABLE,
@@ -26,6 +27,8 @@ from pipemax.node.failure_records import (
     record,
     record_what_vllm_logs,
 )
+from pipemax.transfer.cuda.pinned_pool import PinnedHostPool
+from pipemax.transfer.layout import BlockLayout
 from pipemax.vllm_ext.launch.failure_causes import cause_of
 
 CORE_FAILED = RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
@@ -99,6 +102,17 @@ def a_weight_file_cut_short(directory: Path) -> None:
     safe_open(directory / "model.safetensors", framework="pt").__enter__()
 
 
+def pool_not_pinned() -> None:
+    class Refusal:
+        def register(self, address: int, num_bytes: int) -> None:
+            raise TransferError("CUDA could not pin 64 bytes: out of memory")
+
+    layout = BlockLayout(
+        num_layers=1, num_kv_heads=1, block_tokens=1, content_bytes=64, layer_stride_bytes=64, block_bytes=64
+    )
+    PinnedHostPool(layout, 1, Refusal())
+
+
 @pytest.mark.parametrize(
     ("fail", "told", "settings"),
     [
@@ -111,6 +125,11 @@ def a_weight_file_cut_short(directory: Path) -> None:
             out_of_host_memory,
             r"can't allocate memory: you tried to allocate 1152921504606846976",
             "host_kv_gib",
+        ),
+        (
+            pool_not_pinned,
+            r"pool of 0\.0 GiB cannot be pinned, .*out of memory\. Remedy",
+            "ulimit -l unlimited",
         ),
     ],
 )
