@@ -17,6 +17,8 @@ from pipemax.domain.step_times import StepTimeModel
 
 WAVE_OUTPUT_TOKENS = 8
 """Decode steps of each batch in a wave; the first shrinks as the last prompts join."""
+_FIRST_WAVES = 7
+"""A single request, both ends of each context's batches."""
 _SEGMENT_CHOICES = (4, 2, 1)
 _SAME_CONTEXT = 1.3
 """Steps of one batch size whose mean contexts differ by less than this factor count as alike."""
@@ -93,6 +95,15 @@ def design_waves(limits: WaveLimits) -> list[Wave]:
     overflow = _overflowing_wave(limits, contexts[len(contexts) // 2])
     # After the corners: the budget of the copies is worth more than another size.
     return [*waves[:5], *([overflow] if overflow else []), *waves[5:]]
+
+
+def affordable_wave_tokens(wave: Wave, seconds: float, *, time_limit_s: float) -> int:
+    """Return how many KV tokens each of the first waves may have, if they are to end within the limit together.
+
+    ``wave`` took ``seconds``. Its requests fill no step, so larger waves take less time per token.
+    """
+    tokens_per_s = wave.kv_tokens / max(seconds, 1e-9)
+    return max(wave.kv_tokens, int(tokens_per_s * time_limit_s / _FIRST_WAVES))
 
 
 def _overflowing_wave(limits: WaveLimits, context: int) -> Wave | None:

@@ -21,7 +21,7 @@ def cuda_transfers(layout: BlockLayout, gpu_rows: torch.Tensor, host_blocks: int
     """Make the transfers of a stage whose pool is ``gpu_rows``: ``(num_blocks, block_bytes)`` bytes on a GPU.
 
     Allocates and pins the host pool, which takes minutes for hundreds of GiB. ``EngineStartError`` if memory does not
-    suffice or cannot be pinned, ``TransferError`` if CUDA refuses. On exit, copies are finished and the pool is unpinned.
+    suffice or cannot be pinned, ``TransferError`` if CUDA refuses. On exit, copies are finished, the pool is unpinned.
     """
     torch.cuda.set_device(gpu_rows.device)
     pool = PinnedHostPool(

@@ -6,9 +6,10 @@ time; so what is measured is what will be predicted. The engine must have nothin
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from random import Random
@@ -24,10 +25,12 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from pipemax.config import EngineConfig, Policy
 from pipemax.control.times.calibration import Calibration
 from pipemax.control.times.profiling import (
+    WAVE_OUTPUT_TOKENS,
     TimedCopy,
     TimedStep,
     Wave,
     WaveLimits,
+    affordable_wave_tokens,
     design_waves,
     fit_stages,
     predicted_and_measured,
@@ -49,7 +52,7 @@ from pipemax.vllm_ext.runtime_settings import decode_stage
 log = logging.getLogger(__name__)
 
 _FEWEST_WAVES = 4
-"""A single request, and the corners: these run however long they take."""
+"""A single request, and the largest batch of each context: they may take twice the limit."""
 _LEAST_TOKEN_ID, _MOST_TOKEN_ID = 10, 30_000
 """Special tokens usually have the lowest ids; what a token means does not matter here."""
 
@@ -78,18 +81,24 @@ def measure(
 ) -> Measurement:
     """Run waves until all are done or the time is up, and fit a calibration to them.
 
-    No wave has more tokens of KV than ``most_wave_tokens``. ``ValueError`` if a phase was left without a step.
+    Waves are sized by the time that a first one takes. One that runs beyond ``time_limit_s`` is ended, one of the first
+    few at twice the limit. No wave has more tokens of KV than ``most_wave_tokens``. ``ValueError`` if a phase was left
+    without a step.
     """
     settings = runtime_settings(vllm_config)
-    waves = design_waves(wave_limits(vllm_config, most_wave_tokens))
     runner = _WaveRunner(engine, vllm_config)
     begin_s = time.monotonic()
     steps, copies = list[TimedStep](), list[TimedCopy]()
-    runner.run(waves[0])  # the first steps of all warm up
+    latest_s = begin_s + 2 * time_limit_s
+    limits = wave_limits(vllm_config, most_wave_tokens)
+    runner.run(design_waves(limits)[0], until_s=latest_s)  # the first steps of all warm up
     take_profile(engine)
+    limits = _affordable(runner, limits, time_limit_s=time_limit_s, until_s=latest_s)
+    waves = design_waves(limits)
     round_trips_s = list[float]()
     for index, wave in enumerate(waves):
-        token_gaps_s = runner.run(wave)
+        until_s = latest_s if index < _FEWEST_WAVES else begin_s + time_limit_s
+        token_gaps_s = runner.run(wave, until_s=until_s)
         new_steps, new_copies = take_profile(engine)
         steps += new_steps
         copies += new_copies
@@ -98,7 +107,7 @@ def measure(
             round_trips_s += round_trip_s(token_gaps_s, new_steps, num_batches=batches)
         seconds = time.monotonic() - begin_s
         on_wave(index + 1, len(waves), seconds)
-        if seconds > time_limit_s and index + 1 >= _FEWEST_WAVES:
+        if seconds > 2 * time_limit_s or (seconds > time_limit_s and index + 1 >= _FEWEST_WAVES):
             break
     known = [decode_stage(stage) for stage in settings.stages]
     stages = fit_stages(
@@ -119,6 +128,18 @@ def measure(
         round_trip_s=median(round_trips_s) if round_trips_s else 0.0,
     )
     return Measurement(calibration=calibration, steps=tuple(steps), copies=tuple(copies), seconds=seconds)
+
+
+def _affordable(
+    runner: "_WaveRunner", limits: WaveLimits, *, time_limit_s: float, until_s: float
+) -> WaveLimits:
+    """Return the limits of waves that the time suffices for, by how long one takes with a request in each batch."""
+    prompt_tokens = max(1, min(limits.max_model_len - WAVE_OUTPUT_TOKENS, 512))
+    probe = Wave(num_requests=limits.num_batches, prompt_tokens=prompt_tokens)
+    begin_s = time.monotonic()
+    runner.run(probe, until_s=until_s)
+    tokens = affordable_wave_tokens(probe, time.monotonic() - begin_s, time_limit_s=time_limit_s)
+    return replace(limits, most_wave_tokens=min(tokens, limits.most_wave_tokens or tokens))
 
 
 def calibrate_at_start(
@@ -172,7 +193,7 @@ def wave_limits(vllm_config: VllmConfig, most_wave_tokens: int | None = None) ->
     cache, settings = vllm_config.cache_config, runtime_settings(vllm_config)
     return WaveLimits(
         num_batches=settings.num_batches,
-        max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
+        max_num_seqs=settings.max_num_seqs,
         max_model_len=vllm_config.model_config.max_model_len,
         gpu_kv_tokens=(cache.num_gpu_blocks or 0) * cache.block_size,
         host_kv_tokens=settings.host_blocks * cache.block_size,
@@ -189,11 +210,15 @@ class _WaveRunner:
         self._rng = Random(0)
         self._numbers = iter(range(1 << 62))
 
-    def run(self, wave: Wave) -> list[float]:
+    def run(self, wave: Wave, *, until_s: float = math.inf) -> list[float]:
         """Run the wave. Return the seconds between the tokens as they come out."""
-        return self.run_lengths([(wave.prompt_tokens, wave.output_tokens)] * wave.num_requests)
+        return self.run_lengths(
+            [(wave.prompt_tokens, wave.output_tokens)] * wave.num_requests, until_s=until_s
+        )
 
-    def run_lengths(self, lengths: list[tuple[int, int]]) -> list[float]:
+    def run_lengths(self, lengths: list[tuple[int, int]], *, until_s: float = math.inf) -> list[float]:
+        """Run requests of these (prompt, output) tokens; give up what has not ended by ``until_s`` (monotonic)."""
+        names: list[str] = []
         for prompt_tokens, output_tokens in lengths:
             sampling = SamplingParams(
                 max_tokens=output_tokens,
@@ -203,9 +228,13 @@ class _WaveRunner:
                 output_kind=RequestOutputKind.DELTA,
             )
             prompt = [*self._random_tokens(prompt_tokens)]
-            self._engine.add_request(f"calibrate-{next(self._numbers)}", tokens_input(prompt), sampling)
+            names.append(f"calibrate-{next(self._numbers)}")
+            self._engine.add_request(names[-1], tokens_input(prompt), sampling)
         heard_s: list[float] = []
         while self._engine.has_unfinished_requests():
+            if time.monotonic() > until_s:
+                self._engine.abort_request(names)
+                break
             if self._engine.step():
                 heard_s.append(time.perf_counter())
         return [after - before for before, after in pairwise(heard_s)]

@@ -66,7 +66,7 @@ def measured_engine(vllm_config: VllmConfig, calibration: Calibration, *, gpu_bl
             block_tokens=cache.block_size, gpu_blocks=gpu_blocks - 1, host_blocks=settings.host_blocks
         ),
         num_batches=settings.num_batches,
-        max_num_seqs=scheduler.max_num_seqs,
+        max_num_seqs=settings.max_num_seqs,  # vLLM's own number may be that of the runner's slots
         max_batched_tokens=scheduler.max_num_batched_tokens,
         max_model_len=vllm_config.model_config.max_model_len,
     )

@@ -8,7 +8,9 @@ from pipemax.control.times.estimator import ProfileRow
 from pipemax.control.times.profiling import (
     TimedCopy,
     TimedStep,
+    Wave,
     WaveLimits,
+    affordable_wave_tokens,
     design_waves,
     fit_measured,
     fit_stages,
@@ -63,6 +65,12 @@ def test_the_round_trip_is_what_tokens_take_beyond_the_stages() -> None:
     assert round_trip_s(gaps, steps, num_batches=2) == [pytest.approx(0.004, abs=2e-5)]
     assert round_trip_s(gaps, [prefill_step(64)], num_batches=2) == []
     assert round_trip_s([1e-6] * 3, steps, num_batches=1) == [0.0], "never negative"
+
+
+def test_waves_are_sized_by_the_time_that_one_took() -> None:
+    wave = Wave(num_requests=2, prompt_tokens=504)  # 1,024 tokens
+    assert affordable_wave_tokens(wave, 0.5, time_limit_s=14.0) == 4096
+    assert affordable_wave_tokens(wave, 60.0, time_limit_s=15.0) == 1024, "as many as that one had, at least"
 
 
 def test_with_little_time_profiling_does_not_fill_the_gpu_pool() -> None:

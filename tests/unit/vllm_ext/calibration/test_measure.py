@@ -1,0 +1,69 @@
+"""How long a calibration may take, over an engine whose steps take time; and the limits that it designs waves by."""
+
+import time
+from typing import Any
+
+import pytest
+
+from pipemax.config import EngineConfig
+from pipemax.vllm_ext.calibration import measure as measuring
+from pipemax.vllm_ext.launch.forecast import measured_engine, runtime_settings
+from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
+from tests.fakes.vllm_kinds import runner_version
+from tests.unit.vllm_ext.fake_worker import MODEL
+
+
+class SlowEngine:
+    """Stands for ``LLMEngine``: each step takes its time and completes nothing."""
+
+    def __init__(self) -> None:
+        self.requests: set[str] = set()
+
+    def add_request(self, name: str, prompt: Any, sampling: Any) -> None:
+        self.requests.add(name)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.requests)
+
+    def abort_request(self, names: list[str]) -> None:
+        self.requests -= set(names)
+
+    def step(self) -> list[Any]:
+        time.sleep(0.02)
+        return []
+
+
+@pytest.fixture(scope="module")
+def vllm_config() -> Any:
+    config = EngineConfig(
+        model=str(MODEL), policy="pipemax", max_model_len=512, max_num_seqs=8, num_batches=3
+    )
+    with launch_environment(config), runner_version(2):
+        made = make_vllm_config(config)
+    made.cache_config.num_gpu_blocks = 1000
+    return made
+
+
+def test_an_engine_that_is_too_slow_is_given_up_in_time(
+    vllm_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "take_profile", lambda engine: ([], []))
+    engine: Any = SlowEngine()
+    config = EngineConfig(model=str(MODEL), policy="pipemax")
+    begin_s = time.monotonic()
+    with pytest.raises(ValueError, match="nothing was measured"):
+        measuring.measure(engine, vllm_config, config, time_limit_s=0.3)
+    assert time.monotonic() - begin_s < 2.0
+    assert not engine.requests, "what did not end is given up"
+
+
+def test_a_step_s_limit_is_not_the_number_of_slots(vllm_config: Any) -> None:
+    assert vllm_config.scheduler_config.max_num_seqs > 8, "the V2 runner's slots"
+    assert measuring.wave_limits(vllm_config).max_num_seqs == 8
+    stages = (
+        runtime_settings(vllm_config)
+        .controller_config(gpu_blocks=10, block_tokens=16, prefill_chunk_tokens=64, max_slots=8)
+        .stages
+    )
+    calibration: Any = type("Calibrated", (), {"stages": stages, "round_trip_s": 0.0})
+    assert measured_engine(vllm_config, calibration, gpu_blocks=1000).max_num_seqs == 8
