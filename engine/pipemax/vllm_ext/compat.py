@@ -15,6 +15,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core_client import SyncMPClient
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
+from vllm.v1.structured_output.request import StructuredOutputRequest
 
 SUPPORTED_VERSION = "0.32.0"
 
@@ -42,6 +43,7 @@ _PRIVATE_NAMES: Needed = (
         ("allocate_slots", "cache_blocks", "free", "get_computed_blocks", "truncate_computed_blocks"),
     ),
     (Request, ("append_output_token_ids",)),
+    (StructuredOutputRequest, ("_grammar",)),
     (SyncMPClient, ("_send_input", "call_utility")),
 )
 

@@ -44,12 +44,13 @@ from pipemax.domain.units import RequestId, ceil_div
 from pipemax.vllm_ext.compat import check_kv_cache
 from pipemax.vllm_ext.core_calls import answer_calls, encode_profile
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings, decode_stage
+from pipemax.vllm_ext.scheduler.blocked_requests import BlockedRequests
 from pipemax.vllm_ext.scheduler.gpu_blocks import GpuBlocks
 from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks
 from pipemax.vllm_ext.scheduler.prefix_finder import PrefixFinder
 from pipemax.vllm_ext.scheduler.scheduler_stats import Counters, demand_stats
 from pipemax.vllm_ext.scheduler.step_copies import CopyGatherer
-from pipemax.vllm_ext.scheduler.worker_slots import UNLIMITED, WorkerState
+from pipemax.vllm_ext.scheduler.worker_slots import UNLIMITED, WorkerState, sent_anew
 from pipemax.vllm_ext.worker.connector import StepMetadata
 from pipemax.vllm_ext.worker.stage_reports import ReportBook, WorkerReports
 
@@ -94,7 +95,7 @@ class PipeMaxScheduler(Scheduler):
         # Requests that the current step does not run. Those that have started keep vLLM's status RUNNING.
         self._started: dict[str, Request] = {}
         self._not_started: dict[str, Request] = {}
-        self._blocked: dict[str, Request] = {}  # unknown to the controller: their grammar is being compiled
+        self._blocked = BlockedRequests()  # unknown to the controller
         self._ended: list[str] = []  # finished or aborted, not yet told
         self._counters = Counters()
         self._num_added = 0
@@ -155,16 +156,16 @@ class PipeMaxScheduler(Scheduler):
             while queue:
                 request = queue.pop_request()
                 if self._is_blocked_waiting_status(request.status):
-                    self._blocked[request.request_id] = request
+                    self._blocked.add(request)
                 else:
                     self._admit(request)
 
     def _admit_unblocked(self) -> None:
-        for request in [*self._blocked.values()]:
+        for request in self._blocked.take_compiled():
             if self._handle_blocked_waiting_request(request):
-                del self._blocked[request.request_id]
                 self.deferred_waiting.discard(request)
                 self._admit(request)
+            # Otherwise its grammar is wrong, and vLLM ends it with the next outputs.
 
     def _admit(self, request: Request) -> None:
         self._not_started[request.request_id] = request
@@ -288,7 +289,7 @@ class PipeMaxScheduler(Scheduler):
             req_to_new_blocks[request.request_id] = self.kv_cache_manager.get_blocks(request.request_id)
         for request in told.resent:
             blocks = self.kv_cache_manager.get_block_ids(request.request_id)
-            self._sent_anew.append(NewRequestData.from_request(request, blocks, request._all_token_ids))
+            self._sent_anew.append(sent_anew(request, blocks))
         if not (self.use_v2_model_runner or self.scheduler_config.async_scheduling):
             # The workers know every request's tokens; vLLM would send those of all that did not run last. With
             # asynchronous scheduling the V1 runner relies on that: it keeps the sampled tokens of one step only. For
@@ -372,8 +373,9 @@ class PipeMaxScheduler(Scheduler):
         transfer_params = super()._free_request(request, delay_free_blocks)
         request_id = request.request_id
         self._ended.append(request_id)
-        for aside in (self._started, self._not_started, self._blocked):
+        for aside in (self._started, self._not_started):
             aside.pop(request_id, None)
+        self._blocked.discard(request)
         self._forget_kv(request_id)
         return transfer_params
 

@@ -5,10 +5,13 @@ ones remain, so that after a prefetch only the block table is overwritten. Beyon
 longest gives up its slot, and is sent like a new request, with its tokens. The V1 runner has no such limit.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import NamedTuple, cast
 
+from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.request import Request
 
 UNLIMITED = 1 << 30
@@ -107,3 +110,14 @@ class WorkerState:
         self._prefetched.difference_update(scheduled)
         told.dropped.extend(self.slots.take(scheduled))
         return told
+
+
+def sent_anew(request: Request, block_ids: tuple[list[int], ...]) -> NewRequestData:
+    """Return the message for the workers of a request that lost its slot: like a new one, with its tokens so far.
+
+    The tokens are arrays, which are pickled by copying; a list would be encoded token by token. The V2 runner iterates
+    over them, and takes their length.
+    """
+    tokens = array("i", request.all_token_ids)
+    anew = NewRequestData.from_request(request, block_ids, cast("list[int]", tokens))
+    return replace(anew, prompt_token_ids=cast("list[int]", tokens[: request.num_prompt_tokens]))

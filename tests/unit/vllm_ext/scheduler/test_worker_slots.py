@@ -1,11 +1,14 @@
 """Whose state the workers keep, and how they are told of those who come back."""
 
+import pickle
+import pickletools
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pipemax.vllm_ext.scheduler.worker_slots import RunnerSlots, WorkerState
+from pipemax.vllm_ext.scheduler.worker_slots import RunnerSlots, WorkerState, sent_anew
+from tests.unit.vllm_ext.fake_worker import make_request
 
 
 def started(*names: str) -> list[Any]:
@@ -64,3 +67,16 @@ def test_a_prefetched_request_that_was_evicted_before_it_ran_is_announced_when_i
     workers.note_prefetch("a")
     running = started("a")
     assert workers.tell(running, ["a"]).with_all_blocks == running
+
+
+def test_a_request_that_lost_its_slot_is_sent_in_as_many_parts_however_long_it_is() -> None:
+    def num_parts(num_tokens: int) -> int:
+        request = make_request("a", [7] * num_tokens, max_tokens=4)
+        request.append_output_token_ids([8, 9])
+        message = pickle.dumps(sent_anew(request, ([0],)), pickle.HIGHEST_PROTOCOL)
+        received = pickle.loads(message)
+        assert [*received.prefill_token_ids] == [7] * num_tokens + [8, 9]
+        assert received.prompt_len == num_tokens
+        return sum(1 for _ in pickletools.genops(message))
+
+    assert num_parts(5_000) == num_parts(3)
