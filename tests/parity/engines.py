@@ -168,7 +168,7 @@ class ParityEngine:
             replace(
                 settings,
                 num_batches=setting.num_batches,
-                host_blocks=setting.host_blocks,
+                host_kv_tokens=setting.host_blocks * BLOCK_TOKENS,
                 controller=setting.controller,
             ).to_extra_config()
         )

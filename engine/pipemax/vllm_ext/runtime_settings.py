@@ -16,8 +16,9 @@ _KEY = "pipemax"
 class RuntimeSettings:
     """The settings, as plain values only: vLLM pickles and hashes them."""
 
-    host_blocks: int
-    """KV blocks of the host pool, the same on every stage."""
+    host_kv_tokens: int
+    """Tokens whose KV the host pool holds, the same on every stage. Not blocks: workers may choose the size of a block
+    when the model is loaded."""
     num_batches: int
     """n of the paper."""
     max_num_seqs: int
@@ -40,6 +41,10 @@ class RuntimeSettings:
         values["stages"] = tuple(values["stages"])
         return cls(**values)
 
+    def host_blocks(self, block_tokens: int) -> int:
+        """Return the KV blocks of the host pool, once the size of a block is known."""
+        return self.host_kv_tokens // block_tokens
+
     def controller_config(
         self,
         *,
@@ -53,7 +58,7 @@ class RuntimeSettings:
             "num_batches": self.num_batches,
             "stages": tuple(decode_stage(stage) for stage in self.stages),
             "gpu_blocks": gpu_blocks,
-            "host_blocks": self.host_blocks,
+            "host_blocks": self.host_blocks(block_tokens),
             "block_tokens": block_tokens,
             "max_num_seqs": self.max_num_seqs,
             "prefill_chunk_tokens": prefill_chunk_tokens,

@@ -66,7 +66,9 @@ def make_scheduler(
     vllm_config.cache_config.num_gpu_blocks = gpu_blocks + 1  # vLLM keeps one as its null block
     extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
     settings = RuntimeSettings.from_extra_config(extra_config)
-    small = replace(settings, host_blocks=host_blocks, stores_tokens=stores_tokens, controller=more)
+    small = replace(
+        settings, host_kv_tokens=host_blocks * BLOCK_TOKENS, stores_tokens=stores_tokens, controller=more
+    )
     extra_config.update(small.to_extra_config())
     cls = PipeMaxAsyncScheduler if asynchronous else PipeMaxScheduler
     with runner_version(runner):

@@ -196,7 +196,7 @@ def wave_limits(vllm_config: VllmConfig, most_wave_tokens: int | None = None) ->
         max_num_seqs=settings.max_num_seqs,
         max_model_len=vllm_config.model_config.max_model_len,
         gpu_kv_tokens=(cache.num_gpu_blocks or 0) * cache.block_size,
-        host_kv_tokens=settings.host_blocks * cache.block_size,
+        host_kv_tokens=settings.host_kv_tokens,
         most_wave_tokens=most_wave_tokens,
     )
 

@@ -63,7 +63,9 @@ def measured_engine(vllm_config: VllmConfig, calibration: Calibration, *, gpu_bl
         stages=calibration.stages,
         round_trip_s=calibration.round_trip_s,
         capacity=KvCapacity(
-            block_tokens=cache.block_size, gpu_blocks=gpu_blocks - 1, host_blocks=settings.host_blocks
+            block_tokens=cache.block_size,
+            gpu_blocks=gpu_blocks - 1,
+            host_blocks=settings.host_blocks(cache.block_size),
         ),
         num_batches=settings.num_batches,
         max_num_seqs=settings.max_num_seqs,  # vLLM's own number may be that of the runner's slots

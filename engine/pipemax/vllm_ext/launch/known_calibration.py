@@ -107,7 +107,7 @@ def device_name() -> str:
 
 
 def _facts(config: EngineConfig, vllm_config: VllmConfig) -> dict[str, Any]:
-    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
     # Named only if it is not the default, so that what was measured before there was a choice is still found.
     offload = {} if config.kv_offload is KvOffload.AFTER_STEP else {"kv_offload": config.kv_offload.value}
     revision = getattr(model.hf_config, "_commit_hash", None) or config.revision
@@ -118,8 +118,9 @@ def _facts(config: EngineConfig, vllm_config: VllmConfig) -> dict[str, Any]:
         "tensor": parallel.tensor_parallel_size,
         "dtype": str(model.dtype),
         "quantization": model.quantization,
-        "kv_dtype": str(vllm_config.cache_config.cache_dtype),
-        "block_tokens": vllm_config.cache_config.block_size,
+        "kv_dtype": str(cache.cache_dtype),
+        # Workers choose the default when the model is loaded, and this is asked for before and after.
+        "block_tokens": cache.block_size if cache.user_specified_block_size else None,
         "eager": model.enforce_eager,
         "v2_runner": bool(vllm_config.use_v2_model_runner),
         "asynchronous": bool(vllm_config.scheduler_config.async_scheduling),

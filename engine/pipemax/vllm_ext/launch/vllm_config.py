@@ -85,7 +85,7 @@ def admission_capacity_tokens(vllm_config: VllmConfig) -> int:
         return _QUEUE_DEPTH * (cache.num_gpu_blocks or 0) * cache.block_size
     settings = RuntimeSettings.from_extra_config(transfer.kv_connector_extra_config)
     watermark = settings.controller.get("host_high_watermark", HOST_HIGH_WATERMARK)
-    return int(watermark * settings.host_blocks) * cache.block_size
+    return int(watermark * settings.host_blocks(cache.block_size)) * cache.block_size
 
 
 def engine_args(config: EngineConfig) -> EngineArgs:
@@ -144,18 +144,17 @@ def _pipemax_args(config: EngineConfig, *, num_gpus: int) -> dict[str, Any]:
 
 def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeSettings:
     kv_bytes = kv_bytes_per_token(vllm_config)
-    block_bytes = max(kv_bytes) * vllm_config.cache_config.block_size
     num_workers = vllm_config.parallel_config.world_size
     has_gpus = not current_platform.is_cpu()
     host_bytes = host_pool_bytes(config, num_workers=num_workers, has_gpus=has_gpus)
     if has_gpus:
         require_pools(host_bytes, num_workers, available_host_bytes())
-    host_blocks = int(host_bytes / block_bytes)
-    longest = ceil_div(vllm_config.model_config.max_model_len, vllm_config.cache_config.block_size)
-    if host_blocks < longest:
+    host_kv_tokens = int(host_bytes / max(kv_bytes))
+    block_tokens, longest = vllm_config.cache_config.block_size, vllm_config.model_config.max_model_len
+    if host_kv_tokens < ceil_div(longest, block_tokens) * block_tokens:
         raise ValueError(
-            f"host_kv_gib {host_bytes / GIB:.3g} holds {host_blocks} KV blocks of {block_bytes} bytes; one request of "
-            f"max_model_len {vllm_config.model_config.max_model_len} needs {longest}"
+            f"host_kv_gib {host_bytes / GIB:.3g} holds {host_kv_tokens:,} tokens of {max(kv_bytes):,} bytes; one request "
+            f"of max_model_len {longest} needs {ceil_div(longest, block_tokens)} blocks of {block_tokens} tokens"
         )
     calibration = known_calibration(config, vllm_config)
     if calibration is not None:
@@ -163,7 +162,7 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
     else:
         stages = [guess_stage(of_stage, is_cpu=current_platform.is_cpu()) for of_stage in kv_bytes]
     return RuntimeSettings(
-        host_blocks=host_blocks,
+        host_kv_tokens=host_kv_tokens,
         num_batches=config.num_batches or max(2, vllm_config.max_concurrent_batches),
         stages=tuple(encode_stage(stage) for stage in stages),
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,

@@ -73,7 +73,7 @@ class PipeMaxScheduler(Scheduler):
         settings = RuntimeSettings.from_extra_config(transfer_config.kv_connector_extra_config)
         self._gpu = GpuBlocks(self.kv_cache_manager, self.block_size)
         self._host = HostBlocks(
-            num_blocks=settings.host_blocks,
+            num_blocks=settings.host_blocks(self.block_size),
             block_tokens=self.block_size,
             stores_tokens=settings.stores_tokens,
         )

@@ -80,7 +80,7 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
             self._start_on_cpu(layout, gpu_rows)
 
     def _start_on_cpu(self, layout: BlockLayout, gpu_rows: torch.Tensor) -> None:
-        pool = HostPool(layout, self._settings.host_blocks)
+        pool = HostPool(layout, self._settings.host_blocks(layout.block_tokens))
         self._transfers = Orchestrator(self._make_backend(gpu_rows, pool))
         self._resources.callback(self._transfers.close)
         if self._settings.offloads_per_layer:
@@ -93,7 +93,7 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         from pipemax.transfer.cuda.cuda_device import CudaDevice
 
         transfers = self._resources.enter_context(
-            cuda_transfers(layout, gpu_rows, self._settings.host_blocks)
+            cuda_transfers(layout, gpu_rows, self._settings.host_blocks(layout.block_tokens))
         )
         self._transfers = transfers
         self._clock = self.gpu_clock = GpuStageClock(transfers.device)

@@ -93,6 +93,15 @@ def test_a_cache_that_cannot_be_written_costs_a_warning(
     assert "the next start measures again" in caplog.text
 
 
+def test_a_calibration_is_found_whatever_block_size_the_workers_choose() -> None:
+    vllm_config = make_vllm_config(config())
+    before = cache_path(config(), vllm_config)
+    vllm_config.cache_config.block_size *= 4
+    assert cache_path(config(), vllm_config) == before
+    named = config(block_size=64)
+    assert cache_path(named, make_vllm_config(named)) != before
+
+
 def test_a_calibrated_engine_is_known_before_it_starts() -> None:
     own = config(cpu_kv_gib=0.25, num_batches=3)
     assert forecast(own).engine is None, "nothing was measured yet"

@@ -40,7 +40,7 @@ def test_settings_survive_the_way_to_the_other_processes() -> None:
     model = StepTimeModel.linear(alpha_s=1e-3, beta_s=1e-7, delta_s=1e-2)
     stage = StageConfig(kv_bytes_per_token=10, h2d_bytes_per_s=1e9, decode_time=model, prefill_time=model)
     settings = RuntimeSettings(
-        host_blocks=7,
+        host_kv_tokens=7 * 32 + 31,
         num_batches=3,
         max_num_seqs=8,
         stages=(encode_stage(stage),),
@@ -85,7 +85,21 @@ def test_a_pipemax_engine_is_vllm_with_our_scheduler_worker_and_connector() -> N
     assert vllm_config.scheduler_config.scheduler_cls.endswith("PipeMaxScheduler")
     assert not vllm_config.scheduler_config.async_scheduling
     per_token = settings.stages[0]["kv_bytes_per_token"]
-    assert settings.host_blocks == 2**27 // (per_token * vllm_config.cache_config.block_size)
+    assert settings.host_kv_tokens == 2**27 // per_token
+
+
+def test_the_host_pool_has_the_same_size_whatever_block_size_the_workers_choose() -> None:
+    """As they do for a GPU's attention kernels when the model is loaded, long after this config was made."""
+    vllm_config = make_vllm_config(config(host_kv_gib=0.125))
+    extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
+    settings = RuntimeSettings.from_extra_config(extra_config)
+    for chosen in (16, 64, 256):
+        vllm_config.cache_config.block_size = chosen
+        vllm_config.cache_config.num_gpu_blocks = 100
+        num_tokens = settings.host_blocks(chosen) * chosen
+        assert settings.host_kv_tokens - chosen < num_tokens <= settings.host_kv_tokens
+        assert admission_capacity_tokens(vllm_config) <= num_tokens
+        assert admission_capacity_tokens(vllm_config) > 0.9 * num_tokens
 
 
 def test_a_host_pool_below_one_sequence_is_refused() -> None:
