@@ -71,7 +71,10 @@ def check_runner(vllm_config: VllmConfig) -> None:
 
     _check_names(
         (
-            (GPUModelRunner, ("update_requests", "add_requests", "finish_requests", "execute_model")),
+            (
+                GPUModelRunner,
+                ("update_requests", "add_requests", "finish_requests", "execute_model", "profile_run"),
+            ),
             (BlockTables, ("append_block_ids",)),
             (RequestState, ("add_request", "remove_request")),
         ),
@@ -90,7 +93,7 @@ def check_gpu_worker() -> None:
     _check_names(
         (
             (AsyncIntermediateTensors, ("wait_for_comm",)),
-            (Worker, ("init_device", "execute_model", "sample_tokens")),
+            (Worker, ("init_device", "compile_or_warm_up_model", "execute_model", "sample_tokens")),
         ),
         attributes=(
             (AsyncIntermediateTensors, ("_comm_postprocess",)),

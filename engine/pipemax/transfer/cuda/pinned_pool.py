@@ -159,13 +159,28 @@ def blocks_of_a_piece(block_bytes: int, max_piece_bytes: int) -> int:
     return max(1, max_piece_bytes // (least * block_bytes)) * least
 
 
-def require_pools(pool_bytes: float, num_pools: int, available_bytes: int) -> None:
-    """Raise ``EngineStartError`` if all pools of a machine do not fit, before any stage allocates its own."""
-    if pool_bytes * num_pools > available_bytes:
-        most_gib = math.floor(10 * available_bytes / num_pools / GIB) / 10
+def require_pools(
+    pool_bytes: float, num_pools: int, available_bytes: int, *, other_pinned_bytes: float = 0.0
+) -> None:
+    """Raise ``EngineStartError`` if all pools of a machine do not fit, before any stage allocates its own.
+
+    ``other_pinned_bytes``: what each worker pins besides its pool.
+    """
+    if (pool_bytes + other_pinned_bytes) * num_pools > available_bytes:
+        most_gib = math.floor(10 * (available_bytes / num_pools - other_pinned_bytes) / GIB) / 10
+        besides = (
+            f", and {other_pinned_bytes / GIB:.1f} GiB that each worker pins besides,"
+            if other_pinned_bytes
+            else ""
+        )
+        remedy = (
+            f"set host_kv_gib to {most_gib} or less"
+            if most_gib > 0
+            else "lower max_num_seqs or max_model_len"
+        )
         raise EngineStartError(
-            f"{num_pools} host KV pools of {pool_bytes / GIB:.1f} GiB do not fit into the "
-            f"{available_bytes / GIB:.1f} GiB of host memory that are available: set host_kv_gib to {most_gib} or less"
+            f"{num_pools} host KV pools of {pool_bytes / GIB:.1f} GiB{besides} do not fit into the "
+            f"{available_bytes / GIB:.1f} GiB of host memory that are available: {remedy}"
         )
 
 

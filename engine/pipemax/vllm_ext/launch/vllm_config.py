@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 KV_LAYOUT = "BLHNC"
 """Block-first: see ``pipemax.transfer.layout``."""
 _CONNECTOR = "PipeMaxConnector"
+_RESIDENT_TOKENS = 512
+"""Tokens that a request with KV on the GPU is assumed to have, for the number of the V2 runner's slots."""
+_TOKEN_ID_BYTES = 4
 _QUEUE_DEPTH = 2
 """Stock vLLM is sent this many times its KV capacity."""
 
@@ -70,7 +73,42 @@ def _fit_scheduler(vllm_config: VllmConfig, settings: RuntimeSettings) -> None:
         scheduler.scheduler_cls = f"pipemax.vllm_ext.scheduler.scheduler.{name}"
     if vllm_config.use_v2_model_runner:
         # To vLLM this is both the maximum of requests in one step and the runner's slots. All batches need slots.
-        scheduler.max_num_seqs *= settings.num_batches
+        scheduler.max_num_seqs = _num_slots(vllm_config, settings.num_batches)
+
+
+def _num_slots(vllm_config: VllmConfig, num_batches: int) -> int:
+    """Return how many requests the V2 runner keeps the state of: about as many as can have their KV on the GPU at once.
+
+    Each slot costs the last stage counts of the whole vocabulary, as much as a dozen tokens of KV, and every stage has
+    the KV blocks of the one with the fewest. Where requests are shorter than assumed, the slots limit the batches; one
+    batch always finds as many as it may have requests.
+    """
+    max_num_seqs, cache = vllm_config.scheduler_config.max_num_seqs, vllm_config.cache_config
+    token_bytes = max(kv_bytes_per_token(vllm_config))
+    if cache.num_gpu_blocks_override is not None:
+        most_tokens = cache.num_gpu_blocks_override * cache.block_size
+    elif cache.kv_cache_memory_bytes is not None:
+        most_tokens = cache.kv_cache_memory_bytes // token_bytes
+    else:  # weights take their part, but how much is known once they are loaded
+        most_tokens = int(
+            cache.gpu_memory_utilization * current_platform.get_device_total_memory() / token_bytes
+        )
+    return max(max_num_seqs, min(num_batches * max_num_seqs, most_tokens // _RESIDENT_TOKENS))
+
+
+def _pinned_by_worker(vllm_config: VllmConfig, config: EngineConfig, num_batches: int) -> int:
+    """Return the bytes of host memory that a GPU's worker pins besides its pool, as far as they count."""
+    pinned = 0
+    if vllm_config.use_v2_model_runner:  # all_token_ids of vLLM's RequestState
+        pinned += (
+            _num_slots(vllm_config, num_batches) * vllm_config.model_config.max_model_len * _TOKEN_ID_BYTES
+        )
+    if config.kv_offload is KvOffload.PER_LAYER:  # staging, see PerLayerSteps
+        step_bytes = vllm_config.scheduler_config.max_num_batched_tokens * max(
+            kv_bytes_per_token(vllm_config)
+        )
+        pinned += (vllm_config.max_concurrent_batches + 1) * step_bytes
+    return pinned
 
 
 def admission_capacity_tokens(vllm_config: VllmConfig) -> int:
@@ -147,14 +185,17 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
     num_workers = vllm_config.parallel_config.world_size
     has_gpus = not current_platform.is_cpu()
     host_bytes = host_pool_bytes(config, num_workers=num_workers, has_gpus=has_gpus)
+    num_batches = config.num_batches or max(2, vllm_config.max_concurrent_batches)
     if has_gpus:
-        require_pools(host_bytes, num_workers, available_host_bytes())
+        other_bytes = _pinned_by_worker(vllm_config, config, num_batches)
+        require_pools(host_bytes, num_workers, available_host_bytes(), other_pinned_bytes=other_bytes)
     host_kv_tokens = int(host_bytes / max(kv_bytes))
     block_tokens, longest = vllm_config.cache_config.block_size, vllm_config.model_config.max_model_len
     if host_kv_tokens < ceil_div(longest, block_tokens) * block_tokens:
         raise ValueError(
-            f"host_kv_gib {host_bytes / GIB:.3g} holds {host_kv_tokens:,} tokens of {max(kv_bytes):,} bytes; one request "
-            f"of max_model_len {longest} needs {ceil_div(longest, block_tokens)} blocks of {block_tokens} tokens"
+            f"host_kv_gib {host_bytes / GIB:.3g} holds {host_kv_tokens:,} tokens of {max(kv_bytes):,} bytes; "
+            f"one request of max_model_len {longest} needs {ceil_div(longest, block_tokens)} blocks of {block_tokens} "
+            "tokens"
         )
     calibration = known_calibration(config, vllm_config)
     if calibration is not None:
@@ -163,7 +204,7 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
         stages = [guess_stage(of_stage, is_cpu=current_platform.is_cpu()) for of_stage in kv_bytes]
     return RuntimeSettings(
         host_kv_tokens=host_kv_tokens,
-        num_batches=config.num_batches or max(2, vllm_config.max_concurrent_batches),
+        num_batches=num_batches,
         stages=tuple(encode_stage(stage) for stage in stages),
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
         stores_tokens=not current_platform.is_cpu(),

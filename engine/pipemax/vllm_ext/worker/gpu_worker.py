@@ -13,9 +13,11 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu_worker import AsyncIntermediateTensors, Worker
+from vllm.v1.worker.worker_base import CompilationTimes
 
+from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.worker.connector import PipeMaxConnector
-from pipemax.vllm_ext.worker.runner_v2 import keep_slots_of_parked
+from pipemax.vllm_ext.worker.runner_v2 import keep_slots_of_parked, limited, profile_one_step
 from pipemax.vllm_ext.worker.stage_clock import GpuStageClock
 
 if TYPE_CHECKING:  # seconds to import, and each worker needs one of them
@@ -31,7 +33,21 @@ class PipeMaxGpuWorker(Worker):
         watch_received(self.model_runner, _mark_received)
         if self.use_v2_model_runner:
             # vLLM annotates a worker's runner as the V1 runner, whichever it makes.
-            keep_slots_of_parked(cast("GPUModelRunnerV2", self.model_runner))
+            runner = cast("GPUModelRunnerV2", self.model_runner)
+            keep_slots_of_parked(runner)
+            profile_one_step(runner, self._step_requests)
+
+    @property
+    def _step_requests(self) -> int:
+        """Maximum of requests in one step."""
+        transfer_config = self.vllm_config.kv_transfer_config
+        assert transfer_config is not None, "policy pipemax runs with its connector"
+        return RuntimeSettings.from_extra_config(transfer_config.kv_connector_extra_config).max_num_seqs
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        # vLLM warms the sampler up with a batch of this number, for whose logits no memory was set aside.
+        with limited(self.scheduler_config, "max_num_seqs", self._step_requests):
+            return super().compile_or_warm_up_model()
 
     def execute_model(
         self, scheduler_output: SchedulerOutput

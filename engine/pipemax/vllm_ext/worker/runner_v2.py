@@ -1,4 +1,4 @@
-"""Tell vLLM's V2 model runner that a request's KV is now in other blocks.
+"""Tell vLLM's V2 model runner that a request's KV is now in other blocks, and how many requests a step has.
 
 The runner keeps the tokens, sampling state and block table of a request in a slot, until the request finishes or is
 preempted. It does not know that a request's KV can be prefetched to other blocks. The scheduler sends such requests as
@@ -7,7 +7,9 @@ resumed, with all their blocks, and here their block tables are overwritten. Eve
 This module knows nothing of slots that run out: the scheduler (``vllm_ext.scheduler.worker_slots``) tracks them.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
@@ -31,3 +33,28 @@ def keep_slots_of_parked(runner: "GPUModelRunner") -> None:
         update_requests(scheduler_output)
 
     runner.update_requests = update_after_prefetches  # type: ignore[method-assign]  # wrapped on purpose
+
+
+def profile_one_step(runner: "GPUModelRunner", max_num_seqs: int) -> None:
+    """Make a runner measure its memory with the requests of one step, where it would sample for all its slots.
+
+    The logits of thousands of slots are gigabytes that no step ever needs.
+    """
+    profile_run = runner.profile_run
+
+    def profile(*arguments: Any, **more: Any) -> None:
+        with limited(runner, "max_num_reqs", max_num_seqs):
+            profile_run(*arguments, **more)
+
+    runner.profile_run = profile  # type: ignore[method-assign]  # wrapped on purpose
+
+
+@contextmanager
+def limited(owner: object, name: str, limit: int) -> Iterator[None]:
+    """Have an object's number be at most ``limit`` for a while."""
+    number = getattr(owner, name)
+    setattr(owner, name, min(limit, number))
+    try:
+        yield
+    finally:
+        setattr(owner, name, number)

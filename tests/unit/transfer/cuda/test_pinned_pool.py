@@ -123,6 +123,8 @@ def test_memory_that_does_not_suffice_is_an_error_with_the_numbers() -> None:
         EngineStartError, match=r"8 host KV pools of 3\.0 GiB .* the 16\.0 GiB .* to 2\.0 or less"
     ):
         require_pools(3 * GIB, 8, 16 * GIB)
+    with pytest.raises(EngineStartError, match=r"and 0\.5 GiB that each worker pins .* to 1\.5 or less"):
+        require_pools(2 * GIB, 8, 16 * GIB, other_pinned_bytes=GIB / 2)
     with pytest.raises(EngineStartError, match=r"needs 3\.0 GiB, 2\.0 GiB of host memory are available"):
         require_memory(3 * GIB, 2 * GIB)
     with pytest.raises(EngineStartError, match="lower host_kv_gib"):

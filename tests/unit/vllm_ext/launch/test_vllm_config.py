@@ -206,6 +206,19 @@ def test_both_policies_get_vllm_s_defaults_for_offline_batches(policy: str) -> N
     assert scheduler.max_num_batched_tokens == tokens[UsageContext.LLM_CLASS] == 8192
 
 
+@pytest.mark.parametrize(
+    ("num_blocks", "slots"),
+    [(10_000, 48), (1_000, 1_000 * 16 // 512), (10, 16)],
+    ids=["batches", "KV", "one"],
+)
+def test_the_v2_runner_has_slots_for_those_whose_kv_fits_the_gpu(num_blocks: int, slots: int) -> None:
+    """At most for the requests of all three batches, at least for those of one."""
+    pool = {"num_gpu_blocks_override": num_blocks}
+    with runner_version(2):
+        vllm_config = make_vllm_config(config(num_batches=3, max_num_seqs=16, block_size=16, vllm=pool))
+    assert vllm_config.scheduler_config.max_num_seqs == slots
+
+
 def test_on_a_cpu_scheduling_is_synchronous() -> None:
     vllm_config = make_vllm_config(config())
     assert (

@@ -1,5 +1,6 @@
 """What a GPU's worker adds, as far as it can be seen without a GPU: step times, and when activations have come."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from pipemax.transfer.commands import BlockPrefetch, PrefetchTiming, StepCopies,
 from pipemax.transfer.cuda.device import Lane
 from pipemax.vllm_ext.worker.connector import PipeMaxConnector
 from pipemax.vllm_ext.worker.gpu_worker import watch_received
+from pipemax.vllm_ext.worker.runner_v2 import profile_one_step
 from pipemax.vllm_ext.worker.stage_clock import GpuStageClock
 from pipemax.vllm_ext.worker.stage_reports import StepReport
 from tests.fakes.recording_device import FakeKernel, RecordingDevice
@@ -131,6 +133,16 @@ def test_activations_are_noticed_when_the_runner_waits_for_them() -> None:
     assert runner.log == ["begin", "wait", "received", "model"]
     assert runner.execute_model("step", None, dummy=True) == "output"
     assert runner.log[4:] == ["begin", "model"]
+
+
+def test_memory_is_profiled_with_the_requests_of_one_step() -> None:
+    profiled: list[int] = []
+    runner: Any = SimpleNamespace(max_num_reqs=900)
+    runner.profile_run = lambda: profiled.append(runner.max_num_reqs)
+    profile_one_step(runner, 100)
+    runner.profile_run()
+    assert profiled == [100]
+    assert runner.max_num_reqs == 900, "the number of slots is as it was"
 
 
 def test_full_cuda_graphs_are_kept() -> None:
