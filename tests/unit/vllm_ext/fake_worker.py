@@ -6,6 +6,7 @@ model, thousands of steps a second. Output tokens are a function of all the toke
 """
 
 from collections import deque
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -144,7 +145,8 @@ class FakeWorker:
             self._load(self._late)
             self._late = ()
         self._store(metadata.copies.saves)
-        for prefetch in metadata.copies.prefetches + metadata.copies.later_prefetches:
+        prefetches, later_prefetches = (*metadata.copies.prefetches,), (*metadata.copies.later_prefetches,)
+        for prefetch in prefetches + later_prefetches:
             assert prefetch.source in self.host, f"host block {prefetch.source} was never stored"
             self.gpu[prefetch.target] = [None] * BLOCK_TOKENS  # garbage until the step is over
         preempted = output.preempted_req_ids or set() if self._num_slots else set()
@@ -161,8 +163,8 @@ class FakeWorker:
             slots = slice(tokens.first_slot, tokens.first_slot + tokens.num_slots)
             kept = self.host.setdefault(tokens.target, [None] * BLOCK_TOKENS)
             kept[slots] = self.gpu[tokens.source][slots]
-        self._load(self._late + metadata.copies.prefetches)
-        self._late = metadata.copies.later_prefetches
+        self._load(self._late + prefetches)
+        self._late = later_prefetches
         self.num_later_prefetches += len(self._late)
         names = [*sampled]
         return ModelRunnerOutput(
@@ -171,7 +173,7 @@ class FakeWorker:
             sampled_token_ids=[sampled[name] for name in names],
         )
 
-    def _store(self, stores: tuple[BlockStore, ...]) -> None:
+    def _store(self, stores: Sequence[BlockStore]) -> None:
         for store in stores:
             self.host[store.target] = [*self.gpu[store.source]]
 

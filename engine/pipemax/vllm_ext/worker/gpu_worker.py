@@ -47,7 +47,8 @@ class PipeMaxGpuWorker(Worker):
     def compile_or_warm_up_model(self) -> CompilationTimes:
         # vLLM warms the sampler up with a batch of this number, for whose logits no memory was set aside.
         with limited(self.scheduler_config, "max_num_seqs", self._step_requests):
-            return super().compile_or_warm_up_model()
+            times: CompilationTimes = super().compile_or_warm_up_model()
+            return times
 
     def execute_model(
         self, scheduler_output: SchedulerOutput
