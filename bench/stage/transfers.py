@@ -35,7 +35,7 @@ def copies_for(plan: PoolPlan, copies: StepCopies, *, stores_tokens: bool) -> St
     """Return a step's block copies as copies of the pools' parts; the CPU backend stores only whole blocks."""
     token_stores, stores = copies.token_stores, copies.stores
     if not stores_tokens:
-        stores += tuple(BlockStore(store.source, store.target) for store in token_stores)
+        stores = [*stores, *(BlockStore(store.source, store.target) for store in token_stores)]
         token_stores = ()
     return StepCopies(
         saves=plan.stores(copies.saves),
@@ -45,4 +45,5 @@ def copies_for(plan: PoolPlan, copies: StepCopies, *, stores_tokens: bool) -> St
         stores=plan.stores(stores),
         token_stores=plan.token_stores(token_stores),
         store_fence=copies.store_fence,
+        prefetch_fence=copies.prefetch_fence,
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pipemax.domain.units import GpuBlockId, HostBlockId, ceil_div
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies, TokenStore
-from pipemax.transfer.store_fences import StoreFences
+from pipemax.transfer.store_fences import PrefetchFences, StoreFences
 
 BLOCK_TOKENS = 4
 
@@ -66,6 +66,7 @@ class RandomSchedule:
         self._sequences: list[KvSequence] = []
         self._owners: dict[int, list[int]] = {}
         self._fences = StoreFences()
+        self._prefetch_fences = PrefetchFences()
         self._next_id = 1
         self._step = -1
         self._abandons_prefetches = False
@@ -100,6 +101,12 @@ class RandomSchedule:
         fence = self._fences.plan_step(
             overwrites=overwrites, saves=saves, stores=stores, token_stores=token_stores
         )
+        prefetch_fence = self._prefetch_fences.plan_step(
+            saves=saves,
+            prefetches=[*prefetches, *later_prefetches],
+            stores=stores,
+            token_stores=token_stores,
+        )
         copies = StepCopies(
             saves=tuple(saves),
             prefetches=tuple(prefetches),
@@ -108,6 +115,7 @@ class RandomSchedule:
             stores=tuple(stores),
             token_stores=tuple(token_stores),
             store_fence=fence,
+            prefetch_fence=prefetch_fence,
         )
         return Step(copies, tuple(runs))
 

@@ -64,6 +64,9 @@ class CopyRows(Sequence[Row]):
             return CopyRows(self._kind, self.table[index])
         return self._kind(*self.table[index].tolist())
 
+    def joined(self, others: "CopyRows[Row]") -> "CopyRows[Row]":
+        return CopyRows(self._kind, np.concatenate([self.table, others.table])) if len(others) else self
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.table, dtype=dtype, copy=copy)
 
@@ -95,6 +98,9 @@ class StepCopies:
     store_fence: int | None = 0
     """How many steps ago stores or saves last read a block that this step's computation overwrites; 0 is this step
     itself, None is no step. This step must wait for all stores up to that one."""
+    prefetch_fence: int | None = 0
+    """How many steps ago stores or saves last used a block, of either pool, that this step's prefetches touch; 0 is
+    this step's saves, None is no step. The prefetches must wait for all stores up to that step."""
 
     @property
     def num_prefetches(self) -> int:

@@ -82,7 +82,7 @@ class CudaTransfers:
         self._is_in_step = False
         self._prefetches: deque[_Prefetch] = deque()  # that no computation has waited for
         self._store_marks: deque[_StoreMark] = deque()  # that no computation has waited for
-        self._newest_store: DeviceEvent | None = None  # that no prefetch has waited for
+        self._prefetch_marks: deque[_StoreMark] = deque()  # the same, that no prefetch has waited for
         self._prefetching: deque[_TimedPrefetches] = deque()
         self._stalls: deque[tuple[DeviceEvent, DeviceEvent]] = deque()
         self._loaded_bytes = self._stored_bytes = 0
@@ -104,7 +104,8 @@ class CudaTransfers:
             self._store_blocks(copies.saves)
             self._mark_stores(2 * self._step)
         if copies.store_fence is not None:
-            self._wait_for_stores(through_step=self._step - copies.store_fence)
+            through_step = self._step - copies.store_fence
+            self._wait_for_stores(self._store_marks, Lane.COMPUTE, Fence.COMPUTE_AFTER_STORE, through_step)
         self._stalls.append((before, self.device.record(Lane.COMPUTE)))
         if copies.num_prefetches:
             self._prefetch(copies, begun)
@@ -144,11 +145,14 @@ class CudaTransfers:
         self._stored_bytes += num_bytes
 
     def _mark_stores(self, moment: int) -> None:
-        self._newest_store = self.device.record(Lane.STORE)
-        self._store_marks.append(_StoreMark(moment, self._newest_store))
-        if len(self._store_marks) > _MAX_STORE_MARKS:
-            oldest = self._store_marks.popleft()
-            self.device.wait(Lane.COMPUTE, oldest.event, Fence.COMPUTE_AFTER_STORE)
+        mark = _StoreMark(moment, self.device.record(Lane.STORE))
+        for marks, lane, fence in (
+            (self._store_marks, Lane.COMPUTE, Fence.COMPUTE_AFTER_STORE),
+            (self._prefetch_marks, Lane.PREFETCH, Fence.PREFETCH_AFTER_STORE),
+        ):
+            marks.append(mark)
+            if len(marks) > _MAX_STORE_MARKS:
+                self.device.wait(lane, marks.popleft().event, fence)
 
     def _wait_for_prefetches(self, *, are_all_needed: bool) -> None:
         """Have computation wait for the last needed prefetch: its event covers the earlier ones on the lane."""
@@ -158,19 +162,21 @@ class CudaTransfers:
         if last is not None:
             self.device.wait(Lane.COMPUTE, last, Fence.COMPUTE_AFTER_PREFETCH)
 
-    def _wait_for_stores(self, *, through_step: int) -> None:
-        """Have computation wait for the last store through that step: its event covers the earlier ones."""
+    def _wait_for_stores(self, marks: deque[_StoreMark], lane: Lane, fence: Fence, through_step: int) -> None:
+        """Have a lane wait for the last store through that step: its event covers the earlier ones."""
         last: DeviceEvent | None = None
-        while self._store_marks and self._store_marks[0].moment <= 2 * through_step + 1:
-            last = self._store_marks.popleft().event
+        while marks and marks[0].moment <= 2 * through_step + 1:
+            last = marks.popleft().event
         if last is not None:
-            self.device.wait(Lane.COMPUTE, last, Fence.COMPUTE_AFTER_STORE)
+            self.device.wait(lane, last, fence)
 
     def _prefetch(self, copies: StepCopies, begun: DeviceEvent) -> None:
         self.device.wait(Lane.PREFETCH, begun, Fence.PREFETCH_AFTER_COMPUTE)
-        if self._newest_store is not None:
-            self.device.wait(Lane.PREFETCH, self._newest_store, Fence.PREFETCH_AFTER_STORE)
-            self._newest_store = None
+        if copies.prefetch_fence is not None:
+            through_step = self._step - copies.prefetch_fence
+            self._wait_for_stores(
+                self._prefetch_marks, Lane.PREFETCH, Fence.PREFETCH_AFTER_STORE, through_step
+            )
         begin = self.device.record(Lane.PREFETCH)
         self._submit_prefetches(copies.prefetches, needed_by=self._step + 1)
         self._submit_prefetches(copies.later_prefetches, needed_by=self._step + 2)

@@ -11,7 +11,7 @@ from vllm.v1.request import Request
 
 from pipemax.domain.units import GpuBlockId, ceil_div
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, CopyRows, Row, StepCopies, TokenStore
-from pipemax.transfer.store_fences import StoreFences
+from pipemax.transfer.store_fences import PrefetchFences, StoreFences
 from pipemax.vllm_ext.scheduler.gpu_blocks import GpuBlocks
 from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks
 
@@ -35,6 +35,7 @@ class CopyGatherer:
         self._host = host
         self._block_tokens = block_tokens
         self._fences = StoreFences()
+        self._prefetch_fences = PrefetchFences()
         self._saves: list[BlockStore] = []
         self._prefetches = _Pairs()
         self._later_prefetches = _Pairs()
@@ -93,6 +94,12 @@ class CopyGatherer:
         fence = self._fences.plan_step(
             overwrites=overwrites, saves=saves, stores=block_stores, token_stores=token_stores
         )
+        prefetch_fence = self._prefetch_fences.plan_step(
+            saves=saves,
+            prefetches=prefetches.joined(later_prefetches),
+            stores=block_stores,
+            token_stores=token_stores,
+        )
         return StepCopies(
             saves=saves,
             prefetches=prefetches,
@@ -101,4 +108,5 @@ class CopyGatherer:
             stores=block_stores,
             token_stores=token_stores,
             store_fence=fence,
+            prefetch_fence=prefetch_fence,
         )

@@ -51,6 +51,10 @@ def test_a_scheduler_that_forgets_the_store_fence_is_caught() -> None:
     assert any(_has_race(seed, store_fence=None) for seed in range(100))
 
 
+def test_a_scheduler_that_forgets_the_prefetch_fence_is_caught() -> None:
+    assert any(_has_race(seed, prefetch_fence=None) for seed in range(100))
+
+
 def test_a_scheduler_that_forgets_what_it_abandoned_is_caught() -> None:
     assert any(_has_race(seed, abandons_prefetches=False) for seed in range(100))
 

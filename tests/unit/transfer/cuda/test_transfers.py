@@ -6,7 +6,7 @@ from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies
 from pipemax.transfer.cuda.device import Fence, Lane, Pool
 from pipemax.transfer.cuda.transfers import CudaTransfers
-from pipemax.transfer.store_fences import StoreFences
+from pipemax.transfer.store_fences import PrefetchFences, StoreFences
 from tests.fakes.recording_device import RecordingDevice
 
 BLOCK_BYTES = 16
@@ -111,6 +111,44 @@ class TestErrors:
             transfers.begin_step(StepCopies(prefetches=(prefetch(99, 0),)))
         with pytest.raises(ValueError, match="leaves its pool"):
             transfers.end_step(StepCopies(stores=(store(0, 99),)))
+
+
+class TestPrefetchFences:
+    def test_prefetches_wait_only_for_stores_of_their_blocks(self) -> None:
+        fences = PrefetchFences()
+        assert (
+            fences.plan_step(saves=[], prefetches=[prefetch(0, 0)], stores=[store(1, 2), store(3, 4)]) is None
+        )
+        assert fences.plan_step(saves=[], prefetches=[prefetch(5, 6)], stores=[]) is None
+        assert fences.plan_step(saves=[], prefetches=[prefetch(2, 6)], stores=[]) == 2, (
+            "its source was stored"
+        )
+        assert fences.plan_step(saves=[], prefetches=[prefetch(7, 3)], stores=[]) is None, (
+            "waited for with it"
+        )
+
+    def test_a_target_that_is_being_saved_is_waited_for(self) -> None:
+        fences = PrefetchFences()
+        assert fences.plan_step(saves=[store(1, 2)], prefetches=[prefetch(5, 1)], stores=[store(1, 7)]) == 0
+        assert fences.plan_step(saves=[], prefetches=[prefetch(7, 3)], stores=[]) == 1, "of the stores after"
+
+    def test_what_is_remembered_is_bounded(self) -> None:
+        fences = PrefetchFences()
+        for step in range(2 + fences.MAX_BLOCKS // 1000):
+            stores = [store(block, block) for block in range(1000 * step, 1000 * step + 1000)]
+            fences.plan_step(saves=[], prefetches=[], stores=stores)
+        assert fences.plan_step(saves=[], prefetches=[prefetch(0, 0)], stores=[]) == 0, "for all stores"
+        assert fences.plan_step(saves=[], prefetches=[prefetch(1, 1)], stores=[]) is None
+
+    def test_the_lane_does_not_wait_for_other_stores(
+        self, transfers: CudaTransfers, device: RecordingDevice
+    ) -> None:
+        transfers.begin_step(StepCopies())
+        transfers.end_step(StepCopies(stores=(store(0, 0),)))
+        for fence, waits in ((None, False), (2, True)):
+            transfers.begin_step(StepCopies(prefetches=(prefetch(5, 5),), prefetch_fence=fence))
+            transfers.end_step(StepCopies())
+            assert ((Lane.PREFETCH, Fence.PREFETCH_AFTER_STORE) in device.waits) is waits
 
 
 class TestStoreFences:
