@@ -1,16 +1,9 @@
-// What one thread copies. Plain C++, so that a test without a GPU runs this very code, thread after thread
-// (tests/gpu/host_threads.cpp); kv_copy.cu wraps it into kernels and is compiled right behind it.
+// What one thread copies; kv_copy.cu wraps it into kernels and is compiled right behind it. A test compiles both for
+// the CPU and runs them thread after thread (tests/gpu/kernels_on_cpu.py), so they use little of CUDA.
 //
 // Pools are block-first (pipemax/transfer/layout.py):
 //   pool + block * block_bytes + layer * layer_stride + head * head_bytes + slot * content_bytes
 // Blocks and slots were checked against both pools before the launch: nothing is checked here.
-#pragma once
-
-#if defined(__CUDACC__)
-#define KV_INLINE __host__ __device__ __forceinline__
-#else
-#define KV_INLINE inline
-#endif
 
 namespace kv {
 
@@ -50,8 +43,9 @@ struct Place {
 // Every layer's KV of single tokens, GPU to host. A group takes a token's part of one layer at a time; its threads
 // take the words of all heads, so that a warp writes one head's run of content in whole PCIe packets.
 template <class Word>
-KV_INLINE void offload_tokens(const unsigned char* gpu_pool, unsigned char* host_pool, const TokenRow* tokens,
-                              int num_tokens, const PoolShape& shape, const Place& place) {
+__device__ __forceinline__ void offload_tokens(const unsigned char* gpu_pool, unsigned char* host_pool,
+                                               const TokenRow* tokens, int num_tokens, const PoolShape& shape,
+                                               const Place& place) {
   const int words_per_run = shape.content_bytes / static_cast<int>(sizeof(Word));
   const int num_words = shape.num_heads * words_per_run;
   const Bytes head_bytes = static_cast<Bytes>(shape.block_tokens) * shape.content_bytes;
