@@ -80,13 +80,8 @@ if gigabytes < int(sys.argv[1]):
 PYTHON
 }
 
-has_check_node() {
-    can_start "$python" -m pipemax --help || return
-    if ! "$python" -m pipemax --help | grep -w check-node >/dev/null; then
-        reason="this version has no command pipemax check-node"
-    elif [ -z "$engine" ]; then
-        reason="no engine was named: give --engine engine.yaml"
-    fi
+has_engine() {
+    [ -n "$engine" ] || reason="no engine was named: give --engine engine.yaml"
     [ -z "$reason" ]
 }
 
@@ -104,7 +99,7 @@ check_part() {
         sanitizer) has_gpu 1 && has_sanitizer && can_start "$python" -c "$test_modules" ;;
         transfer) has_gpu 35 && can_start "$python" bench/transfer.py --help ;;
         one_stage) has_gpu 40 && can_start "$python" bench/one_stage.py --help ;;
-        check-node) has_check_node && has_gpu 1 && can_start "$python" -c 'import vllm' ;;
+        check-node) has_engine && has_gpu 1 && can_start "$python" -c 'import vllm' ;;
     esac
 }
 

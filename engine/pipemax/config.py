@@ -70,8 +70,8 @@ class EngineConfig(BaseModel):
     tokenizer: str | None = Field(None, description="Directory or hub name; default: the model's own.")
     policy: Policy = Field(
         Policy.AUTO,
-        description="Scheduler: vllm is stock vLLM; pipemax keeps KV in host memory too (it never ran on a GPU yet); "
-        "auto measures the engine once, simulates both on a sample of the rows, and takes the faster; on GPUs, vllm.",
+        description="Scheduler: vllm is stock vLLM; pipemax keeps KV in host memory too; auto measures the engine "
+        "once, simulates both on a sample of the rows, and takes the faster.",
     )
     dtype: str = Field(
         "auto", description="Weights and activations: auto (the checkpoint's), bfloat16, float16, float32."
@@ -131,6 +131,11 @@ class EngineConfig(BaseModel):
         ge=0.0,
         description="policy pipemax and auto: seconds to measure step times in at an engine's first start, if nothing "
         "is known of it; 0 begins with a guess and learns while running.",
+    )
+    check_at_start: bool = Field(
+        True,
+        description="policy pipemax and auto: at an engine's first start on a machine, prove with its own copies and "
+        "tokens that PipeMax is right there, and do not run it otherwise.",
     )
     row_lengths: RowLengths | None = Field(
         None, description="policy auto: lengths of the rows; default: what the job samples."

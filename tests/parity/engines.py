@@ -129,10 +129,11 @@ class ParityEngine:
                 vllm_config.kv_transfer_config.kv_connector = "FaultyConnector"
                 vllm_config.kv_transfer_config.kv_connector_module_path = "tests.parity.faulty_connector"
             self.max_concurrent_batches = vllm_config.max_concurrent_batches
-            self._llm = LLMEngine.from_vllm_config(
+            self.vllm_config = vllm_config
+            self.llm = LLMEngine.from_vllm_config(
                 vllm_config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=True
             )
-        self._core: Any = self._llm.engine_core.engine_core
+        self._core: Any = self.llm.engine_core.engine_core
         if kind.runner == 2:
             self._core.model_executor.collective_rpc(restrict_sampling_by_pytorch)
         self._num_slots = vllm_config.scheduler_config.max_num_seqs
@@ -193,11 +194,11 @@ class ParityEngine:
         for request in requests:
             unique = f"{request.id}-run{self._num_runs}"  # an aborted id's last step may still be in flight
             names[unique] = request.id
-            self._llm.add_request(unique, tokens_input(list(request.prompt)), request.params)
+            self.llm.add_request(unique, tokens_input(list(request.prompt)), request.params)
         answers: Answers = {}
         num_steps = 0
-        while self._llm.has_unfinished_requests():
-            for output in self._llm.step():
+        while self.llm.has_unfinished_requests():
+            for output in self.llm.step():
                 if output.finished:
                     assert isinstance(output, RequestOutput)
                     answers[names[output.request_id]] = _answer(output)
@@ -207,7 +208,7 @@ class ParityEngine:
             self.max_left_in_flight = max(self.max_left_in_flight, len(left))
             num_steps += 1
             given_up = abort_at.get(num_steps, ())
-            self._llm.abort_request([unique for unique, name in names.items() if name in given_up])
+            self.llm.abort_request([unique for unique, name in names.items() if name in given_up])
         return {name: answer for name, answer in answers.items() if answer.finish_reason != "abort"}
 
     def _drain(self) -> None:
@@ -216,7 +217,7 @@ class ParityEngine:
             self._core.step_fn()
 
     def close(self) -> None:
-        self._llm.engine_core.shutdown()
+        self.llm.engine_core.shutdown()
 
 
 def _scheduler_class(setting: Setting, kind: Kind) -> type[Scheduler]:

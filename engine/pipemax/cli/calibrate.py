@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipemax.cli.common import one_line_errors
+from pipemax.cli.common import measured_config, one_line_errors
 
 if TYPE_CHECKING:
-    from pipemax.config import EngineConfig
     from pipemax.vllm_ext.calibration.judged_run import CalibrationReport
 
 _PAPER_WORST = "8 %"
@@ -41,7 +40,7 @@ def calibrate(
     from pipemax.control.times.calibration import save_calibration
 
     with one_line_errors():
-        config = _config(model, engine)
+        config = measured_config(model, engine)
         if not out.parent.is_dir():
             raise ValueError(f"--out {out}: there is no directory {out.parent}")
         # vLLM takes ten seconds to import, so errors in the arguments are reported first.
@@ -52,19 +51,6 @@ def calibrate(
         _print(report)
         typer.echo(f"calibration        {out}")
         _plot(report, plot or out.with_suffix(".png"))
-
-
-def _config(model: str | None, engine: Path | None) -> "EngineConfig":
-    """Return the config under policy pipemax, the only one that times its steps, and without a calibration."""
-    from pipemax.config import EngineConfig
-
-    changes = {"policy": "pipemax", "calibration": None, "calibrate_at_start_s": 0.0}
-    named = {} if model is None else {"model": model}
-    if engine is not None:
-        return EngineConfig.load(engine, **named, **changes)
-    if model is None:
-        raise ValueError("give --model, or --engine with a file that names one")
-    return EngineConfig.parse(named | changes)
 
 
 def _show_wave(done: int, designed: int, seconds: float) -> None:

@@ -10,6 +10,7 @@ import typer
 from pipemax.domain.errors import EngineStartError
 
 if TYPE_CHECKING:
+    from pipemax.config import EngineConfig
     from pipemax.domain.specs import NodeSpec
     from pipemax.sim.workloads import Workload
 
@@ -47,6 +48,19 @@ def one_line_errors() -> Iterator[None]:
     except (ValueError, OSError, EngineStartError) as error:
         typer.secho(f"pipemax: {error}", fg=typer.colors.RED, err=True)
         raise typer.Exit(USAGE_ERROR) from error
+
+
+def measured_config(model: str | None, engine: Path | None) -> "EngineConfig":
+    """Return the config under policy pipemax, the only one that times its steps, and without a calibration."""
+    from pipemax.config import EngineConfig
+
+    changes = {"policy": "pipemax", "calibration": None, "calibrate_at_start_s": 0.0, "check_at_start": False}
+    named = {} if model is None else {"model": model}
+    if engine is not None:
+        return EngineConfig.load(engine, **named, **changes)
+    if model is None:
+        raise ValueError("give --model, or --engine with a file that names one")
+    return EngineConfig.parse(named | changes)
 
 
 def changed_node(name: str, changes: Sequence[str]) -> "NodeSpec":

@@ -5,7 +5,7 @@ scheduler with the wall clock, a recorded trace with the times in it; all get th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pipemax.control.controller_config import ControllerConfig, StageConfig
@@ -47,23 +47,26 @@ class Controller:
     """Decides what each step does. Not thread-safe: one owner calls ``apply`` and ``plan_step`` in turn."""
 
     def __init__(self, config: ControllerConfig, trace: TraceSink | None = None) -> None:
-        self.config = config
         self._trace = trace
+        self._flights = Flights()
+        self._times = StageEstimators(config)
+        self._outputs = OutputLengths(config.initial_output_tokens)
+        self._num_plans = 0
+        self._num_switches = 0
+        self._begin(config)
+
+    def _begin(self, config: ControllerConfig) -> None:
+        self.config = config
         self._table = RequestTable(
             gpu_blocks=config.gpu_blocks, host_blocks=config.host_blocks, block_tokens=config.block_tokens
         )
         self._rotation = Rotation(config.num_batches)
-        self._flights = Flights()
-        self._times = StageEstimators(config)
-        self._outputs = OutputLengths(config.initial_output_tokens)
         self._intake = Intake(self._table, self._flights, self._times, self._outputs)
         self._phases = PhasePolicy(config)
         self._prefill = PrefillPlanner(config, self._table, self._phases, self._outputs)
         self._decode = DecodePlanner(config, self._table, self._rotation, self._times)
         self._prefetch = PrefetchPlanner(config, self._table, self._rotation, self._times)
         self._phase = Phase.PREFILL
-        self._num_plans = 0
-        self._num_switches = 0
         self._awaiting_since_s: float | None = None
         self._awaited_s = 0.0
 
@@ -99,6 +102,18 @@ class Controller:
         if len(stages) != len(self.config.stages):
             raise ValueError(f"a calibration of {len(stages)} stages for {len(self.config.stages)}")
         self._times.recalibrate(stages)
+        self._outputs.forget()
+
+    def resize_gpu(self, gpu_blocks: int) -> None:
+        """Plan for a GPU pool of this many blocks, as a new controller would that knows its step times.
+
+        A trace does not record this call. Raise ``ValueError`` if there are requests, or the size is not possible.
+        """
+        if self.num_unfinished or self._flights:
+            raise ValueError(
+                f"the GPU pool is to be resized while {self.num_unfinished} requests are under way"
+            )
+        self._begin(replace(self.config, gpu_blocks=gpu_blocks))
         self._outputs.forget()
 
     @property

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 _TAKE_PROFILE = "pipemax_take_profile"
 _RECALIBRATE = "pipemax_recalibrate"
+_RESIZE_GPU = "pipemax_resize_gpu"
+_COPY_COUNTS = "pipemax_copy_counts"
 _SET_INPUT_OPEN = "pipemax_set_input_open"
 
 
@@ -31,6 +33,8 @@ def answer_calls() -> None:
     """Hand calls on to the core's scheduler. Call this in the core's process."""
     setattr(EngineCore, _TAKE_PROFILE, lambda core: core.scheduler.take_profile())
     setattr(EngineCore, _RECALIBRATE, lambda core, stages: core.scheduler.recalibrate(stages))
+    setattr(EngineCore, _RESIZE_GPU, _resize_gpu)
+    setattr(EngineCore, _COPY_COUNTS, lambda core: core.scheduler.copy_counts())
     setattr(EngineCore, _SET_INPUT_OPEN, lambda core, is_open: core.scheduler.set_input_open(is_open))
 
 
@@ -49,6 +53,31 @@ def take_profile(engine: LLMEngine) -> tuple[list[TimedStep], list[TimedCopy]]:
 def recalibrate(engine: LLMEngine, stages: tuple[StageConfig, ...]) -> None:
     """Have the controller predict by these coefficients from now on."""
     _call(engine, _RECALIBRATE, [encode_stage(stage) for stage in stages])
+
+
+def resize_gpu(engine: LLMEngine, gpu_blocks: int | None) -> None:
+    """Have an idle engine use this many of its GPU's KV blocks, ``None`` for all, and forget all prefixes.
+
+    The core's error if there are fewer blocks.
+    """
+    _call(engine, _RESIZE_GPU, gpu_blocks)
+
+
+def copy_counts(engine: LLMEngine) -> dict[str, float]:
+    """Return the evictions, prefetches and prefetched blocks since the last resize.
+
+    And ``stall_s``, the time that steps waited for copies since the engine's start, on the stage where it is most.
+    """
+    counts: dict[str, float] = _call(engine, _COPY_COUNTS)
+    return counts
+
+
+def _resize_gpu(core: EngineCore, gpu_blocks: int | None) -> None:
+    # The last request may have ended while further steps were in flight.
+    while core.batch_queue:
+        core.step_fn()
+    scheduler: Any = core.scheduler
+    scheduler.resize_gpu(gpu_blocks)
 
 
 def set_input_open(engine: LLMEngine, is_open: bool) -> None:

@@ -14,7 +14,6 @@ case "$*" in
     -) echo "| packages | torch |" ;;
     "-c import vllm") echo "ModuleNotFoundError: No module named 'vllm'"; exit 1 ;;
     "-m pytest"*) echo "1 failed, 9 passed in 3 s"; exit 1 ;;
-    "-m pipemax --help") echo " check-node   Check this node." ;;
     "bench/transfer.py --json"*) printf 'pool: 13 GiB\\n\\n## peak\\n\\n| direction |\\n| --- |\\n| host to GPU |\\n' ;;
 esac
 """
@@ -38,7 +37,7 @@ def test_without_a_gpu_every_part_is_skipped_with_a_reason(tmp_path: Path) -> No
     assert all(
         "finds no CUDA GPU" in parts[part][2] for part in ("tests", "sanitizer", "transfer", "one_stage")
     )
-    assert parts["check-node"][2]
+    assert parts["check-node"][2] == "no engine was named: give --engine engine.yaml"
     assert (tmp_path / "summary.md").read_text() in output
 
 

@@ -28,6 +28,7 @@ from pipemax.vllm_ext.engine.step_watch import StepWatch
 from pipemax.vllm_ext.engine.time_account import TimeAccount, TimePart
 from pipemax.vllm_ext.launch.start import RunningVllm
 from pipemax.vllm_ext.launch.vllm_config import admission_capacity_tokens
+from pipemax.vllm_ext.node_check.run import check_at_start
 from pipemax.wire import ErrorCode
 
 _ENCODED_AT_ONCE = 512
@@ -66,12 +67,16 @@ class VllmEngine:
         )
         self._engine, vllm_config = self._vllm.engine, self._vllm.vllm_config
         try:
+            check_at_start(self._engine, vllm_config, config)
             self.measured = calibrate_at_start(self._engine, vllm_config, config)
             self._encoder = PromptEncoder(
                 self._engine.renderer.tokenizer,
                 chat=config.chat,
                 max_model_len=vllm_config.model_config.max_model_len,
             )
+        except EngineStartError:  # it failed the check, and says why
+            self._vllm.close()
+            raise
         except Exception as error:  # of any type and module, as vLLM's own are
             cause = self._vllm.cause_of(error)
             self._vllm.close()

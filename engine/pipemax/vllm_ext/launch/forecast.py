@@ -10,6 +10,7 @@ from pipemax.control.times.calibration import Calibration
 from pipemax.domain.specs import KvCapacity
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.vllm_ext.launch.known_calibration import known_calibration, kv_bytes_per_token
+from pipemax.vllm_ext.launch.known_check import kept_check
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 
@@ -27,16 +28,15 @@ class Forecast:
 
 def forecast(config: EngineConfig) -> Forecast:
     """Forecast an engine of ``config``, whose policy is pipemax. Loads no weights."""
-    if not current_platform.is_cpu():
-        return Forecast(
-            refusal="PipeMax's copies for GPUs never ran on one yet: policy: pipemax asks for it by name"
-        )
     try:
         with launch_environment(config):
             vllm_config = make_vllm_config(config)
         calibration = known_calibration(config, vllm_config)
+        check = kept_check(config, vllm_config) if config.check_at_start else None
     except ValueError as error:
         return Forecast(refusal=str(error).removesuffix(". Use policy: vllm"))
+    if check is not None and not check.passed:
+        return Forecast(refusal=check.refusal())
     gpu_blocks = expected_gpu_blocks(vllm_config)
     engine = None
     if calibration is not None and gpu_blocks is not None:

@@ -83,11 +83,15 @@ def _layers_of_stage(num_layers: int, stage: int, num_stages: int) -> int:
 
 def cache_path(config: EngineConfig, vllm_config: VllmConfig) -> Path:
     """Return where this engine's calibration is kept, if it was measured."""
-    facts = json.dumps(_facts(config, vllm_config), sort_keys=True)
-    digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
+    return cache_file("calibrations", config, engine_facts(config, vllm_config), suffix=".yaml")
+
+
+def cache_file(directory: str, config: EngineConfig, facts: dict[str, Any], *, suffix: str) -> Path:
+    """Return the file in the cache that is named after the engine's model and these facts."""
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     slug = re.sub(r"[^a-z0-9.]+", "-", model_name(config).lower()).strip("-")
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "pipemax" / "calibrations" / f"{slug}--{digest}.yaml"
+    return root / "pipemax" / directory / f"{slug}--{digest}{suffix}"
 
 
 def model_name(config: EngineConfig) -> str:
@@ -106,7 +110,8 @@ def device_name() -> str:
     return f"CPU, {cores} cores"
 
 
-def _facts(config: EngineConfig, vllm_config: VllmConfig) -> dict[str, Any]:
+def engine_facts(config: EngineConfig, vllm_config: VllmConfig) -> dict[str, Any]:
+    """Return everything that step times depend on, as plain values."""
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
     # Named only if it is not the default, so that what was measured before there was a choice is still found.
     offload = {} if config.kv_offload is KvOffload.AFTER_STEP else {"kv_offload": config.kv_offload.value}

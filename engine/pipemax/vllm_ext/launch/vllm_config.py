@@ -164,8 +164,6 @@ def engine_args(config: EngineConfig) -> EngineArgs:
 
 
 def _pipemax_args(config: EngineConfig, *, num_gpus: int) -> dict[str, Any]:
-    if num_gpus:
-        log.warning("policy pipemax never ran on a GPU yet: compare its output with that of policy vllm")
     worker = "gpu_worker.PipeMaxGpuWorker" if num_gpus else "cpu_worker.PipeMaxCpuWorker"
     return {
         "worker_cls": f"pipemax.vllm_ext.worker.{worker}",

@@ -6,6 +6,7 @@ finds part of its blocks and needs copies of only the rest.
 """
 
 from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from pipemax.domain.units import GpuBlockId
@@ -18,11 +19,28 @@ class GpuBlocks:
         self._manager = manager
         self._block_tokens = block_tokens
         self._unpublished: list[Request] = []
+        self._held: list[KVCacheBlock] = []
 
     @property
     def num_free(self) -> int:
         """The number of free blocks, including those that still hold KV."""
         return self._manager.block_pool.get_num_free_blocks()
+
+    def resize(self, num_blocks: int | None) -> None:
+        """Leave this many blocks to requests, ``None`` for all, and forget every prefix. No request may hold any.
+
+        ``ValueError`` if there are fewer.
+        """
+        pool = self._manager.block_pool
+        pool.free_blocks(self._held)
+        self._held = []
+        if not self._manager.reset_prefix_cache():
+            raise ValueError("requests hold blocks of the GPU pool that is to be resized")
+        if num_blocks is None:
+            return
+        if num_blocks > self.num_free:
+            raise ValueError(f"the GPU pool has {self.num_free} blocks, not {num_blocks}")
+        self._held = pool.get_new_blocks(self.num_free - num_blocks)
 
     def blocks(self, request_id: str) -> list[GpuBlockId]:
         """Return the request's blocks, in order of its sequence."""

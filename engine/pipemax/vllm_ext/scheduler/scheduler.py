@@ -119,6 +119,25 @@ class PipeMaxScheduler(Scheduler):
         self._controller.recalibrate([decode_stage(stage) for stage in stages])
         self._counters, self._num_added = Counters(), 0
 
+    def resize_gpu(self, gpu_blocks: int | None) -> None:
+        """See ``core_calls.resize_gpu``. Also starts all counts again."""
+        self._report_ended()
+        self._controller.apply(self._events)
+        self._events.clear()
+        self._gpu.resize(gpu_blocks)
+        self._controller.resize_gpu(self._gpu.num_free)
+        self._counters, self._num_added = Counters(), 0
+
+    def copy_counts(self) -> dict[str, float]:
+        """See ``core_calls.copy_counts``."""
+        counters = self._counters
+        return {
+            "evictions": counters.evictions,
+            "prefetches": counters.prefetches,
+            "prefetched_blocks": counters.prefetched_blocks,
+            "stall_s": max(self._reports.stall_s),
+        }
+
     # -- what the engine's side says --------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:

@@ -30,6 +30,8 @@ from vllm.v1.request import Request
 
 from pipemax.domain.plan import StepId
 from pipemax.transfer.backend import CopyBackend, StepTransfers
+from pipemax.transfer.checks.copy_check import CopyCheck, check_copies
+from pipemax.transfer.checks.poisoned_prefetches import PoisonedPrefetches
 from pipemax.transfer.commands import StepCopies
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool
 from pipemax.transfer.cuda.device import Lane
@@ -49,6 +51,16 @@ class StepMetadata(KVConnectorMetadata):
     copies: StepCopies
 
 
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """A stage's pools, and what copies whole blocks between them."""
+
+    transfers: StepTransfers
+    layout: BlockLayout
+    gpu_rows: torch.Tensor
+    host_rows: torch.Tensor
+
+
 class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
     """Begins and ends the transfers' steps from vLLM's hooks; see the module's docstring."""
 
@@ -62,6 +74,7 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         self.gpu_clock: GpuStageClock | None = None
         """For a GPU's worker, once the KV caches exist."""
         self._transfers: StepTransfers | None = None
+        self._stage: _Stage | None = None
         self._per_layer: PerLayerSteps | None = None
         self._layer_indexes: dict[str, int] = {}
         self._resources = ExitStack()
@@ -83,6 +96,7 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         pool = HostPool(layout, self._settings.host_blocks(layout.block_tokens))
         self._transfers = Orchestrator(self._make_backend(gpu_rows, pool))
         self._resources.callback(self._transfers.close)
+        self._stage = _Stage(self._transfers, layout, gpu_rows, pool.tensor)
         if self._settings.offloads_per_layer:
             self._offload_per_layer(self._transfers, layout, gpu_rows, pool.tensor, stream=None)
 
@@ -97,9 +111,10 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         )
         self._transfers = transfers
         self._clock = self.gpu_clock = GpuStageClock(transfers.device)
+        device = transfers.device
+        assert isinstance(device, CudaDevice), device
+        self._stage = _Stage(transfers, layout, gpu_rows, device.host_rows)
         if self._settings.offloads_per_layer:
-            device = transfers.device
-            assert isinstance(device, CudaDevice), device
             stream = device.stream(Lane.STORE)
             self._offload_per_layer(transfers, layout, gpu_rows, device.host_rows, stream=stream)
 
@@ -167,6 +182,26 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         self._resources.close()
+
+    # -- worker, while nothing runs: see ``pipemax.vllm_ext.node_check`` --------------------------------------------
+
+    def check_copies(self) -> CopyCheck:
+        """Check this stage's copies with known bytes, which overwrites both of its pools."""
+        assert self._stage is not None, "a check before the KV caches exist"
+        stage = self._stage
+        return check_copies(
+            stage.transfers,
+            stage.layout,
+            stage.gpu_rows,
+            stage.host_rows,
+            stores_tokens=self._settings.stores_tokens,
+        )
+
+    def poison_prefetches(self, is_on: bool) -> None:
+        """From now on, overwrite every prefetch's target with NaN before the copy, or no longer."""
+        assert self._stage is not None, "a check before the KV caches exist"
+        transfers = self._per_layer or self._stage.transfers
+        self._transfers = PoisonedPrefetches(transfers, self._stage.gpu_rows) if is_on else transfers
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:

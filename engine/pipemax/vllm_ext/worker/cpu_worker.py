@@ -19,6 +19,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from pipemax.vllm_ext.worker.connector import PipeMaxConnector
+from pipemax.vllm_ext.worker.copy_calls import AnswersCopyCalls
 from pipemax.vllm_ext.worker.runner_v2 import keep_slots_of_parked
 
 if TYPE_CHECKING:  # seconds to import
@@ -77,7 +78,7 @@ class CpuStageWorker(CPUWorker):
         return output
 
 
-class PipeMaxCpuWorker(CpuStageWorker):
+class PipeMaxCpuWorker(AnswersCopyCalls, CpuStageWorker):
     """A stage on a CPU under ``policy: pipemax``. Measures each step, from which the controller learns."""
 
     def init_device(self) -> None:

@@ -114,14 +114,11 @@ def test_a_host_pool_below_one_sequence_is_refused() -> None:
         (8, "pipemax.vllm_ext.worker.gpu_worker.PipeMaxGpuWorker"),
     ],
 )
-def test_the_device_decides_on_the_worker(
-    num_gpus: int, worker: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_device_decides_on_the_worker(num_gpus: int, worker: str) -> None:
     args = _pipemax_args(config(), num_gpus=num_gpus)
     assert args["worker_cls"] == worker
     module, name = worker.rsplit(".", 1)
     assert hasattr(importlib.import_module(module), name)
-    assert ("never ran on a GPU" in caplog.text) == (num_gpus > 0)
 
 
 def test_tensor_parallelism_needs_gpus() -> None:

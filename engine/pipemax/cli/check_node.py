@@ -1,0 +1,56 @@
+"""``pipemax check-node``: prove on this machine that an engine under PipeMax is right, and report how it did."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipemax.cli.common import JsonFile, measured_config, one_line_errors, write_json
+
+if TYPE_CHECKING:
+    from pipemax.vllm_ext.launch.known_check import NodeCheck
+
+_FAILED = 1
+
+
+def check_node(
+    engine: Annotated[Path | None, typer.Option(help="Engine config, a YAML file.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Checkpoint directory or hub name; default: the one in --engine.")
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Check PipeMax on this machine: copies, tokens, overlap; then calibrate it.
+
+    Starts the engine under policy pipemax. Known bytes go through every kind of copy and are compared; some prompts are
+    answered with all KV on the GPU, then again while all of it goes to the host and back, and the tokens are compared.
+    An engine does the same by itself at its first start on a machine. Exits with 1 if PipeMax must not run here.
+
+    Example: pipemax check-node --engine engine.yaml
+    """
+    from dataclasses import asdict
+
+    with one_line_errors():
+        config = measured_config(model, engine)
+        # vLLM takes ten seconds to import, so errors in the arguments are reported first.
+        from pipemax.vllm_ext.node_check.node import check_this_node
+
+        checked = check_this_node(config)
+        _print(checked.check)
+        typer.echo(f"kept         {checked.path or 'nowhere: see the log'}")
+        typer.echo(f"calibration  {checked.calibration}")
+        if json_file is not None:
+            write_json(json_file, asdict(checked.check) | {"passed": checked.check.passed})
+    if not checked.check.passed:
+        raise typer.Exit(_FAILED)
+
+
+def _print(check: "NodeCheck") -> None:
+    typer.echo(f"device       {check.device}")
+    typer.echo(f"model        {check.model}, {check.checked}")
+    for part in check.parts:
+        typer.echo(f"{'passed' if part.passed else 'FAILED':<13}{part.name}: {part.detail}")
+    for name, figure in check.figures.items():
+        typer.echo(f"{'':<13}{name}: {figure:g}")
+    verdict = "PipeMax may run here" if check.passed else "PipeMax must not run here; set policy: vllm"
+    typer.echo(f"verdict      {verdict} ({check.seconds:.0f} s beyond loading)")

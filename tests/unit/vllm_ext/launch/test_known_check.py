@@ -1,0 +1,85 @@
+"""What is kept of a node's check, and what an engine does that finds it at its start."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipemax.config import EngineConfig
+from pipemax.domain.errors import EngineStartError
+from pipemax.vllm_ext.launch import known_check
+from pipemax.vllm_ext.launch.forecast import forecast
+from pipemax.vllm_ext.launch.known_check import CheckPart, NodeCheck, check_path, keep_check, kept_check
+from pipemax.vllm_ext.launch.vllm_config import make_vllm_config
+from pipemax.vllm_ext.node_check.run import check_at_start
+
+DEMO_MODEL = str(Path(__file__).parents[4] / "examples" / "model")
+NO_ENGINE: Any = None
+"""What is known already needs none."""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def config(**values: object) -> EngineConfig:
+    defaults = {"model": DEMO_MODEL, "policy": "pipemax", "pipeline_parallel_size": 2, "max_model_len": 512}
+    return EngineConfig.parse(defaults | values)
+
+
+def node_check(*, passed: bool) -> NodeCheck:
+    parts = (
+        CheckPart(name="copies", passed=True, detail="32 blocks"),
+        CheckPart(name="tokens", passed=passed, detail="3 of 24 prompts differ"),
+    )
+    return NodeCheck(
+        device="here", model="demo", checked="today", seconds=2.5, parts=parts, figures={"GB/s": 4.5}
+    )
+
+
+def kept(own: EngineConfig, *, passed: bool) -> Any:
+    vllm_config = make_vllm_config(own)
+    assert kept_check(own, vllm_config) is None
+    keep_check(own, vllm_config, node_check(passed=passed))
+    return vllm_config
+
+
+def test_a_check_is_found_at_the_next_start_and_another_driver_asks_for_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm_config = kept(config(), passed=True)
+    assert kept_check(config(host_kv_gib=0.5), vllm_config) == node_check(passed=True)
+    driver = tmp_path / "version"
+    driver.write_text("NVRM version: 580.1\nGCC\n")
+    monkeypatch.setattr(known_check, "_DRIVER", driver)
+    assert kept_check(config(), vllm_config) is None
+
+
+def test_where_the_check_passed_an_engine_starts_without_another() -> None:
+    vllm_config = kept(config(), passed=True)
+    check_at_start(NO_ENGINE, vllm_config, config())
+    assert not forecast(config()).refusal
+
+
+def test_where_the_check_failed_pipemax_does_not_start_and_auto_knows_it_before() -> None:
+    vllm_config = kept(config(), passed=False)
+    told = r"failed PipeMax's check \(tokens: 3 of 24 prompts differ\); `pipemax check-node` repeats it"
+    with pytest.raises(EngineStartError, match=f"{told}, policy: vllm runs without"):
+        check_at_start(NO_ENGINE, vllm_config, config())
+    assert "tokens: 3 of 24 prompts differ" in forecast(config()).refusal
+
+
+def test_an_engine_that_is_told_not_to_check_does_not() -> None:
+    own = config(check_at_start=False)
+    vllm_config = kept(own, passed=False)
+    check_at_start(NO_ENGINE, vllm_config, own)
+    assert not forecast(own).refusal
+
+
+def test_a_torn_file_is_as_none(caplog: pytest.LogCaptureFixture) -> None:
+    vllm_config = kept(config(), passed=False)
+    check_path(config(), vllm_config).write_text('{"device": "here"}')
+    assert kept_check(config(), vllm_config) is None
+    assert "is made again" in caplog.text
