@@ -2,8 +2,9 @@
 
 The fencing token is Delta's own transaction pair. The application id names the table and one of its lanes; the version
 holds the run's epoch and, below it, the chunk's number. A run claims the table before it computes what is left: it
-commits an empty append under each lane with an epoch above all earlier ones. From then on Delta refuses every commit of
-an earlier run, whatever its work directory is and however long it was paused: a commit that begins later is skipped,
+commits an empty append under each lane with an epoch above all earlier ones. The first lane is claimed before the
+others, because its claim decides which of two runs that claim at once goes on. From then on Delta refuses every commit
+of an earlier run, whatever its work directory is and however long it was paused: a commit that begins later is skipped,
 because its version is too low, and one that was under way fails, because the claim landed meanwhile. Delta's reply does
 not say so in either case, so each commit is looked for in the table's history before it counts.
 
@@ -14,6 +15,7 @@ A claim changes no metadata, so it disturbs neither other writers nor streams th
 """
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,17 +60,22 @@ class Claim:
 
     def _take_lanes(self, schema: "StructType | None") -> bool:
         nothing = self.table.no_rows(schema or self.table.read().schema)
-        claims = [
+        first, *others = [
             self._transaction(lane, 0, f"{_CLAIM_NOTE}{self.run_id}: epoch {self.epoch}, lane {lane}")
             for lane in range(LANES)
         ]
         try:
-            for transaction in claims:
-                self.table.append(nothing, transaction)
+            self.table.append(nothing, first)
+            # A run that was skipped here must claim no other lane, or two runs could refuse each other.
+            if self.table.find_commit(first.note, since_version=self.epoch - 1) is None:
+                return False
+            with ThreadPoolExecutor(len(others), thread_name_prefix="pipemax-claim") as pool:
+                for append in [pool.submit(self.table.append, nothing, claim) for claim in others]:
+                    append.result()
         except CommitRefusedError:
             return False
-        found = [self.table.find_commit(claim.note, since_version=self.epoch - 1) for claim in claims]
-        return None not in found
+        landed = set(self.table.notes(_CLAIM_NOTE, since_version=self.epoch - 1))
+        return all(claim.note in landed for claim in others)
 
     def chunk(self, number: int, *, lane: int, origin: str = "") -> Transaction:
         """Return the transaction of the run's chunk ``number``, counted over all batches; ``origin`` ends the note."""

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pipemax_spark.errors import CommitRefusedError, JobFailedError
-from pipemax_spark.storage.fence import Claim
-from pipemax_spark.storage.tables import DeltaTable, Transaction
+from pipemax_spark.storage.fence import LANES, Claim
+from pipemax_spark.storage.tables import Commit, DeltaTable, Transaction
 from tests.waiting import wait_until
 
 SCHEMA = "id long, run string"
@@ -69,11 +69,11 @@ def test_an_overtaken_run_s_later_commit_is_refused_and_it_is_told_by_whom(
     spark: Any, table: DeltaTable
 ) -> None:
     stale, current = Claim.take(table, "stale"), Claim.take(table, "current")
-    for lane in (0, 1):
+    for lane in range(LANES):
         transaction = stale.chunk(lane, lane=lane)
         table.append(spark.createDataFrame([(lane, "stale")], SCHEMA), transaction)
-        with pytest.raises(JobFailedError, match="was taken over by run current while this run, stale"):
-            stale.landed(transaction)
+    with pytest.raises(JobFailedError, match="was taken over by run current while this run, stale"):
+        stale.landed(transaction)
     assert ids(table) == []
     transaction = current.chunk(0, lane=0)
     table.append(spark.createDataFrame([(7, "current")], SCHEMA), transaction)
@@ -81,7 +81,7 @@ def test_an_overtaken_run_s_later_commit_is_refused_and_it_is_told_by_whom(
     assert ids(table) == [7]
 
 
-@pytest.mark.parametrize("lane", [0, 1])
+@pytest.mark.parametrize("lane", [0, LANES - 1])
 def test_a_commit_that_is_under_way_when_another_run_claims_the_table_is_refused(
     spark: Any, table: DeltaTable, tmp_path: Path, lane: int
 ) -> None:
@@ -120,6 +120,33 @@ def test_a_merge_of_an_overtaken_run_is_refused_like_an_append(
     with pytest.raises(JobFailedError, match="was taken over by run current"):
         stale.landed(later)
     assert ids(table) == [1]
+
+
+class OvertakenTable(DeltaTable):
+    """Another run claims the table once the first of its lanes is claimed."""
+
+    def __init__(self, spark: Any, name: str, claim: Callable[[], None]) -> None:
+        super().__init__(spark, name)
+        self._claim: Callable[[], None] | None = claim
+
+    def find_commit(self, note: str, *, since_version: int) -> Commit | None:
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim()
+        return super().find_commit(note, since_version=since_version)
+
+
+def test_a_run_that_is_overtaken_between_its_lanes_is_refused_and_the_other_has_them_all(
+    spark: Any, table: DeltaTable
+) -> None:
+    claims: list[Claim] = []
+    overtaken = OvertakenTable(spark, table.name, lambda: claims.append(Claim.take(table, "second")))
+    with pytest.raises(JobFailedError, match="was taken over by run second while this run, first"):
+        Claim.take(overtaken, "first")
+    [second] = claims
+    for lane in range(LANES):
+        table.append(spark.createDataFrame([(lane, "second")], SCHEMA), second.chunk(lane, lane=lane))
+    assert ids(table) == list(range(LANES))
 
 
 class BusyTable(DeltaTable):

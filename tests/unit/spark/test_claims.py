@@ -1,0 +1,114 @@
+"""Runs that claim one table at once and commit on all lanes, against Delta's transaction rules in memory.
+
+Real Delta is in ``tests/spark/test_fence.py``; here are many interleavings of it.
+"""
+
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pipemax_spark.errors import CommitRefusedError, JobFailedError
+from pipemax_spark.storage.fence import LANES, Claim
+from pipemax_spark.storage.tables import Commit, DeltaTable, Transaction
+
+ROWS = set(range(2 * LANES))
+
+
+class TableInMemory:
+    """A Delta table of ints, one a commit; each of its operations pauses at random."""
+
+    name = "table"
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._lock = threading.Lock()
+        self._commits: list[tuple[str | None, str, int | None]] = [(None, "create", None)]
+        """Application id, note and row of each."""
+        self._last_version: dict[str, int] = {}
+
+    def pause(self) -> None:
+        with self._lock:
+            pause_s = 0.004 * self._rng.random() ** 2
+        time.sleep(pause_s)
+
+    def rows(self) -> list[int]:
+        with self._lock:
+            return [row for _, _, row in self._commits if row is not None]
+
+    def table_id(self) -> str:
+        return "id"
+
+    def read(self) -> Any:
+        return SimpleNamespace(schema=None)
+
+    def no_rows(self, schema: None) -> None:
+        return schema
+
+    def version(self) -> int:
+        self.pause()
+        return len(self._commits) - 1
+
+    def append(self, row: int | None, transaction: Transaction) -> None:
+        self.pause()
+        with self._lock:
+            begun = len(self._commits)
+            is_skipped = self._last_version.get(transaction.app_id, -1) >= transaction.version
+        if is_skipped:
+            return
+        self.pause()
+        with self._lock:
+            if any(app_id == transaction.app_id for app_id, _, _ in self._commits[begun:]):
+                raise CommitRefusedError("another commit of this application id landed meanwhile")
+            self._last_version[transaction.app_id] = transaction.version
+            self._commits.append((transaction.app_id, transaction.note, row))
+
+    def find_commit(self, note: str, *, since_version: int) -> Commit | None:
+        self.pause()
+        for version, (_, found, _) in enumerate(self._commits):
+            if found == note and version > since_version:
+                return Commit(version=version, rows=None)
+        return None
+
+    def notes(self, prefix: str, *, since_version: int) -> list[str]:
+        self.pause()
+        later = [note for _, note, _ in self._commits[since_version + 1 :]]
+        return [note for note in reversed(later) if note.startswith(prefix)]
+
+
+def run(table: TableInMemory, run_id: str) -> bool:
+    """Claim the table and commit what is left on all lanes; tell whether the run was done and not overtaken."""
+    table.pause()
+    try:
+        claim = Claim.take(cast(DeltaTable, table), run_id)
+    except JobFailedError:
+        return False
+    left = sorted(ROWS - set(table.rows()))
+
+    def commit_lane(lane: int) -> bool:
+        for number in range(lane, len(left), LANES):
+            transaction = claim.chunk(number, lane=lane)
+            table.pause()
+            try:
+                table.append(left[number], transaction)
+                claim.landed(transaction)
+            except (CommitRefusedError, JobFailedError):
+                return False
+        return True
+
+    with ThreadPoolExecutor(LANES) as lanes:
+        return all(list(lanes.map(commit_lane, range(LANES))))
+
+
+@pytest.mark.parametrize("num_runs", [2, 3, 4])
+def test_of_runs_that_claim_at_once_one_goes_on_and_each_row_is_committed_once(num_runs: int) -> None:
+    for seed in range(20):
+        table = TableInMemory(seed)
+        with ThreadPoolExecutor(num_runs) as pool:
+            is_done = list(pool.map(lambda number, table=table: run(table, f"run{number}"), range(num_runs)))
+        assert any(is_done), f"seed {seed}: the runs refused each other"
+        assert sorted(table.rows()) == sorted(ROWS), f"seed {seed}"
