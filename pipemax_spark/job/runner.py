@@ -1,14 +1,16 @@
-"""Run the chunks of one run: two at a time, each with its own append, and stop both when one fails.
+"""Run the chunks of one run: several at a time, each with its own append, and stop all when one fails.
 
 While one chunk's last rows decode, the next chunk's rows fill the engine, so it never drains between commits. For that,
 the chunks must not run side by side but one after the other: Spark serves jobs in the order of their submission, so a
 chunk is submitted once the tasks of the chunk before it hold the slots. If it were submitted sooner, the two could
 share the slots evenly, end together, and leave the engine empty while both commit. For the same reason a lane runs no
-Spark job but the append: between two chunks it would wait for a slot. The size of a chunk is decided just as late: when
-the engines have said how many rows they have room for, or when the first slot is about to be free.
+Spark job but the append: between two chunks it would wait for a slot. While a slow task keeps a chunk in flight,
+further chunks are submitted, one whenever the slots are about to run out of tasks (``turns``). The size of a chunk is
+decided just as late: when the engines have said how many rows they have room for, or when the first slot is about to be
+free.
 
-Each of the two lanes commits under its own transaction id: Delta drops an append whose number is not above the last one
-of its id, and of two chunks that run at once the later may well end first.
+Each lane commits under its own transaction id: Delta drops an append whose number is not above the last one of its id,
+and of chunks that run at once the later may well end first.
 
 A commit counts once it is found in the table's history with all its rows (``fence``). This check is a Spark job, which
 may wait for a slot, so it runs on a separate thread while the lane goes on.
@@ -27,6 +29,7 @@ from pipemax_spark.errors import CommitRefusedError, JobFailedError
 from pipemax_spark.executor.task import TaskPlan
 from pipemax_spark.job.chunks import Chunk, ChunkPlan, SlicedRows
 from pipemax_spark.job.outcomes import Outcomes
+from pipemax_spark.job.turns import ChunkTasks, may_submit
 from pipemax_spark.job.workdir import ChunkSpools
 from pipemax_spark.request_columns import RequestColumns
 from pipemax_spark.slots import Slots
@@ -117,10 +120,10 @@ class ChunkRunner:
             try:
                 self._wait(lanes, every_second)
             except BaseException as error:
-                # Also on Ctrl-C: otherwise the other lane's job would go on for as long as its chunk takes.
+                # Also on Ctrl-C: otherwise the other lanes' jobs would go on for as long as their chunks take.
                 with self._lock:
                     reason = self._failure
-                    self._failure = reason or "the other chunk failed"
+                    self._failure = reason or "another chunk failed"
                 self._cancel_jobs()
                 if reason is not None:
                     raise JobFailedError(reason) from error
@@ -173,29 +176,24 @@ class ChunkRunner:
     def _take_chunk(self, rows_per_s: Callable[[], float | None]) -> Chunk | None:
         """Wait for this lane's turn and return the next chunk; None if none is left or the job is being stopped."""
         with self._turn:
-            chunks = self._chunks.chunks
-            if chunks and not self._wait_for_turn(chunks[-1].number):
-                return None
-            return self._next(rows_per_s())
+            return self._next(rows_per_s()) if self._wait_for_turn() else None
 
-    def _wait_for_turn(self, before: int) -> bool:
-        """Wait until the chunk before holds its slots, or has ended; return False if the job is being stopped."""
+    def _wait_for_turn(self) -> bool:
+        """Wait until the next chunk may be submitted; return False if the job is being stopped."""
         while True:
             with self._lock:
                 if self._failure is not None:
                     return False
-                if before in self._ended_chunks:
-                    return True
-            running, completed = self._tasks_of(before)
-            if completed or (running and self._engine_rows() is not None):
+                ended = set(self._ended_chunks)
+            in_flight = [c.number for c in self._chunks.chunks if c.number not in ended]
+            # Once a chunk has ended, there is no engine left to wait for.
+            is_room_known = bool(ended) or self._engine_rows() is not None
+            if may_submit([self._tasks_of(number) for number in in_flight], is_room_known=is_room_known):
                 return True
             time.sleep(_POLL_S)
 
-    def _tasks_of(self, number: int) -> tuple[int, int]:
-        """Return (running, completed) tasks of the stage that annotates.
-
-        In a job of two stages, that is the one after the shuffle.
-        """
+    def _tasks_of(self, number: int) -> ChunkTasks:
+        """Return the tasks of the stage that annotates: in a job of two stages, the one after the shuffle."""
         tracker = self._spark.sparkContext.statusTracker()
         for job_id in tracker.getJobIdsForGroup(self._group(number)):
             job = tracker.getJobInfo(job_id)
@@ -203,8 +201,10 @@ class ChunkRunner:
                 continue
             stage = tracker.getStageInfo(max(job.stageIds))
             if stage is not None and stage.numActiveTasks + stage.numCompletedTasks > 0:
-                return stage.numActiveTasks, stage.numCompletedTasks
-        return 0, 0
+                return ChunkTasks(
+                    total=stage.numTasks, running=stage.numActiveTasks, completed=stage.numCompletedTasks
+                )
+        return ChunkTasks()
 
     def _group(self, number: int) -> str:
         return f"{self._plan.run_id}-chunk-{number}"

@@ -25,8 +25,11 @@ from pipemax_spark.storage.tables import Commit, DeltaTable, Transaction
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-LANES = 2
-"""How many commits of one run may be under way at once: each lane commits its chunks in ascending order."""
+LANES = 6
+"""How many commits of one run may be under way at once: each lane commits its chunks in ascending order.
+
+A run claims all lanes, needed or not, because one that claimed fewer could not fence off one that uses more. With six,
+a node that is ten times slower than the others costs those no time (``docs/results/scale.md``)."""
 _CHUNK_BITS = 24
 _ATTEMPTS = 10
 _CLAIM_NOTE = "pipemax claim by run "

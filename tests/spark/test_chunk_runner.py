@@ -1,5 +1,7 @@
 """Chunks of one run, through real Spark, without engines' reports."""
 
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from pipemax_spark.slots import Slots
 from pipemax_spark.storage.fence import Claim
 from pipemax_spark.storage.tables import DeltaTable, Transaction
 from tests.fakes.engine import fake_config
+from tests.waiting import wait_until
 
 
 class CountedOutcomes(AppendedOutcomes):
@@ -29,31 +32,61 @@ class CountedOutcomes(AppendedOutcomes):
         return super().commit(rows, transaction)
 
 
-def test_a_node_that_joins_gets_its_share_of_the_next_chunk(
-    spark: Any, engine_python: str, tmp_path: Path
-) -> None:
+class StragglingOutcomes(AppendedOutcomes):
+    """One task of each of the first three chunks does not end before the fourth chunk is submitted."""
+
+    def __init__(self, table: DeltaTable, directory: Path) -> None:
+        super().__init__(table)
+        self._fourth_begins = directory / "fourth-begins"
+        self._lock = threading.Lock()
+        self._num_begun = self._num_ended = 0
+
+    def commit(self, rows: Any, transaction: Transaction) -> int:
+        fourth_begins = str(self._fourth_begins)
+
+        def straggle(batches: Iterator[Any]) -> Iterator[Any]:
+            from pyspark import TaskContext
+
+            yield from batches
+            context = TaskContext.get()
+            if context is not None and context.partitionId() == 0:
+                wait_until(Path(fourth_begins).exists, 120, "the fourth chunk is submitted")
+
+        with self._lock:
+            self._num_begun += 1
+            if self._num_begun == 4:
+                assert self._num_ended == 0, "the chunks before wait for their stragglers"
+                self._fourth_begins.touch()
+        num_kept = super().commit(rows.mapInArrow(straggle, rows.schema), transaction)
+        with self._lock:
+            self._num_ended += 1
+        return num_kept
+
+
+def run_chunks(
+    spark: Any,
+    directory: Path,
+    engine_python: str,
+    *,
+    rows: int,
+    slots: Callable[[], Slots],
+    outcomes_of: Callable[[DeltaTable], AppendedOutcomes],
+    note_chunk: Callable[[Any], None] = lambda chunk: None,
+) -> DeltaTable:
+    """Annotate rows 0 to ``rows`` in four slices; return the output."""
     from pyspark.sql import functions as F  # noqa: N812
 
     columns = RequestColumns(PromptSource(prompt_column="text"))
-    rows = spark.range(1_000, numPartitions=2).selectExpr("id", "concat('word ', id) AS text")
-    path = str(tmp_path / "rows")
-    write_slices(columns.add_with_keys(rows), path, identity=F.col("id"), slices=4, slots=1)
-    sliced = SlicedRows(spark, path, rows.schema, slices=4)
-    table = DeltaTable(spark, str(tmp_path / "out"))
+    left = spark.range(rows, numPartitions=2).selectExpr("id", "concat('word ', id) AS text")
+    path = str(directory / "rows")
+    write_slices(columns.add_with_keys(left), path, identity=F.col("id"), slices=4, slots=1)
+    sliced = SlicedRows(spark, path, left.schema, slices=4)
+    table = DeltaTable(spark, str(directory / "out"))
     options = engine_options(
         spark, fake_config(), GenerationSpec(max_tokens=4), engine_python=engine_python, log_dir=None
     )
     plan = TaskPlan(options=options, spec_hash="", run_id=options.job_id, output_column="annotation")
-    table.create(annotated_schema(rows.schema, plan.output_column, options.generation))
-    outcomes = CountedOutcomes(table)
-    nodes = [1]
-
-    def slots() -> Slots:
-        return Slots(total=2 * nodes[0], per_executor=2)
-
-    def join(chunk: Any) -> None:
-        nodes[0] = 1 if chunk.number == 0 else 2
-
+    table.create(annotated_schema(left.schema, plan.output_column, options.generation))
     runner = ChunkRunner(
         spark,
         rows=sliced,
@@ -61,13 +94,53 @@ def test_a_node_that_joins_gets_its_share_of_the_next_chunk(
         request_columns=columns,
         plan=plan,
         slots=slots,
-        note_chunk=join,
+        note_chunk=note_chunk,
         spool=None,
         claim=Claim.take(table, plan.run_id),
-        outcomes=outcomes,
+        outcomes=outcomes_of(table),
     )
     runner.run(lambda: None, lambda: None, every_second=lambda: None)
-    first, *later = outcomes.partitions
+    return table
+
+
+def test_a_fourth_chunk_starts_while_three_wait_for_their_last_tasks(
+    spark: Any, engine_python: str, tmp_path: Path
+) -> None:
+    table = run_chunks(
+        spark,
+        tmp_path,
+        engine_python,
+        rows=800,
+        slots=lambda: Slots(total=2, per_executor=2),
+        outcomes_of=lambda table: StragglingOutcomes(table, tmp_path),
+    )
+    assert (tmp_path / "fourth-begins").exists()
+    assert [row["id"] for row in table.read().select("id").orderBy("id").collect()] == list(range(800))
+
+
+def test_a_node_that_joins_gets_its_share_of_the_next_chunk(
+    spark: Any, engine_python: str, tmp_path: Path
+) -> None:
+    counted: list[CountedOutcomes] = []
+    nodes = [1]
+
+    def outcomes_of(table: DeltaTable) -> CountedOutcomes:
+        counted.append(CountedOutcomes(table))
+        return counted[0]
+
+    def join(chunk: Any) -> None:
+        nodes[0] = 1 if chunk.number == 0 else 2
+
+    run_chunks(
+        spark,
+        tmp_path,
+        engine_python,
+        rows=1_000,
+        slots=lambda: Slots(total=2 * nodes[0], per_executor=2),
+        outcomes_of=outcomes_of,
+        note_chunk=join,
+    )
+    first, *later = counted[0].partitions
     assert first == 2
     assert len(later) >= 2
     assert min(later) >= 4

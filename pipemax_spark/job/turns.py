@@ -1,0 +1,39 @@
+"""Decide when the next chunk may be submitted. Pure: what Spark says of the chunks in flight goes in.
+
+Spark gives free slots to the chunk that was submitted first. As a rule two chunks are in flight: one whose last rows
+decode, and the next, whose tasks take the slots that become free. If one task of a chunk takes far longer than the
+others, on a slow node for instance, its chunk stays in flight for that long. Then more chunks may be: as soon as every
+task of all chunks in flight holds a slot or has ended, the next slot that becomes free would have nothing to do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_NORMALLY_IN_FLIGHT = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkTasks:
+    """The tasks of a chunk that annotate. All are 0 as long as none has begun."""
+
+    total: int = 0
+    running: int = 0
+    completed: int = 0
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a task waits for a slot."""
+        return self.running + self.completed < max(1, self.total)
+
+
+def may_submit(in_flight: Sequence[ChunkTasks], *, is_room_known: bool) -> bool:
+    """Tell whether the chunk after those in flight, of which the last was submitted last, may be submitted.
+
+    ``is_room_known``: an engine has told how many rows it has room for, by which the next chunk is cut.
+    """
+    if not in_flight:
+        return True
+    last = in_flight[-1]
+    if not last.completed and not (last.running and is_room_known):
+        return False
+    return len(in_flight) < _NORMALLY_IN_FLIGHT or not any(tasks.has_waiting for tasks in in_flight)
