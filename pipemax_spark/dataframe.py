@@ -9,6 +9,7 @@ import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipemax.wire import GenerationSpec, PreflightRequest
@@ -18,11 +19,12 @@ from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.response_format import compile_schema, load_schema
 from pipemax_spark.executor.spool import dealt_directory, spool_fault
 from pipemax_spark.executor.task import KEY_COLUMN, AnnotateTask, TaskPlan, annotation_type
+from pipemax_spark.executor_call import call_on_executor
 from pipemax_spark.keywords import takes_fields
 from pipemax_spark.profiles import discovery_script_of
 from pipemax_spark.prompts import PromptSource, find_field
 from pipemax_spark.request_columns import RequestColumns, without_request_columns
-from pipemax_spark.slots import slots_of
+from pipemax_spark.slots import total_slots
 from pipemax_spark.spec import AnnotationSpec
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ def annotate(
     """
     source = PromptSource(prompt_column=prompt_column, messages_column=messages_column, template=template)
     columns = RequestColumns(source, overrides_column)
-    _check_work_dir(work_dir, resume)
+    _check_work_dir(df.sparkSession, work_dir, resume)
     policy = OnError.of(on_error)
     options = engine_options(
         df.sparkSession,
@@ -209,12 +211,15 @@ def checked_schema(text: str) -> str:
     return text
 
 
-def _check_work_dir(work_dir: str | None, resume: str | None) -> None:
+def _check_work_dir(spark: "SparkSession", work_dir: str | None, resume: str | None) -> None:
     if resume is not None and work_dir is None:
         raise JobError(f"resume={resume!r} names what is kept in work_dir; give that too")
     if resume is not None and not re.fullmatch(r"\w[\w.-]*", resume):
         raise JobError(f"resume={resume!r} must be a name of letters, digits, '_', '-' and '.'")
-    if work_dir is not None and (fault := spool_fault(_spool_root(work_dir))):
+    if work_dir is None:
+        return
+    # Not here: over Spark Connect this machine may not have the storage, and a local path is another one.
+    if fault := call_on_executor(spark, partial(spool_fault, _spool_root(work_dir))):
         raise JobError(
             f"work_dir={work_dir!r} cannot be written to ({fault}); name one that all executors see"
         )
@@ -232,6 +237,7 @@ def _with_spool(
     if resume is None:
         return keyed, replace(plan, spool=f"{root}/{plan.run_id}")
     spark = keyed.sparkSession
-    wanted = max(int(spark.conf.get("spark.sql.shuffle.partitions") or 0), 2 * slots_of(spark).total)
-    directory, partitions = dealt_directory(f"{root}/{resume}-{plan.spec_hash}", wanted)
+    wanted = max(int(spark.conf.get("spark.sql.shuffle.partitions") or 0), 2 * total_slots(spark))
+    deal = partial(dealt_directory, f"{root}/{resume}-{plan.spec_hash}", wanted)
+    directory, partitions = call_on_executor(spark, deal)
     return keyed.repartition(partitions, KEY_COLUMN), replace(plan, spool=directory)

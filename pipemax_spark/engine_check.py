@@ -2,16 +2,15 @@
 
 import subprocess
 import time
-from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
-
-import pyarrow as pa
 
 from pipemax.wire import PreflightReply, PreflightRequest
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.client import EngineOptions, engine_command, engine_environment
 from pipemax_spark.executor.resources import gpu_environment
 from pipemax_spark.executor.server_process import find_executor
+from pipemax_spark.executor_call import call_on_executor
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 600
 _SHOWN_LINES = 3
 _REMEMBERED_S = 600
-_fine: dict[tuple[str, bytes, str | None, int | None], tuple[float, PreflightReply]] = {}
+_fine: dict[tuple[str | None, str | None, bytes, str | None, int | None], tuple[float, PreflightReply]] = {}
 """Checks that found no error: what was asked → when the answer came, and the answer."""
 
 
@@ -37,7 +36,10 @@ def recent_preflight(
     that is changed in place meanwhile goes unnoticed; the running engine has not noticed the change either.
     """
     profile_id = None if profile is None else profile.id
-    asked = (spark.sparkContext.applicationId, request.to_bytes(), options.engine_python, profile_id)
+    application = spark.conf.get("spark.app.id", None)
+    # Over Spark Connect, sessions of one application can have different Python packages.
+    session = getattr(spark, "session_id", None)
+    asked = (application, session, request.to_bytes(), options.engine_python, profile_id)
     if asked not in _fine or time.monotonic() - _fine[asked][0] > _REMEMBERED_S:
         reply = run_preflight(spark, request, options, profile=profile)
         _fine[asked] = time.monotonic(), reply
@@ -55,22 +57,14 @@ def run_preflight(
 
     ``profile`` is the resource profile of the stage that will run the engine.
     """
-    engine_python, script = options.engine_python, options.gpu_discovery_script
-
-    def ask(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            replies = [_ask(engine_python, payload, script) for payload in batch.column(0).to_pylist()]
-            yield pa.RecordBatch.from_arrays([pa.array(replies, pa.binary())], names=["reply"])
-
-    row = spark.createDataFrame([(bytearray(request.to_bytes()),)], "request binary").coalesce(1)
-    answer = row.mapInArrow(ask, "reply binary", profile=profile).collect()[0]["reply"]
-    reply = PreflightReply.from_bytes(bytes(answer))
+    ask = partial(_ask, options.engine_python, request.to_bytes(), options.gpu_discovery_script)
+    reply = PreflightReply.from_bytes(call_on_executor(spark, ask, profile=profile).encode())
     if reply.error:
         raise JobError(reply.error)
     return reply
 
 
-def _ask(engine_python: str | None, payload: bytes, discovery_script: str | None) -> bytes:
+def _ask(engine_python: str | None, payload: bytes, discovery_script: str | None) -> str:
     """Run the check on this executor; return its reply, or a reply that says why there is none."""
     command = engine_command(engine_python, "pipemax", "preflight")
     gpus = gpu_environment(find_executor().process.pid, discovery_script)
@@ -96,8 +90,8 @@ def _ask(engine_python: str | None, payload: bytes, discovery_script: str | None
             f"engine-python {command[0]!r} could not check the engine (exit status {done.returncode}): "
             f"{' | '.join(errors)}. Is pipemax-spark with its engine extra installed there?"
         )
-    return done.stdout.strip().splitlines()[-1]
+    return done.stdout.decode().strip().splitlines()[-1]
 
 
-def _failure(error: str) -> bytes:
-    return PreflightReply(error=error).to_bytes()
+def _failure(error: str) -> str:
+    return PreflightReply(error=error).to_bytes().decode()

@@ -57,17 +57,16 @@ def discovery_script_of(spark: "SparkSession", profile: "ResourceProfile | None"
     """Return the script that finds an executor's GPUs: the profile's, or else the session's."""
     if profile is not None and (request := profile.executorResources.get(_GPU)) and request.discoveryScript:
         return str(request.discoveryScript)
-    return spark.sparkContext.getConf().get(_SCRIPT_CONF)
+    return spark.conf.get(_SCRIPT_CONF, None)
 
 
 def _check_cluster(spark: "SparkSession") -> None:
-    conf = spark.sparkContext.getConf()
-    master = conf.get("spark.master", "")
+    master = spark.conf.get("spark.master") or ""
     if master.startswith("local["):
         raise JobError(
             f"master {master!r} has no executors to give GPUs to: its engine takes every GPU it sees, leave profile out"
         )
-    if conf.get("spark.dynamicAllocation.enabled", "false") != "true":
+    if spark.conf.get("spark.dynamicAllocation.enabled", "false") != "true":
         raise JobError(
             "executors of another shape for some stages need spark.dynamicAllocation.enabled=true; else leave profile "
             "out and give all executors their GPUs (spark.executor.resource.gpu.amount)"

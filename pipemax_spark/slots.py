@@ -22,6 +22,8 @@ _PARTITIONS_PER_SLOT = 2
 """Maximum, so that an executor that finishes early takes more."""
 _ROWS_PER_PARTITION = 64
 """Fewer rows are not worth a task of their own, unless a slot would have none."""
+_COUNTED_ROWS = 1_000_000
+"""More than a cluster has cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,21 +58,49 @@ class Slots:
 
 
 def slots_of(spark: "SparkSession") -> Slots:
-    """Count the slots of all executors that exist or, if the settings say so, will exist."""
-    context = spark.sparkContext
-    conf = context.getConf()
-    cores_per_task = int(conf.get("spark.task.cpus", "1"))
-    cores_per_executor = int(conf.get("spark.executor.cores", "1"))
-    executors = [int(conf.get("spark.executor.instances", "0"))]
-    if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
-        executors.append(int(conf.get("spark.dynamicAllocation.maxExecutors", "0")))
-    announced = max(executors) * (cores_per_executor // cores_per_task)
-    present: int = context.defaultParallelism // cores_per_task
-    total = max(1, present, announced)
-    master = context.master or ""
+    """Count the slots of all executors that exist or, if the settings say so, will exist. Needs a classic session."""
+    total = total_slots(spark)
+    master = spark.conf.get("spark.master") or ""
     if master.startswith("local") and not master.startswith("local-cluster"):
         return Slots(total=total, per_executor=total)
-    if conf.get("spark.executor.cores") is None:  # a standalone worker's executor takes all of its cores
-        running = max(1, context._jsc.sc().getExecutorMemoryStatus().size() - 1)
-        return Slots(total=total, per_executor=max(1, present // running))
-    return Slots(total=total, per_executor=max(1, cores_per_executor // cores_per_task))
+    if spark.conf.get("spark.executor.cores", None) is None:
+        # An executor of a standalone cluster takes all of its worker's cores.
+        running = max(1, spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1)
+        return Slots(total=total, per_executor=max(1, _present_slots(spark) // running))
+    return Slots(total=total, per_executor=_announced_slots_per_executor(spark))
+
+
+def total_slots(spark: "SparkSession") -> int:
+    """Count the slots of all executors that exist or, if the settings say so, will exist.
+
+    Over Spark Connect this runs a small Spark job.
+    """
+    executors = [_setting(spark, "spark.executor.instances", 0)]
+    if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+        executors.append(_setting(spark, "spark.dynamicAllocation.maxExecutors", 0))
+    announced = max(executors) * _announced_slots_per_executor(spark)
+    return max(1, _present_slots(spark), announced)
+
+
+def _announced_slots_per_executor(spark: "SparkSession") -> int:
+    return max(1, _setting(spark, "spark.executor.cores", 1) // _cores_per_task(spark))
+
+
+def _present_slots(spark: "SparkSession") -> int:
+    if hasattr(spark, "sparkContext"):
+        cores: int = spark.sparkContext.defaultParallelism
+    else:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        # Spark Connect has no context, but a range has as many partitions as there are cores.
+        partitions = spark.range(_COUNTED_ROWS).select(F.spark_partition_id().alias("partition"))
+        cores = partitions.agg(F.max("partition")).collect()[0][0] + 1
+    return cores // _cores_per_task(spark)
+
+
+def _cores_per_task(spark: "SparkSession") -> int:
+    return _setting(spark, "spark.task.cpus", 1)
+
+
+def _setting(spark: "SparkSession", name: str, default: int) -> int:
+    return int(spark.conf.get(name, None) or default)

@@ -37,6 +37,11 @@ ARROW_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 ARROW_BATCH_ROWS = 1_024
 """Tasks read ahead by one Arrow batch; with Spark's default of 10,000 rows, long prompts would take a lot of memory per
 slot."""
+_NEEDS_CLASSIC = (
+    "The job needs a classic session: it reads Delta's log, watches its tasks and hears its engines in the driver, "
+    "which Connect does not reach. Run it by spark-submit or on dedicated compute. annotate() and pipemax_udf() work "
+    "over Connect, where the server's executors have this package"
+)
 SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 LOCAL_SNAPSHOT_PARTITIONS = 4
 """Delta reads a table's log in 50 tasks unless told otherwise; on one machine that takes seconds for each small
@@ -58,6 +63,8 @@ def get_session(app_name: str, *, log_dir: Path) -> "SparkSession":
     if (running := SparkSession.getActiveSession()) is not None:
         check_session(running)
         return running
+    if (reason := _reason_for_connect()) is not None:
+        raise JobError(f"{reason}, so Spark would start a Spark Connect session. {_NEEDS_CLASSIC}")
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     defaults = _spark_defaults(Path(pyspark.__file__).parent)
     settings: dict[str, str] = {
@@ -80,6 +87,21 @@ def get_session(app_name: str, *, log_dir: Path) -> "SparkSession":
     with _output_to(log_dir / "spark.log"):
         session = builder.config(map={**settings}).getOrCreate()
     return _ready(session)
+
+
+def _reason_for_connect() -> str | None:
+    """Return why pyspark would start a Spark Connect session, or None if it will start a classic one."""
+    from pyspark.sql.utils import is_remote
+    from pyspark.util import default_api_mode
+
+    if "SPARK_REMOTE" in os.environ:
+        return "SPARK_REMOTE is set"
+    mode = os.environ.get("SPARK_API_MODE")
+    if mode is not None:
+        return f"SPARK_API_MODE is {mode!r}" if mode.lower() == "connect" else None
+    if is_remote() or default_api_mode() == "connect":
+        return "this pyspark is a client of Spark Connect"
+    return None
 
 
 def _submitted_session(app_name: str, settings: dict[str, str]) -> "SparkSession":
@@ -184,11 +206,7 @@ def check_session(session: "SparkSession") -> None:
     """Raise ``JobError`` if the job cannot run in this session: it is a Spark Connect session, or it has no Delta."""
     jvm = getattr(session, "_jvm", None)
     if jvm is None:
-        raise JobError(
-            "this is a Spark Connect session (serverless or shared compute). The job needs a classic one: it reads "
-            "Delta's log, watches its tasks and hears its engines in the driver, which Connect does not reach. Run it "
-            "on dedicated compute or by spark-submit"
-        )
+        raise JobError(f"this is a Spark Connect session. {_NEEDS_CLASSIC}")
     if jvm.org.apache.spark.util.Utils.classIsLoadable(_EXTENSION):
         return
     package = _delta_package(session.version)

@@ -64,6 +64,27 @@ def pipemax_udf(
     spark = SparkSession.getActiveSession()
     if spark is None:
         raise JobError("there is no Spark session; make one before pipemax_udf")
+    return _udf(
+        spark,
+        model=model,
+        engine=engine,
+        on_error=on_error,
+        engine_python=engine_python,
+        log_dir=log_dir,
+        **generation,
+    )
+
+
+def _udf(
+    spark: "SparkSession",
+    *,
+    model: str | None = None,
+    engine: Mapping[str, Any] | None = None,
+    on_error: str = "row",
+    engine_python: str | None = None,
+    log_dir: str | None = None,
+    **generation: Any,
+) -> "UserDefinedFunctionLike":
     spec = generation_spec(**generation)
     if spec.seed is None and spec.temperature > 0:
         spec = replace(spec, seed=0)
@@ -89,7 +110,7 @@ def register(spark: "SparkSession", name: str = "pipemax", **options: Any) -> No
     The names of ``ai_query``'s arguments are accepted too: endpoint, responseFormat, failOnError, and modelParameters
     (a dict of max_tokens, temperature, top_p, top_k, stop).
     """
-    spark.udf.register(name, pipemax_udf(**_without_aliases(options)))
+    spark.udf.register(name, _udf(spark, **_without_aliases(options)))
 
 
 def _without_aliases(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ CLUSTER = {"spark.master": "yarn", "spark.dynamicAllocation.enabled": "true"}
 
 
 def session(**conf: str) -> Any:
-    return SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: conf))
+    return SimpleNamespace(conf=conf)
 
 
 @pytest.mark.parametrize(
