@@ -4,7 +4,6 @@ The command (``cli``) and ``annotate_table`` (``table``) take the same options. 
 the fields of ``JobOptions``, ``PromptSource`` and ``GenerationSpec``.
 """
 
-import json
 import logging
 import os
 import re
@@ -13,13 +12,20 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.dataframe import checked_schema, engine_config
+from pipemax_spark.dataframe import engine_config
 from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.job.options import JobOptions, driver_directory
 from pipemax_spark.prompts import PromptSource
+from pipemax_spark.storage.hadoop import read_file
+from pipemax_spark.structured_output import is_inline, response_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    Session = Callable[[], SparkSession]
 
 _INPUT, _PROMPT, _MODEL = "Input and output", "Prompt", "Model and generation"
 _ROWS, _RUN = "Errors and reruns", "Run"
@@ -58,12 +64,13 @@ def read_duration(given: str | timedelta) -> timedelta:
     return timedelta(seconds=float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]])
 
 
-def _read_schema(file: str, text: str) -> str:
-    try:
-        json.loads(text)
-    except ValueError as error:
-        raise JobError(f"response-format {file!r} cannot be read as JSON: {error}") from error
-    return checked_schema(text)
+def _read_engine_file(file: str, session: "Session") -> dict[str, Any]:
+    return read_engine(file, read_file(file, session, option="engine"))
+
+
+def _read_response_format(given: str, session: "Session") -> str | None:
+    text = given if is_inline(given) else read_file(given, session, option="response_format")
+    return response_schema(text, session)
 
 
 def _key_value(option: str) -> tuple[str, str]:
@@ -85,14 +92,14 @@ class Option:
     """From the field's default to what is given for it."""
     read: Callable[[Any], Any] | None = None
     """Converts the given value into the field's value; ``JobError`` says what is wrong with it."""
-    read_file: Callable[[str, str], Any] | None = None
-    """Converts the path and the text of the file that is given, in place of ``read``."""
+    read_with_session: "Callable[[str, Session], Any] | None" = None
+    """Converts the given value, in place of ``read``; calls for a session only if it needs one."""
     typer: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments for ``typer.Option``."""
 
 
 def _option(panel: str, text: str, **rest: Any) -> Option:
-    own = {name: rest.pop(name) for name in ("given", "show", "read", "read_file") if name in rest}
+    own = {name: rest.pop(name) for name in ("given", "show", "read", "read_with_session") if name in rest}
     return Option(panel=panel, help=text, typer=rest, **own)
 
 
@@ -143,7 +150,7 @@ OPTIONS: dict[str, Option] = {
         _MODEL,
         "File with the engine config, YAML; every field has a default.",
         given=str,
-        read_file=read_engine,
+        read_with_session=_read_engine_file,
     ),
     "engine_python": _option(
         _MODEL, "Python of the environment with vLLM, on the executors; default: the tasks' own."
@@ -156,9 +163,10 @@ OPTIONS: dict[str, Option] = {
     "stop": _option(_MODEL, "Stop string. May be repeated.", given=list[str], read=tuple),
     "response_format": _option(
         _MODEL,
-        "File with a JSON schema that every output must satisfy.",
+        "What every output must be: a JSON schema, ai_query's envelope of one, or a Spark type such as "
+        "STRUCT<label: STRING>; as text, or the file that holds it.",
         given=str,
-        read_file=_read_schema,
+        read_with_session=_read_response_format,
     ),
     "on_error": _option(
         _ROWS,

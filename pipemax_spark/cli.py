@@ -21,7 +21,6 @@ from pipemax_spark.errors import JobError, failure_text, is_interrupt
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.keywords import takes
 from pipemax_spark.prompts import PromptSource
-from pipemax_spark.storage.hadoop import read_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,14 +100,17 @@ def annotate(**given: Any) -> None:
 
 
 def _read_options(given: Mapping[str, Any], logs: Path, session: Callable[[], "SparkSession"]) -> JobOptions:
-    """Return the job's options. ``session`` is called only if a file that the options name is on remote storage."""
+    """Return the job's options.
+
+    ``session`` is called only if an option needs it: for a file on remote storage, or a Spark type.
+    """
     values = {}
     for name, value in given.items():
         if value is None:
             continue
         option = OPTIONS[name]
-        if option.read_file is not None:
-            values[name] = option.read_file(value, read_file(value, session, option=name))
+        if option.read_with_session is not None:
+            values[name] = option.read_with_session(value, session)
         else:
             values[name] = value if option.read is None else option.read(value)
     return job_options(values, log_dir=logs)

@@ -4,7 +4,6 @@ Each task sends its rows to its executor's engine server and yields them as they
 changes. This module builds the DataFrame; the code that runs in the tasks is in ``pipemax_spark.executor.task``.
 """
 
-import json
 import re
 import uuid
 from collections.abc import Mapping
@@ -16,7 +15,6 @@ from pipemax.wire import GenerationSpec, PreflightRequest
 from pipemax_spark.engine_check import recent_preflight
 from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.executor.client import EngineOptions
-from pipemax_spark.executor.response_format import compile_schema, load_schema
 from pipemax_spark.executor.spool import dealt_directory, spool_fault
 from pipemax_spark.executor.task import KEY_COLUMN, AnnotateTask, TaskPlan, annotation_type
 from pipemax_spark.executor_call import call_on_executor
@@ -26,6 +24,7 @@ from pipemax_spark.prompts import PromptSource, find_field
 from pipemax_spark.request_columns import RequestColumns, without_request_columns
 from pipemax_spark.slots import total_slots
 from pipemax_spark.spec import AnnotationSpec
+from pipemax_spark.structured_output import ResponseFormat, response_schema
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 ANNOTATION = "annotation"
 
 
-@takes_fields(GenerationSpec, response_format=Mapping[str, Any] | str | None)
+@takes_fields(GenerationSpec, response_format=ResponseFormat)
 def annotate(
     df: "DataFrame",
     *,
@@ -63,9 +62,11 @@ def annotate(
     ``prompt_column``, ``messages_column`` (array<struct<role, content>>) and ``template`` (such as
     ``"Summarise: {text}"``). ``overrides_column`` is a struct with any of max_tokens, temperature, top_p, top_k, seed
     and stop for its row. ``generation`` takes the fields of ``GenerationSpec``: system, max_tokens, temperature, top_p,
-    top_k, stop, seed and response_format, which is a JSON schema; ``pipemax_spark.executor.response_format`` shows
-    which type it becomes. ``profile`` is the ``ResourceProfile`` of executors with GPUs
-    (``pipemax_spark.profiles.gpu_profile``), for a session whose own executors have none.
+    top_k, stop, seed and response_format: a JSON schema (dict or text), ``ai_query``'s envelope of one, or a Spark type
+    such as ``"STRUCT<label: STRING, score: DOUBLE>"``, which is then the type of ``parsed``;
+    ``pipemax_spark.executor.response_format`` shows which type a JSON schema becomes. ``profile`` is the
+    ``ResourceProfile`` of executors with GPUs (``pipemax_spark.profiles.gpu_profile``), for a session whose own
+    executors have none.
 
     With ``work_dir``, a directory on storage that all executors see, tasks save their completions there every 10 s, so
     a retried task, or a second action on this result, asks the engine only for the rest. With ``resume``, a name, a
@@ -194,21 +195,12 @@ def generation_spec(**given: Any) -> GenerationSpec:
 def generation_values(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values with ``stop`` and ``response_format`` as ``GenerationSpec`` has them.
 
-    A schema may come as a dict or as JSON text; ``JobError`` says what is wrong with it.
+    ``JobError`` says what is wrong with the response format.
     """
     values = {**given, "stop": tuple(given.get("stop", ()))}
-    if (schema := given.get("response_format")) is not None:
-        values["response_format"] = checked_schema(schema if isinstance(schema, str) else json.dumps(schema))
+    if (response_format := given.get("response_format")) is not None:
+        values["response_format"] = response_schema(response_format)
     return values
-
-
-def checked_schema(text: str) -> str:
-    """Return this JSON schema if this side finds nothing wrong with it; raise ``JobError`` otherwise."""
-    try:
-        compile_schema(load_schema(text))
-    except ValueError as error:
-        raise JobError(str(error)) from error
-    return text
 
 
 def _check_work_dir(spark: "SparkSession", work_dir: str | None, resume: str | None) -> None:

@@ -29,6 +29,7 @@ from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.spark_session import check_session
 from pipemax_spark.storage.hadoop import read_file
+from pipemax_spark.structured_output import ResponseFormat
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +68,7 @@ def _describes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
     on_error=str,
     summary=str | os.PathLike[str] | None,
     stop=Sequence[str],
-    response_format=Mapping[str, Any] | str | None,
+    response_format=ResponseFormat,
 )
 def annotate_table(
     spark: "SparkSession",
@@ -80,8 +81,9 @@ def annotate_table(
     """Run the resumable job ``pipemax-annotate`` in this session, and return its totals, or None after a dry run.
 
     The same call again does what is left. The options are the command's, with ``_`` for ``-``, and with Python's
-    values: ``engine`` is a dict or the path of a YAML file, ``response_format`` a dict or JSON text, ``id_columns`` a
-    list, ``input_option`` a dict, ``stop`` a list, ``commit_every`` a ``timedelta`` or text such as ``"15m"``.
+    values: ``engine`` is a dict or the path of a YAML file, ``response_format`` a dict, a text or a ``DataType`` of
+    Spark's, ``id_columns`` a list, ``input_option`` a dict, ``stop`` a list, ``commit_every`` a ``timedelta`` or text
+    such as ``"15m"``.
 
     Print the command's report meanwhile. To interrupt the call (Ctrl-C, or the notebook's button) stops the job; what
     it has committed stays.

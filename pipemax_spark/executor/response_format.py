@@ -11,174 +11,63 @@
 | boolean | boolean |
 | ["…", "null"], anyOf or oneOf with null | the other, nullable |
 | $ref to #/… of the same schema | what it refers to |
+| integer with x-spark-type: tinyint, smallint or int | that |
+| number with x-spark-type: float | float |
+| string with x-spark-type: date, timestamp or decimal(p,s) | that |
 | anything else (other unions, mixed enums, tuples, free objects, recursion) | string that holds the value's JSON |
 
-Every Spark field is nullable, because properties may be left out. Parsing checks types, enums and consts, required
-properties and the 64-bit range. It does not check bounds, patterns, lengths and formats, which the engine enforces
-while it generates. Properties that the schema does not name are dropped here and stay in ``annotation.text``.
+``x-spark-type`` is no keyword of JSON schema's: the translation of a Spark type writes it, to be read here again. A
+Spark field is nullable, because properties may be left out, unless its schema says ``x-spark-nullable: false``. Parsing
+checks types, enums and consts, required properties and ranges of types. It does not check bounds, patterns, lengths and
+formats, which the engine enforces while it generates. Properties that the schema does not name are dropped here and
+stay in ``annotation.text``.
 
 This module needs only pyarrow, because it runs in the tasks. It does not decide whether a schema is valid: the
 preflight does, on the engine's side, which has ``jsonschema``.
 """
 
 import json
-import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
-import pyarrow as pa
+from pipemax_spark.executor.json_values import (
+    Array,
+    Boolean,
+    Date,
+    Decimal,
+    Integer,
+    JsonText,
+    Map,
+    NotNull,
+    Nullable,
+    Number,
+    OneOf,
+    Parser,
+    String,
+    Struct,
+    Timestamp,
+)
 
-
-class Parser(Protocol):
-    """A part of a compiled schema."""
-
-    @property
-    def arrow_type(self) -> pa.DataType: ...
-
-    def convert(self, value: object, where: str) -> object:
-        """Return the value as pyarrow takes it for ``arrow_type``.
-
-        ``ValueError`` says what at ``where`` does not fit.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class _Json:
-    """A value that no Spark type holds, kept as JSON text."""
-
-    arrow_type = pa.string()
-
-    def convert(self, value: object, where: str) -> str:
-        return json.dumps(value, ensure_ascii=False)
-
-
-@dataclass(frozen=True, slots=True)
-class _String:
-    arrow_type = pa.string()
-
-    def convert(self, value: object, where: str) -> str:
-        if not isinstance(value, str):
-            raise _misfit(value, where, "a string")
-        return value
-
-
-@dataclass(frozen=True, slots=True)
-class _Integer:
-    arrow_type = pa.int64()
-
-    def convert(self, value: object, where: str) -> int:
-        # JSON schema takes 3.0 as an integer; Python takes True as one. Infinity, from 1e999, fails the comparison.
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
-            raise _misfit(value, where, "an integer")
-        if not -(2**63) <= value < 2**63:
-            raise _misfit(value, where, "an integer of 64 bits")
-        return int(value)
-
-
-@dataclass(frozen=True, slots=True)
-class _Number:
-    arrow_type = pa.float64()
-
-    def convert(self, value: object, where: str) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _misfit(value, where, "a number")
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number):
-            raise _misfit(value, where, "a number of 64 bits")
-        return number
-
-
-@dataclass(frozen=True, slots=True)
-class _Boolean:
-    arrow_type = pa.bool_()
-
-    def convert(self, value: object, where: str) -> bool:
-        if not isinstance(value, bool):
-            raise _misfit(value, where, "true or false")
-        return value
-
-
-@dataclass(frozen=True, slots=True)
-class _Nullable:
-    inner: Parser
-
-    @property
-    def arrow_type(self) -> pa.DataType:
-        return self.inner.arrow_type
-
-    def convert(self, value: object, where: str) -> object:
-        return None if value is None else self.inner.convert(value, where)
-
-
-@dataclass(frozen=True, slots=True)
-class _OneOf:
-    """An enum or const whose values are all of one scalar type."""
-
-    inner: Parser
-    allowed: tuple[object, ...]
-
-    @property
-    def arrow_type(self) -> pa.DataType:
-        return self.inner.arrow_type
-
-    def convert(self, value: object, where: str) -> object:
-        converted = self.inner.convert(value, where)
-        if converted not in self.allowed:
-            raise _misfit(value, where, f"one of {json.dumps(self.allowed[:20])}")
-        return converted
-
-
-@dataclass(frozen=True, slots=True)
-class _Array:
-    items: Parser
-
-    @property
-    def arrow_type(self) -> pa.DataType:
-        return pa.list_(self.items.arrow_type)
-
-    def convert(self, value: object, where: str) -> list[object]:
-        if not isinstance(value, list):
-            raise _misfit(value, where, "an array")
-        return [self.items.convert(item, f"{where}[{i}]") for i, item in enumerate(value)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Map:
-    values: Parser
-
-    @property
-    def arrow_type(self) -> pa.DataType:
-        return pa.map_(pa.string(), self.values.arrow_type)
-
-    def convert(self, value: object, where: str) -> list[tuple[str, object]]:
-        if not isinstance(value, dict):
-            raise _misfit(value, where, "an object")
-        return [(name, self.values.convert(part, f"{where}.{name}")) for name, part in value.items()]
-
-
-@dataclass(frozen=True, slots=True)
-class _Struct:
-    properties: tuple[tuple[str, Parser], ...]
-    required: frozenset[str]
-
-    @property
-    def arrow_type(self) -> pa.DataType:
-        return pa.struct([(name, part.arrow_type) for name, part in self.properties])
-
-    def convert(self, value: object, where: str) -> dict[str, object]:
-        if not isinstance(value, dict):
-            raise _misfit(value, where, "an object")
-        missing = sorted(self.required - value.keys())
-        if missing:
-            raise ValueError(f"{where} lacks the required property {missing[0]!r}")
-        return {
-            name: part.convert(value[name], f"{where}.{name}") if name in value else None
-            for name, part in self.properties
-        }
+SPARK_TYPE = "x-spark-type"
+NULLABLE = "x-spark-nullable"
+SPARK_TYPES: dict[str, tuple[str, Parser]] = {
+    "tinyint": ("integer", Integer(8)),
+    "smallint": ("integer", Integer(16)),
+    "int": ("integer", Integer(32)),
+    "float": ("number", Number(32)),
+    "date": ("string", Date()),
+    "timestamp": ("string", Timestamp()),
+}
+"""What ``x-spark-type`` may say besides decimal(p,s) → the JSON type that it goes with, and its parser."""
+_SCALARS: Mapping[str, Parser] = {
+    "string": String(),
+    "integer": Integer(),
+    "number": Number(),
+    "boolean": Boolean(),
+}
+_DECIMAL = re.compile(r"decimal\((\d+), ?(\d+)\)")
 
 
 def load_schema(text: str) -> dict[str, Any]:
@@ -225,12 +114,14 @@ class _Place:
 
 def _compile(schema: object, place: _Place) -> Parser:
     if not isinstance(schema, Mapping):
-        return _Json()  # true and false are schemas too
+        return JsonText()  # true and false are schemas too
     if (reference := schema.get("$ref")) is not None:
         if reference in place.following:
-            return _Json()
+            return JsonText()
         target = _resolve(reference, place)
         return _compile(target, replace(place, following=place.following | {reference}))
+    if NULLABLE in schema and schema[NULLABLE] is not True:
+        return _not_null(_compile({**schema, NULLABLE: True}, place), place)
     options = schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf")
     if options is not None and "type" not in schema:
         return _compile_union(options, place)
@@ -240,24 +131,20 @@ def _compile(schema: object, place: _Place) -> Parser:
     if isinstance(kinds, list):
         rest = [kind for kind in kinds if kind != "null"]
         if len(rest) != 1:
-            return _Json()
+            return JsonText()
         inner = _compile({**schema, "type": rest[0]}, place)
-        return _Nullable(inner) if len(rest) < len(kinds) else inner
+        return Nullable(inner) if len(rest) < len(kinds) else inner
+    if (spark_type := schema.get(SPARK_TYPE)) is not None:
+        return _compile_spark_type(spark_type, kinds, place)
     match kinds:
-        case "string":
-            return _String()
-        case "integer":
-            return _Integer()
-        case "number":
-            return _Number()
-        case "boolean":
-            return _Boolean()
         case "array" if isinstance(schema.get("items"), Mapping) and "prefixItems" not in schema:
-            return _Array(_compile(schema["items"], place.below("[]")))
+            return Array(_compile(schema["items"], place.below("[]")))
         case "object":
             return _compile_object(schema, place)
+        case str():
+            return _SCALARS.get(kinds, JsonText())
         case _:
-            return _Json()
+            return JsonText()
 
 
 def _compile_object(schema: Mapping[str, Any], place: _Place) -> Parser:
@@ -265,8 +152,8 @@ def _compile_object(schema: Mapping[str, Any], place: _Place) -> Parser:
     others = schema.get("additionalProperties")
     if not properties:
         if isinstance(others, Mapping) and others:
-            return _Map(_compile(others, place.below(".*")))
-        return _Json()
+            return Map(_compile(others, place.below(".*")))
+        return JsonText()
     by_lower: dict[str, str] = {}
     for name in properties:
         if (other := by_lower.setdefault(name.lower(), name)) != name:
@@ -275,27 +162,58 @@ def _compile_object(schema: Mapping[str, Any], place: _Place) -> Parser:
                 "hold both; rename one"
             )
     parts = tuple((name, _compile(part, place.below(f".{name}"))) for name, part in properties.items())
-    return _Struct(parts, frozenset(schema.get("required", ())) & properties.keys())
+    required = frozenset(schema.get("required", ())) & properties.keys()
+    for name, part in parts:
+        if isinstance(part, NotNull) and name not in required:
+            raise ValueError(
+                f"{place.path}.{name} is not nullable, but not required either; list it in 'required'"
+            )
+    return Struct(parts, required)
+
+
+def _compile_spark_type(name: object, kind: object, place: _Place) -> Parser:
+    expected: str
+    parser: Parser
+    if found := _DECIMAL.fullmatch(str(name)):
+        precision, scale = int(found[1]), int(found[2])
+        if not 1 <= precision <= 38 or scale > precision:
+            raise ValueError(f"{place.path} has the {SPARK_TYPE} {name!r}; digits may be 1 to 38 in all")
+        expected, parser = "string", Decimal(precision, scale)
+    elif isinstance(name, str) and name in SPARK_TYPES:
+        expected, parser = SPARK_TYPES[name]
+    else:
+        raise ValueError(
+            f"{place.path} has the {SPARK_TYPE} {name!r}; it may be {', '.join(SPARK_TYPES)} or decimal(p,s)"
+        )
+    if kind != expected:
+        raise ValueError(f"{place.path} has the {SPARK_TYPE} {name!r}, which goes with the type {expected!r}")
+    return parser
+
+
+def _not_null(parser: Parser, place: _Place) -> Parser:
+    if isinstance(parser, Nullable | JsonText):
+        raise ValueError(f"{place.path} may be null, so {NULLABLE} cannot be false")
+    return NotNull(parser)
 
 
 def _compile_union(options: list[object], place: _Place) -> Parser:
     rest = [option for option in options if option != {"type": "null"}]
     if len(rest) != 1:
-        return _Json()
+        return JsonText()
     inner = _compile(rest[0], place)
-    return _Nullable(inner) if len(rest) < len(options) else inner
+    return Nullable(inner) if len(rest) < len(options) else inner
 
 
 def _compile_enum(values: list[object]) -> Parser:
     rest = tuple(value for value in values if value is not None)
     inner: Parser
     if rest and all(isinstance(value, str) for value in rest):
-        inner = _OneOf(_String(), rest)
+        inner = OneOf(String(), rest)
     elif rest and all(isinstance(value, int) and not isinstance(value, bool) for value in rest):
-        inner = _OneOf(_Integer(), rest)
+        inner = OneOf(Integer(), rest)
     else:
-        return _Json()
-    return _Nullable(inner) if len(rest) < len(values) else inner
+        return JsonText()
+    return Nullable(inner) if len(rest) < len(values) else inner
 
 
 def _resolve(reference: str, place: _Place) -> object:
@@ -310,10 +228,6 @@ def _resolve(reference: str, place: _Place) -> object:
             raise ValueError(f"{place.path} refers to {reference!r}, which the schema does not hold")
         part = part[name]
     return part
-
-
-def _misfit(value: object, where: str, expected: str) -> ValueError:
-    return ValueError(f"{where} is {json.dumps(value, ensure_ascii=False)[:80]}, which is not {expected}")
 
 
 def _no_constant(name: str) -> NoReturn:

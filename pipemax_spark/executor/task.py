@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from pipemax.wire import OVERRIDES_TYPE, REQUEST_SCHEMA, ErrorCode, GenerationSpec
 from pipemax_spark.errors import OnError, RowFailedError
 from pipemax_spark.executor.client import EngineOptions, complete
-from pipemax_spark.executor.response_format import Parser, compile_schema, load_schema, parse
+from pipemax_spark.executor.json_values import Parser
+from pipemax_spark.executor.response_format import compile_schema, load_schema, parse
 from pipemax_spark.executor.spool import Spool
 from pipemax_spark.executor.task_reports import TaskReporter
 

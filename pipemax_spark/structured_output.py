@@ -1,0 +1,183 @@
+"""Turn what users give as a response format into a JSON schema: a schema, ai_query's envelope of one, or a Spark type.
+
+The JSON schema of a Spark type gives that type back (``executor.response_format``), in tasks that have no JVM: where
+JSON has no such type, the schema says it in ``x-spark-type`` and ``x-spark-nullable``, which the engine ignores.
+
+All fields of a STRUCT are required of the model. A nullable field may be null, one that is NOT NULL may not; elements
+of arrays and values of maps are never null.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pipemax_spark.errors import JobError, first_line
+from pipemax_spark.executor.json_values import Decimal
+from pipemax_spark.executor.response_format import NULLABLE, SPARK_TYPE, compile_schema, load_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import DataType
+
+ResponseFormat = "Mapping[str, Any] | str | DataType | None"
+"""What a function's signature shows as the type; as text, because a task must not need pyspark's types."""
+_ENVELOPES = ("json_schema", "json_object", "text")
+_LEAVES: dict[str, dict[str, Any]] = {
+    "string": {"type": "string"},
+    "boolean": {"type": "boolean"},
+    **{
+        name: {"type": "integer", "minimum": -(2**bits), "maximum": 2**bits - 1, SPARK_TYPE: name}
+        for name, bits in (("tinyint", 7), ("smallint", 15), ("int", 31))
+    },
+    "bigint": {"type": "integer"},
+    "float": {"type": "number", SPARK_TYPE: "float"},
+    "double": {"type": "number"},
+    "date": {"type": "string", "format": "date", SPARK_TYPE: "date"},
+    "timestamp": {"type": "string", "format": "date-time", SPARK_TYPE: "timestamp"},
+}
+
+
+def response_schema(
+    given: "Mapping[str, Any] | str | DataType", session: "Callable[[], SparkSession] | None" = None
+) -> str | None:
+    """Return the text of the JSON schema, or None if any text will do (``{"type": "text"}``).
+
+    Spark parses a type that is given as text: in the active session, or else in that of ``session``. ``JobError`` says
+    what is wrong.
+    """
+    try:
+        if isinstance(given, Mapping):
+            return _checked(given)
+        if isinstance(given, str):
+            return (
+                _checked(load_schema(given), given) if _is_json(given) else _of_type(_parsed(given, session))
+            )
+        return _of_type(given)
+    except ValueError as error:
+        raise error if isinstance(error, JobError) else JobError(str(error)) from error
+
+
+def is_inline(given: str) -> bool:
+    """Tell whether an option's value is a schema or a Spark type itself, and not the path of a file that holds it."""
+    return given.lstrip().startswith("{") or "<" in given
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return text.lstrip().startswith("{")  # meant as JSON, so the error should be of JSON
+    return True
+
+
+def _checked(given: Mapping[str, Any], text: str | None = None) -> str | None:
+    """Return the schema's text, which is ``text`` unless the schema is in an envelope."""
+    if given.get("type") not in _ENVELOPES and "json_schema" not in given:
+        compile_schema(given)
+        return text or json.dumps(given)
+    schema = _unwrapped(given)
+    if schema is None:
+        return None
+    compile_schema(schema)
+    return json.dumps(schema)
+
+
+def _unwrapped(envelope: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the schema in an envelope. Its name and description reach no model; ``strict`` is always so."""
+    kind = envelope.get("type")
+    if kind not in _ENVELOPES:
+        raise ValueError(
+            f"response-format has a json_schema and the type {kind!r}; its type must be 'json_schema'"
+        )
+    _refuse_others(
+        envelope, {"type", "json_schema"} if kind == "json_schema" else {"type"}, f"of type {kind!r}"
+    )
+    if kind != "json_schema":
+        return {"type": "object"} if kind == "json_object" else None
+    inner = envelope.get("json_schema")
+    if not isinstance(inner, Mapping) or not isinstance(inner.get("schema"), Mapping):
+        raise ValueError("response-format of type 'json_schema' must hold {'json_schema': {'schema': {…}}}")
+    _refuse_others(inner, {"name", "description", "schema", "strict"}, "in its json_schema")
+    schema: Mapping[str, Any] = inner["schema"]
+    return schema
+
+
+def _refuse_others(given: Mapping[str, Any], known: set[str], where: str) -> None:
+    if unknown := sorted(given.keys() - known):
+        raise ValueError(
+            f"response-format {where} has the unknown field {unknown[0]!r}; known: {sorted(known)}"
+        )
+
+
+def _parsed(text: str, session: "Callable[[], SparkSession] | None") -> "DataType":
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import DataType
+
+    if SparkSession.getActiveSession() is None:
+        if session is None:
+            raise JobError(
+                f"response-format {_shown(text)} is a Spark type, which a Spark session reads; make one"
+            )
+        session()
+    try:
+        return DataType.fromDDL(text)
+    except PySparkException as error:
+        raise JobError(
+            f"response-format {_shown(text)} is neither a JSON schema nor a Spark type: {first_line(error)}"
+        ) from error
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:79] + "…")
+
+
+def _of_type(kind: "DataType") -> str:
+    from pyspark.sql.types import DataType
+
+    if not isinstance(kind, DataType):
+        raise ValueError(
+            f"response-format is a {type(kind).__name__}; give a dict, a text or a DataType of Spark's"
+        )
+    schema = _schema_of(kind, "response-format")
+    compile_schema(schema)
+    return json.dumps(schema)
+
+
+def _schema_of(kind: "DataType", where: str) -> dict[str, Any]:
+    from pyspark.sql.types import ArrayType, DecimalType, MapType, StringType, StructType
+
+    match kind:
+        case StructType() if kind.fields:
+            parts = {
+                field.name: _field(_schema_of(field.dataType, f"{where}.{field.name}"), field.nullable)
+                for field in kind.fields
+            }
+            return {
+                "type": "object",
+                "properties": parts,
+                "required": list(parts),
+                "additionalProperties": False,
+            }
+        case ArrayType():
+            items = _schema_of(kind.elementType, f"{where}[]")
+            return {"type": "array", "items": items if kind.containsNull else {**items, NULLABLE: False}}
+        case MapType() if kind.keyType == StringType():
+            values = _schema_of(kind.valueType, f"{where}.*")
+            return {
+                "type": "object",
+                "additionalProperties": values if kind.valueContainsNull else {**values, NULLABLE: False},
+            }
+        case DecimalType():
+            parser = Decimal(kind.precision, kind.scale)
+            return {"type": "string", "pattern": parser.pattern, SPARK_TYPE: kind.simpleString()}
+        case _ if kind.simpleString() in _LEAVES:
+            return _LEAVES[kind.simpleString()]
+    raise ValueError(
+        f"{where} is {kind.simpleString()}, which no JSON output can be; the types are STRUCT with fields, ARRAY, "
+        f"MAP<STRING, …>, DECIMAL, {', '.join(name.upper() for name in _LEAVES)}"
+    )
+
+
+def _field(schema: dict[str, Any], nullable: bool) -> dict[str, Any]:
+    return {"anyOf": [schema, {"type": "null"}]} if nullable else {**schema, NULLABLE: False}
