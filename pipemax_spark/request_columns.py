@@ -6,13 +6,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from pipemax_spark.errors import JobError
-from pipemax_spark.executor.task import (
-    KEY_COLUMN,
-    MESSAGES_COLUMN,
-    OVERRIDE_FIELDS,
-    OVERRIDES_COLUMN,
-    PROMPT_COLUMN,
-)
+from pipemax_spark.executor.overrides import OVERRIDE_FIELDS
+from pipemax_spark.executor.task import KEY_COLUMN, MESSAGES_COLUMN, OVERRIDES_COLUMN, PROMPT_COLUMN
 from pipemax_spark.prompts import PromptSource, resolve_column, resolve_names
 from pipemax_spark.sql import quoted
 

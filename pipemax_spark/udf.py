@@ -12,7 +12,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
@@ -20,6 +20,7 @@ from pipemax.wire import GenerationSpec
 from pipemax_spark.dataframe import checked_spec, engine_config, engine_options, generation_spec
 from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.executor.client import complete
+from pipemax_spark.executor.overrides import overrides_of
 from pipemax_spark.executor.task import (
     PIECE_ROWS,
     Annotator,
@@ -30,6 +31,7 @@ from pipemax_spark.executor.task import (
     task_label,
 )
 from pipemax_spark.keywords import takes_fields
+from pipemax_spark.structured_output import ResponseFormat
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -38,11 +40,13 @@ if TYPE_CHECKING:
 
 _MOST_PIECES_AHEAD = 256
 """Answers behind a slow row wait for it in memory: at most this many pieces of 256 rows."""
+Columns: TypeAlias = "pa.Array | tuple[pa.Array, ...]"
+"""What Spark gives the UDF: the column of prompts, or it and that of options."""
 _ALIASES = {"endpoint": "model", "responseFormat": "response_format"}
 """``ai_query``'s names → ours, for arguments whose value is the same."""
 
 
-@takes_fields(GenerationSpec, response_format=Mapping[str, Any] | str | None)
+@takes_fields(GenerationSpec, response_format=ResponseFormat)
 def pipemax_udf(
     *,
     model: str | None = None,
@@ -52,7 +56,10 @@ def pipemax_udf(
     log_dir: str | None = None,
     **generation: Any,
 ) -> "Callable[..., Column]":
-    """Return a function of one column: prompts (string) or conversations (array<struct<role, content>>).
+    """Return a function of a column of prompts (string) or conversations (array<struct<role, content>>).
+
+    A second argument may be a struct with any of max_tokens, temperature, top_p, top_k, seed and stop: options of the
+    row, in place of those given here.
 
     The function returns the same struct as ``annotate()``, and ``generation`` takes the same fields. With a
     ``temperature`` and no ``seed``, the seed is 0: equal rows get equal answers, however often Spark evaluates them. A
@@ -98,6 +105,10 @@ def _udf(
         reuses_results=True,
     )
     checked = checked_spec(spark, options, source=None)
+    if spec.seed is None:
+        # For rows that bring a temperature of their own. Not before the hash, which does not depend on the seed of a
+        # spec without temperature.
+        options = replace(options, generation=replace(spec, seed=0))
     plan = TaskPlan(
         options=options, spec_hash=checked.hash, run_id=options.job_id, output_column="", on_error=policy
     )
@@ -106,6 +117,8 @@ def _udf(
 
 def register(spark: "SparkSession", name: str = "pipemax", **options: Any) -> None:
     """Register ``SELECT name(prompt) …`` with the ``options`` of ``pipemax_udf``.
+
+    ``SELECT name(prompt, named_struct('max_tokens', 50)) …`` gives a row options of its own.
 
     The names of ``ai_query``'s arguments are accepted too: endpoint, responseFormat, failOnError, and modelParameters
     (a dict of max_tokens, temperature, top_p, top_k, stop).
@@ -145,6 +158,7 @@ def _arrow_udf(task: "UdfTask", returned: "DataType") -> "UserDefinedFunctionLik
     """Make the UDF for Spark 4.1 and newer."""
     from pyspark.sql.pandas.functions import arrow_udf
 
+    # Called with two columns, a function with these hints gets pairs.
     def pipemax(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
         return task(batches)
 
@@ -158,10 +172,15 @@ def _pandas_udf(task: "UdfTask", returned: "DataType") -> "UserDefinedFunctionLi
     import pandas as pd
     from pyspark.sql.pandas.functions import pandas_udf
 
-    from pipemax_spark.executor.pandas_bridge import array_of_prompts, frame_of_annotations
+    from pipemax_spark.executor.pandas_bridge import array_of_options, array_of_prompts, frame_of_annotations
+
+    def arrays(batch: pd.Series | tuple[Any, ...]) -> Columns:
+        if isinstance(batch, pd.Series):
+            return array_of_prompts(batch)
+        return array_of_prompts(batch[0]), *map(array_of_options, batch[1:])
 
     def pipemax(batches: Iterator[pd.Series]) -> Iterator[pd.DataFrame]:
-        for annotations in task(array_of_prompts(batch) for batch in batches):
+        for annotations in task(map(arrays, batches)):
             yield frame_of_annotations(annotations)
 
     made: UserDefinedFunctionLike = pandas_udf(pipemax, returnType=returned)  # type: ignore[call-overload] # as above
@@ -170,11 +189,11 @@ def _pandas_udf(task: "UdfTask", returned: "DataType") -> "UserDefinedFunctionLi
 
 @dataclass(frozen=True, slots=True)
 class UdfTask:
-    """The function of the UDF: arrays of prompts in, arrays of annotations out, in the same order."""
+    """The function of the UDF: prompts, with options or without, in, annotations out, in the same order."""
 
     plan: TaskPlan
 
-    def __call__(self, batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+    def __call__(self, batches: Iterator[Columns]) -> Iterator[pa.Array]:
         annotator = Annotator(self.plan)
         rows = OrderedRows(batches)
         completions = complete(rows.requests(), self.plan.options, task=task_label())
@@ -190,7 +209,7 @@ class UdfTask:
 class OrderedRows:
     """Takes answers in any order and yields them in the input's order, piece by piece."""
 
-    def __init__(self, batches: Iterator[pa.Array]) -> None:
+    def __init__(self, batches: Iterator[Columns]) -> None:
         self._batches = batches
         self._changed = threading.Condition()
         self._num_sent = 0  # pieces
@@ -205,13 +224,11 @@ class OrderedRows:
         The feeder's thread reads them.
         """
         for batch in self._batches:
-            column = (
-                "prompt"
-                if pa.types.is_string(batch.type) or pa.types.is_large_string(batch.type)
-                else "messages"
-            )
-            for start in range(0, len(batch), PIECE_ROWS):
-                piece = batch.slice(start, PIECE_ROWS)
+            columns = _request_columns(batch)
+            rows = len(next(iter(columns.values())))
+            for start in range(0, rows, PIECE_ROWS):
+                piece = {name: column.slice(start, PIECE_ROWS) for name, column in columns.items()}
+                piece_rows = min(PIECE_ROWS, rows - start)
                 with self._changed:
                     self._changed.wait_for(
                         lambda: self._is_closed or self._num_sent - self._num_taken < _MOST_PIECES_AHEAD
@@ -220,9 +237,9 @@ class OrderedRows:
                         return
                     number = self._num_sent
                     self._num_sent += 1
-                    self._open_rows[number] = len(piece)
+                    self._open_rows[number] = piece_rows
                     self._answers[number] = []
-                yield request_batch(number * PIECE_ROWS, len(piece), **{column: piece})
+                yield request_batch(number * PIECE_ROWS, piece_rows, **piece)
 
     def put(self, row_ids: Sequence[int], annotations: pa.Array) -> None:
         """Take in the answers to these rows."""
@@ -255,3 +272,15 @@ class OrderedRows:
             self._changed.notify_all()
             del self._open_rows[number]
             return self._answers.pop(number)
+
+
+def _request_columns(given: Columns) -> dict[str, pa.Array]:
+    """Return the columns by their fields of a request. Raise ``JobError`` for what is no prompt and no options."""
+    prompts, *rest = given if isinstance(given, tuple) else (given,)
+    if len(rest) > 1:
+        raise JobError(
+            f"the function takes prompts, and if wanted a struct of options; it was given {len(given)} columns"
+        )
+    is_text = pa.types.is_string(prompts.type) or pa.types.is_large_string(prompts.type)
+    columns = {"prompt" if is_text else "messages": prompts}
+    return columns | ({"overrides": overrides_of(rest[0])} if rest else {})

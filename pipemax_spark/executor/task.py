@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipemax.wire import OVERRIDES_TYPE, REQUEST_SCHEMA, ErrorCode, GenerationSpec
+from pipemax.wire import REQUEST_SCHEMA, ErrorCode, GenerationSpec
 from pipemax_spark.errors import OnError, RowFailedError
 from pipemax_spark.executor.client import EngineOptions, complete
 from pipemax_spark.executor.json_values import Parser
@@ -276,6 +276,3 @@ def task_label() -> str:
     if context is None:
         return "no task"
     return f"stage {context.stageId()} partition {context.partitionId()} attempt {context.attemptNumber()}"
-
-
-OVERRIDE_FIELDS = {field.name: field.type for field in OVERRIDES_TYPE}

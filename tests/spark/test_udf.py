@@ -3,10 +3,13 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import pytest
+from pyspark.sql.types import DataType
 
+from pipemax.serve.rows.arrow_rows import row_seed
 from pipemax_spark import pipemax_udf, register
 from pipemax_spark.errors import JobError
 from tests.fakes.engine import expected_text, fake_config
@@ -132,12 +135,108 @@ def test_the_sql_form_takes_ai_query_s_names(in_sql: Any) -> None:
         in_sql.sql("SELECT pipemax_test('') AS a").collect()
 
 
+@pytest.fixture(scope="module", params=["arrow", "pandas"])
+def form(request: pytest.FixtureRequest, spark: Any, engine_python: str) -> Iterator[Callable[..., Any]]:
+    """Registers a UDF of one of the two forms: Spark 4.0, which has no Arrow UDFs, takes the other one."""
+
+    def register_form(name: str, **options: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            if request.param == "pandas":
+                patch.delattr("pyspark.sql.functions.arrow_udf", raising=False)
+            register(spark, name, engine=fake_config(model="udf"), engine_python=engine_python, **options)
+        return spark
+
+    yield register_form
+    for name in ("pipemax_options", "pipemax_typed"):
+        spark.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {name}")
+
+
+@pytest.fixture(scope="module")
+def with_options(form: Callable[..., Any]) -> Any:
+    return form("pipemax_options", max_tokens=16)
+
+
+def test_a_struct_beside_the_prompt_holds_options_of_the_row(with_options: Any) -> None:
+    rows = with_options.sql(
+        """SELECT pipemax_options('one two three', CASE id WHEN 0 THEN NULL ELSE named_struct(
+            'max_tokens', nullif(id, 1), 'temperature', 0.0, 'stop', array(), 'seed', NULL) END).text AS text,
+          pipemax_options('four five', NULL).text AS other
+        FROM range(4)"""
+    ).collect()
+    assert [row["text"] for row in rows] == [expected_text("one two three", n) for n in (16, 16, 2, 3)]
+    assert {row["other"] for row in rows} == {"reply to four five"}
+
+
+def test_answers_are_remembered_with_the_options_that_they_had(with_options: Any) -> None:
+    rows = with_options.sql(
+        """SELECT pipemax_options('[[seed]]', named_struct('temperature', 0.5, 'seed', id)).text AS own,
+          pipemax_options('[[seed]]', named_struct('temperature', 0.5)).text AS derived
+        FROM range(4)"""
+    ).collect()
+    assert [row["own"] for row in rows] == ["0", "1", "2", "3"]
+    assert {row["derived"] for row in rows} == {str(row_seed(0, "[[seed]]", None))}, (
+        "equal rows, equal answers"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            "named_struct('max_token', 5)",
+            "have the field 'max_token'; give a struct with any of max_tokens, ",
+        ),
+        (
+            "named_struct('max_tokens', 'five')",
+            "option max_tokens of a row is of the type string; it must be int",
+        ),
+        ("named_struct('stop', 'x')", "option stop of a row is of the type string; it must be array<string>"),
+        ("'five'", "the options of a row are of the type string; give a struct"),
+        ("NULL, NULL", "it was given 3 columns"),
+    ],
+)
+def test_wrong_options_fail_the_query_with_their_name(with_options: Any, options: str, told: str) -> None:
+    with pytest.raises(Exception, match=told):
+        with_options.sql(f"SELECT pipemax_options('a', {options}) AS a").collect()
+
+
+def test_an_option_out_of_range_is_an_error_of_its_row(with_options: Any) -> None:
+    [row] = with_options.sql("SELECT pipemax_options('a', named_struct('top_p', 2)).error AS e").collect()
+    assert row["e"]["code"] == "invalid_parameter"
+
+
+def test_a_spark_type_is_the_type_of_the_parsed_answer(form: Callable[..., Any]) -> None:
+    ddl = (
+        "STRUCT<result: STRUCT<label: STRING NOT NULL, count: INT, price: DECIMAL(10,2), day: DATE, at: TIMESTAMP,"
+        " lines: ARRAY<STRUCT<n: BIGINT NOT NULL>>, share: FLOAT, by_shop: MAP<STRING, INT>>>"
+    )
+    spark = form("pipemax_typed", responseFormat=ddl, modelParameters={"max_tokens": 64})
+    answers = spark.sql(
+        "SELECT a.parsed, a.error FROM (SELECT pipemax_typed('word ' || id) AS a FROM range(3))"
+    )
+    assert answers.schema["parsed"].dataType == DataType.fromDDL(ddl)
+    for row in answers.collect():
+        assert row["error"] is None
+        result = row["parsed"]["result"]
+        assert isinstance(result["price"], Decimal)
+        assert result["day"].month == result["at"].month == 1
+        assert result["lines"][0]["n"] >= 0
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         ({}, "no model is named"),
         ({"engine": {"model": "fake", "polcy": 1}}, "unknown field 'polcy'"),
         ({"engine": {"model": "fake"}, "response_format": "{"}, "response-format is not JSON"),
+        (
+            {"engine": {"model": "fake"}, "response_format": "STRUCT<a: BINARY>"},
+            "response-format.a is binary",
+        ),
+        (
+            {"engine": {"model": "fake"}, "response_format": "STRUCT<a"},
+            "neither a JSON schema nor a Spark type",
+        ),
         ({"engine": {"model": "fake"}, "on_error": "skip"}, "on-error is 'skip'"),
         ({"endpoint": "fake", "model": "fake"}, "model is given twice"),
     ],
