@@ -320,6 +320,8 @@ class ServerStats:
     """``idle`` | ``prefill`` | ``decode`` | ``mixed``."""
     running_requests: int = 0
     waiting_requests: int = 0
+    open_sessions: int = 0
+    """Tasks that use the server now; those that wait for their engine count too."""
     kv_usage: float = 0.0
     """Share of the GPU's KV blocks in use, 0 to 1."""
     window_rows: int = 0

@@ -137,13 +137,27 @@ def find_executor() -> Executor:
 
 def server_files(executor: Executor, engine_python: str | None, log_dir: str | None) -> ServerFiles:
     """Return the files of the executor's server, and make their directories."""
-    directory = private_directory(Path(f"/tmp/pipemax-{os.getuid()}"))
+    directory = _servers_directory()
     process = executor.process
     key = f"{process.pid}:{process.start_ticks}:{engine_python or sys.executable}"
     name = hashlib.sha256(key.encode()).hexdigest()[:24]
     logs = Path(log_dir) if log_dir else directory
     logs.mkdir(parents=True, exist_ok=True)
     return ServerFiles(socket=directory / f"{name}.sock", log=logs / f"pipemax-engine-{name}.log")
+
+
+def files_of_all_servers(executor: Executor) -> list[ServerFiles]:
+    """Return the files of each server that this executor has ever started, one for each ``engine_python``."""
+    process = executor.process
+    owner = [process.pid, process.start_ticks, pid_namespace()]
+    found = []
+    for lock in sorted(_servers_directory().glob("*.lock")):
+        # Another task may have just made the file, or remove it.
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            if json.loads(lock.read_text()) == owner:
+                # The server's own log may lie elsewhere; nothing is read from it here.
+                found.append(ServerFiles(socket=lock.with_suffix(".sock"), log=lock.with_suffix(".log")))
+    return found
 
 
 def connect(files: ServerFiles) -> flight.FlightClient:
@@ -299,6 +313,10 @@ def _locked(path: Path, executor: ProcessIdentity, deadline_s: float) -> Iterato
         yield
     finally:
         os.close(fd)
+
+
+def _servers_directory() -> Path:
+    return private_directory(Path(f"/tmp/pipemax-{os.getuid()}"))
 
 
 def private_directory(directory: Path) -> Path:

@@ -61,7 +61,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             window=self._window, turns=self._turns, inputs=inputs, lifecycle=lifecycle
         )
         self._host = EngineHost(engine_factory, self._sessions, timings, gpus)
-        self._snapshots = ServerSnapshots(self._host, self._window, self._stats)
+        self._snapshots = ServerSnapshots(self._host, self._window, self._stats, self._sessions)
         self._reporter = Reporter(
             self._stats.collectors,
             self._snapshots.with_jobs_of,

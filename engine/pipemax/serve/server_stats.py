@@ -1,4 +1,4 @@
-"""The server's statistics at one instant: its engine, its window and its jobs, as ``wire.ServerStats``."""
+"""The server's statistics at one instant: its engine, window, sessions and jobs, as ``wire.ServerStats``."""
 
 import socket
 import time
@@ -7,16 +7,20 @@ from dataclasses import replace
 from pipemax.serve.engine_host import EngineHost
 from pipemax.serve.flow.credit import CreditWindow
 from pipemax.serve.job_stats import StatsBook
+from pipemax.serve.sessions import EngineSessions
 from pipemax.wire import CollectorAddress, ProcessIdentity, ServerStats
 
 
 class ServerSnapshots:
     """Takes snapshots of the server's statistics. Thread-safe."""
 
-    def __init__(self, host: EngineHost, window: CreditWindow, jobs: StatsBook) -> None:
+    def __init__(
+        self, host: EngineHost, window: CreditWindow, jobs: StatsBook, sessions: EngineSessions
+    ) -> None:
         self._host = host
         self._window = window
         self._jobs = jobs
+        self._sessions = sessions
         self._identity = ProcessIdentity.own()
         self._host_name = socket.gethostname()
 
@@ -43,6 +47,7 @@ class ServerSnapshots:
             phase=engine.phase,
             running_requests=engine.running_requests,
             waiting_requests=engine.waiting_requests,
+            open_sessions=self._sessions.num_open,
             kv_usage=engine.kv_usage,
             window_rows=self._window.rows if host.state == "ready" else 0,
             engine_metrics=engine.metrics,

@@ -8,7 +8,7 @@ import pytest
 import pipemax_spark
 
 
-@pytest.mark.parametrize("name", ["annotate", "annotate_table", "pipemax_udf", "register"])
+@pytest.mark.parametrize("name", ["annotate", "annotate_table", "pipemax_udf", "register", "stop_engines"])
 def test_the_package_gives_the_functions_that_users_call(name: str) -> None:
     function = getattr(pipemax_spark, name)
     assert callable(function)
