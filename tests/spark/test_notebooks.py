@@ -10,6 +10,8 @@ import matplotlib.pyplot as plt
 import pytest
 
 from tests.fakes.engine import fake_config
+from tests.fakes.engine_python import write_engine_python
+from tests.spark.processes import servers_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
@@ -44,21 +46,24 @@ def test_a_notebook_defines_nothing_and_keeps_no_output(notebook: Path) -> None:
     assert not any(cell.get("outputs") for cell in cells)
 
 
-def test_the_notebook_labels_its_table_and_draws_it(
-    spark: Any, engine_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_notebook_runs_the_job_draws_what_came_out_and_stops_its_engine(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(REPOSITORY)
     matplotlib.use("agg")
     parameters = {
         "engine": fake_config(model="notebook"),
-        "engine_python": engine_python,
+        "engine_python": write_engine_python(tmp_path / "python"),
         "output": str(tmp_path / "labelled"),
         "num_rows": 60,
     }
     names = run(REPOSITORY / "notebooks" / "annotate.ipynb", parameters)
+    assert (names["summary"].rows_out, names["summary"].rows_error) == (60, 0)
+    assert "Rows out" in names["summary"]._repr_html_()
     rows = names["labelled"].collect()
     assert len(rows) == len({row["package"] for row in rows}) == 60
-    assert all(row["a"]["error"] is None and row["a"]["parsed"]["section"] for row in rows)
+    assert all(row["annotation"]["parsed"]["section"] for row in rows)
     assert names["by_section"]["rows"].sum() <= 60
     assert names["figure"].axes[0].get_title() == "the 15 commonest sections"
     plt.close(names["figure"])
+    assert not servers_of(parameters["engine_python"])
