@@ -144,7 +144,7 @@ class PinnedHostPool:
                 raise EngineStartError(
                     f"the host KV pool of {num_bytes / GIB:.1f} GiB cannot be pinned, the limit on locked memory "
                     f"(ulimit -l) is {_locked_memory_limit()}: {error}"
-                ) from error
+                ) from None  # the one cause that is recorded: CUDA's own words name no remedy
             self._registered.append(address + begin)
 
 

@@ -63,4 +63,4 @@ def test_no_step_looks_at_blocked_requests() -> None:
     while "free" in core.scheduler.requests:
         core.step()
     assert core.outputs["free"] == expected_output([5, 6, 7], 4)
-    assert handled == []
+    assert not [request_id for request_id in handled if request_id.startswith("blocked")]
