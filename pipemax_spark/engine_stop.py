@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import TYPE_CHECKING
@@ -184,13 +184,19 @@ def _rows_within(frame: "DataFrame", deadline_s: float) -> "list[Row]":
     """Return the frame's rows, or none if that takes longer: then its tasks are cancelled."""
     spark, tag = frame.sparkSession, f"pipemax-stop-{uuid.uuid4().hex}"
     is_done, is_late = threading.Event(), threading.Event()
+    add_tag, remove_tag = spark.addTag, spark.removeTag
+    cancel_tag: Callable[[str], object] = spark.interruptTag
+    if getattr(spark, "_jvm", None) is not None:
+        # A classic session knows its tags only in the thread that has added them.
+        context = spark.sparkContext
+        add_tag, remove_tag, cancel_tag = context.addJobTag, context.removeJobTag, context.cancelJobsWithTag
 
     def cancel() -> None:
         while not is_done.wait(max(_CANCEL_PERIOD_S, deadline_s - time.monotonic())):
             is_late.set()
-            spark.interruptTag(tag)
+            cancel_tag(tag)
 
-    spark.addTag(tag)
+    add_tag(tag)
     threading.Thread(target=cancel, name="pipemax-stop", daemon=True).start()
     try:
         return frame.collect()
@@ -200,4 +206,4 @@ def _rows_within(frame: "DataFrame", deadline_s: float) -> "list[Row]":
         raise
     finally:
         is_done.set()
-        spark.removeTag(tag)
+        remove_tag(tag)

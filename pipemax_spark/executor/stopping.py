@@ -33,8 +33,8 @@ _COLUMNS = pa.schema(
     ]
 )
 _ANSWER_S = 5.0
-END_S = 60.0
-"""A server that takes longer to end is killed. It gives its engine 30 s to close, and kills that itself then."""
+END_S = 120.0
+"""A server that takes longer to end is killed. It gives its engine 90 s to close, and kills that itself then."""
 _POLL_S = 0.05
 
 

@@ -75,9 +75,9 @@ def test_an_engine_in_use_is_stopped_only_by_force_and_its_tasks_start_it_again(
     job = threading.Thread(daemon=True, target=lambda: answers.extend(texts(2, **options)))
     job.start()
     wait_until(lambda: servers_of(own_python), 60, "the engine's start")
+    # An engine that no task has asked yet is not in use: it is stopped, and the tasks start another.
+    wait_until(lambda: in_use(spark), 60, "tasks that use the engine")
     (server,) = servers_of(own_python)
-    wait_until(lambda: in_use(spark), 30, "tasks that use the engine")
-    assert server.is_running()
     stopped = stop_engines(spark, force=True)
     assert stopped.engines >= 1
     assert not server.is_running()
