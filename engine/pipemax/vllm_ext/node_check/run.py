@@ -1,8 +1,8 @@
 """Check an engine under PipeMax on the machine that it runs on, before it is given any row.
 
     copies      known bytes through every lane of every worker, compared byte for byte
-    tokens      some prompts without any eviction, then again through a GPU pool so small that all of them have to leave
-                it and come back: with poison under every prefetch, and as the engine will run
+    tokens      some prompts without any eviction, then again through a GPU pool so small that they have to leave it
+                and come back: with poison under every prefetch, and as the engine will run
     overlap     the share of the prefetches' time that steps did not wait for, of the last of these runs
 
 The engine must have nothing else to do. Its pools are overwritten, and it is left empty.
@@ -41,6 +41,9 @@ _MOST_PROMPTS, _FEWEST_PROMPTS = 24, 4
 _MOST_TOKENS = 256
 """Of a prompt and its output."""
 _OUTPUT_TOKENS = 24
+_PROMPTS_PER_PREFETCH = 3
+"""At most. In pools of a few dozen blocks many requests end before they have to leave; in others each leaves once or
+more."""
 _LIKELIEST = 5
 """Tokens whose log probabilities are asked for, at each position."""
 _SHARE_OF_POOL = 0.8
@@ -190,8 +193,8 @@ class _TokenCheck:
     ) -> CheckPart:
         counts = copy_counts(self._engine)
         moved = f"{counts['evictions']:.0f} evictions, {counts['prefetched_blocks']:.0f} blocks prefetched"
-        if counts["prefetches"] < len(reference):
-            return CheckPart(name=name, passed=False, detail=f"not every request left the GPU: {moved}")
+        if counts["prefetches"] < len(reference) // _PROMPTS_PER_PREFETCH:
+            return CheckPart(name=name, passed=False, detail=f"too few requests left the GPU: {moved}")
         compared = compare(reference, answers, tolerance=tolerance)
         return CheckPart(
             name=name, passed=not compared.wrong, detail=f"{_describe(compared, len(reference))}; {moved}"
