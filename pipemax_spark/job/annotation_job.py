@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 _SMALL_BATCH_ROWS = 500_000
 """So many rows' ids, or the hashes of their content, are some 50 MB in each executor."""
-_IDENTITY_COLUMNS = "identityColumns"
 
 
 class AnnotationJob:
@@ -233,7 +232,7 @@ class AnnotationJob:
     def _outcomes(self, checked: Checked, work: WorkDirectory) -> Outcomes:
         options = self._options
         if self._is_empty or not (options.retry_errors or options.redo_changed):
-            if _IDENTITY_COLUMNS in self._table.features():
+            if self._table.takes_one_append_at_a_time:
                 return StagedOutcomes(self._table, work.outcomes_path)
             return AppendedOutcomes(self._table)
         outcomes = ReplacingOutcomes(

@@ -72,7 +72,8 @@ class Claim:
             # A run that was skipped here must claim no other lane, or two runs could refuse each other.
             if self.table.find_commit(first.note, since_version=self.epoch - 1) is None:
                 return False
-            with ThreadPoolExecutor(len(others), thread_name_prefix="pipemax-claim") as pool:
+            num_at_once = 1 if self.table.takes_one_append_at_a_time else len(others)
+            with ThreadPoolExecutor(num_at_once, thread_name_prefix="pipemax-claim") as pool:
                 for append in [pool.submit(self.table.append, nothing, claim) for claim in others]:
                     append.result()
         except CommitRefusedError:

@@ -142,6 +142,11 @@ class DeltaTable:
     def properties(self) -> dict[str, str]:
         return dict(self._detail()["properties"])
 
+    @property
+    def takes_one_append_at_a_time(self) -> bool:
+        """Whether overlapping appends conflict: each commit to a table with an identity column changes its metadata."""
+        return "identityColumns" in self.features()
+
     def features(self) -> frozenset[str]:
         """Return the features that the table's protocol listed when the table was first looked up.
 

@@ -23,6 +23,7 @@ class TableInMemory:
     """A Delta table of ints, one a commit; each of its operations pauses at random."""
 
     name = "table"
+    takes_one_append_at_a_time = False
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)

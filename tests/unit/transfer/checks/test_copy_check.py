@@ -104,7 +104,7 @@ def test_right_copies_pass_and_are_timed() -> None:
         (DropsAStore, ["stores", "saves", "steps in flight together"]),
         (
             TakesTheNeighboursBlock,
-            ["prefetches", "later prefetches", "a damaged copy"],
+            ["prefetches", "later prefetches", "steps in flight together", "a damaged copy"],
         ),
         (
             DamagesWhatItCopies,
