@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.stopping import END_S, VISIT_SCHEMA, Visit, is_own_name
-from pipemax_spark.spark_session import is_local
+from pipemax_spark.spark_session import is_connect, is_local
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -132,7 +132,7 @@ def _visit_executors(
 
 def _executors(spark: "SparkSession") -> list[_Executor] | None:
     """Return the executors that Spark has now (in local mode, the driver); None over Spark Connect."""
-    if getattr(spark, "_jvm", None) is None:
+    if is_connect(spark):
         return None
     listed = spark.sparkContext._jsc.sc().statusStore().executorList(True)
     executors = [
@@ -186,7 +186,7 @@ def _rows_within(frame: "DataFrame", deadline_s: float) -> "list[Row]":
     is_done, is_late = threading.Event(), threading.Event()
     add_tag, remove_tag = spark.addTag, spark.removeTag
     cancel_tag: Callable[[str], object] = spark.interruptTag
-    if getattr(spark, "_jvm", None) is not None:
+    if not is_connect(spark):
         # A classic session knows its tags only in the thread that has added them.
         context = spark.sparkContext
         add_tag, remove_tag, cancel_tag = context.addJobTag, context.removeJobTag, context.cancelJobsWithTag

@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipemax_spark.spark_session import is_connect
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -87,7 +89,7 @@ def _announced_slots_per_executor(spark: "SparkSession") -> int:
 
 
 def _present_slots(spark: "SparkSession") -> int:
-    if hasattr(spark, "sparkContext"):
+    if not is_connect(spark):
         cores: int = spark.sparkContext.defaultParallelism
     else:
         from pyspark.sql import functions as F  # noqa: N812

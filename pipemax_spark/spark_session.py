@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipemax_spark.errors import JobError
 
@@ -128,6 +128,11 @@ def _ready(session: "SparkSession") -> "SparkSession":
     return session
 
 
+def is_connect(session: "SparkSession") -> bool:
+    """Tell whether this is a session over Spark Connect, which has no JVM and no ``sparkContext`` here."""
+    return getattr(session, "_jvm", None) is None
+
+
 def is_local(session: "SparkSession") -> bool:
     """Tell whether all of the session's tasks run on this machine, in the driver."""
     return re.match(r"local(\[|$)", session.conf.get("spark.master") or "") is not None
@@ -204,9 +209,9 @@ def _delta_package(spark_version: str) -> str | None:
 
 def check_session(session: "SparkSession") -> None:
     """Raise ``JobError`` if the job cannot run in this session: it is a Spark Connect session, or it has no Delta."""
-    jvm = getattr(session, "_jvm", None)
-    if jvm is None:
+    if is_connect(session):
         raise JobError(f"this is a Spark Connect session. {_NEEDS_CLASSIC}")
+    jvm: Any = session._jvm
     if jvm.org.apache.spark.util.Utils.classIsLoadable(_EXTENSION):
         return
     package = _delta_package(session.version)

@@ -33,7 +33,7 @@ class _Rule:
     condition: str
     """SQL that is true for a row that fits."""
     name: str
-    """For people."""
+    """How the rule is named in messages."""
 
 
 def holds_annotations(schema: "StructType") -> bool:

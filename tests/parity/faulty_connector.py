@@ -9,13 +9,11 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from pipemax.domain.units import HostBlockId
 from pipemax.transfer.backend import CopyBackend
+from pipemax.transfer.checks.poisoned_prefetches import NAN_BYTE
 from pipemax.transfer.commands import BlockPrefetch
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool
 from pipemax.transfer.layout import ByteRows
 from pipemax.vllm_ext.worker.connector import PipeMaxConnector
-
-NAN_BYTE = 0xFF
-"""All bits set is NaN in every KV dtype."""
 
 
 class Fault(Enum):

@@ -96,7 +96,9 @@ def test_an_interrupted_call_stops_its_tasks_and_the_same_call_does_the_rest(
 ) -> None:
     run, annotate = call
     run.write_input([(i, f"word {i}") for i in range(3_000)])
-    slow = fake_config(model="interrupted", tokens_per_s=3_000)
+    held = run.directory / "held"
+    held.touch()
+    slow = fake_config(model="interrupted", held_by=str(held))
     has_ended = threading.Event()
 
     def interrupt() -> None:

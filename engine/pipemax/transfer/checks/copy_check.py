@@ -4,8 +4,8 @@ Each check overwrites what it is going to compare before the copy, so nothing pa
 one damages a byte on purpose and must be told of exactly that block. Then the same copies are timed, beside torch's
 plain copy of as many bytes between the same two pools, which is the best that the link gives to one copy.
 
-Needs torch alone. The stage must be idle: both pools are overwritten, and zero where
-they were, as vLLM leaves memory that no token has filled: kernels may multiply what is there by zero.
+It needs only torch. The stage must be idle, because the check overwrites both pools. At the end it sets what it wrote
+to zero: kernels may multiply memory that no token has filled by zero, which leaves NaN as it is.
 """
 
 import random
@@ -81,7 +81,7 @@ class _Checker:
         self._layout = layout
         self._gpu = gpu_rows
         self._host = host_rows
-        # vLLM's null block is left alone, and a pattern has a target apart from its source.
+        # Without block 0, vLLM's null block; prefetches go to other blocks than the stores came from.
         num_blocks = min((len(gpu_rows) - 1) // 2, len(host_rows), max(1, _MAX_BYTES // layout.block_bytes))
         if num_blocks < 1:
             raise ValueError(

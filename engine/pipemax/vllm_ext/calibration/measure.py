@@ -8,7 +8,7 @@ time; so what is measured is what will be predicted. The engine must have nothin
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -202,12 +202,19 @@ def wave_limits(vllm_config: VllmConfig, most_wave_tokens: int | None = None) ->
     )
 
 
+def random_tokens(rng: Random, count: int, vocabulary: int) -> list[int]:
+    """Return random token ids, so that no two prompts share a prefix: a found prefix would not be computed."""
+    most = min(_MOST_TOKEN_ID, vocabulary - 1)
+    least = min(_LEAST_TOKEN_ID, most)
+    return [rng.randint(least, most) for _ in range(count)]
+
+
 class _WaveRunner:
     """Sends requests of given lengths and steps the engine until they have ended."""
 
     def __init__(self, engine: LLMEngine, vllm_config: VllmConfig) -> None:
         self._engine = engine
-        self._most_token_id = min(_MOST_TOKEN_ID, vllm_config.model_config.get_vocab_size() - 1)
+        self._vocabulary = vllm_config.model_config.get_vocab_size()
         self._rng = Random(0)
         self._numbers = iter(range(1 << 62))
 
@@ -228,7 +235,7 @@ class _WaveRunner:
                 detokenize=False,
                 output_kind=RequestOutputKind.DELTA,
             )
-            prompt = [*self._random_tokens(prompt_tokens)]
+            prompt = random_tokens(self._rng, prompt_tokens, self._vocabulary)
             names.append(f"calibrate-{next(self._numbers)}")
             self._engine.add_request(names[-1], tokens_input(prompt), sampling)
         heard_s: list[float] = []
@@ -239,8 +246,3 @@ class _WaveRunner:
             if self._engine.step():
                 heard_s.append(time.perf_counter())
         return [after - before for before, after in pairwise(heard_s)]
-
-    def _random_tokens(self, count: int) -> Iterator[int]:
-        """Yield random token ids, so that no two prompts share a prefix: a found prefix would not be computed."""
-        least = min(_LEAST_TOKEN_ID, self._most_token_id)
-        return (self._rng.randint(least, self._most_token_id) for _ in range(count))

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,8 @@ def known_calibration(config: EngineConfig, vllm_config: VllmConfig) -> Calibrat
 def remember_calibration(config: EngineConfig, vllm_config: VllmConfig, calibration: Calibration) -> None:
     """Keep the calibration for the next start. A cache that cannot be written only costs a warning."""
     path = cache_path(config, vllm_config)
-    draft = path.with_suffix(f".{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_calibration(draft, calibration)
-        draft.replace(path)  # two engines may start at once
+        write_cache_file(path, lambda draft: save_calibration(draft, calibration))
     except OSError as error:
         log.warning("the calibration cannot be kept in %s, so the next start measures again: %s", path, error)
     else:
@@ -92,6 +90,14 @@ def cache_file(directory: str, config: EngineConfig, facts: dict[str, Any], *, s
     slug = re.sub(r"[^a-z0-9.]+", "-", model_name(config).lower()).strip("-")
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "pipemax" / directory / f"{slug}--{digest}{suffix}"
+
+
+def write_cache_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Have ``write`` make the file under another name, and put it in place whole: two engines may start at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}")
+    write(draft)
+    draft.replace(path)
 
 
 def model_name(config: EngineConfig) -> str:

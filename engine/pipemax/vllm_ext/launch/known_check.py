@@ -6,7 +6,6 @@ one. ``$XDG_CACHE_HOME/pipemax/node-checks`` (``~/.cache`` by default) is a cach
 
 import json
 import logging
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +14,7 @@ from vllm.config import VllmConfig
 
 import pipemax
 from pipemax.config import EngineConfig
-from pipemax.vllm_ext.launch.known_calibration import cache_file, engine_facts
+from pipemax.vllm_ext.launch.known_calibration import cache_file, engine_facts, write_cache_file
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ class CheckPart:
     name: str
     passed: bool
     detail: str
-    """One line, for people."""
+    """What was seen, in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +76,9 @@ def kept_check(config: EngineConfig, vllm_config: VllmConfig) -> NodeCheck | Non
 def keep_check(config: EngineConfig, vllm_config: VllmConfig, check: NodeCheck) -> Path | None:
     """Keep the check for the next start; return its file. One that cannot be kept only costs a warning."""
     path = check_path(config, vllm_config)
-    draft = path.with_suffix(f".{os.getpid()}")
+    text = json.dumps(asdict(check), indent=1) + "\n"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(asdict(check), indent=1) + "\n", encoding="utf-8")
-        draft.replace(path)  # two engines may start at once
+        write_cache_file(path, lambda draft: draft.write_text(text, encoding="utf-8"))
     except OSError as error:
         log.warning("the check cannot be kept in %s, so the next start checks again: %s", path, error)
         return None

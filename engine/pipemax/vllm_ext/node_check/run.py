@@ -28,6 +28,7 @@ from pipemax import __version__
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.errors import EngineStartError
 from pipemax.domain.units import ceil_div
+from pipemax.vllm_ext.calibration.measure import random_tokens
 from pipemax.vllm_ext.core_calls import copy_counts, resize_gpu, take_profile
 from pipemax.vllm_ext.launch.forecast import runtime_settings
 from pipemax.vllm_ext.launch.known_calibration import device_name, model_name
@@ -154,8 +155,7 @@ class _TokenCheck:
             num_blocks += self._blocks(num_tokens)
             if num_blocks > self._room:
                 break
-            # Special tokens usually have the lowest ids.
-            prompts.append([rng.randrange(min(10, vocabulary - 1), vocabulary) for _ in range(num_tokens)])
+            prompts.append(random_tokens(rng, num_tokens, vocabulary))
         return prompts
 
     def _blocks(self, prompt_tokens: int) -> int:

@@ -98,7 +98,7 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         self._resources.callback(self._transfers.close)
         self._stage = _Stage(self._transfers, layout, gpu_rows, pool.tensor)
         if self._settings.offloads_per_layer:
-            self._offload_per_layer(self._transfers, layout, gpu_rows, pool.tensor, stream=None)
+            self._offload_per_layer(self._stage, stream=None)
 
     def _start_on_gpu(self, layout: BlockLayout, gpu_rows: torch.Tensor) -> None:
         _check_block_tokens(layout, self._vllm_config.cache_config.block_size)
@@ -115,23 +115,14 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         assert isinstance(device, CudaDevice), device
         self._stage = _Stage(transfers, layout, gpu_rows, device.host_rows)
         if self._settings.offloads_per_layer:
-            stream = device.stream(Lane.STORE)
-            self._offload_per_layer(transfers, layout, gpu_rows, device.host_rows, stream=stream)
+            self._offload_per_layer(self._stage, stream=device.stream(Lane.STORE))
 
-    def _offload_per_layer(
-        self,
-        transfers: StepTransfers,
-        layout: BlockLayout,
-        gpu_rows: torch.Tensor,
-        host_rows: torch.Tensor,
-        *,
-        stream: torch.cuda.Stream | None,
-    ) -> None:
+    def _offload_per_layer(self, stage: _Stage, *, stream: torch.cuda.Stream | None) -> None:
         self._transfers = self._per_layer = PerLayerSteps(
-            transfers,
-            layout,
-            gpu_rows,
-            host_rows,
+            stage.transfers,
+            stage.layout,
+            stage.gpu_rows,
+            stage.host_rows,
             max_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
             steps_in_flight=self._vllm_config.max_concurrent_batches,
             stream=stream,

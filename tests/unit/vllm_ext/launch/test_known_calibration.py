@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from pipemax.config import EngineConfig
 from pipemax.control.controller_config import StageConfig
 from pipemax.control.times.calibration import Calibration, save_calibration
 from pipemax.domain.step_times import StepTimeModel
@@ -19,19 +18,10 @@ from pipemax.vllm_ext.launch.known_calibration import (
     remember_calibration,
 )
 from pipemax.vllm_ext.launch.vllm_config import make_vllm_config
+from tests.unit.vllm_ext.launch.demo_config import DEMO_MODEL
+from tests.unit.vllm_ext.launch.demo_config import two_stages as config
 
-DEMO_MODEL = str(Path(__file__).parents[4] / "examples" / "model")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-def config(**values: object) -> EngineConfig:
-    defaults = {"model": DEMO_MODEL, "policy": "pipemax", "pipeline_parallel_size": 2, "max_model_len": 512}
-    return EngineConfig.parse(defaults | values)
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def calibration(kv_bytes: list[int], measured: str = "by hand") -> Calibration:

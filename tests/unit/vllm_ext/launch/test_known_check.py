@@ -12,21 +12,12 @@ from pipemax.vllm_ext.launch.forecast import forecast
 from pipemax.vllm_ext.launch.known_check import CheckPart, NodeCheck, check_path, keep_check, kept_check
 from pipemax.vllm_ext.launch.vllm_config import make_vllm_config
 from pipemax.vllm_ext.node_check.run import check_at_start
+from tests.unit.vllm_ext.launch.demo_config import two_stages as config
 
-DEMO_MODEL = str(Path(__file__).parents[4] / "examples" / "model")
+pytestmark = pytest.mark.usefixtures("cache")
+
 NO_ENGINE: Any = None
 """What is known already needs none."""
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-def config(**values: object) -> EngineConfig:
-    defaults = {"model": DEMO_MODEL, "policy": "pipemax", "pipeline_parallel_size": 2, "max_model_len": 512}
-    return EngineConfig.parse(defaults | values)
 
 
 def node_check(*, passed: bool) -> NodeCheck:
