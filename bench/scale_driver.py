@@ -4,8 +4,9 @@
     python bench/scale_driver.py samples [--days 7] [--engines 200] [--period 10]
 
 ``reports``: a process of its own sends made-up reports over Flight to a collector that runs as in a job, with progress
-and the Parquet file. After one report each of ``--tasks`` tasks, it sends one report a second of each engine, then as
-many of new tasks, and the CPU time of the collector's process is measured.
+and the Parquet file. After one report each of ``--tasks`` tasks, it reports for each engine once a second, or as seldom
+as the collector asks (``engines``); then once a second whatever the collector asks (``unpaced``); then as many reports,
+each of a new task (``tasks``). The CPU time of the collector's process is measured.
 
 ``samples``: the reports of ``--days`` days are given to the collector as fast as it takes them, ``--period`` seconds
 apart, with a sample after each round, and the process's memory is measured. Fewer, longer periods keep as much as one a
@@ -25,15 +26,16 @@ from typing import Any
 import psutil
 from pyarrow import flight
 
-from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobStats, ServerStats
+from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobOutlook, JobStats, ServerStats
 from pipemax_spark.executor.task_reports import TASK_ENDED_STATE
 from pipemax_spark.monitor.collector import Collector
 from pipemax_spark.monitor.engine_log import EngineLog
 from pipemax_spark.monitor.error_limits import ErrorLimits
-from pipemax_spark.monitor.plot import plot
+from pipemax_spark.monitor.plot_process import draw_plot
 from pipemax_spark.monitor.progress import SHOWN_METRICS, Progress
 
 JOB_ID = "job"
+PHASES = ("engines", "unpaced", "tasks")
 PARTS = ("start_up", "wait", "prefill", "decode", "prefetch_stall", "drain")
 MIB = 2**20
 
@@ -74,24 +76,26 @@ def send_reports(address: CollectorAddress, args: argparse.Namespace, phases: An
     client = flight.FlightClient(f"grpc+tcp://{address.host}:{address.port}")
     options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {address.token}".encode())])
 
-    def send(stats: ServerStats) -> None:
-        list(client.do_action(flight.Action(COLLECTOR_ACTION_STATS, stats.to_bytes()), options))
+    def send(stats: ServerStats) -> float:
+        """Return after how many seconds the next report is wanted."""
+        answers = list(client.do_action(flight.Action(COLLECTOR_ACTION_STATS, stats.to_bytes()), options))
+        return JobOutlook.from_bytes(answers[0].body.to_pybytes()).report_after_s
 
     for number in range(args.tasks):
         send(task_report(number))
-    for phase in ("engines", "tasks"):
+    for phase in PHASES:
         sent, began_s = 0, time.monotonic()
+        due_s = [number / args.engines for number in range(args.engines)]
         phases.put((phase, "began", sent, began_s))
         while (age_s := time.monotonic() - began_s) < args.seconds:
-            if sent > age_s * args.engines:
+            number = min(range(args.engines), key=due_s.__getitem__)
+            if due_s[number] > age_s:
                 time.sleep(0.5 / args.engines)
                 continue
             is_task = phase == "tasks"
-            send(
-                task_report(args.tasks + sent)
-                if is_task
-                else engine_report(sent % args.engines, time.time(), age_s)
-            )
+            stats = task_report(args.tasks + sent) if is_task else engine_report(number, time.time(), age_s)
+            asked_s = send(stats)
+            due_s[number] += max(1.0, asked_s) if phase == "engines" else 1.0
             sent += 1
         phases.put((phase, "ended", sent, time.monotonic()))
 
@@ -106,7 +110,7 @@ def measure_reports(args: argparse.Namespace, directory: Path) -> dict[str, floa
         sender = context.Process(target=send_reports, args=(collector.address, args, phases))
         sender.start()
         errors = args.tasks
-        for phase in ("engines", "tasks"):
+        for phase in PHASES:
             _, _, _, began_s = phases.get()
             cpu_s = time.process_time()
             _, _, sent, ended_s = phases.get()
@@ -142,7 +146,7 @@ def measure_samples(args: argparse.Namespace, directory: Path) -> dict[str, floa
         gc.collect()
         held = process.memory_info().rss
     plot_began_s = time.time()
-    plot(progress.tracks.by_server, directory / "throughput.png")
+    draw_plot(progress.tracks.by_server, directory / "throughput.png")
     return {
         "engines": args.engines,
         "days": args.days,

@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 PACKAGE_VERSION = pipemax.__version__
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Incremented whenever a schema or message below changes its meaning; both sides must agree exactly."""
 
 VERSION_METADATA = {
@@ -285,13 +285,15 @@ class JobStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutlook:
-    """A collector's answer to a server's report: how much of its job is still to come, over all engines."""
+    """A collector's answer to a report: how much of its job is still to come, over all engines."""
 
     job_id: str
     rows_left: int
     """Rows that no engine has received yet, as far as the reports tell."""
     engines: int
     """Servers that report."""
+    report_after_s: float = 0.0
+    """The sender's next report is not wanted earlier, so that many senders do not keep the driver busy."""
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -14,7 +14,7 @@ from typing import Self
 import pyarrow as pa
 from pyarrow import flight
 
-from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobStats, ServerStats
+from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobOutlook, JobStats, ServerStats
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +32,15 @@ def is_from_task(stats: ServerStats) -> bool:
 
 
 class TaskReporter:
-    """Sends at most one report every two seconds, and a last one at exit if there was any. Used by one thread."""
+    """Sends a report at most once a period, and a last one at exit if there was any. Used by one thread.
 
-    def __init__(self, collector: CollectorAddress | None, job_id: str) -> None:
+    A collector that hears many tasks asks for fewer.
+    """
+
+    def __init__(
+        self, collector: CollectorAddress | None, job_id: str, *, period_s: float = _PERIOD_S
+    ) -> None:
+        self._period_s = period_s
         self._collector = collector
         self._job_id = job_id
         self._reporter_id = f"task:{uuid.uuid4().hex}"
@@ -60,7 +66,7 @@ class TaskReporter:
             self._examples.setdefault(code, message)
             self._has_news = True
         if self._has_news and time.monotonic() >= self._not_before_s:
-            self._not_before_s = time.monotonic() + _PERIOD_S
+            self._not_before_s = time.monotonic() + self._period_s
             self._report(TASK_STATE)
 
     def _report(self, state: str) -> None:
@@ -86,7 +92,10 @@ class TaskReporter:
                     # The driver is never behind the web proxy that the environment may name.
                     generic_options=[("grpc.enable_http_proxy", 0)],
                 )
-            list(self._client.do_action(flight.Action(COLLECTOR_ACTION_STATS, stats.to_bytes()), options))
+            action = flight.Action(COLLECTOR_ACTION_STATS, stats.to_bytes())
+            for answer in self._client.do_action(action, options):
+                wait_s = JobOutlook.from_bytes(answer.body.to_pybytes()).report_after_s
+                self._not_before_s = max(self._not_before_s, time.monotonic() + wait_s)
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             log.warning("the collector cannot be reached, this task reports no more: %s", error)
             self._collector = None

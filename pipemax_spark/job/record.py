@@ -7,11 +7,12 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pipemax_spark.errors import cause_of
+from pipemax_spark.errors import JobError, cause_of
 from pipemax_spark.job.checks import Checked
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.run import Run
 from pipemax_spark.monitor.findings import CommittedTotals, find_results, totals_of_spec
+from pipemax_spark.monitor.plot_process import draw_plot
 from pipemax_spark.monitor.summary import Findings, Summary, print_report
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.storage.hadoop import write_file
@@ -127,13 +128,11 @@ class RunRecord:
         account = {part: round(seconds, 3) for part, seconds in run.time_account().items()}
         summary = replace(summary, time_account_s=account)
         try:
-            from pipemax_spark.monitor.plot import plot
-
-            plot(run.tracks, run_dir / "throughput.png")
+            draw_plot(run.tracks, run_dir / "throughput.png")
             artifacts.append(run_dir / "throughput.png")
             places["Plot"] = str(run_dir / "throughput.png")
-        except ImportError as error:
-            self.terminal.warn(f"no plot was drawn, for matplotlib is not installed ({error})")
+        except JobError as error:
+            self.terminal.warn(str(error))
         summary = replace(summary, mlflow_run_id=tracker.run_id)
         write_file(str(artifacts[0]), summary.to_json(), self.spark)
         findings = replace(self._find(totals), advice=advice)

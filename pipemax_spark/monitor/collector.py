@@ -17,13 +17,19 @@ from pyarrow import flight
 from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobOutlook, JobStats, ServerStats
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.task_reports import is_from_task
-from pipemax_spark.monitor.report_totals import ReportTotals, Totals
+from pipemax_spark.monitor.report_totals import SILENT_S, ReportTotals, Totals
 from pipemax_spark.monitor.time_accounts import TimeAccounts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
+
+_REPORTS_PER_S = 25
+"""Reports of engine servers, and as many of tasks, that the collector asks for. A report costs about 1.4 ms of CPU."""
+_LONGEST_SERVER_WAIT_S = SILENT_S / 3
+_LONGEST_TASK_WAIT_S = 30.0
+"""Error limits are checked with what the tasks have reported."""
 
 
 class Collector:
@@ -118,16 +124,22 @@ class Collector:
         """Return how many rows the roomiest engine has room for; None before the first has loaded."""
         return max((server.window_rows for server in self.servers()), default=0) or None
 
-    def outlook(self) -> JobOutlook | None:
+    def outlook(self, *, for_task: bool = False) -> JobOutlook | None:
         """Return what is left for the engines; None if the job's size is not known."""
         with self._lock:
             if self._rows_total is None:
                 return None
             now_s = time.monotonic()
+            engines = self._totals.num_servers(now_s=now_s)
+            if for_task:
+                report_after_s = min(_LONGEST_TASK_WAIT_S, self._totals.num_tasks() / _REPORTS_PER_S)
+            else:
+                report_after_s = min(_LONGEST_SERVER_WAIT_S, engines / _REPORTS_PER_S)
             return JobOutlook(
                 job_id=self._job_id,
                 rows_left=max(0, self._rows_total - self._totals.rows_taken(now_s=now_s)),
-                engines=self._totals.num_servers(now_s=now_s),
+                engines=engines,
+                report_after_s=report_after_s,
             )
 
     def job_of(self, stats: ServerStats) -> JobStats:
@@ -151,7 +163,7 @@ class Collector:
     def _answer(self, stats: ServerStats) -> JobOutlook | None:
         self._take(stats)
         if is_from_task(stats):
-            return None
+            return self.outlook(for_task=True)
         if self._on_report is not None:
             self._on_report(stats, self.job_of(stats))
         return self.outlook()

@@ -5,11 +5,14 @@ fewer, so that all tracks together hold about ``MAX_REPORTS``. Beyond that, ever
 dropped: weeks stay as readable as minutes.
 """
 
+import json
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
-from typing import Any
+from typing import Any, Self
+
+import pyarrow as pa
 
 from pipemax.wire import JobStats, ServerStats
 
@@ -79,16 +82,28 @@ class EngineTrack:
             rates[i] = (self.rows_done[i] - self.rows_done[first]) / (at_s - self.reported_s[first])
         return rates
 
+    def to_arrow(self, server_id: str) -> pa.Table:
+        """Return the columns by name, with ``server_id`` and the phases' names as the schema's metadata."""
+        metadata = {"server_id": server_id, "phase_names": json.dumps(self.phase_names)}
+        columns = dict(zip(_COLUMN_NAMES, map(pa.array, self._columns()), strict=True))
+        return pa.table(columns).replace_schema_metadata(metadata)
+
+    @classmethod
+    def from_arrow(cls, table: pa.Table) -> tuple[str, Self]:
+        """Return the server's id and its track."""
+        track = cls(phase_names=json.loads(table.schema.metadata[b"phase_names"]))
+        for name, column in zip(_COLUMN_NAMES, track._columns(), strict=True):
+            column.extend(table[name].to_pylist())
+        return table.schema.metadata[b"server_id"].decode(), track
+
     def _columns(self) -> "Sequence[array[Any]]":
-        return (
-            self.reported_s,
-            self.rows_done,
-            self.kv_usage,
-            self.host_kv_usage,
-            self.predicted_step_s,
-            self.measured_step_s,
-            self.phase_number,
-        )
+        return [getattr(self, name) for name in _COLUMN_NAMES]
+
+
+_COLUMN_NAMES = (
+    *("reported_s", "rows_done", "kv_usage", "host_kv_usage"),
+    *("predicted_step_s", "measured_step_s", "phase_number"),
+)
 
 
 class EngineTracks:

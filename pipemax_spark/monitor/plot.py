@@ -1,10 +1,16 @@
-"""Plot a run: each engine's rows per second, its phases over its KV use, and its step times."""
+"""Plot a run: each engine's rows per second, its phases over its KV use, and its step times.
 
+``python -m pipemax_spark.monitor.plot PATH`` reads the engines' tracks from standard input, an Arrow stream of each.
+"""
+
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from pipemax_spark.monitor.engine_tracks import EngineTrack
 
@@ -29,7 +35,7 @@ _MOST_SHOWN = 4
 
 
 def plot(by_server: Mapping[str, EngineTrack], path: Path) -> None:
-    """Write the plot of the servers' tracks as PNG. Raise ``ImportError`` without matplotlib."""
+    """Write the plot of the servers' tracks as PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -130,3 +136,16 @@ def _spans(track: EngineTrack) -> list[tuple[float, float, str]]:
         first_s = spans.pop()[0] if spans and spans[-1][2] == phase else start_s
         spans.append((first_s, end_s - first_s, phase))
     return spans
+
+
+def _main() -> None:
+    source = pa.BufferReader(sys.stdin.buffer.read())
+    tracks = {}
+    while source.tell() < source.size():
+        server_id, track = EngineTrack.from_arrow(pa.ipc.open_stream(source).read_all())
+        tracks[server_id] = track
+    plot(tracks, Path(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    _main()

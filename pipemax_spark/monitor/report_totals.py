@@ -126,6 +126,10 @@ class ReportTotals:
         self._note_silence(now_s)
         return len(self._reporting)
 
+    def num_tasks(self) -> int:
+        """Return how many tasks have reported errors and not their end."""
+        return len(self._tasks)
+
     def num_servers_with_rows(self) -> int:
         """Return how many servers, reporting or silent, have done rows of the job."""
         return len(self._servers_with_rows)

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from pyarrow import flight
 
-from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, ServerStats
+from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobOutlook, ServerStats
 
 
 class _Authorization(flight.ServerMiddleware):
@@ -31,6 +31,8 @@ class FakeCollector(flight.FlightServerBase):
         self._authorizations: set[str] = set()
         self.stalls_s: list[float] = []
         """How long the next calls take, one each; what they brought is lost."""
+        self.outlook: JobOutlook | None = None
+        """The answer to all reports."""
 
     def address(self, token: str) -> CollectorAddress:
         return CollectorAddress(host="127.0.0.1", port=self.port, token=token)
@@ -45,7 +47,7 @@ class FakeCollector(flight.FlightServerBase):
         with self._lock:
             return set(self._authorizations)
 
-    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[flight.Result]:
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
         assert action.type == COLLECTOR_ACTION_STATS
         with self._lock:
             stall_s = self.stalls_s.pop(0) if self.stalls_s else 0.0
@@ -55,7 +57,7 @@ class FakeCollector(flight.FlightServerBase):
         with self._lock:
             self._reports.append(ServerStats.from_bytes(action.body.to_pybytes()))
             self._authorizations.add(context.get_middleware("auth").value)
-        return iter(())
+        return iter([self.outlook.to_bytes()] if self.outlook is not None else [])
 
     def __enter__(self) -> Self:
         return self

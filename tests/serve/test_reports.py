@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from pipemax.wire import CollectorAddress, ErrorCode
+from pipemax.wire import CollectorAddress, ErrorCode, JobOutlook
 from tests.fakes.collector import FakeCollector
 from tests.serve.support import files_of, options, run_prompts
 from tests.waiting import wait_until
@@ -40,6 +40,17 @@ def test_reports_come_every_period_with_what_the_engine_does(shared_engine_pytho
     assert any(report.detail.startswith("loading model fake") for report in reports)
     assert any(report.running_requests == 1 and report.phase == "decode" for report in reports)
     assert [r.at_unix_s for r in reports] == sorted(r.at_unix_s for r in reports)
+
+
+def test_a_server_reports_no_earlier_than_the_collector_asks_and_a_jobs_end_at_once(
+    shared_engine_python: str,
+) -> None:
+    with FakeCollector() as collector:
+        collector.outlook = JobOutlook(job_id="asked", rows_left=0, engines=200, report_after_s=600.0)
+        opts = options(shared_engine_python, collector=collector.address("t"), job_id="asked")
+        run_prompts(["[[slow 1.0]]"], opts)
+        assert len(collector.reports) <= 2
+        assert collector.reports[-1].jobs["asked"].rows_done == 1
 
 
 def test_a_collector_sees_only_its_own_jobs(shared_engine_python: str) -> None:

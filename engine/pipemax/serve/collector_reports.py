@@ -1,5 +1,7 @@
 """Send reports to the driver's collectors: every second, and once more when a job's last session ends.
 
+A collector that hears many servers asks for fewer reports; a session's last one is sent all the same.
+
 A collector that cannot be reached costs one warning and little time: the longer it fails, the less often it is tried.
 The driver may only have been busy for a few seconds, so a session's last report is tried all the same.
 """
@@ -99,6 +101,8 @@ class _Link:
             try:
                 answer = self._push(stats_for(self._collector))
                 self._retry_s = _FIRST_RETRY_S
+                if answer is not None:
+                    self._not_before_s = time.monotonic() + answer.report_after_s
                 return answer
             except (flight.FlightError, pa.ArrowException, OSError) as error:
                 self._not_before_s = time.monotonic() + self._retry_s

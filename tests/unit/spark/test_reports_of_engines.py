@@ -10,13 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from pipemax.wire import JobStats, ServerStats
+from pipemax.wire import JobOutlook, JobStats, ServerStats
+from pipemax_spark.errors import JobError
 from pipemax_spark.executor.task_reports import TASK_ENDED_STATE, TASK_STATE, TaskReporter
 from pipemax_spark.monitor.collector import Collector
 from pipemax_spark.monitor.engine_log import EngineLog, ReportThinner
 from pipemax_spark.monitor.engine_tracks import EngineTracks
 from pipemax_spark.monitor.plot import plot
+from pipemax_spark.monitor.plot_process import draw_plot
 from pipemax_spark.monitor.policy_notes import PolicyNotes
+from pipemax_spark.monitor.report_totals import SILENT_S
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.monitor.time_accounts import NO_ENGINE, TimeAccounts, describe_account, whole_account
 from pipemax_spark.monitor.tracking import Tracker
@@ -77,6 +80,25 @@ def test_servers_are_told_what_is_left_for_them_once_the_jobs_size_is_known() ->
     assert (outlook.job_id, outlook.rows_left, outlook.engines) == ("job", 500, 2)
 
 
+def test_many_servers_and_many_tasks_are_asked_for_fewer_reports() -> None:
+    with Collector(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id="job") as collector:
+        collector.expect(10**9)
+        assert _report_after_s(collector, [report("0")]) < 1.0, "one engine reports each second"
+        assert _report_after_s(collector, [report(f"{i}") for i in range(200)]) == 200 / 25
+        assert _report_after_s(collector, [report(f"{i}") for i in range(5_000)]) < SILENT_S / 2
+        running = [server_report(f"task:{i}", job=JobStats(), state=TASK_STATE) for i in range(500)]
+        assert _report_after_s(collector, running) == 500 / 25
+        ended = [replace(stats, state=TASK_ENDED_STATE) for stats in running]
+        assert _report_after_s(collector, ended) == 0.0
+
+
+def _report_after_s(collector: Collector, reports: list[ServerStats]) -> float:
+    """Return what the sender of the last of these reports is asked for."""
+    outlooks = [collector._answer(stats) for stats in reports]
+    assert outlooks[-1] is not None
+    return outlooks[-1].report_after_s
+
+
 def test_the_roomiest_engine_says_how_many_rows_keep_engines_fed() -> None:
     collector = Collector(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id="job")
     with collector:
@@ -96,6 +118,16 @@ def test_a_task_tells_its_errors_while_it_runs_and_that_it_has_ended() -> None:
             reporter.count(Counter())
         told = [(stats.state, stats.jobs["job"].errors) for stats in collector.reports]
     assert told == [(TASK_STATE, {"response_format": 2}), (TASK_ENDED_STATE, {"response_format": 3})]
+
+
+def test_a_task_reports_no_earlier_than_the_driver_asks_and_its_end_at_once() -> None:
+    with FakeCollector() as collector:
+        collector.outlook = JobOutlook(job_id="job", rows_left=1, engines=1, report_after_s=600.0)
+        with TaskReporter(collector.address("t"), "job", period_s=0.0) as reporter:
+            for _ in range(3):
+                reporter.count(Counter({("response_format", "not JSON"): 2}))
+        told = [(stats.state, stats.jobs["job"].errors) for stats in collector.reports]
+    assert told == [(TASK_STATE, {"response_format": 2}), (TASK_ENDED_STATE, {"response_format": 6})]
 
 
 def test_the_driver_counts_the_errors_of_all_tasks_and_no_task_as_an_engine() -> None:
@@ -130,7 +162,21 @@ def test_a_picture_is_drawn_whatever_the_engines_tell(
             stats = replace(report(f"server {number}"), phase=phases[second // 5], engine_metrics=metrics)
             tracks.add(stats, JobStats(rows_done=second), reported_s=second - 0.5)
     plot(tracks.by_server, tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    picture = (tmp_path / "picture.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    if engines == 1:
+        draw_plot(tracks.by_server, tmp_path / "by another process.png")
+        assert (tmp_path / "by another process.png").read_bytes() == picture
+
+
+def test_a_plot_that_cannot_be_drawn_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(JobError, match=r"no plot was drawn: .*file"):
+        draw_plot({}, tmp_path / "file" / "plot.png")
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('broken on purpose')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(JobError, match="no plot was drawn: ImportError: broken on purpose"):
+        draw_plot({}, tmp_path / "plot.png")
 
 
 def test_the_file_of_all_reports_grows_slower_and_slower() -> None:
