@@ -5,13 +5,12 @@ blocks are taken oldest first; so a step that waited for all stores before it wo
 scheduler makes the fences, since workers do not know what a step writes. Steps are counted here; not thread-safe.
 """
 
-from collections.abc import Iterable, Sequence
-from itertools import repeat
+from collections.abc import Sequence
 
 import numpy as np
 
 from pipemax.domain.units import GpuBlockId
-from pipemax.transfer.commands import BlockPrefetch, BlockStore, TokenStore
+from pipemax.transfer.commands import BlockPrefetch, BlockStore, Int32s, TokenStore
 
 
 class _Moments:
@@ -39,17 +38,38 @@ class _Moments:
         return fence
 
 
+class _LastUses:
+    """The moment at which each block of a pool was last used; -1 for never."""
+
+    def __init__(self) -> None:
+        self._moments = np.full(1024, -1, dtype=np.int64)
+
+    def note(self, blocks: Int32s, moment: int) -> None:
+        if not len(blocks):
+            return
+        largest = int(blocks.max())
+        if largest >= len(self._moments):
+            more = np.full(2 * largest + 1 - len(self._moments), -1, dtype=np.int64)
+            self._moments = np.concatenate([self._moments, more])
+        self._moments[blocks] = moment
+
+    def latest(self, blocks: Int32s) -> int:
+        """Return the last moment at which any of these blocks was used."""
+        known = blocks[blocks < len(self._moments)]
+        return int(self._moments[known].max(initial=-1))
+
+
 class StoreFences:
     """Remembers the last store that read each GPU block."""
 
     def __init__(self) -> None:
         self._moments = _Moments()
-        self._last_stored: dict[int, int] = {}
+        self._last_stored = _LastUses()
 
     def plan_step(
         self,
         *,
-        overwrites: Iterable[GpuBlockId],
+        overwrites: Sequence[GpuBlockId],
         saves: Sequence[BlockStore],
         stores: Sequence[BlockStore],
         token_stores: Sequence[TokenStore] = (),
@@ -60,23 +80,20 @@ class StoreFences:
         continues to fill is not among them: stores read other slots of it.
         """
         now = self._moments.saves
-        self._last_stored.update(dict.fromkeys(_column(saves, 0), now))
-        last = max((self._last_stored.pop(block, -1) for block in overwrites), default=-1)
-        for later in (stores, token_stores):
-            self._last_stored.update(dict.fromkeys(_column(later, 0), now + 1))
+        self._last_stored.note(_column(saves, 0), now)
+        last = self._last_stored.latest(np.asarray(overwrites, dtype=np.int32))
+        self._last_stored.note(_column(stores, 0), now + 1)
+        self._last_stored.note(_column(token_stores, 0), now + 1)
         return self._moments.end_step(last)
 
 
 class PrefetchFences:
     """Remembers the last store that used each block of either pool."""
 
-    MAX_BLOCKS = 1 << 18
-    """Blocks remembered; beyond it, the next prefetches wait for all stores before them, and all are forgotten."""
-
     def __init__(self) -> None:
         self._moments = _Moments()
-        self._last_read: dict[int, int] = {}  # by GPU block
-        self._last_written: dict[int, int] = {}  # by host block
+        self._last_read = _LastUses()  # of the GPU's blocks
+        self._last_written = _LastUses()  # of the host's blocks
 
     def plan_step(
         self,
@@ -89,28 +106,20 @@ class PrefetchFences:
         """Return the next step's ``StepCopies.prefetch_fence``: its prefetches come before its stores."""
         now = self._moments.saves
         self._remember(saves, now)
-        last = -1
-        if prefetches and len(self._last_written) > self.MAX_BLOCKS:
-            last = now
-            self._last_read.clear()
-            self._last_written.clear()
-        elif prefetches:
-            sources, targets = _column(prefetches, 0), _column(prefetches, 1)
-            last = max(
-                max(map(self._last_written.get, sources, repeat(-1))),
-                max(map(self._last_read.get, targets, repeat(-1))),
-            )
+        last = max(
+            self._last_written.latest(_column(prefetches, 0)), self._last_read.latest(_column(prefetches, 1))
+        )
         self._remember(stores, now + 1)
         self._remember(token_stores, now + 1)
         return self._moments.end_step(last)
 
     def _remember(self, stores: Sequence[BlockStore] | Sequence[TokenStore], moment: int) -> None:
-        self._last_read.update(dict.fromkeys(_column(stores, 0), moment))
-        self._last_written.update(dict.fromkeys(_column(stores, 1), moment))
+        self._last_read.note(_column(stores, 0), moment)
+        self._last_written.note(_column(stores, 1), moment)
 
 
-def _column(copies: Sequence[tuple[int, ...]], column: int) -> list[int]:
-    if not copies:
-        return []
-    blocks: list[int] = np.asarray(copies, dtype=np.int32)[:, column].tolist()
-    return blocks
+def _column(copies: Sequence[tuple[int, ...]], column: int) -> Int32s:
+    return np.asarray(copies, dtype=np.int32).reshape(len(copies), -1)[:, column] if copies else _NO_BLOCKS
+
+
+_NO_BLOCKS = np.empty(0, dtype=np.int32)

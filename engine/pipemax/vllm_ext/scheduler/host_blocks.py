@@ -44,7 +44,7 @@ class HostBlocks:
     def __init__(self, *, num_blocks: int, block_tokens: int, stores_tokens: bool = False) -> None:
         self.num_blocks = num_blocks
         self._block_tokens = block_tokens
-        self._stores_tokens = stores_tokens
+        self.stores_tokens = stores_tokens
         self._free = [HostBlockId(block) for block in range(num_blocks - 1, -1, -1)]
         self._num_references: dict[HostBlockId, int] = {}
         self._by_hash: dict[bytes, HostBlockId] = {}
@@ -70,8 +70,6 @@ class HostBlocks:
         table = self._tables.get(request_id)
         if table is None:
             table = self._tables[request_id] = _Table()
-        elif table.num_tokens // size == num_tokens // size and table.num_tokens % size:
-            return self._extend_last(table, num_tokens)
         stores: list[Replicated] = []
         for index in range(table.num_tokens // size, num_tokens // size):
             content = block_hashes[index] if index < len(block_hashes) else None
@@ -87,26 +85,35 @@ class HostBlocks:
                     self._hashes[table.blocks[index]] = content
         if ceil_div(num_tokens, size) > len(table.blocks):  # so that an eviction never lacks a block
             table.blocks.append(self._take())
-        if self._stores_tokens:
+        if self.stores_tokens:
             if num_tokens % size:
                 stores.append(self._part(table, num_tokens // size, num_tokens))
             table.saved_tokens = num_tokens
         table.num_tokens = num_tokens
         return stores
 
-    def _extend_last(self, table: _Table, num_tokens: int) -> list[Replicated]:
-        """Grow a replica within its last block, which stays partly filled: what most steps do."""
-        first_slot, end_slot = table.num_tokens % self._block_tokens, num_tokens % self._block_tokens
+    def extend_last(self, request_id: str, num_tokens: int) -> tuple[HostBlockId, int, int] | None:
+        """Grow a replica to ``num_tokens`` within its last block, which stays partly filled: what most steps do.
+
+        Return that block, its first new slot and the number of new slots; None, with nothing changed, where ``extend``
+        is needed. Only where single tokens are stored must they be copied.
+        """
+        table = self._tables.get(request_id)
+        if table is None:
+            return None
+        size, before = self._block_tokens, table.num_tokens
+        first_slot, num_slots = before % size, num_tokens - before
+        if not first_slot or first_slot + num_slots >= size:
+            return None
         table.num_tokens = num_tokens
-        if not self._stores_tokens:
-            return []
-        table.saved_tokens = num_tokens
-        return [Replicated(len(table.blocks) - 1, table.blocks[-1], first_slot, end_slot - first_slot)]
+        if self.stores_tokens:
+            table.saved_tokens = num_tokens
+        return table.blocks[-1], first_slot, num_slots
 
     def _part(self, table: _Table, index: int, num_tokens: int) -> Replicated:
         """Return what the host lacks of one block of a sequence that grows to ``num_tokens``."""
         size = self._block_tokens
-        first_slot = max(0, table.num_tokens - index * size) if self._stores_tokens else 0
+        first_slot = max(0, table.num_tokens - index * size) if self.stores_tokens else 0
         end_slot = min(size, num_tokens - index * size)
         return Replicated(index, table.blocks[index], first_slot, end_slot - first_slot)
 

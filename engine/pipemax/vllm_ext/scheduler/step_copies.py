@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from vllm.v1.request import Request
 
-from pipemax.domain.units import GpuBlockId, ceil_div
+from pipemax.domain.units import GpuBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, CopyRows, Row, StepCopies, TokenStore
 from pipemax.transfer.store_fences import PrefetchFences, StoreFences
 from pipemax.vllm_ext.scheduler.gpu_blocks import GpuBlocks
@@ -69,17 +69,29 @@ class CopyGatherer:
         stores = _Pairs()
         tokens: list[int] = []  # of token stores, one field after the other
         overwrites: list[GpuBlockId] = []
+        # Some hundred decodes a step store one token each: of their part, every call counts.
+        gpu_block, extend_last, stores_tokens = (
+            self._gpu.block,
+            self._host.extend_last,
+            self._host.stores_tokens,
+        )
         for request_id, num_tokens in num_scheduled_tokens.items():
             request = requests[request_id]
             computed = request.num_computed_tokens
             end = computed + num_tokens
-            for index in range(ceil_div(computed, size), ceil_div(end, size)):
-                overwrites.append(self._gpu.block(request_id, index))
+            first_new, end_block = -(-computed // size), -(-end // size)
+            if first_new < end_block:
+                overwrites += [gpu_block(request_id, index) for index in range(first_new, end_block)]
             # Counted from what the host has, not from what is computed: KV found on the GPU is replicated too.
+            last = extend_last(request_id, end)
+            if last is not None:
+                if stores_tokens:
+                    tokens += (gpu_block(request_id, end // size), *last)
+                continue
             for index, host_block, first_slot, num_slots in self._host.extend(
                 request_id, end, request.block_hashes
             ):
-                source = self._gpu.block(request_id, index)
+                source = gpu_block(request_id, index)
                 if num_slots == size:
                     stores.sources.append(source)
                     stores.targets.append(host_block)

@@ -57,6 +57,25 @@ def test_single_tokens_are_stored_once_each_and_leave_nothing_to_save() -> None:
     assert host.extend("b", 6, hashes("abcdxx")) == [Replicated(1, host.blocks("b")[1], 0, 2)]
 
 
+@given(st.lists(st.integers(0, 2 * SIZE), min_size=1, max_size=12), st.booleans())
+def test_growth_within_the_last_block_is_as_in_general(steps: list[int], stores_tokens: bool) -> None:
+    general, fast = pool(30, stores_tokens=stores_tokens), pool(30, stores_tokens=stores_tokens)
+    num_tokens = 0
+    for grown in steps:
+        index, before = num_tokens // SIZE, num_tokens
+        num_tokens += grown
+        stored = general.extend("a", num_tokens, [])
+        last = fast.extend_last("a", num_tokens)
+        assert (last is not None) == (before % SIZE != 0 and num_tokens // SIZE == index)
+        if last is None:
+            fast.extend("a", num_tokens, [])
+        elif stores_tokens and grown:
+            assert stored == [Replicated(index, *last)]
+        assert fast.blocks("a") == general.blocks("a")
+        assert fast.save_last("a") == general.save_last("a")
+        fast.check_integrity()
+
+
 def test_equal_prefixes_share_their_blocks_until_the_last_holder_goes() -> None:
     host = pool()
     host.extend("a", 12, hashes("templateAAAA"))
