@@ -1,10 +1,13 @@
 """Draw a run's plot in a process of its own: matplotlib takes a hundred MiB, which the driver may not have to spare."""
 
+import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 import pyarrow as pa
 
@@ -20,27 +23,31 @@ def draw_plot(by_server: Mapping[str, EngineTrack], path: Path) -> None:
     # A package that came with --py-files is found only by this process's path.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
-        subprocess.run(
-            arguments,
-            input=_to_bytes(by_server),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=environment,
-            timeout=_TIMEOUT_S,
-            check=True,
-        )
-    except subprocess.CalledProcessError as error:
-        lines = error.stderr.decode(errors="replace").strip().splitlines()
-        raise JobError(f"no plot was drawn: {lines[-1] if lines else error}") from None
+        with (
+            tempfile.TemporaryFile("w+", errors="replace") as errors,
+            subprocess.Popen(
+                arguments, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, env=environment
+            ) as process,
+        ):
+            try:
+                with contextlib.suppress(BrokenPipeError):  # its errors say why it has ended
+                    _send(by_server, process.stdin)
+                code = process.wait(_TIMEOUT_S)
+            finally:
+                process.kill()
+            errors.seek(0)
+            said = errors.read().strip().splitlines()
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JobError(f"no plot was drawn: {error}") from None
+    if code != 0:
+        raise JobError(f"no plot was drawn: {said[-1] if said else f'its process ended with {code}'}")
 
 
-def _to_bytes(by_server: Mapping[str, EngineTrack]) -> bytes:
-    """Return one Arrow stream for each track, one after another."""
-    sink = pa.BufferOutputStream()
-    for server_id, track in by_server.items():
-        table = track.to_arrow(server_id)
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]  # pyarrow is untyped
+def _send(by_server: Mapping[str, EngineTrack], pipe: IO[bytes] | None) -> None:
+    """Write an Arrow stream of each track, one after another, and close the pipe."""
+    assert pipe is not None
+    with pipe:
+        for server_id, track in by_server.items():
+            table = track.to_arrow(server_id)
+            with pa.ipc.new_stream(pipe, table.schema) as writer:
+                writer.write_table(table)
