@@ -24,6 +24,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from pipemax.config import EngineConfig
 from pipemax.domain.plan import StepId, StepPlan
 from pipemax.transfer.commands import StepCopies
+from pipemax.transfer.cuda.device import Fence
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.scheduler.scheduler import PipeMaxAsyncScheduler, PipeMaxScheduler
@@ -50,6 +51,8 @@ class Kind:
     asynchronous: bool = False
     policy: str = "pipemax"
     kv_offload: str = "after_step"
+    gpu_path: bool = False
+    """A GPU's worker and transfers, over vLLM's worker for CPUs and ``late_cuda``."""
 
     @property
     def depth(self) -> int:
@@ -58,7 +61,8 @@ class Kind:
 
     def __str__(self) -> str:
         offload = " per layer" if self.kv_offload == "per_layer" else ""
-        return f"pp{self.pp} V{self.runner} {'async' if self.asynchronous else 'sync'}{offload}"
+        path = " GPU path" if self.gpu_path else ""
+        return f"pp{self.pp} V{self.runner} {'async' if self.asynchronous else 'sync'}{offload}{path}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +75,8 @@ class Setting:
     host_blocks: int = 256
     slots: int | None = None
     """Of the V2 runner; default: as many as it has."""
-    fault: Fault = Fault.POISON
+    fault: Fault | Fence = Fault.POISON
+    """A fence is one that copies and computation over the GPU path do without."""
     is_stock: bool = False
     """vLLM's own scheduler, with ample blocks: what the answers must be."""
     controller: dict[str, Any] = field(default_factory=dict)
@@ -128,6 +133,10 @@ class ParityEngine:
             if vllm_config.kv_transfer_config is not None:
                 vllm_config.kv_transfer_config.kv_connector = "FaultyConnector"
                 vllm_config.kv_transfer_config.kv_connector_module_path = "tests.parity.faulty_connector"
+            if kind.gpu_path:
+                vllm_config.parallel_config.worker_cls = "tests.parity.gpu_path.GpuPathWorker"
+                vllm_config.kv_transfer_config.kv_connector = "GpuPathConnector"
+                vllm_config.kv_transfer_config.kv_connector_module_path = "tests.parity.gpu_path"
             self.max_concurrent_batches = vllm_config.max_concurrent_batches
             self.vllm_config = vllm_config
             self.llm = LLMEngine.from_vllm_config(
@@ -170,6 +179,7 @@ class ParityEngine:
                 settings,
                 num_batches=setting.num_batches,
                 host_kv_tokens=setting.host_blocks * BLOCK_TOKENS,
+                stores_tokens=self.kind.gpu_path,
                 controller=setting.controller,
             ).to_extra_config()
         )

@@ -12,6 +12,7 @@ from pipemax.transfer.backend import CopyBackend
 from pipemax.transfer.checks.poisoned_prefetches import NAN_BYTE
 from pipemax.transfer.commands import BlockPrefetch
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool
+from pipemax.transfer.cuda.device import Fence
 from pipemax.transfer.layout import ByteRows
 from pipemax.vllm_ext.worker.connector import PipeMaxConnector
 
@@ -78,8 +79,7 @@ class FaultyBackend(CpuCopyBackend):
         super().submit_prefetches(prefetches)
 
 
-def set_fault(worker: Any, fault: Fault) -> None:
+def set_fault(worker: Any, fault: Fault | Fence) -> None:
     """Called on each worker."""
-    connector = get_kv_transfer_group()
-    assert isinstance(connector, FaultyConnector), connector
+    connector: Any = get_kv_transfer_group()  # one that tests make
     connector.begin(fault)
