@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipemax.wire import GenerationSpec, PreflightRequest
+from pipemax_spark.annotating_stage import annotating_profile
 from pipemax_spark.engine_check import recent_preflight
 from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.executor.client import EngineOptions
@@ -22,7 +23,7 @@ from pipemax_spark.keywords import takes_fields
 from pipemax_spark.profiles import discovery_script_of
 from pipemax_spark.prompts import PromptSource, find_field
 from pipemax_spark.request_columns import RequestColumns, without_request_columns
-from pipemax_spark.slots import total_slots
+from pipemax_spark.slots import annotating_slots
 from pipemax_spark.spec import AnnotationSpec
 from pipemax_spark.structured_output import ResponseFormat, response_schema
 
@@ -151,7 +152,11 @@ def checked_spec(
 def annotate_requests(
     requests: "DataFrame", plan: TaskPlan, profile: "ResourceProfile | None" = None
 ) -> "DataFrame":
-    """Annotate rows that have their request columns (``RequestColumns.add``), without any check."""
+    """Annotate rows that have their request columns (``RequestColumns.add``), without any check.
+
+    Without a ``profile``, the stage has that of ``annotating_profile``, if any.
+    """
+    profile = profile or annotating_profile(requests.sparkSession)
     own = [field for field in without_request_columns(requests).schema.fields if field.name != KEY_COLUMN]
     schema = annotated_schema(type(requests.schema)(own), plan.output_column, plan.options.generation)
     return requests.mapInArrow(AnnotateTask(plan), schema, profile=profile)
@@ -229,7 +234,7 @@ def _with_spool(
     if resume is None:
         return keyed, replace(plan, spool=f"{root}/{plan.run_id}")
     spark = keyed.sparkSession
-    wanted = max(int(spark.conf.get("spark.sql.shuffle.partitions") or 0), 2 * total_slots(spark))
+    wanted = max(int(spark.conf.get("spark.sql.shuffle.partitions") or 0), 2 * annotating_slots(spark))
     deal = partial(dealt_directory, f"{root}/{resume}-{plan.spec_hash}", wanted)
     directory, partitions = call_on_executor(spark, deal)
     return keyed.repartition(partitions, KEY_COLUMN), replace(plan, spool=directory)

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipemax_spark.annotating_stage import cores_per_annotating_task, cores_per_other_task
 from pipemax_spark.spark_session import is_connect
 
 if TYPE_CHECKING:
@@ -60,48 +61,53 @@ class Slots:
 
 
 def slots_of(spark: "SparkSession") -> Slots:
-    """Count the slots of all executors that exist or, if the settings say so, will exist. Needs a classic session."""
-    total = total_slots(spark)
+    """Count the slots for tasks that annotate, on all executors that exist or, if the settings say so, will exist.
+
+    Needs a classic session.
+    """
+    cores_per_task = cores_per_annotating_task(spark)
+    total = _total_slots(spark, cores_per_task)
     master = spark.conf.get("spark.master") or ""
     if master.startswith("local") and not master.startswith("local-cluster"):
         return Slots(total=total, per_executor=total)
     if spark.conf.get("spark.executor.cores", None) is None:
         # An executor of a standalone cluster takes all of its worker's cores.
         running = max(1, spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1)
-        return Slots(total=total, per_executor=max(1, _present_slots(spark) // running))
-    return Slots(total=total, per_executor=_announced_slots_per_executor(spark))
+        return Slots(total=total, per_executor=max(1, _present_cores(spark) // cores_per_task // running))
+    return Slots(total=total, per_executor=_announced_slots_per_executor(spark, cores_per_task))
 
 
-def total_slots(spark: "SparkSession") -> int:
-    """Count the slots of all executors that exist or, if the settings say so, will exist.
+def annotating_slots(spark: "SparkSession") -> int:
+    """Count the slots for tasks that annotate, as ``slots_of``. Over Spark Connect this runs a small Spark job."""
+    return _total_slots(spark, cores_per_annotating_task(spark))
 
-    Over Spark Connect this runs a small Spark job.
-    """
+
+def other_slots(spark: "SparkSession") -> int:
+    """Count the slots for tasks of other stages, as ``slots_of``. Over Spark Connect this runs a small Spark job."""
+    return _total_slots(spark, cores_per_other_task(spark))
+
+
+def _total_slots(spark: "SparkSession", cores_per_task: int) -> int:
     executors = [_setting(spark, "spark.executor.instances", 0)]
     if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         executors.append(_setting(spark, "spark.dynamicAllocation.maxExecutors", 0))
-    announced = max(executors) * _announced_slots_per_executor(spark)
-    return max(1, _present_slots(spark), announced)
+    announced = max(executors) * _announced_slots_per_executor(spark, cores_per_task)
+    return max(1, _present_cores(spark) // cores_per_task, announced)
 
 
-def _announced_slots_per_executor(spark: "SparkSession") -> int:
-    return max(1, _setting(spark, "spark.executor.cores", 1) // _cores_per_task(spark))
+def _announced_slots_per_executor(spark: "SparkSession", cores_per_task: int) -> int:
+    return max(1, _setting(spark, "spark.executor.cores", 1) // cores_per_task)
 
 
-def _present_slots(spark: "SparkSession") -> int:
+def _present_cores(spark: "SparkSession") -> int:
     if not is_connect(spark):
         cores: int = spark.sparkContext.defaultParallelism
-    else:
-        from pyspark.sql import functions as F  # noqa: N812
+        return cores
+    from pyspark.sql import functions as F  # noqa: N812
 
-        # Spark Connect has no context, but a range has as many partitions as there are cores.
-        partitions = spark.range(_COUNTED_ROWS).select(F.spark_partition_id().alias("partition"))
-        cores = partitions.agg(F.max("partition")).collect()[0][0] + 1
-    return cores // _cores_per_task(spark)
-
-
-def _cores_per_task(spark: "SparkSession") -> int:
-    return _setting(spark, "spark.task.cpus", 1)
+    # Spark Connect has no context, but a range has as many partitions as there are cores.
+    partitions = spark.range(_COUNTED_ROWS).select(F.spark_partition_id().alias("partition"))
+    return int(partitions.agg(F.max("partition")).collect()[0][0]) + 1
 
 
 def _setting(spark: "SparkSession", name: str, default: int) -> int:

@@ -33,7 +33,7 @@ from pipemax_spark.monitor.findings import CommittedTotals, totals_of_run
 from pipemax_spark.monitor.summary import Summary
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.request_columns import prompt_text, without_request_columns
-from pipemax_spark.slots import slots_of
+from pipemax_spark.slots import other_slots, slots_of
 from pipemax_spark.sql import quoted
 from pipemax_spark.storage.fence import Claim
 from pipemax_spark.storage.hadoop import HadoopFiles, check_storage
@@ -318,7 +318,7 @@ class AnnotationJob:
             path,
             identity=F.expr(identity(identity_columns)),
             slices=slices,
-            slots=slots,
+            slots=other_slots(self._spark),
             by_prefix=options.group_by_prefix,
         )
         rows = SlicedRows(self._spark, path, schema, slices=slices, by_prefix=options.group_by_prefix)

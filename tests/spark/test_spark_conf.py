@@ -4,11 +4,14 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from py4j.protocol import Py4JJavaError
+from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
 from pipemax_spark.spark_session import DELTA_PACKAGES
 
@@ -55,12 +58,25 @@ def test_a_wrong_value_of_a_spark_setting_is_detected(spark: Any) -> None:
 
 
 @pytest.mark.parametrize("file", ON_GPUS, ids=lambda file: file.stem)
-def test_an_executor_s_gpus_and_cores_make_the_same_number_of_tasks(file: Path) -> None:
+def test_an_executor_has_gpus_and_its_tasks_are_limited_by_cores_only(file: Path) -> None:
     settings = settings_of(file)
-    slots = int(settings["spark.executor.cores"]) / int(settings["spark.task.cpus"])
-    gpus = int(settings["spark.executor.resource.gpu.amount"])
-    assert gpus / int(settings["spark.task.resource.gpu.amount"]) == slots >= 2
+    assert int(settings["spark.executor.resource.gpu.amount"]) >= 1
+    assert int(settings["spark.executor.cores"]) >= 2
+    assert not settings.keys() & {"spark.task.cpus", "spark.task.resource.gpu.amount"}
     assert settings["spark.speculation"] == settings["spark.dynamicAllocation.enabled"] == "false"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_spark_takes_a_profile_of_tasks_only_for_every_cluster(spark: Any, file: Path) -> None:
+    jvm = spark._jvm.org.apache.spark
+    conf = jvm.SparkConf(False)
+    for name, value in settings_of(file).items():
+        conf.set(name, value)
+    manager = jvm.resource.ResourceProfileManager(conf, jvm.scheduler.LiveListenerBus(conf))
+    profile = ResourceProfileBuilder().require(TaskResourceRequests().cpus(1)).build
+    refusal = pytest.raises(Py4JJavaError, match="TaskResourceProfiles are only supported for")
+    with nullcontext() if file in ON_GPUS else refusal:
+        assert manager.isSupported(profile._java_resource_profile)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -31,9 +31,7 @@ GPUS = 2
 SMALLER = {
     "spark.executor.instances": "2",
     "spark.executor.cores": "2",
-    "spark.task.cpus": "1",
     "spark.executor.resource.gpu.amount": str(GPUS),
-    "spark.task.resource.gpu.amount": "1",
     "spark.executor.memory": "600m",
     "spark.executor.memoryOverhead": "1400m",
     "spark.driver.memory": "600m",
@@ -55,8 +53,15 @@ def yarn(tmp_path_factory: pytest.TempPathFactory) -> Any:
 class Submitted:
     """``spark-submit`` of the job into the cluster, from a directory of its own."""
 
-    def __init__(self, cluster: YarnCluster, directory: Path, engine: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        cluster: YarnCluster,
+        directory: Path,
+        engine: dict[str, Any],
+        conf: dict[str, str] | None = None,
+    ) -> None:
         self._cluster = cluster
+        self._conf = conf or {}
         self.directory = directory
         self.engine_python = write_engine_python(directory / "python")
         (directory / "engine.yaml").write_text(json.dumps(engine))
@@ -91,6 +96,7 @@ class Submitted:
         python_path = f"{REPOSITORY / 'engine'}{os.pathsep}{REPOSITORY}"
         return {
             **SMALLER,
+            **self._conf,
             "spark.executor.resource.gpu.discoveryScript": str(self.directory / "discover"),
             # All containers are on this machine: what is unpacked or fetched for each of them lies here already.
             "spark.yarn.dist.archives": "",
@@ -138,12 +144,16 @@ class Submitted:
 def test_each_yarn_container_has_an_engine_on_the_gpus_of_its_discovery_script(
     yarn: YarnCluster, tmp_path: Path
 ) -> None:
-    job = Submitted(yarn, tmp_path, fake_config(load_s=1.0, tokens_per_s=200))
+    # Tasks that ask for all GPUs would run one by one, but for the resource profile of those that annotate.
+    conf = {"spark.task.resource.gpu.amount": str(GPUS)}
+    job = Submitted(yarn, tmp_path, fake_config(load_s=1.0, tokens_per_s=200), conf)
     job.ended()
     environments = [json.loads(row["annotation"]["text"]) for row in job.rows()]
     assert {each["CUDA_VISIBLE_DEVICES"] for each in environments} == {"4,5"}
     assert {each["CUDA_DEVICE_ORDER"] for each in environments} == {"PCI_BUS_ID"}
     assert job.summary()["engines"] == 2
+    (report,) = job.reports()
+    assert "4 task slots" in report
     wait_until(lambda: not job.servers(), 15, "the engine servers end with their containers")
 
 
