@@ -116,7 +116,7 @@ class _Completer:
         self._options = options
         self._executor = find_executor()
         self._files = server_files(self._executor, options.engine_python, options.log_dir)
-        self._header = _header(options, task, self._executor)
+        self._header = session_header(options, task, self._executor)
         self._server: ProcessIdentity | None = None
         """The latest session's server."""
         self._deaths = 0
@@ -334,7 +334,8 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
-def _header(options: EngineOptions, task: str, executor: Executor) -> SessionHeader:
+def session_header(options: EngineOptions, task: str, executor: Executor) -> SessionHeader:
+    """Return the first message of a session of this task."""
     return SessionHeader(
         job_id=options.job_id,
         task=task,

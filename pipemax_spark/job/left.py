@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _KEY, _OCCURRENCE, _DONE = "__pipemax_key", "__pipemax_occurrence", "__pipemax_done"
+_LEFT = "__pipemax_left"
 _EXAMPLES = 3
 _JSON_OPTIONS = {
     # To the microsecond and in one time zone: Spark's own defaults would merge rows that differ by less.
@@ -138,6 +139,43 @@ def rows_left(
     return _rows_left_by_content(rows, done, whole, are_few=are_few)
 
 
+def keys_left_by_content(rows: "DataFrame", done: "DataFrame") -> "DataFrame":
+    """Return the keys of the rows that ``done`` does not hold, each with the number of such rows.
+
+    Only keys are shuffled. For rows with ids, the ids of ``rows_left`` are such keys.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    counted = _signed(rows, rows.columns, 1).unionAll(_signed(done, rows.columns, -1))
+    return counted.groupBy(_KEY).agg(F.sum(_DONE).alias(_LEFT)).where(F.col(_LEFT) > 0)
+
+
+def number_of_rows(keys: "DataFrame", id_columns: Sequence[str]) -> int:
+    """Return how many rows these keys stand for."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if id_columns:
+        return int(keys.count())
+    return int(keys.agg(F.coalesce(F.sum(_LEFT), F.lit(0))).collect()[0][0])
+
+
+def rows_of_keys(
+    rows: "DataFrame", keys: "DataFrame", id_columns: Sequence[str], *, are_few: bool = False
+) -> "DataFrame":
+    """Return the rows that the keys stand for: ids, or what ``keys_left_by_content`` returned.
+
+    With ``are_few``, all tasks get ``keys``, so that ``rows`` are not shuffled.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    sent = F.broadcast(keys) if are_few else keys
+    if id_columns:
+        return rows.join(sent, on=list(id_columns), how="left_semi")
+    found = rows.withColumn(_KEY, F.expr(identity(rows.columns))).join(sent, on=_KEY)
+    numbered = found.withColumn(_OCCURRENCE, occurrence(_KEY))
+    return numbered.where(F.col(_OCCURRENCE) <= F.col(_LEFT)).select(*map(quoted, rows.columns))
+
+
 def _found_in(frame: "DataFrame", few: "DataFrame", columns: Sequence[str]) -> "DataFrame":
     """Return the rows of ``frame`` whose ``columns`` occur in ``few``, which is sent to all tasks."""
     from pyspark.sql import functions as F  # noqa: N812
@@ -151,24 +189,29 @@ def _rows_left_by_content(
     from pyspark.sql import functions as F  # noqa: N812
 
     columns = [quoted(name) for name in rows.columns]
-    content = F.expr(identity(rows.columns))
-
-    def signed(frame: "DataFrame", sign: int) -> "DataFrame":
-        # A column that was added later is null in older rows, and JSON leaves nulls out.
-        nulls = [F.lit(None).alias(name) for name in rows.columns if find_field(name, frame.schema) is None]
-        known = [quoted(name) for name in rows.columns if find_field(name, frame.schema) is not None]
-        return frame.select(*known, *nulls).select(content.alias(_KEY), F.lit(sign).alias(_DONE))
-
-    counted_as_done = signed(done, 1)
+    counted_as_done = _signed(done, rows.columns, 1)
     if whole is not None:
         # Rows of the whole input that are not in this part need outputs of their own, now or later: do not count those
         # outputs for this part.
-        counted_as_done = counted_as_done.unionAll(signed(whole, -1)).unionAll(signed(rows, 1))
+        counted_as_done = counted_as_done.unionAll(_signed(whole, rows.columns, -1))
+        counted_as_done = counted_as_done.unionAll(_signed(rows, rows.columns, 1))
     if are_few:
-        counted_as_done = _found_in(counted_as_done, signed(rows, 1), [_KEY])
+        counted_as_done = _found_in(counted_as_done, _signed(rows, rows.columns, 1), [_KEY])
     done_counts = counted_as_done.groupBy(_KEY).agg(F.sum(_DONE).alias(_DONE))
+    content = F.expr(identity(rows.columns))
     counted = rows.withColumn(_KEY, content).withColumn(_OCCURRENCE, occurrence(_KEY))
     left = counted.join(done_counts, on=_KEY, how="left").where(
         F.col(_OCCURRENCE) > F.coalesce(F.col(_DONE), F.lit(0))
     )
     return left.select(*columns)
+
+
+def _signed(frame: "DataFrame", columns: Sequence[str], sign: int) -> "DataFrame":
+    """Return the key of each row's content in these columns, and ``sign``."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    # A column that was added later is null in older rows, and JSON leaves nulls out.
+    nulls = [F.lit(None).alias(name) for name in columns if find_field(name, frame.schema) is None]
+    known = [quoted(name) for name in columns if find_field(name, frame.schema) is not None]
+    content = F.expr(identity(columns))
+    return frame.select(*known, *nulls).select(content.alias(_KEY), F.lit(sign).alias(_DONE))

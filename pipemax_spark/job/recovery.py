@@ -20,26 +20,32 @@ if TYPE_CHECKING:
 _COMPLETION, _OCCURRENCE = "__pipemax_completion", "__pipemax_occurrence"
 
 
-def spooled_rows(
-    spark: "SparkSession", left: "DataFrame", spool: LeftSpool, *, plan: TaskPlan
-) -> "DataFrame":
-    """Return annotated rows of the spool. ``left`` is the input's rows that the table lacks, with their keys.
+def spooled_rows(spark: "SparkSession", left: "DataFrame", spool: LeftSpool) -> "DataFrame":
+    """Return the rows that the spool has completed, each with its completion.
 
-    A completion serves one row, and a row takes one completion: of equal rows, as many are done as the spool holds. The
-    rows keep the name of the run that computed them.
+    ``left`` is the input's rows that the table lacks, with their keys. A completion serves one row, and a row takes one
+    completion: of equal rows, as many are done as the spool holds.
     """
     from pyspark.sql import functions as F  # noqa: N812
-    from pyspark.sql.types import StructType
 
     known = _completions(spark, spool.directory)
     completion = F.struct(*(F.col(quoted(name)) for name in COMPLETION_SCHEMA.names)).alias(_COMPLETION)
     known = known.select(F.col(KEY).alias(KEY_COLUMN), occurrence(KEY).alias(_OCCURRENCE), completion)
     pairs = left.withColumn(_OCCURRENCE, occurrence(KEY_COLUMN)).join(known, [KEY_COLUMN, _OCCURRENCE])
-    own = StructType([field for field in left.schema.fields if field.name != KEY_COLUMN])
-    columns = [pairs[quoted(name)] for name in own.names]
+    columns = [pairs[quoted(name)] for name in left.columns if name != KEY_COLUMN]
+    return pairs.select(*columns, _COMPLETION)
+
+
+def without_completions(spooled: "DataFrame") -> "DataFrame":
+    """Return the rows of ``spooled_rows`` as they were."""
+    return spooled.drop(_COMPLETION)
+
+
+def annotated_rows(spooled: "DataFrame", spool: LeftSpool, *, plan: TaskPlan) -> "DataFrame":
+    """Return the rows of ``spooled_rows`` with their annotations, which name the run that computed them."""
     task = RecallTask(replace(plan, run_id=spool.run_id))
-    schema = annotated_schema(own, plan.output_column, plan.options.generation)
-    return pairs.select(*columns, _COMPLETION).mapInArrow(task, schema)
+    own = without_completions(spooled).schema
+    return spooled.mapInArrow(task, annotated_schema(own, plan.output_column, plan.options.generation))
 
 
 @dataclass(frozen=True, slots=True)

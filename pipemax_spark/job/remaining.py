@@ -19,9 +19,6 @@ from pipemax_spark.storage.tables import DeltaTable
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_CLEARLY_LEFT = 0.05
-"""A share of the input: if more than this is left, the rows left are not counted exactly."""
-
 
 def rows_where(rows: "DataFrame", predicate: str | None) -> "DataFrame":
     """Return the rows that the SQL predicate takes, or all.
@@ -57,14 +54,14 @@ class Remaining:
     spec_hash: str
     id_columns: tuple[str, ...]
 
-    def held(self) -> "DataFrame":
-        """Return the output's rows under the spec, at the table's present version."""
-        rows = self.table.read(version=self.table.version())
+    def held(self, version: int | None = None) -> "DataFrame":
+        """Return the output's rows under the spec, at this version of the table or at the present one."""
+        rows = self.table.read(version=self.table.version() if version is None else version)
         return rows.where(f"{ANNOTATION}.spec_hash = '{self.spec_hash}'")
 
-    def done(self) -> "DataFrame":
+    def done(self, version: int | None = None) -> "DataFrame":
         """Return those of the held rows that need not be done again unless they have changed."""
-        done = self.held()
+        done = self.held(version)
         return done.where(f"{ANNOTATION}.error.code IS NULL") if self.options.retry_errors else done
 
     def left(self, batch: Batch, done: "DataFrame | None") -> "DataFrame":
@@ -77,16 +74,6 @@ class Remaining:
         keyed = columns.add_with_keys(rows)
         left = rows_left(keyed, columns.add_with_keys(done), (*names, KEY_COLUMN))
         return without_request_columns(left).select(*map(quoted, rows.columns))
-
-    def expected(self, batch: Batch, rows: int) -> int:
-        """Return about how many of the batch's ``rows`` rows are left; 0 only if none is left."""
-        done = self.done()
-        # Ids are unique, and without ids rows are counted, so at least this many rows are left. More are left if the
-        # output holds rows that the input no longer has; if few are left, it is worth knowing how many.
-        at_least: int = rows - done.count()
-        if at_least > rows * _CLEARLY_LEFT:
-            return at_least
-        return int(self.left(batch, done).count())
 
     def num_changed(self, rows: "DataFrame") -> int:
         """Count those of the rows that are left whose ids are done: their requests have changed since."""

@@ -103,9 +103,9 @@ class WorkDirectory:
         """The directory of the checkpoints of the streams that read into this output, for all runs."""
         return f"{self._root}/{_CHECKPOINTS}"
 
-    def rows_path(self, batch: int) -> str:
-        """Return the directory for the rows of the run's batch ``batch``, counted from 0."""
-        return f"{self._rows_path}/{batch}"
+    def rows_path(self, batch: int, kind: str) -> str:
+        """Return a directory for rows of this kind of the run's batch ``batch``, counted from 0."""
+        return f"{self._rows_path}/{batch}/{kind}"
 
     @property
     def _rows_path(self) -> str:
@@ -156,7 +156,7 @@ class WorkDirectory:
         return ChunkSpools(self._files, self.spool_path)
 
     def delete_rows(self, batch: int) -> None:
-        self._files.delete(self.rows_path(batch))
+        self._files.delete(f"{self._rows_path}/{batch}")
 
     def drop_left_spools(self) -> None:
         """Delete the directories of dead runs: what their spools held is committed now, or of no use."""

@@ -34,7 +34,7 @@ class Summary:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     seconds: float = 0.0
-    """From the first chunk's start to the last one's commit, including engine start."""
+    """From the first chunk's start to the last one's commit, including what is left then of the engines' start."""
     rows_per_s: float = 0.0
     """``rows_out`` divided by ``seconds``."""
     tokens_per_s: float = 0.0
@@ -137,8 +137,8 @@ def _facts(summary: Summary, findings: Findings, price_per_hour: float | None) -
             (
                 "Speed",
                 f"{summary.rows_per_s:,.1f} rows/s, {summary.tokens_per_s:,.0f} generated tokens/s, over "
-                f"{summary.seconds:,.1f} s on {summary.engines} engine{'' if summary.engines == 1 else 's'}, engine "
-                "start included",
+                f"{summary.seconds:,.1f} s on {summary.engines} engine{'' if summary.engines == 1 else 's'}, from the "
+                "first chunk on",
             )
         )
     if summary.prefix_cache_hit_rate is not None:

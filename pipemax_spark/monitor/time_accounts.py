@@ -1,7 +1,8 @@
 """Account for the engines' time during one job, from the servers' reports.
 
 An engine's account runs since its start (``TimeAccount``). For an engine that is older than the job, the time that it
-had when it was first heard of does not count.
+had when it was first heard of does not count; but if the job began while the engine started, what was left of the start
+does.
 """
 
 from collections import defaultdict
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from pipemax.wire import ServerStats
 
 _PREFIX, _SUFFIX = "time_", "_s"
+_START_UP = "start_up"
 _TOLERANCE_S = 1.0
 NO_ENGINE = "no_engine"
 """The job's time without an engine: Spark's own start, and the last commit."""
@@ -28,8 +30,7 @@ class TimeAccounts:
             return
         engine = (stats.server_id, stats.engine_starts)
         if engine not in self._latest:
-            is_older = sum(account.values()) > job_age_s + _TOLERANCE_S
-            self._before[engine] = account if is_older else {}
+            self._before[engine] = _before_job(account, job_age_s)
         self._latest[engine] = account
 
     def total(self) -> dict[str, float]:
@@ -59,6 +60,15 @@ def describe_account(account: Mapping[str, float]) -> str:
         if seconds >= total / 200
     ]
     return f"{', '.join(shares)} of {total:,.1f} s"
+
+
+def _before_job(account: Mapping[str, float], job_age_s: float) -> Mapping[str, float]:
+    """Return the part of an engine's first account that belongs to the time before the job."""
+    older_s = sum(account.values()) - job_age_s
+    if older_s <= _TOLERANCE_S:
+        return {}
+    # An engine's time begins with its start.
+    return {_START_UP: older_s} if older_s < account.get(_START_UP, 0.0) else account
 
 
 def _account_of(stats: ServerStats) -> dict[str, float]:

@@ -81,6 +81,10 @@ class Claim:
         landed = set(self.table.notes(_CLAIM_NOTE, since_version=self.epoch - 1))
         return all(claim.note in landed for claim in others)
 
+    def directly_follows(self, version: int) -> bool:
+        """Tell whether the table holds, beyond this version, nothing but this claim."""
+        return self.table.version() == version + LANES
+
     def chunk(self, number: int, *, lane: int, origin: str = "") -> Transaction:
         """Return the transaction of the run's chunk ``number``, counted over all batches; ``origin`` ends the note."""
         return self._transaction(lane, number + 1, f"{note_prefix(self.run_id)}{number}{origin}")

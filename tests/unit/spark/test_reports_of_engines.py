@@ -46,6 +46,13 @@ def test_time_before_the_job_is_not_counted_as_the_job_s() -> None:
     assert accounts.total() == {"start_up": 9.0, "decode": 7.0, "prefill": 3.0}
 
 
+def test_an_engine_that_began_to_load_before_the_job_counts_from_the_job_s_start() -> None:
+    accounts = TimeAccounts()
+    accounts.add(report(start_up=60.0, waiting_for_input=1.0), job_age_s=21.0)
+    accounts.add(report(start_up=60.0, waiting_for_input=1.0, prefill=4.0), job_age_s=25.0)
+    assert accounts.total() == {"start_up": 20.0, "waiting_for_input": 1.0, "prefill": 4.0}
+
+
 def test_the_whole_account_sums_to_the_time_of_all_engines_and_reads_in_one_line() -> None:
     account = whole_account({"start_up": 40.0, "decode": 50.0, "drain": 0.1}, engines=2, seconds=60.0)
     assert sum(account.values()) == pytest.approx(120.0)

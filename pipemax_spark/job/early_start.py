@@ -1,0 +1,59 @@
+"""Start the engines while the job prepares: a short Spark job has a task in every slot tell its executor's server.
+
+The tasks end as soon as the engines have begun to load, so they hold no slot that preparing needs. Executors that join
+later start their engine with their first rows, as any executor would without this.
+"""
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Self
+
+from pipemax_spark.executor.client import EngineOptions
+from pipemax_spark.executor.early_start import BeginLoading
+from pipemax_spark.slots import slots_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+
+class EarlyStart:
+    """Starts the engines of one run, at most once, in the background. At the context's end nothing of it is left."""
+
+    def __init__(self, spark: "SparkSession", options: EngineOptions) -> None:
+        self._spark = spark
+        self._options = options
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread is not None:
+            self._spark.sparkContext.cancelJobsWithTag(self._tag)
+            self._thread.join()
+
+    def begin(self) -> None:
+        """Start the engines, if that has not been done, and return at once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="pipemax-early-start", daemon=True)
+            self._thread.start()
+
+    @property
+    def _tag(self) -> str:
+        return f"{self._options.job_id}-start"
+
+    def _run(self) -> None:
+        options = self._options
+
+        context = self._spark.sparkContext
+        context.addJobTag(self._tag)
+        context.setJobDescription(f"pipemax run {options.job_id}: engines begin to load")
+        slots = slots_of(self._spark).total
+        try:
+            tasks = self._spark.range(slots, numPartitions=slots).mapInArrow(BeginLoading(options), "id long")
+            tasks.write.format("noop").mode("overwrite").save()
+        # Whatever it is, the first rows meet it again; or the run has ended.
+        except Exception:
+            log.info("the engines were not started early", exc_info=True)

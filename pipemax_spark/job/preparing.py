@@ -1,0 +1,287 @@
+"""From a batch of input rows to slices of rows to do: find what is left, claim the output, recover, write down.
+
+What is left is looked for once. Where few rows are left or wanted, only their ids, or hashes of their content, are
+compared with the output's, before the claim; they are compared again only if another commit landed in between. The
+engines begin to load as soon as it is certain that a row is left.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pipemax_spark.dataframe import ANNOTATION, annotated_schema
+from pipemax_spark.errors import CommitRefusedError, JobFailedError
+from pipemax_spark.job.checks import Checked
+from pipemax_spark.job.chunks import SlicedRows, number_of_slices, write_slices
+from pipemax_spark.job.early_start import EarlyStart
+from pipemax_spark.job.fit import check_rows_fit
+from pipemax_spark.job.incremental import Batch
+from pipemax_spark.job.left import identity, keys_left_by_content, number_of_rows, rows_left, rows_of_keys
+from pipemax_spark.job.options import JobOptions
+from pipemax_spark.job.outcomes import AppendedOutcomes, Outcomes, ReplacingOutcomes, StagedOutcomes, written
+from pipemax_spark.job.recovery import annotated_rows, spooled_rows, without_completions
+from pipemax_spark.job.remaining import Remaining
+from pipemax_spark.job.workdir import LeftSpool, WorkDirectory
+from pipemax_spark.monitor.terminal import Terminal
+from pipemax_spark.request_columns import without_request_columns
+from pipemax_spark.slots import slots_of
+from pipemax_spark.sql import quoted
+from pipemax_spark.storage.fence import Claim
+from pipemax_spark.storage.tables import DeltaTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_CLEARLY_LEFT = 0.05
+"""A share of the input: if more than this is left, the rows left are written down without being looked for before."""
+_SMALL_BATCH_ROWS = 500_000
+"""So many rows' ids, or the hashes of their content, are some 50 MB in each executor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The rows of a batch that are to be done, written down, and the right to commit their outcomes."""
+
+    rows: SlicedRows
+    num_left: int
+    """The rows that were left, those beyond ``--limit`` too."""
+    claim: Claim
+    outcomes: Outcomes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Left:
+    """What is known of the rows that are left of a batch."""
+
+    expected: int
+    """About how many they are."""
+    rows: "DataFrame | None" = None
+    """The rows, or with ``--limit`` enough of them; None until the output is claimed, unless they were looked for."""
+    known: int | None = None
+    """The exact number of rows that are left, if it is known."""
+    version: int | None = None
+    """The output's version that they were looked for in."""
+
+
+class Preparing:
+    """Prepares the batches of one run, one after the other."""
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        options: JobOptions,
+        terminal: Terminal,
+        *,
+        table: DeltaTable,
+        run_id: str,
+        checked: Checked,
+        work: WorkDirectory,
+        engines: EarlyStart,
+        is_empty: bool,
+    ) -> None:
+        """Prepare for ``table``, which holds no annotated rows if ``is_empty``."""
+        self._spark = spark
+        self._options = options
+        self._terminal = terminal
+        self._table = table
+        self._run_id = run_id
+        self._checked = checked
+        self._work = work
+        self._engines = engines
+        self._is_empty = is_empty
+        self._claim: Claim | None = None
+        self._remaining = remaining_of(table, options, checked)
+        self.next_chunk = 0
+        """The number of the run's next chunk. Rows that are recovered are chunks, too; the caller counts the others."""
+
+    def prepare(self, number: int, batch: Batch, rows: int) -> Prepared | None:
+        """Write down what is left of the run's batch ``number``, which has ``rows`` rows; return None if nothing is.
+
+        Raise ``JobFailedError`` if another run takes the output over, or the input has changed meanwhile, and
+        ``JobError`` if the output does not take these rows.
+        """
+        batch = replace(batch, is_small=batch.stream is not None and rows <= _SMALL_BATCH_ROWS)
+        was_claimed = self._claim is not None
+        found = self._find_left(number, batch, rows)
+        if found is None:
+            return None
+        # From here on no earlier run can commit, so what is left does not change any more.
+        claim = self._claimed()
+        outcomes = self._outcomes()
+        if not (found.version is not None and (was_claimed or claim.directly_follows(found.version))):
+            known = rows if self._is_empty and batch.stream is None else None
+            left = self._remaining.left(batch, None if self._is_empty else self._remaining.done())
+            found = _Left(expected=found.expected, rows=left, known=known)
+        found = self._recover(number, found, claim, outcomes)
+        if found.known == 0:
+            return None
+        if found.known is not None:
+            self._engines.begin()
+        sliced, num_left = self._fix_rows(number, found)
+        if not sliced.rows:
+            return None
+        self._terminal.say(
+            "Output", f"{self._table.name}: {rows - num_left:,} rows done before, {sliced.rows:,} to do"
+        )
+        if not self._is_empty:
+            tell_changed(self._terminal, self._remaining, sliced.read_all())
+        self._is_empty = False
+        return Prepared(rows=sliced, num_left=num_left, claim=claim, outcomes=outcomes)
+
+    def _find_left(self, number: int, batch: Batch, rows: int) -> _Left | None:
+        """Find out what is left; return None if nothing is. Start the engines as soon as it is certain that a row is.
+
+        No claim is needed for this, so a run that finds nothing to do leaves the table as it is. Where few rows are
+        left or wanted, their keys are found and written down, and no later step looks for them again.
+        """
+        ids, limit = self._checked.id_columns, self._options.limit
+        has_spools = bool(self._spools())  # what dead runs had completed may be all that is left
+        if not rows:
+            return None
+        if self._is_empty:
+            self._engines.begin()
+            return _Left(expected=rows)
+        version = self._table.version()
+        done = self._remaining.done(version)
+        if batch.stream is None:
+            # Ids are unique, and without ids rows are counted, so at least this many rows are left. More are left if
+            # the output holds rows that the input no longer has; if few are left, it is worth knowing how many.
+            at_least: int = rows - done.count()
+            if at_least > 0 and not has_spools:
+                self._engines.begin()
+            if at_least > rows * _CLEARLY_LEFT and limit is None:
+                return _Left(expected=at_least)
+        elif not (batch.is_small and ids):
+            return _Left(expected=rows)
+        if ids:
+            keys = self._remaining.left(batch, done).select(*map(quoted, ids))
+        else:
+            keys = keys_left_by_content(batch.rows, done)
+        keys = written(self._spark, keys, self._work.rows_path(number, "keys"))
+        known = wanted = number_of_rows(keys, ids)
+        if not known:
+            return None
+        if not has_spools:
+            self._engines.begin()
+        if limit is not None and not has_spools:
+            keys, wanted = keys.limit(limit), min(known, limit)
+        left = rows_of_keys(batch.rows, keys, ids, are_few=wanted <= _SMALL_BATCH_ROWS)
+        return _Left(expected=known, rows=left, known=known, version=version)
+
+    def _claimed(self) -> Claim:
+        if self._claim is None:
+            schema = annotated_schema(self._checked.schema, ANNOTATION, self._options.generation)
+            self._claim = Claim.take(self._table, self._run_id, schema=schema)
+            # Between this run's creation of the table and its claim, another run may have filled the table.
+            self._is_empty = self._is_empty and self._remaining.held().isEmpty()
+        return self._claim
+
+    def _outcomes(self) -> Outcomes:
+        options = self._options
+        if self._is_empty or not (options.retry_errors or options.redo_changed):
+            if self._table.takes_one_append_at_a_time:
+                return StagedOutcomes(self._table, self._work.outcomes_path)
+            return AppendedOutcomes(self._table)
+        outcomes = ReplacingOutcomes(
+            self._spark,
+            self._table,
+            spec_hash=self._checked.spec.hash,
+            id_columns=self._checked.id_columns,
+            directory=self._work.outcomes_path,
+            errors_only=not options.redo_changed,
+        )
+        if options.retry_errors:
+            self._terminal.say(
+                "Retry",
+                f"{outcomes.num_error_rows():,} error rows of earlier runs; each stays until its new outcome is in",
+            )
+        return outcomes
+
+    def _spools(self) -> list[LeftSpool]:
+        """Return the spools of dead runs under this spec."""
+        return [spool for spool in self._work.left_spools if spool.spec_hash == self._checked.spec.hash]
+
+    def _recover(self, number: int, found: _Left, claim: Claim, outcomes: Outcomes) -> _Left:
+        """Commit what dead runs had completed of these rows under this spec, and return what is left after that.
+
+        A stream's first batch is the one that the dead runs had not finished.
+        """
+        spools = self._spools()
+        if spools:
+            assert found.rows is not None, "what is left is known once the output is claimed"
+            # Each spool is compared with what is left, and so is what is to be done after it.
+            left = written(self._spark, found.rows, self._work.rows_path(number, "left"))
+            found = replace(found, rows=left, known=int(left.count()))
+        for spool in spools:
+            found = self._recover_spool(number, spool, found, claim, outcomes)
+        self._work.drop_left_spools()
+        return found
+
+    def _recover_spool(
+        self, number: int, spool: LeftSpool, found: _Left, claim: Claim, outcomes: Outcomes
+    ) -> _Left:
+        """Commit one spool's rows as the run's next chunk, and return what is left after that."""
+        assert found.rows is not None, "what is left is known once the output is claimed"
+        assert found.known is not None, "the rows left were written down and counted"
+        chunk, columns = self.next_chunk, self._options.request_columns
+        self.next_chunk += 1
+        keyed = columns.for_output(without_request_columns(columns.add_with_keys(found.rows)))
+        path = self._work.rows_path(number, f"recovered-{chunk}")
+        spooled = written(self._spark, spooled_rows(self._spark, keyed, spool), path)
+        transaction = claim.recovery(chunk, dead_run_id=spool.run_id)
+        try:
+            rows_kept = outcomes.commit(annotated_rows(spooled, spool, plan=self._checked.plan), transaction)
+        except CommitRefusedError as error:
+            raise JobFailedError(claim.taken_over()) from error
+        num_rows: int = spooled.count()
+        claim.landed(transaction, expected_rows=num_rows + rows_kept)
+        self._is_empty = self._is_empty and num_rows == 0
+        self._terminal.say("", f"{num_rows:,} rows that run {spool.run_id} had completed were committed now")
+        left = rows_left(found.rows, without_completions(spooled), self._checked.id_columns)
+        known = found.known - num_rows
+        return _Left(expected=known, rows=left, known=known)
+
+    def _fix_rows(self, number: int, found: _Left) -> tuple[SlicedRows, int]:
+        """Write the rows that are left, up to ``--limit``; return them, and how many rows are left in all."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        options, source = self._options, self._checked.source
+        slots, path = slots_of(self._spark).total, self._work.rows_path(number, "slices")
+        left, expected, known = found.rows, found.expected, found.known
+        assert left is not None, "what is left is known once the output is claimed"
+        if options.limit is not None:
+            known = left.count() if known is None else known
+            # A limit may take other rows when Spark recomputes it, so it is computed once.
+            left = written(self._spark, left.limit(options.limit), self._work.rows_path(number, "limited"))
+            expected = min(known, options.limit)
+        slices, schema = number_of_slices(expected, slots), source.rows.schema
+        write_slices(
+            options.request_columns.add_with_keys(left),
+            path,
+            identity=F.expr(identity(list(self._checked.id_columns) or schema.names)),
+            slices=slices,
+            slots=slots,
+            by_prefix=options.group_by_prefix,
+        )
+        rows = SlicedRows(self._spark, path, schema, slices=slices, by_prefix=options.group_by_prefix)
+        if known is not None and rows.rows != expected:
+            raise JobFailedError(
+                f"{expected:,} rows were to be written down and {rows.rows:,} were: the input {source.name!r} has "
+                "changed since the job began, or files of the work directory were lost. Nothing was annotated"
+            )
+        check_rows_fit(self._table, options.request_columns.for_output(rows.read_all()))
+        return rows, rows.rows if known is None else known
+
+
+def remaining_of(table: DeltaTable, options: JobOptions, checked: Checked) -> Remaining:
+    """Return what finds the rows that are left of a job's batches."""
+    return Remaining(table=table, options=options, spec_hash=checked.spec.hash, id_columns=checked.id_columns)
+
+
+def tell_changed(terminal: Terminal, remaining: Remaining, rows: "DataFrame") -> None:
+    """Say how many of the rows that are to be done have changed since they were done, with ``--redo-changed``."""
+    if remaining.options.redo_changed:
+        num_rows = remaining.num_changed(rows)
+        terminal.say(
+            "Redo",
+            f"{num_rows:,} rows have changed since they were done; each old row stays until its new outcome is in",
+        )
