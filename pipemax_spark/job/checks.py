@@ -9,11 +9,11 @@ from pipemax_spark.engine_check import run_preflight
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.task import TaskPlan
-from pipemax_spark.job.dry_run import sample_prompts
 from pipemax_spark.job.fit import check_columns_fit, holds_annotations
 from pipemax_spark.job.left import check_columns, check_ids
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.remaining import rows_where
+from pipemax_spark.job.sample import sample_prompts
 from pipemax_spark.monitor.policy_notes import wants_row_lengths
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.prompts import find_field, resolve_column, resolve_names

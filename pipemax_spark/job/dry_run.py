@@ -1,23 +1,7 @@
 """``--dry-run``: rows, tokens by the model's own tokenizer, the first prompt, and what the job would do."""
 
-from typing import TYPE_CHECKING
-
 from pipemax.wire import PreflightReply
 from pipemax_spark.monitor.terminal import Terminal
-from pipemax_spark.request_columns import RequestColumns, prompt_text
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-_SAMPLED_ROWS = 1_000
-
-
-def sample_prompts(rows: "DataFrame", columns: RequestColumns, rows_in: int) -> list[str | None]:
-    """Return prompts of rows that are drawn from the whole table; a conversation becomes its text."""
-    fraction = min(1.0, 1.5 * _SAMPLED_ROWS / max(1, rows_in))
-    drawn = rows if fraction == 1.0 else rows.sample(fraction=fraction, seed=0)
-    requests = columns.add(drawn)
-    return [row[0] for row in requests.select(prompt_text(requests)).limit(_SAMPLED_ROWS).collect()]
 
 
 def print_dry_run(

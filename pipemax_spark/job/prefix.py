@@ -2,8 +2,9 @@
 
 The engine keeps the KV cache of what it has read, so a prompt that begins like an earlier one costs only the rest, as
 long as the two meet while that cache is kept. What all prompts share (an instruction, a template's head) is found in
-any order and not counted here. The sample is drawn by the beginnings of prompts, not by rows: it has all rows of each
-beginning that is drawn, because otherwise a large table's small groups would fall apart in it.
+any order and not counted here. The sample is drawn by the beginnings of prompts, not by rows: of the rows that are
+looked at, it has all rows of each beginning that is drawn, because otherwise a large table's small groups would fall
+apart in it. In a table of more than a million rows, prompts that begin alike and lie far apart are not found.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from pipemax.wire import ServerStats
+from pipemax_spark.job.sample import SomeRows
 from pipemax_spark.sql import quoted
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 _SAMPLED_ROWS = 1_000
 _LOOKED_AT_ROWS = 1_000_000
-"""The sample is drawn so densely that as a rule only this many first rows are read, however long the table is."""
+"""About this many rows are read, however long the table is."""
 _BEGINNING_CHARACTERS = 64
 _WORTH_IT = 0.1
 _TEXT = "__pipemax_text"
@@ -66,15 +68,15 @@ def sample_by_beginning(rows: "DataFrame", prompt_text: "Column", *, rows_in: in
 
     texts = rows.select(prompt_text.alias(_TEXT)).where(f"{quoted(_TEXT)} IS NOT NULL")
     head = [row[0] for row in texts.limit(_SAMPLED_ROWS).collect()]
-    looked_at = min(rows_in, _LOOKED_AT_ROWS)
-    if looked_at <= len(head):
+    if min(rows_in, _LOOKED_AT_ROWS) <= len(head):
         return head
+    some = SomeRows.of(texts, rows_in=rows_in, looked_at_rows=_LOOKED_AT_ROWS)
     first = _common_to_all(head) + 1
     beginning = F.xxhash64(F.substring(_TEXT, first, _BEGINNING_CHARACTERS))
-    one_in = max(1, looked_at // _SAMPLED_ROWS)
-    drawn = texts.where(F.pmod(beginning, F.lit(one_in)) == 0)
+    one_in = max(1, some.expected_rows // _SAMPLED_ROWS)
+    drawn = some.rows.where(F.pmod(beginning, F.lit(one_in)) == 0)
     # The draw may be empty if the table has fewer beginnings than rows were to be drawn.
-    return [row[0] for row in drawn.limit(2 * _SAMPLED_ROWS).collect()] or head
+    return [row[0] for row in some.collect(drawn, 2 * _SAMPLED_ROWS)] or head
 
 
 def hit_rate(servers: Iterable[ServerStats]) -> float | None:

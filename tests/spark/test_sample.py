@@ -1,0 +1,97 @@
+"""Samples of tables: how much of a table is read for them, and what they hold."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipemax_spark.job.prefix import sample_by_beginning
+from pipemax_spark.job.sample import SomeRows, sample_prompts
+from pipemax_spark.prompts import PromptSource
+from pipemax_spark.request_columns import RequestColumns
+from tests.spark.spark_work import counted
+
+ROWS, FILES = 20_000, 100
+COLUMNS = RequestColumns(PromptSource(prompt_column="text"))
+
+
+@pytest.fixture(scope="module")
+def source(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("sampled") / "in")
+    rows = spark.range(ROWS, numPartitions=FILES).selectExpr(
+        "id", "concat(rpad(concat('document ', id div 5), 90, '.'), ' question ', id) AS text"
+    )
+    rows.write.format("delta").save(path)
+    return path
+
+
+@pytest.fixture
+def rows(spark: Any, source: str) -> Any:
+    """A table whose files are read one by one, as large files are."""
+    settings = ("spark.sql.files.maxPartitionBytes", "spark.sql.files.openCostInBytes")
+    before = {name: spark.conf.get(name) for name in settings}
+    for name in settings:
+        spark.conf.set(name, "100000")
+    found = spark.read.format("delta").load(source)
+    found.count()  # so that the table's log has been read
+    yield found
+    for name, value in before.items():
+        spark.conf.set(name, value)
+
+
+def test_a_sample_for_auto_reads_a_bounded_number_of_files(
+    spark: Any, rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipemax_spark.job.sample._LOOKED_AT_FOR_PROMPTS", 4_000)
+    assert rows.rdd.getNumPartitions() == FILES
+    with counted(spark) as work:
+        prompts = sample_prompts(rows, COLUMNS, ROWS)
+    assert 800 <= len(prompts) <= 1_000
+    # Delta reads its log for the plan: 4 tasks, some 200 rows.
+    assert 20 <= work.tasks <= 30
+    assert 4_000 <= work.rows_read <= 4_500
+    ids = [int((prompt or "").rsplit(" ", 1)[1]) for prompt in prompts]
+    assert len({i * FILES // ROWS for i in ids}) == 20, "they come from many files"
+    assert min(ids) < ROWS / 4 < ROWS * 3 / 4 < max(ids)
+    assert len({i % 200 for i in ids}) > 100, "they come from all over a file"
+
+
+def test_a_sample_for_prefixes_reads_a_bounded_number_of_files_and_keeps_groups_whole(
+    spark: Any, rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipemax_spark.job.prefix._LOOKED_AT_ROWS", 4_000)
+    with counted(spark) as work:
+        prompts = sample_by_beginning(rows, rows["text"], rows_in=ROWS)
+    assert 500 <= len(prompts) <= 2_000
+    assert work.rows_read <= 4_000 + 1_000 + 1_000
+    groups = [prompt.split(" question ")[0] for prompt in prompts]
+    assert len(groups) >= 4 * len(set(groups))
+
+
+def test_a_view_that_shuffles_is_sampled_from_its_first_rows(spark: Any, rows: Any) -> None:
+    view = rows.groupBy("text").count()
+    prompts = sample_prompts(view, COLUMNS, ROWS)
+    assert 800 <= len(prompts) <= 1_000
+    assert len(set(prompts)) == len(prompts)
+
+
+def test_splits_without_a_row_are_passed_over_and_a_sample_without_rows_is_empty(spark: Any) -> None:
+    rows = spark.range(900, numPartitions=18)
+    some = SomeRows.of(rows, rows_in=900, looked_at_rows=800)
+    first, second = some._draws
+    assert sorted((*first, *second)) == list(range(18))
+    only_second = some.rows.where(f"id div 50 IN ({', '.join(map(str, second))})")
+    assert {row["id"] // 50 for row in some.collect(only_second, 1_000)} == set(second)
+    assert some.collect(some.rows.where("id < 0"), 1_000) == []
+
+
+def test_a_small_table_is_sampled_whole(spark: Any, tmp_path: Path) -> None:
+    rows = spark.range(900, numPartitions=3).selectExpr("cast(id AS string) AS text")
+    assert sample_prompts(rows, COLUMNS, 900) == [str(i) for i in range(900)]
+
+
+def test_a_condition_that_takes_rows_of_no_drawn_split_still_has_a_sample(spark: Any, rows: Any) -> None:
+    found = rows.where(f"id % {ROWS // FILES} = {ROWS // FILES - 1} AND id > {ROWS - 300}")
+    assert found.count() == 2
+    # As if each of them stood for a million.
+    assert len(sample_prompts(found, COLUMNS, 2_000_000)) == 2
