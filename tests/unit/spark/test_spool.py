@@ -1,6 +1,11 @@
 """Completions that outlive their task: read back once each, whatever state the files are in."""
 
+import contextlib
+import ctypes
+import os
+import struct
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -39,6 +44,30 @@ def recall(directory: Path, keys: list[str], *, partition: int = 0) -> pa.Record
         return spool.recall(keys, pa.array(range(len(keys)), pa.int64()))
 
 
+@contextlib.contextmanager
+def renames(directory: Path) -> Iterator[Callable[[], int]]:
+    """Yield a function that counts, by the kernel's notifications, names that were given up or taken in a rename."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    moved_from, moved_to, nonblocking = 0x40, 0x80, 0x800
+    watch = libc.inotify_init1(nonblocking)
+    assert libc.inotify_add_watch(watch, str(directory).encode(), moved_from | moved_to) >= 0
+
+    def count() -> int:
+        try:
+            events, number = os.read(watch, 1 << 16), 0
+        except BlockingIOError:
+            return 0
+        while events:
+            (name_bytes,) = struct.unpack_from("I", events, 12)
+            events, number = events[16 + name_bytes :], number + 1
+        return number
+
+    try:
+        yield count
+    finally:
+        os.close(watch)
+
+
 def test_a_later_attempt_finds_what_an_earlier_one_completed(tmp_path: Path) -> None:
     write(tmp_path, ["a", "b"])
     write(tmp_path, ["c"])
@@ -62,6 +91,19 @@ def test_each_partition_has_a_directory_of_its_own_so_no_attempt_lists_the_files
         "part-00003": 1,
         "part-00012": 2,
     }
+
+
+def test_a_file_is_written_under_its_own_name_and_never_renamed(tmp_path: Path) -> None:
+    """Object stores cannot rename: they copy and delete."""
+    directory = tmp_path / "part-00000"
+    directory.mkdir()
+    with renames(directory) as seen:
+        write(tmp_path, ["a"])
+        write(tmp_path, ["b"])
+        assert len(list(directory.iterdir())) == 2
+        assert seen() == 0
+        next(directory.iterdir()).rename(directory / "another")
+        assert seen() == 2, "a rename would have been seen"
 
 
 def test_error_rows_are_retried(tmp_path: Path) -> None:
