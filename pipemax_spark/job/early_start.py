@@ -46,7 +46,6 @@ class EarlyStart:
 
     def _run(self) -> None:
         options = self._options
-
         context = self._spark.sparkContext
         context.addJobTag(self._tag)
         context.setJobDescription(f"pipemax run {options.job_id}: engines begin to load")

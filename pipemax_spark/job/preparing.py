@@ -23,7 +23,7 @@ from pipemax_spark.job.remaining import Remaining
 from pipemax_spark.job.workdir import LeftSpool, WorkDirectory
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.request_columns import without_request_columns
-from pipemax_spark.slots import slots_of
+from pipemax_spark.slots import other_slots, slots_of
 from pipemax_spark.sql import quoted
 from pipemax_spark.storage.fence import Claim
 from pipemax_spark.storage.tables import DeltaTable
@@ -259,7 +259,7 @@ class Preparing:
             path,
             identity=F.expr(identity(list(self._checked.id_columns) or schema.names)),
             slices=slices,
-            slots=slots,
+            slots=other_slots(self._spark),
             by_prefix=options.group_by_prefix,
         )
         rows = SlicedRows(self._spark, path, schema, slices=slices, by_prefix=options.group_by_prefix)
