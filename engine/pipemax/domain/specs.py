@@ -72,6 +72,10 @@ class LinkSpec:
         """Return the rate that pieces of this size reach: the paper's B in the paged format (``eq:budget``)."""
         return piece_bytes / (self.per_copy_s + piece_bytes / self.host_to_gpu_bytes_per_s)
 
+    def send_s(self, activation_bytes: float) -> float:
+        """Return the seconds in which a GPU hands activations to another."""
+        return self.peer_latency_s + activation_bytes / self.peer_bytes_per_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduceSpec:

@@ -48,10 +48,23 @@ class EventQueue:
         heapq.heappush(self._heap, (time_s, priority, self._sequence, event))
         self._sequence += 1
 
+    def __len__(self) -> int:
+        return len(self._heap)
+
     def run(self) -> None:
         """Run events until none are left."""
-        heap, clock = self._heap, self.clock
-        while heap:
-            time_s, _, _, event = heapq.heappop(heap)
-            clock.advance_to(time_s)
-            event()
+        while self._heap:
+            self.run_next()
+
+    def run_next(self) -> None:
+        """Run the next event. ``IndexError`` if none is left."""
+        time_s, _, _, event = heapq.heappop(self._heap)
+        self.clock.advance_to(time_s)
+        event()
+
+    def run_until(self, time_s: float) -> None:
+        """Run the events up to ``time_s``, and move the clock there unless it is later already."""
+        while self._heap and self._heap[0][0] <= time_s:
+            self.run_next()
+        if time_s > self.clock.now_s():
+            self.clock.advance_to(time_s)

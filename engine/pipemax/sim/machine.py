@@ -132,8 +132,7 @@ class Machine:
         return step
 
     def _send(self, stage: int, activation_bytes: float) -> float:
-        link = self.node.link
-        delay_s = link.peer_latency_s + activation_bytes / link.peer_bytes_per_s
+        delay_s = self.node.link.send_s(activation_bytes)
         if not self._activation_priority:
             delay_s += self.links.queued_s(self.gpus_of(stage)[0], Direction.HOST_TO_GPU)
         return delay_s

@@ -60,12 +60,12 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
             check_hooks_run(vllm_config)
         settings = _runtime_settings(config, vllm_config)
         assert vllm_config.kv_transfer_config is not None
-        _fit_scheduler(vllm_config, settings)
+        fit_scheduler(vllm_config, settings)
         vllm_config.kv_transfer_config.kv_connector_extra_config.update(settings.to_extra_config())
     return vllm_config
 
 
-def _fit_scheduler(vllm_config: VllmConfig, settings: RuntimeSettings) -> None:
+def fit_scheduler(vllm_config: VllmConfig, settings: RuntimeSettings) -> None:
     """Set our scheduler, over the one of vLLM's two that the config and the platform lead to."""
     scheduler = vllm_config.scheduler_config
     if scheduler.scheduler_cls is None:

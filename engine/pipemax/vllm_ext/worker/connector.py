@@ -164,12 +164,16 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         return self._clock.begin_s
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        report = self._clock.take_report()
-        if report is None or get_tp_group().rank_in_group > 0:  # one report per stage
+        report, stage = self._clock.take_report(), self._reported_stage()
+        if report is None or stage is None:
             return None
         assert self._transfers is not None
         report = replace(report, copies=self._transfers.counts)
-        return WorkerReports({get_pp_group().rank_in_group: [report]})
+        return WorkerReports({stage: [report]})
+
+    def _reported_stage(self) -> int | None:
+        """Return the stage for which this worker reports: one worker does for each stage."""
+        return int(get_pp_group().rank_in_group) if get_tp_group().rank_in_group == 0 else None
 
     def shutdown(self) -> None:
         self._resources.close()

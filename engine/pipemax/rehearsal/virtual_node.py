@@ -1,0 +1,142 @@
+"""A node in virtual time: stages in a row, as long as the simulator's machine model says each step takes there.
+
+The caller submits steps and copies at the present moment, which it moves on by ``catch_up`` and ``run_to``. Steps run
+first in, first out on every stage; activations reach the next stage one after the other.
+"""
+
+from dataclasses import dataclass, field
+
+from pipemax.domain.errors import PipeMaxError
+from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, kv_capacity
+from pipemax.rehearsal.virtual_device import VirtualDevice, VirtualEvent
+from pipemax.sim.event_queue import EventQueue, Priority
+from pipemax.sim.links import Links
+from pipemax.sim.machine import BLOCK_TOKENS
+from pipemax.sim.stage_times import StageTimes, StepWork
+from pipemax.transfer.layout import BlockLayout
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class NodeStep:
+    """One step on its way through the stages."""
+
+    stage_s: list[float]
+    """Seconds on each stage."""
+    activation_bytes: float
+    arrivals: list[VirtualEvent]
+    """When its activations are at each stage; the first needs none."""
+    done: VirtualEvent = field(default_factory=VirtualEvent)
+    """When the last stage has ended it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeUsage:
+    """What the stages have done so far."""
+
+    num_steps: int = 0
+    stage_s: float = 0.0
+    """Seconds of computing, summed over the stages, of all steps submitted."""
+    host_bubble_s: float = 0.0
+    """Seconds in which the first stage had no step while the host worked."""
+
+
+class VirtualNode:
+    """The stages and their links. Not thread-safe."""
+
+    def __init__(self, node: NodeSpec, model: ModelSpec, parallelism: Parallelism) -> None:
+        """Set up idle stages. ``ValueError`` if the model does not fit, or the node has too few GPUs."""
+        num_gpus = parallelism.pipeline * parallelism.tensor
+        if num_gpus > node.num_gpus:
+            raise ValueError(f"{node.name} has {node.num_gpus} GPUs, not {num_gpus}")
+        self.capacity: KvCapacity = kv_capacity(node, model, parallelism, block_tokens=BLOCK_TOKENS)
+        self.usage = NodeUsage()
+        self.times = StageTimes(node, model, parallelism)
+        self.layouts = tuple(_layout(model, layers, parallelism) for layers in self.times.layers)
+        """Each stage's KV blocks, as one of its GPUs has them."""
+        self._queue = EventQueue()
+        self._link = node.link
+        links = Links(self._queue, node)
+        tensor = parallelism.tensor
+        self.devices = tuple(
+            VirtualDevice(self._queue, links, gpus=range(stage * tensor, (stage + 1) * tensor))
+            for stage in range(parallelism.pipeline)
+        )
+        self._last_arrival_s = [0.0] * parallelism.pipeline
+        self._last_step: NodeStep | None = None
+        self._first_stage_free_s: float | None = None  # None while it has steps, and before the first
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.devices)
+
+    @property
+    def now_s(self) -> float:
+        return self._queue.now_s()
+
+    def catch_up(self, now_s: float) -> None:
+        """Let happen what happens up to ``now_s``."""
+        self._queue.run_until(now_s)
+
+    def run_to(self, event: VirtualEvent) -> float:
+        """Let happen all that comes up to an event; return its time. ``PipeMaxError`` if it never comes."""
+        while event.done_s is None:
+            if len(self._queue) == 0:
+                raise PipeMaxError("the virtual node waits for what never happens")
+            self._queue.run_next()
+        return event.done_s
+
+    def begin_step(self, work: StepWork, *, host_works_since_s: float) -> NodeStep:
+        """Begin a step; its stages are then submitted by ``receive`` and ``compute``, first to last.
+
+        ``host_works_since_s``: since when the host has not waited for the node.
+        """
+        stage_s = self.times.stage_s(work)
+        step = NodeStep(
+            stage_s=stage_s,
+            activation_bytes=self.times.activation_bytes(work.tokens),
+            arrivals=[VirtualEvent() for _ in stage_s],
+        )
+        self.usage.num_steps += 1
+        self.usage.stage_s += sum(stage_s)
+        if self._first_stage_free_s is not None:
+            idle_since_s = max(self._first_stage_free_s, host_works_since_s)
+            self.usage.host_bubble_s += max(0.0, self.now_s - idle_since_s)
+            self._first_stage_free_s = None
+        self._last_step = step
+        return step
+
+    def receive(self, step: NodeStep, stage: int) -> None:
+        """Have a stage wait for the activations of the stage before."""
+        if stage > 0:
+            self.devices[stage].wait_for(step.arrivals[stage])
+
+    def compute(self, step: NodeStep, stage: int) -> None:
+        """Have a stage compute a step, and send its activations on."""
+        self.devices[stage].compute(step.stage_s[stage], on_end=lambda: self._end(step, stage))
+
+    def _end(self, step: NodeStep, stage: int) -> None:
+        now_s = self.now_s
+        if stage == 0 and step is self._last_step:
+            self._first_stage_free_s = now_s
+        if stage + 1 == self.num_stages:
+            step.done.fire(now_s)
+            return
+        # One channel between two stages: nothing sent later arrives earlier.
+        arrival_s = max(self._last_arrival_s[stage + 1], now_s + self._link.send_s(step.activation_bytes))
+        self._last_arrival_s[stage + 1] = arrival_s
+        arrived = step.arrivals[stage + 1]
+        self._queue.at(arrival_s, Priority.ARRIVAL, lambda: arrived.fire(arrival_s))
+
+
+def _layout(model: ModelSpec, num_layers: int, parallelism: Parallelism) -> BlockLayout:
+    heads = -(-model.num_kv_heads // model.kv_shards(parallelism.tensor))
+    content_bytes = 2 * model.head_dim * model.bytes_per_value
+    layer_bytes = heads * BLOCK_TOKENS * content_bytes
+    return BlockLayout(
+        num_layers=num_layers,
+        num_kv_heads=heads,
+        block_tokens=BLOCK_TOKENS,
+        content_bytes=content_bytes,
+        layer_stride_bytes=layer_bytes,
+        block_bytes=num_layers * layer_bytes,
+    )

@@ -1,0 +1,254 @@
+"""vLLM's executor over a virtual node: in place of the workers, their connectors and a clock.
+
+``execute_model`` submits a step to all stages, as workers do that run ahead of their devices, and ``sample_tokens``
+returns a future that waits until the node has run it. It stands for vLLM's V2 model runner with asynchronous
+scheduling, which is what GPUs run by default.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.executor import Executor
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
+from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+from pipemax.domain.specs import Parallelism
+from pipemax.rehearsal.sequences import RunStep, ScheduledTokens, Sequences
+from pipemax.rehearsal.virtual_device import VirtualEvent
+from pipemax.rehearsal.virtual_node import NodeStep, VirtualNode
+from pipemax.vllm_ext.rehearsal.settings import RehearsalSettings
+from pipemax.vllm_ext.rehearsal.virtual_connector import VirtualConnector
+from pipemax.vllm_ext.worker.connector import StepMetadata
+from pipemax.vllm_ext.worker.stage_reports import WorkerReports
+
+OUTPUT_TOKENS = "output_tokens"
+"""The name of a request's output length in its ``SamplingParams.extra_args``."""
+
+
+class StepFuture(Future[ModelRunnerOutput]):
+    """A step's output, for which ``result`` lets the node run and waits."""
+
+    def __init__(self, output: ModelRunnerOutput, wait: Callable[[], None]) -> None:
+        super().__init__()
+        self._output = output
+        self._wait = wait
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        if not self.done():
+            self._wait()
+            self.set_result(self._output)
+        return super().result()
+
+
+class VirtualNodeExecutor(Executor):
+    """Runs vLLM's steps on the virtual node that the config's ``additional_config`` describes."""
+
+    supports_pp = True
+    connector_class = VirtualConnector
+    """Tests put faulty ones here."""
+
+    # -- what vLLM's core asks at its start -----------------------------------------------------------------------
+
+    def _init_executor(self) -> None:
+        additional_config = self.vllm_config.additional_config
+        assert isinstance(additional_config, dict), additional_config
+        settings = RehearsalSettings.from_additional_config(additional_config)
+        parallel = self.parallel_config
+        self._tensor = parallel.tensor_parallel_size
+        self.node = VirtualNode(
+            settings.node,
+            settings.model,
+            Parallelism(pipeline=parallel.pipeline_parallel_size, tensor=self._tensor),
+        )
+        self.clock = settings.clock.start()
+        self._sequences = Sequences(
+            vocab_size=settings.model.vocab_size, block_tokens=self.cache_config.block_size
+        )
+        self._connectors: list[VirtualConnector] = []
+        self._last_done: VirtualEvent | None = None
+        self._sampled: ModelRunnerOutput | None = None  # of the step that is about to be sampled
+        self._host_works_since_s = 0.0
+
+    def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
+        specs: list[dict[str, KVCacheSpec]] = []
+        first, dtype = 0, self.model_config.dtype
+        assert isinstance(dtype, torch.dtype), dtype
+        for layout in self.node.layouts:
+            spec = FullAttentionSpec(
+                block_size=self.cache_config.block_size,
+                num_kv_heads=layout.num_kv_heads,
+                head_size=self.model_config.get_head_size(),
+                dtype=dtype,
+            )
+            names = [f"model.layers.{first + layer}.self_attn.attn" for layer in range(layout.num_layers)]
+            specs += [dict.fromkeys(names, spec)] * self._tensor
+            first += layout.num_layers
+        return specs
+
+    def determine_available_memory(self) -> list[int]:
+        blocks = self.node.capacity.gpu_blocks
+        return [blocks * layout.block_bytes for layout in self.node.layouts for _ in range(self._tensor)]
+
+    def get_supported_kv_cache_layouts(self) -> list[list[str]]:
+        return [[KVCacheLayout.BLHNC.name]] * self.parallel_config.world_size
+
+    def set_kv_cache_layout(self, layout_name: str) -> None:
+        assert layout_name == KVCacheLayout.BLHNC.name, layout_name
+
+    def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
+        if self.vllm_config.kv_transfer_config is None:
+            return
+        stages = zip(kv_cache_configs[:: self._tensor], self.node.devices, self.node.layouts, strict=True)
+        self._connectors = [
+            self.connector_class(self.vllm_config, config, stage=stage, device=device, layout=layout)
+            for stage, (config, device, layout) in enumerate(stages)
+        ]
+
+    def compile_or_warm_up_model(self) -> None:
+        pass
+
+    def get_kv_connector_handshake_metadata(self) -> list[Any]:
+        return []
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:  # type: ignore[override]  # a cached property there
+        return ("generate",)
+
+    def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"a virtual node has no workers to call {method} on")
+
+    def check_health(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        for connector in self._connectors:
+            connector.shutdown()
+
+    @classmethod
+    def supports_async_scheduling(cls) -> bool:
+        return True
+
+    # -- a step ---------------------------------------------------------------------------------------------------
+
+    def execute_model(  # type: ignore[override]  # overloaded there
+        self, scheduler_output: SchedulerOutput, non_block: bool = False
+    ) -> Future[Any]:
+        assert non_block, "vLLM's core does not wait here"
+        now_s = self.clock.now_s()
+        with self.clock.paused():
+            self.node.catch_up(now_s)
+            run = self._sequences.run(self._take_in(scheduler_output))
+            step = self._submit(scheduler_output, run)
+            output = ModelRunnerOutput(
+                req_ids=[*run.sampled],
+                req_id_to_index={request_id: index for index, request_id in enumerate(run.sampled)},
+                sampled_token_ids=[*run.sampled.values()],
+                kv_connector_output=self._connector_output(),
+            )
+            if step is None:
+                return self._future(output)
+            self._last_done = step.done
+            self._sampled = output
+            computed: Future[None] = Future()
+            computed.set_result(None)
+            return computed
+
+    def sample_tokens(  # type: ignore[override]  # overloaded there
+        self, grammar_output: GrammarOutput | None, non_block: bool = False
+    ) -> Future[ModelRunnerOutput]:
+        assert non_block, "vLLM's core does not wait here"
+        assert self._sampled is not None, "no step was computed"
+        output, self._sampled = self._sampled, None
+        return self._future(output)
+
+    def _future(self, output: ModelRunnerOutput) -> StepFuture:
+        """Return the output of the step submitted last; an empty step's comes behind those of the steps before it."""
+        done = self._last_done
+        return StepFuture(output, lambda: self._wait_for(done))
+
+    def _wait_for(self, done: VirtualEvent | None) -> None:
+        if done is not None:
+            with self.clock.paused():
+                done_s = self.node.run_to(done)
+            self.clock.wait_until(done_s)
+        self._host_works_since_s = self.clock.now_s()
+
+    def _take_in(self, output: SchedulerOutput) -> list[ScheduledTokens]:
+        """Bring the requests up to date, and return what the step computes."""
+        sequences = self._sequences
+        sequences.forget(output.finished_req_ids)
+        sequences.forget(output.preempted_req_ids or ())
+        first: dict[str, int] = {}
+        for new in output.scheduled_new_reqs:
+            assert new.prompt_token_ids is not None, f"{new.req_id} has no token ids"
+            assert new.prefill_token_ids is not None, "made for the V2 runner"
+            assert new.sampling_params is not None, f"{new.req_id} does not generate"
+            sequences.start(
+                new.req_id,
+                new.prefill_token_ids,
+                num_prompt=len(new.prompt_token_ids),
+                num_outputs=(new.sampling_params.extra_args or {})[OUTPUT_TOKENS],
+                blocks=new.block_ids[0],
+            )
+            first[new.req_id] = new.num_computed_tokens
+        cached = output.scheduled_cached_reqs
+        for request_id, blocks, computed in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            if request_id in cached.resumed_req_ids:
+                assert blocks is not None, f"{request_id} is resumed without its blocks"
+                sequences.replace_blocks(request_id, blocks[0])
+            elif blocks is not None:
+                sequences.append_blocks(request_id, blocks[0])
+            first[request_id] = computed
+        return [
+            ScheduledTokens(request_id=request_id, first=first[request_id], num=num)
+            for request_id, num in output.num_scheduled_tokens.items()
+        ]
+
+    def _submit(self, output: SchedulerOutput, run: RunStep) -> NodeStep | None:
+        """Put a step on all stages' lanes, in the order of a GPU's worker; return None if it computes nothing."""
+        step = None
+        if run.sampled:
+            step = self.node.begin_step(run.work, host_works_since_s=self._host_works_since_s)
+        for stage in range(self.node.num_stages):
+            if not self._connectors:
+                if step is not None:
+                    self.node.receive(step, stage)
+                    self.node.compute(step, stage)
+                continue
+            self._submit_with_copies(output, step, stage)
+        return step
+
+    def _submit_with_copies(self, output: SchedulerOutput, step: NodeStep | None, stage: int) -> None:
+        connector, metadata = self._connectors[stage], output.kv_connector_metadata
+        assert isinstance(metadata, StepMetadata), metadata
+        clock = connector.gpu_clock
+        assert clock is not None
+        connector.handle_preemptions(metadata)
+        connector.bind_connector_metadata(metadata)
+        if step is not None:
+            self.node.receive(step, stage)
+            if stage > 0:
+                clock.mark_received()
+            self.node.compute(step, stage)
+        connector.finish_forward()
+        if step is not None:
+            clock.mark_computed()
+            if stage + 1 == self.node.num_stages:
+                clock.mark_sampled()
+
+    def _connector_output(self) -> KVConnectorOutput | None:
+        if not self._connectors:
+            return None
+        merged = WorkerReports({})
+        for connector in self._connectors:
+            reports = connector.build_connector_worker_meta()
+            connector.clear_connector_metadata()
+            if reports is not None:
+                merged.aggregate(reports)
+        return KVConnectorOutput(kv_connector_worker_meta=merged if merged.by_stage else None)

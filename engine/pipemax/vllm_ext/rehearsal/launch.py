@@ -1,0 +1,167 @@
+"""Start vLLM's engine core, in this process, over a virtual node: stock vLLM or PipeMax."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.envs import disable_envs_cache
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.core import EngineCore
+
+from pipemax.config import EngineConfig, Policy
+from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, kv_capacity
+from pipemax.sim.machine import BLOCK_TOKENS
+from pipemax.sim.stage_times import StageTimes
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions, stage_configs
+from pipemax.vllm_ext.compat import check_model, check_version
+from pipemax.vllm_ext.launch.vllm_config import engine_args, fit_scheduler
+from pipemax.vllm_ext.rehearsal.executor import VirtualNodeExecutor
+from pipemax.vllm_ext.rehearsal.settings import ClockSettings, RehearsalSettings
+from pipemax.vllm_ext.runtime_settings import RuntimeSettings, encode_stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearsedEngine:
+    """An engine on a node that is not there."""
+
+    node: NodeSpec
+    model: ModelSpec
+    parallelism: Parallelism
+    policy: Policy
+    """``pipemax`` or ``vllm``."""
+    chunk_tokens: int
+    """Maximum number of tokens in one step (``max_num_batched_tokens``)."""
+    max_model_len: int
+    max_num_seqs: int = 4096
+    """Maximum number of requests in one step, or running at once under stock vLLM."""
+    clock: ClockSettings = field(default_factory=ClockSettings)
+    controller: dict[str, Any] = field(default_factory=dict)
+    """Fields of ``ControllerConfig`` that differ from their defaults."""
+    executor: type[VirtualNodeExecutor] = VirtualNodeExecutor
+    """Tests put faulty ones here."""
+
+    @property
+    def capacity(self) -> KvCapacity:
+        return kv_capacity(self.node, self.model, self.parallelism, block_tokens=BLOCK_TOKENS)
+
+
+@contextmanager
+def rehearsed_core(engine: RehearsedEngine) -> Iterator[EngineCore]:
+    """Start a core, and end it on exit. ``ValueError`` if the engine cannot run on its node.
+
+    Meanwhile, vLLM takes this process's environment to be that of its V2 model runner.
+    """
+    with TemporaryDirectory(prefix="pipemax-rehearsal-") as directory:
+        write_model_config(engine.model, Path(directory), max_model_len=engine.max_model_len)
+        vllm_config = _vllm_config(engine, directory)
+        with _v2_model_runner():
+            core = EngineCore(vllm_config, engine.executor, log_stats=False)
+            try:
+                yield core
+            finally:
+                core.shutdown()  # type: ignore[no-untyped-call]  # vLLM's
+
+
+def write_model_config(model: ModelSpec, directory: Path, *, max_model_len: int) -> None:
+    """Write a checkpoint's ``config.json`` with the model's shapes: Llama's architecture, or Mixtral's for experts."""
+    values: dict[str, Any] = {
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.ffn_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": max_model_len,
+        "dtype": _DTYPES[model.bytes_per_value],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    if model.num_experts == 1:
+        values |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    else:
+        values |= {
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "num_local_experts": model.num_experts,
+            "num_experts_per_tok": model.experts_per_token,
+            "sliding_window": None,
+        }
+    (directory / "config.json").write_text(json.dumps(values), encoding="utf-8")
+
+
+_DTYPES = {2: "bfloat16", 4: "float32"}
+"""By bytes per value: vLLM has no smaller type for weights, activations and KV alike."""
+
+
+def _vllm_config(engine: RehearsedEngine, model_directory: str) -> VllmConfig:
+    settings = RehearsalSettings(node=engine.node, model=engine.model, clock=engine.clock)
+    config = EngineConfig.parse(
+        {
+            "model": model_directory,
+            "policy": engine.policy,
+            "pipeline_parallel_size": engine.parallelism.pipeline,
+            "max_model_len": engine.max_model_len,
+            # vLLM refuses more requests in a step than tokens, though under pipelining those are in several steps.
+            "max_num_seqs": min(engine.max_num_seqs, engine.chunk_tokens),
+            "max_num_batched_tokens": engine.chunk_tokens,
+            "block_size": BLOCK_TOKENS,
+            "vllm": {
+                "tensor_parallel_size": engine.parallelism.tensor,
+                "num_gpu_blocks_override": engine.capacity.gpu_blocks,
+                "distributed_executor_backend": engine.executor,
+                "skip_tokenizer_init": True,
+                "enable_chunked_prefill": True,
+                "async_scheduling": True,
+                "additional_config": settings.to_additional_config(),
+            },
+        }
+    )
+    vllm_config = engine_args(config).create_engine_config(UsageContext.LLM_CLASS)
+    vllm_config.scheduler_config.async_scheduling = True  # which vLLM's platform of CPUs turned off
+    if engine.policy is Policy.PIPEMAX:
+        check_version()
+        check_model(vllm_config)
+        with _v2_model_runner():
+            runtime = _runtime_settings(engine, vllm_config)
+            fit_scheduler(vllm_config, runtime)
+        assert vllm_config.kv_transfer_config is not None
+        vllm_config.kv_transfer_config.kv_connector_extra_config.update(runtime.to_extra_config())
+    return vllm_config
+
+
+def _runtime_settings(engine: RehearsedEngine, vllm_config: VllmConfig) -> RuntimeSettings:
+    """Return what the engine would know on its node, calibrated; its step times are fitted as in the simulator."""
+    times = StageTimes(engine.node, engine.model, engine.parallelism)
+    stages = stage_configs(engine.node, engine.model, times, PipeMaxOptions())
+    return RuntimeSettings(
+        host_kv_tokens=engine.capacity.host_blocks * BLOCK_TOKENS,
+        num_batches=max(2, vllm_config.max_concurrent_batches),
+        stages=tuple(encode_stage(stage) for stage in stages),
+        max_num_seqs=min(engine.max_num_seqs, engine.chunk_tokens),
+        stores_tokens=True,
+        controller=engine.controller,
+    )
+
+
+@contextmanager
+def _v2_model_runner() -> Iterator[None]:
+    """Have vLLM's configs say V2, which without Triton they refuse while they are made."""
+    name = "VLLM_USE_V2_MODEL_RUNNER"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    disable_envs_cache()  # a core that started before has kept the environment
+    try:
+        yield
+    finally:
+        disable_envs_cache()
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

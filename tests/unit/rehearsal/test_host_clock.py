@@ -1,0 +1,40 @@
+"""How the host's time enters a virtual node's."""
+
+import pytest
+
+from pipemax.rehearsal.host_clock import SkippingClock, WallClock
+
+
+def test_a_host_that_takes_no_time_moves_the_clock_by_waiting_only() -> None:
+    clock = SkippingClock(0.0)
+    sum(range(100_000))
+    assert clock.now_s() == 0.0
+    clock.wait_until(30.0)
+    clock.wait_until(20.0)
+    assert (clock.now_s(), clock.waited_s, clock.worked_s) == (30.0, 30.0, 0.0)
+
+
+def test_work_between_waits_counts_and_work_for_the_node_does_not() -> None:
+    clock = SkippingClock(1.0)
+    clock.wait_until(5.0)
+    sum(range(100_000))
+    worked_s = clock.worked_s
+    assert clock.now_s() > 5.0
+    assert worked_s > 0.0
+    with clock.paused():
+        sum(range(2_000_000))
+    assert clock.worked_s - worked_s < worked_s
+
+
+def test_the_wall_clock_waits_and_a_stretched_second_is_longer() -> None:
+    fast, slow = WallClock(1e-3), WallClock(1e3)
+    fast.wait_until(5.0)
+    assert fast.now_s() >= 5.0
+    assert 0.0 < slow.now_s() < fast.now_s()
+
+
+def test_bad_factors_are_refused() -> None:
+    with pytest.raises(ValueError, match="stretch"):
+        WallClock(0.0)
+    with pytest.raises(ValueError, match="host_factor"):
+        SkippingClock(-1.0)

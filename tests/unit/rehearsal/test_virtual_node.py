@@ -1,0 +1,93 @@
+"""Steps in virtual time: the same as in the simulator, and what the host costs."""
+
+import numpy as np
+import pytest
+
+from pipemax.domain.errors import PipeMaxError
+from pipemax.domain.specs import Parallelism
+from pipemax.rehearsal.virtual_device import VirtualEvent
+from pipemax.rehearsal.virtual_node import NodeStep, VirtualNode
+from pipemax.sim.event_queue import EventQueue
+from pipemax.sim.links import Links
+from pipemax.sim.machine import Machine
+from pipemax.sim.pipeline import Step
+from pipemax.sim.result import Recording
+from pipemax.sim.stage_times import StepWork
+from tests.unit.sim.machines import small_model, small_node
+
+DECODE = StepWork(decode_requests=32, decode_context_tokens=16_000)
+
+
+def make_node(pipeline: int = 4, tensor: int = 1) -> VirtualNode:
+    return VirtualNode(small_node(), small_model(), Parallelism(pipeline=pipeline, tensor=tensor))
+
+
+def submit(node: VirtualNode, work: StepWork, host_works_since_s: float = 0.0) -> NodeStep:
+    step = node.begin_step(work, host_works_since_s=host_works_since_s)
+    for stage in range(node.num_stages):
+        node.receive(step, stage)
+        node.compute(step, stage)
+    return step
+
+
+@pytest.mark.parametrize(("pipeline", "tensor"), [(4, 1), (2, 2), (1, 4)])
+def test_steps_end_when_they_do_in_the_simulator(pipeline: int, tensor: int) -> None:
+    rng = np.random.default_rng(0)
+    works = [
+        StepWork(
+            decode_requests=int(rng.integers(0, 200)),
+            decode_context_tokens=int(rng.integers(0, 100_000)),
+            prefill_tokens=int(rng.integers(1, 2000)),
+            prefill_pairs=float(rng.integers(1, 10**6)),
+            prefill_outputs=int(rng.integers(0, 4)),
+        )
+        for _ in range(40)
+    ]
+    node = make_node(pipeline, tensor)
+    steps = [submit(node, work) for work in works]
+    ended_s = [node.run_to(step.done) for step in steps]
+
+    queue, simulated_s = EventQueue(), list[float]()
+    machine = Machine(
+        queue,
+        Links(queue, small_node()),
+        small_node(),
+        small_model(),
+        Parallelism(pipeline=pipeline, tensor=tensor),
+        Recording(),
+    )
+
+    def done(step: Step) -> None:
+        simulated_s.append(queue.now_s())
+
+    for work in works:
+        machine.run(work, done)
+    queue.run()
+    assert ended_s == simulated_s
+
+
+def test_a_step_submitted_later_begins_later() -> None:
+    alone, late = make_node(), make_node()
+    alone_s = alone.run_to(submit(alone, DECODE).done)
+    late.catch_up(2.5)
+    assert late.run_to(submit(late, DECODE).done) == pytest.approx(2.5 + alone_s)
+
+
+def test_the_first_stage_without_a_step_is_the_hosts_bubble_only_while_the_host_works() -> None:
+    node = make_node()
+    first_s = submit(node, DECODE).stage_s[0]
+    node.catch_up(first_s + 1.0)
+    submit(node, DECODE, host_works_since_s=first_s + 0.7)  # it waited for the node before
+    assert node.usage.host_bubble_s == pytest.approx(0.3)
+    submit(node, DECODE, host_works_since_s=0.0)  # behind a step that computes
+    assert node.usage.host_bubble_s == pytest.approx(0.3)
+
+
+def test_waiting_for_what_never_comes_fails() -> None:
+    with pytest.raises(PipeMaxError, match="never happens"):
+        make_node().run_to(VirtualEvent())
+
+
+def test_a_layout_beyond_the_nodes_gpus_is_refused() -> None:
+    with pytest.raises(ValueError, match="has 4 GPUs, not 8"):
+        make_node(4, 2)

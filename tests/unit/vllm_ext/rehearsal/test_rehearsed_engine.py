@@ -1,0 +1,64 @@
+"""vLLM's real core and schedulers over a virtual node."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipemax.config import Policy
+from pipemax.domain.specs import Parallelism
+from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching
+from pipemax.vllm_ext.rehearsal.launch import ClockSettings, RehearsedEngine, rehearsed_core
+from pipemax.vllm_ext.rehearsal.run import rehearse
+from tests.unit.sim.machines import small_model, small_node, small_scenario, small_workload
+
+CHUNK_TOKENS = 512
+
+
+def make_engine(pipeline: int = 4, tensor: int = 1, **changes: object) -> RehearsedEngine:
+    engine = RehearsedEngine(
+        node=small_node(num_gpus=pipeline * tensor),
+        model=small_model(),
+        parallelism=Parallelism(pipeline=pipeline, tensor=tensor),
+        policy=Policy.VLLM,
+        chunk_tokens=CHUNK_TOKENS,
+        max_model_len=4096,
+        clock=ClockSettings(host_factor=0.0),
+    )
+    return replace(engine, **changes)  # type: ignore[arg-type]  # by name
+
+
+@pytest.mark.parametrize("pipeline", [4, 8])
+def test_stock_vllm_keeps_a_pipeline_as_busy_as_in_the_simulator(pipeline: int) -> None:
+    workload, engine = small_workload(200), make_engine(pipeline)
+    with rehearsed_core(engine) as core:
+        assert core.batch_queue_size == pipeline + 1  # asynchronous, over vLLM's V2 runner
+    result = rehearse(engine, workload)  # which checks that every output has its length
+    policy = replace(VLLM_032_PP, max_batched_tokens=CHUNK_TOKENS)
+    simulated = ContinuousBatching(small_scenario(workload, engine.node), policy).simulate()
+    assert result.total_tokens_per_s == pytest.approx(simulated.total_tokens_per_s, rel=0.1)
+    assert result.host_bubble == 0.0
+
+
+def test_a_run_with_a_host_that_takes_no_time_is_the_same_each_time() -> None:
+    workload, engine = small_workload(50), make_engine()
+    assert rehearse(engine, workload) == rehearse(engine, workload)
+
+
+def test_a_host_that_takes_time_costs_throughput() -> None:
+    workload = small_workload(50)
+    free = rehearse(make_engine(), workload)
+    slow = rehearse(make_engine(clock=ClockSettings(host_factor=100.0)), workload)
+    assert slow.seconds > free.seconds
+    assert slow.host_bubble > 0.0
+    assert slow.host_ms_per_step > 0.0
+
+
+def test_the_wall_clock_gives_every_request_its_output() -> None:
+    result = rehearse(make_engine(clock=ClockSettings(stretch=0.01)), small_workload(50))
+    assert result.num_steps > 50
+
+
+def test_a_model_that_does_not_fit_is_refused() -> None:
+    engine = make_engine(node=small_node(num_gpus=4, kv_gb=-5.0))
+    with pytest.raises(ValueError, match="does not fit"), rehearsed_core(engine):
+        pass
