@@ -3,13 +3,19 @@
 Output tokens are a function of the prompt and the position, so equal prompts have equal outputs and a request that is
 computed again makes the same tokens. The token that ends an output is ``END_TOKEN``: requests name it as their stop
 token. The module knows no times and nothing of vLLM.
+
+    the identity of a block's KV    full: a digest of all tokens up to the block's end, the same for equal prefixes
+                                    partly filled: of its request and its place there, for nobody else can use it
 """
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from pipemax.domain.units import ceil_div
+from pipemax.rehearsal.kv_order import StepKv
 from pipemax.sim.stage_times import StepWork, prompt_pairs
 
 END_TOKEN = 2
@@ -33,6 +39,8 @@ class _Sequence:
     num_outputs: int
     seed: int
     blocks: list[int]
+    identities: list[int] = field(default_factory=list)
+    """Of the leading blocks, as far as they are known: full ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +50,18 @@ class RunStep:
     work: StepWork
     sampled: dict[str, list[int]]
     """By request, in the order of the step: the token that it makes, or none within a prompt."""
+    kv: StepKv | None
+    """What it reads and writes, if that is to be checked."""
 
 
 class Sequences:
     """All requests that the workers know. Not thread-safe."""
 
-    def __init__(self, *, vocab_size: int, block_tokens: int) -> None:
+    def __init__(self, *, vocab_size: int, block_tokens: int, lists_kv: bool = True) -> None:
+        """``lists_kv``: whether steps say which KV they read and write."""
         self._vocab_size = vocab_size
         self._block_tokens = block_tokens
+        self._lists_kv = lists_kv
         self._sequences: dict[str, _Sequence] = {}
 
     def __len__(self) -> int:
@@ -87,17 +99,19 @@ class Sequences:
 
     def run(self, scheduled: Iterable[ScheduledTokens]) -> RunStep:
         """Compute a step."""
-        work, sampled = StepWork(), dict[str, list[int]]()
+        work, sampled, kv = StepWork(), dict[str, list[int]](), _KvList(self._block_tokens)
         for part in scheduled:
             sequence = self._sequences[part.request_id]
             end = part.first + part.num
             assert end <= len(sequence.tokens), f"{part} is beyond the {len(sequence.tokens)} tokens known"
             num_blocks = ceil_div(end, self._block_tokens)
             assert num_blocks <= len(sequence.blocks), f"{part} has {len(sequence.blocks)} blocks"
+            if self._lists_kv:
+                kv.add(part, sequence)
             makes_token = end == len(sequence.tokens)
             _add(work, part, is_decode=part.num == 1 and part.first >= sequence.num_prompt, ends=makes_token)
             sampled[part.request_id] = [self._sample(sequence)] if makes_token else []
-        return RunStep(work=work, sampled=sampled)
+        return RunStep(work=work, sampled=sampled, kv=kv.to_step() if self._lists_kv else None)
 
     def _sample(self, sequence: _Sequence) -> int:
         position = len(sequence.tokens)
@@ -117,3 +131,61 @@ def _add(work: StepWork, part: ScheduledTokens, *, is_decode: bool, ends: bool) 
     work.prefill_tokens += part.num
     work.prefill_pairs += prompt_pairs(part.first, part.num)
     work.prefill_outputs += ends
+
+
+class _KvList:
+    """Gathers what the parts of a step read and write."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._reads: tuple[list[int], list[int], list[int]] = ([], [], [])
+        self._requests: list[str] = []
+        self._writes: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
+
+    def add(self, part: ScheduledTokens, sequence: _Sequence) -> None:
+        size, end = self._block_tokens, part.first + part.num
+        self._extend_identities(sequence, end // size)
+        num_read, tail = ceil_div(part.first, size), part.first % size
+        blocks, identities, ends = self._reads
+        blocks += sequence.blocks[:num_read]
+        identities += sequence.identities[:num_read]
+        ends += [size] * num_read
+        if tail:
+            identities[len(blocks) - 1 :] = [_partial_identity(part.request_id, num_read - 1)]
+            ends[-1] = tail
+        self._requests += [part.request_id] * num_read
+        for index in range(part.first // size, ceil_div(end, size)):
+            is_full = end >= (index + 1) * size
+            identity = sequence.identities[index] if is_full else _partial_identity(part.request_id, index)
+            first = max(0, part.first - index * size)
+            entry = (sequence.blocks[index], identity, first, min(size, end - index * size))
+            for column, value in zip(self._writes, entry, strict=True):
+                column.append(value)
+
+    def to_step(self) -> StepKv:
+        reads = [np.array(column, dtype=np.int64) for column in self._reads]
+        writes = [np.array(column, dtype=np.int64) for column in self._writes]
+        return StepKv(
+            read_blocks=reads[0],
+            read_identities=reads[1],
+            read_ends=reads[2],
+            read_requests=self._requests,
+            written_blocks=writes[0],
+            written_identities=writes[1],
+            written_firsts=writes[2],
+            written_ends=writes[3],
+        )
+
+    def _extend_identities(self, sequence: _Sequence, num_full: int) -> None:
+        size, identities = self._block_tokens, sequence.identities
+        for index in range(len(identities), num_full):
+            before = identities[-1] if identities else 0
+            digest = hash((before, *sequence.tokens[index * size : (index + 1) * size]))
+            identities.append(1 + digest % _IDENTITIES)
+
+
+_IDENTITIES = 1 << 61
+
+
+def _partial_identity(request_id: str, index: int) -> int:
+    return -1 - hash((request_id, index)) % _IDENTITIES

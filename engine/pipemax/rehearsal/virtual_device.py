@@ -11,7 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pipemax.domain.errors import TransferError
+from pipemax.rehearsal.kv_order import Ints, Operation, StageKv, StepKv
 from pipemax.sim.event_queue import EventQueue, Priority
 from pipemax.sim.links import Direction, Links
 from pipemax.transfer.cuda.copy_runs import CopyRuns
@@ -61,10 +65,12 @@ class _Lane:
         self.is_being_run = False  # by a call further up the stack
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenStoreKernel:
     """The kernel that stores single tokens on the host; implements ``KernelCall``."""
 
+    stores: NDArray[np.int32]
+    """Rows of (GPU block, host block, first slot, number of slots)."""
     num_bytes: int
 
     def launch(self, stream: int) -> None:
@@ -80,7 +86,12 @@ class TokenStoreKernel:
 class VirtualDevice:
     """Implements ``CopyDevice`` for the GPUs of one stage, which do everything together."""
 
-    def __init__(self, queue: EventQueue, links: Links, *, gpus: range) -> None:
+    def __init__(
+        self, queue: EventQueue, links: Links, *, gpus: range, block_bytes: int, kv: StageKv | None = None
+    ) -> None:
+        """Start idle. ``block_bytes``: of one GPU. ``kv`` checks all that is read and written."""
+        self._kv = kv
+        self._block_bytes = block_bytes
         self._queue = queue
         self._links = links
         self._gpus = gpus
@@ -110,11 +121,13 @@ class VirtualDevice:
         if len(copies) == 0:
             return
         direction = Direction.HOST_TO_GPU if copies.source is Pool.HOST else Direction.GPU_TO_HOST
-        self._transfer(lane, direction, num_bytes=int(copies.sizes.sum()), num_pieces=len(copies))
+        check = None if self._kv is None else self._kv.copy(copies.source, *self._blocks(copies))
+        self._transfer(lane, direction, int(copies.sizes.sum()), len(copies), check)
 
     def launch(self, lane: Lane, call: KernelCall) -> None:
         assert isinstance(call, TokenStoreKernel), call
-        self._transfer(lane, Direction.GPU_TO_HOST, num_bytes=call.num_bytes, num_pieces=1)
+        check = None if self._kv is None else self._kv.store_tokens(call.stores)
+        self._transfer(lane, Direction.GPU_TO_HOST, call.num_bytes, 1, check)
 
     def synchronize(self) -> None:
         """Let the node's time pass until both copy lanes are idle."""
@@ -129,39 +142,54 @@ class VirtualDevice:
         """Have the computation wait for another stage."""
         self._enqueue(Lane.COMPUTE, event.then)
 
-    def compute(
-        self,
-        seconds: float,
-        *,
-        on_begin: Callable[[], None] | None = None,
-        on_end: Callable[[], None] | None = None,
-    ) -> None:
-        """Compute for so long."""
+    def begin_step(self) -> None:
+        """Note that a step's copies and its computation are submitted from here on."""
+        if self._kv is not None:
+            self._kv.begin_step()
+
+    def compute(self, seconds: float, kv: StepKv | None, on_end: Callable[[], None] = lambda: None) -> None:
+        """Compute for so long. ``WrongKvError`` if ``kv`` is not there; ``None`` checks nothing."""
+        check = None if self._kv is None or kv is None else self._kv.compute(kv)
 
         def begin(resume: Resume) -> None:
-            if on_begin is not None:
-                on_begin()
+            if check is not None:
+                check.begin()
             self._queue.at(self._queue.now_s() + seconds, Priority.STAGE_DONE, partial(end, resume))
 
         def end(resume: Resume) -> None:
-            if on_end is not None:
-                on_end()
+            if check is not None:
+                check.end()
+            on_end()
             resume()
 
         self._enqueue(Lane.COMPUTE, begin)
 
     # -- lanes ----------------------------------------------------------------------------------------------------
 
-    def _transfer(self, lane: Lane, direction: Direction, *, num_bytes: int, num_pieces: int) -> None:
+    def _blocks(self, copies: CopyRuns) -> tuple[Ints, Ints]:
+        """Return the block ids of sources and targets."""
+        nums = copies.sizes // self._block_bytes
+        offsets = np.arange(nums.sum()) - np.repeat(np.cumsum(nums) - nums, nums)
+        sources = np.repeat(copies.source_bytes // self._block_bytes, nums) + offsets
+        targets = np.repeat(copies.target_bytes // self._block_bytes, nums) + offsets
+        return sources, targets
+
+    def _transfer(
+        self, lane: Lane, direction: Direction, num_bytes: int, num_pieces: int, check: Operation | None
+    ) -> None:
         """Copy so much on each of the GPUs; the lane goes on when the last has ended."""
 
         def begin(resume: Resume) -> None:
+            if check is not None:
+                check.begin()
             left = len(self._gpus)
 
             def ended() -> None:
                 nonlocal left
                 left -= 1
                 if left == 0:
+                    if check is not None:
+                        check.end()
                     resume()
 
             for gpu in self._gpus:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from pipemax.domain.errors import PipeMaxError
 from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, kv_capacity
+from pipemax.rehearsal.kv_order import StageKv, StepKv
 from pipemax.rehearsal.virtual_device import VirtualDevice, VirtualEvent
 from pipemax.sim.event_queue import EventQueue, Priority
 from pipemax.sim.links import Links
@@ -22,6 +23,7 @@ class NodeStep:
 
     stage_s: list[float]
     """Seconds on each stage."""
+    kv: StepKv | None
     activation_bytes: float
     arrivals: list[VirtualEvent]
     """When its activations are at each stage; the first needs none."""
@@ -43,8 +45,13 @@ class NodeUsage:
 class VirtualNode:
     """The stages and their links. Not thread-safe."""
 
-    def __init__(self, node: NodeSpec, model: ModelSpec, parallelism: Parallelism) -> None:
-        """Set up idle stages. ``ValueError`` if the model does not fit, or the node has too few GPUs."""
+    def __init__(
+        self, node: NodeSpec, model: ModelSpec, parallelism: Parallelism, *, checks_kv: bool = True
+    ) -> None:
+        """Set up idle stages. ``ValueError`` if the model does not fit, or the node has too few GPUs.
+
+        ``checks_kv``: whether steps and copies are checked to find the KV that they should.
+        """
         num_gpus = parallelism.pipeline * parallelism.tensor
         if num_gpus > node.num_gpus:
             raise ValueError(f"{node.name} has {node.num_gpus} GPUs, not {num_gpus}")
@@ -58,12 +65,27 @@ class VirtualNode:
         links = Links(self._queue, node)
         tensor = parallelism.tensor
         self.devices = tuple(
-            VirtualDevice(self._queue, links, gpus=range(stage * tensor, (stage + 1) * tensor))
-            for stage in range(parallelism.pipeline)
+            VirtualDevice(
+                self._queue,
+                links,
+                gpus=range(stage * tensor, (stage + 1) * tensor),
+                block_bytes=layout.block_bytes,
+                kv=self._stage_kv(stage) if checks_kv else None,
+            )
+            for stage, layout in enumerate(self.layouts)
         )
         self._last_arrival_s = [0.0] * parallelism.pipeline
         self._last_step: NodeStep | None = None
         self._first_stage_free_s: float | None = None  # None while it has steps, and before the first
+
+    def _stage_kv(self, stage: int) -> StageKv:
+        capacity = self.capacity
+        return StageKv(
+            stage,
+            gpu_blocks=capacity.gpu_blocks,
+            host_blocks=capacity.host_blocks,
+            block_tokens=capacity.block_tokens,
+        )
 
     @property
     def num_stages(self) -> int:
@@ -85,14 +107,18 @@ class VirtualNode:
             self._queue.run_next()
         return event.done_s
 
-    def begin_step(self, work: StepWork, *, host_works_since_s: float) -> NodeStep:
+    def begin_step(
+        self, work: StepWork, kv: StepKv | None = None, *, host_works_since_s: float = 0.0
+    ) -> NodeStep:
         """Begin a step; its stages are then submitted by ``receive`` and ``compute``, first to last.
 
-        ``host_works_since_s``: since when the host has not waited for the node.
+        ``kv``: what it reads and writes, if that is to be checked. ``host_works_since_s``: since when the host has not
+        waited for the node.
         """
         stage_s = self.times.stage_s(work)
         step = NodeStep(
             stage_s=stage_s,
+            kv=kv,
             activation_bytes=self.times.activation_bytes(work.tokens),
             arrivals=[VirtualEvent() for _ in stage_s],
         )
@@ -112,7 +138,7 @@ class VirtualNode:
 
     def compute(self, step: NodeStep, stage: int) -> None:
         """Have a stage compute a step, and send its activations on."""
-        self.devices[stage].compute(step.stage_s[stage], on_end=lambda: self._end(step, stage))
+        self.devices[stage].compute(step.stage_s[stage], step.kv, lambda: self._end(step, stage))
 
     def _end(self, step: NodeStep, stage: int) -> None:
         now_s = self.now_s

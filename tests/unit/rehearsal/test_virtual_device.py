@@ -20,7 +20,9 @@ BLOCK_S = BLOCK_BYTES / LINK.host_to_gpu_bytes_per_s
 
 def make_device(gpus: range = range(1)) -> tuple[EventQueue, VirtualDevice]:
     queue = EventQueue()
-    return queue, VirtualDevice(queue, Links(queue, replace(NODE, link=LINK)), gpus=gpus)
+    return queue, VirtualDevice(
+        queue, Links(queue, replace(NODE, link=LINK)), gpus=gpus, block_bytes=BLOCK_BYTES
+    )
 
 
 def prefetch(device: VirtualDevice, num_blocks: int) -> None:
@@ -30,9 +32,9 @@ def prefetch(device: VirtualDevice, num_blocks: int) -> None:
 
 def test_a_lane_runs_in_order_and_lanes_run_in_parallel() -> None:
     queue, device = make_device()
-    device.compute(1.0)
+    device.compute(1.0, None)
     first = device.record(Lane.COMPUTE)
-    device.compute(2.0)
+    device.compute(2.0, None)
     second = device.record(Lane.COMPUTE)
     prefetch(device, 10)
     copied = device.record(Lane.PREFETCH)
@@ -45,7 +47,7 @@ def test_a_lane_waits_for_another_lanes_event() -> None:
     queue, device = make_device()
     prefetch(device, 10)
     device.wait(Lane.COMPUTE, device.record(Lane.PREFETCH), Fence.COMPUTE_AFTER_PREFETCH)
-    device.compute(1.0)
+    device.compute(1.0, None)
     computed = device.record(Lane.COMPUTE)
     queue.run()
     assert computed.done_s == pytest.approx(1.0 + 10 * BLOCK_S)
@@ -72,7 +74,7 @@ def test_synchronize_lets_copies_end_but_not_more() -> None:
     _, device = make_device()
     prefetch(device, 10)
     copied = device.record(Lane.PREFETCH)
-    device.compute(1.0)
+    device.compute(1.0, None)
     computed = device.record(Lane.COMPUTE)
     device.synchronize()
     assert device.is_done(copied)
@@ -88,7 +90,7 @@ def test_synchronize_fails_where_a_copy_never_begins() -> None:
 
 def test_thousands_of_marks_in_a_row_are_passed() -> None:
     queue, device = make_device()
-    device.compute(1.0)
+    device.compute(1.0, None)
     events = [device.record(Lane.COMPUTE) for _ in range(5_000)]
     queue.run()
     assert {event.done_s for event in events} == {1.0}

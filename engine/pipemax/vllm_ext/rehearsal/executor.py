@@ -63,10 +63,13 @@ class VirtualNodeExecutor(Executor):
             settings.node,
             settings.model,
             Parallelism(pipeline=parallel.pipeline_parallel_size, tensor=self._tensor),
+            checks_kv=settings.checks_kv,
         )
         self.clock = settings.clock.start()
         self._sequences = Sequences(
-            vocab_size=settings.model.vocab_size, block_tokens=self.cache_config.block_size
+            vocab_size=settings.model.vocab_size,
+            block_tokens=self.cache_config.block_size,
+            lists_kv=settings.checks_kv,
         )
         self._connectors: list[VirtualConnector] = []
         self._last_done: VirtualEvent | None = None
@@ -214,8 +217,9 @@ class VirtualNodeExecutor(Executor):
         """Put a step on all stages' lanes, in the order of a GPU's worker; return None if it computes nothing."""
         step = None
         if run.sampled:
-            step = self.node.begin_step(run.work, host_works_since_s=self._host_works_since_s)
-        for stage in range(self.node.num_stages):
+            step = self.node.begin_step(run.work, run.kv, host_works_since_s=self._host_works_since_s)
+        for stage, device in enumerate(self.node.devices):
+            device.begin_step()
             if not self._connectors:
                 if step is not None:
                     self.node.receive(step, stage)

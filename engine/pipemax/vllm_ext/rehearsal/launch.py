@@ -41,6 +41,8 @@ class RehearsedEngine:
     max_num_seqs: int = 4096
     """Maximum number of requests in one step, or running at once under stock vLLM."""
     clock: ClockSettings = field(default_factory=ClockSettings)
+    checks_kv: bool = True
+    """Check that steps and copies find the KV that they should; takes time, but none of the clock's."""
     controller: dict[str, Any] = field(default_factory=dict)
     """Fields of ``ControllerConfig`` that differ from their defaults."""
     executor: type[VirtualNodeExecutor] = VirtualNodeExecutor
@@ -101,7 +103,9 @@ _DTYPES = {2: "bfloat16", 4: "float32"}
 
 
 def _vllm_config(engine: RehearsedEngine, model_directory: str) -> VllmConfig:
-    settings = RehearsalSettings(node=engine.node, model=engine.model, clock=engine.clock)
+    settings = RehearsalSettings(
+        node=engine.node, model=engine.model, clock=engine.clock, checks_kv=engine.checks_kv
+    )
     config = EngineConfig.parse(
         {
             "model": model_directory,

@@ -33,6 +33,8 @@ class RehearsalSettings:
     node: NodeSpec
     model: ModelSpec
     clock: ClockSettings
+    checks_kv: bool
+    """Check that steps and copies find the KV that they should."""
 
     def to_additional_config(self) -> dict[str, Any]:
         return {_KEY: asdict(self)}
@@ -44,4 +46,5 @@ class RehearsalSettings:
             node=build_spec(NodeSpec, values["node"], "virtual node"),
             model=build_spec(ModelSpec, values["model"], "virtual model"),
             clock=ClockSettings(**values["clock"]),
+            checks_kv=values["checks_kv"],
         )

@@ -7,6 +7,7 @@ time. Only what the real one gets from CUDA and from vLLM's process groups is gi
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -42,12 +43,12 @@ class VirtualConnector(PipeMaxConnector):
             device, block_bytes=layout.block_bytes, make_token_store=partial(_token_store, layout)
         )
         self._clock = self.gpu_clock = GpuStageClock(device)
-        self._resources.callback(self._transfers.close)
 
     def _reported_stage(self) -> int:
         return self._number
 
 
 def _token_store(layout: BlockLayout, stores: Sequence[TokenStore]) -> tuple[KernelCall, int]:
+    rows = np.asarray(stores, dtype=np.int32).reshape(-1, 4)
     num_bytes = len(token_table(stores)) * layout.token_bytes
-    return TokenStoreKernel(num_bytes=num_bytes), num_bytes
+    return TokenStoreKernel(stores=rows, num_bytes=num_bytes), num_bytes
