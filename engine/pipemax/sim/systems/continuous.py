@@ -1,4 +1,4 @@
-"""Continuous batching as vLLM does it: tensor parallel, pipeline parallel as in 0.7.3, and as in 0.32.
+"""Continuous batching as vLLM does it: tensor parallel, pipeline parallel as in 0.7.3 and as in 0.32, or both.
 
 They differ in three ways: how many groups of requests are in flight, whether each group owns a share of the KV pool and
 of the requests or all draw on one, and whether prefill comes first or is mixed into decode steps in chunks. Preemption
@@ -24,8 +24,8 @@ class ContinuousPolicy:
     """The scheduling of one version and setup of vLLM."""
 
     name: str
-    is_tensor_parallel: bool
-    """One group over all GPUs; otherwise as many groups and stages as GPUs."""
+    tensor: int | None
+    """GPUs of a stage, None for all of the node's; there are as many groups as stages."""
     own_queues: bool
     """Each group owns 1/n of the blocks and, from the start, 1/n of the requests."""
     prefill_first: bool
@@ -40,14 +40,14 @@ class ContinuousPolicy:
 
 
 VLLM_TP = ContinuousPolicy(
-    name="vllm_tp", is_tensor_parallel=True, own_queues=False, prefill_first=False, max_batched_tokens=2048
+    name="vllm_tp", tensor=None, own_queues=False, prefill_first=False, max_batched_tokens=2048
 )
 VLLM_PP = ContinuousPolicy(
-    name="vllm_pp", is_tensor_parallel=False, own_queues=True, prefill_first=True, max_batched_tokens=4096
+    name="vllm_pp", tensor=1, own_queues=True, prefill_first=True, max_batched_tokens=4096
 )
 VLLM_032_PP = ContinuousPolicy(
     name="vllm_032_pp",
-    is_tensor_parallel=False,
+    tensor=1,
     own_queues=False,
     prefill_first=False,
     max_batched_tokens=8192,
@@ -92,10 +92,8 @@ class ContinuousBatching:
         self._num_running = 0
         self._queue, self._links, recording = scenario.start()
         num_gpus = scenario.node.num_gpus
-        layout = Parallelism(
-            pipeline=1 if policy.is_tensor_parallel else num_gpus,
-            tensor=num_gpus if policy.is_tensor_parallel else 1,
-        )
+        tensor = policy.tensor or num_gpus
+        layout = Parallelism(pipeline=num_gpus // tensor, tensor=tensor)
         self._shared = scenario.workload.shared_prefix_tokens
         self._machine = Machine(
             self._queue,

@@ -28,12 +28,25 @@ def make_engine(pipeline: int = 4, tensor: int = 1, **changes: object) -> Rehear
 
 
 @pytest.mark.parametrize("pipeline", [4, 8])
-def test_stock_vllm_keeps_a_pipeline_as_busy_as_in_the_simulator(pipeline: int) -> None:
-    workload, engine = small_workload(200), make_engine(pipeline)
-    with rehearsed_core(engine) as core:
+def test_as_many_steps_are_in_flight_as_on_gpus(pipeline: int) -> None:
+    with rehearsed_core(make_engine(pipeline)) as core:
         assert core.batch_queue_size == pipeline + 1  # asynchronous, over vLLM's V2 runner
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "tensor", "chunk_tokens"),
+    [(4, 1, 128), (4, 1, 512), (4, 1, 4096), (8, 1, 512), (1, 4, 512), (2, 2, 512)],
+)
+def test_stock_vllm_is_as_fast_as_in_the_simulator(pipeline: int, tensor: int, chunk_tokens: int) -> None:
+    engine, workload = make_engine(pipeline, tensor, chunk_tokens=chunk_tokens), small_workload(100)
     result = rehearse(engine, workload)  # which checks that every output has its length
-    policy = replace(VLLM_032_PP, max_batched_tokens=CHUNK_TOKENS)
+    policy = replace(
+        VLLM_032_PP,
+        tensor=tensor,
+        max_batched_tokens=chunk_tokens,
+        max_running=chunk_tokens,
+        keeps_preempted=True,
+    )
     simulated = ContinuousBatching(small_scenario(workload, engine.node), policy).simulate()
     assert result.total_tokens_per_s == pytest.approx(simulated.total_tokens_per_s, rel=0.1)
     assert result.host_bubble == 0.0
