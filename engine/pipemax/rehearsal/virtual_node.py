@@ -2,8 +2,12 @@
 
 The caller submits steps and copies at the present moment, which it moves on by ``catch_up`` and ``run_to``. Steps run
 first in, first out on every stage; activations reach the next stage one after the other.
+
+As with vLLM's V2 runner, the tokens that a step samples on the last stage are taken in by the others when they begin
+the step that comes as many steps later as there are stages, and they wait for them then.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from pipemax.domain.errors import PipeMaxError
@@ -16,6 +20,8 @@ from pipemax.sim.machine import BLOCK_TOKENS
 from pipemax.sim.stage_times import StageTimes, StepWork
 from pipemax.transfer.layout import BlockLayout
 
+_TOKEN_BYTES = 4
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class NodeStep:
@@ -27,6 +33,11 @@ class NodeStep:
     activation_bytes: float
     arrivals: list[VirtualEvent]
     """When its activations are at each stage; the first needs none."""
+    tokens_before: VirtualEvent | None
+    """When the tokens that it must take in first are at the other stages."""
+    num_outputs: int
+    tokens_sent: VirtualEvent = field(default_factory=VirtualEvent)
+    """When the tokens that it samples are at the other stages."""
     done: VirtualEvent = field(default_factory=VirtualEvent)
     """When the last stage has ended it."""
 
@@ -75,6 +86,7 @@ class VirtualNode:
             for stage, layout in enumerate(self.layouts)
         )
         self._last_arrival_s = [0.0] * parallelism.pipeline
+        self._tokens_sent: deque[VirtualEvent | None] = deque([None] * parallelism.pipeline)
         self._last_step: NodeStep | None = None
         self._first_stage_free_s: float | None = None  # None while it has steps, and before the first
 
@@ -121,7 +133,10 @@ class VirtualNode:
             kv=kv,
             activation_bytes=self.times.activation_bytes(work.tokens),
             arrivals=[VirtualEvent() for _ in stage_s],
+            tokens_before=self._tokens_sent.popleft(),
+            num_outputs=work.outputs,
         )
+        self._tokens_sent.append(step.tokens_sent if work.outputs else None)
         self.usage.num_steps += 1
         self.usage.stage_s += sum(stage_s)
         if self._first_stage_free_s is not None:
@@ -132,7 +147,9 @@ class VirtualNode:
         return step
 
     def receive(self, step: NodeStep, stage: int) -> None:
-        """Have a stage wait for the activations of the stage before."""
+        """Have a stage wait for the activations of the stage before, and for tokens that the last stage sampled."""
+        if step.tokens_before is not None and stage + 1 < self.num_stages:
+            self.devices[stage].wait_for(step.tokens_before)
         if stage > 0:
             self.devices[stage].wait_for(step.arrivals[stage])
 
@@ -146,6 +163,8 @@ class VirtualNode:
             self._first_stage_free_s = now_s
         if stage + 1 == self.num_stages:
             step.done.fire(now_s)
+            sent_s = now_s + self._link.send_s(step.num_outputs * _TOKEN_BYTES)
+            self._queue.at(sent_s, Priority.ARRIVAL, lambda: step.tokens_sent.fire(sent_s))
             return
         # One channel between two stages: nothing sent later arrives earlier.
         arrival_s = max(self._last_arrival_s[stage + 1], now_s + self._link.send_s(step.activation_bytes))

@@ -33,14 +33,8 @@ def submit(node: VirtualNode, work: StepWork, host_works_since_s: float = 0.0) -
 @pytest.mark.parametrize(("pipeline", "tensor"), [(4, 1), (2, 2), (1, 4)])
 def test_steps_end_when_they_do_in_the_simulator(pipeline: int, tensor: int) -> None:
     rng = np.random.default_rng(0)
-    works = [
-        StepWork(
-            decode_requests=int(rng.integers(0, 200)),
-            decode_context_tokens=int(rng.integers(0, 100_000)),
-            prefill_tokens=int(rng.integers(1, 2000)),
-            prefill_pairs=float(rng.integers(1, 10**6)),
-            prefill_outputs=int(rng.integers(0, 4)),
-        )
+    works = [  # without tokens, for which the simulator's systems wait, not its machine
+        StepWork(prefill_tokens=int(rng.integers(1, 2000)), prefill_pairs=float(rng.integers(1, 10**6)))
         for _ in range(40)
     ]
     node = make_node(pipeline, tensor)
@@ -64,6 +58,21 @@ def test_steps_end_when_they_do_in_the_simulator(pipeline: int, tensor: int) -> 
         machine.run(work, done)
     queue.run()
     assert ended_s == simulated_s
+
+
+def test_stages_wait_for_the_tokens_of_the_step_that_came_as_many_steps_before_as_there_are_stages() -> None:
+    node = make_node()
+    steps = [submit(node, DECODE) for _ in range(5)]
+    node.run_to(steps[4].done)
+    first_done_s = steps[0].done.done_s
+    assert first_done_s is not None
+    assert steps[0].tokens_sent.done_s is not None
+    assert steps[0].tokens_sent.done_s > first_done_s
+    assert steps[3].arrivals[1].done_s < first_done_s  # type: ignore[operator]
+    own_s = steps[4].stage_s[0]
+    arrived_s = steps[4].arrivals[1].done_s
+    assert arrived_s is not None
+    assert arrived_s > steps[0].tokens_sent.done_s + own_s
 
 
 def test_a_step_submitted_later_begins_later() -> None:
