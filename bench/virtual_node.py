@@ -1,0 +1,213 @@
+"""Run vLLM's real schedulers and PipeMax's over a virtual node, and compare each with its simulation.
+
+    python bench/virtual_node.py [--node N] [--model M] [--workload W] [--rows N] [--json FILE]
+
+For one node, model and workload of ``presets/``: vLLM 0.32 with pipeline parallelism over a curve of chunk sizes
+(``max_num_batched_tokens``), with tensor parallelism, with both, and PipeMax. The engine core is real, and the CPU time
+of its thread counts in the node's time (``--host-factor 0`` leaves it out); waits are left out (``docs/rehearsal.md``).
+All requests are there at the start. It prints Markdown; ``--json`` keeps a list of objects, one for each run:
+
+    total_tokens_per_s      prompts and outputs over the whole run, drain included
+    steady_tokens_per_s     until nine tenths of the requests had finished
+    ratio_to_best_stock     of total_tokens_per_s, to the best run of vLLM's own scheduler
+    scheduler_ms_per_step   CPU time of the engine core for each step
+    host_bubble             share of the run in which the first stage had no step while the core worked
+    simulated_tokens_per_s  what the simulator says for the same requests
+
+``--check-kv`` checks that every step and every copy of PipeMax finds the KV that it should, which takes its time.
+"""
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipemax.cli.common import open_workload
+from pipemax.config import Policy
+from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism
+from pipemax.presets import load_model, load_node
+from pipemax.sim.event_queue import EventQueue
+from pipemax.sim.links import Links
+from pipemax.sim.machine import Machine
+from pipemax.sim.result import Recording
+from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching
+from pipemax.sim.systems.pipemax import PipeMaxSystem
+from pipemax.sim.systems.scenario import Scenario
+from pipemax.sim.workloads import Workload
+from pipemax.vllm_ext.rehearsal.launch import ClockSettings, RehearsedEngine
+from pipemax.vllm_ext.rehearsal.run import RehearsalResult, rehearse
+
+PP_CHUNKS = (128, 256, 512, 1024, 2048, 4096, 8192)
+TP_CHUNKS = (512, 2048)
+COLUMNS = (
+    "system",
+    "chunk_tokens",
+    "total_tokens_per_s",
+    "steady_tokens_per_s",
+    "ratio_to_best_stock",
+    "scheduler_ms_per_step",
+    "host_bubble",
+    "simulated_tokens_per_s",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One system to run."""
+
+    system: str
+    policy: Policy
+    tensor: int
+    chunk_tokens: int
+
+
+def settings(node: NodeSpec, model: ModelSpec) -> list[Setting]:
+    """Return vLLM's layouts and chunks, and PipeMax with the simulator's size of a prefill step."""
+    stock = [Setting(system="vllm_pp", policy=Policy.VLLM, tensor=1, chunk_tokens=size) for size in PP_CHUNKS]
+    tensor = node.num_gpus
+    while tensor > 1:
+        layout = f"t{tensor}p{node.num_gpus // tensor}" if tensor < node.num_gpus else "tp"
+        stock += [
+            Setting(system=f"vllm_{layout}", policy=Policy.VLLM, tensor=tensor, chunk_tokens=size)
+            for size in TP_CHUNKS
+        ]
+        tensor //= 2
+    chunk_tokens = prefill_step_tokens(node, model)
+    return [*stock, Setting(system="pipemax", policy=Policy.PIPEMAX, tensor=1, chunk_tokens=chunk_tokens)]
+
+
+def prefill_step_tokens(node: NodeSpec, model: ModelSpec) -> int:
+    queue = EventQueue()
+    layout = Parallelism(pipeline=node.num_gpus, tensor=1)
+    return Machine(queue, Links(queue, node), node, model, layout, Recording()).prefill_step_tokens
+
+
+def engine_of(setting: Setting, node: NodeSpec, model: ModelSpec, workload: Workload) -> RehearsedEngine:
+    controller: dict[str, Any] = {}
+    if setting.policy is Policy.PIPEMAX:  # as in the simulator: a sample of the table tells the mean
+        controller["initial_output_tokens"] = max(1, round(float(workload.output_tokens.mean())))
+    return RehearsedEngine(
+        node=node,
+        model=model,
+        parallelism=Parallelism(pipeline=node.num_gpus // setting.tensor, tensor=setting.tensor),
+        policy=setting.policy,
+        chunk_tokens=setting.chunk_tokens,
+        max_model_len=int((workload.prompt_tokens + workload.output_tokens).max()) + 1,
+        controller=controller,
+    )
+
+
+def simulated_tokens_per_s(setting: Setting, engine: RehearsedEngine, scenario: Scenario) -> float:
+    """Return the simulator's figure for the same requests, under the same limits."""
+    if setting.policy is Policy.PIPEMAX:
+        return PipeMaxSystem(scenario).simulate().total_tokens_per_s
+    policy = replace(
+        VLLM_032_PP,
+        name=setting.system,
+        tensor=setting.tensor,
+        max_batched_tokens=setting.chunk_tokens,
+        max_running=min(engine.max_num_seqs, engine.chunk_tokens),
+        keeps_preempted=True,
+    )
+    return ContinuousBatching(scenario, policy).simulate().total_tokens_per_s
+
+
+def run(
+    chosen: list[Setting],
+    node: NodeSpec,
+    model: ModelSpec,
+    workload: Workload,
+    clock: ClockSettings,
+    checks_kv: bool,
+) -> Iterator[tuple[Setting, RehearsalResult, float]]:
+    for setting in chosen:
+        engine = replace(
+            engine_of(setting, node, model, workload),
+            clock=clock,
+            checks_kv=checks_kv and setting.policy is Policy.PIPEMAX,
+        )
+        try:
+            result = rehearse(engine, workload)
+        except ValueError as error:
+            print(f"{setting.system} {setting.chunk_tokens}: {error}", file=sys.stderr)
+            continue
+        scenario = Scenario(node=node, model=model, workload=workload)
+        simulated = simulated_tokens_per_s(setting, engine, scenario)
+        print(
+            f"{setting.system} {setting.chunk_tokens}: {result.total_tokens_per_s:,.0f} tokens/s in "
+            f"{result.num_steps:,} steps, simulated {simulated:,.0f}",
+            file=sys.stderr,
+            flush=True,
+        )
+        yield setting, result, simulated
+
+
+def objects(
+    ran: list[tuple[Setting, RehearsalResult, float]], node: str, model: str, workload: Workload
+) -> list[dict[str, Any]]:
+    """Return the fields that the module's docstring names."""
+    stock = [result.total_tokens_per_s for setting, result, _ in ran if setting.policy is Policy.VLLM]
+    best = max(stock, default=None)
+    return [
+        {
+            "node": node,
+            "model": model,
+            "workload": workload.name,
+            "rows": len(workload),
+            "system": setting.system,
+            "chunk_tokens": setting.chunk_tokens,
+            "total_tokens_per_s": round(result.total_tokens_per_s, 1),
+            "steady_tokens_per_s": round(result.steady_tokens_per_s, 1),
+            "ratio_to_best_stock": None if best is None else round(result.total_tokens_per_s / best, 3),
+            "scheduler_ms_per_step": round(result.host_ms_per_step, 3),
+            "host_bubble": round(result.host_bubble, 4),
+            "simulated_tokens_per_s": round(simulated, 1),
+            "steps": result.num_steps,
+            "seconds": round(result.seconds, 2),
+            "busy": round(result.busy, 4),
+        }
+        for setting, result, simulated in ran
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--node", default="rtx5090x8")
+    parser.add_argument("--model", default="llama2-70b")
+    parser.add_argument(
+        "--workload",
+        default="sharegpt",
+        help="a name of presets/, a .yaml profile, or recorded .jsonl lengths",
+    )
+    parser.add_argument("--rows", type=int, default=1_000, help="requests (default 1,000)")
+    parser.add_argument("--systems", help="names separated by commas (default: all)")
+    parser.add_argument("--host-factor", type=float, default=1.0, help="how far the core's CPU time counts")
+    parser.add_argument("--check-kv", action="store_true", help="check what PipeMax's steps and copies find")
+    parser.add_argument("--json", type=Path, help="also write the figures as JSON")
+    arguments = parser.parse_args()
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    node, model = load_node(arguments.node), load_model(arguments.model)
+    workload = open_workload(arguments.workload, arguments.rows)
+    wanted = arguments.systems.split(",") if arguments.systems else None
+    chosen = [one for one in settings(node, model) if wanted is None or one.system in wanted]
+    clock = ClockSettings(host_factor=arguments.host_factor)
+    ran = list(run(chosen, node, model, workload, clock, arguments.check_kv))
+    found = objects(ran, arguments.node, arguments.model, workload)
+    print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS))
+    for entry in found:
+        print("| " + " | ".join(str(entry[name]) for name in COLUMNS) + " |")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    logging.disable(logging.WARNING)  # vLLM's engines tell their whole configs
+    sys.exit(main())
