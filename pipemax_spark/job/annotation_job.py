@@ -27,6 +27,7 @@ from pipemax_spark.job.remaining import rows_where
 from pipemax_spark.job.run import Run, begun_run
 from pipemax_spark.job.settings import job_settings
 from pipemax_spark.job.workdir import WorkDirectory, work_base
+from pipemax_spark.job.written_rows import WrittenRows
 from pipemax_spark.monitor.findings import CommittedTotals, totals_of_run
 from pipemax_spark.monitor.summary import Summary
 from pipemax_spark.monitor.terminal import Terminal
@@ -178,14 +179,14 @@ class AnnotationJob:
             if not self._options.group_by_prefix and self._prefixes is None:
                 self._prefixes = self._shared_prefixes(batch, rows)
             if run is None:
-                run = stack.enter_context(self._begun(checked, work))
+                run = stack.enter_context(self._begun(checked, work, prepared.reusable))
             origin = "" if batch.stream is None else f" of {batch.stream}"
             preparing.next_chunk = run.do(
                 sliced, prepared.claim, prepared.outcomes, first_chunk=preparing.next_chunk, origin=origin
             )
             counts.done += sliced.rows
             work.delete_rows(number)
-        work.drop_left_spools()
+        work.drop_left_runs()
         return counts, run
 
     def _record(self, checked: Checked) -> RunRecord:
@@ -198,7 +199,9 @@ class AnnotationJob:
             checked=checked,
         )
 
-    def _begun(self, checked: Checked, work: WorkDirectory) -> AbstractContextManager[Run]:
+    def _begun(
+        self, checked: Checked, work: WorkDirectory, rows: WrittenRows | None
+    ) -> AbstractContextManager[Run]:
         record = self._record(checked)
         return begun_run(
             self._spark,
@@ -208,7 +211,7 @@ class AnnotationJob:
             plan=checked.plan,
             work=work,
             params=record.params(),
-            manifest=record.manifest(),
+            manifest=record.manifest(rows),
             expected_rows=checked.reply.expected_rows,
         )
 

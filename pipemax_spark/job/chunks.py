@@ -17,8 +17,9 @@ import functools
 import itertools
 import threading
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from pipemax_spark.executor.task import KEY_COLUMN
@@ -53,6 +54,33 @@ class Chunk:
     rows: int
     """The exact number."""
 
+    @property
+    def slices_note(self) -> str:
+        """The slices, as the note of the chunk's commit has them."""
+        return f" (slices {self.first_slice} to {self.end_slice - 1})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceSpan:
+    """The slices [first, end) of a directory that ``write_slices`` wrote."""
+
+    path: str
+    first: int
+    end: int
+
+
+def pick_slices(spans: Sequence[SliceSpan], numbers: Iterable[int]) -> list[SliceSpan]:
+    """Return those of the spans' slices that have these numbers, counted from 0 over all spans, in ascending order."""
+    places = [(span.path, number) for span in spans for number in range(span.first, span.end)]
+    picked: list[SliceSpan] = []
+    for path, place in (places[number] for number in sorted(numbers)):
+        last = picked[-1] if picked else None
+        if last is not None and (last.path, last.end) == (path, place):
+            picked[-1] = replace(last, end=place + 1)
+        else:
+            picked.append(SliceSpan(path=path, first=place, end=place + 1))
+    return picked
+
 
 def number_of_slices(rows: int, slots: int) -> int:
     """Return the number of slices: a slice is small compared with the first chunk, and there are not too many files.
@@ -71,8 +99,8 @@ def write_slices(
     slices: int,
     slots: int,
     by_prefix: bool = False,
-) -> None:
-    """Write rows with their keys (``RequestColumns.add_with_keys``), in slices.
+) -> SliceSpan:
+    """Write rows with their keys (``RequestColumns.add_with_keys``), in slices, and return all of these.
 
     Their prompts decide the order and are not written. ``identity`` is a column that tells rows apart, for instance by
     their ids.
@@ -99,6 +127,7 @@ def write_slices(
         )
     ranked = arranged.withColumn(_RANK, _place_in_partition())
     without_request_columns(ranked).drop(_HASH, _TEXT, _LENGTH).write.partitionBy(_SLICE).parquet(path)
+    return SliceSpan(path=path, first=0, end=slices)
 
 
 def _place_in_partition() -> "Column":
@@ -115,27 +144,49 @@ def _nth(values: Sequence[int], place: "Column") -> "Column":
 
 
 class SlicedRows:
-    """The rows that ``write_slices`` wrote, read chunk by chunk."""
+    """The rows of slices that were written down, read chunk by chunk."""
 
     def __init__(
-        self, spark: "SparkSession", path: str, schema: "StructType", *, slices: int, by_prefix: bool = False
+        self,
+        spark: "SparkSession",
+        spans: Sequence[SliceSpan],
+        schema: "StructType",
+        *,
+        by_prefix: bool = False,
     ) -> None:
+        """Prepare to read these slices, at least one, numbered from 0 over all spans.
+
+        ``schema`` is that of the rows without their keys.
+        """
         from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
         # The file index is built here, once; the schema is given, because files do not keep which columns may be null.
         fields = StructType([*schema.fields]).add(KEY_COLUMN, StringType())
         fields = fields.add(_RANK, LongType()).add(_SLICE, IntegerType())
-        self._all = spark.read.schema(fields).parquet(path)
-        self._columns = [*schema.names, KEY_COLUMN]
+        files = {path: spark.read.schema(fields).parquet(path) for path in {span.path for span in spans}}
+        parts, num_slices = [], 0
+        for span in spans:
+            rows = files[span.path].where(f"{_SLICE} >= {span.first} AND {_SLICE} < {span.end}")
+            if span.first != num_slices:
+                rows = rows.withColumn(_SLICE, rows[_SLICE] + (num_slices - span.first))
+            parts.append(rows)
+            num_slices += span.end - span.first
+        self._all = reduce(lambda some, more: some.unionAll(more), parts)
+        self._names = schema.names
         counts = {row[_SLICE]: row["count"] for row in self._all.groupBy(_SLICE).count().collect()}
-        self.slice_rows: tuple[int, ...] = tuple(counts.get(number, 0) for number in range(slices))
+        self.spans = tuple(spans)
+        self.slice_rows: tuple[int, ...] = tuple(counts.get(number, 0) for number in range(num_slices))
         """Rows of each slice."""
         self.rows = sum(self.slice_rows)
         self._by_prefix = by_prefix
 
     def read_all(self) -> "DataFrame":
         """Return the rows of all slices, with their keys."""
-        return self._all.select(*map(quoted, self._columns))
+        return self._all.select(*self._columns)
+
+    def read_input(self) -> "DataFrame":
+        """Return the rows of all slices as they were in the input."""
+        return self._all.select(*map(quoted, self._names))
 
     def read(self, chunk: Chunk, *, partitions: int) -> "DataFrame":
         """Return a chunk's rows with their keys, spread evenly over exactly ``partitions`` partitions.
@@ -147,7 +198,11 @@ class SlicedRows:
         spread = chosen.repartition(partitions, target)
         if self._by_prefix:
             spread = spread.sortWithinPartitions(_SLICE, _RANK)
-        return spread.select(*map(quoted, self._columns))
+        return spread.select(*self._columns)
+
+    @property
+    def _columns(self) -> list[str]:
+        return [*map(quoted, self._names), KEY_COLUMN]
 
     def _target(self, chunk: Chunk, partitions: int) -> "Column":
         """Return a column with the number of the partition that a row goes to."""

@@ -1,29 +1,32 @@
 """From a batch of input rows to slices of rows to do: find what is left, claim the output, recover, write down.
 
-What is left is looked for once. Where few rows are left or wanted, only their ids, or hashes of their content, are
-compared with the output's, before the claim; they are compared again only if another commit landed in between. The
-engines begin to load as soon as it is certain that a row is left.
+What is left is looked for once, and not at all where a dead run of the same job had written it down. Where few rows are
+left or wanted, only their ids, or hashes of their content, are compared with the output's, before the claim; they are
+compared again only if another commit landed in between. The engines begin to load as soon as it is certain that a row
+is left.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pipemax_spark.dataframe import ANNOTATION, annotated_schema
-from pipemax_spark.errors import CommitRefusedError, JobFailedError
+from pipemax_spark.errors import JobFailedError
 from pipemax_spark.job.checks import Checked
-from pipemax_spark.job.chunks import SlicedRows, number_of_slices, write_slices
+from pipemax_spark.job.chunks import SlicedRows
 from pipemax_spark.job.early_start import EarlyStart
 from pipemax_spark.job.fit import check_rows_fit
 from pipemax_spark.job.incremental import Batch
-from pipemax_spark.job.left import identity, keys_left_by_content, number_of_rows, rows_left, rows_of_keys
+from pipemax_spark.job.left import keys_left_by_content, number_of_rows, rows_of_keys
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.outcomes import AppendedOutcomes, Outcomes, ReplacingOutcomes, StagedOutcomes, written
-from pipemax_spark.job.recovery import annotated_rows, spooled_rows, without_completions
+from pipemax_spark.job.recovery import SpoolRecovery
 from pipemax_spark.job.remaining import Remaining
-from pipemax_spark.job.workdir import LeftSpool, WorkDirectory
+from pipemax_spark.job.resuming import Resuming
+from pipemax_spark.job.slicing import Slices, Slicing
+from pipemax_spark.job.workdir import LeftRun, WorkDirectory
+from pipemax_spark.job.written_rows import WrittenRows, which_rows
 from pipemax_spark.monitor.terminal import Terminal
-from pipemax_spark.request_columns import without_request_columns
-from pipemax_spark.slots import other_slots, slots_of
 from pipemax_spark.sql import quoted
 from pipemax_spark.storage.fence import Claim
 from pipemax_spark.storage.tables import DeltaTable
@@ -46,6 +49,8 @@ class Prepared:
     """The rows that were left, those beyond ``--limit`` too."""
     claim: Claim
     outcomes: Outcomes
+    reusable: WrittenRows | None
+    """What the next run must know to use the rows that are left of these, if it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +94,7 @@ class Preparing:
         self._engines = engines
         self._is_empty = is_empty
         self._claim: Claim | None = None
+        self._slicing = Slicing(spark, options, checked, work)
         self._remaining = remaining_of(table, options, checked)
         self.next_chunk = 0
         """The number of the run's next chunk. Rows that are recovered are chunks, too; the caller counts the others."""
@@ -100,32 +106,52 @@ class Preparing:
         ``JobError`` if the output does not take these rows.
         """
         batch = replace(batch, is_small=batch.stream is not None and rows <= _SMALL_BATCH_ROWS)
+        which = which_rows(self._spark, self._options, self._checked)
+        resuming = None if which is None else self._resuming(which)
         was_claimed = self._claim is not None
-        found = self._find_left(number, batch, rows)
+        found = _Left(expected=rows) if resuming is not None else self._find_left(number, batch, rows)
         if found is None:
             return None
         # From here on no earlier run can commit, so what is left does not change any more.
         claim = self._claimed()
         outcomes = self._outcomes()
-        if not (found.version is not None and (was_claimed or claim.directly_follows(found.version))):
-            known = rows if self._is_empty and batch.stream is None else None
-            left = self._remaining.left(batch, None if self._is_empty else self._remaining.done())
-            found = _Left(expected=found.expected, rows=left, known=known)
-        found = self._recover(number, found, claim, outcomes)
-        if found.known == 0:
+        slices = None
+        if resuming is not None:
+            slices = resuming.slices_left(number, partial(self._commit_spool, number, claim, outcomes))
+        if slices is None:
+            if not (found.version is not None and (was_claimed or claim.directly_follows(found.version))):
+                known = rows if self._is_empty and batch.stream is None else None
+                left = self._remaining.left(batch, None if self._is_empty else self._remaining.done())
+                found = _Left(expected=found.expected, rows=left, known=known)
+            found = self._recover(number, found, claim, outcomes)
+            if found.known is not None and found.known > 0:
+                self._engines.begin()
+            slices = self._slices_anew(number, found)
+        sliced = self._sliced(slices)
+        if sliced is None:
             return None
-        if found.known is not None:
-            self._engines.begin()
-        sliced, num_left = self._fix_rows(number, found)
-        if not sliced.rows:
-            return None
+        num_left = sliced.rows if slices.num_left is None else slices.num_left
         self._terminal.say(
             "Output", f"{self._table.name}: {rows - num_left:,} rows done before, {sliced.rows:,} to do"
         )
         if not self._is_empty:
             tell_changed(self._terminal, self._remaining, sliced.read_all())
         self._is_empty = False
-        return Prepared(rows=sliced, num_left=num_left, claim=claim, outcomes=outcomes)
+        reusable = None
+        if which is not None:
+            earlier = slices.earlier_runs
+            reusable = WrittenRows.of(sliced, which=which, epoch=claim.epoch, earlier_runs=earlier)
+        return Prepared(rows=sliced, num_left=num_left, claim=claim, outcomes=outcomes, reusable=reusable)
+
+    def _resuming(self, which: str) -> Resuming | None:
+        return Resuming.of(
+            which,
+            table=self._table,
+            work=self._work,
+            terminal=self._terminal,
+            engines=self._engines,
+            slicing=self._slicing,
+        )
 
     def _find_left(self, number: int, batch: Batch, rows: int) -> _Left | None:
         """Find out what is left; return None if nothing is. Start the engines as soon as it is certain that a row is.
@@ -196,80 +222,76 @@ class Preparing:
             )
         return outcomes
 
-    def _spools(self) -> list[LeftSpool]:
-        """Return the spools of dead runs under this spec."""
-        return [spool for spool in self._work.left_spools if spool.spec_hash == self._checked.spec.hash]
+    def _spools(self) -> list[LeftRun]:
+        """Return the dead runs that left completions under this spec."""
+        runs = self._work.left_runs
+        return [run for run in runs if run.has_spool and run.spec_hash == self._checked.spec.hash]
 
     def _recover(self, number: int, found: _Left, claim: Claim, outcomes: Outcomes) -> _Left:
         """Commit what dead runs had completed of these rows under this spec, and return what is left after that.
 
         A stream's first batch is the one that the dead runs had not finished.
         """
+        assert found.rows is not None, "what is left is known once the output is claimed"
         spools = self._spools()
         if spools:
-            assert found.rows is not None, "what is left is known once the output is claimed"
             # Each spool is compared with what is left, and so is what is to be done after it.
             left = written(self._spark, found.rows, self._work.rows_path(number, "left"))
-            found = replace(found, rows=left, known=int(left.count()))
-        for spool in spools:
-            found = self._recover_spool(number, spool, found, claim, outcomes)
-        self._work.drop_left_spools()
+            known = int(left.count())
+            for run in spools:
+                num_rows, left = self._commit_spool(number, claim, outcomes, run, left)
+                known -= num_rows
+            found = _Left(expected=known, rows=left, known=known)
+        self._work.drop_left_runs()
         return found
 
-    def _recover_spool(
-        self, number: int, spool: LeftSpool, found: _Left, claim: Claim, outcomes: Outcomes
-    ) -> _Left:
-        """Commit one spool's rows as the run's next chunk, and return what is left after that."""
-        assert found.rows is not None, "what is left is known once the output is claimed"
-        assert found.known is not None, "the rows left were written down and counted"
-        chunk, columns = self.next_chunk, self._options.request_columns
+    def _commit_spool(
+        self, number: int, claim: Claim, outcomes: Outcomes, run: LeftRun, left: "DataFrame"
+    ) -> "tuple[int, DataFrame]":
+        """Commit those of the rows that the run's spool has completed; return their number and the others."""
+        recovery = SpoolRecovery(
+            spark=self._spark,
+            request_columns=self._options.request_columns,
+            id_columns=self._checked.id_columns,
+            plan=self._checked.plan,
+            claim=claim,
+            outcomes=outcomes,
+            terminal=self._terminal,
+        )
+        chunk = self.next_chunk
         self.next_chunk += 1
-        keyed = columns.for_output(without_request_columns(columns.add_with_keys(found.rows)))
         path = self._work.rows_path(number, f"recovered-{chunk}")
-        spooled = written(self._spark, spooled_rows(self._spark, keyed, spool), path)
-        transaction = claim.recovery(chunk, dead_run_id=spool.run_id)
-        try:
-            rows_kept = outcomes.commit(annotated_rows(spooled, spool, plan=self._checked.plan), transaction)
-        except CommitRefusedError as error:
-            raise JobFailedError(claim.taken_over()) from error
-        num_rows: int = spooled.count()
-        claim.landed(transaction, expected_rows=num_rows + rows_kept)
+        num_rows, left = recovery.commit(left, run, chunk=chunk, path=path)
         self._is_empty = self._is_empty and num_rows == 0
-        self._terminal.say("", f"{num_rows:,} rows that run {spool.run_id} had completed were committed now")
-        left = rows_left(found.rows, without_completions(spooled), self._checked.id_columns)
-        known = found.known - num_rows
-        return _Left(expected=known, rows=left, known=known)
+        return num_rows, left
 
-    def _fix_rows(self, number: int, found: _Left) -> tuple[SlicedRows, int]:
-        """Write the rows that are left, up to ``--limit``; return them, and how many rows are left in all."""
-        from pyspark.sql import functions as F  # noqa: N812
-
-        options, source = self._options, self._checked.source
-        slots, path = slots_of(self._spark).total, self._work.rows_path(number, "slices")
-        left, expected, known = found.rows, found.expected, found.known
+    def _slices_anew(self, number: int, found: _Left) -> Slices:
+        """Write down the rows that are left, up to ``--limit``."""
+        limit, left, expected, known = self._options.limit, found.rows, found.expected, found.known
         assert left is not None, "what is left is known once the output is claimed"
-        if options.limit is not None:
+        if known == 0:
+            return Slices(spans=())
+        if limit is not None:
             known = left.count() if known is None else known
             # A limit may take other rows when Spark recomputes it, so it is computed once.
-            left = written(self._spark, left.limit(options.limit), self._work.rows_path(number, "limited"))
-            expected = min(known, options.limit)
-        slices, schema = number_of_slices(expected, slots), source.rows.schema
-        write_slices(
-            options.request_columns.add_with_keys(left),
-            path,
-            identity=F.expr(identity(list(self._checked.id_columns) or schema.names)),
-            slices=slices,
-            slots=other_slots(self._spark),
-            by_prefix=options.group_by_prefix,
-        )
-        rows = SlicedRows(self._spark, path, schema, slices=slices, by_prefix=options.group_by_prefix)
-        if known is not None and rows.rows != expected:
+            left = written(self._spark, left.limit(limit), self._work.rows_path(number, "limited"))
+            expected = min(known, limit)
+        span = self._slicing.write(number, left, expected)
+        return Slices(spans=(span,), rows=None if known is None else expected, num_left=known)
+
+    def _sliced(self, slices: Slices) -> SlicedRows | None:
+        """Return the rows of the slices, once they are known to be all there and to fit the output; None if none."""
+        if not slices.spans:
+            return None
+        rows = self._slicing.read(slices.spans)
+        if slices.rows is not None and rows.rows != slices.rows:
             raise JobFailedError(
-                f"{expected:,} rows were to be written down and {rows.rows:,} were: the input {source.name!r} has "
-                "changed since the job began, or files of the work directory were lost. Nothing was annotated"
+                f"{slices.rows:,} rows were to be written down and {rows.rows:,} were: the input "
+                f"{self._checked.source.name!r} has changed since the job began, or files of the work directory were "
+                "lost. Nothing was annotated"
             )
-        check_rows_fit(self._table, options.request_columns.for_output(rows.read_all()))
-        return rows, rows.rows if known is None else known
+        check_rows_fit(self._table, self._options.request_columns.for_output(rows.read_all()))
+        return rows if rows.rows else None
 
 
 def remaining_of(table: DeltaTable, options: JobOptions, checked: Checked) -> Remaining:

@@ -11,6 +11,7 @@ from pipemax_spark.errors import JobError, cause_of
 from pipemax_spark.job.checks import Checked
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.run import Run
+from pipemax_spark.job.written_rows import WrittenRows
 from pipemax_spark.monitor.findings import CommittedTotals, find_results, totals_of_spec
 from pipemax_spark.monitor.plot_process import draw_plot
 from pipemax_spark.monitor.summary import Findings, Summary, print_report
@@ -72,10 +73,15 @@ class RunRecord:
             **{f"version.{name}": version for name, version in self.checked.reply.versions.items()},
         }
 
-    def manifest(self) -> dict[str, Any]:
-        """Return what the next run must know of this one if it dies."""
+    def manifest(self, rows: WrittenRows | None) -> dict[str, Any]:
+        """Return what the next run must know of this one if it dies; ``rows`` are those that it could use again."""
         source = {"name": self.checked.source.name, "version": self.checked.source.version}
-        return {"source": source, "spec_hash": self.checked.spec.hash, "spec": dict(self.checked.spec.values)}
+        return {
+            "source": source,
+            "spec_hash": self.checked.spec.hash,
+            "spec": dict(self.checked.spec.values),
+            "rows": None if rows is None else rows.for_manifest(),
+        }
 
     def compact(self) -> None:
         """Join the output's small files. The rows are committed, so a failure costs a warning only."""

@@ -157,7 +157,8 @@ class ChunkRunner:
         while (chunk := self._take_chunk(rows_per_s)) is not None:
             description = f"pipemax run {self._plan.run_id}, chunk {chunk.number}"
             context.setJobGroup(self._group(chunk.number), description, interruptOnCancel=True)
-            transaction = self._claim.chunk(chunk.number, lane=lane, origin=self._origin)
+            origin = f"{chunk.slices_note}{self._origin}"
+            transaction = self._claim.chunk(chunk.number, lane=lane, origin=origin)
             rows_kept = self._run_chunk(chunk, transaction)
             with self._lock:
                 self._ended_chunks.add(chunk.number)

@@ -6,19 +6,23 @@ directory there, and in it a marker, ``owner.json``, that names the table, the r
 whose marker names this table and the directory's own run is ever deleted, taken over or waited for; everything else
 there belongs to somebody else. When a directory is deleted, its marker goes last.
 
+A run that dies or fails leaves the rows that it had written down, and its spool: completions that were not committed.
+The next run on the table uses them, and deletes the directory once no row of it is left.
+
 Nothing in a work directory says what is done: only the output table does. A run that finds another one alive there
 refuses to start, because two jobs on one table would compute the same rows. The table itself ensures that they could
 not both *commit* them (``fence``).
 """
 
+import contextlib
 import json
 import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Set
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,20 +38,32 @@ _KIND = "pipemax run"
 _MARKER = "owner.json"
 _CHECKPOINTS = "checkpoints"
 """The directory of the streams' checkpoints, which belongs to no run and is kept."""
+_SPOOL = "spool"
+_CHUNKS = "chunks"
+_MANIFEST = "manifest.json"
 _ENDED = "ended"
-"""Marks the directory of a run that failed in order, so that nobody waits to see whether the run still lives."""
+"""Marks the directory of a run that is known to be dead, so that nobody waits to see whether it still lives."""
 _HEARTBEAT_S = 10.0
 _DEAD_AFTER_S = 35.0
 """A run whose heartbeat does not change for this long is dead. Only the waiting job's own clock counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftSpool:
-    """Completions of a dead run, of which some may not be committed."""
+class LeftRun:
+    """What a dead run has left: its manifest and, maybe, completions of which some may not be committed."""
 
     run_id: str
-    spec_hash: str
-    directory: str
+    path: str
+    manifest: Mapping[str, Any]
+    has_spool: bool
+
+    @property
+    def spec_hash(self) -> str:
+        return str(self.manifest["spec_hash"])
+
+    @property
+    def spool_path(self) -> str:
+        return f"{self.path}/{_SPOOL}"
 
 
 class ChunkSpools:
@@ -68,7 +84,7 @@ class ChunkSpools:
 class WorkDirectory:
     """A run's directory: claimed from entry to exit, then removed.
 
-    After a failure the spool stays, and the next run commits it.
+    After a failure the rows that were written down stay, and the spool, for the next run.
     """
 
     def __init__(
@@ -89,8 +105,9 @@ class WorkDirectory:
         self._run_id = run_id
         self._say = say
         self._dead_after_s = dead_after_s
-        self.left_spools: list[LeftSpool] = []
-        """Those of dead runs; ``drop_left_spools`` removes them."""
+        self.left_runs: list[LeftRun] = []
+        """The dead runs of the table; ``drop_left_runs`` removes what they left."""
+        self._has_rows_to_do = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="pipemax-work-dir", daemon=True)
 
@@ -118,7 +135,7 @@ class WorkDirectory:
 
     @property
     def spool_path(self) -> str:
-        return f"{self.path}/spool"
+        return f"{self.path}/{_SPOOL}"
 
     def __enter__(self) -> Self:
         """Claim the directory. Raise ``JobError`` while another run lives here."""
@@ -143,8 +160,10 @@ class WorkDirectory:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stopped.set()
         self._thread.join()
-        if kind is not None and self._files.list(self.spool_path):
-            self._files.delete(self._rows_path)
+        has_spool = kind is not None and bool(self._files.list(self.spool_path))
+        if has_spool or (kind is not None and self._has_rows_to_do):
+            if not self._has_rows_to_do:
+                self._files.delete(self._rows_path)
             self._write_if_possible(_ENDED, "")
             return
         self._delete_run(self._run_id)
@@ -156,22 +175,45 @@ class WorkDirectory:
         return ChunkSpools(self._files, self.spool_path)
 
     def delete_rows(self, batch: int) -> None:
+        """Delete what was written down of a batch whose rows are all done."""
+        self._has_rows_to_do = False
         self._files.delete(f"{self._rows_path}/{batch}")
 
     def drop_left_spools(self) -> None:
-        """Delete the directories of dead runs: what their spools held is committed now, or of no use."""
-        for spool in self.left_spools:
-            self._delete_run(spool.run_id)
-        self.left_spools.clear()
+        """Delete the spools of dead runs: what they held is committed now, or of no use."""
+        for run in self.left_runs:
+            self._files.delete(run.spool_path)
+        self.left_runs = [replace(run, has_spool=False) for run in self.left_runs]
+
+    def drop_left_runs(self) -> None:
+        """Delete the directories of dead runs, for no row of theirs is left."""
+        for run in self.left_runs:
+            self._delete_run(run.run_id)
+        self.left_runs.clear()
 
     def write_manifest(self, facts: Mapping[str, Any]) -> None:
-        """Write the manifest, once, before the first chunk: it tells the next run what is in the spool."""
+        """Write the manifest, once, before the first chunk: it tells the next run what this one leaves.
+
+        It has the ``spec_hash``, and as ``rows`` what the next run must know to use the rows that were written down, or
+        None if it may not.
+        """
         manifest = {"run_id": self._run_id, **facts}
-        self._files.write_text(f"{self.path}/manifest.json", json.dumps(manifest, indent=1))
+        self._files.write_text(f"{self.path}/{_MANIFEST}", json.dumps(manifest, indent=1))
+        self._has_rows_to_do = facts.get("rows") is not None
 
     def note_chunk(self, chunk: Chunk) -> None:
-        """Record a chunk before it starts, so that people can look up its rows here."""
-        self._write_if_possible(f"chunks/{chunk.number}.json", json.dumps(asdict(chunk)))
+        """Record a chunk before it starts: the next run, and people, can look up its rows here."""
+        self._write_if_possible(f"{_CHUNKS}/{chunk.number}.json", json.dumps(asdict(chunk)))
+
+    def noted_chunks(self, run: LeftRun, *, besides: Set[int]) -> list[Chunk]:
+        """Return the chunks that a dead run had started, as far as it recorded them, but not those ``besides``."""
+        chunks = []
+        for file in self._files.list(f"{run.path}/{_CHUNKS}"):
+            number, _, ending = file.name.partition(".")
+            if ending == "json" and number.isdecimal() and int(number) not in besides:
+                with contextlib.suppress(ValueError, TypeError):  # torn when the run died
+                    chunks.append(Chunk(**json.loads(self._files.read_text(file.path))))
+        return chunks
 
     def _take_over(self, run_id: str, owner: Mapping[str, Any]) -> None:
         path = f"{self._root}/{run_id}"
@@ -180,9 +222,13 @@ class WorkDirectory:
                 f"another job, run {run_id}, is writing to this output now ({_describe(owner)}); wait for its end, or "
                 "stop it"
             )
-        spec_hash = self._spec_hash(path)
-        if spec_hash is not None and self._files.list(f"{path}/spool"):
-            self.left_spools.append(LeftSpool(run_id=run_id, spec_hash=spec_hash, directory=f"{path}/spool"))
+        manifest = self._manifest(path)
+        has_spool = bool(self._files.list(f"{path}/{_SPOOL}"))
+        if manifest is not None and (has_spool or manifest.get("rows") is not None):
+            run = LeftRun(run_id=run_id, path=path, manifest=manifest, has_spool=has_spool)
+            self.left_runs.append(run)
+            # If this run dies too, the next one need not wait for the same run again.
+            self._files.write_text(f"{path}/{_ENDED}", "")
             return
         log.info("removing the work directory of run %s, which is dead", run_id)
         self._delete_run(run_id)
@@ -200,12 +246,13 @@ class WorkDirectory:
                 self._files.delete(entry.path)
         self._files.delete(path)
 
-    def _spec_hash(self, path: str) -> str | None:
-        """Return the spec hash of the run's manifest; None if the run was killed before it had written one."""
+    def _manifest(self, path: str) -> Mapping[str, Any] | None:
+        """Return the run's manifest; None if the run was killed before it had written one."""
         try:
-            return str(json.loads(self._files.read_text(f"{path}/manifest.json"))["spec_hash"])
-        except (FileNotFoundError, ValueError, KeyError):
+            manifest = json.loads(self._files.read_text(f"{path}/{_MANIFEST}"))
+        except (FileNotFoundError, ValueError):
             return None
+        return manifest if isinstance(manifest, dict) and "spec_hash" in manifest else None
 
     def _is_alive(self, path: str, run_id: str, owner: Mapping[str, Any]) -> bool:
         if self._files.exists(f"{path}/{_ENDED}"):

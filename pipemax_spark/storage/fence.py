@@ -91,7 +91,7 @@ class Claim:
 
     def recovery(self, number: int, *, dead_run_id: str) -> Transaction:
         """Return the transaction of rows that a dead run had completed; ``number`` is an unused chunk number."""
-        return self._transaction(0, number + 1, f"pipemax run {self.run_id} recovers run {dead_run_id}")
+        return self._transaction(0, number + 1, f"{_recovery_prefix(self.run_id)}{dead_run_id}")
 
     def landed(self, transaction: Transaction, *, expected_rows: int | None = None) -> Commit:
         """Return the commit, once it is found in the table's history with all its rows.
@@ -138,3 +138,17 @@ class Claim:
 def note_prefix(run_id: str) -> str:
     """Return how the notes of all chunks of a run begin; the chunk's number follows."""
     return f"pipemax run {run_id} chunk "
+
+
+def is_claim(note: str) -> bool:
+    """Tell whether the note is that of a claim, by whichever run."""
+    return note.startswith(_CLAIM_NOTE)
+
+
+def is_recovery_by(run_id: str, note: str) -> bool:
+    """Tell whether the note is that of rows which this run committed for a dead one."""
+    return note.startswith(_recovery_prefix(run_id))
+
+
+def _recovery_prefix(run_id: str) -> str:
+    return f"pipemax run {run_id} recovers run "

@@ -87,6 +87,9 @@ class Commit:
     version: int
     rows: int | None
     """Rows that it added; None if the table's history keeps no metrics."""
+    operation: str
+    """Delta's name for what it did: ``WRITE``, ``OPTIMIZE``."""
+    note: str
 
 
 class DeltaTable:
@@ -233,7 +236,7 @@ class DeltaTable:
             history = self._history(commits)
             found = next((row for row in history if row["userMetadata"] == note), None)
             if found is not None:
-                return Commit(version=int(found["version"]), rows=_rows_added(found["operationMetrics"]))
+                return _commit(found)
             if len(history) < commits or history[-1]["version"] <= since_version:
                 return None
             commits *= _GROWTH
@@ -244,10 +247,22 @@ class DeltaTable:
         notes = [row["userMetadata"] or "" for row in history if row["version"] > since_version]
         return [note for note in notes if note.startswith(prefix)]
 
+    def commits_since(self, version: int) -> list[Commit] | None:
+        """Return all commits after ``version``, the latest first; None if the history no longer has some of them."""
+        wanted = max(1, self.version() - version)
+        while True:
+            history = self._history(wanted)
+            commits = [_commit(row) for row in history if row["version"] > version]
+            if len(history) < wanted or history[-1]["version"] <= version + 1:
+                break
+            wanted *= 2  # others have committed meanwhile
+        is_whole = len(commits) == history[0]["version"] - version
+        return commits if is_whole else None
+
     def _history(self, commits: int) -> list["Row"]:
         """Return the latest commits, newest first."""
         history = self._spark.sql(f"DESCRIBE HISTORY {self.sql_name} LIMIT {commits}")
-        return history.select("version", "userMetadata", "operationMetrics").collect()
+        return history.select("version", "operation", "userMetadata", "operationMetrics").collect()
 
     def _append(self, rows: "DataFrame", options: Mapping[str, str]) -> None:
         writer = rows.write.format("delta").mode("append").options(**options)
@@ -278,6 +293,15 @@ def _try_commit(commit: Callable[[], object], note: str) -> None:
             if attempt == _COMMIT_ATTEMPTS or not _FOREIGN.search(text):
                 raise
             log.warning("%s is repeated, because another writer changed the table: %s", note, cause_of(error))
+
+
+def _commit(row: "Row") -> Commit:
+    return Commit(
+        version=int(row["version"]),
+        rows=_rows_added(row["operationMetrics"]),
+        operation=str(row["operation"]),
+        note=row["userMetadata"] or "",
+    )
 
 
 def _rows_added(metrics: Mapping[str, str]) -> int | None:

@@ -79,8 +79,8 @@ def run_chunks(
     columns = RequestColumns(PromptSource(prompt_column="text"))
     left = spark.range(rows, numPartitions=2).selectExpr("id", "concat('word ', id) AS text")
     path = str(directory / "rows")
-    write_slices(columns.add_with_keys(left), path, identity=F.col("id"), slices=4, slots=1)
-    sliced = SlicedRows(spark, path, left.schema, slices=4)
+    span = write_slices(columns.add_with_keys(left), path, identity=F.col("id"), slices=4, slots=1)
+    sliced = SlicedRows(spark, [span], left.schema)
     table = DeltaTable(spark, str(directory / "out"))
     options = engine_options(
         spark, fake_config(), GenerationSpec(max_tokens=4), engine_python=engine_python, log_dir=None

@@ -23,8 +23,8 @@ def test_slices_hold_each_row_once_and_are_alike(spark: Any, tmp_path: Path) -> 
     rows = spark.range(4_000, numPartitions=3).selectExpr("id", "repeat('x', id % 100) AS text")
     path = str(tmp_path / "rows")
     keyed = RequestColumns(PromptSource(prompt_column="text")).add_with_keys(rows)
-    write_slices(keyed, path, identity=F.col("id"), slices=8, slots=2)
-    sliced = SlicedRows(spark, path, rows.schema, slices=8)
+    span = write_slices(keyed, path, identity=F.col("id"), slices=8, slots=2)
+    sliced = SlicedRows(spark, [span], rows.schema)
     assert sliced.rows == 4_000
     chunks = [chunk_of(sliced, 0, 3), chunk_of(sliced, 3, 8)]
     parts = [sliced.read(chunk, partitions=4) for chunk in chunks]
@@ -103,8 +103,8 @@ def test_sorted_slices_hold_each_row_once_and_keep_prompts_that_begin_alike_toge
     )
     path = str(tmp_path / "rows")
     keyed = RequestColumns(PromptSource(prompt_column="text")).add_with_keys(rows)
-    write_slices(keyed, path, identity=F.col("id"), slices=6, slots=2, by_prefix=True)
-    sliced = SlicedRows(spark, path, rows.schema, slices=6, by_prefix=True)
+    span = write_slices(keyed, path, identity=F.col("id"), slices=6, slots=2, by_prefix=True)
+    sliced = SlicedRows(spark, [span], rows.schema, by_prefix=True)
     chunks = [chunk_of(sliced, 0, 1), chunk_of(sliced, 1, 6)]
     parts = [sliced.read(chunk, partitions=4) for chunk in chunks]
     assertDataFrameEqual(parts[0].unionAll(parts[1]), without_request_columns(keyed))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipemax_spark.job.chunks import ChunkPlan, number_of_slices, partition_keys
+from pipemax_spark.job.chunks import ChunkPlan, SliceSpan, number_of_slices, partition_keys, pick_slices
 from pipemax_spark.slots import Slots
 
 
@@ -101,3 +101,14 @@ def test_the_fewer_slots_the_larger_the_partitions(slots: int, partition_rows: i
 def test_there_is_a_key_for_each_partition(partitions: int) -> None:
     keys = partition_keys(partitions)
     assert len(set(keys)) == partitions
+
+
+def test_picked_slices_keep_their_order_and_neighbours_stay_together() -> None:
+    spans = [SliceSpan(path="a", first=0, end=4), SliceSpan(path="b", first=2, end=5)]
+    assert pick_slices(spans, range(7)) == spans
+    assert pick_slices(spans, [6, 4, 1, 2]) == [
+        SliceSpan(path="a", first=1, end=3),
+        SliceSpan(path="b", first=2, end=3),
+        SliceSpan(path="b", first=4, end=5),
+    ]
+    assert pick_slices(spans, []) == []

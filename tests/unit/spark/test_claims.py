@@ -72,7 +72,7 @@ class TableInMemory:
         self.pause()
         for version, (_, found, _) in enumerate(self._commits):
             if found == note and version > since_version:
-                return Commit(version=version, rows=None)
+                return Commit(version=version, rows=None, operation="WRITE", note=note)
         return None
 
     def notes(self, prefix: str, *, since_version: int) -> list[str]:

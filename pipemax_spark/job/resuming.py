@@ -1,0 +1,114 @@
+"""Take over the rows that a dead run of the same job had written down, so that nothing is prepared twice.
+
+Slices of committed chunks are done. Those of chunks that were in flight may be half done: what the dead run had
+completed of them is committed now, and their other rows are written down once more. All other slices are used as they
+are, where they are; the dead run's directory stays until they are done.
+"""
+
+import contextlib
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipemax_spark.job.chunks import pick_slices
+from pipemax_spark.job.early_start import EarlyStart
+from pipemax_spark.job.slicing import Slices, Slicing
+from pipemax_spark.job.workdir import LeftRun, WorkDirectory
+from pipemax_spark.job.written_rows import Committed, DeadRun
+from pipemax_spark.monitor.terminal import Terminal
+from pipemax_spark.storage.tables import DeltaTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    CommitSpool = Callable[[LeftRun, DataFrame], tuple[int, DataFrame]]
+    """Commits those of the rows that a run's spool has completed; returns their number and the other rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resuming:
+    """Takes over from one dead run."""
+
+    dead: DeadRun
+    table: DeltaTable
+    work: WorkDirectory
+    terminal: Terminal
+    engines: EarlyStart
+    slicing: Slicing
+
+    @classmethod
+    def of(
+        cls,
+        which: str,
+        *,
+        table: DeltaTable,
+        work: WorkDirectory,
+        terminal: Terminal,
+        engines: EarlyStart,
+        slicing: Slicing,
+    ) -> "Resuming | None":
+        """Find the dead run that had written down ``which`` rows.
+
+        None if there is none of which rows are left and known for certain: then what is left must be looked for.
+        """
+        dead = DeadRun.with_rows(which, work.left_runs)
+        committed = None if dead is None else dead.committed(table)
+        if dead is None or committed is None or len(committed.slices) == len(dead.rows.slice_rows):
+            return None
+        return cls(dead=dead, table=table, work=work, terminal=terminal, engines=engines, slicing=slicing)
+
+    def slices_left(self, number: int, commit_spool: "CommitSpool") -> Slices | None:
+        """Commit what the dead run had completed, and return the slices that are left of its rows.
+
+        Call it once the output is claimed: from then on the dead run commits no more. ``number`` is that of this run's
+        batch. Return None, and commit nothing, if what is left must be looked for after all.
+        """
+        dead, rows = self.dead, self.dead.rows
+        committed = dead.committed(self.table)
+        if committed is None:
+            return None
+        left = set(range(len(rows.slice_rows))) - committed.slices
+        if not left or not self._are_there(left):
+            return None
+        num_left = sum(rows.slice_rows[place] for place in left)
+        self.terminal.say(
+            "Resume",
+            f"{num_left:,} of the rows that run {dead.run.run_id} had prepared are left; they are used as they are",
+        )
+        in_flight = left & self._in_flight(committed)
+        if in_flight != left:
+            self.engines.begin()
+        spans = pick_slices(rows.spans, left - in_flight)
+        if in_flight:
+            begun = self.slicing.read(pick_slices(rows.spans, in_flight))
+            num_done, rest = commit_spool(dead.run, begun.read_input())
+            num_left -= num_done
+            if num_done < begun.rows:
+                self.engines.begin()
+                spans.insert(0, self.slicing.write(number, rest, begun.rows - num_done))
+        self.work.drop_left_spools()
+        earlier_runs = (dead.run.run_id, *rows.earlier_runs)
+        return Slices(spans=tuple(spans), rows=num_left, earlier_runs=earlier_runs)
+
+    def _in_flight(self, committed: Committed) -> set[int]:
+        """Return the slices of which the dead run may have completed some rows without committing them."""
+        if not self.dead.run.has_spool:
+            return set()
+        chunks = self.work.noted_chunks(self.dead.run, besides=committed.chunks)
+        return {place for chunk in chunks for place in range(chunk.first_slice, chunk.end_slice)}
+
+    def _are_there(self, slices: Set[int]) -> bool:
+        """Tell whether all rows of these slices can still be read."""
+        from pyspark.errors import AnalysisException
+
+        rows = self.dead.rows
+        found: tuple[int, ...] = ()
+        with contextlib.suppress(AnalysisException):  # a whole directory is gone
+            found = self.slicing.read(pick_slices(rows.spans, slices)).slice_rows
+        are_there = list(found) == [rows.slice_rows[place] for place in sorted(slices)]
+        if not are_there:
+            self.terminal.warn(
+                f"rows that run {self.dead.run.run_id} had prepared were lost from its work directory, so those that "
+                "are left are looked for anew"
+            )
+        return are_there

@@ -1,0 +1,57 @@
+"""Write a job's rows in slices and read them back: ``chunks``, with what the job's options say."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipemax_spark.job.checks import Checked
+from pipemax_spark.job.chunks import SlicedRows, SliceSpan, number_of_slices, write_slices
+from pipemax_spark.job.left import identity
+from pipemax_spark.job.options import JobOptions
+from pipemax_spark.job.workdir import WorkDirectory
+from pipemax_spark.slots import other_slots, slots_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slices:
+    """The rows of a batch that are to be done, written down."""
+
+    spans: tuple[SliceSpan, ...]
+    """Empty if nothing is to be done."""
+    rows: int | None = None
+    """Their exact number, if it is known beforehand."""
+    num_left: int | None = None
+    """The number of rows that were left, those beyond ``--limit`` too; by default, those of the slices."""
+    earlier_runs: tuple[str, ...] = ()
+    """The dead runs that had written down some of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slicing:
+    """Writes and reads slices in a run's work directory."""
+
+    _spark: "SparkSession"
+    _options: JobOptions
+    _checked: Checked
+    _work: WorkDirectory
+
+    def write(self, number: int, rows: "DataFrame", expected: int) -> SliceSpan:
+        """Write down these rows of the run's batch ``number``, about ``expected`` of them."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        return write_slices(
+            self._options.request_columns.add_with_keys(rows),
+            self._work.rows_path(number, "slices"),
+            identity=F.expr(identity(list(self._checked.id_columns) or self._checked.source.rows.columns)),
+            slices=number_of_slices(expected, slots_of(self._spark).total),
+            slots=other_slots(self._spark),
+            by_prefix=self._options.group_by_prefix,
+        )
+
+    def read(self, spans: Sequence[SliceSpan]) -> SlicedRows:
+        """Return the rows of at least one slice."""
+        schema = self._checked.source.rows.schema
+        return SlicedRows(self._spark, spans, schema, by_prefix=self._options.group_by_prefix)
