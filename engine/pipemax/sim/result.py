@@ -126,8 +126,14 @@ def summarize(
     seconds: float,
     recomputed_tokens: int = 0,
 ) -> SimulationResult:
-    """Summarize a run that ended after ``seconds``; ``usages`` are those of all machines that took part in it."""
+    """Summarize a run that ended after ``seconds``; ``usages`` are those of all machines that took part in it.
+
+    Raise ``AssertionError`` unless each token was counted as done exactly once.
+    """
     progress.require_all_done()
+    tokens_done = sum(usage.tokens_done for usage in usages)
+    if tokens_done != workload.total_tokens:
+        raise AssertionError(f"{system} counted {tokens_done:,} tokens as done of {workload.total_tokens:,}")
     gpu_s = num_gpus * seconds
     steps = sum(usage.decode_steps for usage in usages)
     output_tokens = int(workload.output_tokens.sum())

@@ -125,7 +125,7 @@ class PipeMaxSystem:
 
     def _carry_out(self, plan: StepPlan) -> None:
         for request in plan.recompute:
-            self._tokens.recompute(request)
+            self._machine.usage.tokens_done -= self._tokens.recompute(request)
         num_blocks = sum(item.num_blocks for item in plan.prefetch)
         if num_blocks:
             for item in plan.prefetch:
@@ -137,6 +137,7 @@ class PipeMaxSystem:
     def _run(self, plan: StepPlan, num_blocks: int) -> None:
         started = self._tokens.start(plan)
         self._events += started.hits
+        self._machine.usage.tokens_done += sum(hit.num_tokens for hit in started.hits)
         needed = [self._arriving.pop(request) for request in plan.run if request in self._arriving]
         flight = _Flight(
             plan=plan, started=started, must_have=max(needed, default=None), parts_left=self._n + 1

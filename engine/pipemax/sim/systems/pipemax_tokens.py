@@ -110,7 +110,12 @@ class TokenBook:
         """Return a request's KV tokens that steps have computed, or will have once those in flight have completed."""
         return self._kv[int(request)]
 
-    def recompute(self, request: RequestId) -> None:
-        """Drop a request's KV, and count its tokens as recomputed."""
-        self.recomputed_tokens += self._kv[int(request)]
-        self._kv[int(request)] = 0
+    def recompute(self, request: RequestId) -> int:
+        """Drop a request's KV, and count its tokens as recomputed; return how many tokens are no longer done."""
+        number = int(request)
+        dropped = self._kv[number]
+        self.recomputed_tokens += dropped
+        self._kv[number] = 0
+        # The token made last has no KV yet; it will be computed with the others.
+        has_made = dropped > 0 and dropped >= self._to_compute[number]
+        return dropped + 1 if has_made else dropped
