@@ -23,8 +23,10 @@ from pipemax.sim.workloads import Workload, draw_workload
 _SECONDS_PER_HOUR = 3600.0
 SAMPLE_REQUESTS = 1500
 STOCK_SYSTEMS = ("vllm_032_pp", "vllm_tp")
+STOCK_CHUNK_TOKENS = (256, 512, 1024, 2048, 4096, 8192)
+"""Sizes of a step that stock vLLM is simulated with, next to the engine's own."""
 WORTHWHILE_GAIN = 1.03
-"""PipeMax is chosen from this ratio on: below it, the simulations cannot tell the two apart."""
+"""What is not the default is chosen from this ratio on: below it, the simulations cannot tell the two apart."""
 
 
 class ChosenPolicy(StrEnum):
@@ -61,6 +63,8 @@ class PolicyChoice:
     """Policy → tokens/s of prompts and outputs; empty if nothing had to be simulated."""
     inputs: Mapping[str, float | str] = field(default_factory=dict)
     """The inputs of the simulations."""
+    settings: Mapping[str, int] = field(default_factory=dict)
+    """Fields of the engine config with which the chosen policy was the fastest, where they are not the engine's own."""
 
     @property
     def speedup(self) -> float:
@@ -86,25 +90,47 @@ class CapacityPlan:
 
 
 def compare_policies(
-    engine: MeasuredEngine, workload: Workload, *, is_whole_table: bool, inputs: Mapping[str, float | str]
+    engine: MeasuredEngine,
+    workload: Workload,
+    *,
+    is_whole_table: bool,
+    inputs: Mapping[str, float | str],
+    chunk_is_free: bool = False,
 ) -> PolicyChoice:
     """Choose a policy for ``policy: auto``, by simulations of the measured engine under either policy.
 
-    For a sample the steady rates count, for a whole table the time to its end. ``inputs`` are added to the choice's.
+    For a sample the steady rates count, for a whole table the time to its end. With ``chunk_is_free``, PipeMax is
+    compared with stock vLLM at its best size of a step, and the choice says which. ``inputs`` are added to the
+    choice's.
     """
-    rates: dict[str, float] = {}
-    batches: dict[str, float] = {}
-    for policy, system in ((ChosenPolicy.PIPEMAX, "pipemax"), (ChosenPolicy.VLLM, "vllm_032_pp")):
-        result = simulate(system, measured_scenario(engine, workload))
-        rates[policy] = result.total_tokens_per_s if is_whole_table else result.steady_tokens_per_s
-        batches[policy] = result.mean_decode_batch
+
+    def rate(result: SimulationResult) -> float:
+        return result.total_tokens_per_s if is_whole_table else result.steady_tokens_per_s
+
+    pipemax = simulate("pipemax", measured_scenario(engine, workload))
+    stock_engine, stock = engine, simulate("vllm_032_pp", measured_scenario(engine, workload))
+    for other in _other_chunks(engine) if chunk_is_free else ():
+        result = simulate("vllm_032_pp", measured_scenario(other, workload))
+        # A size other than the engine's own has to be worth it; between others, the faster one is taken.
+        is_own = stock_engine is engine
+        if rate(result) >= rate(stock) * (WORTHWHILE_GAIN if is_own else 1.0):
+            stock_engine, stock = other, result
+    rates = {ChosenPolicy.PIPEMAX: rate(pipemax), ChosenPolicy.VLLM: rate(stock)}
     speedup = rates[ChosenPolicy.PIPEMAX] / rates[ChosenPolicy.VLLM]
     chosen, why = _verdict(speedup)
+    settings = {}
+    if chosen is ChosenPolicy.VLLM and stock_engine is not engine:
+        settings = {
+            "max_num_batched_tokens": stock_engine.max_batched_tokens,
+            "max_num_seqs": stock_engine.max_num_seqs,
+        }
     return PolicyChoice(
         chosen=chosen,
-        reason=f"{why}: simulated {rates['pipemax']:,.0f} tokens/s against {rates['vllm']:,.0f} for stock vLLM, "
-        f"{speedup:.2f}×, in decode batches of {batches['pipemax']:.0f} and {batches['vllm']:.0f}",
-        predicted_tokens_per_s={name: round(rate, 3) for name, rate in rates.items()},
+        reason=f"{why}: simulated {rates[ChosenPolicy.PIPEMAX]:,.0f} tokens/s against "
+        f"{rates[ChosenPolicy.VLLM]:,.0f} for stock vLLM with steps of up to {stock_engine.max_batched_tokens:,} "
+        f"tokens, {speedup:.2f}×, in decode batches of {pipemax.mean_decode_batch:.0f} and "
+        f"{stock.mean_decode_batch:.0f}",
+        predicted_tokens_per_s={str(name): round(value, 3) for name, value in rates.items()},
         inputs={
             **inputs,
             "stages": len(engine.stages),
@@ -115,8 +141,19 @@ def compare_policies(
             "mean_prompt_tokens": round(float(workload.prompt_tokens.mean()), 1),
             "mean_output_tokens": round(float(workload.output_tokens.mean()), 1),
             "shared_prefix_tokens": workload.shared_prefix_tokens,
+            "stock_chunk_tokens": stock_engine.max_batched_tokens,
         },
+        settings=settings,
     )
+
+
+def _other_chunks(engine: MeasuredEngine) -> list[MeasuredEngine]:
+    """Return the engine with each smaller size of a step; vLLM allows at most as many requests as a step has tokens."""
+    return [
+        replace(engine, max_batched_tokens=tokens, max_num_seqs=min(engine.max_num_seqs, tokens))
+        for tokens in STOCK_CHUNK_TOKENS
+        if tokens < engine.max_batched_tokens
+    ]
 
 
 def _verdict(speedup: float) -> tuple[ChosenPolicy, str]:

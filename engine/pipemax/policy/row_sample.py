@@ -13,22 +13,35 @@ from pipemax.policy.compare import PolicyChoice, compare_policies
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.workloads import Workload
 
-_MOST_SIMULATED_ROWS, _MOST_SIMULATED_OUTPUTS = 800, 60_000
-"""Limits that keep the simulation to a few seconds."""
 _FEWEST_SIMULATED_ROWS = 100
-_POOL_FILLS = 3
-"""The simulated rows fill the host pool this many times, within the limits above."""
+_GPU_POOL_FILLS = 3
+"""The simulated rows fill the GPUs' pool at least this many times, or nothing would have to leave it."""
+_HOST_POOL_FILLS = 1.5
+"""And the host's this many times, if that takes no more than the outputs and steps below."""
+_MOST_OUTPUTS, _MOST_DECODE_STEPS = 1_000_000, 10_000
+"""Some ten seconds of simulating PipeMax, and as much for stock vLLM with all chunk sizes."""
+_ROUNDS = 6
+"""So many rows for each place in a batch are enough, however much memory there is."""
 _ASSUMED_MAX_TOKENS = 256
 _ASSUMED_MOST_PROMPT_TOKENS = 1024
 
 
-def choose_policy(engine: MeasuredEngine, lengths: RowLengths | None) -> PolicyChoice:
-    """Choose a policy by rows drawn from the sampled lengths; without any, by an assumption that the reason names."""
+def choose_policy(
+    engine: MeasuredEngine, lengths: RowLengths | None, *, chunk_is_free: bool = False
+) -> PolicyChoice:
+    """Choose a policy by rows drawn from the sampled lengths; without any, by an assumption that the reason names.
+
+    ``chunk_is_free``: see ``compare_policies``.
+    """
     assumed = lengths is None
     lengths = lengths or _assumed_lengths(engine)
     workload, is_whole_table = draw_rows(engine, lengths)
     choice = compare_policies(
-        engine, workload, is_whole_table=is_whole_table, inputs=_inputs(lengths, assumed=assumed)
+        engine,
+        workload,
+        is_whole_table=is_whole_table,
+        chunk_is_free=chunk_is_free,
+        inputs=_inputs(lengths, assumed=assumed),
     )
     if not assumed:
         return choice
@@ -63,9 +76,14 @@ def draw_rows(engine: MeasuredEngine, lengths: RowLengths, *, seed: int = 0) -> 
 
 
 def _rows_to_simulate(engine: MeasuredEngine, tokens_per_row: float, outputs_per_row: float) -> int:
-    fills = _POOL_FILLS * engine.capacity.host_blocks * engine.capacity.block_tokens / tokens_per_row
-    most = min(_MOST_SIMULATED_ROWS, _MOST_SIMULATED_OUTPUTS / outputs_per_row)
-    return int(max(_FEWEST_SIMULATED_ROWS, min(fills, most)))
+    """Return a number of rows at which the engine works as in the midst of a long table."""
+    capacity, places = engine.capacity, engine.num_batches * engine.max_num_seqs
+    gpu_rows = capacity.gpu_tokens / tokens_per_row
+    host_rows = capacity.host_blocks * capacity.block_tokens / tokens_per_row
+    batch = max(1.0, min(engine.max_num_seqs, gpu_rows / engine.num_batches))
+    affordable = min(_MOST_OUTPUTS, _MOST_DECODE_STEPS * batch) / outputs_per_row
+    wanted = max(_GPU_POOL_FILLS * gpu_rows, min(_HOST_POOL_FILLS * host_rows, affordable))
+    return int(max(_FEWEST_SIMULATED_ROWS, min(wanted, _ROUNDS * places)))
 
 
 def _output_range(mean: float, most: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from pipemax.config import EngineConfig, Policy
 from pipemax.domain.errors import EngineStartError
 from pipemax.policy.compare import ChosenPolicy, PolicyChoice
 from pipemax.policy.row_sample import choose_policy
+from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.vllm_ext.engine.vllm_engine import VllmEngine
 from pipemax.vllm_ext.launch.forecast import forecast
 
@@ -48,7 +49,7 @@ def _start_by_simulation(config: EngineConfig) -> StartedEngine:
     if expected.num_stages == 1:
         return _start_stock(config, _ONE_STAGE)
     if expected.engine is not None:
-        return _start(config, choose_policy(expected.engine, config.row_lengths))
+        return _start(config, _choose(expected.engine, config))
     try:
         engine = VllmEngine(pipemax)
     except EngineStartError as error:
@@ -57,7 +58,7 @@ def _start_by_simulation(config: EngineConfig) -> StartedEngine:
     if engine.measured is None:
         engine.close()
         return _start_stock(config, "step times were not measured, so that nothing could be simulated")
-    choice = choose_policy(engine.measured, config.row_lengths)
+    choice = _choose(engine.measured, config)
     if choice.chosen is ChosenPolicy.PIPEMAX:
         return StartedEngine(engine=engine, choice=choice)
     log.info("stock vLLM is chosen, so the engine is started again: %s", choice.reason)
@@ -65,10 +66,14 @@ def _start_by_simulation(config: EngineConfig) -> StartedEngine:
     return _start(config, choice)
 
 
+def _choose(engine: MeasuredEngine, config: EngineConfig) -> PolicyChoice:
+    return choose_policy(engine, config.row_lengths, chunk_is_free=config.max_num_batched_tokens is None)
+
+
 def _start_stock(config: EngineConfig, reason: str) -> StartedEngine:
     return _start(config, PolicyChoice(chosen=ChosenPolicy.VLLM, reason=reason))
 
 
 def _start(config: EngineConfig, choice: PolicyChoice) -> StartedEngine:
-    settled = config.model_copy(update={"policy": Policy(choice.chosen)})
+    settled = config.model_copy(update={"policy": Policy(choice.chosen), **choice.settings})
     return StartedEngine(engine=VllmEngine(settled), choice=choice)

@@ -1,5 +1,7 @@
 """``policy: auto``: the rows that are simulated, and what is chosen for a measured engine."""
 
+from dataclasses import replace
+
 import pytest
 
 from pipemax.config import RowLengths
@@ -77,6 +79,34 @@ def test_memory_for_all_rows_makes_stock_vllm_the_choice() -> None:
     assert "gains less than 3%" in choice.reason
 
 
+@pytest.mark.parametrize("gpu_blocks", [2_000, 20_000])
+def test_the_rows_simulated_fill_the_gpus_three_times(gpu_blocks: int) -> None:
+    """The engine is that of the paper's case: thousands of requests fit the GPUs, ten times as many the host."""
+    paper = replace(engine(stages=8, gpu_blocks=gpu_blocks), max_model_len=4096)
+    workload, _ = draw_rows(
+        paper, lengths(prompt_tokens=[250, 350, 450], max_tokens=1000, mean_output_tokens=240)
+    )
+    assert workload.total_tokens > 2.9 * paper.capacity.gpu_tokens
+
+
+def test_more_places_than_rows_in_flight_are_not_simulated_for_memory_that_nobody_fills() -> None:
+    roomy = engine(stages=2, gpu_blocks=1_000_000)
+    workload, _ = draw_rows(roomy, lengths())
+    assert len(workload) == 6 * 2 * 512
+
+
+def test_stock_vllm_is_compared_at_its_best_size_of_a_step_and_gets_it() -> None:
+    wide = replace(engine(stages=2, gpu_blocks=2_000), max_batched_tokens=4096)
+    rows = lengths(prompt_tokens=[300, 400], max_tokens=60)
+    own = choose_policy(wide, rows)
+    assert (own.chosen, own.settings) == (ChosenPolicy.PIPEMAX, {})
+    best = choose_policy(wide, rows, chunk_is_free=True)
+    assert best.chosen is ChosenPolicy.VLLM, "with smaller steps it is as fast"
+    assert best.settings == {"max_num_batched_tokens": 512, "max_num_seqs": 512}
+    assert best.inputs["stock_chunk_tokens"] == 512
+    assert "steps of up to 512 tokens" in best.reason
+
+
 def test_rows_that_nobody_sampled_are_an_assumption_that_is_named() -> None:
     choice = choose_policy(engine(stages=2, gpu_blocks=200), None)
     assert choice.inputs["lengths"] == "assumed"
@@ -96,8 +126,6 @@ def test_a_measured_engine_takes_what_its_calibration_says() -> None:
 
 
 def test_stock_vllm_runs_no_more_requests_than_it_may() -> None:
-    from dataclasses import replace
-
     limited = replace(engine(stages=2, gpu_blocks=1000), max_num_seqs=6)
     workload, _ = draw_rows(limited, lengths(rows=60))
     result = ContinuousBatching(measured_scenario(limited, workload), VLLM_032_PP).simulate()

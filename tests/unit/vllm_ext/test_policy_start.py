@@ -1,0 +1,29 @@
+"""``policy: auto`` starts the engine that it has chosen, with the settings that it has compared."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipemax.config import EngineConfig, Policy
+from pipemax.policy import start
+from pipemax.vllm_ext.launch.forecast import Forecast
+from tests.unit.policy.test_row_sample import engine
+
+ROWS = {"prompt_tokens": [300, 400], "max_tokens": 60}
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen", "tokens"),
+    [({}, Policy.VLLM, 512), ({"max_num_batched_tokens": 4096}, Policy.PIPEMAX, 4096)],
+)
+def test_stock_vllm_runs_with_the_size_of_a_step_that_won_unless_the_user_named_one(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], chosen: Policy, tokens: int
+) -> None:
+    wide = replace(engine(stages=2, gpu_blocks=2_000), max_batched_tokens=4096)
+    monkeypatch.setattr(start, "forecast", lambda config: Forecast(engine=wide, num_stages=2))
+    started: list[EngineConfig] = []
+    monkeypatch.setattr(start, "VllmEngine", started.append)
+    config = EngineConfig.parse({"model": "m", "policy": "auto", "row_lengths": ROWS, **given})
+    start.start_engine(config)
+    assert [(config.policy, config.max_num_batched_tokens) for config in started] == [(chosen, tokens)]
