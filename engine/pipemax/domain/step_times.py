@@ -2,6 +2,8 @@
 
 The same form serves prefill, with chunk tokens for the batch size b and (token, attended token) pairs for the KV tokens
 L. ``pipemax.control.times`` fits and refines it.
+
+A mixed step's time follows from both (``mixed_step_s``), without coefficients of its own.
 """
 
 from bisect import bisect_right
@@ -55,3 +57,26 @@ class StepTimeModel:
 
     def seconds(self, size: int, kv_tokens: int) -> float:
         return self.batch_s(size) + self.beta_s * kv_tokens if size else 0.0
+
+    def added_batch_s(self, size: int, more: int) -> float:
+        """Return how many seconds ``more`` add to the part without the KV of a step of ``size``; never less than 0."""
+        return max(0.0, self.batch_s(size + more) - self.batch_s(size))
+
+
+def mixed_step_s(
+    decode: StepTimeModel,
+    prefill: StepTimeModel,
+    *,
+    num_decodes: int,
+    kv_tokens: int,
+    prompt_tokens: int,
+    token_pairs: int,
+) -> float:
+    """Return the seconds of a step that decodes and computes prompt tokens.
+
+    All tokens of a step pass the matrix products together, so the prompt tokens add what they add to a prefill step of
+    as many tokens as there are decodes; each kind's attention comes on top. Without prompt tokens this is a decode
+    step's time, without decodes a prefill step's.
+    """
+    added_s = prefill.added_batch_s(num_decodes, prompt_tokens) + prefill.beta_s * token_pairs
+    return decode.seconds(num_decodes, kv_tokens) + added_s

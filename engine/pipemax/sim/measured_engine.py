@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pipemax.control.controller_config import StageConfig
 from pipemax.domain.specs import AllReduceSpec, GpuSpec, KvCapacity, LinkSpec, ModelSpec, NodeSpec
+from pipemax.domain.step_times import mixed_step_s
 from pipemax.sim.stage_times import StepWork
 
 _UNBOUNDED = 1e18
@@ -87,11 +88,18 @@ class MeasuredTimes:
         self.layers = (1,) * len(engine.stages)
 
     def stage_s(self, work: StepWork) -> list[float]:
-        """Return the seconds on each stage.
-
-        In a mixed step, decode adds to the prefill only its time beyond that of the smallest step.
-        """
-        return [_seconds(stage, work) for stage in self._stages]
+        """Return the seconds on each stage."""
+        return [
+            mixed_step_s(
+                stage.decode_time,
+                stage.prefill_time,
+                num_decodes=work.decode_requests,
+                kv_tokens=work.decode_context_tokens,
+                prompt_tokens=work.prefill_tokens,
+                token_pairs=round(work.prefill_pairs),
+            )
+            for stage in self._stages
+        ]
 
     def all_reduce_layer_s(self, tokens: int) -> float:
         """Return 0: the measured times include it."""
@@ -103,14 +111,3 @@ class MeasuredTimes:
 
     def kv_bytes_per_token(self, stage: int) -> int:
         return self._stages[stage].kv_bytes_per_token
-
-
-def _seconds(stage: StageConfig, work: StepWork) -> float:
-    decode, prefill = stage.decode_time, stage.prefill_time
-    if not work.prefill_tokens:
-        return decode.seconds(work.decode_requests, work.decode_context_tokens)
-    seconds = prefill.seconds(work.prefill_tokens, round(work.prefill_pairs))
-    if work.decode_requests:
-        seconds += max(0.0, decode.batch_s(work.decode_requests) - decode.batch_s(1))
-        seconds += decode.beta_s * work.decode_context_tokens
-    return seconds

@@ -173,13 +173,21 @@ class OnlineEstimator:
         if predicted_s <= 0 or measured_s <= 0:
             return
         ratio = measured_s / predicted_s
-        self._ratios.append(ratio)
+        self.note_ratio(ratio)
         error = max(-self.MAX_ERROR, min(self.MAX_ERROR, ratio - 1.0))
         batch_share = self.batch_scale * self.model.batch_s(size) / predicted_s
         kv_share = 1.0 - batch_share
         step = self.LEARNING_RATE * error / (batch_share**2 + kv_share**2)
-        self.batch_scale *= 1.0 + step * batch_share
-        self.kv_scale *= 1.0 + step * kv_share
+        self.rescale(batch=step * batch_share, kv=step * kv_share)
+
+    def rescale(self, *, batch: float, kv: float) -> None:
+        """Raise the scales by these shares of themselves."""
+        self.batch_scale *= 1.0 + batch
+        self.kv_scale *= 1.0 + kv
+
+    def note_ratio(self, ratio: float) -> None:
+        """Count a step's measured / predicted time among those of ``error``."""
+        self._ratios.append(ratio)
 
     def error(self) -> PredictionError:
         off = [abs(ratio - 1.0) for ratio in self._ratios]
@@ -189,6 +197,58 @@ class OnlineEstimator:
             within_5_percent=sum(error <= 0.05 for error in off) / count if count else 0.0,
             worst=max(off, default=0.0),
             mean=sum(off) / count if count else 0.0,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedWork:
+    """What a step computes that decodes and computes prompt tokens."""
+
+    num_decodes: int
+    kv_tokens: int
+    """Σ L_i of the decodes."""
+    prompt_tokens: int
+    token_pairs: int
+    """(token, attended token) pairs of the prompt tokens."""
+
+
+class MixedEstimator:
+    """One stage's time of a mixed step: ``step_times.mixed_step_s`` with the scales of its two estimators.
+
+    It has no coefficients of its own. A measured mixed step rescales both estimators by the same method as a step of
+    one kind does, each term by its share of the prediction. The decode estimator counts the step's error.
+    """
+
+    def __init__(self, decode: OnlineEstimator, prefill: OnlineEstimator) -> None:
+        self._decode = decode
+        self._prefill = prefill
+
+    def seconds(self, work: MixedWork) -> float:
+        return sum(self._terms_s(work))
+
+    def observe(self, work: MixedWork, measured_s: float) -> None:
+        """Learn from one measured step."""
+        terms_s = self._terms_s(work)
+        predicted_s = sum(terms_s)
+        if predicted_s <= 0 or measured_s <= 0:
+            return
+        ratio = measured_s / predicted_s
+        self._decode.note_ratio(ratio)
+        most = OnlineEstimator.MAX_ERROR
+        error = max(-most, min(most, ratio - 1.0))
+        shares = [term_s / predicted_s for term_s in terms_s]
+        step = OnlineEstimator.LEARNING_RATE * error / sum(share**2 for share in shares)
+        self._decode.rescale(batch=step * shares[0], kv=step * shares[1])
+        self._prefill.rescale(batch=step * shares[2], kv=step * shares[3])
+
+    def _terms_s(self, work: MixedWork) -> tuple[float, float, float, float]:
+        """Return the seconds of the decodes and of their attention, then of the prompt tokens and of theirs."""
+        decode, prefill = self._decode, self._prefill
+        return (
+            decode.batch_scale * decode.model.batch_s(work.num_decodes),
+            decode.beta_s * work.kv_tokens,
+            prefill.batch_scale * prefill.model.added_batch_s(work.num_decodes, work.prompt_tokens),
+            prefill.beta_s * work.token_pairs,
         )
 
 

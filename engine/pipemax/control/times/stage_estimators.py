@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipemax.control.controller_config import ControllerConfig, StageConfig
-from pipemax.control.times.estimator import BandwidthEstimator, OnlineEstimator, PredictionError
+from pipemax.control.times.estimator import (
+    BandwidthEstimator,
+    MixedEstimator,
+    MixedWork,
+    OnlineEstimator,
+    PredictionError,
+)
 from pipemax.control.times.profiling import TimedCopy, TimedStep
 from pipemax.domain.events import StepTimed, TransferTimed
 from pipemax.domain.plan import Phase, StepId
@@ -42,7 +48,7 @@ class StageEstimators:
         self.last_step_s = 0.0
         """Seconds of the step timed last, on its slowest stage; ``last_predicted_s`` is the prediction for it."""
         self.last_predicted_s = 0.0
-        self._untimed: OrderedDict[StepId, PhaseWork] = OrderedDict()
+        self._untimed: OrderedDict[StepId, PhaseWork | MixedWork] = OrderedDict()
         self._budgets: OrderedDict[StepId, int] = OrderedDict()
 
     def recalibrate(self, stages: Sequence[StageConfig]) -> None:
@@ -50,13 +56,16 @@ class StageEstimators:
         self._stages = tuple(stages)
         self.decode = tuple(OnlineEstimator(stage.decode_time) for stage in stages)
         self.prefill = tuple(OnlineEstimator(stage.prefill_time) for stage in stages)
+        self._mixed = tuple(map(MixedEstimator, self.decode, self.prefill))
         self.h2d = tuple(BandwidthEstimator(stage.h2d_bytes_per_s) for stage in stages)
 
     def _estimators(self, phase: Phase) -> tuple[OnlineEstimator, ...]:
         return self.decode if phase is Phase.DECODE else self.prefill
 
-    def predict(self, work: PhaseWork) -> tuple[float, ...]:
+    def predict(self, work: PhaseWork | MixedWork) -> tuple[float, ...]:
         """Return the predicted seconds on each stage."""
+        if isinstance(work, MixedWork):
+            return tuple(estimator.seconds(work) for estimator in self._mixed)
         return tuple(
             estimator.seconds(work.size, work.kv_tokens) for estimator in self._estimators(work.phase)
         )
@@ -84,7 +93,7 @@ class StageEstimators:
 
     # What was measured.
 
-    def remember(self, step_id: StepId, work: PhaseWork, budget_blocks: int) -> None:
+    def remember(self, step_id: StepId, work: PhaseWork | MixedWork, budget_blocks: int) -> None:
         """Keep a planned step's inputs until its times arrive, if they ever do."""
         self._untimed[step_id] = work
         self._budgets[step_id] = budget_blocks
@@ -101,10 +110,14 @@ class StageEstimators:
         work = self._untimed.pop(event.step_id, None)
         if work is None:
             return
+        self.last_step_s, self.last_predicted_s = max(event.stage_s), max(self.predict(work))
+        if isinstance(work, MixedWork):
+            for mixed, seconds in zip(self._mixed, event.stage_s, strict=True):
+                mixed.observe(work, seconds)
+            return
         self.timed_steps.append(
             TimedStep(phase=work.phase, size=work.size, kv_tokens=work.kv_tokens, stage_s=event.stage_s)
         )
-        self.last_step_s, self.last_predicted_s = max(event.stage_s), max(self.predict(work))
         for estimator, seconds in zip(self._estimators(work.phase), event.stage_s, strict=True):
             estimator.observe(work.size, work.kv_tokens, seconds)
 

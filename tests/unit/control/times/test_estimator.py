@@ -1,5 +1,6 @@
 """T̂ = α·b + β·L + δ: fitted, refined, its error known."""
 
+from functools import partial
 from random import Random
 
 import pytest
@@ -7,11 +8,13 @@ import pytest
 from pipemax.control.times.estimator import (
     PAPER_WORST_ERROR,
     BandwidthEstimator,
+    MixedEstimator,
+    MixedWork,
     OnlineEstimator,
     ProfileRow,
     fit_step_time,
 )
-from pipemax.domain.step_times import Segment, StepTimeModel
+from pipemax.domain.step_times import Segment, StepTimeModel, mixed_step_s
 
 LINE = StepTimeModel.linear(alpha_s=1e-4, beta_s=2e-8, delta_s=0.01)
 SIZES = (1, 8, 16, 32, 64, 128, 256)
@@ -133,6 +136,60 @@ def test_the_error_is_what_predictions_missed_lately() -> None:
         estimator.observe(10, 1000, estimator.seconds(10, 1000))
     assert estimator.error().worst == pytest.approx(0.0)
     assert estimator.error().within_5_percent == 1.0
+
+
+STEEP = StepTimeModel.linear(alpha_s=5e-5, beta_s=2e-8, delta_s=0.004)
+
+
+def mixed_work(rng: Random) -> MixedWork:
+    decodes, prompt_tokens = rng.randint(1, 256), rng.randint(1, 512)
+    return MixedWork(
+        num_decodes=decodes,
+        kv_tokens=decodes * rng.randint(100, 2000),
+        prompt_tokens=prompt_tokens,
+        token_pairs=prompt_tokens * rng.randint(100, 4000),
+    )
+
+
+def test_a_mixed_step_of_one_kind_takes_that_kind_s_time() -> None:
+    decode, prefill = OnlineEstimator(LINE), OnlineEstimator(STEEP)
+    mixed = MixedEstimator(decode, prefill)
+    only_decodes = MixedWork(num_decodes=8, kv_tokens=9000, prompt_tokens=0, token_pairs=0)
+    assert mixed.seconds(only_decodes) == decode.seconds(8, 9000)
+    only_prompts = MixedWork(num_decodes=0, kv_tokens=0, prompt_tokens=64, token_pairs=70_000)
+    assert mixed.seconds(only_prompts) == pytest.approx(prefill.seconds(64, 70_000))
+
+
+def test_prompt_tokens_cost_what_they_add_to_the_products_of_the_decodes() -> None:
+    """On a tile's last row a prompt token takes the step to the next tile; before it, prompt tokens are free."""
+    tiles = StepTimeModel(
+        segments=(
+            Segment(min_size=1, alpha_s=0.0, delta_s=0.010),
+            Segment(min_size=129, alpha_s=0.0, delta_s=0.018),
+        ),
+        beta_s=0.0,
+    )
+    step_s = partial(mixed_step_s, tiles, tiles, kv_tokens=0, token_pairs=0)
+    assert step_s(num_decodes=100, prompt_tokens=28) == 0.010
+    assert step_s(num_decodes=100, prompt_tokens=29) == pytest.approx(0.018)
+
+
+def test_mixed_steps_refine_both_kinds() -> None:
+    decode, prefill, rng = OnlineEstimator(LINE), OnlineEstimator(STEEP), Random(1)
+    mixed = MixedEstimator(decode, prefill)
+    factors = (1.2, 0.8, 1.5, 0.7)
+    for _ in range(20_000):
+        work = mixed_work(rng)
+        truth = (
+            factors[0] * LINE.batch_s(work.num_decodes)
+            + factors[1] * LINE.beta_s * work.kv_tokens
+            + factors[2] * STEEP.added_batch_s(work.num_decodes, work.prompt_tokens)
+            + factors[3] * STEEP.beta_s * work.token_pairs
+        )
+        mixed.observe(work, truth)
+    scales = (decode.batch_scale, decode.kv_scale, prefill.batch_scale, prefill.kv_scale)
+    assert scales == pytest.approx(factors, rel=0.05)
+    assert decode.error().worst < 0.05
 
 
 def test_bandwidth_follows_what_is_measured() -> None:
