@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from pipemax.control.controller_config import ControllerConfig
+from pipemax.control.controller_config import Batching, ControllerConfig
 from pipemax.control.decision_trace import TraceWriter
 from pipemax.domain.events import InputEnded, InputOpened
 from pipemax.domain.request import PrefixId, SharedPrefix
@@ -70,6 +70,17 @@ SCENARIOS: dict[str, tuple[ControllerConfig, Faults, Fill]] = {
     "faults": (
         small_config(gpu_blocks=50, stages=(stage(), stage(h2d_bytes_per_s=2e7))),
         Faults(refuse_run=0.01, refuse_prefetch=0.1, abort=0.005, preempt=0.005),
+        fill_mixed,
+    ),
+    "mixed_batching": (
+        small_config(
+            gpu_blocks=60,
+            host_blocks=200,
+            batching=Batching.MIXED,
+            mixed_step_tokens=48,
+            mixed_live_watermark=2.0,
+        ),
+        Faults(refuse_run=0.01, refuse_prefetch=0.1),
         fill_mixed,
     ),
 }

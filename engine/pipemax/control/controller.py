@@ -8,16 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from pipemax.control.controller_config import ControllerConfig, StageConfig
+from pipemax.control.controller_config import Batching, ControllerConfig, StageConfig
 from pipemax.control.intake import Intake
 from pipemax.control.planners.decode import DecodePlanner, DecodeStep
+from pipemax.control.planners.mixed import MixedPlanner, MixedStep
 from pipemax.control.planners.phase import MemoryLoad, PhasePolicy
 from pipemax.control.planners.prefetch import PrefetchPlanner, PrefetchStep
 from pipemax.control.planners.prefill import OutputLengths, PrefillPlanner, PrefillStep
+from pipemax.control.planners.throttle import PromptThrottle
 from pipemax.control.state.batches import Rotation
 from pipemax.control.state.flights import Flights
 from pipemax.control.state.integrity import check_integrity
 from pipemax.control.state.request_table import RequestTable
+from pipemax.control.times.estimator import MixedWork
 from pipemax.control.times.stage_estimators import PhaseWork, StageEstimators
 from pipemax.domain.events import Event
 from pipemax.domain.plan import Decision, Phase, PhaseReason, StepId, StepPlan
@@ -34,13 +37,18 @@ class TraceSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A formed step of either phase, before the prefetch."""
+    """A formed step of any phase, before the prefetch."""
 
-    formed: PrefillStep | DecodeStep
+    formed: PrefillStep | DecodeStep | MixedStep
     tokens: list[int]
-    work: PhaseWork
+    work: PhaseWork | MixedWork
     stage_s: tuple[float, ...]
     """Predicted seconds on each stage; zeros where nothing runs."""
+    level_s: tuple[float, ...] | None = None
+    """Those that the next batch's step should come close to, where they differ: a mixed step's without the attention of
+    its prompts."""
+    num_decodes: int | None = None
+    """In a mixed step."""
 
 
 class Controller:
@@ -62,11 +70,13 @@ class Controller:
         )
         self._rotation = Rotation(config.num_batches)
         self._intake = Intake(self._table, self._flights, self._times, self._outputs)
-        self._phases = PhasePolicy(config)
+        is_mixed = config.batching is Batching.MIXED
+        self._phases = PromptThrottle(config) if is_mixed else PhasePolicy(config)
         self._prefill = PrefillPlanner(config, self._table, self._phases, self._outputs)
         self._decode = DecodePlanner(config, self._table, self._rotation, self._times)
+        self._mixed = MixedPlanner(config, self._table, self._rotation, self._decode, self._prefill)
         self._prefetch = PrefetchPlanner(config, self._table, self._rotation, self._times)
-        self._phase = Phase.PREFILL
+        self._phase = Phase.MIXED if is_mixed else Phase.PREFILL
         self._awaiting_since_s: float | None = None
         self._awaited_s = 0.0
 
@@ -218,7 +228,17 @@ class Controller:
                 formed = self._decode.form()
                 tokens = [1] * len(formed.states)
                 work = PhaseWork(phase=self._phase, size=len(tokens), kv_tokens=formed.kv_tokens)
+            case Phase.MIXED:
+                return self._form_mixed(begins=reason is PhaseReason.FILL_HOST)
         return _Step(formed, tokens, work, self._times.predict(work))
+
+    def _form_mixed(self, *, begins: bool) -> _Step:
+        formed = self._mixed.form(begins=begins, anything_in_flight=bool(self._flights))
+        work, tokens = formed.work, formed.tokens
+        if tokens:
+            self._times.expect_fill(sum(tokens) if formed.prompts.states else 0)
+        level_s = self._times.predict(replace(work, token_pairs=0))
+        return _Step(formed, tokens, work, self._times.predict(work), level_s, num_decodes=work.num_decodes)
 
     # Prefetch.
 
@@ -226,7 +246,7 @@ class Controller:
         if self._phase is Phase.PREFILL:
             return PrefetchStep()
         if step.formed.states:
-            return self._prefetch.plan(step.stage_s)
+            return self._prefetch.plan(step.stage_s, level_s=step.level_s)
         if self._rotation.num_requests == 0:
             return self._prefetch.plan_forced()
         return PrefetchStep()  # D_i is in flight: its outputs come first
@@ -241,7 +261,7 @@ class Controller:
         if states:
             self._flights.launch(step_id, [*states], [*step.tokens])
             self._times.remember(step_id, step.work, prefetch.budget_blocks)
-            if self._phase is Phase.DECODE:
+            if self._phase is not Phase.PREFILL:
                 self._rotation.iteration += 1
         wait_until_s = None
         if reason is PhaseReason.AWAIT_INPUT:
@@ -253,6 +273,7 @@ class Controller:
             phase=self._phase,
             run=tuple(state.id for state in states),
             run_tokens=tuple(step.tokens),
+            num_decodes=step.num_decodes,
             evict=tuple(state.id for state in (*step.formed.evicted, *prefetch.evicted)),
             recompute=tuple(state.id for state in step.formed.recomputed),
             prefetch=tuple(prefetch.items),
@@ -262,7 +283,7 @@ class Controller:
 
     def _explain(self, reason: PhaseReason, step: _Step, prefetch: PrefetchStep) -> Decision:
         table, rotation = self._table, self._rotation
-        decodes = self._phase is Phase.DECODE
+        decodes = self._phase is not Phase.PREFILL
         runs = bool(step.formed.states) and decodes
         return Decision(
             reason=reason,

@@ -9,6 +9,13 @@ HOST_HIGH_WATERMARK = 0.95
 """Share of the host pool that prefill fills, unless told otherwise."""
 
 
+class Batching(StrEnum):
+    """Whether one step may hold both decodes and prompt tokens."""
+
+    SEPARATED = "separated"  # phases of prefill and of decode (PipeMax, §3.1)
+    MIXED = "mixed"  # each step decodes a batch and takes prompt tokens up to a maximum; not in the paper
+
+
 class VictimPolicy(StrEnum):
     """Which members of the overwritten batch D_k are evicted first; PipeMax, §3.3.2, gives no order."""
 
@@ -56,6 +63,13 @@ class ControllerConfig:
     """Tokens of one prefill step. Equal steps keep all stages busy; PipeMax, Appendix A.1, asks only that the first
     stage is busy, not that steps are equal."""
 
+    batching: Batching = Batching.SEPARATED
+    mixed_step_tokens: int | None = None
+    """Mixed batching: maximum tokens of a step, decodes and prompts together; None takes ``prefill_chunk_tokens``."""
+    mixed_live_watermark: float = 3.0
+    """Mixed batching: no prompt is begun while live KV is above this many GPU pools. One pool is on the GPU, the others
+    are parked, for the prefetch to choose from. With two batches nothing is overwritten, and the maximum is 1.0."""
+
     host_high_watermark: float = HOST_HIGH_WATERMARK
     """Prefill admits up to this share of the host pool; the rest is headroom for decode growth."""
     gpu_low_watermark: float = 1.5
@@ -100,6 +114,7 @@ class ControllerConfig:
             "max_num_seqs": self.max_num_seqs,
             "max_resident_requests": self.max_resident_requests,
             "prefill_chunk_tokens": self.prefill_chunk_tokens,
+            "mixed_step_tokens": self.step_tokens,
             "max_prefetch_requests": self.max_prefetch_requests,
             "steady_window": self.steady_window,
             "overdue_iterations": self.overdue_iterations,
@@ -117,8 +132,9 @@ class ControllerConfig:
         for name, share in shares.items():
             if not 0 < share <= 1:
                 raise ValueError(f"{name} must be in (0, 1], not {share}")
-        if self.gpu_low_watermark <= 0:
-            raise ValueError(f"gpu_low_watermark must be positive, not {self.gpu_low_watermark}")
+        for name in ("gpu_low_watermark", "mixed_live_watermark"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
         if not 0 <= self.min_refill_fraction < 1:
             raise ValueError(f"min_refill_fraction must be in [0, 1), not {self.min_refill_fraction}")
         if min(self.steady_threshold, self.exchange_tolerance, self.max_exchanges, self.input_grace_s) < 0:
@@ -127,6 +143,23 @@ class ControllerConfig:
             )
 
     @property
+    def step_tokens(self) -> int:
+        """The maximum tokens of a mixed step."""
+        return self.prefill_chunk_tokens if self.mixed_step_tokens is None else self.mixed_step_tokens
+
+    @property
+    def max_batch_requests(self) -> int:
+        """The maximum number of requests in a decode batch."""
+        if self.batching is Batching.SEPARATED:
+            return self.max_num_seqs
+        return min(self.max_num_seqs, self.step_tokens)
+
+    @property
+    def overwrites(self) -> bool:
+        """Whether room is made in the batch D_k: with two batches it is the next to run."""
+        return self.num_batches > 2
+
+    @property
     def max_on_gpu(self) -> int:
         """The maximum number of requests that hold GPU blocks: each needs a slot, and a place in some batch."""
-        return min(self.max_resident_requests, self.num_batches * self.max_num_seqs)
+        return min(self.max_resident_requests, self.num_batches * self.max_batch_requests)

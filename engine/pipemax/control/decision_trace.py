@@ -110,6 +110,7 @@ _REASONS = {
     PhaseReason.REST_FITS: "no more input will come, and all that waits fits into the host pool",
     PhaseReason.NOTHING_DECODABLE: "no request has a complete prompt",
     PhaseReason.KEEP_DECODING: "live KV is above the low watermark, or little or nothing waits",
+    PhaseReason.ENOUGH_PARKED: "live KV is above its watermark, so no further prompt is begun",
 }
 
 _MODES = {
@@ -146,9 +147,12 @@ def _explain_run(plan: StepPlan, why: Decision) -> str:
     predicted = f"predicted {why.predicted_step_s * 1e3:.2f} ms"
     if plan.phase is Phase.PREFILL:
         return f"prefills {sum(plan.run_tokens)} tokens of {_named(plan.run)}, {predicted}"
+    num_decodes = len(plan.run) if plan.num_decodes is None else plan.num_decodes
+    chunks = plan.run[num_decodes:]
+    prompts = f" and {sum(plan.run_tokens[num_decodes:])} prompt tokens of {_named(chunks)}" if chunks else ""
     return (
-        f"iteration {why.iteration} runs D_{why.executing_batch}: {len(plan.run)} requests, "
-        f"{why.run_kv_tokens} KV tokens, {predicted}"
+        f"iteration {why.iteration} runs D_{why.executing_batch}: {num_decodes} requests, "
+        f"{why.run_kv_tokens} KV tokens{prompts}, {predicted}"
     )
 
 

@@ -16,10 +16,11 @@ StepId = NewType("StepId", int)
 
 
 class Phase(StrEnum):
-    """Prefill and decode are separated in time (Section 3.1)."""
+    """What steps compute: prefill and decode are separated in time (Section 3.1), or every step may be mixed."""
 
     PREFILL = "prefill"
     DECODE = "decode"
+    MIXED = "mixed"  # a batch decodes, and prompt tokens fill the step up
 
 
 class PhaseReason(StrEnum):
@@ -35,6 +36,7 @@ class PhaseReason(StrEnum):
     REST_FITS = "rest_fits"  # prefill: no more input will come, and all that waits fits into the host pool
     NOTHING_DECODABLE = "nothing_decodable"  # prefill: no request has a complete prompt
     KEEP_DECODING = "keep_decoding"  # decode: live KV still exceeds the GPU's capacity, or too little waits
+    ENOUGH_PARKED = "enough_parked"  # mixed: live KV is above its watermark, so no prompt is begun
 
 
 class PrefetchMode(StrEnum):
@@ -72,7 +74,7 @@ class Decision:
 
     reason: PhaseReason
     iteration: int = 0
-    """t of the paper, counted since the last switch to decode; 0 in prefill."""
+    """t of the paper, counted since the last switch to decode, in mixed batching since the start; 0 in prefill."""
     executing_batch: int | None = None
     """i_t; None in prefill and if nothing runs."""
     next_batch: int | None = None
@@ -110,6 +112,8 @@ class StepPlan:
     run: tuple[RequestId, ...] = ()
     run_tokens: tuple[int, ...] = ()
     """Tokens of each request in ``run``: 1 in decode, the chunk's length in prefill."""
+    num_decodes: int | None = None
+    """In a mixed step, how many requests of ``run`` decode: the first ones. The others compute prompt chunks."""
     evict: tuple[RequestId, ...] = ()
     """Free their GPU blocks; no copy, the host has them. They may be in flight, none is in ``run``."""
     recompute: tuple[RequestId, ...] = ()

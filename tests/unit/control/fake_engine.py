@@ -264,12 +264,21 @@ class FakeEngine:
         ran: list[tuple[RequestId, int, int]] = []
         assert len(plan.run) == len(plan.run_tokens) == len(set(plan.run))
         assert len(plan.run) <= self.config.max_num_seqs
-        if plan.phase is Phase.PREFILL:
-            assert sum(plan.run_tokens) <= self.config.prefill_chunk_tokens
-        for request_id, num_tokens in zip(plan.run, plan.run_tokens, strict=True):
+        match plan.phase:
+            case Phase.PREFILL:
+                assert sum(plan.run_tokens) <= self.config.prefill_chunk_tokens
+                num_decodes = 0
+            case Phase.DECODE:
+                num_decodes = len(plan.run)
+            case Phase.MIXED:
+                assert sum(plan.run_tokens) <= self.config.step_tokens
+                assert plan.num_decodes is not None
+                num_decodes = plan.num_decodes
+        for index, (request_id, num_tokens) in enumerate(zip(plan.run, plan.run_tokens, strict=True)):
             sequence = self.sequences[request_id]
             assert sequence.prefetched_to is None, f"{request_id} runs before all of it is copied"
-            if plan.phase is Phase.DECODE:
+            if index < num_decodes:
+                assert num_tokens == 1
                 assert sequence.is_prefilled, request_id
                 assert sequence.gpu_blocks > 0, request_id
                 assert sequence.in_flight == 0, request_id
@@ -335,7 +344,7 @@ class FakeEngine:
             if sequence is None or sequence.life != life:
                 continue
             sequence.in_flight -= 1
-            if plan.phase is Phase.PREFILL and (sequence.in_flight or not sequence.is_prefilled):
+            if sequence.in_flight or not sequence.is_prefilled:
                 continue
             sequence.num_outputs += 1
             sequence.outputs_left -= 1

@@ -62,7 +62,7 @@ class DecodePlanner:
             return DecodeStep()
         self._pass_on_excess(batch)
         ready = [state for state in batch.members if state.num_in_flight == 0]
-        step = DecodeStep(states=ready[: self._config.max_num_seqs])
+        step = DecodeStep(states=ready[: self._config.max_batch_requests])
         growing = [s for s in step.states if s.computed_tokens % self._config.block_tokens == 0]
         if growing:
             self._make_host_room(step)
@@ -71,6 +71,10 @@ class DecodePlanner:
         step.kv_tokens = batch.kv_tokens if whole else sum(s.computed_tokens for s in step.states)
         self._table.progress.advance_decode(step.states)
         return step
+
+    def pass_empty_turn(self) -> None:
+        """Count the turn of a batch that decodes nobody, since prompts fill its step."""
+        self._loads_s.append(0.0)
 
     def _pass_on_excess(self, batch: Batch) -> None:
         """Level the batches: move what D_i has above the mean of the last round to the lightest batch.
@@ -93,7 +97,7 @@ class DecodePlanner:
         ]
         for state in movable:
             cost_s = self._times.decode_marginal_s(len(batch), state.computed_tokens)
-            if cost_s <= left_s and len(lightest) < self._config.max_num_seqs:
+            if cost_s <= left_s and len(lightest) < self._config.max_batch_requests:
                 left_s -= cost_s
                 self._table.residents.defer(state, lightest)
         self._loads_s[-1] = self._load_s(batch)

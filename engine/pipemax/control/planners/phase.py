@@ -48,11 +48,7 @@ class PhasePolicy:
         return reserved_blocks + cost_blocks <= self._high_blocks or num_started == 0
 
     def choose(self, phase: Phase, load: MemoryLoad) -> tuple[Phase, PhaseReason]:
-        match phase:
-            case Phase.PREFILL:
-                return self._after_prefill(load)
-            case Phase.DECODE:
-                return self._after_decode(load)
+        return self._after_prefill(load) if phase is Phase.PREFILL else self._after_decode(load)
 
     def _after_prefill(self, load: MemoryLoad) -> tuple[Phase, PhaseReason]:
         if load.next_fits:
@@ -105,7 +101,7 @@ class PhasePolicy:
         Counted are the blocks up to the high watermark at the end of the current or next prefill phase.
         """
         reserved = load.reserved_blocks
-        if phase is Phase.DECODE:
+        if phase is not Phase.PREFILL:
             # By the time prefill resumes, live KV will have fallen below the low watermark.
             reserved = min(reserved, int(self._low_blocks))
         return self._high_blocks - reserved - load.waiting_blocks

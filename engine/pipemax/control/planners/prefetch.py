@@ -95,16 +95,20 @@ class PrefetchPlanner:
         self._steady.reset()
         self._overdue_credit = 0
 
-    def plan(self, stage_s: tuple[float, ...]) -> PrefetchStep:
-        """Choose P_t for D_j, to be copied while a step of these predicted stage times runs."""
+    def plan(self, stage_s: tuple[float, ...], *, level_s: tuple[float, ...] | None = None) -> PrefetchStep:
+        """Choose P_t for D_j, to be copied while a step of these predicted stage times runs.
+
+        ``level_s`` are the stage times that D_j's step should come close to; None takes ``stage_s``.
+        """
+        level_s = level_s or stage_s
         batches, rotation = self._rotation.batches, self._rotation
         target, overwritten = batches[rotation.next], batches[rotation.overwritten]
         # With two batches D_k is the next to run, and nothing there is worth overwriting.
-        sources = [overwritten] if len(batches) > 2 else []
+        sources = [overwritten] if self._config.overwrites else []
         step = PrefetchStep(budget_blocks=self._budget(stage_s))
         self._steady.observe(step.budget_blocks)
-        slowest = self._times.slowest_decode(stage_s)
-        step.gap_s = max(stage_s) - slowest.seconds(len(target), target.kv_tokens)
+        slowest = self._times.slowest_decode(level_s)
+        step.gap_s = max(level_s) - slowest.seconds(len(target), target.kv_tokens)
         share = self._prefetching_share(step.budget_blocks)
         taken = self._continue_prefetching(step, target, share)
         if not self._requests.prefetching() and not taken:
@@ -115,7 +119,7 @@ class PrefetchPlanner:
             return step
         step.mode = self._choose_mode()
         self._add_overdue(basket, step.budget_blocks)
-        self._select(step.mode, basket, stage_s, step.gap_s)
+        self._select(step.mode, basket, level_s, step.gap_s)
         self._load(step, basket, target, sources)
         return step
 
@@ -158,7 +162,8 @@ class PrefetchPlanner:
             table.needs,
             max_blocks=max(0, min(budget_blocks, blocks)),
             max_requests=max(
-                0, min(slots, self._config.max_num_seqs - len(target), self._config.max_prefetch_requests)
+                0,
+                min(slots, self._config.max_batch_requests - len(target), self._config.max_prefetch_requests),
             ),
         )
 
@@ -288,7 +293,7 @@ class PrefetchPlanner:
         first_block, end_block = state.prefetched_blocks, self._end_block(state)
         num_blocks = min(max_blocks, end_block - first_block)
         is_last = first_block + num_blocks == end_block
-        if is_last and len(target) >= self._config.max_num_seqs:
+        if is_last and len(target) >= self._config.max_batch_requests:
             num_blocks, is_last = num_blocks - 1, False
         if num_blocks <= 0 and not is_first:
             return 0

@@ -8,15 +8,16 @@ prompts in line, and cuts the last one. The longest of the complete requests are
 are left at the switch to decode and make the first batches large; PipeMax, §3.3.2, has its warm-up phase for that.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pipemax.control.controller_config import ControllerConfig
+from pipemax.control.controller_config import ControllerConfig, VictimPolicy
 from pipemax.control.planners.phase import PhasePolicy
+from pipemax.control.planners.victims import evict_for_room
+from pipemax.control.state.batches import Batch
 from pipemax.control.state.request_state import Place, RequestState
 from pipemax.control.state.request_table import RequestTable
 from pipemax.domain.request import RequestSpec
-from pipemax.domain.units import RequestId
 
 
 class OutputLengths:
@@ -102,29 +103,60 @@ class PrefillPlanner:
         for state in self._table.requests.prefetching():  # its blocks lie idle for as long as nobody decodes
             self._table.evict(state)
             step.evicted.append(state)
-        tokens_left = self._config.prefill_chunk_tokens
-        for state in self._in_line():
-            num_tokens = self._advance(step, state, tokens_left)
+        self.take_chunks(
+            step,
+            [self._table.residents.unassigned],
+            max_tokens=self._config.prefill_chunk_tokens,
+            max_requests=self._config.max_num_seqs,
+        )
+        if not step.states and not anything_in_flight:
+            self.give_way(step)
+        return step
+
+    def take_chunks(
+        self,
+        step: PrefillStep,
+        sources: Sequence[Batch],
+        *,
+        max_tokens: int,
+        max_requests: int,
+        begins: bool = True,
+    ) -> None:
+        """Add the next chunks of the requests in line, for which members of ``sources`` may be evicted.
+
+        Unless ``begins``, only prompts that are begun go on.
+        """
+        tokens_left = max_tokens
+        for state in self._in_line(begins=begins):
+            if tokens_left == 0 or len(step.states) >= max_requests:
+                return
+            num_tokens = self._advance(step, state, sources, tokens_left)
+            if num_tokens == 0:
+                return
             tokens_left -= num_tokens
-            if num_tokens == 0 or tokens_left == 0 or len(step.states) == self._config.max_num_seqs:
-                break
-        if not step.states and not anything_in_flight and self._table.requests.num_prefilling > 1:
-            # Refused runs left several prompts half done, and none finds room next to the others.
+
+    def give_way(self, step: PrefillStep) -> None:
+        """Recompute the youngest of several begun prompts, none of which finds room next to the others.
+
+        Refused runs left them half done.
+        """
+        if self._table.requests.num_prefilling > 1:
             youngest = self._table.requests.prefilling()[-1]
             self._table.recompute(youngest)
             step.recomputed.append(youngest)
-        return step
 
-    def _in_line(self) -> Iterator[RequestState]:
+    def _in_line(self, *, begins: bool) -> Iterator[RequestState]:
         yield from self._table.requests.prefilling()
-        while (state := self._table.requests.first_waiting()) is not None and self._fits(state):
+        while begins and (state := self._table.requests.first_waiting()) is not None and self._fits(state):
             yield state
 
-    def _advance(self, step: PrefillStep, state: RequestState, tokens_left: int) -> int:
+    def _advance(
+        self, step: PrefillStep, state: RequestState, sources: Sequence[Batch], tokens_left: int
+    ) -> int:
         """Plan a request's next chunk and return its tokens; 0 if the GPU has no room for a single one."""
         first_token = state.computed_tokens or self._table.needs.cached_prefix_tokens(state)
         wanted = min(tokens_left, state.target_tokens - first_token)
-        num_tokens = min(wanted, self._make_room(step, state, first_token + wanted) - first_token)
+        num_tokens = min(wanted, self._make_room(step, state, sources, first_token + wanted) - first_token)
         if num_tokens <= 0:
             return 0
         # Making room may have dropped the last holder of its prefix.
@@ -135,35 +167,24 @@ class PrefillPlanner:
         step.add(state, num_tokens, first_token)
         return num_tokens
 
-    def _make_room(self, step: PrefillStep, state: RequestState, num_tokens: int) -> int:
+    def _make_room(
+        self, step: PrefillStep, state: RequestState, sources: Sequence[Batch], num_tokens: int
+    ) -> int:
         """Evict until a request's first ``num_tokens`` fit on the GPU; return how many fit once no more can leave."""
         gpu = self._table.ledger.gpu
         is_new = state.id not in gpu
         held = 0 if is_new else gpu.own_blocks(state.id)
         needed = self._table.needs.gpu_blocks(state, num_tokens) - held
-        running = {other.id for other in step.states}
-        self._evict_longest(step, running, free_blocks=needed, num_new=int(is_new))
+        step.evicted += evict_for_room(
+            self._table,
+            sources,
+            VictimPolicy.LONGEST_FIRST,
+            free_blocks=needed,
+            max_on_gpu=self._max_on_gpu - int(is_new),
+            keep={other.id for other in step.states},
+        )
         if is_new and self._table.num_on_gpu >= self._max_on_gpu:
             return 0
         # The blocks of its prefix come on top of its own, unless an eviction took them along.
         num_blocks = held + gpu.num_free - self._table.needs.gpu_blocks(state, 0)
         return min(num_tokens, num_blocks * self._table.block_tokens)
-
-    def _evict_longest(
-        self, step: PrefillStep, running: set[RequestId], *, free_blocks: int, num_new: int
-    ) -> None:
-        """Evict residents until there is room, the longest first, but none that this step runs."""
-        gpu = self._table.ledger.gpu
-        lacking = free_blocks - gpu.num_free
-        too_many = self._table.num_on_gpu + num_new - self._max_on_gpu
-        victims: list[RequestState] = []
-        for state in self._table.residents.unassigned.longest_first():
-            if lacking <= 0 and too_many <= 0:
-                break
-            if state.id not in running and not self._table.is_prefix_provider(state):
-                victims.append(state)
-                lacking -= gpu.own_blocks(state.id)
-                too_many -= 1
-        for state in victims:
-            self._table.evict(state)
-        step.evicted += victims

@@ -5,12 +5,13 @@ batch to grow comes from the requests that run last: D_k, then the batches befor
 that is being prefetched. Evicting needs no copy, since the host has a replica of everything.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from pipemax.control.controller_config import VictimPolicy
 from pipemax.control.state.batches import Batch
 from pipemax.control.state.request_state import RequestState
 from pipemax.control.state.request_table import RequestTable
+from pipemax.domain.units import RequestId
 
 
 def victims_in_order(batch: Batch, policy: VictimPolicy) -> Iterator[RequestState]:
@@ -27,11 +28,18 @@ def victims_in_order(batch: Batch, policy: VictimPolicy) -> Iterator[RequestStat
 
 
 def evict_for_room(
-    table: RequestTable, batches: Iterable[Batch], policy: VictimPolicy, *, free_blocks: int, max_on_gpu: int
+    table: RequestTable,
+    batches: Iterable[Batch],
+    policy: VictimPolicy,
+    *,
+    free_blocks: int,
+    max_on_gpu: int,
+    keep: Collection[RequestId] = (),
 ) -> list[RequestState]:
     """Evict, batch by batch, until ``free_blocks`` are free and at most ``max_on_gpu`` requests hold any.
 
-    Return the evicted requests. Less may be free in the end if the batches have no more members: the caller checks.
+    The requests of ``keep`` stay. Return the evicted requests. Less may be free in the end if the batches have no more
+    members: the caller checks.
     """
     evicted: list[RequestState] = []
     gpu = table.ledger.gpu
@@ -41,7 +49,7 @@ def evict_for_room(
         victims: list[RequestState] = []
         if lacking > 0 or too_many > 0:
             for state in victims_in_order(batch, policy):
-                if not table.is_prefix_provider(state):
+                if state.id not in keep and not table.is_prefix_provider(state):
                     victims.append(state)
                     lacking -= gpu.own_blocks(state.id)
                     too_many -= 1

@@ -252,6 +252,31 @@ class MixedEstimator:
         )
 
 
+class FilledEstimator:
+    """One stage's time of a decode batch's step that prompt tokens fill up to a number of tokens.
+
+    The attention of the prompts is left out: it is the same whichever batch they fill up.
+    """
+
+    def __init__(self, decode: OnlineEstimator, prefill: OnlineEstimator, step_tokens: int) -> None:
+        self._decode = decode
+        self._prefill = prefill
+        self._step_tokens = step_tokens
+
+    def seconds(self, size: int, kv_tokens: int) -> float:
+        added_s = self._prefill.model.added_batch_s(size, max(0, self._step_tokens - size))
+        return self._decode.seconds(size, kv_tokens) + self._prefill.batch_scale * added_s
+
+    def alpha_s(self, size: int) -> float:
+        """Return the seconds that one more request costs in the place of a prompt token, if there is one."""
+        saved_s = self._prefill.alpha_s(size) if size < self._step_tokens else 0.0
+        return self._decode.alpha_s(size) - saved_s
+
+    @property
+    def beta_s(self) -> float:
+        return self._decode.beta_s
+
+
 class BandwidthEstimator:
     """One stage's host → GPU rate while it computes, in bytes per second; it follows the measurements."""
 

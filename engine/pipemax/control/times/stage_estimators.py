@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pipemax.control.controller_config import ControllerConfig, StageConfig
 from pipemax.control.times.estimator import (
     BandwidthEstimator,
+    FilledEstimator,
     MixedEstimator,
     MixedWork,
     OnlineEstimator,
@@ -57,6 +58,7 @@ class StageEstimators:
         self.decode = tuple(OnlineEstimator(stage.decode_time) for stage in stages)
         self.prefill = tuple(OnlineEstimator(stage.prefill_time) for stage in stages)
         self._mixed = tuple(map(MixedEstimator, self.decode, self.prefill))
+        self._batches: tuple[OnlineEstimator | FilledEstimator, ...] = self.decode
         self.h2d = tuple(BandwidthEstimator(stage.h2d_bytes_per_s) for stage in stages)
 
     def _estimators(self, phase: Phase) -> tuple[OnlineEstimator, ...]:
@@ -70,19 +72,28 @@ class StageEstimators:
             estimator.seconds(work.size, work.kv_tokens) for estimator in self._estimators(work.phase)
         )
 
+    def expect_fill(self, step_tokens: int) -> None:
+        """Expect prompt tokens to fill the next steps up to this many tokens; with 0, that they only decode."""
+        self._batches = self.decode
+        if step_tokens:
+            self._batches = tuple(
+                FilledEstimator(decode, prefill, step_tokens)
+                for decode, prefill in zip(self.decode, self.prefill, strict=True)
+            )
+
     def decode_seconds(self, num_requests: int, kv_tokens: int) -> float:
-        """Return the predicted seconds of a decode step on the slowest stage."""
-        return max(estimator.seconds(num_requests, kv_tokens) for estimator in self.decode)
+        """Return the predicted seconds of a batch's step on the slowest stage."""
+        return max(estimator.seconds(num_requests, kv_tokens) for estimator in self._batches)
 
     def decode_marginal_s(self, num_requests: int, kv_tokens: int) -> float:
         """Return the seconds that one more request of this length adds to the slowest stage, at this batch size."""
         return max(
-            estimator.alpha_s(num_requests) + estimator.beta_s * kv_tokens for estimator in self.decode
+            estimator.alpha_s(num_requests) + estimator.beta_s * kv_tokens for estimator in self._batches
         )
 
-    def slowest_decode(self, stage_s: tuple[float, ...]) -> OnlineEstimator:
-        """Return the decode estimator of the stage that bounds the pipeline."""
-        return self.decode[max(range(len(stage_s)), key=stage_s.__getitem__)]
+    def slowest_decode(self, stage_s: tuple[float, ...]) -> OnlineEstimator | FilledEstimator:
+        """Return the estimator of a batch's step on the stage that bounds the pipeline."""
+        return self._batches[max(range(len(stage_s)), key=stage_s.__getitem__)]
 
     def budget_blocks(self, stage_s: tuple[float, ...]) -> int:
         """Return the minimum over the stages of B_s·T̂_s/κ_s, in whole blocks."""
@@ -95,7 +106,7 @@ class StageEstimators:
 
     def remember(self, step_id: StepId, work: PhaseWork | MixedWork, budget_blocks: int) -> None:
         """Keep a planned step's inputs until its times arrive, if they ever do."""
-        self._untimed[step_id] = work
+        self._untimed[step_id] = _of_one_kind(work) or work
         self._budgets[step_id] = budget_blocks
         for kept in (self._untimed, self._budgets):
             if len(kept) > self.MAX_UNTIMED:
@@ -138,3 +149,12 @@ class StageEstimators:
     def decode_error(self) -> tuple[PredictionError, ...]:
         """Return each stage's errors of the decode predictions over the last steps."""
         return tuple(estimator.error() for estimator in self.decode)
+
+
+def _of_one_kind(work: PhaseWork | MixedWork) -> PhaseWork | None:
+    """Return the work of a mixed step that only decodes or only computes prompt tokens; None for any other work."""
+    if isinstance(work, MixedWork) and not work.prompt_tokens:
+        return PhaseWork(phase=Phase.DECODE, size=work.num_decodes, kv_tokens=work.kv_tokens)
+    if isinstance(work, MixedWork) and not work.num_decodes:
+        return PhaseWork(phase=Phase.PREFILL, size=work.prompt_tokens, kv_tokens=work.token_pairs)
+    return None

@@ -3,6 +3,7 @@
 It decides nothing. The controller never sees output lengths before they are reached, except for a running mean.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipemax.domain.events import PrefixCacheHit, RequestAdmitted
@@ -57,10 +58,17 @@ class TokenBook:
 
     def start(self, plan: StepPlan) -> StartedStep:
         """Start a plan's step: later steps see its tokens' KV."""
-        if plan.phase is Phase.DECODE:
-            return self._start_decode(plan)
-        work, hits, outputs = StepWork(), list[PrefixCacheHit](), list[RequestId]()
-        for request, planned in zip(plan.run, plan.run_tokens, strict=True):
+        match plan.phase:
+            case Phase.DECODE:
+                num_decodes = len(plan.run)
+            case Phase.PREFILL:
+                num_decodes = 0
+            case Phase.MIXED:
+                assert plan.num_decodes is not None, plan
+                num_decodes = plan.num_decodes
+        work = self._start_decodes(plan.run[:num_decodes])
+        hits, outputs = list[PrefixCacheHit](), [*plan.run[:num_decodes]]
+        for request, planned in zip(plan.run[num_decodes:], plan.run_tokens[num_decodes:], strict=True):
             number = int(request)
             if self._kv[number] == 0:
                 self._to_compute[number] = self._prompts[number] + self._made[number]
@@ -78,14 +86,14 @@ class TokenBook:
                 outputs.append(request)
         return StartedStep(work=work, hits=tuple(hits), outputs=tuple(outputs))
 
-    def _start_decode(self, plan: StepPlan) -> StartedStep:
-        kv, numbers = self._kv, [int(request) for request in plan.run]
+    def _start_decodes(self, requests: Sequence[RequestId]) -> StepWork:
+        kv, numbers = self._kv, [int(request) for request in requests]
         work = StepWork(
             decode_requests=len(numbers), decode_context_tokens=sum([kv[number] for number in numbers])
         )
         for number in numbers:
             kv[number] += 1
-        return StartedStep(work=work, hits=(), outputs=plan.run)
+        return work
 
     def _cached_tokens(self, number: int, planned: int) -> int:
         """Return a prompt's leading tokens on the GPU: the shared prefix, once a step that computes it is in flight."""

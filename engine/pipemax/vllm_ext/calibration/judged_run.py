@@ -46,6 +46,6 @@ def run_calibration(config: EngineConfig, *, time_limit_s: float, on_wave: OnWav
     pairs = {
         f"{name} {phase}": predicted_and_measured(stages, steps, phase)
         for name, steps in (("fitted", measured.steps), ("mixed", mixed))
-        for phase in Phase
+        for phase in (Phase.PREFILL, Phase.DECODE)
     }
     return CalibrationReport(calibration=measured.calibration, pairs=pairs)

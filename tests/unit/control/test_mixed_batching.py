@@ -1,0 +1,239 @@
+"""Mixed batching: what each step holds, what throttles prompts, and that no request is ever lost or stuck."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipemax.control.controller_config import Batching, ControllerConfig
+from pipemax.domain.plan import Phase, PhaseReason, PrefetchMode, StepPlan
+from pipemax.domain.request import PrefixId, SharedPrefix
+from pipemax.domain.step_times import StepTimeModel
+from tests.property.test_liveness_properties import PREFIXES, check, pools, rows, run_all
+from tests.unit.control.fake_engine import FakeEngine, Faults, small_config, spec, stage
+
+LONGEST_PREFIX_BLOCKS = max(PREFIXES.values()) // 16
+
+
+def mixed_config(**changes: object) -> ControllerConfig:
+    return small_config(**({"batching": Batching.MIXED} | changes))
+
+
+@st.composite
+def mixed_pools(draw: st.DrawFn) -> dict[str, Any]:
+    return draw(pools()) | {
+        "batching": Batching.MIXED,
+        "mixed_step_tokens": draw(st.sampled_from([None, 1, 5, 33, 200])),
+        "mixed_live_watermark": draw(st.sampled_from([0.5, 1.0, 3.0, 100.0])),
+    }
+
+
+def check_plans(engine: FakeEngine) -> None:
+    """The fake engine itself checks the steps' tokens, and the blocks."""
+    assert {plan.phase for plan in engine.plans} <= {Phase.MIXED}
+    for plan in engine.plans:
+        why = plan.decision
+        # Making room may drop the last holder of a prefix that the budget did not count.
+        most = why.budget_blocks + (LONGEST_PREFIX_BLOCKS * len(plan.prefetch) if plan.evict else 0)
+        if why.prefetch_mode is not PrefetchMode.FORCED:
+            assert why.prefetched_blocks <= most, plan
+        assert not {item.request_id for item in plan.prefetch} & {*plan.run}, plan
+
+
+FAULTS = st.builds(
+    Faults,
+    refuse_run=st.sampled_from([0.0, 0.02]),
+    refuse_prefetch=st.sampled_from([0.0, 0.3]),
+    abort=st.sampled_from([0.0, 0.01]),
+    preempt=st.sampled_from([0.0, 0.01]),
+    cache_hit=st.sampled_from([0.0, 0.3]),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    data=st.data(),
+    changes=mixed_pools(),
+    faults=st.one_of(st.just(Faults()), FAULTS),
+    seed=st.integers(0, 2**16),
+    max_in_flight=st.integers(1, 6),
+)
+def test_every_request_finishes_whatever_the_pools_and_the_faults(
+    data: st.DataObject, changes: dict[str, Any], faults: Faults, seed: int, max_in_flight: int
+) -> None:
+    most_tokens = 16 * min(changes["gpu_blocks"], changes["host_blocks"])
+    table = data.draw(rows(most_tokens, prefixes=True))
+    engine = run_all(changes, table, faults, seed, max_in_flight)
+    check(engine, table)
+    check_plans(engine)
+
+
+# What a step holds.
+
+
+def busy_engine(num_requests: int = 40, **changes: object) -> FakeEngine:
+    """More KV than the GPU holds, and room for all of it on the host."""
+    engine = FakeEngine(config=mixed_config(**({"mixed_step_tokens": 64, "gpu_blocks": 60} | changes)))
+    for index in range(num_requests):
+        engine.admit(spec(f"r{index:03}", 40 + 31 * (index % 5), 60), 50)
+    return engine
+
+
+def finished(engine: FakeEngine) -> FakeEngine:
+    engine.run()
+    return engine
+
+
+def decodes(plan: StepPlan) -> tuple[str, ...]:
+    return plan.run[: plan.num_decodes]
+
+
+def chunks(plan: StepPlan) -> tuple[str, ...]:
+    assert plan.num_decodes is not None
+    return plan.run[plan.num_decodes :]
+
+
+def test_prompts_fill_every_step_up_to_its_maximum_while_they_wait() -> None:
+    engine = busy_engine(mixed_live_watermark=100.0)
+    while engine.controller._table.requests.num_waiting:
+        plan = engine.step()
+        assert sum(plan.run_tokens) == 64 or plan.is_empty, plan
+    assert any(decodes(plan) and chunks(plan) for plan in engine.plans)
+
+
+def test_prompts_are_begun_first_come_first_served() -> None:
+    engine = busy_engine()
+    engine.run()
+    begun = list(dict.fromkeys(request for plan in engine.plans for request in chunks(plan)))
+    assert begun == sorted(begun)
+
+
+def test_no_decode_waits_for_a_prompt() -> None:
+    """All of D_i decodes on its turn, apart from what left the GPU for others to grow."""
+    engine = busy_engine()
+    while engine.sequences:
+        rotation = engine.controller._rotation
+        members = {state.id for state in rotation.batches[rotation.executing].members}
+        plan = engine.step()
+        if chunks(plan) and plan.decision.executing_batch == rotation.executing:
+            assert members - {*decodes(plan)} <= {*plan.evict}, plan
+
+
+def test_the_engine_s_chunk_is_the_maximum_unless_one_is_named() -> None:
+    engine = busy_engine(mixed_step_tokens=None, prefill_chunk_tokens=100)
+    engine.run()
+    assert max(sum(plan.run_tokens) for plan in engine.plans) == 100
+
+
+def test_a_batch_never_has_more_requests_than_a_step_has_tokens() -> None:
+    engine = busy_engine(mixed_step_tokens=3, num_batches=3)
+    engine.run()
+    assert max(len(plan.run) for plan in engine.plans) == 3
+
+
+def test_a_complete_prompt_decodes_in_the_batch_that_computed_its_last_chunk() -> None:
+    engine = busy_engine(num_requests=6, gpu_blocks=100)
+    engine.run()
+    last_chunk = {request: plan for plan in engine.plans for request in chunks(plan)}
+    for request, plan in last_chunk.items():
+        later = next(p for p in engine.plans if p.step_id > plan.step_id and request in decodes(p))
+        assert later.decision.executing_batch == plan.decision.executing_batch, request
+
+
+# The throttle.
+
+
+def test_no_prompt_is_begun_while_enough_is_parked() -> None:
+    engine = busy_engine(mixed_live_watermark=1.5)
+    begun: set[str] = set()
+    while engine.sequences:
+        plan = engine.step()
+        new = {*chunks(plan)} - begun
+        if plan.decision.reason is PhaseReason.ENOUGH_PARKED:
+            assert not new, plan
+        begun |= new
+        if new:
+            assert plan.decision.live_blocks <= 1.5 * 60 + 64 // 16 + len(plan.run)
+    assert any(plan.decision.reason is PhaseReason.ENOUGH_PARKED for plan in engine.plans)
+    assert max(plan.decision.num_parked for plan in engine.plans) > 0
+
+
+def test_no_prompt_is_begun_that_the_host_pool_has_no_room_for() -> None:
+    engine = busy_engine(host_blocks=100, initial_output_tokens=50)
+    engine.run()
+    assert any(plan.decision.reason is PhaseReason.HOST_FULL for plan in engine.plans)
+    assert min(plan.decision.free_host_blocks for plan in engine.plans) >= 5
+    assert not any(plan.recompute for plan in engine.plans)
+
+
+def test_with_two_batches_prompts_take_only_free_blocks() -> None:
+    """Nothing is worth overwriting there, so what is evicted for a prompt could come back only as others end."""
+    engine = busy_engine(num_batches=2)
+    engine.max_in_flight = 2
+    begun: set[str] = set()
+    while engine.sequences:
+        plan = engine.step()
+        if {*chunks(plan)} - begun:
+            assert plan.decision.live_blocks <= 60 + 64 // 16 + len(plan.run)
+        begun |= {*chunks(plan)}
+        grows = sum(
+            engine.sequences[name].computed_tokens % 16 == 1
+            for name in decodes(plan)
+            if name in engine.sequences
+        )
+        assert len(plan.evict) <= grows, plan
+
+
+def test_input_may_wait_even_while_the_host_pool_is_full() -> None:
+    controller = busy_engine(host_blocks=100).controller
+    assert controller.admission_demand_tokens < 0
+    empty = FakeEngine(config=mixed_config(host_blocks=100)).controller
+    assert empty.admission_demand_tokens == 95 * 16
+    full = busy_engine(num_requests=9, host_blocks=100, initial_output_tokens=60)
+    while full.controller._table.requests.num_waiting:
+        full.step()
+    assert full.controller.admission_demand_tokens >= 10 * 16
+
+
+def test_mixed_batching_never_switches_phases() -> None:
+    engine = busy_engine()
+    engine.run()
+    assert engine.controller.num_switches == 0
+    assert engine.controller.phase is Phase.MIXED
+
+
+# Prefetch and balance.
+
+
+def test_the_prefetch_budget_follows_from_the_whole_step_s_predicted_time() -> None:
+    slow_prompts = replace(
+        stage(), prefill_time=StepTimeModel.linear(alpha_s=1e-3, beta_s=0.0, delta_s=0.001)
+    )
+    engine, num_mixed = busy_engine(stages=(slow_prompts,)), 0
+    while engine.sequences:
+        bytes_per_s = engine.controller.times.h2d[0].bytes_per_s
+        plan = engine.step()
+        if decodes(plan):
+            prompt_tokens = sum(plan.run_tokens) - len(decodes(plan))
+            assert plan.decision.predicted_step_s > 0.01 * 0.8 + 1e-3 * 0.8 * prompt_tokens
+            assert plan.decision.budget_blocks == int(bytes_per_s * plan.decision.predicted_step_s / 16_000)
+            num_mixed += prompt_tokens > 0
+    assert num_mixed > 20
+
+
+def test_a_prompt_s_prefix_is_computed_once() -> None:
+    engine = FakeEngine(config=mixed_config(mixed_step_tokens=80, gpu_blocks=60))
+    prefix = SharedPrefix(prefix_id=PrefixId("instruction"), num_tokens=64)
+    for index in range(12):
+        engine.admit(spec(f"r{index}", 80, 30, prefix=prefix), 20)
+    engine.run()
+    computed = sum(sum(plan.run_tokens[plan.num_decodes :]) for plan in engine.plans)
+    assert computed <= 2 * 80 + 10 * 16
+
+
+@pytest.mark.parametrize(("name", "value"), [("mixed_step_tokens", 0), ("mixed_live_watermark", 0.0)])
+def test_bad_settings_of_mixed_batching_are_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=name):
+        mixed_config(**{name: value})
