@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from pipemax.control.controller_config import Batching, ControllerConfig
+from pipemax.control.controller_config import ControllerConfig
 from pipemax.control.decision_trace import TraceWriter
 from pipemax.domain.events import InputEnded, InputOpened
+from pipemax.domain.plan import Batching
 from pipemax.domain.request import PrefixId, SharedPrefix
 from tests.unit.control.fake_engine import FakeEngine, Faults, small_config, spec, stage
 

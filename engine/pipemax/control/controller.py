@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from pipemax.control.controller_config import Batching, ControllerConfig, StageConfig
+from pipemax.control.controller_config import ControllerConfig, StageConfig
 from pipemax.control.intake import Intake
 from pipemax.control.planners.decode import DecodePlanner, DecodeStep
 from pipemax.control.planners.mixed import MixedPlanner, MixedStep
@@ -23,7 +23,7 @@ from pipemax.control.state.request_table import RequestTable
 from pipemax.control.times.estimator import MixedWork
 from pipemax.control.times.stage_estimators import PhaseWork, StageEstimators
 from pipemax.domain.events import Event
-from pipemax.domain.plan import Decision, Phase, PhaseReason, StepId, StepPlan
+from pipemax.domain.plan import Batching, Decision, Phase, PhaseReason, StepId, StepPlan
 from pipemax.domain.units import ceil_div
 
 

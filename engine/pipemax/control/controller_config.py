@@ -3,17 +3,11 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pipemax.domain.plan import Batching
 from pipemax.domain.step_times import StepTimeModel
 
 HOST_HIGH_WATERMARK = 0.95
 """Share of the host pool that prefill fills, unless told otherwise."""
-
-
-class Batching(StrEnum):
-    """Whether one step may hold both decodes and prompt tokens."""
-
-    SEPARATED = "separated"  # phases of prefill and of decode (PipeMax, §3.1)
-    MIXED = "mixed"  # each step decodes a batch and takes prompt tokens up to a maximum; not in the paper
 
 
 class VictimPolicy(StrEnum):
@@ -66,9 +60,10 @@ class ControllerConfig:
     batching: Batching = Batching.SEPARATED
     mixed_step_tokens: int | None = None
     """Mixed batching: maximum tokens of a step, decodes and prompts together; None takes ``prefill_chunk_tokens``."""
-    mixed_live_watermark: float = 3.0
-    """Mixed batching: no prompt is begun while live KV is above this many GPU pools. One pool is on the GPU, the others
-    are parked, for the prefetch to choose from. With two batches nothing is overwritten, and the maximum is 1.0."""
+    mixed_live_watermark: float = 6.0
+    """Mixed batching: no prompt is begun while live KV is above this many GPU pools. One pool is on the GPU, up to half
+    a pool for each batch was evicted with its step still in flight, and the prefetch chooses from the rest. With two
+    batches nothing is overwritten, and the maximum is 1.0."""
 
     host_high_watermark: float = HOST_HIGH_WATERMARK
     """Prefill admits up to this share of the host pool; the rest is headroom for decode growth."""

@@ -15,6 +15,13 @@ from pipemax.domain.units import RequestId
 StepId = NewType("StepId", int)
 
 
+class Batching(StrEnum):
+    """Whether one step may hold both decodes and prompt tokens."""
+
+    SEPARATED = "separated"  # phases of prefill and of decode (PipeMax, §3.1)
+    MIXED = "mixed"  # each step decodes a batch and takes prompt tokens up to a maximum; not in the paper
+
+
 class Phase(StrEnum):
     """What steps compute: prefill and decode are separated in time (Section 3.1), or every step may be mixed."""
 

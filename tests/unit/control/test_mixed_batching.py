@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipemax.control.controller_config import Batching, ControllerConfig
-from pipemax.domain.plan import Phase, PhaseReason, PrefetchMode, StepPlan
+from pipemax.control.controller_config import ControllerConfig
+from pipemax.domain.plan import Batching, Phase, PhaseReason, PrefetchMode, StepPlan
 from pipemax.domain.request import PrefixId, SharedPrefix
 from pipemax.domain.step_times import StepTimeModel
 from tests.property.test_liveness_properties import PREFIXES, check, pools, rows, run_all

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from pipemax.domain.plan import Batching
 from pipemax.domain.specs import KvLayout, NodeSpec, Parallelism
 from pipemax.sim.result import SimulationResult
 from pipemax.sim.systems.continuous import VLLM_032_PP, VLLM_PP, VLLM_TP, ContinuousBatching
@@ -13,6 +14,15 @@ from pipemax.sim.systems.seesaw import Seesaw
 from pipemax.sim.systems.tdpipe import TdPipe, simulate_tuned
 
 STATIC_PERCENTAGES = (5, 10, 15, 20, 25)
+
+
+MIXED_STEP_TOKENS = (256, 512, 2048)
+"""Maximum tokens of PipeMax's mixed steps, from which a reader picks the best for a node and a workload."""
+
+
+def mixed_names() -> list[str]:
+    """Return the names of PipeMax with mixed batching."""
+    return [f"pipemax_mixed_{tokens}" for tokens in MIXED_STEP_TOKENS]
 
 
 def baseline_names(node: NodeSpec) -> list[str]:
@@ -31,7 +41,7 @@ def ablation_names() -> list[str]:
 
 def system_names(node: NodeSpec) -> list[str]:
     """Return the names of all systems that can be simulated on a node."""
-    return ["pipemax", *baseline_names(node), *ablation_names()]
+    return ["pipemax", *baseline_names(node), *mixed_names(), *ablation_names()]
 
 
 def check_name(name: str, node: NodeSpec) -> None:
@@ -68,6 +78,8 @@ def simulate(name: str, scenario: Scenario) -> SimulationResult:
 def _options(name: str) -> PipeMaxOptions:
     named = partial(PipeMaxOptions, name=name)
     match name.split("_"):
+        case ["pipemax", "mixed", tokens]:
+            return named(controller={"batching": Batching.MIXED, "mixed_step_tokens": int(tokens)})
         case ["static", percentage]:
             return named(static_prefetch_fraction=int(percentage) / 100)
         case ["layer", "first"]:

@@ -10,6 +10,7 @@ from pipemax.domain.events import PrefixCacheHit, RequestAdmitted
 from pipemax.domain.plan import Phase, StepPlan
 from pipemax.domain.request import PrefixId, RequestSpec, SharedPrefix
 from pipemax.domain.units import RequestId
+from pipemax.sim.machine import BLOCK_TOKENS
 from pipemax.sim.stage_times import StepWork
 from pipemax.sim.systems.waiting_prompts import add_prefill
 from pipemax.sim.workloads import Workload
@@ -72,7 +73,7 @@ class TokenBook:
             number = int(request)
             if self._kv[number] == 0:
                 self._to_compute[number] = self._prompts[number] + self._made[number]
-                self._kv[number] = self._cached_tokens(number, planned)
+                self._kv[number] = self._cached_tokens()
                 if self._kv[number]:
                     hits.append(
                         PrefixCacheHit(step_id=plan.step_id, request_id=request, num_tokens=self._kv[number])
@@ -80,6 +81,8 @@ class TokenBook:
             first = self._kv[number]
             tokens = min(planned, self._to_compute[number] - first)
             self._kv[number] += tokens
+            # From its whole blocks on, the controller counts on it.
+            self._prefix_is_on_gpu |= self._kv[number] >= self._prefix_tokens // BLOCK_TOKENS * BLOCK_TOKENS
             ends = first + tokens == self._to_compute[number]
             add_prefill(work, first, tokens, ends=ends)
             if ends:
@@ -95,14 +98,9 @@ class TokenBook:
             kv[number] += 1
         return work
 
-    def _cached_tokens(self, number: int, planned: int) -> int:
-        """Return a prompt's leading tokens on the GPU: the shared prefix, once a step that computes it is in flight."""
-        if self._prefix_tokens == 0:
-            return 0
-        if self._prefix_is_on_gpu:
-            return self._prefix_tokens
-        self._prefix_is_on_gpu = planned >= self._prefix_tokens
-        return 0
+    def _cached_tokens(self) -> int:
+        """Return a prompt's leading tokens on the GPU: the shared prefix, once steps that compute it are in flight."""
+        return self._prefix_tokens if self._prefix_is_on_gpu else 0
 
     def complete(self, outputs: tuple[RequestId, ...]) -> tuple[RequestId, ...]:
         """Count a token for each request of ``outputs``; return those that ended with it."""

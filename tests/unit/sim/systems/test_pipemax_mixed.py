@@ -1,0 +1,53 @@
+"""PipeMax with mixed batching in the simulator: the same controller, on the same machine."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipemax.control.decision_trace import replay
+from pipemax.domain.plan import Batching, Phase
+from pipemax.sim.result import SimulationResult
+from pipemax.sim.systems.catalog import simulate
+from pipemax.sim.systems.pipemax import PipeMaxSystem
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions
+from tests.unit.sim.machines import small_node, small_scenario, small_workload
+
+SCENARIO = small_scenario(small_workload(150, name="longbench"), small_node(kv_gb=1.0))
+
+
+@pytest.fixture(scope="module")
+def mixed() -> SimulationResult:
+    return simulate("pipemax_mixed_256", SCENARIO)
+
+
+def test_mixed_batches_are_faster_than_separated_ones(mixed: SimulationResult) -> None:
+    separated = simulate("pipemax", SCENARIO)
+    assert mixed.steady_tokens_per_s > 1.1 * separated.steady_tokens_per_s
+    assert mixed.total_tokens_per_s > separated.total_tokens_per_s
+
+
+def test_most_steps_have_decodes_and_prompts_while_prompts_wait(mixed: SimulationResult) -> None:
+    assert mixed.decode_fraction < 0.5
+    assert mixed.h2d_bytes > 0
+
+
+def test_its_decisions_replay_and_keep_to_the_maximum_of_tokens(tmp_path: Path) -> None:
+    scenario = replace(
+        SCENARIO, workload=small_workload(30, name="longbench"), decisions_path=tmp_path / "decisions.jsonl"
+    )
+    simulate("pipemax_mixed_256", scenario)
+    pairs = list(replay(tmp_path / "decisions.jsonl"))
+    assert all(recorded == now for recorded, now in pairs)
+    assert {plan.phase for plan, _ in pairs} == {Phase.MIXED}
+    assert max(sum(plan.run_tokens) for plan, _ in pairs) == 256
+
+
+def test_its_step_times_are_predicted_within_the_paper_s_errors() -> None:
+    """PipeMax, §4.3.1: within 8 %; the profile holds no mixed step."""
+    options = PipeMaxOptions(controller={"batching": Batching.MIXED, "mixed_step_tokens": 256})
+    system = PipeMaxSystem(replace(SCENARIO, workload=small_workload(60, name="longbench")), options)
+    system.simulate()
+    for error in system._controller.times.decode_error():
+        assert error.num_steps > 100
+        assert error.worst < 0.08
