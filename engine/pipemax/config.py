@@ -13,6 +13,8 @@ from typing import Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from pipemax.domain.plan import Batching
+
 
 class Policy(StrEnum):
     """The scheduler that decides which requests run."""
@@ -116,6 +118,11 @@ class EngineConfig(BaseModel):
         KvOffload.AFTER_STEP,
         description="policy pipemax: when new KV is copied to the host: after_step, or per_layer (after each layer's "
         "attention, close to PipeMax, §3.4.2; to compare, for on GPUs it makes full CUDA graphs piecewise).",
+    )
+    batching: Batching = Field(
+        Batching.SEPARATED,
+        description="policy pipemax: separated (phases of prefill and of decode, as in the paper) or mixed (each step "
+        "decodes a batch and takes prompt tokens, up to max_num_batched_tokens in all).",
     )
     num_batches: int | None = Field(
         None,

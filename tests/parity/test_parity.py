@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from pipemax.domain.plan import Batching
 from tests.parity.cases import EVERYTHING, LONG, PLAIN, SEEDED, TEMPLATED, Answers, Load, different
 from tests.parity.conftest import EngineOf, Reference
 from tests.parity.engines import Kind, ParityEngine, Setting
@@ -55,6 +56,18 @@ CASES: list[tuple[Kind, Setting, Load]] = [
 ]
 
 
+MIXED = {"batching": Batching.MIXED, "mixed_step_tokens": 48}
+"""A maximum that several prompts share with the decodes, and that cuts long ones."""
+
+MIXED_CASES: list[tuple[Kind, Setting, Load]] = [
+    (V1, Setting(num_batches=3, controller=MIXED, **TIGHT), TEMPLATED),
+    (V1_ASYNC, Setting(num_batches=3, controller=MIXED), EVERYTHING),
+    (V1_PIPELINE, Setting(num_batches=4, controller=MIXED, **TIGHT), SEEDED),
+    (V2, Setting(num_batches=3, controller=MIXED, gpu_blocks=18), light(PLAIN)),
+    (V2_PIPELINE, Setting(num_batches=4, controller=MIXED, gpu_blocks=18), light(TEMPLATED)),
+]
+
+
 def name_of(value: object) -> str:
     match value:
         case Setting():
@@ -83,6 +96,15 @@ def test_tokens_are_those_of_stock_vllm(
     kind: Kind, setting: Setting, load: Load, engine_of: EngineOf, reference: Reference
 ) -> None:
     check(engine_of(kind), setting, load, reference(kind, load))
+
+
+@pytest.mark.parametrize(("kind", "setting", "load"), MIXED_CASES, ids=name_of)
+def test_tokens_are_the_same_in_mixed_steps(
+    kind: Kind, setting: Setting, load: Load, engine_of: EngineOf, reference: Reference
+) -> None:
+    engine = engine_of(kind)
+    check(engine, setting, load, reference(kind, load))
+    assert engine.counters.decode_steps > 0
 
 
 @pytest.mark.parametrize("kind", [PER_LAYER], ids=str)

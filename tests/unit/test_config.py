@@ -27,7 +27,10 @@ def test_equal_configs_have_equal_ids_and_different_ones_do_not() -> None:
     [
         ({"model": " "}, "model"),
         ({}, "'model' is missing"),
-        ({"model": "m", "max_modle_len": 5}, "unknown field 'max_modle_len'; known fields: block_size"),
+        (
+            {"model": "m", "max_modle_len": 5},
+            "unknown field 'max_modle_len'; known fields: batching, block_size",
+        ),
         ({"model": "m", "pipeline_parallel_size": 0}, "pipeline_parallel_size"),
         ({"model": "m", "gpu_memory_utilization": 1.5}, "got 1.5"),
         ({"model": "m", "policy": "fastest"}, "got 'fastest'"),

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from pipemax.control.controller_config import ControllerConfig, StageConfig
+from pipemax.domain.plan import Batching
 from pipemax.domain.step_times import Segment, StepTimeModel
 
 _KEY = "pipemax"
@@ -29,6 +30,7 @@ class RuntimeSettings:
     """New tokens' KV goes to the host token by token after each step, if the device has a kernel for it."""
     offloads_per_layer: bool = False
     """New KV leaves layer by layer, while the step computes."""
+    batching: str = Batching.SEPARATED.value
     controller: dict[str, Any] = field(default_factory=dict)
     """Further fields of ``ControllerConfig``, by name."""
 
@@ -63,6 +65,7 @@ class RuntimeSettings:
             "max_num_seqs": self.max_num_seqs,
             "prefill_chunk_tokens": prefill_chunk_tokens,
             "max_resident_requests": max_slots,
+            "batching": Batching(self.batching),
         }
         return ControllerConfig(**(known | self.controller))
 

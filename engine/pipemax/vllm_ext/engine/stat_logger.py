@@ -72,7 +72,8 @@ class StatLogger(StatLoggerBase):
         step_s = self._ledger.time.span_s(self._clock())
         waiting = scheduler_stats.num_waiting_reqs
         if counts:
-            shares = self._pipemax_shares(counts, step_s, waiting)
+            by_tokens = self._vllm_shares(prompt_tokens, output_tokens, waiting)
+            shares = self._pipemax_shares(counts, step_s, waiting, by_tokens)
             self._report_demand(counts)
         else:
             shares = self._vllm_shares(prompt_tokens, output_tokens, waiting)
@@ -93,15 +94,21 @@ class StatLogger(StatLoggerBase):
             },
         )
 
-    def _pipemax_shares(self, counts: dict[str, float], step_s: float, waiting: int) -> dict[TimePart, float]:
+    def _pipemax_shares(
+        self, counts: dict[str, float], step_s: float, waiting: int, by_tokens: dict[TimePart, float]
+    ) -> dict[TimePart, float]:
         stall_s = max(0.0, counts["prefetch_stall_s"] - self._stall_s)
         self._stall_s = counts["prefetch_stall_s"]
         if counts["awaits_input"]:
             return {TimePart.WAITING_FOR_INPUT: 1.0}
-        if not counts["is_decode_phase"]:
+        is_mixed = counts.get("is_mixed_batching", 0.0)
+        if not (counts["is_decode_phase"] or is_mixed):
             return {TimePart.PREFILL: 1.0}
+        computing = by_tokens if is_mixed else {self._decode_part(waiting): 1.0}
+        total = sum(computing.values())
         stalled = min(1.0, stall_s / step_s) if step_s > 0 else 0.0
-        return {TimePart.PREFETCH_STALL: stalled, self._decode_part(waiting): 1.0 - stalled}
+        shares = {part: (1.0 - stalled) * share / total for part, share in computing.items()}
+        return {TimePart.PREFETCH_STALL: stalled, **shares}
 
     def _vllm_shares(self, prompt_tokens: int, output_tokens: int, waiting: int) -> dict[TimePart, float]:
         # The step that ends a prompt also gives an output token. A step without output computed a part of a prompt.

@@ -207,6 +207,7 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
         stores_tokens=not current_platform.is_cpu(),
         offloads_per_layer=config.kv_offload is KvOffload.PER_LAYER,
+        batching=config.batching.value,
     )
 
 

@@ -262,7 +262,7 @@ class PipeMaxScheduler(Scheduler):
                 )
                 self._events.append(hit)
         self._events.append(GpuBlocksObserved(num_free=self._gpu.num_free))
-        self._counters.count_run(plan, len(ran))
+        self._counters.count_run(plan, ran)
         return output
 
     # -- what vLLM's step asks --------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Count what the scheduler does, and report it in vLLM's statistics, in the place of the KV connector's."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from pipemax.control.controller import Controller
@@ -30,17 +31,21 @@ class Counters:
     batch_size: int = 0
     """Requests of the last step that ran any."""
 
-    def count_run(self, plan: StepPlan, num_ran: int) -> None:
+    def count_run(self, plan: StepPlan, ran: Collection[str]) -> None:
+        """Count a plan, of which the requests ``ran`` did. A mixed step with decodes counts as a decode step."""
         self.evictions += len(plan.evict)
         self.recomputes += len(plan.recompute)
-        self.refused += len(plan.run) - num_ran
-        if num_ran == 0:
+        self.refused += len(plan.run) - len(ran)
+        if not ran:
             self.empty_steps += 1
             return
-        self.batch_size = num_ran
-        if plan.phase is Phase.DECODE:
+        self.batch_size = len(ran)
+        num_decodes = len(ran) if plan.phase is Phase.DECODE else 0
+        if plan.num_decodes:
+            num_decodes = sum(request_id in ran for request_id in plan.run[: plan.num_decodes])
+        self.decoded_tokens += num_decodes
+        if num_decodes:
             self.decode_steps += 1
-            self.decoded_tokens += num_ran
         else:
             self.prefill_steps += 1
 
@@ -63,6 +68,7 @@ class Counters:
             "schedule_s": self.schedule_s,
             "phase_switches": controller.num_switches,
             "is_decode_phase": int(controller.phase is Phase.DECODE),
+            "is_mixed_batching": int(controller.phase is Phase.MIXED),
             "is_steady": int(controller.is_steady),
             "prefetch_stall_s": max(reports.stall_s),
             **_copy_stats(reports.copies),

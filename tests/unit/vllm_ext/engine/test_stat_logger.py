@@ -67,6 +67,18 @@ def _pipemax(**changes: float) -> dict[str, float]:
     } | changes
 
 
+def test_mixed_steps_of_pipemax_are_divided_by_their_tokens() -> None:
+    bench = Bench()
+    bench.step(4.0, prompt=300, output=100, **_pipemax(is_decode_phase=0.0, is_mixed_batching=1.0))
+    assert bench.ledger.latest.phase == "mixed"
+    bench.step(2.0, output=5, **_pipemax(is_mixed_batching=1.0, prefetch_stall_s=0.5))
+    assert bench.parts() == {
+        TimePart.PREFILL: pytest.approx(3.0),
+        TimePart.DECODE: pytest.approx(2.5),
+        TimePart.PREFETCH_STALL: pytest.approx(0.5),
+    }
+
+
 def test_steps_of_pipemax_are_classified_by_its_scheduler() -> None:
     bench = Bench()
     bench.step(1.0, **_pipemax(is_decode_phase=0.0))

@@ -15,6 +15,7 @@ from vllm.v1.worker.gpu_worker import AsyncIntermediateTensors
 
 from pipemax.config import EngineConfig, Policy
 from pipemax.control.controller_config import StageConfig
+from pipemax.domain.plan import Batching
 from pipemax.domain.step_times import StepTimeModel
 from pipemax.vllm_ext import compat
 from pipemax.vllm_ext.launch.forecast import forecast
@@ -75,6 +76,21 @@ def test_the_environment_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> N
         assert os.environ["VLLM_KV_CACHE_LAYOUT"] == "BLHNC"
         assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "1|0", "the user's own wins"
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [({}, Batching.SEPARATED), ({"batching": "mixed"}, Batching.MIXED)],
+    ids=["by default", "mixed"],
+)
+def test_the_engine_s_batching_reaches_the_controller(values: dict[str, object], expected: Batching) -> None:
+    vllm_config = make_vllm_config(config(**values))
+    extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
+    controller = RuntimeSettings.from_extra_config(extra_config).controller_config(
+        gpu_blocks=50, block_tokens=32, prefill_chunk_tokens=64, max_slots=100
+    )
+    assert controller.batching is expected
+    assert controller.step_tokens == 64
 
 
 def test_a_pipemax_engine_is_vllm_with_our_scheduler_worker_and_connector() -> None:

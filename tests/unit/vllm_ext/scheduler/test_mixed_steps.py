@@ -1,0 +1,62 @@
+"""Mixed steps on real vLLM structures: every request still sees its own KV."""
+
+from random import Random
+
+import pytest
+
+from pipemax.domain.plan import Batching
+from tests.unit.vllm_ext.fake_worker import FakeCore, make_scheduler
+from tests.unit.vllm_ext.scheduler.test_scheduler import counts, run_random_requests
+
+
+@pytest.mark.parametrize(
+    ("runner", "stages", "asynchronous"),
+    [(1, 1, False), (1, 3, False), (1, 1, True), (2, 2, True), (2, 4, True)],
+    ids=["v1 pp1", "v1 pp3", "v1 async", "v2 pp2", "v2 pp4"],
+)
+@pytest.mark.parametrize("num_batches", [2, 3, 5])
+@pytest.mark.parametrize("templated", [False, True], ids=["plain", "templated"])
+def test_every_request_sees_its_own_kv_in_mixed_steps(
+    runner: int, stages: int, asynchronous: bool, num_batches: int, templated: bool
+) -> None:
+    rng = Random(100 * stages + 10 * num_batches + templated)
+    templates = [[rng.randrange(1000) for _ in range(length)] for length in (8, 13, 21)] if templated else []
+    scheduler = make_scheduler(
+        gpu_blocks=24,
+        host_blocks=120,
+        num_batches=num_batches,
+        stages=stages,
+        chunk_tokens=24,
+        runner=runner,
+        asynchronous=asynchronous,
+        batching=Batching.MIXED,
+    )
+    core = FakeCore(scheduler, stages + asynchronous)
+    run_random_requests(core, 60, rng, templates)
+    counters = scheduler._counters
+    assert counters.evictions > 0
+    assert counters.prefetches > 0
+    assert counters.decode_steps > 0
+    if templated:
+        assert counts(core)["found_blocks"] > 0, "shared blocks need no prefetch"
+    assert scheduler._host.num_free == 120
+    assert scheduler._gpu.num_free == 24
+
+
+def test_steps_decode_and_take_prompts_up_to_the_engine_s_maximum() -> None:
+    scheduler = make_scheduler(
+        gpu_blocks=60, host_blocks=200, num_batches=3, chunk_tokens=24, batching=Batching.MIXED
+    )
+    steps: list[dict[str, int]] = []
+    schedule = scheduler.schedule
+
+    def recorded() -> object:
+        output = schedule()
+        steps.append({**output.num_scheduled_tokens})
+        return output
+
+    scheduler.schedule = recorded  # type: ignore[method-assign,assignment]
+    core = FakeCore(scheduler, 1)
+    run_random_requests(core, 40, Random(1))
+    assert max(sum(step.values()) for step in steps) == 24
+    assert any(min(step.values()) == 1 < max(step.values()) for step in steps if step)
