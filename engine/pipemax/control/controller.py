@@ -119,11 +119,19 @@ class Controller:
 
         A trace does not record this call. Raise ``ValueError`` if there are requests, or the size is not possible.
         """
+        self._begin_again(replace(self.config, gpu_blocks=gpu_blocks), "the GPU pool is to be resized")
+
+    def use_batching(self, batching: Batching) -> None:
+        """Plan by this batching, as a new controller would that knows its step times.
+
+        A trace does not record this call. Raise ``ValueError`` if there are requests.
+        """
+        self._begin_again(replace(self.config, batching=batching), "the batching is to change")
+
+    def _begin_again(self, config: ControllerConfig, purpose: str) -> None:
         if self.num_unfinished or self._flights:
-            raise ValueError(
-                f"the GPU pool is to be resized while {self.num_unfinished} requests are under way"
-            )
-        self._begin(replace(self.config, gpu_blocks=gpu_blocks))
+            raise ValueError(f"{purpose} while {self.num_unfinished} requests are under way")
+        self._begin(config)
         self._outputs.forget()
 
     @property

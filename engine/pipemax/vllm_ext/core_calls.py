@@ -1,13 +1,15 @@
 """Call the scheduler in vLLM's core from the engine's process, through vLLM's own utility calls.
 
 vLLM looks up the method of such a call by its name on ``EngineCore``, and passes nothing on to the scheduler. So the
-core gets three more methods, in the process where PipeMax's scheduler is made. Only plain values cross. The core may
+core gets some more methods, in the process where PipeMax's scheduler is made. Only plain values cross. The core may
 also live in the caller's process (``VLLM_ENABLE_V1_MULTIPROCESSING=0``), where the methods are called directly.
 """
 
 import logging
 import uuid
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 from vllm.v1.engine import EngineCoreRequestType
@@ -18,6 +20,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from pipemax.control.controller_config import StageConfig
 from pipemax.control.decision_trace import decode, encode
 from pipemax.control.times.profiling import TimedCopy, TimedStep
+from pipemax.domain.plan import Batching
 from pipemax.vllm_ext.runtime_settings import encode_stage
 
 log = logging.getLogger(__name__)
@@ -25,6 +28,7 @@ log = logging.getLogger(__name__)
 _TAKE_PROFILE = "pipemax_take_profile"
 _RECALIBRATE = "pipemax_recalibrate"
 _RESIZE_GPU = "pipemax_resize_gpu"
+_USE_BATCHING = "pipemax_use_batching"
 _COPY_COUNTS = "pipemax_copy_counts"
 _SET_INPUT_OPEN = "pipemax_set_input_open"
 
@@ -34,6 +38,7 @@ def answer_calls() -> None:
     setattr(EngineCore, _TAKE_PROFILE, lambda core: core.scheduler.take_profile())
     setattr(EngineCore, _RECALIBRATE, lambda core, stages: core.scheduler.recalibrate(stages))
     setattr(EngineCore, _RESIZE_GPU, _resize_gpu)
+    setattr(EngineCore, _USE_BATCHING, _use_batching)
     setattr(EngineCore, _COPY_COUNTS, lambda core: core.scheduler.copy_counts())
     setattr(EngineCore, _SET_INPUT_OPEN, lambda core, is_open: core.scheduler.set_input_open(is_open))
 
@@ -63,6 +68,24 @@ def resize_gpu(engine: LLMEngine, gpu_blocks: int | None) -> None:
     _call(engine, _RESIZE_GPU, gpu_blocks)
 
 
+def use_batching(engine: LLMEngine, batching: Batching) -> None:
+    """Have an idle engine plan by this batching. The core's error if it has requests."""
+    _call(engine, _USE_BATCHING, batching.value)
+
+
+@contextmanager
+def separated(engine: LLMEngine, batching: Batching) -> Iterator[None]:
+    """Separate prefill and decode for a while in an engine of this batching, which is idle before and after."""
+    if batching is Batching.SEPARATED:
+        yield
+        return
+    use_batching(engine, Batching.SEPARATED)
+    try:
+        yield
+    finally:
+        use_batching(engine, batching)
+
+
 def copy_counts(engine: LLMEngine) -> dict[str, float]:
     """Return the evictions, prefetches and prefetched blocks since the last resize.
 
@@ -73,11 +96,18 @@ def copy_counts(engine: LLMEngine) -> dict[str, float]:
 
 
 def _resize_gpu(core: EngineCore, gpu_blocks: int | None) -> None:
-    # The last request may have ended while further steps were in flight.
+    _idle_scheduler(core).resize_gpu(gpu_blocks)
+
+
+def _use_batching(core: EngineCore, batching: str) -> None:
+    _idle_scheduler(core).use_batching(batching)
+
+
+def _idle_scheduler(core: EngineCore) -> Any:
+    """Return the scheduler once nothing is in flight: the last request may have ended while further steps were."""
     while core.batch_queue:
         core.step_fn()
-    scheduler: Any = core.scheduler
-    scheduler.resize_gpu(gpu_blocks)
+    return core.scheduler
 
 
 def set_input_open(engine: LLMEngine, is_open: bool) -> None:

@@ -39,7 +39,7 @@ from pipemax.control.times.profiling import (
 )
 from pipemax.domain.plan import Phase
 from pipemax.sim.measured_engine import MeasuredEngine
-from pipemax.vllm_ext.core_calls import recalibrate, take_profile
+from pipemax.vllm_ext.core_calls import recalibrate, separated, take_profile
 from pipemax.vllm_ext.launch.forecast import measured_engine, runtime_settings
 from pipemax.vllm_ext.launch.known_calibration import (
     device_name,
@@ -82,9 +82,30 @@ def measure(
     """Run waves until all are done or the time is up, and fit a calibration to them.
 
     Waves are sized by the time that a first one takes. One that runs beyond ``time_limit_s`` is ended, one of the first
-    few at twice the limit. No wave has more tokens of KV than ``most_wave_tokens``. ``ValueError`` if a phase was left
-    without a step.
+    few at twice the limit. No wave has more tokens of KV than ``most_wave_tokens``. An engine with mixed batching
+    separates while it is measured: its step times follow from those of decode and of prefill. ``ValueError`` if a phase
+    was left without a step.
     """
+    with separated(engine, config.batching):
+        return _measure(
+            engine,
+            vllm_config,
+            config,
+            time_limit_s=time_limit_s,
+            most_wave_tokens=most_wave_tokens,
+            on_wave=on_wave,
+        )
+
+
+def _measure(
+    engine: LLMEngine,
+    vllm_config: VllmConfig,
+    config: EngineConfig,
+    *,
+    time_limit_s: float,
+    most_wave_tokens: int | None,
+    on_wave: OnWave,
+) -> Measurement:
     settings = runtime_settings(vllm_config)
     runner = _WaveRunner(engine, vllm_config)
     limits = wave_limits(vllm_config, most_wave_tokens)

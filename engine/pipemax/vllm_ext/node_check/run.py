@@ -29,7 +29,7 @@ from pipemax.config import EngineConfig, Policy
 from pipemax.domain.errors import EngineStartError
 from pipemax.domain.units import ceil_div
 from pipemax.vllm_ext.calibration.measure import random_tokens
-from pipemax.vllm_ext.core_calls import copy_counts, resize_gpu, take_profile
+from pipemax.vllm_ext.core_calls import copy_counts, resize_gpu, separated, take_profile
 from pipemax.vllm_ext.launch.forecast import runtime_settings
 from pipemax.vllm_ext.launch.known_calibration import device_name, model_name
 from pipemax.vllm_ext.launch.known_check import CheckPart, NodeCheck, keep_check, kept_check
@@ -74,13 +74,17 @@ def check_at_start(engine: LLMEngine, vllm_config: VllmConfig, config: EngineCon
 def check_engine(
     engine: LLMEngine, vllm_config: VllmConfig, config: EngineConfig, *, most_prompts: int = _MOST_PROMPTS
 ) -> NodeCheck:
-    """Check an idle engine under PipeMax; what fails is in the result. vLLM's own errors pass."""
+    """Check an idle engine under PipeMax; what fails is in the result. vLLM's own errors pass.
+
+    With mixed batching it separates meanwhile: with two batches too few mixed steps would have prefetches to check.
+    """
     begin_s = time.monotonic()
     figures: dict[str, float] = {}
     resize_gpu(engine, None)
     parts = [_check_copies(engine, figures)]
     resize_gpu(engine, None)  # the prefixes that the GPU's blocks held are gone
-    parts += _TokenCheck(engine, vllm_config, most_prompts).run(figures)
+    with separated(engine, config.batching):
+        parts += _TokenCheck(engine, vllm_config, most_prompts).run(figures)
     return NodeCheck(
         device=device_name(),
         model=model_name(config),

@@ -38,7 +38,7 @@ from pipemax.domain.events import (
     RunRefused,
     StepCompleted,
 )
-from pipemax.domain.plan import Prefetch, StepPlan
+from pipemax.domain.plan import Batching, Prefetch, StepPlan
 from pipemax.domain.request import RequestSpec
 from pipemax.domain.units import RequestId, ceil_div
 from pipemax.vllm_ext.compat import check_kv_cache
@@ -121,12 +121,22 @@ class PipeMaxScheduler(Scheduler):
 
     def resize_gpu(self, gpu_blocks: int | None) -> None:
         """See ``core_calls.resize_gpu``. Also starts all counts again."""
-        self._report_ended()
-        self._controller.apply(self._events)
-        self._events.clear()
+        self._settle()
         self._gpu.resize(gpu_blocks)
         self._controller.resize_gpu(self._gpu.num_free)
         self._counters, self._num_added = Counters(), 0
+
+    def use_batching(self, batching: str) -> None:
+        """See ``core_calls.use_batching``. Also starts all counts again."""
+        self._settle()
+        self._controller.use_batching(Batching(batching))
+        self._counters, self._num_added = Counters(), 0
+
+    def _settle(self) -> None:
+        """Tell the controller what has happened since the last step."""
+        self._report_ended()
+        self._controller.apply(self._events)
+        self._events.clear()
 
     def copy_counts(self) -> dict[str, float]:
         """See ``core_calls.copy_counts``."""

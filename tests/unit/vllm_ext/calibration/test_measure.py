@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from pipemax.config import EngineConfig
+from pipemax.domain.plan import Batching
+from pipemax.vllm_ext import core_calls
 from pipemax.vllm_ext.calibration import measure as measuring
 from pipemax.vllm_ext.launch.forecast import measured_engine, runtime_settings
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
@@ -55,6 +57,19 @@ def test_an_engine_that_is_too_slow_is_given_up_in_time(
         measuring.measure(engine, vllm_config, config, time_limit_s=0.2)
     assert time.monotonic() - begin_s < 2.0
     assert not engine.requests, "what did not end is given up"
+
+
+def test_an_engine_with_mixed_batching_separates_while_it_is_measured(
+    vllm_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Batching] = []
+    monkeypatch.setattr(core_calls, "use_batching", lambda engine, batching: told.append(batching))
+    monkeypatch.setattr(measuring, "take_profile", lambda engine: (list[Any](), list[Any]()))
+    config = EngineConfig(model=str(MODEL), policy="pipemax", batching="mixed")
+    engine: Any = SlowEngine()
+    with pytest.raises(ValueError, match="nothing was measured"):
+        measuring.measure(engine, vllm_config, config, time_limit_s=0.1)
+    assert told == [Batching.SEPARATED, Batching.MIXED]
 
 
 def test_a_step_s_limit_is_not_the_number_of_slots(vllm_config: Any) -> None:

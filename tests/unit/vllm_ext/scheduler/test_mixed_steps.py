@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from pipemax.domain.plan import Batching
-from tests.unit.vllm_ext.fake_worker import FakeCore, make_scheduler
+from pipemax.domain.plan import Batching, Phase
+from tests.unit.vllm_ext.fake_worker import FakeCore, make_request, make_scheduler
 from tests.unit.vllm_ext.scheduler.test_scheduler import counts, run_random_requests
 
 
@@ -60,3 +60,25 @@ def test_steps_decode_and_take_prompts_up_to_the_engine_s_maximum() -> None:
     run_random_requests(core, 40, Random(1))
     assert max(sum(step.values()) for step in steps) == 24
     assert any(min(step.values()) == 1 < max(step.values()) for step in steps if step)
+
+
+def test_an_idle_engine_changes_its_batching_and_changes_it_back() -> None:
+    """As a calibration does: each batching runs its own steps, and every request sees its own KV."""
+    scheduler = make_scheduler(
+        gpu_blocks=24, host_blocks=120, num_batches=3, chunk_tokens=24, batching=Batching.MIXED
+    )
+    core = FakeCore(scheduler, 1)
+    for batching in (Batching.MIXED, Batching.SEPARATED, Batching.MIXED):
+        scheduler.use_batching(batching.value)
+        core.outputs.clear()
+        run_random_requests(core, 30, Random(1))
+        assert (scheduler._controller.phase is Phase.MIXED) is (batching is Batching.MIXED)
+        assert scheduler._counters.decode_steps > 0
+
+
+def test_an_engine_at_work_does_not_change_its_batching() -> None:
+    scheduler = make_scheduler(gpu_blocks=24, host_blocks=120, num_batches=3)
+    scheduler.add_request(make_request("r", [1000] * 8, 4))
+    scheduler.schedule()
+    with pytest.raises(ValueError, match="the batching is to change while 1 requests are under way"):
+        scheduler.use_batching("mixed")
