@@ -5,7 +5,6 @@ input lacks: a default or null. Delta does not show how it generates a column, s
 columns, and rules on the answers, are left to Delta, which then refuses the commit.
 """
 
-import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -196,12 +195,14 @@ def _completed(rows: "DataFrame", table: DeltaTable) -> "DataFrame":
 def _is_broken(rows: "DataFrame", rule: _Rule) -> "Column | None":
     """Return a condition that is true for a row that breaks the rule; None if the rule needs columns to come."""
     from pyspark.errors import AnalysisException
+    from pyspark.logger import PySparkLogger
     from pyspark.sql import functions as F  # noqa: N812
 
     # To Delta, a condition that is null is broken too.
     column = ~F.coalesce(F.expr(rule.condition), F.lit(False))
-    # PySpark writes what it cannot resolve to standard error, as an error.
-    pyspark_logger = logging.getLogger("SQLQueryContextLogger")
+    # PySpark writes what it cannot resolve to standard error, as an error. If this made a logger of another class for
+    # it, every error in the session's SQL would be a TypeError from then on.
+    pyspark_logger = PySparkLogger.getLogger("SQLQueryContextLogger")
     was_disabled, pyspark_logger.disabled = pyspark_logger.disabled, True
     try:
         rows.select(column)

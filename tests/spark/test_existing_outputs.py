@@ -1,13 +1,17 @@
 """Output tables that users have made beforehand: their layout and rules stay, and hold for the job's rows."""
 
+import logging
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException
 
 from pipemax_spark.errors import JobError
+from pipemax_spark.job.fit import check_rows_fit
+from pipemax_spark.storage.tables import DeltaTable
 from tests.fakes.engine import expected_text
 from tests.spark.conftest import Jobs
 from tests.spark.test_killed_job import SLOW, committed_chunks
@@ -171,3 +175,16 @@ def test_a_table_with_rows_of_somebody_else_s_is_refused(jobs: MakeJobs) -> None
     run.write_input([(1, "a")])
     with pytest.raises(JobError, match="holds rows without annotations; name another one"):
         run.run()
+
+
+def test_a_rule_about_answers_leaves_the_session_s_errors_as_they_are(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a session that has not had an error before."""
+    monkeypatch.delitem(logging.Logger.manager.loggerDict, "SQLQueryContextLogger", raising=False)
+    path = str(tmp_path / "out")
+    spark.sql(f"CREATE TABLE delta.`{path}` (id LONG, annotation STRUCT<text: STRING>) USING delta")
+    spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT brief CHECK (length(annotation.text) < 20)")
+    check_rows_fit(DeltaTable(spark, path), spark.range(3))
+    with pytest.raises(AnalysisException, match="nope"):
+        spark.range(3).where("nope > 1")
