@@ -3,9 +3,10 @@
     python bench/virtual_node.py [--node N] [--model M] [--workload W] [--rows N] [--json FILE]
 
 For one node, model and workload of ``presets/``: vLLM 0.32 with pipeline parallelism over a curve of chunk sizes
-(``max_num_batched_tokens``), with tensor parallelism, with both, and PipeMax. The engine core is real, and the CPU time
-of its thread counts in the node's time (``--host-factor 0`` leaves it out); waits are left out (``docs/rehearsal.md``).
-All requests are there at the start. It prints Markdown; ``--json`` keeps a list of objects, one for each run:
+(``max_num_batched_tokens``), with tensor parallelism, with both, and PipeMax with separated and with mixed batching.
+The engine core is real, and the CPU time of its thread counts in the node's time (``--host-factor 0`` leaves it out);
+waits are left out (``docs/rehearsal.md``). All requests are there at the start. It prints Markdown; ``--json`` keeps a
+list of objects, one for each run:
 
     total_tokens_per_s      prompts and outputs over the whole run, drain included
     steady_tokens_per_s     until nine tenths of the requests had finished
@@ -24,19 +25,23 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipemax.cli.common import open_workload
 from pipemax.config import Policy
+from pipemax.domain.plan import Batching
 from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism
 from pipemax.presets import load_model, load_node
 from pipemax.sim.event_queue import EventQueue
 from pipemax.sim.links import Links
 from pipemax.sim.machine import Machine
 from pipemax.sim.result import Recording
+from pipemax.sim.systems.catalog import MIXED_STEP_TOKENS
 from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching
 from pipemax.sim.systems.pipemax import PipeMaxSystem
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload
 from pipemax.vllm_ext.rehearsal.launch import ClockSettings, RehearsedEngine
@@ -64,10 +69,11 @@ class Setting:
     policy: Policy
     tensor: int
     chunk_tokens: int
+    batching: Batching = Batching.SEPARATED
 
 
 def settings(node: NodeSpec, model: ModelSpec) -> list[Setting]:
-    """Return vLLM's layouts and chunks, and PipeMax with the simulator's size of a prefill step."""
+    """Return vLLM's layouts and chunks, and PipeMax: prefill steps of the simulator's size, and mixed steps."""
     stock = [Setting(system="vllm_pp", policy=Policy.VLLM, tensor=1, chunk_tokens=size) for size in PP_CHUNKS]
     tensor = node.num_gpus
     while tensor > 1:
@@ -77,8 +83,11 @@ def settings(node: NodeSpec, model: ModelSpec) -> list[Setting]:
             for size in TP_CHUNKS
         ]
         tensor //= 2
-    chunk_tokens = prefill_step_tokens(node, model)
-    return [*stock, Setting(system="pipemax", policy=Policy.PIPEMAX, tensor=1, chunk_tokens=chunk_tokens)]
+    ours = partial(Setting, policy=Policy.PIPEMAX, tensor=1)
+    mixed = [
+        ours(system="pipemax_mixed", chunk_tokens=size, batching=Batching.MIXED) for size in MIXED_STEP_TOKENS
+    ]
+    return [*stock, ours(system="pipemax", chunk_tokens=prefill_step_tokens(node, model)), *mixed]
 
 
 def prefill_step_tokens(node: NodeSpec, model: ModelSpec) -> int:
@@ -98,6 +107,7 @@ def engine_of(setting: Setting, node: NodeSpec, model: ModelSpec, workload: Work
         policy=setting.policy,
         chunk_tokens=setting.chunk_tokens,
         max_model_len=int((workload.prompt_tokens + workload.output_tokens).max()) + 1,
+        batching=setting.batching,
         controller=controller,
     )
 
@@ -105,7 +115,10 @@ def engine_of(setting: Setting, node: NodeSpec, model: ModelSpec, workload: Work
 def simulated_tokens_per_s(setting: Setting, engine: RehearsedEngine, scenario: Scenario) -> float:
     """Return the simulator's figure for the same requests, under the same limits."""
     if setting.policy is Policy.PIPEMAX:
-        return PipeMaxSystem(scenario).simulate().total_tokens_per_s
+        controller: dict[str, Any] = {}
+        if setting.batching is Batching.MIXED:
+            controller = {"batching": setting.batching, "mixed_step_tokens": setting.chunk_tokens}
+        return PipeMaxSystem(scenario, PipeMaxOptions(controller=controller)).simulate().total_tokens_per_s
     policy = replace(
         VLLM_032_PP,
         name=setting.system,

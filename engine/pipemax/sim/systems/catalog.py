@@ -1,5 +1,6 @@
 """All systems by the names that the command line and the plots use."""
 
+from dataclasses import replace
 from functools import partial
 
 from pipemax.domain.plan import Batching
@@ -14,8 +15,8 @@ from pipemax.sim.systems.seesaw import Seesaw
 from pipemax.sim.systems.tdpipe import TdPipe, simulate_tuned
 
 STATIC_PERCENTAGES = (5, 10, 15, 20, 25)
-
-
+STOCK_CHUNK_TOKENS = (128, 256, 512, 1024, 2048, 4096)
+"""Maximum tokens of stock vLLM's steps next to its default, which for long prompts is far from the best."""
 MIXED_STEP_TOKENS = (256, 512, 2048)
 """Maximum tokens of PipeMax's mixed steps, from which a reader picks the best for a node and a workload."""
 
@@ -23,6 +24,11 @@ MIXED_STEP_TOKENS = (256, 512, 2048)
 def mixed_names() -> list[str]:
     """Return the names of PipeMax with mixed batching."""
     return [f"pipemax_mixed_{tokens}" for tokens in MIXED_STEP_TOKENS]
+
+
+def stock_chunk_names() -> list[str]:
+    """Return the names of pipeline-parallel vLLM 0.32 with other maximum tokens of a step."""
+    return [f"{VLLM_032_PP.name}_{tokens}" for tokens in STOCK_CHUNK_TOKENS]
 
 
 def baseline_names(node: NodeSpec) -> list[str]:
@@ -41,7 +47,7 @@ def ablation_names() -> list[str]:
 
 def system_names(node: NodeSpec) -> list[str]:
     """Return the names of all systems that can be simulated on a node."""
-    return ["pipemax", *baseline_names(node), *mixed_names(), *ablation_names()]
+    return ["pipemax", *baseline_names(node), *stock_chunk_names(), *mixed_names(), *ablation_names()]
 
 
 def check_name(name: str, node: NodeSpec) -> None:
@@ -61,6 +67,10 @@ def simulate(name: str, scenario: Scenario) -> SimulationResult:
             return ContinuousBatching(scenario, VLLM_PP).simulate()
         case ["vllm", "032", "pp"]:
             return ContinuousBatching(scenario, VLLM_032_PP).simulate()
+        case ["vllm", "032", "pp", tokens]:
+            # vLLM allows no more requests at once than a step has tokens.
+            policy = replace(VLLM_032_PP, name=name, max_batched_tokens=int(tokens), max_running=int(tokens))
+            return ContinuousBatching(scenario, policy).simulate()
         case ["td", "pipe"]:
             return TdPipe(scenario).simulate()
         case ["td", "pipe", "tuned"]:

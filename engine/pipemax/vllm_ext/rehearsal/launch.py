@@ -15,6 +15,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.core import EngineCore
 
 from pipemax.config import EngineConfig, Policy
+from pipemax.domain.plan import Batching
 from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, kv_capacity
 from pipemax.sim.machine import BLOCK_TOKENS
 from pipemax.sim.stage_times import StageTimes
@@ -40,6 +41,8 @@ class RehearsedEngine:
     max_model_len: int
     max_num_seqs: int = 4096
     """Maximum number of requests in one step, or running at once under stock vLLM."""
+    batching: Batching = Batching.SEPARATED
+    """Under ``pipemax``."""
     clock: ClockSettings = field(default_factory=ClockSettings)
     checks_kv: bool = True
     """Check that steps and copies find the KV that they should; takes time, but none of the clock's."""
@@ -150,6 +153,7 @@ def _runtime_settings(engine: RehearsedEngine, vllm_config: VllmConfig) -> Runti
         stages=tuple(encode_stage(stage) for stage in stages),
         max_num_seqs=min(engine.max_num_seqs, engine.chunk_tokens),
         stores_tokens=True,
+        batching=engine.batching.value,
         controller=engine.controller,
     )
 

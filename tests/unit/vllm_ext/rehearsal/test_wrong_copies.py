@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pipemax.config import Policy
+from pipemax.domain.plan import Batching
 from pipemax.domain.specs import Parallelism
 from pipemax.rehearsal.kv_order import WrongKvError
 from pipemax.rehearsal.virtual_device import VirtualDevice
@@ -26,6 +27,7 @@ def run(
     *,
     slow_link: bool = False,
     workload: str = "sharegpt",
+    batching: Batching = Batching.SEPARATED,
 ) -> RehearsalResult:
     """All but a few requests are parked at any time."""
 
@@ -44,6 +46,7 @@ def run(
         policy=Policy.PIPEMAX,
         chunk_tokens=512,
         max_model_len=4096,
+        batching=batching,
         clock=ClockSettings(host_factor=0.0),
         controller=controller,
         executor=Executor,
@@ -57,6 +60,13 @@ def test_the_connector_keeps_every_step_and_copy_to_its_kv(slow_link: bool) -> N
     assert result.copy_counts["evictions"] > 100
     assert result.copy_counts["prefetched_blocks"] > 2_000
     assert (result.copy_counts["stall_s"] > 1.0) == slow_link
+
+
+def test_mixed_steps_and_their_copies_find_their_kv_and_are_faster() -> None:
+    mixed = run(batching=Batching.MIXED)
+    assert mixed.copy_counts["evictions"] > 100
+    assert mixed.copy_counts["prefetched_blocks"] > 2_000
+    assert mixed.num_steps < run().num_steps, "prompts ride along with decodes"
 
 
 def test_requests_may_share_the_kv_of_their_prefix() -> None:
