@@ -21,13 +21,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from bench.stage.pools import compact_layout
 from pipemax.domain.units import GpuBlockId
 from pipemax.transfer.commands import StepCopies, TokenStore
 from pipemax.transfer.cuda.copy_lists import PoolMap
 from pipemax.transfer.cuda.device import Copy, Fence, KernelCall, Lane, Pool
 from pipemax.transfer.cuda.launch_checks import check_tokens, token_table
 from pipemax.transfer.cuda.transfers import CudaTransfers
+from pipemax.transfer.layout import compact_layout
 from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks
 from pipemax.vllm_ext.scheduler.step_copies import CopyGatherer
 

@@ -38,7 +38,7 @@ from pipemax.sim.event_queue import EventQueue
 from pipemax.sim.links import Links
 from pipemax.sim.machine import Machine
 from pipemax.sim.result import Recording
-from pipemax.sim.systems.catalog import MIXED_STEP_TOKENS
+from pipemax.sim.systems.catalog import MIXED_STEP_TOKENS, STOCK_CHUNK_TOKENS
 from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions
@@ -47,7 +47,7 @@ from pipemax.sim.workloads import Workload
 from pipemax.vllm_ext.rehearsal.launch import ClockSettings, RehearsedEngine
 from pipemax.vllm_ext.rehearsal.run import RehearsalResult, rehearse
 
-PP_CHUNKS = (128, 256, 512, 1024, 2048, 4096, 8192)
+PP_CHUNKS = (*STOCK_CHUNK_TOKENS, VLLM_032_PP.max_batched_tokens)
 TP_CHUNKS = (512, 2048)
 COLUMNS = (
     "system",

@@ -15,22 +15,7 @@ import torch
 from pipemax.domain.specs import KvLayout, ModelSpec
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, TokenStore
-from pipemax.transfer.layout import BlockLayout, layer_views
-
-
-def compact_layout(
-    *, num_layers: int, num_kv_heads: int, block_tokens: int, content_bytes: int
-) -> BlockLayout:
-    """Return the layout without pads. ``content_bytes``: keys and values of one token and head."""
-    layer_bytes = num_kv_heads * block_tokens * content_bytes
-    return BlockLayout(
-        num_layers=num_layers,
-        num_kv_heads=num_kv_heads,
-        block_tokens=block_tokens,
-        content_bytes=content_bytes,
-        layer_stride_bytes=layer_bytes,
-        block_bytes=num_layers * layer_bytes,
-    )
+from pipemax.transfer.layout import BlockLayout, compact_layout, layer_views
 
 
 def stage_layout(model: ModelSpec, num_layers: int, block_tokens: int, dtype: torch.dtype) -> BlockLayout:

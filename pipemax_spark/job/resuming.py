@@ -108,7 +108,7 @@ class Resuming:
         are_there = list(found) == [rows.slice_rows[place] for place in sorted(slices)]
         if not are_there:
             self.terminal.warn(
-                f"rows that run {self.dead.run.run_id} had prepared were lost from its work directory, so those that "
-                "are left are looked for anew"
+                f"rows that run {self.dead.run.run_id} had prepared were lost from its work directory, so this run "
+                "finds out by itself what is left"
             )
         return are_there

@@ -5,11 +5,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from bench.stage.pools import compact_layout
 from pipemax.transfer.commands import TokenStore
 from pipemax.transfer.cuda.device import CopyDevice, Fence, KernelCall, Lane, Pool, Span
 from pipemax.transfer.cuda.transfers import CudaTransfers, MakeTokenStore
-from pipemax.transfer.layout import BlockLayout
+from pipemax.transfer.layout import BlockLayout, compact_layout
 from tests.fakes.kv_schedule import BLOCK_TOKENS, RandomSchedule, Run, Step
 from tests.fakes.recording_device import FakeKernel, RecordingDevice
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from bench.stage.pools import compact_layout
 from pipemax.transfer.cuda.launch_checks import TokenTable
-from pipemax.transfer.layout import BlockLayout
+from pipemax.transfer.layout import BlockLayout, compact_layout
 
 POISON = 0xA5
 

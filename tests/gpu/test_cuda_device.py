@@ -14,7 +14,6 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device, and this machine has none", allow_module_level=True)
 pytest.importorskip("cuda.core", reason="cuda-core is not installed: kernels cannot be compiled")
 
-from bench.stage.pools import compact_layout
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies, TokenStore
 from pipemax.transfer.cuda.assemble import cuda_transfers
@@ -25,7 +24,7 @@ from pipemax.transfer.cuda.kernels import KvKernels
 from pipemax.transfer.cuda.launch_checks import token_table
 from pipemax.transfer.cuda.pinned_pool import PinnedHostPool
 from pipemax.transfer.cuda.transfers import CudaTransfers
-from pipemax.transfer.layout import BlockLayout
+from pipemax.transfer.layout import BlockLayout, compact_layout
 from pipemax.transfer.per_layer_steps import PerLayerSteps
 from tests.fakes.kv_schedule import BLOCK_TOKENS
 from tests.fakes.kv_stage import GPU_BLOCKS, HOST_BLOCKS, KvModel, KvStage

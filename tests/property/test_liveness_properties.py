@@ -16,6 +16,14 @@ from pipemax.domain.request import PrefixId, SharedPrefix
 from tests.unit.control.fake_engine import FakeEngine, Faults, small_config, spec, stage
 
 PREFIXES = {None: 0, "short": 16, "odd": 50, "long": 130}
+FAULTS = st.builds(
+    Faults,
+    refuse_run=st.sampled_from([0.0, 0.02]),
+    refuse_prefetch=st.sampled_from([0.0, 0.3]),
+    abort=st.sampled_from([0.0, 0.01]),
+    preempt=st.sampled_from([0.0, 0.01]),
+    cache_hit=st.sampled_from([0.0, 0.3]),
+)
 
 
 @dataclass(frozen=True)
@@ -103,14 +111,7 @@ def test_every_request_finishes_with_its_own_number_of_outputs(
 @given(
     data=st.data(),
     changes=pools(),
-    faults=st.builds(
-        Faults,
-        refuse_run=st.sampled_from([0.0, 0.02]),
-        refuse_prefetch=st.sampled_from([0.0, 0.3]),
-        abort=st.sampled_from([0.0, 0.01]),
-        preempt=st.sampled_from([0.0, 0.01]),
-        cache_hit=st.sampled_from([0.0, 0.3]),
-    ),
+    faults=FAULTS,
     seed=st.integers(0, 2**16),
     max_in_flight=st.integers(1, 6),
 )

@@ -18,7 +18,7 @@ from pipemax.sim.event_queue import EventQueue, Priority
 from pipemax.sim.links import Links
 from pipemax.sim.machine import BLOCK_TOKENS
 from pipemax.sim.stage_times import StageTimes, StepWork
-from pipemax.transfer.layout import BlockLayout
+from pipemax.transfer.layout import BlockLayout, compact_layout
 
 _TOKEN_BYTES = 4
 
@@ -174,14 +174,9 @@ class VirtualNode:
 
 
 def _layout(model: ModelSpec, num_layers: int, parallelism: Parallelism) -> BlockLayout:
-    heads = -(-model.num_kv_heads // model.kv_shards(parallelism.tensor))
-    content_bytes = 2 * model.head_dim * model.bytes_per_value
-    layer_bytes = heads * BLOCK_TOKENS * content_bytes
-    return BlockLayout(
+    return compact_layout(
         num_layers=num_layers,
-        num_kv_heads=heads,
+        num_kv_heads=-(-model.num_kv_heads // model.kv_shards(parallelism.tensor)),
         block_tokens=BLOCK_TOKENS,
-        content_bytes=content_bytes,
-        layer_stride_bytes=layer_bytes,
-        block_bytes=num_layers * layer_bytes,
+        content_bytes=2 * model.head_dim * model.bytes_per_value,
     )

@@ -77,6 +77,21 @@ class BlockLayout:
         return (self.num_layers - 1) * self.layer_stride_bytes + self.layer_bytes
 
 
+def compact_layout(
+    *, num_layers: int, num_kv_heads: int, block_tokens: int, content_bytes: int
+) -> BlockLayout:
+    """Return the layout without pads. ``content_bytes``: keys and values of one token and head."""
+    layer_bytes = num_kv_heads * block_tokens * content_bytes
+    return BlockLayout(
+        num_layers=num_layers,
+        num_kv_heads=num_kv_heads,
+        block_tokens=block_tokens,
+        content_bytes=content_bytes,
+        layer_stride_bytes=layer_bytes,
+        block_bytes=num_layers * layer_bytes,
+    )
+
+
 def describe_layers(layers: Mapping[str, torch.Tensor]) -> tuple[BlockLayout, torch.Tensor]:
     """Return the layout of a stage's KV caches, and all of them as one zero-copy tensor of bytes.
 

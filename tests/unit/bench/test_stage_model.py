@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from bench.stage.model import DecodeBatch, LlamaStage, PromptChunk, TokenPlaces
-from bench.stage.pools import compact_layout
 from pipemax.domain.specs import ModelSpec
-from pipemax.transfer.layout import layer_views
+from pipemax.transfer.layout import compact_layout, layer_views
 
 TINY = ModelSpec(
     name="tiny",

@@ -11,7 +11,7 @@ from pipemax.control.controller_config import ControllerConfig
 from pipemax.domain.plan import Batching, Phase, PhaseReason, PrefetchMode, StepPlan
 from pipemax.domain.request import PrefixId, SharedPrefix
 from pipemax.domain.step_times import StepTimeModel
-from tests.property.test_liveness_properties import PREFIXES, check, pools, rows, run_all
+from tests.property.test_liveness_properties import FAULTS, PREFIXES, check, pools, rows, run_all
 from tests.unit.control.fake_engine import FakeEngine, Faults, small_config, spec, stage
 
 LONGEST_PREFIX_BLOCKS = max(PREFIXES.values()) // 16
@@ -40,16 +40,6 @@ def check_plans(engine: FakeEngine) -> None:
         if why.prefetch_mode is not PrefetchMode.FORCED:
             assert why.prefetched_blocks <= most, plan
         assert not {item.request_id for item in plan.prefetch} & {*plan.run}, plan
-
-
-FAULTS = st.builds(
-    Faults,
-    refuse_run=st.sampled_from([0.0, 0.02]),
-    refuse_prefetch=st.sampled_from([0.0, 0.3]),
-    abort=st.sampled_from([0.0, 0.01]),
-    preempt=st.sampled_from([0.0, 0.01]),
-    cache_hit=st.sampled_from([0.0, 0.3]),
-)
 
 
 @settings(max_examples=100, deadline=None)

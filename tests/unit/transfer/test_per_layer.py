@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from bench.stage import kernel_reference
-from bench.stage.pools import compact_layout
-from pipemax.transfer.layout import BlockLayout
+from pipemax.transfer.layout import BlockLayout, compact_layout
 from pipemax.transfer.per_layer import PerLayerOffload
 
 HEADS, HEAD_DIM, TOKENS = 2, 8, 9

@@ -8,12 +8,11 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from bench.stage.pools import compact_layout
 from pipemax.domain.errors import TransferError
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, CopyCounts, StepCopies, TokenStore
 from pipemax.transfer.cpu import CpuCopyBackend
-from pipemax.transfer.layout import layer_indexes
+from pipemax.transfer.layout import compact_layout, layer_indexes
 from pipemax.transfer.orchestrator import Orchestrator
 from pipemax.transfer.packing import PackingThread
 from pipemax.transfer.per_layer import PerLayerOffload

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.stage.pools import compact_layout
 from pipemax.domain.errors import EngineStartError, TransferError
 from pipemax.domain.units import GIB, MIB
 from pipemax.transfer.cuda.numa import bind_memory, read_numa_node
@@ -19,6 +18,7 @@ from pipemax.transfer.cuda.pinned_pool import (
     require_pools,
 )
 from pipemax.transfer.host_memory import available_host_bytes
+from pipemax.transfer.layout import compact_layout
 
 LAYOUT = compact_layout(num_layers=3, num_kv_heads=1, block_tokens=16, content_bytes=64)  # 3 KiB
 

@@ -8,11 +8,11 @@ import torch
 from vllm.config import CUDAGraphMode
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-from bench.stage.pools import compact_layout
 from pipemax.config import EngineConfig
 from pipemax.domain.plan import StepId
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies
+from pipemax.transfer.layout import compact_layout
 from pipemax.vllm_ext.compat import check_hooks_run
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
 from pipemax.vllm_ext.worker.connector import PipeMaxConnector, StepMetadata, _check_block_tokens
