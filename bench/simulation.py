@@ -21,21 +21,13 @@ from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.presets import load_model, load_node, override
 from pipemax.sim.compute_bound import operations
 from pipemax.sim.plots import plot_ratios
-from pipemax.sim.study import named_systems, run_study
+from pipemax.sim.study import PAPER_SETTINGS, named_systems, run_study
 from pipemax.sim.study_report import json_objects
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload
 
-MATRIX = (
-    ("rtx5090x8", "llama2-70b"),
-    ("rtx5090x8", "mixtral-8x7b"),
-    ("l20x8", "llama2-70b"),
-    ("l20x8", "mixtral-8x7b"),
-    ("h100x8", "qwen3-235b-a22b"),
-)
-WORKLOADS = ("sharegpt", "longbench")
 COMPARED = ("vllm_tp", "vllm_pp", "vllm_032_pp", "td_pipe", "td_pipe_tuned", "seesaw_t8", "seesaw_t4p2")
 
 
@@ -61,19 +53,18 @@ def matrix(num_requests: int) -> Iterator[dict[str, Any]]:
             "of bound",
         ]
     )
-    for node_name, model_name in MATRIX:
-        for workload_name in WORKLOADS:
-            node, model = load_node(node_name), load_model(model_name)
-            workload = open_workload(workload_name, num_requests)
-            study = run_study(node, model, workload, named_systems("baselines", node))
-            by_name = {entry["system"]: entry for entry in json_objects(study)}
-            for rate, key in (("whole run", "total_tokens_per_s"), ("steady", "steady_tokens_per_s")):
-                ours = by_name["pipemax"][key]
-                ratios = [f"{ours / by_name[name][key]:.2f}" for name in COMPARED]
-                of_bound = f"{ours / study.compute_bound_tokens_per_s:.0%}"
-                line([node_name, model_name, workload_name, rate, f"{ours:,.0f}", *ratios, of_bound])
-            by_name["pipemax"].update(_headroom(node, model, workload, by_name["pipemax"]))
-            yield from by_name.values()
+    for node_name, model_name, workload_name in PAPER_SETTINGS:
+        node, model = load_node(node_name), load_model(model_name)
+        workload = open_workload(workload_name, num_requests)
+        study = run_study(node, model, workload, named_systems("baselines", node))
+        by_name = {entry["system"]: entry for entry in json_objects(study)}
+        for rate, key in (("whole run", "total_tokens_per_s"), ("steady", "steady_tokens_per_s")):
+            ours = by_name["pipemax"][key]
+            ratios = [f"{ours / by_name[name][key]:.2f}" for name in COMPARED]
+            of_bound = f"{ours / study.compute_bound_tokens_per_s:.0%}"
+            line([node_name, model_name, workload_name, rate, f"{ours:,.0f}", *ratios, of_bound])
+        by_name["pipemax"].update(_headroom(node, model, workload, by_name["pipemax"]))
+        yield from by_name.values()
 
 
 def plot_matrix(entries: list[dict[str, Any]], path: Path) -> None:

@@ -1,11 +1,13 @@
 """Run vLLM's real schedulers and PipeMax's over a virtual node, and compare each with its simulation.
 
     python bench/virtual_node.py [--node N] [--model M] [--workload W] [--rows N] [--json FILE]
+    python bench/virtual_node.py --matrix [--rows N] [--json FILE]
 
 For one node, model and workload of ``presets/``: vLLM 0.32 with pipeline parallelism over a curve of chunk sizes
 (``max_num_batched_tokens``), with tensor parallelism, with both, and PipeMax with separated and with mixed batching.
 The engine core is real, and the CPU time of its thread counts in the node's time (``--host-factor 0`` leaves it out);
-waits are left out (``docs/rehearsal.md``). All requests are there at the start. It prints Markdown; ``--json`` keeps a
+waits are left out (``docs/rehearsal.md``). All requests are there at the start. ``--matrix`` runs all settings of the
+paper, one after another. It prints Markdown; ``--json`` keeps a
 list of objects, one for each run:
 
     total_tokens_per_s      prompts and outputs over the whole run, drain included
@@ -38,14 +40,16 @@ from pipemax.sim.event_queue import EventQueue
 from pipemax.sim.links import Links
 from pipemax.sim.machine import Machine
 from pipemax.sim.result import Recording
+from pipemax.sim.study import PAPER_SETTINGS
 from pipemax.sim.systems.catalog import MIXED_STEP_TOKENS, STOCK_CHUNK_TOKENS
 from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload
-from pipemax.vllm_ext.rehearsal.launch import ClockSettings, RehearsedEngine
+from pipemax.vllm_ext.rehearsal.launch import RehearsedEngine
 from pipemax.vllm_ext.rehearsal.run import RehearsalResult, rehearse
+from pipemax.vllm_ext.rehearsal.settings import ClockSettings
 
 PP_CHUNKS = (*STOCK_CHUNK_TOKENS, VLLM_032_PP.max_batched_tokens)
 TP_CHUNKS = (512, 2048)
@@ -113,12 +117,16 @@ def engine_of(setting: Setting, node: NodeSpec, model: ModelSpec, workload: Work
 
 
 def simulated_tokens_per_s(setting: Setting, engine: RehearsedEngine, scenario: Scenario) -> float:
-    """Return the simulator's figure for the same requests, under the same limits."""
+    """Return the simulator's figure for the same requests, under the same limits.
+
+    vLLM has one more step in flight than there are stages, so PipeMax has one more batch there than in the paper.
+    """
     if setting.policy is Policy.PIPEMAX:
         controller: dict[str, Any] = {}
         if setting.batching is Batching.MIXED:
             controller = {"batching": setting.batching, "mixed_step_tokens": setting.chunk_tokens}
-        return PipeMaxSystem(scenario, PipeMaxOptions(controller=controller)).simulate().total_tokens_per_s
+        options = PipeMaxOptions(controller=controller, num_batches=engine.parallelism.pipeline + 1)
+        return PipeMaxSystem(scenario, options).simulate().total_tokens_per_s
     policy = replace(
         VLLM_032_PP,
         name=setting.system,
@@ -199,6 +207,7 @@ def main() -> int:
         default="sharegpt",
         help="a name of presets/, a .yaml profile, or recorded .jsonl lengths",
     )
+    parser.add_argument("--matrix", action="store_true", help="all nodes, models and workloads of the paper")
     parser.add_argument("--rows", type=int, default=1_000, help="requests (default 1,000)")
     parser.add_argument("--systems", help="names separated by commas (default: all)")
     parser.add_argument("--host-factor", type=float, default=1.0, help="how far the core's CPU time counts")
@@ -206,19 +215,29 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the figures as JSON")
     arguments = parser.parse_args()
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    node, model = load_node(arguments.node), load_model(arguments.model)
-    workload = open_workload(arguments.workload, arguments.rows)
+    one = (arguments.node, arguments.model, arguments.workload)
+    found: list[dict[str, Any]] = []
+    for names in PAPER_SETTINGS if arguments.matrix else (one,):
+        found += run_setting(names, arguments)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def run_setting(names: tuple[str, str, str], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run all systems asked for on one node, model and workload, and print their table."""
+    node, model = load_node(names[0]), load_model(names[1])
+    workload = open_workload(names[2], arguments.rows)
     wanted = arguments.systems.split(",") if arguments.systems else None
     chosen = [one for one in settings(node, model) if wanted is None or one.system in wanted]
     clock = ClockSettings(host_factor=arguments.host_factor)
     ran = list(run(chosen, node, model, workload, clock, arguments.check_kv))
-    found = objects(ran, arguments.node, arguments.model, workload)
+    found = objects(ran, names[0], names[1], workload)
+    print(f"\n{', '.join(names)}, {len(workload):,} rows\n")
     print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS))
     for entry in found:
-        print("| " + " | ".join(str(entry[name]) for name in COLUMNS) + " |")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return 0
+        print("| " + " | ".join(str(entry[name]) for name in COLUMNS) + " |", flush=True)
+    return found
 
 
 if __name__ == "__main__":

@@ -146,6 +146,14 @@ class VirtualNode:
         self._last_step = step
         return step
 
+    def pass_empty_step(self) -> None:
+        """Take note of a step without tokens: as vLLM's workers, stages wait in it for the tokens that are due."""
+        tokens = self._tokens_sent.popleft()
+        self._tokens_sent.append(None)
+        if tokens is not None:
+            for device in self.devices[:-1]:
+                device.wait_for(tokens)
+
     def receive(self, step: NodeStep, stage: int) -> None:
         """Have a stage wait for the activations of the stage before, and for tokens that the last stage sampled."""
         if step.tokens_before is not None and stage + 1 < self.num_stages:

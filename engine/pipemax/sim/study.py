@@ -13,6 +13,18 @@ from pipemax.sim.workloads import Workload
 
 REFERENCE = "vllm_tp"
 """The system to which ``fig:overall`` normalises."""
+PAPER_SETTINGS = tuple(
+    (node, model, workload)
+    for node, model in (
+        ("rtx5090x8", "llama2-70b"),
+        ("rtx5090x8", "mixtral-8x7b"),
+        ("l20x8", "llama2-70b"),
+        ("l20x8", "mixtral-8x7b"),
+        ("h100x8", "qwen3-235b-a22b"),
+    )
+    for workload in ("sharegpt", "longbench")
+)
+"""The presets of node, model and workload in ``fig:overall``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,6 +75,18 @@ def test_stages_wait_for_the_tokens_of_the_step_that_came_as_many_steps_before_a
     assert arrived_s > steps[0].tokens_sent.done_s + own_s
 
 
+def test_steps_without_tokens_count_among_those_that_stages_wait_for() -> None:
+    node = make_node()
+    first = submit(node, DECODE)
+    for _ in range(3):
+        node.pass_empty_step()
+    second = submit(node, DECODE)  # the fourth after the first: it needs the first one's tokens
+    node.run_to(second.done)
+    assert first.tokens_sent.done_s is not None
+    assert second.arrivals[1].done_s is not None
+    assert second.arrivals[1].done_s > first.tokens_sent.done_s + second.stage_s[0]
+
+
 def test_a_step_submitted_later_begins_later() -> None:
     alone, late = make_node(), make_node()
     alone_s = alone.run_to(submit(alone, DECODE).done)

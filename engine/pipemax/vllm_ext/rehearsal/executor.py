@@ -218,6 +218,8 @@ class VirtualNodeExecutor(Executor):
         step = None
         if run.sampled:
             step = self.node.begin_step(run.work, run.kv, host_works_since_s=self._host_works_since_s)
+        else:
+            self.node.pass_empty_step()
         for stage, device in enumerate(self.node.devices):
             device.begin_step()
             if not self._connectors:

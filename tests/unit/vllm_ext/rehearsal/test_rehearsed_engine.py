@@ -5,8 +5,11 @@ from dataclasses import replace
 import pytest
 
 from pipemax.config import Policy
+from pipemax.domain.plan import Batching
 from pipemax.domain.specs import Parallelism
 from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching
+from pipemax.sim.systems.pipemax import PipeMaxSystem
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions
 from pipemax.vllm_ext.rehearsal.launch import ClockSettings, RehearsedEngine, rehearsed_core
 from pipemax.vllm_ext.rehearsal.run import rehearse
 from tests.unit.sim.machines import small_model, small_node, small_scenario, small_workload
@@ -48,8 +51,24 @@ def test_stock_vllm_is_as_fast_as_in_the_simulator(pipeline: int, tensor: int, c
         keeps_preempted=True,
     )
     simulated = ContinuousBatching(small_scenario(workload, engine.node), policy).simulate()
-    assert result.total_tokens_per_s == pytest.approx(simulated.total_tokens_per_s, rel=0.1)
+    assert result.total_tokens_per_s == pytest.approx(simulated.total_tokens_per_s, rel=0.01)
     assert result.host_bubble == 0.0
+
+
+@pytest.mark.parametrize("batching", Batching)
+def test_pipemax_is_as_fast_as_in_the_simulator_with_as_many_batches(batching: Batching) -> None:
+    workload = small_workload(100)
+    told = {"initial_output_tokens": round(float(workload.output_tokens.mean()))}
+    engine = make_engine(policy=Policy.PIPEMAX, batching=batching, controller=told)
+    result = rehearse(engine, workload)
+    controller = {
+        "batching": batching,
+        "mixed_step_tokens": CHUNK_TOKENS,
+        "prefill_chunk_tokens": CHUNK_TOKENS,
+    }
+    options = PipeMaxOptions(num_batches=5, controller=controller)  # one more than stages, as in vLLM
+    simulated = PipeMaxSystem(small_scenario(workload, engine.node), options).simulate()
+    assert result.total_tokens_per_s == pytest.approx(simulated.total_tokens_per_s, rel=0.05)
 
 
 def test_a_run_with_a_host_that_takes_no_time_is_the_same_each_time() -> None:
