@@ -27,8 +27,9 @@ import numpy as np
 
 from bench.near_ties import logit_gaps
 from pipemax.api import GenerationRequest, OfflineEngine, Sampling
-from pipemax.config import EngineConfig
-from pipemax.policy.compare import PolicyChoice, compare_policies
+from pipemax.config import BatchingChoice, EngineConfig
+from pipemax.policy.compare import PolicyChoice
+from pipemax.policy.measured_choice import Rows, compare_policies
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.workloads import Workload
 from tests.parity.make_model import MEDIUM, make_model
@@ -188,7 +189,8 @@ def predict(engine: MeasuredEngine, measured: Measured) -> PolicyChoice:
         output_tokens=np.array([len(measured.tokens[name]) for name in ids]),
         shared_prefix_tokens=_TEMPLATE_CHARACTERS if measured.load.prompts == "templated" else 0,
     )
-    return compare_policies(engine, workload, is_whole_table=True, inputs={})
+    rows = Rows(workload=workload, is_whole_table=True)
+    return compare_policies(engine, rows, inputs={}, batching=BatchingChoice.SEPARATED)
 
 
 def compare(model: str, pp: int, arguments: argparse.Namespace) -> Iterator[Result]:

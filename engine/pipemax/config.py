@@ -37,6 +37,22 @@ class KvOffload(StrEnum):
     projection, where vLLM has no hook."""
 
 
+class BatchingChoice(StrEnum):
+    """What a step of PipeMax may hold, or that simulations of the measured engine say."""
+
+    SEPARATED = "separated"
+    """Phases of prefill and of decode, as in the paper."""
+    MIXED = "mixed"
+    """Each step decodes a batch and takes prompt tokens, up to a maximum."""
+    AUTO = "auto"
+    """Whichever of the two the simulations find faster; separated while nothing is measured."""
+
+    @property
+    def at_start(self) -> Batching:
+        """The batching until simulations have chosen one."""
+        return Batching.MIXED if self is BatchingChoice.MIXED else Batching.SEPARATED
+
+
 class ChatMode(StrEnum):
     """Whether plain prompts are wrapped in the model's chat template."""
 
@@ -57,7 +73,9 @@ class RowLengths(BaseModel):
     shared_prefix_tokens: int = Field(0, ge=0, description="Leading tokens that all prompts have in common.")
     max_tokens: int = Field(ge=1, description="Most output tokens of a row.")
     mean_output_tokens: float | None = Field(
-        None, gt=0.0, description="Output tokens that a row is expected to have; default: half of max_tokens."
+        None,
+        gt=0.0,
+        description="Output tokens that a row is expected to have; default: a quarter of max_tokens.",
     )
     rows: int | None = Field(None, ge=1, description="Rows of the table.")
 
@@ -119,10 +137,17 @@ class EngineConfig(BaseModel):
         description="policy pipemax: when new KV is copied to the host: after_step, or per_layer (after each layer's "
         "attention, close to PipeMax, §3.4.2; to compare, for on GPUs it makes full CUDA graphs piecewise).",
     )
-    batching: Batching = Field(
-        Batching.SEPARATED,
-        description="policy pipemax: separated (phases of prefill and of decode, as in the paper) or mixed (each step "
-        "decodes a batch and takes prompt tokens, up to max_num_batched_tokens in all).",
+    batching: BatchingChoice = Field(
+        BatchingChoice.AUTO,
+        description="policy pipemax and auto: separated (phases of prefill and of decode, as in the paper), mixed "
+        "(each step decodes a batch and takes prompt tokens, up to mixed_step_tokens in all), or auto (whichever "
+        "simulations of the measured engine find faster; separated while nothing is measured).",
+    )
+    mixed_step_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="policy pipemax and auto: most tokens of a mixed step; default: the fastest by simulations of the "
+        "measured engine, and max_num_batched_tokens while nothing is measured.",
     )
     num_batches: int | None = Field(
         None,

@@ -121,12 +121,15 @@ class Controller:
         """
         self._begin_again(replace(self.config, gpu_blocks=gpu_blocks), "the GPU pool is to be resized")
 
-    def use_batching(self, batching: Batching) -> None:
+    def use_batching(self, batching: Batching, mixed_step_tokens: int | None = None) -> None:
         """Plan by this batching, as a new controller would that knows its step times.
+
+        ``mixed_step_tokens``: see ``ControllerConfig``.
 
         A trace does not record this call. Raise ``ValueError`` if there are requests.
         """
-        self._begin_again(replace(self.config, batching=batching), "the batching is to change")
+        config = replace(self.config, batching=batching, mixed_step_tokens=mixed_step_tokens)
+        self._begin_again(config, "the batching is to change")
 
     def _begin_again(self, config: ControllerConfig, purpose: str) -> None:
         if self.num_unfinished or self._flights:

@@ -31,10 +31,14 @@ class StageConfig:
     """Seconds of a decode step by batch size and KV tokens attended to."""
     prefill_time: StepTimeModel
     """Seconds of a prefill step by chunk tokens and (token, attended token) pairs."""
+    mixed_scale: float = 1.0
+    """What prompt tokens add to a step that also decodes, as a multiple of what they add to a prefill step."""
 
     def __post_init__(self) -> None:
         if self.kv_bytes_per_token < 1 or self.h2d_bytes_per_s <= 0:
             raise ValueError(f"kv_bytes_per_token and h2d_bytes_per_s must be positive: {self}")
+        if self.mixed_scale <= 0:
+            raise ValueError(f"mixed_scale must be positive: {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 The same form serves prefill, with chunk tokens for the batch size b and (token, attended token) pairs for the KV tokens
 L. ``pipemax.control.times`` fits and refines it.
 
-A mixed step's time follows from both (``mixed_step_s``), without coefficients of its own.
+A mixed step's time follows from both (``mixed_step_s``), with one factor of its own.
 """
 
 from bisect import bisect_right
@@ -71,12 +71,14 @@ def mixed_step_s(
     kv_tokens: int,
     prompt_tokens: int,
     token_pairs: int,
+    mixed_scale: float = 1.0,
 ) -> float:
     """Return the seconds of a step that decodes and computes prompt tokens.
 
     All tokens of a step pass the matrix products together, so the prompt tokens add what they add to a prefill step of
     as many tokens as there are decodes; each kind's attention comes on top. Without prompt tokens this is a decode
-    step's time, without decodes a prefill step's.
+    step's time, without decodes a prefill step's. ``mixed_scale`` is what prompt tokens were measured to add beside
+    decodes, as a multiple of that.
     """
     added_s = prefill.added_batch_s(num_decodes, prompt_tokens) + prefill.beta_s * token_pairs
-    return decode.seconds(num_decodes, kv_tokens) + added_s
+    return decode.seconds(num_decodes, kv_tokens) + (mixed_scale if num_decodes else 1.0) * added_s

@@ -1,9 +1,7 @@
-"""Compares PipeMax with stock vLLM by simulating both.
+"""Compares PipeMax with stock vLLM by simulating both over profiles of nodes and models: ``pipemax plan-capacity``.
 
-``compare_policies`` serves ``policy: auto``, for an engine whose step times were measured; ``plan_capacity`` is
-``pipemax plan-capacity``, over profiles of nodes and models. Both are pure: they simulate a sample of the table and
-take its steady rate for the whole table, so the answer comes in seconds; the drain at the table's end is not included.
-They know nothing of running engines.
+Pure: it simulates a sample of the table and takes its steady rate for the whole table, so the answer comes in seconds;
+the drain at the table's end is not included. ``measured_choice`` does the same for an engine that has started.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,17 +12,14 @@ import numpy as np
 
 from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.domain.workload import WorkloadSpec
-from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.result import SimulationResult
 from pipemax.sim.systems.catalog import simulate
-from pipemax.sim.systems.scenario import Scenario, measured_scenario
-from pipemax.sim.workloads import Workload, draw_workload
+from pipemax.sim.systems.scenario import Scenario
+from pipemax.sim.workloads import draw_workload
 
 _SECONDS_PER_HOUR = 3600.0
 SAMPLE_REQUESTS = 1500
 STOCK_SYSTEMS = ("vllm_032_pp", "vllm_tp")
-STOCK_CHUNK_TOKENS = (256, 512, 1024, 2048, 4096, 8192)
-"""Sizes of a step that stock vLLM is simulated with, next to the engine's own."""
 WORTHWHILE_GAIN = 1.03
 """What is not the default is chosen from this ratio on: below it, the simulations cannot tell the two apart."""
 
@@ -63,7 +58,7 @@ class PolicyChoice:
     """Policy → tokens/s of prompts and outputs; empty if nothing had to be simulated."""
     inputs: Mapping[str, float | str] = field(default_factory=dict)
     """The inputs of the simulations."""
-    settings: Mapping[str, int] = field(default_factory=dict)
+    settings: Mapping[str, int | str] = field(default_factory=dict)
     """Fields of the engine config with which the chosen policy was the fastest, where they are not the engine's own."""
 
     @property
@@ -89,74 +84,8 @@ class CapacityPlan:
         return self.options[0]
 
 
-def compare_policies(
-    engine: MeasuredEngine,
-    workload: Workload,
-    *,
-    is_whole_table: bool,
-    inputs: Mapping[str, float | str],
-    chunk_is_free: bool = False,
-) -> PolicyChoice:
-    """Choose a policy for ``policy: auto``, by simulations of the measured engine under either policy.
-
-    For a sample the steady rates count, for a whole table the time to its end. With ``chunk_is_free``, PipeMax is
-    compared with stock vLLM at its best size of a step, and the choice says which. ``inputs`` are added to the
-    choice's.
-    """
-
-    def rate(result: SimulationResult) -> float:
-        return result.total_tokens_per_s if is_whole_table else result.steady_tokens_per_s
-
-    pipemax = simulate("pipemax", measured_scenario(engine, workload))
-    stock_engine, stock = engine, simulate("vllm_032_pp", measured_scenario(engine, workload))
-    for other in _other_chunks(engine) if chunk_is_free else ():
-        result = simulate("vllm_032_pp", measured_scenario(other, workload))
-        # A size other than the engine's own has to be worth it; between others, the faster one is taken.
-        is_own = stock_engine is engine
-        if rate(result) >= rate(stock) * (WORTHWHILE_GAIN if is_own else 1.0):
-            stock_engine, stock = other, result
-    rates = {ChosenPolicy.PIPEMAX: rate(pipemax), ChosenPolicy.VLLM: rate(stock)}
-    speedup = rates[ChosenPolicy.PIPEMAX] / rates[ChosenPolicy.VLLM]
-    chosen, why = _verdict(speedup)
-    settings = {}
-    if chosen is ChosenPolicy.VLLM and stock_engine is not engine:
-        settings = {
-            "max_num_batched_tokens": stock_engine.max_batched_tokens,
-            "max_num_seqs": stock_engine.max_num_seqs,
-        }
-    return PolicyChoice(
-        chosen=chosen,
-        reason=f"{why}: simulated {rates[ChosenPolicy.PIPEMAX]:,.0f} tokens/s against "
-        f"{rates[ChosenPolicy.VLLM]:,.0f} for stock vLLM with steps of up to {stock_engine.max_batched_tokens:,} "
-        f"tokens, {speedup:.2f}×, in decode batches of {pipemax.mean_decode_batch:.0f} and "
-        f"{stock.mean_decode_batch:.0f}",
-        predicted_tokens_per_s={str(name): round(value, 3) for name, value in rates.items()},
-        inputs={
-            **inputs,
-            "stages": len(engine.stages),
-            "num_batches": engine.num_batches,
-            "gpu_kv_tokens": engine.capacity.gpu_tokens,
-            "host_kv_tokens": engine.capacity.host_blocks * engine.capacity.block_tokens,
-            "simulated_rows": len(workload),
-            "mean_prompt_tokens": round(float(workload.prompt_tokens.mean()), 1),
-            "mean_output_tokens": round(float(workload.output_tokens.mean()), 1),
-            "shared_prefix_tokens": workload.shared_prefix_tokens,
-            "stock_chunk_tokens": stock_engine.max_batched_tokens,
-        },
-        settings=settings,
-    )
-
-
-def _other_chunks(engine: MeasuredEngine) -> list[MeasuredEngine]:
-    """Return the engine with each smaller size of a step; vLLM allows at most as many requests as a step has tokens."""
-    return [
-        replace(engine, max_batched_tokens=tokens, max_num_seqs=min(engine.max_num_seqs, tokens))
-        for tokens in STOCK_CHUNK_TOKENS
-        if tokens < engine.max_batched_tokens
-    ]
-
-
-def _verdict(speedup: float) -> tuple[ChosenPolicy, str]:
+def verdict(speedup: float) -> tuple[ChosenPolicy, str]:
+    """Return the policy for a predicted ratio of PipeMax's rate to stock vLLM's, and why in a few words."""
     if speedup >= WORTHWHILE_GAIN:
         return ChosenPolicy.PIPEMAX, "PipeMax is faster"
     return ChosenPolicy.VLLM, f"PipeMax gains less than {WORTHWHILE_GAIN - 1:.0%}"
@@ -251,7 +180,7 @@ def _choose(options: Sequence[CapacityOption], not_possible: Sequence[str]) -> P
         f"batches of {pipemax.mean_decode_batch:.0f}) against {stock.tokens_per_s:,.0f} for stock vLLM "
         f"({stock.system}, {stock.gpus_per_engine} GPUs, batches of {stock.mean_decode_batch:.0f}): {speedup:.2f}×"
     )
-    chosen, why = _verdict(speedup)
+    chosen, why = verdict(speedup)
     return PolicyChoice(
         chosen=chosen,
         reason=f"{why}: {figures}",

@@ -1,15 +1,17 @@
 """Decides ``policy: auto``: draws rows to simulate from what is known of the table, and chooses by simulations.
 
-Output lengths are not known beforehand: each row is assumed to make between one token and its maximum, unless the
-config says how many to expect. Pure: it starts nothing.
+Output lengths are not known beforehand: they are assumed to be log-normal, as those of chats are, cut at the rows'
+maximum, with a quarter of it as their mean unless the config says how many to expect. Pure: it starts nothing.
 """
 
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
-from pipemax.config import RowLengths
-from pipemax.policy.compare import PolicyChoice, compare_policies
+from pipemax.config import BatchingChoice, RowLengths
+from pipemax.policy.compare import PolicyChoice
+from pipemax.policy.measured_choice import BatchingPlan, Rows, choose_batching, compare_policies
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.workloads import Workload
 
@@ -22,24 +24,33 @@ _MOST_OUTPUTS, _MOST_DECODE_STEPS = 1_000_000, 10_000
 """Some ten seconds of simulating PipeMax, and as much for stock vLLM with all chunk sizes."""
 _ROUNDS = 6
 """So many rows for each place in a batch are enough, however much memory there is."""
+_ASSUMED_OUTPUT_SHARE = 1 / 4
+"""Of max_tokens, which users set so that few answers are cut."""
+_OUTPUT_SPREAD = 0.94
+"""Standard deviation of the logarithm of ShareGPT's output lengths (mean 237, median 152)."""
 _ASSUMED_MAX_TOKENS = 256
 _ASSUMED_MOST_PROMPT_TOKENS = 1024
 
 
 def choose_policy(
-    engine: MeasuredEngine, lengths: RowLengths | None, *, chunk_is_free: bool = False
+    engine: MeasuredEngine,
+    lengths: RowLengths | None,
+    *,
+    batching: BatchingChoice = BatchingChoice.AUTO,
+    mixed_step_tokens: int | None = None,
+    chunk_is_free: bool = False,
 ) -> PolicyChoice:
     """Choose a policy by rows drawn from the sampled lengths; without any, by an assumption that the reason names.
 
-    ``chunk_is_free``: see ``compare_policies``.
+    For the other arguments see ``compare_policies``.
     """
     assumed = lengths is None
     lengths = lengths or _assumed_lengths(engine)
-    workload, is_whole_table = draw_rows(engine, lengths)
     choice = compare_policies(
         engine,
-        workload,
-        is_whole_table=is_whole_table,
+        draw_rows(engine, lengths),
+        batching=batching,
+        mixed_step_tokens=mixed_step_tokens,
         chunk_is_free=chunk_is_free,
         inputs=_inputs(lengths, assumed=assumed),
     )
@@ -52,11 +63,22 @@ def choose_policy(
     return replace(choice, reason=reason)
 
 
-def draw_rows(engine: MeasuredEngine, lengths: RowLengths, *, seed: int = 0) -> tuple[Workload, bool]:
-    """Return the rows to simulate, and whether they are as many as the table has."""
+def choose_batching_for(
+    engine: MeasuredEngine,
+    lengths: RowLengths | None,
+    batching: BatchingChoice,
+    mixed_step_tokens: int | None,
+) -> BatchingPlan:
+    """Choose how PipeMax batches, for an engine that runs PipeMax in any case."""
+    rows = draw_rows(engine, lengths or _assumed_lengths(engine))
+    return choose_batching(engine, rows, batching, mixed_step_tokens)
+
+
+def draw_rows(engine: MeasuredEngine, lengths: RowLengths, *, seed: int = 0) -> Rows:
+    """Return the rows to simulate: as many as the table has, if that is few enough."""
     rng = np.random.default_rng(seed)
     longest = engine.max_model_len - 1
-    mean_output = lengths.mean_output_tokens or max(1.0, lengths.max_tokens / 2)
+    mean_output = lengths.mean_output_tokens or max(1.0, _ASSUMED_OUTPUT_SHARE * lengths.max_tokens)
     prompts = np.minimum(np.array(lengths.prompt_tokens, dtype=np.int64), longest)
     count = _rows_to_simulate(engine, float(prompts.mean()) + mean_output, mean_output)
     is_whole_table = lengths.rows is not None and lengths.rows <= count
@@ -64,15 +86,14 @@ def draw_rows(engine: MeasuredEngine, lengths: RowLengths, *, seed: int = 0) -> 
         assert lengths.rows is not None
         count = lengths.rows
     prompts = np.maximum(1, rng.choice(prompts, count))
-    least, most = _output_range(min(mean_output, lengths.max_tokens), lengths.max_tokens)
-    outputs = rng.integers(least, most, count, endpoint=True)
+    outputs = _output_lengths(rng.standard_normal(count), mean_output, lengths.max_tokens)
     workload = Workload(
         name="sampled rows",
         prompt_tokens=prompts,
         output_tokens=np.maximum(1, np.minimum(outputs, engine.max_model_len - prompts)),
         shared_prefix_tokens=min(lengths.shared_prefix_tokens, int(prompts.min()) - 1),
     )
-    return workload, is_whole_table
+    return Rows(workload=workload, is_whole_table=is_whole_table)
 
 
 def _rows_to_simulate(engine: MeasuredEngine, tokens_per_row: float, outputs_per_row: float) -> int:
@@ -86,11 +107,18 @@ def _rows_to_simulate(engine: MeasuredEngine, tokens_per_row: float, outputs_per
     return int(max(_FEWEST_SIMULATED_ROWS, min(wanted, _ROUNDS * places)))
 
 
-def _output_range(mean: float, most: int) -> tuple[int, int]:
-    """Return the range of equally likely lengths with this mean, none above ``most``."""
-    if mean >= most / 2:
-        return max(1, round(2 * mean - most)), most
-    return 1, max(1, round(2 * mean) - 1)
+def _output_lengths(deviates: npt.NDArray[np.float64], mean: float, most: int) -> npt.NDArray[np.int64]:
+    """Return log-normal lengths from 1 to ``most`` with this mean, by standard normal deviates."""
+
+    def cut(location: float) -> npt.NDArray[np.int64]:
+        lengths: npt.NDArray[np.float64] = np.rint(np.exp(location + _OUTPUT_SPREAD * deviates))
+        return np.clip(lengths, 1, most).astype(np.int64)
+
+    low, high = -10.0, np.log(most) + 10.0
+    for _ in range(50):
+        location = (low + high) / 2
+        low, high = (location, high) if cut(location).mean() < mean else (low, location)
+    return cut(high)
 
 
 def _assumed_lengths(engine: MeasuredEngine) -> RowLengths:

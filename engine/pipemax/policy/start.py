@@ -6,12 +6,12 @@ vLLM, the engine is started again. What was measured is kept, but only an engine
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from pipemax.config import EngineConfig, Policy
+from pipemax.config import BatchingChoice, EngineConfig, Policy
 from pipemax.domain.errors import EngineStartError
 from pipemax.policy.compare import ChosenPolicy, PolicyChoice
-from pipemax.policy.row_sample import choose_policy
+from pipemax.policy.row_sample import choose_batching_for, choose_policy
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.vllm_ext.engine.vllm_engine import VllmEngine
 from pipemax.vllm_ext.launch.forecast import forecast
@@ -34,11 +34,27 @@ def start_engine(config: EngineConfig) -> StartedEngine:
     match config.policy:
         case Policy.AUTO:
             started = _start_by_simulation(config)
-        case policy:
-            choice = PolicyChoice(chosen=ChosenPolicy(policy), reason="the engine config says so")
+        case Policy.PIPEMAX:
+            started = _start_pipemax(config)
+        case Policy.VLLM:
+            choice = PolicyChoice(chosen=ChosenPolicy.VLLM, reason="the engine config says so")
             started = StartedEngine(engine=VllmEngine(config), choice=choice)
     log.info("policy %s: %s", started.choice.chosen, started.choice.reason)
     return started
+
+
+def _start_pipemax(config: EngineConfig) -> StartedEngine:
+    """Start PipeMax, and settle what the config leaves open of its batching, if the engine is measured."""
+    engine = VllmEngine(config)
+    choice = PolicyChoice(chosen=ChosenPolicy.PIPEMAX, reason="the engine config says so")
+    open_ = config.batching is not BatchingChoice.SEPARATED
+    is_settled = config.batching is BatchingChoice.MIXED and config.mixed_step_tokens is not None
+    if engine.measured is None or not open_ or is_settled:
+        return StartedEngine(engine=engine, choice=choice)
+    plan = choose_batching_for(engine.measured, config.row_lengths, config.batching, config.mixed_step_tokens)
+    engine.use_batching(plan.batching, plan.mixed_step_tokens)
+    reason = f"{choice.reason}; {plan.description} by simulation"
+    return StartedEngine(engine=engine, choice=replace(choice, reason=reason, settings=plan.settings))
 
 
 def _start_by_simulation(config: EngineConfig) -> StartedEngine:
@@ -60,6 +76,8 @@ def _start_by_simulation(config: EngineConfig) -> StartedEngine:
         return _start_stock(config, "step times were not measured, so that nothing could be simulated")
     choice = _choose(engine.measured, config)
     if choice.chosen is ChosenPolicy.PIPEMAX:
+        settled = config.model_copy(update=choice.settings)
+        engine.use_batching(BatchingChoice(settled.batching).at_start, settled.mixed_step_tokens)
         return StartedEngine(engine=engine, choice=choice)
     log.info("stock vLLM is chosen, so the engine is started again: %s", choice.reason)
     engine.close()
@@ -67,7 +85,13 @@ def _start_by_simulation(config: EngineConfig) -> StartedEngine:
 
 
 def _choose(engine: MeasuredEngine, config: EngineConfig) -> PolicyChoice:
-    return choose_policy(engine, config.row_lengths, chunk_is_free=config.max_num_batched_tokens is None)
+    return choose_policy(
+        engine,
+        config.row_lengths,
+        batching=config.batching,
+        mixed_step_tokens=config.mixed_step_tokens,
+        chunk_is_free=config.max_num_batched_tokens is None,
+    )
 
 
 def _start_stock(config: EngineConfig, reason: str) -> StartedEngine:
@@ -75,5 +99,5 @@ def _start_stock(config: EngineConfig, reason: str) -> StartedEngine:
 
 
 def _start(config: EngineConfig, choice: PolicyChoice) -> StartedEngine:
-    settled = config.model_copy(update={"policy": Policy(choice.chosen), **choice.settings})
+    settled = EngineConfig.parse({**config.model_dump(), "policy": choice.chosen.value, **choice.settings})
     return StartedEngine(engine=VllmEngine(settled), choice=choice)

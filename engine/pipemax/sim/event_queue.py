@@ -38,6 +38,7 @@ class EventQueue:
         self.clock = VirtualClock()
         self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
         self._sequence = 0
+        self._is_stopped = False
 
     def now_s(self) -> float:
         return self.clock.now_s()
@@ -52,9 +53,13 @@ class EventQueue:
         return len(self._heap)
 
     def run(self) -> None:
-        """Run events until none are left."""
-        while self._heap:
+        """Run events until none are left, or one of them stops the queue."""
+        while self._heap and not self._is_stopped:
             self.run_next()
+
+    def stop(self) -> None:
+        """Run no further event."""
+        self._is_stopped = True
 
     def run_next(self) -> None:
         """Run the next event. ``IndexError`` if none is left."""

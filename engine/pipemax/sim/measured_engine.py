@@ -97,6 +97,7 @@ class MeasuredTimes:
                 kv_tokens=work.decode_context_tokens,
                 prompt_tokens=work.prefill_tokens,
                 token_pairs=round(work.prefill_pairs),
+                mixed_scale=stage.mixed_scale,
             )
             for stage in self._stages
         ]

@@ -17,9 +17,10 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from pipemax.config import EngineConfig
 from pipemax.control.controller_config import StageConfig
 from pipemax.control.decision_trace import decode, encode
-from pipemax.control.times.profiling import TimedCopy, TimedStep
+from pipemax.control.times.profiling import Profile, TimedCopy, TimedMixedStep, TimedStep
 from pipemax.domain.plan import Batching
 from pipemax.vllm_ext.runtime_settings import encode_stage
 
@@ -43,16 +44,19 @@ def answer_calls() -> None:
     setattr(EngineCore, _SET_INPUT_OPEN, lambda core, is_open: core.scheduler.set_input_open(is_open))
 
 
-def encode_profile(steps: list[TimedStep], copies: list[TimedCopy]) -> dict[str, Any]:
+def encode_profile(profile: Profile) -> dict[str, Any]:
     """Encode timed steps and copies as plain values, which ``take_profile`` decodes."""
-    return {"steps": [encode(step) for step in steps], "copies": [encode(copy) for copy in copies]}
+    return {name: [encode(timed) for timed in kind] for name, kind in profile._asdict().items()}
 
 
-def take_profile(engine: LLMEngine) -> tuple[list[TimedStep], list[TimedCopy]]:
+def take_profile(engine: LLMEngine) -> Profile:
     """Return the steps and copies that were timed since the last call."""
     profile = _call(engine, _TAKE_PROFILE)
-    steps = [decode(TimedStep, step) for step in profile["steps"]]
-    return steps, [decode(TimedCopy, copy) for copy in profile["copies"]]
+    return Profile(
+        steps=[decode(TimedStep, step) for step in profile["steps"]],
+        mixed_steps=[decode(TimedMixedStep, step) for step in profile["mixed_steps"]],
+        copies=[decode(TimedCopy, copy) for copy in profile["copies"]],
+    )
 
 
 def recalibrate(engine: LLMEngine, stages: tuple[StageConfig, ...]) -> None:
@@ -68,22 +72,26 @@ def resize_gpu(engine: LLMEngine, gpu_blocks: int | None) -> None:
     _call(engine, _RESIZE_GPU, gpu_blocks)
 
 
-def use_batching(engine: LLMEngine, batching: Batching) -> None:
-    """Have an idle engine plan by this batching. The core's error if it has requests."""
-    _call(engine, _USE_BATCHING, batching.value)
+def use_batching(engine: LLMEngine, batching: Batching, mixed_step_tokens: int | None = None) -> None:
+    """Have an idle engine plan by this batching, mixed steps up to so many tokens, None for vLLM's maximum.
+
+    The core's error if it has requests, or its steps cannot be so large.
+    """
+    _call(engine, _USE_BATCHING, batching.value, mixed_step_tokens)
 
 
 @contextmanager
-def separated(engine: LLMEngine, batching: Batching) -> Iterator[None]:
-    """Separate prefill and decode for a while in an engine of this batching, which is idle before and after."""
-    if batching is Batching.SEPARATED:
+def separated(engine: LLMEngine, config: EngineConfig) -> Iterator[None]:
+    """Separate prefill and decode for a while in an engine of this config, which is idle before and after."""
+    begins_with = config.batching.at_start
+    if begins_with is Batching.SEPARATED:
         yield
         return
     use_batching(engine, Batching.SEPARATED)
     try:
         yield
     finally:
-        use_batching(engine, batching)
+        use_batching(engine, begins_with, config.mixed_step_tokens)
 
 
 def copy_counts(engine: LLMEngine) -> dict[str, float]:
@@ -99,8 +107,8 @@ def _resize_gpu(core: EngineCore, gpu_blocks: int | None) -> None:
     _idle_scheduler(core).resize_gpu(gpu_blocks)
 
 
-def _use_batching(core: EngineCore, batching: str) -> None:
-    _idle_scheduler(core).use_batching(batching)
+def _use_batching(core: EngineCore, batching: str, mixed_step_tokens: int | None) -> None:
+    _idle_scheduler(core).use_batching(batching, mixed_step_tokens)
 
 
 def _idle_scheduler(core: EngineCore) -> Any:

@@ -31,6 +31,8 @@ class RuntimeSettings:
     offloads_per_layer: bool = False
     """New KV leaves layer by layer, while the step computes."""
     batching: str = Batching.SEPARATED.value
+    mixed_step_tokens: int | None = None
+    """Maximum tokens of a mixed step; None takes vLLM's maximum of any step."""
     controller: dict[str, Any] = field(default_factory=dict)
     """Further fields of ``ControllerConfig``, by name."""
 
@@ -66,6 +68,7 @@ class RuntimeSettings:
             "prefill_chunk_tokens": prefill_chunk_tokens,
             "max_resident_requests": max_slots,
             "batching": Batching(self.batching),
+            "mixed_step_tokens": self.mixed_step_tokens,
         }
         return ControllerConfig(**(known | self.controller))
 
@@ -92,6 +95,7 @@ def decode_stage(values: dict[str, Any]) -> StageConfig:
         h2d_bytes_per_s=values["h2d_bytes_per_s"],
         decode_time=_decode_model(values["decode_time"]),
         prefill_time=_decode_model(values["prefill_time"]),
+        mixed_scale=values["mixed_scale"],
     )
 
 

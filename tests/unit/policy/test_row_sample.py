@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from pipemax.config import RowLengths
@@ -39,27 +40,30 @@ def engine(*, stages: int, gpu_blocks: int, alpha_s: float = 1e-5, h2d: float = 
     )
 
 
-def test_rows_are_drawn_from_the_sample_and_outputs_between_one_token_and_all_allowed() -> None:
-    workload, is_whole_table = draw_rows(engine(stages=4, gpu_blocks=200), lengths())
-    assert not is_whole_table
+def test_rows_are_drawn_from_the_sample_and_outputs_are_skewed_with_a_quarter_of_the_maximum_as_their_mean() -> (
+    None
+):
+    rows = draw_rows(engine(stages=4, gpu_blocks=200), lengths())
+    assert not rows.is_whole_table
+    workload = rows.workload
     assert {*workload.prompt_tokens.tolist()} == {40, 60, 80, 120}
     assert workload.output_tokens.min() >= 1
     assert workload.output_tokens.max() <= 100
-    assert workload.output_tokens.mean() == pytest.approx(50, rel=0.1)
+    assert workload.output_tokens.mean() == pytest.approx(25, rel=0.03)
+    assert float(np.median(workload.output_tokens)) < 0.8 * workload.output_tokens.mean()
 
 
 def test_expected_outputs_are_met_and_a_small_table_is_simulated_whole() -> None:
-    workload, is_whole_table = draw_rows(
-        engine(stages=2, gpu_blocks=200), lengths(mean_output_tokens=100, rows=30)
-    )
-    assert is_whole_table
+    rows = draw_rows(engine(stages=2, gpu_blocks=200), lengths(mean_output_tokens=100, rows=30))
+    assert rows.is_whole_table
+    workload = rows.workload
     assert len(workload) == 30
     assert {*workload.output_tokens.tolist()} == {100}
 
 
 def test_prompts_beyond_the_model_are_cut_and_leave_room_for_a_token() -> None:
     small = engine(stages=2, gpu_blocks=200)
-    workload, _ = draw_rows(small, lengths(prompt_tokens=[4000], shared_prefix_tokens=4000))
+    workload = draw_rows(small, lengths(prompt_tokens=[4000], shared_prefix_tokens=4000)).workload
     assert (workload.prompt_tokens + workload.output_tokens).max() <= small.max_model_len
     assert workload.shared_prefix_tokens < workload.prompt_tokens.min()
 
@@ -83,15 +87,15 @@ def test_memory_for_all_rows_makes_stock_vllm_the_choice() -> None:
 def test_the_rows_simulated_fill_the_gpus_three_times(gpu_blocks: int) -> None:
     """The engine is that of the paper's case: thousands of requests fit the GPUs, ten times as many the host."""
     paper = replace(engine(stages=8, gpu_blocks=gpu_blocks), max_model_len=4096)
-    workload, _ = draw_rows(
+    workload = draw_rows(
         paper, lengths(prompt_tokens=[250, 350, 450], max_tokens=1000, mean_output_tokens=240)
-    )
+    ).workload
     assert workload.total_tokens > 2.9 * paper.capacity.gpu_tokens
 
 
 def test_more_places_than_rows_in_flight_are_not_simulated_for_memory_that_nobody_fills() -> None:
     roomy = engine(stages=2, gpu_blocks=1_000_000)
-    workload, _ = draw_rows(roomy, lengths())
+    workload = draw_rows(roomy, lengths()).workload
     assert len(workload) == 6 * 2 * 512
 
 
@@ -99,12 +103,12 @@ def test_stock_vllm_is_compared_at_its_best_size_of_a_step_and_gets_it() -> None
     wide = replace(engine(stages=2, gpu_blocks=2_000), max_batched_tokens=4096)
     rows = lengths(prompt_tokens=[300, 400], max_tokens=60)
     own = choose_policy(wide, rows)
-    assert (own.chosen, own.settings) == (ChosenPolicy.PIPEMAX, {})
+    assert own.chosen is ChosenPolicy.PIPEMAX
     best = choose_policy(wide, rows, chunk_is_free=True)
     assert best.chosen is ChosenPolicy.VLLM, "with smaller steps it is as fast"
-    assert best.settings == {"max_num_batched_tokens": 512, "max_num_seqs": 512}
-    assert best.inputs["stock_chunk_tokens"] == 512
-    assert "steps of up to 512 tokens" in best.reason
+    assert best.settings == {"max_num_batched_tokens": 1024, "max_num_seqs": 512}
+    assert best.inputs["stock_chunk_tokens"] == 1024
+    assert "stock vLLM with steps of up to 1,024 tokens" in best.reason
 
 
 def test_rows_that_nobody_sampled_are_an_assumption_that_is_named() -> None:
@@ -116,7 +120,7 @@ def test_rows_that_nobody_sampled_are_an_assumption_that_is_named() -> None:
 def test_a_measured_engine_takes_what_its_calibration_says() -> None:
     """One request at a time, by hand: its prompt, then each token, and a round trip after each step."""
     one = engine(stages=2, gpu_blocks=40)
-    workload, _ = draw_rows(one, lengths(prompt_tokens=[64], mean_output_tokens=100, rows=1))
+    workload = draw_rows(one, lengths(prompt_tokens=[64], mean_output_tokens=100, rows=1)).workload
     result = ContinuousBatching(measured_scenario(one, workload), VLLM_032_PP).simulate()
     prefill_s = 2 * one.stages[0].prefill_time.seconds(64, 64 * 65 // 2) + one.round_trip_s
     decode_s = sum(
@@ -127,6 +131,6 @@ def test_a_measured_engine_takes_what_its_calibration_says() -> None:
 
 def test_stock_vllm_runs_no_more_requests_than_it_may() -> None:
     limited = replace(engine(stages=2, gpu_blocks=1000), max_num_seqs=6)
-    workload, _ = draw_rows(limited, lengths(rows=60))
+    workload = draw_rows(limited, lengths(rows=60)).workload
     result = ContinuousBatching(measured_scenario(limited, workload), VLLM_032_PP).simulate()
     assert result.mean_decode_batch <= 6

@@ -24,7 +24,7 @@ class FakeScheduler:
     heard: list[Any] = field(default_factory=list)
 
     def take_profile(self) -> dict[str, Any]:
-        return {"steps": [], "copies": []}
+        return {"steps": [], "mixed_steps": [], "copies": []}
 
     def set_input_open(self, is_open: bool) -> None:
         self.heard.append(is_open)
@@ -127,7 +127,7 @@ def test_a_dead_core_is_sent_no_input_signal() -> None:
 def test_a_core_in_the_same_process_is_called_directly() -> None:
     core = FakeCoreProcess(scheduler := FakeScheduler())
     engine = engine_of(InProcessClient(core))
-    assert take_profile(engine) == ([], [])
+    assert take_profile(engine) == ([], [], [])
     set_input_open(engine, True)
     assert scheduler.heard == [True]
     assert core.input_queue.empty()

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pipemax.config import EngineConfig, Policy
+from pipemax.domain.plan import Batching
 from pipemax.policy import start
 from pipemax.vllm_ext.launch.forecast import Forecast
 from tests.unit.policy.test_row_sample import engine
@@ -15,7 +16,7 @@ ROWS = {"prompt_tokens": [300, 400], "max_tokens": 60}
 
 @pytest.mark.parametrize(
     ("given", "chosen", "tokens"),
-    [({}, Policy.VLLM, 512), ({"max_num_batched_tokens": 4096}, Policy.PIPEMAX, 4096)],
+    [({}, Policy.VLLM, 1024), ({"max_num_batched_tokens": 4096}, Policy.PIPEMAX, 4096)],
 )
 def test_stock_vllm_runs_with_the_size_of_a_step_that_won_unless_the_user_named_one(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], chosen: Policy, tokens: int
@@ -27,3 +28,40 @@ def test_stock_vllm_runs_with_the_size_of_a_step_that_won_unless_the_user_named_
     config = EngineConfig.parse({"model": "m", "policy": "auto", "row_lengths": ROWS, **given})
     start.start_engine(config)
     assert [(config.policy, config.max_num_batched_tokens) for config in started] == [(chosen, tokens)]
+
+
+class MeasuredEngine:
+    """Stands for ``VllmEngine``: an engine that has measured itself."""
+
+    measured = replace(engine(stages=4, gpu_blocks=400), max_batched_tokens=2048)
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.batching: tuple[Batching, int | None] | None = None
+
+    def use_batching(self, batching: Batching, mixed_step_tokens: int | None) -> None:
+        self.batching = (batching, mixed_step_tokens)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ({}, Batching),
+        ({"batching": "mixed"}, Batching.MIXED),
+        ({"batching": "mixed", "mixed_step_tokens": 200}, None),
+        ({"batching": "separated"}, None),
+    ],
+)
+def test_what_the_config_leaves_open_of_the_batching_is_settled_by_simulation(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], kind: Any
+) -> None:
+    monkeypatch.setattr(start, "VllmEngine", MeasuredEngine)
+    config = EngineConfig.parse({"model": "m", "policy": "pipemax", "row_lengths": ROWS, **given})
+    started = start.start_engine(config)
+    told: Any = started.engine
+    if kind is None:
+        assert told.batching is None, "nothing was left open"
+        return
+    batching, tokens = told.batching
+    assert batching in ([*Batching] if kind is Batching else [kind])
+    assert (tokens is None) == (batching is Batching.SEPARATED)
+    assert "by simulation" in started.choice.reason

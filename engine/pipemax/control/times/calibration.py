@@ -61,6 +61,8 @@ def _exactly(kind: type, values: object) -> dict[str, Any]:
     names = {field.name for field in fields(kind)}
     if not isinstance(values, dict):
         raise ValueError(f"{kind.__name__} has the keys {sorted(names)}, not the value {values!r}")
+    if kind is StageConfig:  # older calibrations measured no mixed steps
+        values = {"mixed_scale": 1.0, **values}
     if names != values.keys():
         raise ValueError(f"{kind.__name__} has the keys {sorted(names)}, not {sorted(values)}")
     return dict(values)
@@ -85,6 +87,7 @@ def _encode_stage(stage: StageConfig) -> dict[str, Any]:
         "h2d_bytes_per_s": stage.h2d_bytes_per_s,
         "decode_time": _encode_time_model(stage.decode_time),
         "prefill_time": _encode_time_model(stage.prefill_time),
+        "mixed_scale": stage.mixed_scale,
     }
 
 

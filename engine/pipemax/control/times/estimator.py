@@ -215,13 +215,15 @@ class MixedWork:
 class MixedEstimator:
     """One stage's time of a mixed step: ``step_times.mixed_step_s`` with the scales of its two estimators.
 
-    It has no coefficients of its own. A measured mixed step rescales both estimators by the same method as a step of
-    one kind does, each term by its share of the prediction. The decode estimator counts the step's error.
+    Of its own it has one factor, from the calibration. A measured mixed step rescales both estimators by the same
+    method as a step of one kind does, each term by its share of the prediction. The decode estimator counts the step's
+    error.
     """
 
-    def __init__(self, decode: OnlineEstimator, prefill: OnlineEstimator) -> None:
+    def __init__(self, decode: OnlineEstimator, prefill: OnlineEstimator, scale: float = 1.0) -> None:
         self._decode = decode
         self._prefill = prefill
+        self._scale = scale
 
     def seconds(self, work: MixedWork) -> float:
         return sum(self._terms_s(work))
@@ -244,11 +246,12 @@ class MixedEstimator:
     def _terms_s(self, work: MixedWork) -> tuple[float, float, float, float]:
         """Return the seconds of the decodes and of their attention, then of the prompt tokens and of theirs."""
         decode, prefill = self._decode, self._prefill
+        scale = self._scale if work.num_decodes else 1.0
         return (
             decode.batch_scale * decode.model.batch_s(work.num_decodes),
             decode.beta_s * work.kv_tokens,
-            prefill.batch_scale * prefill.model.added_batch_s(work.num_decodes, work.prompt_tokens),
-            prefill.beta_s * work.token_pairs,
+            scale * prefill.batch_scale * prefill.model.added_batch_s(work.num_decodes, work.prompt_tokens),
+            scale * prefill.beta_s * work.token_pairs,
         )
 
 
@@ -258,18 +261,21 @@ class FilledEstimator:
     The attention of the prompts is left out: it is the same whichever batch they fill up.
     """
 
-    def __init__(self, decode: OnlineEstimator, prefill: OnlineEstimator, step_tokens: int) -> None:
+    def __init__(
+        self, decode: OnlineEstimator, prefill: OnlineEstimator, step_tokens: int, scale: float = 1.0
+    ) -> None:
         self._decode = decode
         self._prefill = prefill
+        self._scale = scale
         self._step_tokens = step_tokens
 
     def seconds(self, size: int, kv_tokens: int) -> float:
         added_s = self._prefill.model.added_batch_s(size, max(0, self._step_tokens - size))
-        return self._decode.seconds(size, kv_tokens) + self._prefill.batch_scale * added_s
+        return self._decode.seconds(size, kv_tokens) + self._scale * self._prefill.batch_scale * added_s
 
     def alpha_s(self, size: int) -> float:
         """Return the seconds that one more request costs in the place of a prompt token, if there is one."""
-        saved_s = self._prefill.alpha_s(size) if size < self._step_tokens else 0.0
+        saved_s = self._scale * self._prefill.alpha_s(size) if size < self._step_tokens else 0.0
         return self._decode.alpha_s(size) - saved_s
 
     @property

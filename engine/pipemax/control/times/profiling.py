@@ -7,13 +7,14 @@ times. Steps with similar work are first reduced to their median, so that a mach
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
+from typing import NamedTuple
 
 from pipemax.control.controller_config import StageConfig
-from pipemax.control.times.estimator import PredictionError, ProfileRow, fit_step_time
+from pipemax.control.times.estimator import MixedWork, PredictionError, ProfileRow, fit_step_time
 from pipemax.domain.plan import Phase
-from pipemax.domain.step_times import StepTimeModel
+from pipemax.domain.step_times import StepTimeModel, mixed_step_s
 
 WAVE_OUTPUT_TOKENS = 8
 """Decode steps of each batch in a wave; the first shrinks as the last prompts join."""
@@ -24,6 +25,11 @@ _SAME_CONTEXT = 1.3
 """Steps of one batch size whose mean contexts differ by less than this factor count as alike."""
 _FEWEST_COPIED_BLOCKS = 4
 """A copy of fewer blocks measures its latency, not the link."""
+_FEWEST_MIXED_STEPS = 8
+_LEAST_ADDED_SHARE = 0.1
+"""Prompt tokens that add less than this share of the decodes' time drown in its spread."""
+_MIXED_SCALE_RANGE = (0.25, 4.0)
+"""A scale beyond this would say that the other fits are wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +45,27 @@ class TimedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimedMixedStep:
+    """What a step computed that decoded and computed prompt tokens, and how long each stage took."""
+
+    work: MixedWork
+    stage_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimedCopy:
     """One step's prefetch, host → GPU."""
 
     num_blocks: int
     stage_s: tuple[float, ...]
+
+
+class Profile(NamedTuple):
+    """What was timed on an engine for a while."""
+
+    steps: list[TimedStep]
+    mixed_steps: list[TimedMixedStep]
+    copies: list[TimedCopy]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +229,40 @@ def _through_origin_or_flat(rows: Sequence[ProfileRow], line: StepTimeModel) -> 
     return StepTimeModel.linear(alpha_s=per_unit, beta_s=0.0, delta_s=0.0)
 
 
+def with_mixed_scales(
+    stages: Sequence[StageConfig], steps: Sequence[TimedMixedStep]
+) -> tuple[StageConfig, ...]:
+    """Return the stages with their ``mixed_scale`` fitted to mixed steps, which stays where too few were measured.
+
+    It is the median over the steps in which prompt tokens weigh enough to tell.
+    """
+    fitted = []
+    for index, stage in enumerate(stages):
+        ratios = list[float]()
+        for step in steps:
+            decode_s = stage.decode_time.seconds(step.work.num_decodes, step.work.kv_tokens)
+            added_s = _mixed_s(stage, step.work, mixed_scale=1.0) - decode_s
+            if step.stage_s[index] > 0 and added_s >= _LEAST_ADDED_SHARE * decode_s:
+                ratios.append((step.stage_s[index] - decode_s) / added_s)
+        if len(ratios) >= _FEWEST_MIXED_STEPS:
+            least, most = _MIXED_SCALE_RANGE
+            stage = replace(stage, mixed_scale=min(most, max(least, median(ratios))))
+        fitted.append(stage)
+    return tuple(fitted)
+
+
+def _mixed_s(stage: StageConfig, work: MixedWork, *, mixed_scale: float) -> float:
+    return mixed_step_s(
+        stage.decode_time,
+        stage.prefill_time,
+        num_decodes=work.num_decodes,
+        kv_tokens=work.kv_tokens,
+        prompt_tokens=work.prompt_tokens,
+        token_pairs=work.token_pairs,
+        mixed_scale=mixed_scale,
+    )
+
+
 def _copy_bytes_per_s(copies: Iterable[TimedCopy], stage: int, *, block_bytes: int) -> float | None:
     timed = [copy for copy in copies if copy.num_blocks >= _FEWEST_COPIED_BLOCKS and copy.stage_s[stage] > 0]
     if not timed:
@@ -244,6 +300,18 @@ def predicted_and_measured(
             step.stage_s,
             strict=True,
         )
+        if measured_s > 0
+    ]
+
+
+def mixed_predicted_and_measured(
+    stages: Sequence[StageConfig], steps: Iterable[TimedMixedStep]
+) -> list[tuple[float, float]]:
+    """Return (predicted, measured) seconds of each mixed step on each stage."""
+    return [
+        (_mixed_s(stage, step.work, mixed_scale=stage.mixed_scale), measured_s)
+        for step in steps
+        for stage, measured_s in zip(stages, step.stage_s, strict=True)
         if measured_s > 0
     ]
 

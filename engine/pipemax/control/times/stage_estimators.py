@@ -17,7 +17,7 @@ from pipemax.control.times.estimator import (
     OnlineEstimator,
     PredictionError,
 )
-from pipemax.control.times.profiling import TimedCopy, TimedStep
+from pipemax.control.times.profiling import Profile, TimedCopy, TimedMixedStep, TimedStep
 from pipemax.domain.events import StepTimed, TransferTimed
 from pipemax.domain.plan import Phase, StepId
 
@@ -44,6 +44,7 @@ class StageEstimators:
     def __init__(self, config: ControllerConfig) -> None:
         self._block_tokens = config.block_tokens
         self.timed_steps: deque[TimedStep] = deque(maxlen=self.MAX_TIMED)
+        self.timed_mixed_steps: deque[TimedMixedStep] = deque(maxlen=self.MAX_TIMED)
         self.timed_copies: deque[TimedCopy] = deque(maxlen=self.MAX_TIMED)
         self.recalibrate(config.stages)
         self.last_step_s = 0.0
@@ -57,7 +58,10 @@ class StageEstimators:
         self._stages = tuple(stages)
         self.decode = tuple(OnlineEstimator(stage.decode_time) for stage in stages)
         self.prefill = tuple(OnlineEstimator(stage.prefill_time) for stage in stages)
-        self._mixed = tuple(map(MixedEstimator, self.decode, self.prefill))
+        self._mixed = tuple(
+            MixedEstimator(decode, prefill, stage.mixed_scale)
+            for decode, prefill, stage in zip(self.decode, self.prefill, self._stages, strict=True)
+        )
         self._batches: tuple[OnlineEstimator | FilledEstimator, ...] = self.decode
         self.h2d = tuple(BandwidthEstimator(stage.h2d_bytes_per_s) for stage in stages)
 
@@ -77,8 +81,8 @@ class StageEstimators:
         self._batches = self.decode
         if step_tokens:
             self._batches = tuple(
-                FilledEstimator(decode, prefill, step_tokens)
-                for decode, prefill in zip(self.decode, self.prefill, strict=True)
+                FilledEstimator(decode, prefill, step_tokens, stage.mixed_scale)
+                for decode, prefill, stage in zip(self.decode, self.prefill, self._stages, strict=True)
             )
 
     def decode_seconds(self, num_requests: int, kv_tokens: int) -> float:
@@ -116,6 +120,13 @@ class StageEstimators:
         """Drop the inputs of a step that did not run as planned, so that its time is ignored."""
         self._untimed.pop(step_id, None)
 
+    def take_profile(self) -> Profile:
+        """Return what was timed since the last call."""
+        profile = Profile([*self.timed_steps], [*self.timed_mixed_steps], [*self.timed_copies])
+        for timed in (self.timed_steps, self.timed_mixed_steps, self.timed_copies):
+            timed.clear()
+        return profile
+
     def observe_step(self, event: StepTimed) -> None:
         self._check_stages(event.stage_s)
         work = self._untimed.pop(event.step_id, None)
@@ -123,6 +134,7 @@ class StageEstimators:
             return
         self.last_step_s, self.last_predicted_s = max(event.stage_s), max(self.predict(work))
         if isinstance(work, MixedWork):
+            self.timed_mixed_steps.append(TimedMixedStep(work=work, stage_s=event.stage_s))
             for mixed, seconds in zip(self._mixed, event.stage_s, strict=True):
                 mixed.observe(work, seconds)
             return

@@ -105,7 +105,9 @@ class ContinuousBatching:
             measured=scenario.measured,
             shared_tokens=self._shared,
         )
-        self._progress = Progress(scenario.workload, self._queue, [self._machine.usage])
+        self._progress = Progress(
+            scenario.workload, self._queue, [self._machine.usage], stops_at_drain=scenario.stops_at_drain
+        )
         self._recomputed_tokens = 0
         self._prefilled_of_head: dict[int, int] = {}  # request → own tokens computed of a prompt begun
         self._dropped: dict[int, _Dropped] = {}  # preempted requests that may find blocks again

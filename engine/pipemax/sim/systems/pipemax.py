@@ -76,7 +76,9 @@ class PipeMaxSystem:
             on_stage_start=self._store,
             on_stage_end=self._stage_ended,
         )
-        self._progress = Progress(scenario.workload, self._queue, [self._machine.usage])
+        self._progress = Progress(
+            scenario.workload, self._queue, [self._machine.usage], stops_at_drain=scenario.stops_at_drain
+        )
         config = controller_config(self._machine, scenario.workload, self._options)
         self._trace = TraceWriter(scenario.decisions_path, config) if scenario.decisions_path else None
         self._controller = Controller(config, self._trace)

@@ -25,6 +25,9 @@ class Scenario:
     """Record every step on every stage, and every copy: for the Chrome trace."""
     decisions_path: Path | None = None
     """Where PipeMax's controller records its events and plans: what ``pipemax trace explain`` reads."""
+    stops_at_drain: bool = False
+    """End the run when STEADY_SHARE of the requests have finished; its figures are then those of that part. Only for
+    the systems of ``measured_scenario``."""
     on_progress: Callable[[int], None] | None = field(default=None, compare=False)
     """Called now and then with the number of requests that have finished."""
 
@@ -39,6 +42,14 @@ class Scenario:
             self.on_progress(num_finished)
 
 
-def measured_scenario(engine: MeasuredEngine, workload: Workload) -> Scenario:
+def measured_scenario(
+    engine: MeasuredEngine, workload: Workload, *, stops_at_drain: bool = False
+) -> Scenario:
     """Return a scenario for the systems that run only on pipeline stages: ``pipemax`` and ``vllm_032_pp``."""
-    return Scenario(node=engine.node(), model=engine.model(), workload=workload, measured=engine)
+    return Scenario(
+        node=engine.node(),
+        model=engine.model(),
+        workload=workload,
+        measured=engine,
+        stops_at_drain=stops_at_drain,
+    )

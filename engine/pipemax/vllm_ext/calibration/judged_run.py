@@ -5,14 +5,18 @@ from dataclasses import dataclass
 from pipemax.config import EngineConfig
 from pipemax.control.times.calibration import Calibration
 from pipemax.control.times.estimator import PredictionError
-from pipemax.control.times.profiling import predicted_and_measured, prediction_error
+from pipemax.control.times.profiling import (
+    mixed_predicted_and_measured,
+    predicted_and_measured,
+    prediction_error,
+)
 from pipemax.domain.plan import Phase
-from pipemax.vllm_ext.calibration.measure import OnWave, measure, run_mixed
+from pipemax.vllm_ext.calibration.measure import OnWave, measure, run_other
 from pipemax.vllm_ext.core_calls import recalibrate
 from pipemax.vllm_ext.launch.known_calibration import remember_calibration
 from pipemax.vllm_ext.launch.start import RunningVllm
 
-_MIXED_REQUESTS = 48
+_OTHER_REQUESTS = 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +43,15 @@ def run_calibration(config: EngineConfig, *, time_limit_s: float, on_wave: OnWav
         measured = measure(engine, vllm_config, config, time_limit_s=time_limit_s, on_wave=on_wave)
         stages = measured.calibration.stages
         recalibrate(engine, stages)
-        mixed = run_mixed(engine, vllm_config, num_requests=_MIXED_REQUESTS, seed=1)
+        other = run_other(engine, vllm_config, config, num_requests=_OTHER_REQUESTS, seed=1)
     finally:
         vllm.close()
     remember_calibration(config, vllm_config, measured.calibration)
     pairs = {
         f"{name} {phase}": predicted_and_measured(stages, steps, phase)
-        for name, steps in (("fitted", measured.steps), ("mixed", mixed))
+        for name, steps in (("fitted", measured.steps), ("other", other))
         for phase in (Phase.PREFILL, Phase.DECODE)
     }
+    if measured.mixed_steps:
+        pairs["fitted mixed"] = mixed_predicted_and_measured(stages, measured.mixed_steps)
     return CalibrationReport(calibration=measured.calibration, pairs=pairs)

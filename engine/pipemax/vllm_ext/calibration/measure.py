@@ -22,24 +22,27 @@ from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from pipemax.config import EngineConfig, Policy
+from pipemax.config import BatchingChoice, EngineConfig, Policy
 from pipemax.control.times.calibration import Calibration
 from pipemax.control.times.profiling import (
     WAVE_OUTPUT_TOKENS,
     TimedCopy,
+    TimedMixedStep,
     TimedStep,
     Wave,
     WaveLimits,
     affordable_wave_tokens,
     design_waves,
     fit_stages,
+    mixed_predicted_and_measured,
     predicted_and_measured,
     prediction_error,
     round_trip_s,
+    with_mixed_scales,
 )
-from pipemax.domain.plan import Phase
+from pipemax.domain.plan import Batching, Phase
 from pipemax.sim.measured_engine import MeasuredEngine
-from pipemax.vllm_ext.core_calls import recalibrate, separated, take_profile
+from pipemax.vllm_ext.core_calls import recalibrate, separated, take_profile, use_batching
 from pipemax.vllm_ext.launch.forecast import measured_engine, runtime_settings
 from pipemax.vllm_ext.launch.known_calibration import (
     device_name,
@@ -53,6 +56,9 @@ log = logging.getLogger(__name__)
 
 _FEWEST_WAVES = 4
 """A single request, and the largest batch of each context: they may take twice the limit."""
+_MIXED_STEP_TOKENS = (128, 512)
+_MIXED_PROMPT_TOKENS = 256
+_MIXED_SHARE = 1 / 6
 _LEAST_TOKEN_ID, _MOST_TOKEN_ID = 10, 30_000
 """Special tokens usually have the lowest ids; what a token means does not matter here."""
 
@@ -68,6 +74,7 @@ class Measurement:
     steps: tuple[TimedStep, ...]
     copies: tuple[TimedCopy, ...]
     seconds: float
+    mixed_steps: tuple[TimedMixedStep, ...] = ()
 
 
 def measure(
@@ -82,12 +89,12 @@ def measure(
     """Run waves until all are done or the time is up, and fit a calibration to them.
 
     Waves are sized by the time that a first one takes. One that runs beyond ``time_limit_s`` is ended, one of the first
-    few at twice the limit. No wave has more tokens of KV than ``most_wave_tokens``. An engine with mixed batching
-    separates while it is measured: its step times follow from those of decode and of prefill. ``ValueError`` if a phase
-    was left without a step.
+    few at twice the limit. No wave has more tokens of KV than ``most_wave_tokens``. Decode and prefill steps are
+    measured first, with batching separated; then, unless the config separates them too, mixed steps in a sixth of the
+    limit more. ``ValueError`` if a phase was left without a step.
     """
-    with separated(engine, config.batching):
-        return _measure(
+    with separated(engine, config):
+        measured = _measure(
             engine,
             vllm_config,
             config,
@@ -95,6 +102,46 @@ def measure(
             most_wave_tokens=most_wave_tokens,
             on_wave=on_wave,
         )
+        if config.batching is not BatchingChoice.SEPARATED:
+            measured = _with_mixed_steps(
+                engine, vllm_config, measured, time_limit_s=_MIXED_SHARE * time_limit_s
+            )
+    return measured
+
+
+def _with_mixed_steps(
+    engine: LLMEngine, vllm_config: VllmConfig, measured: Measurement, *, time_limit_s: float
+) -> Measurement:
+    """Measure mixed steps of two sizes, and fit to them what prompt tokens add beside decodes."""
+    begin_s = time.monotonic()
+    limits, runner, rng = wave_limits(vllm_config), _WaveRunner(engine, vllm_config), Random(1)
+    most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
+    longest = max(1, min(limits.max_model_len // 2, _MIXED_PROMPT_TOKENS))
+    steps = list[TimedMixedStep]()
+    recalibrate(engine, measured.calibration.stages)
+    take_profile(engine)
+    sizes = sorted({min(most_tokens, size) for size in _MIXED_STEP_TOKENS}, reverse=True)
+    for number, size in enumerate(sizes, 1):
+        use_batching(engine, Batching.MIXED, size)
+        count = max(4 * limits.num_batches, min(limits.max_num_seqs, 16) * limits.num_batches)
+        lengths = [(rng.randint(1, longest), rng.randint(4, 4 * WAVE_OUTPUT_TOKENS)) for _ in range(count)]
+        runner.run_lengths(lengths, until_s=begin_s + time_limit_s * number / len(sizes))
+        steps += take_profile(engine).mixed_steps
+    use_batching(engine, Batching.SEPARATED)
+    stages = with_mixed_scales(measured.calibration.stages, steps)
+    error = prediction_error(mixed_predicted_and_measured(stages, steps))
+    calibration = replace(
+        measured.calibration,
+        measured=f"{measured.calibration.measured}; {len(steps)} mixed steps, within 5 %: "
+        f"{error.within_5_percent:.0%}, off by {error.mean:.0%} in the mean",
+        stages=stages,
+    )
+    return replace(
+        measured,
+        calibration=calibration,
+        mixed_steps=tuple(steps),
+        seconds=measured.seconds + time.monotonic() - begin_s,
+    )
 
 
 def _measure(
@@ -115,13 +162,13 @@ def _measure(
     begin_s = time.monotonic()
     latest_s = begin_s + 2 * time_limit_s
     limits = _affordable(runner, limits, time_limit_s=time_limit_s, until_s=latest_s)
-    steps, copies = take_profile(engine)
+    steps, _, copies = take_profile(engine)
     waves = design_waves(limits)
     round_trips_s = list[float]()
     for index, wave in enumerate(waves):
         until_s = latest_s if index < _FEWEST_WAVES else begin_s + time_limit_s
         token_gaps_s = runner.run(wave, until_s=until_s)
-        new_steps, new_copies = take_profile(engine)
+        new_steps, _, new_copies = take_profile(engine)
         steps += new_steps
         copies += new_copies
         batches = min(wave.num_requests, settings.num_batches)
@@ -200,14 +247,17 @@ def _calibrate_now(engine: LLMEngine, vllm_config: VllmConfig, config: EngineCon
     return calibration
 
 
-def run_mixed(engine: LLMEngine, vllm_config: VllmConfig, *, num_requests: int, seed: int) -> list[TimedStep]:
-    """Run requests of many lengths at once. Return their steps, which were not fitted, to judge a calibration."""
+def run_other(
+    engine: LLMEngine, vllm_config: VllmConfig, config: EngineConfig, *, num_requests: int, seed: int
+) -> list[TimedStep]:
+    """Run requests of many lengths at once, with batching separated. Return their steps, which were not fitted."""
     limits, rng = wave_limits(vllm_config), Random(seed)
-    take_profile(engine)
     longest = min(limits.max_model_len // 2, 512)
     lengths = [(rng.randint(8, longest), rng.randint(8, min(64, longest))) for _ in range(num_requests)]
-    _WaveRunner(engine, vllm_config).run_lengths(lengths)
-    return take_profile(engine)[0]
+    with separated(engine, config):
+        take_profile(engine)
+        _WaveRunner(engine, vllm_config).run_lengths(lengths)
+        return take_profile(engine).steps
 
 
 def wave_limits(vllm_config: VllmConfig, most_wave_tokens: int | None = None) -> WaveLimits:

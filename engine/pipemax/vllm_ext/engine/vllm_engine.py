@@ -19,9 +19,10 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from pipemax.checkpoint.prompt_encoder import PromptEncoder
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.errors import EngineDiedError, EngineStartError
+from pipemax.domain.plan import Batching
 from pipemax.generation import Completion, EngineStats, GenerationRequest, RequestError, Sampling
 from pipemax.vllm_ext.calibration.measure import calibrate_at_start
-from pipemax.vllm_ext.core_calls import set_input_open
+from pipemax.vllm_ext.core_calls import set_input_open, use_batching
 from pipemax.vllm_ext.engine.admission import AdmissionBook
 from pipemax.vllm_ext.engine.stat_logger import EngineLedger, StatLogger
 from pipemax.vllm_ext.engine.step_watch import StepWatch
@@ -50,6 +51,12 @@ class _Abort:
 @dataclass(frozen=True, slots=True)
 class _Input:
     is_open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _UseBatching:
+    batching: Batching
+    mixed_step_tokens: int | None
 
 
 class _Stop:
@@ -86,7 +93,7 @@ class VllmEngine:
         self._max_model_len: int = vllm_config.model_config.max_model_len
         self._hears_of_input = config.policy is Policy.PIPEMAX
         self._admission = AdmissionBook(admission_capacity_tokens(vllm_config))
-        self._commands: queue.SimpleQueue[_Add | _Abort | _Input | _Stop] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Add | _Abort | _Input | _UseBatching | _Stop] = queue.SimpleQueue()
         self._completions: queue.SimpleQueue[list[Completion] | EngineDiedError] = queue.SimpleQueue()
         self._died: EngineDiedError | None = None
         self._steps = StepWatch()
@@ -119,6 +126,10 @@ class VllmEngine:
 
     def set_input_open(self, is_open: bool) -> None:
         self._commands.put(_Input(is_open))
+
+    def use_batching(self, batching: Batching, mixed_step_tokens: int | None) -> None:
+        """Have an engine under PipeMax batch so from now on. Call this before the first request."""
+        self._commands.put(_UseBatching(batching, mixed_step_tokens))
 
     def admission_credit_tokens(self) -> int:
         return self._admission.credit_tokens()
@@ -190,6 +201,8 @@ class VllmEngine:
                     self._engine.abort_request(list(command.request_ids))
                 case _Input():
                     self._tell_input(command.is_open)
+                case _UseBatching():
+                    use_batching(self._engine, command.batching, command.mixed_step_tokens)
                 case _Stop():
                     return False
 

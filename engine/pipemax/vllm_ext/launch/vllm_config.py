@@ -58,11 +58,21 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
         check_runner(vllm_config)
         if config.kv_offload is KvOffload.PER_LAYER:
             check_hooks_run(vllm_config)
+        _check_mixed_steps(config, vllm_config)
         settings = _runtime_settings(config, vllm_config)
         assert vllm_config.kv_transfer_config is not None
         fit_scheduler(vllm_config, settings)
         vllm_config.kv_transfer_config.kv_connector_extra_config.update(settings.to_extra_config())
     return vllm_config
+
+
+def _check_mixed_steps(config: EngineConfig, vllm_config: VllmConfig) -> None:
+    most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
+    if config.mixed_step_tokens is not None and config.mixed_step_tokens > most_tokens:
+        raise ValueError(
+            f"mixed_step_tokens {config.mixed_step_tokens} is more than the {most_tokens} tokens of any step "
+            "(max_num_batched_tokens)"
+        )
 
 
 def fit_scheduler(vllm_config: VllmConfig, settings: RuntimeSettings) -> None:
@@ -207,7 +217,8 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
         stores_tokens=not current_platform.is_cpu(),
         offloads_per_layer=config.kv_offload is KvOffload.PER_LAYER,
-        batching=config.batching.value,
+        batching=config.batching.at_start.value,
+        mixed_step_tokens=config.mixed_step_tokens,
     )
 
 

@@ -83,7 +83,7 @@ def check_engine(
     resize_gpu(engine, None)
     parts = [_check_copies(engine, figures)]
     resize_gpu(engine, None)  # the prefixes that the GPU's blocks held are gone
-    with separated(engine, config.batching):
+    with separated(engine, config):
         parts += _TokenCheck(engine, vllm_config, most_prompts).run(figures)
     return NodeCheck(
         device=device_name(),
@@ -206,7 +206,7 @@ class _TokenCheck:
 
     def _overlap(self, stalled_s: float, figures: dict[str, float]) -> CheckPart:
         stall_s = copy_counts(self._engine)["stall_s"] - stalled_s
-        _, copies = take_profile(self._engine)
+        copies = take_profile(self._engine).copies
         copy_s = max(
             (sum(seconds) for seconds in zip(*(copy.stage_s for copy in copies), strict=True)), default=0.0
         )

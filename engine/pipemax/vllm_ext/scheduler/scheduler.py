@@ -108,11 +108,7 @@ class PipeMaxScheduler(Scheduler):
 
     def take_profile(self) -> dict[str, Any]:
         """See ``core_calls.take_profile``."""
-        times = self._controller.times
-        profile = encode_profile([*times.timed_steps], [*times.timed_copies])
-        times.timed_steps.clear()
-        times.timed_copies.clear()
-        return profile
+        return encode_profile(self._controller.times.take_profile())
 
     def recalibrate(self, stages: list[dict[str, Any]]) -> None:
         """See ``core_calls.recalibrate``. Also starts all counts again."""
@@ -126,10 +122,15 @@ class PipeMaxScheduler(Scheduler):
         self._controller.resize_gpu(self._gpu.num_free)
         self._counters, self._num_added = Counters(), 0
 
-    def use_batching(self, batching: str) -> None:
+    def use_batching(self, batching: str, mixed_step_tokens: int | None = None) -> None:
         """See ``core_calls.use_batching``. Also starts all counts again."""
         self._settle()
-        self._controller.use_batching(Batching(batching))
+        most_tokens = self.scheduler_config.max_num_batched_tokens
+        if mixed_step_tokens is not None and mixed_step_tokens > most_tokens:
+            raise ValueError(
+                f"mixed steps of {mixed_step_tokens} tokens, more than the {most_tokens} of any step"
+            )
+        self._controller.use_batching(Batching(batching), mixed_step_tokens)
         self._counters, self._num_added = Counters(), 0
 
     def _settle(self) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pipemax.config import EngineConfig
+from pipemax.control.times.profiling import Profile
 from pipemax.domain.plan import Batching
 from pipemax.vllm_ext import core_calls
 from pipemax.vllm_ext.calibration import measure as measuring
@@ -49,7 +50,7 @@ def vllm_config() -> Any:
 def test_an_engine_that_is_too_slow_is_given_up_in_time(
     vllm_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measuring, "take_profile", lambda engine: (list[Any](), list[Any]()))
+    monkeypatch.setattr(measuring, "take_profile", lambda engine: Profile([], [], []))
     engine: Any = SlowEngine()
     config = EngineConfig(model=str(MODEL), policy="pipemax")
     begin_s = time.monotonic()
@@ -63,8 +64,10 @@ def test_an_engine_with_mixed_batching_separates_while_it_is_measured(
     vllm_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Batching] = []
-    monkeypatch.setattr(core_calls, "use_batching", lambda engine, batching: told.append(batching))
-    monkeypatch.setattr(measuring, "take_profile", lambda engine: (list[Any](), list[Any]()))
+    monkeypatch.setattr(
+        core_calls, "use_batching", lambda engine, batching, tokens=None: told.append(batching)
+    )
+    monkeypatch.setattr(measuring, "take_profile", lambda engine: Profile([], [], []))
     config = EngineConfig(model=str(MODEL), policy="pipemax", batching="mixed")
     engine: Any = SlowEngine()
     with pytest.raises(ValueError, match="nothing was measured"):
