@@ -23,12 +23,20 @@ from pipemax.sim.compute_bound import operations
 from pipemax.sim.plots import plot_ratios
 from pipemax.sim.study import PAPER_SETTINGS, named_systems, run_study
 from pipemax.sim.study_report import json_objects
+from pipemax.sim.systems.catalog import (
+    STOCK_CHUNK_TOKENS,
+    mixed_names,
+    stock_chunk_names,
+    stock_layout_names,
+)
+from pipemax.sim.systems.continuous import VLLM_032_PP
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload
 
-COMPARED = ("vllm_tp", "vllm_pp", "vllm_032_pp", "td_pipe", "td_pipe_tuned", "seesaw_t8", "seesaw_t4p2")
+COMPARED = ("vllm_tp", "vllm_pp", "td_pipe_tuned", "td_pipe", "seesaw_t8", "seesaw_t4p2")
+"""Beside PipeMax with separated batching; stock vLLM 0.32 is compared at its best size of a step."""
 
 
 def line(cells: list[Any]) -> None:
@@ -41,37 +49,58 @@ def heading(names: list[str]) -> None:
 
 
 def matrix(num_requests: int) -> Iterator[dict[str, Any]]:
-    """Print PipeMax's throughput, and its ratio to each other system's: over whole runs, and over their steady part."""
+    """Print PipeMax's throughput, and its ratio to each other system's: over whole runs, and over their steady part.
+
+    Then stock vLLM's over the sizes of a step, with pipeline parallelism and with both kinds of it.
+    """
+    stock = "vLLM 0.32 PP, best"
     heading(
         [
             "node",
             "model",
             "workload",
             "rate",
-            "PipeMax tok/s",
+            "PipeMax",
+            "/ " + stock,
             *(f"/ {name}" for name in COMPARED),
             "of bound",
         ]
     )
+    curves: list[list[Any]] = []
     for node_name, model_name, workload_name in PAPER_SETTINGS:
         node, model = load_node(node_name), load_model(model_name)
         workload = open_workload(workload_name, num_requests)
-        study = run_study(node, model, workload, named_systems("baselines", node))
+        chunks = [*stock_chunk_names(), VLLM_032_PP.name]
+        layouts = stock_layout_names(node)
+        names = [*named_systems("baselines", node), *mixed_names(), *stock_chunk_names(), *layouts]
+        study = run_study(node, model, workload, names)
         by_name = {entry["system"]: entry for entry in json_objects(study)}
         for rate, key in (("whole run", "total_tokens_per_s"), ("steady", "steady_tokens_per_s")):
             ours = by_name["pipemax"][key]
-            ratios = [f"{ours / by_name[name][key]:.2f}" for name in COMPARED]
+            ratios = [f"{ours / max(by_name[name][key] for name in chunks):.2f}"]
+            ratios += [f"{ours / by_name[name][key]:.2f}" for name in COMPARED]
             of_bound = f"{ours / study.compute_bound_tokens_per_s:.0%}"
             line([node_name, model_name, workload_name, rate, f"{ours:,.0f}", *ratios, of_bound])
+            for layout in ("pp", "t4p2", "t2p4"):
+                sizes = [name for name in (*chunks, *layouts) if name.startswith(f"vllm_032_{layout}_")]
+                sizes += [VLLM_032_PP.name] if layout == "pp" else []
+                rates = [f"{by_name[name][key]:,.0f}" for name in sizes]
+                curves.append([node_name, model_name, workload_name, rate, layout, *rates])
         by_name["pipemax"].update(_headroom(node, model, workload, by_name["pipemax"]))
         yield from by_name.values()
+    print()
+    heading(
+        ["node", "model", "workload", "rate", "layout", *STOCK_CHUNK_TOKENS, VLLM_032_PP.max_batched_tokens]
+    )
+    for curve in curves:
+        line(curve + [""] * (12 - len(curve)))
 
 
 def plot_matrix(entries: list[dict[str, Any]], path: Path) -> None:
     """Draw the steady throughput of PipeMax and the compared systems, relative to vLLM (TP)'s."""
     rates: dict[str, dict[str, float]] = {}
     for entry in entries:
-        if entry["system"] in ("pipemax", *COMPARED):
+        if entry["system"] in ("pipemax", "vllm_tp", "vllm_pp", "td_pipe_tuned", "seesaw_t8"):
             group = rates.setdefault(f"{entry['model']}\n{entry['node']}\n{entry['workload']}", {})
             group[entry["system"]] = entry["steady_tokens_per_s"]
     groups = {
@@ -225,9 +254,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--plot", type=Path, help="of the matrix: file for its picture, as fig:overall")
     arguments = parser.parse_args()
-    entries = list(studies[arguments.study](arguments.requests))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    entries: list[dict[str, Any]] = []
+    for entry in studies[arguments.study](arguments.requests):
+        entries.append(entry)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
     if arguments.plot:
         plot_matrix(entries, arguments.plot)
 

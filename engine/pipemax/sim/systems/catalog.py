@@ -6,7 +6,7 @@ from functools import partial
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import KvLayout, NodeSpec, Parallelism
 from pipemax.sim.result import SimulationResult
-from pipemax.sim.systems.continuous import VLLM_032_PP, VLLM_PP, VLLM_TP, ContinuousBatching
+from pipemax.sim.systems.continuous import VLLM_032_PP, VLLM_PP, VLLM_TP, ContinuousBatching, ContinuousPolicy
 from pipemax.sim.systems.offload import Offloading
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions
@@ -17,6 +17,7 @@ from pipemax.sim.systems.tdpipe import TdPipe, simulate_tuned
 STATIC_PERCENTAGES = (5, 10, 15, 20, 25)
 STOCK_CHUNK_TOKENS = (128, 256, 512, 1024, 2048, 4096)
 """Maximum tokens of stock vLLM's steps next to its default, which for long prompts is far from the best."""
+LAYOUT_CHUNK_TOKENS = (256, 512, 1024, 2048)
 MIXED_STEP_TOKENS = (256, 512, 2048)
 """Maximum tokens of PipeMax's mixed steps, from which a reader picks the best for a node and a workload."""
 
@@ -29,6 +30,16 @@ def mixed_names() -> list[str]:
 def stock_chunk_names() -> list[str]:
     """Return the names of pipeline-parallel vLLM 0.32 with other maximum tokens of a step."""
     return [f"{VLLM_032_PP.name}_{tokens}" for tokens in STOCK_CHUNK_TOKENS]
+
+
+def stock_layout_names(node: NodeSpec) -> list[str]:
+    """Return the names of vLLM 0.32 with tensor and pipeline parallelism together, over some sizes of a step."""
+    layouts = [
+        f"t{tensor}p{node.num_gpus // tensor}"
+        for tensor in (4, 2)
+        if tensor < node.num_gpus and node.num_gpus % tensor == 0
+    ]
+    return [f"vllm_032_{layout}_{tokens}" for layout in layouts for tokens in LAYOUT_CHUNK_TOKENS]
 
 
 def baseline_names(node: NodeSpec) -> list[str]:
@@ -47,7 +58,14 @@ def ablation_names() -> list[str]:
 
 def system_names(node: NodeSpec) -> list[str]:
     """Return the names of all systems that can be simulated on a node."""
-    return ["pipemax", *baseline_names(node), *stock_chunk_names(), *mixed_names(), *ablation_names()]
+    return [
+        "pipemax",
+        *baseline_names(node),
+        *stock_chunk_names(),
+        *stock_layout_names(node),
+        *mixed_names(),
+        *ablation_names(),
+    ]
 
 
 def check_name(name: str, node: NodeSpec) -> None:
@@ -68,9 +86,10 @@ def simulate(name: str, scenario: Scenario) -> SimulationResult:
         case ["vllm", "032", "pp"]:
             return ContinuousBatching(scenario, VLLM_032_PP).simulate()
         case ["vllm", "032", "pp", tokens]:
-            # vLLM allows no more requests at once than a step has tokens.
-            policy = replace(VLLM_032_PP, name=name, max_batched_tokens=int(tokens), max_running=int(tokens))
-            return ContinuousBatching(scenario, policy).simulate()
+            return ContinuousBatching(scenario, _stock(name, int(tokens), tensor=1)).simulate()
+        case ["vllm", "032", layout, tokens]:
+            tensor = int(layout.removeprefix("t").partition("p")[0])
+            return ContinuousBatching(scenario, _stock(name, int(tokens), tensor=tensor)).simulate()
         case ["td", "pipe"]:
             return TdPipe(scenario).simulate()
         case ["td", "pipe", "tuned"]:
@@ -83,6 +102,11 @@ def simulate(name: str, scenario: Scenario) -> SimulationResult:
             return Offloading(scenario, is_adaptive=name == "tightllm").simulate()
         case _:
             return PipeMaxSystem(scenario, _options(name)).simulate()
+
+
+def _stock(name: str, tokens: int, *, tensor: int) -> ContinuousPolicy:
+    """Return vLLM 0.32 with steps of this size, which allows no more requests at once than a step has tokens."""
+    return replace(VLLM_032_PP, name=name, tensor=tensor, max_batched_tokens=tokens, max_running=tokens)
 
 
 def _options(name: str) -> PipeMaxOptions:
