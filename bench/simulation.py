@@ -24,7 +24,6 @@ from pipemax.sim.plots import plot_ratios
 from pipemax.sim.study import PAPER_SETTINGS, named_systems, run_study
 from pipemax.sim.study_report import json_objects
 from pipemax.sim.systems.catalog import (
-    STOCK_CHUNK_TOKENS,
     mixed_names,
     stock_chunk_names,
     stock_layout_names,
@@ -53,47 +52,32 @@ def matrix(num_requests: int) -> Iterator[dict[str, Any]]:
 
     Then stock vLLM's over the sizes of a step, with pipeline parallelism and with both kinds of it.
     """
-    stock = "vLLM 0.32 PP, best"
+    others = ["vLLM 0.32 PP, best step", *COMPARED]
     heading(
-        [
-            "node",
-            "model",
-            "workload",
-            "rate",
-            "PipeMax",
-            "/ " + stock,
-            *(f"/ {name}" for name in COMPARED),
-            "of bound",
-        ]
+        ["node", "model", "workload", "rate", "PipeMax", *(f"/ {name}" for name in others), "of bound"],
     )
     curves: list[list[Any]] = []
     for node_name, model_name, workload_name in PAPER_SETTINGS:
         node, model = load_node(node_name), load_model(model_name)
         workload = open_workload(workload_name, num_requests)
-        chunks = [*stock_chunk_names(), VLLM_032_PP.name]
-        layouts = stock_layout_names(node)
-        names = [*named_systems("baselines", node), *mixed_names(), *stock_chunk_names(), *layouts]
-        study = run_study(node, model, workload, names)
+        chunks, layouts = [*stock_chunk_names(), VLLM_032_PP.name], stock_layout_names(node)
+        study = run_study(node, model, workload, ["pipemax", *COMPARED, *mixed_names(), *chunks, *layouts])
         by_name = {entry["system"]: entry for entry in json_objects(study)}
         for rate, key in (("whole run", "total_tokens_per_s"), ("steady", "steady_tokens_per_s")):
-            ours = by_name["pipemax"][key]
-            ratios = [f"{ours / max(by_name[name][key] for name in chunks):.2f}"]
-            ratios += [f"{ours / by_name[name][key]:.2f}" for name in COMPARED]
+            rates = {name: entry[key] for name, entry in by_name.items()}
+            ours, best = rates["pipemax"], max(rates[name] for name in chunks)
+            ratios = [f"{ours / other:.2f}" for other in (best, *(rates[name] for name in COMPARED))]
             of_bound = f"{ours / study.compute_bound_tokens_per_s:.0%}"
             line([node_name, model_name, workload_name, rate, f"{ours:,.0f}", *ratios, of_bound])
-            for layout in ("pp", "t4p2", "t2p4"):
-                sizes = [name for name in (*chunks, *layouts) if name.startswith(f"vllm_032_{layout}_")]
-                sizes += [VLLM_032_PP.name] if layout == "pp" else []
-                rates = [f"{by_name[name][key]:,.0f}" for name in sizes]
-                curves.append([node_name, model_name, workload_name, rate, layout, *rates])
+            for layout, systems in (("PP", chunks), ("TP × PP", layouts)):
+                curve = ", ".join(f"{name.removeprefix('vllm_032_')} {rates[name]:,.0f}" for name in systems)
+                curves.append([node_name, model_name, workload_name, rate, layout, curve])
         by_name["pipemax"].update(_headroom(node, model, workload, by_name["pipemax"]))
         yield from by_name.values()
     print()
-    heading(
-        ["node", "model", "workload", "rate", "layout", *STOCK_CHUNK_TOKENS, VLLM_032_PP.max_batched_tokens]
-    )
-    for curve in curves:
-        line(curve + [""] * (12 - len(curve)))
+    heading(["node", "model", "workload", "rate", "layout", "tokens/s by the maximum tokens of a step"])
+    for curve_line in curves:
+        line(curve_line)
 
 
 def plot_matrix(entries: list[dict[str, Any]], path: Path) -> None:
