@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
@@ -16,6 +17,7 @@ from pipemax.sim.study import Study
 
 _DPI = 150
 _SMOOTHING_STEPS = 8
+_FIRST_ITERATIONS = 400
 
 
 def write_plots(study: Study, directory: Path) -> list[Path]:
@@ -88,31 +90,40 @@ def plot_runtime(result: SimulationResult, path: Path) -> Path:
 
 
 def plot_decode(samples: Sequence[DecodeSample], gpu_kv_tokens: int, path: Path) -> Path:
-    """Draw decode step time and KV per batch over a run, simulated or measured: ``fig:time_and_memory`` (a), (b)."""
-    window = np.ones(_SMOOTHING_STEPS) / _SMOOTHING_STEPS
+    """Draw decode step time and KV per batch, simulated or measured: ``fig:time_and_memory`` (a), (b).
+
+    On the left over the run, smoothed; on the right the first iterations, one by one, where a warm-up would be.
+    """
     step_ms = np.array([sample.step_s * 1e3 for sample in samples])
     kv = np.array([sample.kv_tokens for sample in samples]) / gpu_kv_tokens
     # What was copied while one step ran belongs to the batch of the next.
     prefetched = np.array([0, *(sample.prefetched_tokens for sample in samples[:-1])]) / gpu_kv_tokens
-    if len(samples) > _SMOOTHING_STEPS:
-        step_ms, kv, prefetched = (
-            np.convolve(line, window, mode="valid") for line in (step_ms, kv, prefetched)
+    figure = Figure(figsize=(10.0, 5.2))
+    panels = figure.subplots(2, 2, sharex="col", sharey="row", width_ratios=[2, 1])
+    first = slice(0, _FIRST_ITERATIONS)
+    for (above, below), lines in (
+        (panels[:, 0], [_smoothed(line) for line in (step_ms, kv, prefetched)]),
+        (panels[:, 1], [line[first] for line in (step_ms, kv, prefetched)]),
+    ):
+        iterations = np.arange(len(lines[0]))
+        above.plot(iterations, lines[0], linewidth=0.8)
+        resident = np.maximum(0.0, lines[1] - lines[2])
+        below.stackplot(
+            iterations, resident, np.minimum(lines[1], lines[2]), labels=["resident", "prefetched"]
         )
-    iterations = np.arange(len(step_ms))
-    figure = Figure(figsize=(7.0, 5.2))
-    above, below = figure.subplots(2, 1, sharex=True)
-    above.plot(iterations, step_ms, linewidth=0.8)
-    above.set_ylabel("(a) decode step, ms")
-    below.stackplot(
-        iterations,
-        np.maximum(0.0, kv - prefetched),
-        np.minimum(kv, prefetched),
-        labels=["resident", "prefetched"],
-    )
-    below.set_ylabel("(b) KV of the batch, GPU memory = 1")
-    below.set_xlabel("decode iteration")
-    below.legend(fontsize=8, loc="upper right")
+        below.set_xlabel("decode iteration")
+    panels[0, 0].set_ylabel("(a) decode step, ms")
+    panels[0, 1].set_title("the first iterations", fontsize=9)
+    panels[1, 0].set_ylabel("(b) KV of the batch, GPU memory = 1")
+    panels[1, 0].legend(fontsize=8, loc="upper right")
     return _save(figure, path)
+
+
+def _smoothed(line: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    if len(line) <= _SMOOTHING_STEPS:
+        return line
+    window = np.full(_SMOOTHING_STEPS, 1 / _SMOOTHING_STEPS)
+    return np.convolve(line, window, mode="valid")
 
 
 def _save(figure: Figure, path: Path) -> Path:
