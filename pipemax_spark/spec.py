@@ -2,9 +2,9 @@
 
 Two rows with equal input under the same ``spec_hash`` are interchangeable. The spec includes the model's content, the
 prompt, the time zone if prompts have timestamps, the system message, the schema, the sampling, and the engine settings
-that change what the model is, reads or computes. It does not include parallelism, memory, ``dtype``, ``max_model_len``,
-``engine_python``, the schedule, and those arguments under ``vllm:`` that change only speed, memory or logging
-(``vllm_arguments`` lists them).
+that change what the model is, reads or computes, ``dtype`` and ``kv_cache_dtype`` among them. It does not include
+parallelism, memory, ``max_model_len``, ``engine_python``, the schedule, and those arguments under ``vllm:`` that change
+only speed, memory or logging (``vllm_arguments`` lists them).
 """
 
 import hashlib
@@ -19,6 +19,9 @@ from pipemax_spark.prompts import PromptSource
 from pipemax_spark.vllm_arguments import arguments_that_count
 
 _ENGINE_FIELDS = ("tokenizer", "quantization", "chat")
+_VLLM_FIELDS = ("dtype", "kv_cache_dtype")
+"""Fields that are arguments of vLLM's too, and count like them; one that is left at ``auto`` adds nothing."""
+_AUTO = "auto"
 _SHOWN = 160
 
 
@@ -60,7 +63,9 @@ class AnnotationSpec:
             name: reply.engine[name] for name in _ENGINE_FIELDS if reply.engine.get(name) is not None
         }
         # Without such arguments nothing is added, so a spec keeps the hash that it had before arguments counted.
-        counted = arguments_that_count(reply.engine.get("vllm") or {})
+        own = {name: reply.engine.get(name) for name in _VLLM_FIELDS}
+        own = {name: value for name, value in own.items() if value not in (None, _AUTO)}
+        counted = arguments_that_count(own | (reply.engine.get("vllm") or {}))
         values |= {f"vllm.{name}": value for name, value in counted.items()}
         return cls(model=reply.model, values=json.loads(json.dumps(values)))
 

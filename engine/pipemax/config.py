@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from pipemax.domain.plan import Batching
+from pipemax.domain.specs import KvCacheDtype
 
 
 class Policy(StrEnum):
@@ -95,6 +96,11 @@ class EngineConfig(BaseModel):
     )
     dtype: str = Field(
         "auto", description="Weights and activations: auto (the checkpoint's), bfloat16, float16, float32."
+    )
+    kv_cache_dtype: KvCacheDtype = Field(
+        KvCacheDtype.AUTO,
+        description="KV cache: auto (as the checkpoint says, otherwise dtype), fp8, fp8_e4m3 or fp8_e5m2. FP8 takes "
+        "half the bytes of 16-bit KV in the pools and in copies, and changes answers.",
     )
     quantization: str | None = Field(
         None, description="A vLLM quantization method; default: what the checkpoint says."
@@ -231,6 +237,10 @@ class EngineConfig(BaseModel):
             return cls.parse({**values, **overrides})
         except ValueError as error:
             raise ValueError(f"engine config {path}: {error}") from None
+
+    def vllm_argument(self, name: str) -> Any:
+        """Return what vLLM gets for a field that is an argument of its own too: ``vllm`` takes precedence."""
+        return self.vllm.get(name, getattr(self, name))
 
     def engine_id(self) -> str:
         """Return a digest: equal configs have equal ids, whatever rows were sampled for them.

@@ -127,7 +127,17 @@ def test_kv_memory_of_a_model_that_may_need_less_is_left_to_vllm(tmp_path: Path)
     small: dict[str, Any] = {"max_model_len": 512, "cpu_kv_gib": 0.0003}
     windowed = model_with(tmp_path, model_type="mistral", sliding_window=128)
     assert not ask({"model": str(windowed), **small}).error
-    assert not ask({**small, "vllm": {"kv_cache_dtype": "fp8"}}).error
+    assert not ask({**small, "vllm": {"kv_cache_dtype": "nvfp4"}}).error
+    scaled = model_with(tmp_path / "scaled", quantization_config={"kv_cache_scheme": {"num_bits": 8}})
+    assert not ask({"model": str(scaled), **small}).error
+
+
+def test_fp8_kv_has_room_for_twice_the_tokens() -> None:
+    """Bytes for 314 tokens of 16-bit KV."""
+    small: dict[str, Any] = {"cpu_kv_gib": 0.0003}
+    for fp8 in ({"kv_cache_dtype": "fp8"}, {"vllm": {"kv_cache_dtype": "fp8_e5m2"}}):
+        assert not ask({"max_model_len": 628, **small, **fp8}).error
+        assert "holds the KV of 629 tokens" in ask({"max_model_len": 640, **small, **fp8}).error
 
 
 @pytest.mark.parametrize("stages", [1, 2])

@@ -4,8 +4,9 @@ Rates are *achieved*, not data-sheet figures. The YAML profile (``pipemax/preset
 number. Nothing here knows how long a step takes: that is ``pipemax.sim.stage_times``.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from typing import Self
 
 
 class KvLayout(StrEnum):
@@ -15,6 +16,17 @@ class KvLayout(StrEnum):
     """All layers of a stage in one piece."""
     LAYER_FIRST = "layer_first"
     """One piece per layer, keys and values packed, as in vLLM 0.32."""
+
+
+class KvCacheDtype(StrEnum):
+    """The type in which the KV cache keeps keys and values."""
+
+    AUTO = "auto"
+    """As the checkpoint says, otherwise the type of the activations."""
+    FP8 = "fp8"
+    """vLLM's choice for the device, which is e4m3."""
+    FP8_E4M3 = "fp8_e4m3"
+    FP8_E5M2 = "fp8_e5m2"
 
 
 def _check_positive(spec: object, *, zero_allowed: frozenset[str] = frozenset()) -> None:
@@ -145,7 +157,9 @@ class ModelSpec:
     experts_per_token: int
     vocab_size: int
     bytes_per_value: int
-    """Bytes of one value of weights, activations and KV alike."""
+    """Bytes of one value of weights and activations."""
+    kv_bytes_per_value: int | None = None
+    """Bytes of one value of KV; ``None`` means ``bytes_per_value``."""
 
     def __post_init__(self) -> None:
         _check_positive(self)
@@ -181,12 +195,20 @@ class ModelSpec:
         return self.num_layers * per_layer + self.head_params
 
     @property
+    def kv_value_bytes(self) -> int:
+        return self.bytes_per_value if self.kv_bytes_per_value is None else self.kv_bytes_per_value
+
+    @property
     def kv_bytes_per_token_and_layer(self) -> int:
-        return 2 * self.num_kv_heads * self.head_dim * self.bytes_per_value
+        return 2 * self.num_kv_heads * self.head_dim * self.kv_value_bytes
 
     @property
     def kv_bytes_per_token(self) -> int:
         return self.num_layers * self.kv_bytes_per_token_and_layer
+
+    def with_kv_dtype(self, dtype: KvCacheDtype) -> Self:
+        """Return the model with its KV in ``dtype``; ``auto`` leaves the profile's."""
+        return self if dtype is KvCacheDtype.AUTO else replace(self, kv_bytes_per_value=1)
 
     def kv_shards(self, tensor: int) -> int:
         """Return into how many parts ``tensor`` GPUs split a stage's KV; more GPUs than KV heads hold copies."""

@@ -14,8 +14,18 @@ if TYPE_CHECKING:
 _SHARE_OF_AVAILABLE = 0.5
 """Share for the pools on a machine with GPUs: nothing else can use pinned pages."""
 _CPU_POOLS = 4
-_BYTES_OF_LONG_TYPES = {"float32": 4, "float": 4}
-_USUAL_BYTES = 2
+_TYPE_BYTES = {
+    "float32": 4,
+    "float": 4,
+    "auto": 2,  # vLLM runs 32-bit checkpoints in 16 bits
+    "half": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+}
+"""By vLLM's names of types for activations and KV. Its other KV types keep scales too, or no whole bytes."""
 
 
 def host_pool_bytes(config: EngineConfig, *, num_workers: int, has_gpus: bool) -> float:
@@ -58,24 +68,33 @@ def kv_bytes_per_token(
 ) -> int | None:
     """Return the bytes of KV that the worker with the most layers keeps of a token, if all attention is full.
 
-    ``None`` if the model's configuration does not give its heads.
+    ``None`` if the model's configuration does not give its heads, or the KV cache has one of vLLM's other types.
     """
+    value_bytes = _value_bytes(config, model_config)
     text_config = model_config.get_text_config()
     layers = getattr(text_config, "num_hidden_layers", None)
     heads = getattr(text_config, "num_attention_heads", None)
     kv_heads = getattr(text_config, "num_key_value_heads", None) or heads
-    if not layers or not heads or not kv_heads:
+    if not layers or not heads or not kv_heads or value_bytes is None:
         return None
     head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
     own_layers = ceil_div(layers, num_stages)
     own_heads = ceil_div(kv_heads, config.tensor_parallel_size)
-    return int(2 * own_layers * own_heads * head_dim * _element_bytes(config))
+    return int(2 * own_layers * own_heads * head_dim * value_bytes)
 
 
-def _element_bytes(config: EngineConfig) -> int:
-    kv_type = str(config.vllm.get("kv_cache_dtype", "auto"))
-    if kv_type.startswith(("fp8", "int8")):
-        return 1
-    name = config.dtype if kv_type == "auto" else kv_type
-    # Under auto, vLLM runs 32-bit checkpoints in 16 bits.
-    return _BYTES_OF_LONG_TYPES.get(name, _USUAL_BYTES)
+def _value_bytes(config: EngineConfig, model_config: "PreTrainedConfig") -> int | None:
+    kv_type = str(config.vllm_argument("kv_cache_dtype"))
+    if kv_type != "auto":
+        return _TYPE_BYTES.get(kv_type)
+    if _says_kv_type(getattr(model_config, "quantization_config", None)):
+        return None
+    return _TYPE_BYTES.get(str(config.vllm_argument("dtype")))
+
+
+def _says_kv_type(quantization: object) -> bool:
+    """Tell whether a checkpoint's quantization also gives a type for KV, in which vLLM keeps it under ``auto``."""
+    if not isinstance(quantization, dict):
+        return False
+    names = ("kv_cache_scheme", "kv_cache_quant_algo")
+    return any(quantization.get(name) for name in names) or _says_kv_type(quantization.get("quantization"))

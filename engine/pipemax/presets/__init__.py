@@ -5,6 +5,7 @@ every message names the file.
 """
 
 import dataclasses
+import types
 import typing
 from collections.abc import Mapping
 from importlib.resources import files
@@ -45,17 +46,23 @@ def read_preset(kind: str, name: str) -> dict[str, Any]:
 
 
 def build_spec(spec_type: type[Spec], values: dict[str, Any], where: str) -> Spec:
-    """Build a (nested) frozen dataclass from parsed YAML.
+    """Build a (nested) frozen dataclass from parsed YAML; a field with a default may be left out.
 
     Raise ``ValueError`` that names what is unknown, missing or not a number.
     """
     hints = typing.get_type_hints(spec_type)
-    unknown, missing = sorted(values.keys() - hints.keys()), sorted(hints.keys() - values.keys())
+    unknown, missing = sorted(values.keys() - hints.keys()), sorted(_required(spec_type) - values.keys())
     if unknown or missing:
         raise ValueError(f"{where}: unknown keys {unknown}, missing keys {missing}")
     converted = {}
     for key, hint in hints.items():
+        if key not in values:
+            continue
         value = values[key]
+        if isinstance(hint, types.UnionType):  # ``int | None``
+            if value is None:
+                continue
+            (hint,) = (one for one in typing.get_args(hint) if one is not types.NoneType)
         if dataclasses.is_dataclass(hint):
             if not isinstance(value, dict):
                 raise ValueError(f"{where}: {key} must have keys of its own, got {value!r}")
@@ -72,6 +79,10 @@ def build_spec(spec_type: type[Spec], values: dict[str, Any], where: str) -> Spe
         return spec_type(**converted)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def _required(spec_type: type[Any]) -> set[str]:
+    return {field.name for field in dataclasses.fields(spec_type) if field.default is dataclasses.MISSING}
 
 
 def _tuple_of_rows(value: Any, where: str) -> tuple[tuple[int, int], ...]:

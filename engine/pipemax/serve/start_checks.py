@@ -31,8 +31,7 @@ _OTHER_MODEL = ("config_format", "hf_overrides", "model_impl")
 _OTHER_KV = (
     *_OTHER_MODEL,
     "max_model_len",
-    "dtype",
-    "kv_cache_dtype",
+    "kv_cache_dtype_skip_layers",
     "pipeline_parallel_size",
     "tensor_parallel_size",
     "decode_context_parallel_size",

@@ -123,6 +123,10 @@ def _gives_its_objects(owner: type, name: str) -> bool:
     return any(name in method.__code__.co_names for method in vars(owner).values() if isfunction(method))
 
 
+_PLAIN_KV_TYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
+"""Types of KV caches whose blocks are keys and values only: the scales of FP8 are the model's, one for each layer."""
+
+
 def check_model(vllm_config: VllmConfig) -> None:
     """Raise ``ValueError`` for a model or setting that the extension cannot serve; ``policy: vllm`` serves all."""
     model, reasons = vllm_config.model_config, []
@@ -146,6 +150,13 @@ def check_model(vllm_config: VllmConfig) -> None:
         reasons.append("data parallelism is on")
     if vllm_config.parallel_config.decode_context_parallel_size > 1:
         reasons.append("context parallelism is on")
+    cache = vllm_config.cache_config
+    if cache.cache_dtype not in _PLAIN_KV_TYPES:
+        reasons.append(
+            f"its KV cache is {cache.cache_dtype}, and only {', '.join(_PLAIN_KV_TYPES)} were tested"
+        )
+    if cache.kv_cache_dtype_skip_layers:
+        reasons.append("some layers keep their KV in another type (kv_cache_dtype_skip_layers)")
     if reasons:
         raise ValueError(
             f"policy pipemax cannot serve {model.model!r} yet: {'; '.join(reasons)}. Use policy: vllm"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipemax.domain.specs import NodeSpec, Parallelism, kv_capacity
+from pipemax.domain.specs import KvCacheDtype, ModelSpec, NodeSpec, Parallelism, kv_capacity
 from pipemax.presets import build_spec, load_model, load_node, override, preset_names, read_preset
 
 
@@ -24,6 +24,37 @@ def test_models_have_their_published_sizes(
     assert model.weight_bytes / 1e9 == pytest.approx(weight_gb, rel=0.002)
     assert model.kv_bytes_per_token == kv_bytes
     assert model.active_params / 1e9 == pytest.approx(active_billion, rel=0.02)
+
+
+def test_fp8_kv_takes_half_the_bytes_and_leaves_the_weights_as_they_are() -> None:
+    """LLaMA-2-70B: 80 layers of keys and values of 8 heads of 128."""
+    own = load_model("llama2-70b")
+    fp8 = own.with_kv_dtype(KvCacheDtype.FP8)
+    assert (own.kv_bytes_per_token, fp8.kv_bytes_per_token) == (80 * 2 * 8 * 128 * 2, 80 * 2 * 8 * 128)
+    assert fp8.weight_bytes == own.weight_bytes
+    assert own.with_kv_dtype(KvCacheDtype.AUTO) == own
+    assert fp8 == own.with_kv_dtype(KvCacheDtype.FP8_E5M2), "one byte too"
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_both_pools_hold_twice_as_many_blocks_of_fp8_kv(tensor: int) -> None:
+    node, own = load_node("rtx5090x8"), load_model("llama2-70b")
+    layout = Parallelism(pipeline=8 // tensor, tensor=tensor)
+    before = kv_capacity(node, own, layout)
+    after = kv_capacity(node, own.with_kv_dtype(KvCacheDtype.FP8), layout)
+    assert after.gpu_blocks in (2 * before.gpu_blocks, 2 * before.gpu_blocks + 1)
+    assert after.host_blocks in (2 * before.host_blocks, 2 * before.host_blocks + 1)
+
+
+def test_a_model_profile_may_say_the_bytes_of_kv_and_need_not() -> None:
+    values = read_preset("models", "llama2-70b")
+    assert build_spec(ModelSpec, values, "own").kv_value_bytes == 2
+    assert build_spec(ModelSpec, values | {"kv_bytes_per_value": 1}, "own").kv_value_bytes == 1
+    assert build_spec(ModelSpec, values | {"kv_bytes_per_value": None}, "own").kv_value_bytes == 2
+    with pytest.raises(ValueError, match="kv_bytes_per_value must be a number, got 'half'"):
+        build_spec(ModelSpec, values | {"kv_bytes_per_value": "half"}, "own")
+    with pytest.raises(ValueError, match=r"own: ModelSpec\.kv_bytes_per_value is 0, must be above zero"):
+        build_spec(ModelSpec, values | {"kv_bytes_per_value": 0}, "own")
 
 
 def test_block_first_and_layer_first_reach_their_shares_of_the_link() -> None:

@@ -62,3 +62,21 @@ def test_the_order_of_vllm_s_arguments_makes_no_other_spec() -> None:
     backwards = dict(reversed(scaling.items()))
     other = {"hf_overrides": {"rope_theta": 1, "rope_scaling": backwards}, "kv_cache_dtype": "fp8"}
     assert spec(vllm=one).hash == spec(vllm=other).hash
+
+
+def test_fp8_kv_is_the_same_spec_however_it_is_written() -> None:
+    """``vllm: {kv_cache_dtype: fp8}`` was the only way before the field: its tables go on."""
+    field = spec(kv_cache_dtype="fp8")
+    assert field.hash == spec(vllm={"kv_cache_dtype": "fp8"}).hash != spec().hash
+    assert field.hash == spec(kv_cache_dtype="fp8_e5m2", vllm={"kv_cache_dtype": "fp8"}).hash, "as for vLLM"
+    assert field.changes_from(spec()) == ['vllm.kv_cache_dtype was not given, is "fp8"']
+
+
+@pytest.mark.parametrize("name", ["dtype", "kv_cache_dtype"])
+def test_a_type_left_at_auto_adds_nothing(name: str) -> None:
+    assert spec(**{name: "auto"}).hash == spec().hash
+
+
+def test_the_type_of_weights_and_activations_makes_another_spec() -> None:
+    assert spec(dtype="float32").hash == spec(vllm={"dtype": "float32"}).hash
+    assert len({spec(dtype=dtype).hash for dtype in ("auto", "float32", "bfloat16")}) == 3

@@ -17,9 +17,11 @@ _WEIGHTS_SHARE = 0.5
 _HEADS_PER_KV_HEAD = 8
 
 
-def guess_stage(kv_bytes_per_token: int, *, is_cpu: bool) -> StageConfig:
-    """Guess a stage's config; on a GPU, for weights and KV in 16 bits."""
-    return _on_cpu(kv_bytes_per_token) if is_cpu else _on_gpu(kv_bytes_per_token)
+def guess_stage(kv_bytes_per_token: int, *, kv_value_bytes: int, is_cpu: bool) -> StageConfig:
+    """Guess a stage's config from its KV of a token and of one value; on a GPU, for weights in 16 bits."""
+    if is_cpu:
+        return _on_cpu(kv_bytes_per_token)
+    return _on_gpu(kv_bytes_per_token, kv_values=kv_bytes_per_token // kv_value_bytes)
 
 
 def _on_cpu(kv_bytes_per_token: int) -> StageConfig:
@@ -31,14 +33,14 @@ def _on_cpu(kv_bytes_per_token: int) -> StageConfig:
     )
 
 
-def _on_gpu(kv_bytes_per_token: int) -> StageConfig:
+def _on_gpu(kv_bytes_per_token: int, *, kv_values: int) -> StageConfig:
     node = load_node(_GPU_PRESET)
     gpu = node.gpu
     weight_bytes = _WEIGHTS_SHARE * gpu.memory_bytes
     token_s = weight_bytes / gpu.flops_per_s  # two bytes and two operations per weight
     step_s = weight_bytes / gpu.hbm_bytes_per_s + gpu.step_overhead_s
-    # A query head's values are multiplied with keys and with values: as many operations as KV bytes, times the group.
-    pair_s = _HEADS_PER_KV_HEAD * kv_bytes_per_token / gpu.flops_per_s
+    # Each key and each value is multiplied and added, for each query head of its group.
+    pair_s = _HEADS_PER_KV_HEAD * 2 * kv_values / gpu.flops_per_s
     return StageConfig(
         kv_bytes_per_token=kv_bytes_per_token,
         h2d_bytes_per_s=node.link.host_to_gpu_bytes_per_s,

@@ -19,6 +19,7 @@ import vllm
 from vllm.config import VllmConfig
 from vllm.distributed.utils import get_pp_indices
 from vllm.platforms import current_platform
+from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 
 from pipemax.checkpoint.fingerprint import fingerprint
 from pipemax.config import EngineConfig, KvOffload
@@ -43,7 +44,7 @@ def known_calibration(config: EngineConfig, vllm_config: VllmConfig) -> Calibrat
     if measured != own:
         raise ValueError(
             f"calibration {path} is of stages with {measured} bytes of KV per token, this engine's "
-            f"have {own}: it was measured for another model, dtype or number of stages"
+            f"have {own}: it was measured for another model, dtype, KV dtype or number of stages"
         )
     return calibration
 
@@ -62,16 +63,19 @@ def remember_calibration(config: EngineConfig, vllm_config: VllmConfig, calibrat
 def kv_bytes_per_token(vllm_config: VllmConfig) -> list[int]:
     """Return the bytes of KV per token, by stage."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    assert isinstance(model.dtype, torch.dtype), model.dtype
-    # The names of all of vLLM's 8-bit KV dtypes begin so.
-    value_bytes = 1 if vllm_config.cache_config.cache_dtype.startswith("fp8") else model.dtype.itemsize
     values_per_layer = 2 * model.get_num_kv_heads(parallel) * model.get_head_size()
     num_stages = parallel.pipeline_parallel_size
     num_layers = model.get_total_num_hidden_layers()
     return [
-        _layers_of_stage(num_layers, stage, num_stages) * values_per_layer * value_bytes
+        _layers_of_stage(num_layers, stage, num_stages) * values_per_layer * kv_value_bytes(vllm_config)
         for stage in range(num_stages)
     ]
+
+
+def kv_value_bytes(vllm_config: VllmConfig) -> int:
+    """Return the bytes of one value of KV."""
+    dtype = kv_cache_dtype_str_to_dtype(vllm_config.cache_config.cache_dtype, vllm_config.model_config)
+    return int(dtype.itemsize)
 
 
 def _layers_of_stage(num_layers: int, stage: int, num_stages: int) -> int:

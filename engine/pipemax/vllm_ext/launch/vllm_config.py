@@ -24,7 +24,11 @@ from pipemax.transfer.cuda.pinned_pool import require_pools
 from pipemax.transfer.host_memory import available_host_bytes
 from pipemax.vllm_ext.compat import check_hooks_run, check_model, check_runner, check_version
 from pipemax.vllm_ext.launch.first_guess import guess_stage
-from pipemax.vllm_ext.launch.known_calibration import known_calibration, kv_bytes_per_token
+from pipemax.vllm_ext.launch.known_calibration import (
+    known_calibration,
+    kv_bytes_per_token,
+    kv_value_bytes,
+)
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings, encode_stage, offload_extra_config
 
 log = logging.getLogger(__name__)
@@ -145,6 +149,7 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         "revision": config.revision,
         "tokenizer": config.tokenizer,
         "dtype": config.dtype,
+        "kv_cache_dtype": config.kv_cache_dtype.value,
         "quantization": config.quantization,
         "pipeline_parallel_size": num_stages,
         "tensor_parallel_size": config.tensor_parallel_size,
@@ -209,7 +214,11 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
     if calibration is not None:
         stages = list(calibration.stages)
     else:
-        stages = [guess_stage(of_stage, is_cpu=current_platform.is_cpu()) for of_stage in kv_bytes]
+        value_bytes = kv_value_bytes(vllm_config)
+        stages = [
+            guess_stage(of_stage, kv_value_bytes=value_bytes, is_cpu=current_platform.is_cpu())
+            for of_stage in kv_bytes
+        ]
     return RuntimeSettings(
         host_kv_tokens=host_kv_tokens,
         num_batches=num_batches,

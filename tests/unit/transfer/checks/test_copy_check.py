@@ -12,7 +12,7 @@ from pipemax.transfer.checks.copy_check import CopyCheck, check_copies
 from pipemax.transfer.checks.poisoned_prefetches import NAN_BYTE, PoisonedPrefetches
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies, StepWait
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool
-from pipemax.transfer.layout import BlockLayout
+from pipemax.transfer.layout import KV_DTYPES, BlockLayout
 from pipemax.transfer.orchestrator import Orchestrator
 
 LAYOUT = BlockLayout(
@@ -156,3 +156,9 @@ def test_a_prefetch_that_is_left_out_leaves_poison(backend_type: type[CpuCopyBac
             transfers.end_step(copies)
     assert gpu_rows[2].unique().tolist() == [expected]
     assert gpu_rows[1].unique().tolist() == [7]
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in KV_DTYPES if dtype.is_floating_point], ids=str)
+def test_the_poison_is_nan_in_every_type_of_kv(dtype: torch.dtype) -> None:
+    poison = torch.full((dtype.itemsize,), NAN_BYTE, dtype=torch.uint8)
+    assert poison.view(dtype).float().isnan().all()

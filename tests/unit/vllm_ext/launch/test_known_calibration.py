@@ -45,6 +45,9 @@ def test_a_measured_calibration_is_found_at_the_next_start() -> None:
     )
     other = config(dtype="float32")
     assert cache_path(other, make_vllm_config(other)) != cache_path(own, vllm_config)
+    for kv_cache_dtype in ("fp8", "fp8_e5m2"):
+        fp8 = config(kv_cache_dtype=kv_cache_dtype)
+        assert known_calibration(fp8, make_vllm_config(fp8)) is None, "it reads and copies other bytes"
     per_layer = config(kv_offload="per_layer")
     assert known_calibration(per_layer, make_vllm_config(per_layer)) is None, "its steps have other times"
 
@@ -59,8 +62,12 @@ def test_a_named_file_wins_and_one_of_another_engine_is_refused(tmp_path: Path) 
     assert found is not None
     assert found.measured == "with care"
     save_calibration(named, calibration([kv_bytes[0] + 1, kv_bytes[1]]))
-    with pytest.raises(ValueError, match="measured for another model, dtype or number of stages"):
+    with pytest.raises(ValueError, match="measured for another model, dtype, KV dtype or number of stages"):
         known_calibration(config(calibration=str(named)), vllm_config)
+    fp8 = config(calibration=str(tmp_path / "of-16-bits.yaml"), kv_cache_dtype="fp8")
+    save_calibration(tmp_path / "of-16-bits.yaml", calibration(kv_bytes))
+    with pytest.raises(ValueError, match="measured for another model, dtype, KV dtype"):
+        make_vllm_config(fp8)
     with pytest.raises(ValueError, match=r"none\.yaml: .*No such file"):
         known_calibration(config(calibration=str(tmp_path / "none.yaml")), vllm_config)
 
@@ -107,9 +114,33 @@ def test_a_calibrated_engine_is_known_before_it_starts() -> None:
     assert expected.capacity.host_blocks == 2**30 // block_bytes
 
 
+def test_auto_simulates_an_engine_with_the_kv_that_it_will_have() -> None:
+    engines = []
+    for kv_cache_dtype in ("auto", "fp8"):
+        own = config(cpu_kv_gib=0.25, kv_cache_dtype=kv_cache_dtype)
+        vllm_config = make_vllm_config(own)
+        remember_calibration(own, vllm_config, calibration(kv_bytes_per_token(vllm_config)))
+        engine = forecast(own).engine
+        assert engine is not None
+        engines.append(engine)
+    before, after = engines
+    assert [stage.kv_bytes_per_token * 2 for stage in after.stages] == [
+        stage.kv_bytes_per_token for stage in before.stages
+    ]
+    assert after.capacity.gpu_blocks == 2 * before.capacity.gpu_blocks + 1, "vLLM keeps one for itself"
+    assert after.capacity.host_blocks == 2 * before.capacity.host_blocks
+
+
 @pytest.mark.parametrize(
     "values",
-    [{}, {"pipeline_parallel_size": 1}, {"dtype": "float32"}, {"vllm": {"kv_cache_dtype": "fp8_e5m2"}}],
+    [
+        {},
+        {"pipeline_parallel_size": 1},
+        {"dtype": "float32"},
+        {"kv_cache_dtype": "fp8"},
+        {"vllm": {"kv_cache_dtype": "fp8_e5m2"}},
+        {"vllm": {"dtype": "float32"}},
+    ],
 )
 def test_the_room_in_the_host_pool_is_guessed_from_the_model_s_configuration_alone(
     values: dict[str, object],
