@@ -53,26 +53,28 @@ def engine_of(model: str) -> Iterator[EngineOf]:
 
 @pytest.fixture(scope="session")
 def reference(model: str, engine_of: EngineOf) -> Iterator[Reference]:
-    """Stock vLLM, one stage, synchronous, ample KV: each load is run once.
+    """Stock vLLM, one stage, synchronous, ample KV of the same type: each load is run once.
 
     Seeds are the exception: the two runners draw differently, so V2's reference is vLLM's scheduler on V2.
     """
-    known: dict[tuple[int, Load], Answers] = {}
+    known: dict[tuple[int, str, Load], Answers] = {}
     with ExitStack() as stack:
-        engines: list[ParityEngine] = []
+        engines: dict[str, ParityEngine] = {}
 
-        def stock() -> ParityEngine:
-            if not engines:
-                engines.append(stack.enter_context(closing(ParityEngine(model, Kind(policy="vllm")))))
-            return engines[0]
+        def stock(kv_cache_dtype: str) -> ParityEngine:
+            if kv_cache_dtype not in engines:
+                kind = Kind(policy="vllm", kv_cache_dtype=kv_cache_dtype)
+                engines[kv_cache_dtype] = stack.enter_context(closing(ParityEngine(model, kind)))
+            return engines[kv_cache_dtype]
 
         def answers(kind: Kind, load: Load) -> Answers:
             runner = kind.runner if load.choose is SEEDED.choose else 1
-            if (runner, load) not in known:
-                engine = stock() if runner == 1 else engine_of(kind)
+            key = runner, kind.kv_cache_dtype, load
+            if key not in known:
+                engine = stock(kind.kv_cache_dtype) if runner == 1 else engine_of(kind)
                 if runner == 2:
                     engine.reset(STOCK)
-                known[runner, load] = engine.run(load.make())
-            return known[runner, load]
+                known[key] = engine.run(load.make())
+            return known[key]
 
         yield answers

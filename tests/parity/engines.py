@@ -51,6 +51,7 @@ class Kind:
     asynchronous: bool = False
     policy: str = "pipemax"
     kv_offload: str = "after_step"
+    kv_cache_dtype: str = "auto"
     gpu_path: bool = False
     """A GPU's worker and transfers, over vLLM's worker for CPUs and ``late_cuda``."""
 
@@ -62,7 +63,8 @@ class Kind:
     def __str__(self) -> str:
         offload = " per layer" if self.kv_offload == "per_layer" else ""
         path = " GPU path" if self.gpu_path else ""
-        return f"pp{self.pp} V{self.runner} {'async' if self.asynchronous else 'sync'}{offload}{path}"
+        kv = "" if self.kv_cache_dtype == "auto" else f" KV {self.kv_cache_dtype}"
+        return f"pp{self.pp} V{self.runner} {'async' if self.asynchronous else 'sync'}{offload}{path}{kv}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +258,7 @@ def _engine_config(model: str, kind: Kind) -> EngineConfig:
         policy=kind.policy,
         kv_offload=kind.kv_offload,
         dtype="float32",
+        kv_cache_dtype=kind.kv_cache_dtype,
         pipeline_parallel_size=kind.pp,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=24,
