@@ -4,6 +4,7 @@
     python bench/simulation.py ablations   static prefetch, layer-first and victim policies
     python bench/simulation.py sensitivity all-reduce, host DRAM cap, host memory, estimator error
     python bench/simulation.py thresholds  the controller's named defaults, one changed at a time
+    python bench/simulation.py kv          PipeMax, separated and mixed, and stock vLLM, with 16-bit and with FP8 KV
 
 Each prints Markdown; ``--json FILE`` keeps the figures. One process, no threads.
 """
@@ -17,7 +18,7 @@ from typing import Any
 
 from pipemax.cli.common import open_workload
 from pipemax.control.controller_config import VictimPolicy
-from pipemax.domain.specs import ModelSpec, NodeSpec
+from pipemax.domain.specs import KvCacheDtype, ModelSpec, NodeSpec
 from pipemax.presets import load_model, load_node, override
 from pipemax.sim.compute_bound import operations
 from pipemax.sim.plots import plot_ratios
@@ -197,6 +198,48 @@ def thresholds(num_requests: int) -> Iterator[dict[str, Any]]:
             yield {**entry, "what": what}
 
 
+def kv_types(num_requests: int) -> Iterator[dict[str, Any]]:
+    """Run PipeMax and stock vLLM over the matrix, with the model's own KV and with FP8 KV.
+
+    Of PipeMax's mixed steps and of pipeline-parallel vLLM's, the best maximum counts, in brackets. A column of FP8 KV
+    also has the ratio to the model's own KV.
+    """
+    groups = {
+        "separated": ["pipemax"],
+        "mixed": mixed_names(),
+        "stock PP": ["vllm_032_pp", *stock_chunk_names()],
+        "stock TP": ["vllm_tp"],
+    }
+    systems = [name for names in groups.values() for name in names]
+    heading(["node", "model", "workload", "rate", *groups, *(f"{name}, FP8 KV" for name in groups)])
+    for node_name, model_name in MATRIX:
+        for workload_name in WORKLOADS:
+            node, model = load_node(node_name), load_model(model_name)
+            workload = open_workload(workload_name, num_requests)
+            own = json_objects(run_study(node, model, workload, systems))
+            fp8 = json_objects(run_study(node, model.with_kv_dtype(KvCacheDtype.FP8), workload, systems))
+            for rate, key in (("whole run", "total_tokens_per_s"), ("steady", "steady_tokens_per_s")):
+                before = [_best(own, names, key) for names in groups.values()]
+                after = [_best(fp8, names, key) for names in groups.values()]
+                cells = [_rate(entry, key) for entry in before]
+                cells += [
+                    f"{_rate(new, key)}, {new[key] / old[key]:.2f}×"
+                    for new, old in zip(after, before, strict=True)
+                ]
+                line([node_name, model_name, workload_name, rate, *cells])
+            yield from (*own, *fp8)
+
+
+def _best(entries: list[dict[str, Any]], names: list[str], key: str) -> dict[str, Any]:
+    return max((entry for entry in entries if entry["system"] in names), key=lambda entry: float(entry[key]))
+
+
+def _rate(entry: dict[str, Any], key: str) -> str:
+    """Return a rate, and the maximum tokens of a step where the system's name has it."""
+    tokens = str(entry["system"]).rpartition("_")[2]
+    return f"{entry[key]:,.0f}" + (f" ({tokens})" if tokens.isdigit() else "")
+
+
 def _threshold_changes() -> Iterator[dict[str, float]]:
     yield {}
     for window in (4, 16, 64):
@@ -232,6 +275,7 @@ def main() -> None:
         "ablations": ablations,
         "sensitivity": sensitivity,
         "thresholds": thresholds,
+        "kv": kv_types,
     }
     parser.add_argument("study", choices=[*studies])
     parser.add_argument("--requests", type=int, default=5000)

@@ -34,7 +34,7 @@ from typing import Any
 from pipemax.cli.common import open_workload
 from pipemax.config import Policy
 from pipemax.domain.plan import Batching
-from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism
+from pipemax.domain.specs import KvCacheDtype, ModelSpec, NodeSpec, Parallelism
 from pipemax.presets import load_model, load_node
 from pipemax.sim.event_queue import EventQueue
 from pipemax.sim.links import Links
@@ -169,7 +169,7 @@ def run(
 
 
 def objects(
-    ran: list[tuple[Setting, RehearsalResult, float]], node: str, model: str, workload: Workload
+    ran: list[tuple[Setting, RehearsalResult, float]], node: str, model: ModelSpec, workload: Workload
 ) -> list[dict[str, Any]]:
     """Return the fields that the module's docstring names."""
     stock = [result.total_tokens_per_s for setting, result, _ in ran if setting.policy is Policy.VLLM]
@@ -177,7 +177,8 @@ def objects(
     return [
         {
             "node": node,
-            "model": model,
+            "model": model.name,
+            "kv_bytes_per_value": model.kv_value_bytes,
             "workload": workload.name,
             "rows": len(workload),
             "system": setting.system,
@@ -202,6 +203,7 @@ def main() -> int:
     )
     parser.add_argument("--node", default="rtx5090x8")
     parser.add_argument("--model", default="llama2-70b")
+    parser.add_argument("--kv-dtype", type=KvCacheDtype, choices=[*KvCacheDtype], default=KvCacheDtype.AUTO)
     parser.add_argument(
         "--workload",
         default="sharegpt",
@@ -226,14 +228,14 @@ def main() -> int:
 
 def run_setting(names: tuple[str, str, str], arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Run all systems asked for on one node, model and workload, and print their table."""
-    node, model = load_node(names[0]), load_model(names[1])
+    node, model = load_node(names[0]), load_model(names[1]).with_kv_dtype(arguments.kv_dtype)
     workload = open_workload(names[2], arguments.rows)
     wanted = arguments.systems.split(",") if arguments.systems else None
     chosen = [one for one in settings(node, model) if wanted is None or one.system in wanted]
     clock = ClockSettings(host_factor=arguments.host_factor)
     ran = list(run(chosen, node, model, workload, clock, arguments.check_kv))
-    found = objects(ran, names[0], names[1], workload)
-    print(f"\n{', '.join(names)}, {len(workload):,} rows\n")
+    found = objects(ran, names[0], model, workload)
+    print(f"\n{names[0]}, {model.name}, {names[2]}, {len(workload):,} rows\n")
     print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS))
     for entry in found:
         print("| " + " | ".join(str(entry[name]) for name in COLUMNS) + " |", flush=True)

@@ -8,6 +8,7 @@ from pipemax.cli.common import (
     FILE_COLUMNS,
     Changes,
     JsonFile,
+    KvDtype,
     Model,
     Node,
     Seed,
@@ -15,6 +16,7 @@ from pipemax.cli.common import (
     one_line_errors,
     write_json,
 )
+from pipemax.domain.specs import KvCacheDtype
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -65,6 +67,7 @@ def plan_capacity(
     gpus_per_engine: Divisions = None,
     sample: Sample = 1500,
     seed: Seed = 0,
+    kv_dtype: KvDtype = KvCacheDtype.AUTO,
     changes: Changes = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -90,7 +93,7 @@ def plan_capacity(
         spec = changed_node(node, changes or [])
         plan = plan_options(
             spec,
-            load_model(model),
+            load_model(model).with_kv_dtype(kv_dtype),
             statistics,
             rows=rows,
             price_per_hour=price,
@@ -100,12 +103,12 @@ def plan_capacity(
             seed=seed,
         )
         console = Console(width=None if Console().is_terminal else FILE_COLUMNS)
-        console.print(_table(plan, spec))
+        console.print(_table(plan, spec, kv_dtype))
         console.print(f"policy: {plan.choice.chosen}. {plan.choice.reason}.", highlight=False)
         for reason in plan.not_possible:
             console.print(f"left out: {reason}", highlight=False)
         if json_file:
-            write_json(json_file, _json_object(plan))
+            write_json(json_file, {"kv_dtype": kv_dtype.value, **_json_object(plan)})
 
 
 def _statistics(
@@ -126,10 +129,11 @@ def _statistics(
     )
 
 
-def _table(plan: "CapacityPlan", node: "NodeSpec") -> "Table":
+def _table(plan: "CapacityPlan", node: "NodeSpec", kv_dtype: KvCacheDtype) -> "Table":
     from rich.table import Table
 
-    sheet = Table(title=f"{plan.rows:,} rows on {node.name}, fastest first")
+    kv = "" if kv_dtype is KvCacheDtype.AUTO else f" with {kv_dtype} KV"
+    sheet = Table(title=f"{plan.rows:,} rows on {node.name}{kv}, fastest first")
     sheet.add_column("system")
     for heading in ("GPUs an engine (n)", "host memory, GB", "tok/s", "decode batch", "hours", "cost"):
         sheet.add_column(heading, justify="right")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipemax.domain.errors import EngineStartError
+from pipemax.domain.specs import KvCacheDtype
 
 if TYPE_CHECKING:
     from pipemax.config import EngineConfig
@@ -26,6 +27,10 @@ Model = Annotated[
     typer.Option(
         help="Model profile: llama2-70b, mixtral-8x7b, qwen3-32b, qwen3-235b-a22b, or a .yaml file of your own."
     ),
+]
+KvDtype = Annotated[
+    KvCacheDtype,
+    typer.Option("--kv-dtype", help="KV cache: auto (as the model profile says), or FP8, one byte a value."),
 ]
 Seed = Annotated[int, typer.Option(help="Of the lengths drawn; the same seed gives the same figures.")]
 Changes = Annotated[

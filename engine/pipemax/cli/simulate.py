@@ -11,6 +11,7 @@ from pipemax.cli.common import (
     FILE_COLUMNS,
     Changes,
     JsonFile,
+    KvDtype,
     Model,
     Node,
     Seed,
@@ -19,6 +20,7 @@ from pipemax.cli.common import (
     open_workload,
     write_json,
 )
+from pipemax.domain.specs import KvCacheDtype
 
 if TYPE_CHECKING:
     from pipemax.sim.study import Study
@@ -60,6 +62,7 @@ def simulate(
     requests: Requests = 5000,
     system: Systems = "baselines",
     seed: Seed = 0,
+    kv_dtype: KvDtype = KvCacheDtype.AUTO,
     changes: Changes = None,
     json_file: JsonFile = None,
     plot: PlotDirectory = None,
@@ -91,7 +94,7 @@ def simulate(
         with _progress(len({*systems, REFERENCE}) * len(lengths)) as on_progress:
             study = run_study(
                 spec,
-                load_model(model),
+                load_model(model).with_kv_dtype(kv_dtype),
                 lengths,
                 systems,
                 detailed=detailed if trace or decisions else None,

@@ -9,8 +9,9 @@ from pipemax.sim.study import Study
 
 def table(study: Study) -> Table:
     """Return the study as a table for ``rich.print``, the fastest system first."""
+    kv = " with 8-bit KV" if study.kv_bytes_per_value == 1 else ""
     sheet = Table(
-        title=f"{study.model} on {study.node}, {study.workload}, {study.results[0].num_requests:,} requests",
+        title=f"{study.model}{kv} on {study.node}, {study.workload}, {study.results[0].num_requests:,} requests",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         caption=f"compute bound: {study.compute_bound_tokens_per_s:,.0f} total tok/s; steady: until "

@@ -186,5 +186,5 @@ def _layout(model: ModelSpec, num_layers: int, parallelism: Parallelism) -> Bloc
         num_layers=num_layers,
         num_kv_heads=-(-model.num_kv_heads // model.kv_shards(parallelism.tensor)),
         block_tokens=BLOCK_TOKENS,
-        content_bytes=2 * model.head_dim * model.bytes_per_value,
+        content_bytes=2 * model.head_dim * model.kv_value_bytes,
     )

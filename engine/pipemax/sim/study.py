@@ -33,6 +33,7 @@ class Study:
 
     node: str
     model: str
+    kv_bytes_per_value: int
     workload: str
     results: list[SimulationResult]
     reference: SimulationResult
@@ -92,6 +93,7 @@ def run_study(
     return Study(
         node=node.name,
         model=model.name,
+        kv_bytes_per_value=model.kv_value_bytes,
         workload=workload.name,
         results=[results[name] for name in systems],
         reference=reference,

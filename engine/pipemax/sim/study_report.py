@@ -18,6 +18,7 @@ def json_objects(study: Study) -> list[dict[str, Any]]:
             "system": result.system,
             "node": study.node,
             "model": study.model,
+            "kv_bytes_per_value": study.kv_bytes_per_value,
             "workload": study.workload,
             "requests": result.num_requests,
             "total_tokens_per_s": round(result.total_tokens_per_s, 1),

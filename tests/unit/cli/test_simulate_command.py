@@ -87,9 +87,26 @@ def test_a_changed_number_of_the_node_changes_the_figures(
     assert seconds("--set", "all_reduce.bus_bytes_per_s=1e9") > 2 * seconds()
 
 
+def test_fp8_kv_is_simulated_and_named(small: list[str], lengths: str, tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+
+    def figures(*options: str) -> tuple[str, dict[str, float]]:
+        arguments = ["--workload", lengths, "--system", "pipemax", "--json", str(path)]
+        result = run("simulate", *small, *arguments, *options)
+        return result.output, json.loads(path.read_text())[0]
+
+    told, own = figures()
+    assert "8-bit" not in told
+    fp8_told, fp8 = figures("--kv-dtype", "fp8")
+    assert "little with 8-bit KV on little" in fp8_told
+    assert (own["kv_bytes_per_value"], fp8["kv_bytes_per_value"]) == (2, 1)
+    assert fp8["total_tokens_per_s"] > own["total_tokens_per_s"], "less is read"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--kv-dtype", "fp4"], "Invalid value for '--kv-dtype'"),
         (["--node", "rtx4090x8"], "no node profile 'rtx4090x8'; there are h100x8, l20x8, rtx5090x8"),
         (["--model", "gpt2"], "no model profile 'gpt2'; there are"),
         (["--workload", "alpaca"], "no workload profile 'alpaca'; there are"),
@@ -127,6 +144,20 @@ def test_plan_capacity_tells_hours_cost_and_the_policy(small: list[str], tmp_pat
     assert sizes == {64e9, 256e9}
     for option in plan["options"]:
         assert option["cost"] == pytest.approx(20 * option["hours"])
+
+
+def test_plan_capacity_plans_fp8_kv(small: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+
+    def rate(*options: str) -> float:
+        arguments = ["--rows", "1000000", "--price", "20", "--sample", "60", "--host-memory", "64"]
+        result = run("plan-capacity", *small, *arguments, "--json", str(path), *options)
+        assert ("on little with fp8 KV" in result.output) == bool(options)
+        plan = json.loads(path.read_text())
+        assert plan["kv_dtype"] == ("fp8" if options else "auto")
+        return float(next(o["tokens_per_s"] for o in plan["options"] if o["system"] == "pipemax"))
+
+    assert rate("--kv-dtype", "fp8") > rate()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipemax.domain.specs import AllReduceSpec, ModelSpec, Parallelism
+from pipemax.domain.specs import AllReduceSpec, KvCacheDtype, ModelSpec, Parallelism
 from pipemax.presets import load_model, load_node
 from pipemax.sim.stage_times import StageTimes, StepWork, prompt_pairs
 
@@ -84,3 +84,19 @@ def test_tensor_parallel_divides_the_work_and_adds_two_all_reduces_a_layer() -> 
 def test_prompt_pairs_add_up_over_chunks() -> None:
     assert prompt_pairs(0, 4) == 1 + 2 + 3 + 4
     assert prompt_pairs(0, 1000) == prompt_pairs(0, 300) + prompt_pairs(300, 700)
+
+
+@pytest.mark.parametrize(("pipeline", "tensor"), [(8, 1), (1, 8)])
+def test_fp8_kv_halves_what_attention_reads_and_nothing_else(pipeline: int, tensor: int) -> None:
+    """100,000 tokens of 70B's KV over eight GPUs: 2.048 GB on each in FP8."""
+    node, own = load_node("rtx5090x8"), load_model("llama2-70b")
+    layout = Parallelism(pipeline=pipeline, tensor=tensor)
+    before = StageTimes(node, own, layout)
+    after = StageTimes(node, own.with_kv_dtype(KvCacheDtype.FP8), layout)
+    work = StepWork(decode_requests=64, decode_context_tokens=100_000)
+    saved_s = before.stage_s(work)[0] - after.stage_s(work)[0]
+    assert saved_s == pytest.approx(100_000 * 80 * 2 * 8 * 128 / 8 / node.gpu.hbm_bytes_per_s)
+    prompts = StepWork(prefill_tokens=512, prefill_pairs=100_000.0)
+    assert after.stage_s(prompts) == before.stage_s(prompts)
+    assert after.activation_bytes(64) == before.activation_bytes(64)
+    assert after.kv_bytes_per_token(0) * 2 == before.kv_bytes_per_token(0)

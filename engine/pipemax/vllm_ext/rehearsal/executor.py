@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-import torch
+from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.executor import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
@@ -78,8 +78,8 @@ class VirtualNodeExecutor(Executor):
 
     def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
         specs: list[dict[str, KVCacheSpec]] = []
-        first, dtype = 0, self.model_config.dtype
-        assert isinstance(dtype, torch.dtype), dtype
+        first = 0
+        dtype = kv_cache_dtype_str_to_dtype(self.cache_config.cache_dtype, self.model_config)
         for layout in self.node.layouts:
             spec = FullAttentionSpec(
                 block_size=self.cache_config.block_size,

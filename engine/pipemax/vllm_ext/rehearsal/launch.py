@@ -16,7 +16,7 @@ from vllm.v1.engine.core import EngineCore
 
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.plan import Batching
-from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, kv_capacity
+from pipemax.domain.specs import KvCacheDtype, KvCapacity, ModelSpec, NodeSpec, Parallelism, kv_capacity
 from pipemax.sim.machine import BLOCK_TOKENS
 from pipemax.sim.stage_times import StageTimes
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, stage_configs
@@ -84,7 +84,7 @@ def write_model_config(model: ModelSpec, directory: Path, *, max_model_len: int)
         "head_dim": model.head_dim,
         "vocab_size": model.vocab_size,
         "max_position_embeddings": max_model_len,
-        "dtype": _DTYPES[model.bytes_per_value],
+        "dtype": _dtype(model.bytes_per_value),
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
@@ -101,8 +101,21 @@ def write_model_config(model: ModelSpec, directory: Path, *, max_model_len: int)
     (directory / "config.json").write_text(json.dumps(values), encoding="utf-8")
 
 
-_DTYPES = {2: "bfloat16", 4: "float32"}
-"""By bytes per value: vLLM has no smaller type for weights, activations and KV alike."""
+def _dtype(value_bytes: int) -> str:
+    """Return vLLM's type for weights and activations; it has none of one byte for both."""
+    match value_bytes:
+        case 2:
+            return "bfloat16"
+        case 4:
+            return "float32"
+        case _:
+            raise ValueError(f"a rehearsed model has 2 or 4 bytes a value of weights, not {value_bytes}")
+
+
+def _kv_cache_dtype(model: ModelSpec) -> str:
+    if model.kv_value_bytes == model.bytes_per_value:
+        return KvCacheDtype.AUTO
+    return KvCacheDtype.FP8 if model.kv_value_bytes == 1 else _dtype(model.kv_value_bytes)
 
 
 def _vllm_config(engine: RehearsedEngine, model_directory: str) -> VllmConfig:
@@ -120,6 +133,7 @@ def _vllm_config(engine: RehearsedEngine, model_directory: str) -> VllmConfig:
             "max_num_batched_tokens": engine.chunk_tokens,
             "block_size": BLOCK_TOKENS,
             "vllm": {
+                "kv_cache_dtype": _kv_cache_dtype(engine.model),
                 "tensor_parallel_size": engine.parallelism.tensor,
                 "num_gpu_blocks_override": engine.capacity.gpu_blocks,
                 "distributed_executor_backend": engine.executor,

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipemax.domain.specs import KvLayout
+from pipemax.domain.specs import KvCacheDtype, KvLayout
 from pipemax.sim.links import Direction
 from pipemax.sim.result import SimulationResult
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions
 from pipemax.sim.workloads import Workload
-from tests.unit.sim.machines import small_node, small_scenario
+from tests.unit.sim.machines import small_model, small_node, small_scenario
 
 
 def uniform_workload(num_requests: int, prompt: int, output: int) -> Workload:
@@ -71,8 +71,13 @@ def test_kv_that_fits_the_gpu_is_never_prefetched() -> None:
     assert result.h2d_bytes == 0.0
 
 
-def test_every_token_reaches_the_host() -> None:
-    scenario = replace(small_scenario(uniform_workload(60, 100, 30)), keep_spans=True)
+@pytest.mark.parametrize("dtype", [KvCacheDtype.AUTO, KvCacheDtype.FP8])
+def test_every_token_reaches_the_host_in_its_kv_s_bytes(dtype: KvCacheDtype) -> None:
+    scenario = replace(
+        small_scenario(uniform_workload(60, 100, 30)),
+        model=small_model().with_kv_dtype(dtype),
+        keep_spans=True,
+    )
     system = PipeMaxSystem(scenario, PipeMaxOptions())
     result = system.simulate()
     stored = sum(
@@ -81,4 +86,5 @@ def test_every_token_reaches_the_host() -> None:
     workload = scenario.workload
     # The last token of a request is given out, never attended to: it has no KV.
     tokens = workload.total_tokens - len(workload)
-    assert stored == pytest.approx(tokens * scenario.model.kv_bytes_per_token)
+    value_bytes = 1 if dtype is KvCacheDtype.FP8 else 2
+    assert stored == pytest.approx(tokens * 20 * 2 * 8 * 128 * value_bytes)

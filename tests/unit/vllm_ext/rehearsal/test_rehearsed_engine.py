@@ -6,10 +6,12 @@ import pytest
 
 from pipemax.config import Policy
 from pipemax.domain.plan import Batching
-from pipemax.domain.specs import Parallelism
+from pipemax.domain.specs import KvCacheDtype, Parallelism
+from pipemax.sim.machine import BLOCK_TOKENS
 from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions
+from pipemax.vllm_ext.rehearsal.executor import VirtualNodeExecutor
 from pipemax.vllm_ext.rehearsal.launch import ClockSettings, RehearsedEngine, rehearsed_core
 from pipemax.vllm_ext.rehearsal.run import rehearse
 from tests.unit.sim.machines import small_model, small_node, small_scenario, small_workload
@@ -93,4 +95,43 @@ def test_the_wall_clock_gives_every_request_its_output() -> None:
 def test_a_model_that_does_not_fit_is_refused() -> None:
     engine = make_engine(node=small_node(num_gpus=4, kv_gb=-5.0))
     with pytest.raises(ValueError, match="does not fit"), rehearsed_core(engine):
+        pass
+
+
+def test_fp8_kv_is_rehearsed_under_pipemax_as_it_is_simulated() -> None:
+    """Half the bytes in each pool's block and in each copy; checked that every step finds its KV."""
+    model = small_model().with_kv_dtype(KvCacheDtype.FP8)
+    node = small_node(num_gpus=4, kv_gb=0.15)
+    workload = small_workload(100)
+    engine = make_engine(model=model, node=node, policy=Policy.PIPEMAX)
+    assert engine.capacity.gpu_blocks >= 2 * make_engine(node=node).capacity.gpu_blocks
+    with rehearsed_core(engine) as core:
+        executor = core.model_executor
+        assert isinstance(executor, VirtualNodeExecutor)
+        assert [layout.token_bytes for layout in executor.node.layouts] == [5 * 2 * 8 * 128] * 4
+        (of_a_layer, *_) = executor.get_kv_cache_specs()[0].values()
+        assert of_a_layer.page_size_bytes == BLOCK_TOKENS * 2 * 8 * 128, "vLLM counts the same"
+    result = rehearse(engine, workload)
+    assert result.copy_counts["prefetched_blocks"] > 0
+    scenario = replace(small_scenario(workload, node), model=model)
+    simulated = PipeMaxSystem(scenario, PipeMaxOptions()).simulate()
+    assert result.total_tokens_per_s == pytest.approx(simulated.total_tokens_per_s, rel=0.1)
+
+
+def test_stock_vllm_with_fp8_kv_is_as_fast_as_in_the_simulator() -> None:
+    model, node = small_model().with_kv_dtype(KvCacheDtype.FP8), small_node(kv_gb=0.15)
+    engine, workload = make_engine(model=model, node=node), small_workload(100)
+    policy = replace(
+        VLLM_032_PP, max_batched_tokens=CHUNK_TOKENS, max_running=CHUNK_TOKENS, keeps_preempted=True
+    )
+    scenario = replace(small_scenario(workload, node), model=model)
+    simulated = ContinuousBatching(scenario, policy).simulate()
+    assert rehearse(engine, workload).total_tokens_per_s == pytest.approx(
+        simulated.total_tokens_per_s, rel=0.1
+    )
+
+
+def test_weights_of_one_byte_are_refused() -> None:
+    engine = make_engine(model=replace(small_model(), bytes_per_value=1))
+    with pytest.raises(ValueError, match="2 or 4 bytes a value of weights, not 1"), rehearsed_core(engine):
         pass
