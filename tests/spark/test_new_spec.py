@@ -75,8 +75,9 @@ def test_an_argument_of_vllm_that_changes_answers_is_refused_on_a_table_made_wit
     run = jobs()
     run.write_input([(1, "a")])
     run.run(id_columns=("id",), engine=fake_config())
-    with pytest.raises(JobError, match=r'vllm\.kv_cache_dtype was not given, is "fp8".*--new-spec'):
-        run.run(id_columns=("id",), engine={"model": "fake", "vllm": {"kv_cache_dtype": "fp8"}})
+    for fp8 in ({"kv_cache_dtype": "fp8"}, {"vllm": {"kv_cache_dtype": "fp8"}}):
+        with pytest.raises(JobError, match=r'vllm\.kv_cache_dtype was not given, is "fp8".*--new-spec'):
+            run.run(id_columns=("id",), engine={"model": "fake", **fp8})
     summary = run.run(id_columns=("id",), engine={"model": "fake", "vllm": {"gpu_memory_utilization": 0.5}})
     assert summary is not None
     assert summary.rows_skipped == 1

@@ -74,8 +74,10 @@ def kv_bytes_per_token(vllm_config: VllmConfig) -> list[int]:
 
 def kv_value_bytes(vllm_config: VllmConfig) -> int:
     """Return the bytes of one value of KV."""
-    dtype = kv_cache_dtype_str_to_dtype(vllm_config.cache_config.cache_dtype, vllm_config.model_config)
-    return int(dtype.itemsize)
+    name = vllm_config.cache_config.cache_dtype
+    if name == "auto" and getattr(vllm_config.quant_config, "kv_cache_scheme", None) is not None:
+        name = "fp8"  # which vLLM's attention takes once the model is loaded
+    return int(kv_cache_dtype_str_to_dtype(name, vllm_config.model_config).itemsize)
 
 
 def _layers_of_stage(num_layers: int, stage: int, num_stages: int) -> int:

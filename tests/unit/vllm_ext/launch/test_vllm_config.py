@@ -1,7 +1,9 @@
 """From a config to vLLM's arguments, without starting anything."""
 
 import importlib
+import json
 import os
+import shutil
 from inspect import isfunction
 from pathlib import Path
 
@@ -324,3 +326,22 @@ def test_with_a_user_s_kv_connector_auto_takes_stock_vllm(tmp_path: Path) -> Non
     brought = config(policy="auto", vllm=own_connector(tmp_path))
     expected = forecast(brought.model_copy(update={"policy": Policy.PIPEMAX}))
     assert "kv_transfer_config" in expected.refusal
+
+
+def test_a_checkpoint_that_asks_for_fp8_kv_is_counted_with_it_under_auto(tmp_path: Path) -> None:
+    model = shutil.copytree(DEMO_MODEL, tmp_path / "model")
+    scheme = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": "dense",
+        "config_groups": {},
+        "ignore": [],
+    }
+    values = json.loads((model / "config.json").read_text())
+    values["quantization_config"] = quantization | {"kv_cache_scheme": scheme}
+    (model / "config.json").write_text(json.dumps(values))
+    of_16_bits = kv_bytes_per_token(make_vllm_config(config()))
+    asks = make_vllm_config(config(model=str(model)))
+    assert [2 * own for own in kv_bytes_per_token(asks)] == of_16_bits
+    kept = make_vllm_config(config(model=str(model), vllm={"kv_cache_dtype": "bfloat16"}))
+    assert kv_bytes_per_token(kept) == of_16_bits
