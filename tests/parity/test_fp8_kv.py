@@ -5,6 +5,7 @@ float32, where it does not here.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from tests.parity.engines import Kind, Setting
 from tests.parity.faulty_connector import Fault
 from tests.parity.make_model import SMALL
 from tests.parity.test_node_check import PARTS, checked
-from tests.parity.test_parity import TIGHT, V1_PIPELINE, check, light
+from tests.parity.test_parity import MIXED, TIGHT, V1_PIPELINE, check, light
 
 pytestmark = pytest.mark.skipif(
     not torch.cpu._is_avx512_supported(), reason="vLLM's FP8 KV on a CPU needs AVX-512"
@@ -31,12 +32,17 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("load", [PLAIN, TEMPLATED], ids=["plain", "templated"])
+@pytest.mark.parametrize(
+    ("load", "controller"),
+    [(PLAIN, {}), (TEMPLATED, {}), (TEMPLATED, MIXED)],
+    ids=["plain", "templated", "templated, mixed steps"],
+)
 @pytest.mark.parametrize("kind", [E4M3], ids=str)
 def test_tokens_are_those_of_stock_vllm_with_fp8_kv(
-    kind: Kind, load: Load, engine_of: EngineOf, reference: Reference
+    kind: Kind, load: Load, controller: dict[str, Any], engine_of: EngineOf, reference: Reference
 ) -> None:
-    check(engine_of(kind), Setting(num_batches=3, **TIGHT), load, reference(kind, load))
+    setting = Setting(num_batches=3, controller=controller, **TIGHT)
+    check(engine_of(kind), setting, load, reference(kind, load))
 
 
 @pytest.mark.parametrize("kind", [E4M3], ids=str)

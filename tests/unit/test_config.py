@@ -34,6 +34,10 @@ def test_equal_configs_have_equal_ids_and_different_ones_do_not() -> None:
         ({"model": "m", "pipeline_parallel_size": 0}, "pipeline_parallel_size"),
         ({"model": "m", "gpu_memory_utilization": 1.5}, "got 1.5"),
         ({"model": "m", "policy": "fastest"}, "got 'fastest'"),
+        (
+            {"model": "m", "kv_cache_dtype": "fp4"},
+            "kv_cache_dtype: Input should be 'auto', 'fp8', 'fp8_e4m3' or",
+        ),
     ],
 )
 def test_a_wrong_value_is_named(values: dict[str, object], told: str) -> None:
