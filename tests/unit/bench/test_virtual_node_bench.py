@@ -31,6 +31,8 @@ def test_the_json_has_the_fields_that_are_promised(
     path, lengths = tmp_path / "figures.json", tmp_path / "short.jsonl"
     lengths.write_text('{"prompt_tokens": 300, "completion_tokens": 12}\n' * 20)
     arguments = [
+        "--kv-dtype",
+        "fp8",
         "--workload",
         str(lengths),
         "--systems",
@@ -43,9 +45,10 @@ def test_the_json_has_the_fields_that_are_promised(
     assert virtual_node.main() == 0
     entries = json.loads(path.read_text())
     assert [entry["system"] for entry in entries] == ["vllm_tp", "vllm_tp", "pipemax"]
-    promised = {"node", "model", "workload", *virtual_node.COLUMNS}
+    promised = {"node", "model", "kv_bytes_per_value", "workload", *virtual_node.COLUMNS}
     assert all(promised <= entry.keys() for entry in entries)
     assert {(entry["workload"], entry["rows"]) for entry in entries} == {("short", 20)}
+    assert {entry["kv_bytes_per_value"] for entry in entries} == {1}
     best = max(entry["total_tokens_per_s"] for entry in entries[:2])
     assert entries[2]["ratio_to_best_stock"] == pytest.approx(
         entries[2]["total_tokens_per_s"] / best, abs=1e-3

@@ -1,9 +1,7 @@
 """From a config to vLLM's arguments, without starting anything."""
 
 import importlib
-import json
 import os
-import shutil
 from inspect import isfunction
 from pathlib import Path
 
@@ -21,7 +19,6 @@ from pipemax.domain.plan import Batching
 from pipemax.domain.step_times import StepTimeModel
 from pipemax.vllm_ext import compat
 from pipemax.vllm_ext.launch.forecast import forecast
-from pipemax.vllm_ext.launch.known_calibration import kv_bytes_per_token
 from pipemax.vllm_ext.launch.vllm_config import (
     _cores_of_stages,
     _pipemax_args,
@@ -184,53 +181,6 @@ def test_attributes_that_only_objects_have_are_checked_too(
         check()
 
 
-@pytest.mark.parametrize(
-    ("field", "arguments", "given"),
-    [
-        ("auto", {}, "auto"),
-        ("fp8", {}, "fp8"),
-        ("fp8", {"kv_cache_dtype": "fp8_e5m2"}, "fp8_e5m2"),
-        ("auto", {"kv_cache_dtype": "bfloat16"}, "bfloat16"),
-    ],
-)
-def test_vllm_is_given_the_type_of_the_kv_cache(field: str, arguments: dict[str, str], given: str) -> None:
-    vllm_config = make_vllm_config(config(dtype="float32", kv_cache_dtype=field, vllm=arguments))
-    assert vllm_config.cache_config.cache_dtype == given
-    of_float32 = make_vllm_config(config(dtype="float32"))
-    value_bytes = {"auto": 4, "bfloat16": 2}.get(given, 1)
-    assert [4 * own for own in kv_bytes_per_token(vllm_config)] == [
-        value_bytes * own for own in kv_bytes_per_token(of_float32)
-    ]
-
-
-def test_the_host_pool_holds_four_times_the_tokens_of_fp8_kv_that_it_holds_of_float32() -> None:
-    def host_kv_tokens(**values: object) -> int:
-        vllm_config = make_vllm_config(config(dtype="float32", host_kv_gib=0.5, **values))
-        assert vllm_config.kv_transfer_config is not None
-        extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
-        return RuntimeSettings.from_extra_config(extra_config).host_kv_tokens
-
-    assert host_kv_tokens(kv_cache_dtype="fp8") == 4 * host_kv_tokens()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ({"kv_cache_dtype": "int8_per_token_head"}, "its KV cache is int8_per_token_head, and only auto, "),
-        ({"kv_cache_dtype": "fp8_per_token_head"}, "its KV cache is fp8_per_token_head, and only auto, "),
-        (
-            {"kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": ["0"]},
-            "some layers keep their KV in another",
-        ),
-    ],
-)
-def test_kv_whose_blocks_hold_more_than_keys_and_values_of_one_type_is_refused(
-    arguments: dict[str, object], told: str
-) -> None:
-    with pytest.raises(ValueError, match=told):
-        make_vllm_config(config(vllm=arguments))
-
-
 def test_speculative_decoding_is_refused_under_pipemax() -> None:
     speculative = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
     with pytest.raises(ValueError, match="speculative decoding is on"):
@@ -326,22 +276,3 @@ def test_with_a_user_s_kv_connector_auto_takes_stock_vllm(tmp_path: Path) -> Non
     brought = config(policy="auto", vllm=own_connector(tmp_path))
     expected = forecast(brought.model_copy(update={"policy": Policy.PIPEMAX}))
     assert "kv_transfer_config" in expected.refusal
-
-
-def test_a_checkpoint_that_asks_for_fp8_kv_is_counted_with_it_under_auto(tmp_path: Path) -> None:
-    model = shutil.copytree(DEMO_MODEL, tmp_path / "model")
-    scheme = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
-    quantization = {
-        "quant_method": "compressed-tensors",
-        "format": "dense",
-        "config_groups": {},
-        "ignore": [],
-    }
-    values = json.loads((model / "config.json").read_text())
-    values["quantization_config"] = quantization | {"kv_cache_scheme": scheme}
-    (model / "config.json").write_text(json.dumps(values))
-    of_16_bits = kv_bytes_per_token(make_vllm_config(config()))
-    asks = make_vllm_config(config(model=str(model)))
-    assert [2 * own for own in kv_bytes_per_token(asks)] == of_16_bits
-    kept = make_vllm_config(config(model=str(model), vllm={"kv_cache_dtype": "bfloat16"}))
-    assert kv_bytes_per_token(kept) == of_16_bits
