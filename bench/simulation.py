@@ -212,22 +212,21 @@ def kv_types(num_requests: int) -> Iterator[dict[str, Any]]:
     }
     systems = [name for names in groups.values() for name in names]
     heading(["node", "model", "workload", "rate", *groups, *(f"{name}, FP8 KV" for name in groups)])
-    for node_name, model_name in MATRIX:
-        for workload_name in WORKLOADS:
-            node, model = load_node(node_name), load_model(model_name)
-            workload = open_workload(workload_name, num_requests)
-            own = json_objects(run_study(node, model, workload, systems))
-            fp8 = json_objects(run_study(node, model.with_kv_dtype(KvCacheDtype.FP8), workload, systems))
-            for rate, key in (("whole run", "total_tokens_per_s"), ("steady", "steady_tokens_per_s")):
-                before = [_best(own, names, key) for names in groups.values()]
-                after = [_best(fp8, names, key) for names in groups.values()]
-                cells = [_rate(entry, key) for entry in before]
-                cells += [
-                    f"{_rate(new, key)}, {new[key] / old[key]:.2f}×"
-                    for new, old in zip(after, before, strict=True)
-                ]
-                line([node_name, model_name, workload_name, rate, *cells])
-            yield from (*own, *fp8)
+    for node_name, model_name, workload_name in PAPER_SETTINGS:
+        node, model = load_node(node_name), load_model(model_name)
+        workload = open_workload(workload_name, num_requests)
+        own = json_objects(run_study(node, model, workload, systems))
+        fp8 = json_objects(run_study(node, model.with_kv_dtype(KvCacheDtype.FP8), workload, systems))
+        for rate, key in (("whole run", "total_tokens_per_s"), ("steady", "steady_tokens_per_s")):
+            before = [_best(own, names, key) for names in groups.values()]
+            after = [_best(fp8, names, key) for names in groups.values()]
+            cells = [_rate(entry, key) for entry in before]
+            cells += [
+                f"{_rate(new, key)}, {new[key] / old[key]:.2f}×"
+                for new, old in zip(after, before, strict=True)
+            ]
+            line([node_name, model_name, workload_name, rate, *cells])
+        yield from (*own, *fp8)
 
 
 def _best(entries: list[dict[str, Any]], names: list[str], key: str) -> dict[str, Any]:
