@@ -223,8 +223,11 @@ class EngineConfig(BaseModel):
             raise ValueError(_readable(error, known=sorted(cls.model_fields))) from None
 
     @classmethod
-    def load(cls, path: Path, **overrides: object) -> Self:
-        """Read a YAML file; ``overrides`` take precedence over it. Raise ``ValueError`` that names the file."""
+    def load(cls, path: Path, *, default_model: str | None = None, **overrides: object) -> Self:
+        """Read a YAML file; ``overrides`` take precedence over it, and ``default_model`` is for a file that names none.
+
+        Raise ``ValueError`` that names the file.
+        """
         try:
             values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         except (OSError, yaml.YAMLError) as error:
@@ -234,7 +237,8 @@ class EngineConfig(BaseModel):
                 f"engine config {path}: expected 'name: value' lines, got a {type(values).__name__}"
             )
         try:
-            return cls.parse({**values, **overrides})
+            named = {} if default_model is None else {"model": default_model}
+            return cls.parse({**named, **values, **overrides})
         except ValueError as error:
             raise ValueError(f"engine config {path}: {error}") from None
 

@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from pipemax.checkpoint.special_tokens import SpecialTokens, Tokenizer
 from pipemax.config import ChatMode
@@ -16,6 +17,16 @@ from pipemax.generation import GenerationRequest, Message, RequestError
 from pipemax.wire import ErrorCode
 
 _ROLE = re.compile(r"[\w-]+")
+
+
+def shared_prefix_tokens(prompts: Sequence[list[int]]) -> int:
+    """Count the leading tokens that all prompts have in common; 0 for fewer than two prompts."""
+    if len(prompts) < 2:
+        return 0
+    # All prompts share what the first and the last in order share.
+    first, last = min(prompts), max(prompts)
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return sum(1 for _ in same)
 
 
 class PromptEncoder:

@@ -10,6 +10,7 @@ from pipemax import __version__
 from pipemax.cli.calibrate import calibrate
 from pipemax.cli.capacity import plan_capacity
 from pipemax.cli.check_node import check_node
+from pipemax.cli.rehearse import rehearse
 from pipemax.cli.simulate import simulate
 from pipemax.cli.trace import trace_app
 
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.command()(simulate)
 app.command()(plan_capacity)
+app.command()(rehearse)
 app.command()(calibrate)
 app.command()(check_node)
 app.add_typer(trace_app, name="trace")

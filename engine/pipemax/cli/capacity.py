@@ -85,7 +85,7 @@ def plan_capacity(
     from pipemax.presets import load_model
 
     with one_line_errors():
-        statistics = _statistics(
+        statistics = length_statistics(
             workload,
             {"mean": prompt_mean, "median": prompt_median},
             {"mean": output_mean, "median": output_median},
@@ -111,7 +111,7 @@ def plan_capacity(
             write_json(json_file, {"kv_dtype": kv_dtype.value, **_json_object(plan)})
 
 
-def _statistics(
+def length_statistics(
     profile: str, prompt: dict[str, float | None], output: dict[str, float | None]
 ) -> "WorkloadSpec":
     """Return a profile's length statistics, with the means and medians that the caller gave in their place."""

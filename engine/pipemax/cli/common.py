@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -59,7 +59,12 @@ def measured_config(model: str | None, engine: Path | None) -> "EngineConfig":
     """Return the config under policy pipemax, the only one that times its steps, and without a calibration."""
     from pipemax.config import EngineConfig
 
-    changes = {"policy": "pipemax", "calibration": None, "calibrate_at_start_s": 0.0, "check_at_start": False}
+    changes: dict[str, Any] = {
+        "policy": "pipemax",
+        "calibration": None,
+        "calibrate_at_start_s": 0.0,
+        "check_at_start": False,
+    }
     named = {} if model is None else {"model": model}
     if engine is not None:
         return EngineConfig.load(engine, **named, **changes)

@@ -139,6 +139,22 @@ class NodeSpec:
     def host_kv_bytes(self) -> float:
         return self.host_memory_bytes * self.host_kv_fraction
 
+    def part(self, num_gpus: int) -> "NodeSpec":
+        """Return one engine's part of a node that is divided among as many engines as fit.
+
+        ``ValueError`` unless ``num_gpus`` divide the node's.
+        """
+        if num_gpus < 1 or self.num_gpus % num_gpus:
+            raise ValueError(f"{self.name} has {self.num_gpus} GPUs, which {num_gpus} do not divide")
+        share = num_gpus / self.num_gpus
+        return replace(
+            self,
+            num_gpus=num_gpus,
+            gpus_per_root=min(self.gpus_per_root, num_gpus),
+            host_memory_bytes=self.host_memory_bytes * share,
+            host_dram_bytes_per_s=self.host_dram_bytes_per_s * share,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:

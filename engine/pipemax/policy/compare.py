@@ -120,7 +120,7 @@ def plan_capacity(
         runs = [("pipemax", size) for size in sizes] + [(system, sizes[0]) for system in STOCK_SYSTEMS]
         for system, size in runs:
             try:
-                part = _part_of(node, num_gpus, size)
+                part = replace(node, host_memory_bytes=size).part(num_gpus)
                 result = simulate(system, Scenario(node=part, model=model, workload=workload))
             except ValueError as error:
                 not_possible.append(f"{system} with {num_gpus} GPUs an engine: {error}")
@@ -129,20 +129,6 @@ def plan_capacity(
     options.sort(key=lambda option: -option.tokens_per_s)
     return CapacityPlan(
         rows=rows, options=options, choice=_choose(options, not_possible), not_possible=not_possible
-    )
-
-
-def _part_of(node: NodeSpec, num_gpus: int, host_bytes: float) -> NodeSpec:
-    """Return one engine's part of a node that is divided among as many engines as fit."""
-    if num_gpus < 1 or node.num_gpus % num_gpus:
-        raise ValueError(f"{node.name} has {node.num_gpus} GPUs, which {num_gpus} do not divide")
-    share = num_gpus / node.num_gpus
-    return replace(
-        node,
-        num_gpus=num_gpus,
-        gpus_per_root=min(node.gpus_per_root, num_gpus),
-        host_memory_bytes=host_bytes * share,
-        host_dram_bytes_per_s=node.host_dram_bytes_per_s * share,
     )
 
 

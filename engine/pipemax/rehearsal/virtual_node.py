@@ -15,7 +15,7 @@ from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, k
 from pipemax.rehearsal.kv_order import StageKv, StepKv
 from pipemax.rehearsal.virtual_device import VirtualDevice, VirtualEvent
 from pipemax.sim.event_queue import EventQueue, Priority
-from pipemax.sim.links import Links
+from pipemax.sim.links import Direction, Links
 from pipemax.sim.machine import BLOCK_TOKENS
 from pipemax.sim.stage_times import StageTimes, StepWork
 from pipemax.transfer.layout import BlockLayout, compact_layout
@@ -49,8 +49,32 @@ class NodeUsage:
     num_steps: int = 0
     stage_s: float = 0.0
     """Seconds of computing, summed over the stages, of all steps submitted."""
+    prompt_stage_s: float = 0.0
+    """The part of ``stage_s`` in steps of prompt tokens only."""
+    decode_stage_s: float = 0.0
+    """The part of ``stage_s`` in steps that only decode."""
+    mixed_stage_s: float = 0.0
+    """The part of ``stage_s`` in steps that do both."""
+    num_decode_steps: int = 0
+    """Steps that decode any request."""
+    num_decoded: int = 0
+    """Decoded requests, summed over the steps."""
     host_bubble_s: float = 0.0
     """Seconds in which the first stage had no step while the host worked."""
+
+    def count_step(self, work: StepWork, stage_s: float) -> None:
+        """Count a step that takes ``stage_s`` seconds, summed over the stages."""
+        self.num_steps += 1
+        self.stage_s += stage_s
+        if work.decode_requests == 0:
+            self.prompt_stage_s += stage_s
+            return
+        self.num_decode_steps += 1
+        self.num_decoded += work.decode_requests
+        if work.prefill_tokens == 0:
+            self.decode_stage_s += stage_s
+        else:
+            self.mixed_stage_s += stage_s
 
 
 class VirtualNode:
@@ -68,12 +92,13 @@ class VirtualNode:
             raise ValueError(f"{node.name} has {node.num_gpus} GPUs, not {num_gpus}")
         self.capacity: KvCapacity = kv_capacity(node, model, parallelism, block_tokens=BLOCK_TOKENS)
         self.usage = NodeUsage()
+        self._num_gpus = num_gpus
         self.times = StageTimes(node, model, parallelism)
         self.layouts = tuple(_layout(model, layers, parallelism) for layers in self.times.layers)
         """Each stage's KV blocks, as one of its GPUs has them."""
         self._queue = EventQueue()
         self._link = node.link
-        links = Links(self._queue, node)
+        self._links = links = Links(self._queue, node)
         tensor = parallelism.tensor
         self.devices = tuple(
             VirtualDevice(
@@ -107,6 +132,11 @@ class VirtualNode:
     def now_s(self) -> float:
         return self._queue.now_s()
 
+    @property
+    def host_to_gpu_s(self) -> float:
+        """Seconds in which a GPU's link carried KV from the host, mean over the GPUs."""
+        return self._links.busy_s(Direction.HOST_TO_GPU) / self._num_gpus
+
     def catch_up(self, now_s: float) -> None:
         """Let happen what happens up to ``now_s``."""
         self._queue.run_until(now_s)
@@ -137,8 +167,7 @@ class VirtualNode:
             num_outputs=work.outputs,
         )
         self._tokens_sent.append(step.tokens_sent if work.outputs else None)
-        self.usage.num_steps += 1
-        self.usage.stage_s += sum(stage_s)
+        self.usage.count_step(work, sum(stage_s))
         if self._first_stage_free_s is not None:
             idle_since_s = max(self._first_stage_free_s, host_works_since_s)
             self.usage.host_bubble_s += max(0.0, self.now_s - idle_since_s)

@@ -8,13 +8,13 @@ reads the model's configuration and tokenizer, and counts the tokens of sampled 
 import os
 from collections.abc import Sequence
 from importlib import metadata
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipemax.api import GenerationRequest, RequestError, Sampling
 from pipemax.checkpoint.fingerprint import fingerprint
-from pipemax.checkpoint.prompt_encoder import PromptEncoder
+from pipemax.checkpoint.prompt_encoder import PromptEncoder, shared_prefix_tokens
+from pipemax.checkpoint.tokenizer import first_line, load_tokenizer
 from pipemax.config import EngineConfig, Policy, RowLengths
 from pipemax.node.gpus import pipeline_parallel_size, visible_gpus
 from pipemax.node.host_pool_size import expected_rows
@@ -103,22 +103,12 @@ def _row_lengths(
     step = max(1, len(prompts) // _MOST_LENGTHS)
     lengths = RowLengths(
         prompt_tokens=tuple(sorted(len(ids) for ids in prompts)[::step]),
-        shared_prefix_tokens=_shared_prefix_tokens(prompts),
+        shared_prefix_tokens=shared_prefix_tokens(prompts),
         max_tokens=request.generation.max_tokens,
         mean_output_tokens=None,
         rows=request.rows,
     )
     return lengths.model_dump(mode="json")
-
-
-def _shared_prefix_tokens(prompts: Sequence[list[int]]) -> int:
-    """Count the leading tokens that all prompts have in common; 0 for fewer than two prompts."""
-    if len(prompts) < 2:
-        return 0
-    # All prompts share what the first and the last in order share.
-    first, last = min(prompts), max(prompts)
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
-    return sum(1 for _ in same)
 
 
 def _num_gpus() -> int:
@@ -146,7 +136,7 @@ def _load(config: EngineConfig) -> tuple["PreTrainedConfig", "PreTrainedTokenize
     _check_model_path(config.model)
     # No progress bars: standard output carries the reply. Warnings go to standard error.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from transformers import AutoConfig, AutoTokenizer  # takes two seconds: only if a model is looked at
+    from transformers import AutoConfig  # takes two seconds: only if a model is looked at
 
     try:
         model_config = AutoConfig.from_pretrained(
@@ -156,15 +146,8 @@ def _load(config: EngineConfig) -> tuple["PreTrainedConfig", "PreTrainedTokenize
         where = (
             "" if Path(config.model).is_dir() else " (no directory of that name here, so taken as a hub name)"
         )
-        raise ValueError(f"model {config.model!r}{where} cannot be read: {_first_line(error)}") from error
-    tokenizer_name = config.tokenizer or config.model
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            tokenizer_name, revision=config.revision, trust_remote_code=config.trust_remote_code
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"tokenizer {tokenizer_name!r} cannot be read: {_first_line(error)}") from error
-    return model_config, tokenizer
+        raise ValueError(f"model {config.model!r}{where} cannot be read: {first_line(error)}") from error
+    return model_config, load_tokenizer(config)
 
 
 def _check_model_path(model: str) -> None:
@@ -204,7 +187,3 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -8,7 +8,7 @@ lengths, no text.
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 
@@ -54,19 +54,32 @@ class Workload:
     def total_tokens(self) -> int:
         return int(self.prompt_tokens.sum() + self.output_tokens.sum())
 
+    def first(self, num_requests: int) -> "Workload":
+        """Return the first requests, or all if there are fewer."""
+        return replace(
+            self,
+            prompt_tokens=self.prompt_tokens[:num_requests],
+            output_tokens=self.output_tokens[:num_requests],
+        )
+
 
 def draw_workload(spec: WorkloadSpec, num_requests: int, rng: np.random.Generator) -> Workload:
     """Draw ``num_requests`` requests with the means and medians of ``spec``."""
     if num_requests < 1:
         raise ValueError(f"a workload needs at least one request, not {num_requests}")
     prompts = np.rint(_solve(spec.prompt, _quantiles(num_requests, rng), spec.prompt.most)).astype(np.int64)
-    outputs = _solve(spec.output, _quantiles(num_requests, rng), spec.context_tokens - prompts)
     return Workload(
         name=spec.name,
         prompt_tokens=prompts,
-        output_tokens=np.maximum(1, np.rint(outputs)).astype(np.int64),
+        output_tokens=draw_outputs(spec.output, spec.context_tokens - prompts, rng),
         shared_prefix_tokens=spec.shared_prefix_tokens,
     )
+
+
+def draw_outputs(statistics: LengthStatistics, most_tokens: Ints, rng: np.random.Generator) -> Ints:
+    """Draw an output length for each entry of ``most_tokens``, which is the longest that it may be."""
+    lengths = _solve(statistics, _quantiles(len(most_tokens), rng), most_tokens)
+    return np.asarray(np.maximum(1, np.rint(lengths)), dtype=np.int64)
 
 
 def replay_workload(path: Path, shared_prefix_tokens: int = 0) -> Workload:

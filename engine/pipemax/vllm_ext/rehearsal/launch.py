@@ -43,6 +43,8 @@ class RehearsedEngine:
     """Maximum number of requests in one step, or running at once under stock vLLM."""
     batching: Batching = Batching.SEPARATED
     """Under ``pipemax``."""
+    num_batches: int | None = None
+    """Decode batches in rotation under ``pipemax``; None for as many as steps can be in flight, at least 2."""
     clock: ClockSettings = field(default_factory=ClockSettings)
     checks_kv: bool = True
     """Check that steps and copies find the KV that they should; takes time, but none of the clock's."""
@@ -163,7 +165,7 @@ def _runtime_settings(engine: RehearsedEngine, vllm_config: VllmConfig) -> Runti
     stages = stage_configs(engine.node, engine.model, times, PipeMaxOptions())
     return RuntimeSettings(
         host_kv_tokens=engine.capacity.host_blocks * BLOCK_TOKENS,
-        num_batches=max(2, vllm_config.max_concurrent_batches),
+        num_batches=engine.num_batches or max(2, vllm_config.max_concurrent_batches),
         stages=tuple(encode_stage(stage) for stage in stages),
         max_num_seqs=min(engine.max_num_seqs, engine.chunk_tokens),
         stores_tokens=True,

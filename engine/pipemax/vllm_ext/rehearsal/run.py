@@ -9,10 +9,12 @@ from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 
 from pipemax.rehearsal.sequences import END_TOKEN
+from pipemax.rehearsal.steady_part import KvSample, SteadyPart
 from pipemax.sim.result import STEADY_SHARE
 from pipemax.sim.workloads import Workload
 from pipemax.vllm_ext.rehearsal.executor import OUTPUT_TOKENS, VirtualNodeExecutor
 from pipemax.vllm_ext.rehearsal.launch import RehearsedEngine, rehearsed_core
+from pipemax.vllm_ext.rehearsal.watch import RunWatch
 
 _FIRST_TOKEN = 3
 
@@ -35,6 +37,10 @@ class RehearsalResult:
     """Share of the run in which a stage computes, mean over the stages."""
     copy_counts: dict[str, float]
     """PipeMax's counts of evictions and prefetches; empty for stock vLLM."""
+    steady: SteadyPart
+    """The run until STEADY_SHARE of the requests had finished."""
+    kv: tuple[KvSample, ...]
+    """How full the pools were, over the whole run."""
 
 
 def rehearse(
@@ -51,7 +57,8 @@ def rehearse(
         with executor.clock.paused():
             add_requests(core, workload, vocab_size=engine.model.vocab_size, seed=seed)
         begin_s, worked_s = executor.clock.now_s(), executor.clock.worked_s
-        steady = _run(core, executor, workload, on_step)
+        watch = RunWatch(core, executor)
+        steady = _run(core, executor, workload, watch, on_step)
         seconds = executor.clock.now_s() - begin_s
         usage = executor.node.usage
         scheduler = core.scheduler
@@ -59,11 +66,13 @@ def rehearse(
             seconds=seconds,
             num_steps=usage.num_steps,
             total_tokens_per_s=workload.total_tokens / seconds,
-            steady_tokens_per_s=steady.tokens / (steady.now_s - begin_s),
+            steady_tokens_per_s=steady.tokens_per_s,
             host_ms_per_step=1e3 * (executor.clock.worked_s - worked_s) / usage.num_steps,
             host_bubble=usage.host_bubble_s / seconds,
             busy=usage.stage_s / executor.node.num_stages / seconds,
             copy_counts=scheduler.copy_counts() if hasattr(scheduler, "copy_counts") else {},
+            steady=steady,
+            kv=watch.kv(),
         )
 
 
@@ -100,24 +109,18 @@ def add_requests(core: EngineCore, workload: Workload, *, vocab_size: int, seed:
         core.add_request(*core.preprocess_add_request(request))
 
 
-@dataclass(slots=True)
-class _Steady:
-    """The steady part, once it has ended."""
-
-    tokens: int = 0
-    now_s: float = 0.0
-
-
 def _run(
     core: EngineCore,
     executor: VirtualNodeExecutor,
     workload: Workload,
+    watch: RunWatch,
     on_step: Callable[[int], None] | None,
-) -> _Steady:
+) -> SteadyPart:
     left = dict(enumerate(workload.output_tokens.tolist()))
     prompts: list[int] = workload.prompt_tokens.tolist()
-    drain_at = len(workload) - int(STEADY_SHARE * len(workload))
-    steady, num_tokens = _Steady(), 0
+    drain_at = min(len(workload) - 1, len(workload) - int(STEADY_SHARE * len(workload)))
+    steady: SteadyPart | None = None
+    num_tokens = 0
     begun: set[int] = set()
     while left:
         by_client, _ = core.step_fn()
@@ -133,7 +136,9 @@ def _run(
                     missing = left.pop(number)
                     assert missing == 0, f"request {number} ended {missing} tokens early"
                     if len(left) == drain_at:
-                        steady = _Steady(num_tokens, executor.clock.now_s())
+                        steady = watch.steady_part(num_tokens)
+            watch.sample()
             if on_step is not None:
                 on_step(len(workload) - len(left))
+    assert steady is not None, "a workload has requests, so its steady part ends"
     return steady

@@ -139,6 +139,11 @@ class PipeMaxScheduler(Scheduler):
         self._controller.apply(self._events)
         self._events.clear()
 
+    @property
+    def host_kv_usage(self) -> float:
+        """The share of the host pool's blocks that hold KV of requests."""
+        return 1 - self._host.num_free / self._host.num_blocks
+
     def copy_counts(self) -> dict[str, float]:
         """See ``core_calls.copy_counts``."""
         counters = self._counters

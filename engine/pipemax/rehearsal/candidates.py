@@ -1,0 +1,197 @@
+"""What an engine config says on a node that is not there: the part of the node, and the settings to rehearse.
+
+Where the config leaves the policy, the batching or the size of a step open, the simulator ranks a few of each. This
+module knows no vLLM and starts nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipemax.config import EngineConfig, KvOffload, Policy
+from pipemax.domain.plan import Batching
+from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism, kv_capacity
+from pipemax.domain.units import GIB
+from pipemax.sim.machine import BLOCK_TOKENS
+from pipemax.sim.result import SimulationResult
+from pipemax.sim.systems.catalog import MIXED_STEP_TOKENS
+from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching
+from pipemax.sim.systems.pipemax import PipeMaxSystem
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions
+from pipemax.sim.systems.scenario import Scenario
+from pipemax.sim.workloads import Workload
+
+STOCK_STEP_TOKENS = (256, 512, 2048, 8192)
+PREFILL_STEP_TOKENS = (1024, 4096)
+MAX_NUM_SEQS = 1024
+"""Where the config has none: vLLM's own default on GPUs of 70 GiB and more; below that it is 256."""
+_POOL_FILLS = 3
+_FEWEST_ROWS, _MOST_ROWS = 200, 2000
+_BYTES_OF_DTYPE = {"bfloat16": 2, "float16": 2, "float32": 4}
+_HARMLESS_VLLM_ARGUMENTS = {"async_scheduling": True, "enable_chunked_prefill": True}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePart:
+    """One engine's part of a node."""
+
+    node: NodeSpec
+    num_engines: int
+    """Engines that run on the whole node."""
+    parallelism: Parallelism
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One way to run the engine."""
+
+    policy: Policy
+    batching: Batching
+    chunk_tokens: int
+    max_num_seqs: int
+
+    @property
+    def name(self) -> str:
+        return "vllm" if self.policy is Policy.VLLM else f"pipemax {self.batching.value}"
+
+    def config_values(self) -> dict[str, Any]:
+        """Return the fields of ``EngineConfig`` that it sets."""
+        batching = {} if self.policy is Policy.VLLM else {"batching": self.batching.value}
+        return {
+            "policy": self.policy.value,
+            **batching,
+            "max_num_batched_tokens": self.chunk_tokens,
+            "max_num_seqs": self.max_num_seqs,
+        }
+
+
+def engine_part(config: EngineConfig, node: NodeSpec, model: ModelSpec) -> EnginePart:
+    """Return the part of a node on which the config's engine runs.
+
+    ``ValueError`` for what a rehearsal cannot do, and if the engine does not fit the node.
+    """
+    _check_rehearsable(config, model)
+    tensor = config.tensor_parallel_size
+    pipeline = config.pipeline_parallel_size or max(1, node.num_gpus // tensor)
+    num_gpus = pipeline * tensor
+    if num_gpus > node.num_gpus:
+        raise ValueError(
+            f"the engine config has {pipeline} stages of {tensor} GPUs, and {node.name} has {node.num_gpus} GPUs"
+        )
+    given = config.model_fields_set
+    if "gpu_memory_utilization" in given:
+        node = replace(node, gpu_memory_fraction=config.gpu_memory_utilization)
+    if config.host_kv_gib is not None:
+        host_bytes = config.host_kv_gib * GIB * node.num_gpus
+        if host_bytes > node.host_memory_bytes:
+            raise ValueError(
+                f"host_kv_gib {config.host_kv_gib:g} for each of {node.num_gpus} GPUs is more than the "
+                f"{node.host_memory_bytes / GIB:.0f} GiB of memory of {node.name}"
+            )
+        node = replace(node, host_kv_fraction=host_bytes / node.host_memory_bytes)
+    return EnginePart(
+        node=node.part(num_gpus),
+        num_engines=node.num_gpus // num_gpus,
+        parallelism=Parallelism(pipeline=pipeline, tensor=tensor),
+    )
+
+
+def rows_that_fill(part: EnginePart, model: ModelSpec, workload: Workload) -> int:
+    """Return how many rows to rehearse: as many as fill the GPUs' KV three times, between 200 and 2,000."""
+    capacity = kv_capacity(part.node, model, part.parallelism, block_tokens=BLOCK_TOKENS)
+    rows = _POOL_FILLS * capacity.gpu_tokens * len(workload) / workload.total_tokens
+    return int(min(max(rows, _FEWEST_ROWS), _MOST_ROWS))
+
+
+def _check_rehearsable(config: EngineConfig, model: ModelSpec) -> None:
+    faults = []
+    if config.block_size not in (None, BLOCK_TOKENS):
+        faults.append(f"block_size {config.block_size}: the virtual node has blocks of {BLOCK_TOKENS} tokens")
+    if config.kv_offload is not KvOffload.AFTER_STEP:
+        faults.append(f"kv_offload {config.kv_offload.value}: copies are rehearsed after each step only")
+    if config.quantization is not None:
+        faults.append(
+            f"quantization {config.quantization}: step times follow the model profile's bytes_per_value, so leave it "
+            "out and give a profile with other bytes"
+        )
+    if config.dtype != "auto" and _BYTES_OF_DTYPE.get(config.dtype) != model.bytes_per_value:
+        faults.append(f"dtype {config.dtype}: the model profile has values of {model.bytes_per_value} bytes")
+    if not config.enable_prefix_caching:
+        faults.append("enable_prefix_caching false: the virtual node keeps shared prefixes")
+    if config.enforce_eager:
+        faults.append("enforce_eager true: the node profile's step overhead is that of CUDA graphs")
+    unknown = {
+        name: value for name, value in config.vllm.items() if _HARMLESS_VLLM_ARGUMENTS.get(name) != value
+    }
+    if unknown:
+        faults.append(f"vllm: {', '.join(sorted(unknown))}: a rehearsal takes no further arguments of vLLM")
+    if config.policy is Policy.PIPEMAX and config.tensor_parallel_size > 1:
+        faults.append("policy pipemax with tensor_parallel_size above 1: only pipeline stages are rehearsed")
+    if faults:
+        raise ValueError("a rehearsal cannot do what the engine config says: " + "; ".join(faults))
+
+
+def unused_fields(config: EngineConfig) -> list[str]:
+    """Return the config's fields that are set and have no part in a rehearsal."""
+    names = ("calibration", "calibrate_at_start_s", "check_at_start", "cpu_kv_gib", "row_lengths")
+    return [name for name in names if name in config.model_fields_set]
+
+
+def candidates(config: EngineConfig, part: EnginePart) -> list[Candidate]:
+    """Return all settings that the config allows: what it sets is kept, what it leaves open is varied.
+
+    PipeMax is left out where ``policy: auto`` never takes it: with one pipeline stage, or under tensor parallelism.
+    """
+    given = config.model_fields_set
+    found = []
+    if config.policy is not Policy.PIPEMAX:
+        found += _of_family(config, Policy.VLLM, Batching.SEPARATED, STOCK_STEP_TOKENS)
+    can_gain = part.parallelism.pipeline > 1 and part.parallelism.tensor == 1
+    if config.policy is Policy.PIPEMAX or (config.policy is Policy.AUTO and can_gain):
+        batchings = [config.batching] if "batching" in given else list(Batching)
+        for batching in batchings:
+            sizes = PREFILL_STEP_TOKENS if batching is Batching.SEPARATED else MIXED_STEP_TOKENS
+            found += _of_family(config, Policy.PIPEMAX, batching, sizes)
+    return found
+
+
+def _of_family(
+    config: EngineConfig, policy: Policy, batching: Batching, sizes: Sequence[int]
+) -> list[Candidate]:
+    if config.max_num_batched_tokens is not None:
+        sizes = (config.max_num_batched_tokens,)
+    # vLLM refuses more requests than a step has tokens.
+    most = config.max_num_seqs or MAX_NUM_SEQS
+    return [
+        Candidate(policy=policy, batching=batching, chunk_tokens=size, max_num_seqs=min(most, size))
+        for size in sizes
+    ]
+
+
+def simulate_candidate(candidate: Candidate, part: EnginePart, scenario: Scenario) -> SimulationResult:
+    """Simulate one engine. ``ValueError`` if the model does not fit."""
+    if candidate.policy is Policy.PIPEMAX:
+        controller: dict[str, Any] = {
+            "prefill_chunk_tokens": candidate.chunk_tokens,
+            "max_num_seqs": candidate.max_num_seqs,
+        }
+        if candidate.batching is Batching.MIXED:
+            controller |= {"batching": Batching.MIXED, "mixed_step_tokens": candidate.chunk_tokens}
+        return PipeMaxSystem(scenario, PipeMaxOptions(controller=controller)).simulate()
+    policy = replace(
+        VLLM_032_PP,
+        tensor=part.parallelism.tensor,
+        max_batched_tokens=candidate.chunk_tokens,
+        max_running=candidate.max_num_seqs,
+        keeps_preempted=True,
+    )
+    return ContinuousBatching(scenario, policy).simulate()
+
+
+def best_of_each_family(simulated: Sequence[tuple[Candidate, float]]) -> list[tuple[Candidate, float]]:
+    """Return the fastest of each policy and batching, fastest first, by its simulated tokens/s."""
+    best: dict[str, tuple[Candidate, float]] = {}
+    for candidate, rate in simulated:
+        if candidate.name not in best or rate > best[candidate.name][1]:
+            best[candidate.name] = (candidate, rate)
+    return sorted(best.values(), key=lambda entry: -entry[1])
