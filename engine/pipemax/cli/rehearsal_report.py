@@ -85,35 +85,27 @@ class RehearsalReport:
             pad_edge=False,
         )
         sheet.add_column("engine", no_wrap=True)
-        headings = [
-            "tokens\na step",
-            "simulated\ntok/s",
-            "steady\ntok/s",
-            "whole run\ntok/s",
+        sheet.add_column("tokens\na step", justify="right", no_wrap=True)
+        headings = [f"{name}\ntok/s" for name in ("simulated", "steady", "whole")]
+        headings += [
             "steady\nrows/s",
+            *(f"\n{name}" for name in ("prompts", "decode", "mixed", "idle", "hours")),
         ]
-        headings += ["\nprompts", "\ndecode", "\nmixed", "\nidle", "\nhours"]
         for heading in headings + ([] if self.price_per_hour is None else ["\ncost"]):
             sheet.add_column(heading, justify="right", no_wrap=True)
         for run in self.runs:
             steady, forecast = run.result.steady, self.forecast(run)
-            cells = [
-                f"{steady.prompts:.0%}",
-                f"{steady.decode:.0%}",
-                f"{steady.mixed:.0%}",
-                f"{steady.idle:.0%}",
-            ]
-            cells.append(f"{forecast.hours:,.2f}")
-            if self.price_per_hour is not None:
-                cells.append(f"{forecast.hours * self.price_per_hour:,.2f}")
+            shares = (steady.prompts, steady.decode, steady.mixed, steady.idle)
+            costs = () if self.price_per_hour is None else (forecast.hours * self.price_per_hour,)
             sheet.add_row(
                 run.candidate.name,
                 f"{run.candidate.chunk_tokens:,}",
                 f"{run.simulated_tokens_per_s * engines:,.0f}",
                 f"{forecast.tokens_per_s:,.0f}",
                 f"{run.result.total_tokens_per_s * engines:,.0f}",
-                f"{forecast.rows_per_s:,.2f}",
-                *cells,
+                _short(forecast.rows_per_s),
+                *(f"{share:.0%}" for share in shares),
+                *(_short(value) for value in (forecast.hours, *costs)),
             )
         return sheet
 
@@ -180,11 +172,9 @@ class RehearsalReport:
         }
 
     def draw(self, path: Path) -> None:
-        """Draw the KV in use over each run. ``ValueError`` without matplotlib, or for a suffix that it cannot write."""
-        try:
-            from pipemax.sim.plots import plot_kv_use
-        except ModuleNotFoundError as error:
-            raise ValueError(f"--picture needs {error.name}: pip install {error.name}") from error
+        """Draw the KV in use over each run."""
+        from pipemax.sim.plots import plot_kv_use
+
         runs = {
             f"{run.candidate.name}, {run.candidate.chunk_tokens:,} tokens a step": [
                 (one.time_s, one.gpu, one.host) for one in run.result.kv
@@ -192,3 +182,8 @@ class RehearsalReport:
             for run in self.runs
         }
         plot_kv_use(runs, path)
+
+
+def _short(value: float) -> str:
+    """Write a number with as many decimals as its size is worth."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _MOST_COUNTED = 4000
 """Rows whose prompts are counted, before it is known how many to rehearse."""
 _NO_LIMIT = 1 << 24
+_PICTURES = (".svg", ".png", ".pdf")
 
 Engine = Annotated[
     Path, typer.Option(exists=True, dir_okay=False, help="The job's engine config, a YAML file.")
@@ -107,6 +108,7 @@ def rehearse(
         from pipemax.rehearsal.candidates import engine_part, rows_that_fill, unused_fields
 
         _require_vllm()
+        _check_files(json_file, picture)
         config = EngineConfig.load(engine, default_model=model)
         spec, model_spec = changed_node(node, changes or []), load_model(model)
         part = engine_part(config, spec, model_spec)
@@ -172,6 +174,19 @@ def _require_vllm() -> None:
         raise ValueError("a rehearsal runs vLLM's own scheduler: install pipemax-spark[cpu] or [gpu]")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+
+def _check_files(json_file: Path | None, picture: Path | None) -> None:
+    """Raise ``ValueError``, before minutes of work, for a file that could not be written."""
+    for path in (json_file, picture):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise ValueError(f"there is no directory {path.resolve().parent}")
+    if picture is None:
+        return
+    if find_spec("matplotlib") is None:
+        raise ValueError("--picture needs matplotlib: pip install matplotlib")
+    if picture.suffix not in _PICTURES:
+        raise ValueError(f"--picture {picture}: the name must end in {', '.join(_PICTURES)}")
 
 
 def _limited(spec: "WorkloadSpec", max_tokens: int | None) -> "WorkloadSpec":

@@ -5,6 +5,7 @@ Also a whole table's time from it. The module knows neither vLLM nor which sched
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 _SCHEDULER_LIMITS = 0.05
 _IDLE_LIMITS = 0.25
@@ -116,10 +117,11 @@ def limiting_factor(steady: SteadyPart, kv: Sequence[KvSample]) -> str:
 def _full_pool(kv: Sequence[KvSample]) -> str:
     if not kv:
         return ""
-    gpu, host = max(sample.gpu for sample in kv), max(sample.host for sample in kv)
-    mean = sum(sample.gpu for sample in kv) / len(kv)
-    if mean >= _POOL_IS_FULL:
-        return f", which the GPUs' memory limits ({mean:.0%} of its KV blocks are in use)"
+    gpu, host = median(sample.gpu for sample in kv), max(sample.host for sample in kv)
+    if gpu >= _POOL_IS_FULL:
+        return f", which the GPUs' memory limits ({gpu:.0%} of its KV blocks are in use)"
     if host >= _POOL_IS_FULL:
-        return f", which the host's memory limits ({host:.0%} of its KV blocks were in use)"
-    return f"; neither pool of KV was full (at most {gpu:.0%} of the GPUs', {host:.0%} of the host's)"
+        return f", which the host's memory limits (up to {host:.0%} of its KV blocks are in use)"
+    return (
+        f"; no pool of KV is full ({gpu:.0%} of the GPUs' blocks are in use, up to {host:.0%} of the host's)"
+    )
