@@ -1,8 +1,8 @@
 """Evict and prefetch through vLLM's KV cache manager, the only owner of the GPU's blocks.
 
-Evicting frees a request's blocks and leaves everything else of the request as it is. The blocks keep their content
-hashes until they are overwritten, so a request that is prefetched soon, or that shares a prefix with a resident one,
-finds part of its blocks and needs copies of only the rest.
+Evicting frees a request's blocks and leaves everything else of the request as it is. Blocks that were computed on the
+GPU, or that several requests share, keep their content hashes until they are overwritten: a request that finds such
+blocks when it is prefetched needs copies of only the rest.
 """
 
 from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -18,7 +18,7 @@ class GpuBlocks:
     def __init__(self, manager: KVCacheManager, block_tokens: int) -> None:
         self._manager = manager
         self._block_tokens = block_tokens
-        self._unpublished: list[Request] = []
+        self._unpublished: list[tuple[Request, int]] = []
         self._held: list[KVCacheBlock] = []
 
     @property
@@ -84,14 +84,26 @@ class GpuBlocks:
             request.num_computed_tokens = computed
         return None if new_blocks is None else found // self._block_tokens
 
-    def publish_later(self, request: Request) -> None:
-        """Let others share the request's blocks from the next step on: its last copy is planned."""
-        self._unpublished.append(request)
+    def publish_later(self, request: Request, num_shared: int) -> None:
+        """Let others find its leading ``num_shared`` blocks from the next step on; the last copy is planned."""
+        self._unpublished.append((request, num_shared))
 
     def publish(self) -> None:
-        """Let what the last step prefetches be found; called between steps, since steps wait for earlier copies."""
-        for request in self._unpublished:
-            (blocks,) = self._manager.get_block_ids(request.request_id)
-            if blocks and not request.is_finished():
-                self._manager.cache_blocks(request, request.num_computed_tokens)
+        """Let what the last step prefetches be found; called between steps, since steps wait for earlier copies.
+
+        Blocks that no other request shares are not published. Entering their hashes, and taking them out when the
+        request leaves the GPU, would cost more than all else of a prefetch, and who needs them is on the GPU already.
+        """
+        for request, num_shared in self._unpublished:
+            request_id = request.request_id
+            if request.is_finished():
+                continue
+            for manager in self._manager.coordinator.single_type_managers:
+                if request_id not in manager.num_cached_block:
+                    continue  # it has left the GPU since
+                if num_shared > manager.num_cached_block[request_id]:
+                    self._manager.cache_blocks(request, num_shared * self._block_tokens)
+                # To vLLM the others are cached, so that it does not enter them with the request's next step.
+                num_full = request.num_computed_tokens // self._block_tokens
+                manager.num_cached_block[request_id] = max(num_full, manager.num_cached_block[request_id])
         self._unpublished.clear()

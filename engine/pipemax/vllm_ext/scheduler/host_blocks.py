@@ -14,6 +14,7 @@ the copies of the steps before them (``pipemax.transfer.orchestrator``).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple
 
 from pipemax.domain.errors import PoolExhaustedError
@@ -58,6 +59,11 @@ class HostBlocks:
     def blocks(self, request_id: str) -> Sequence[HostBlockId]:
         """Return a request's replica, in order of its sequence; ``KeyError`` if it has none."""
         return self._tables[request_id].blocks
+
+    def num_shared(self, request_id: str) -> int:
+        """Return how many leading blocks of a request's replica other requests share; ``KeyError`` if it has none."""
+        blocks = self._tables[request_id].blocks
+        return sum(1 for _ in takewhile(lambda block: self._num_references[block] > 1, blocks))
 
     def extend(self, request_id: str, num_tokens: int, block_hashes: Sequence[bytes]) -> list[Replicated]:
         """Grow a request's replica to ``num_tokens``. Return what must be copied to the host.

@@ -79,6 +79,9 @@ class PipeMaxScheduler(Scheduler):
         )
         self._copies = CopyGatherer(self._gpu, self._host, self.block_size)
         self._prefixes = PrefixFinder(self.block_size)
+        self._prefix_blocks: dict[
+            str, int
+        ] = {}  # of the prefix that the controller knows, where there is one
         self._reports = ReportBook(self.parallel_config.pipeline_parallel_size)
         self._planned_tokens: dict[str, int] = {}  # in the step that vLLM is asked for
         num_slots = self.max_num_running_reqs if self.use_v2_model_runner else UNLIMITED
@@ -205,12 +208,15 @@ class PipeMaxScheduler(Scheduler):
     def _admit(self, request: Request) -> None:
         self._not_started[request.request_id] = request
         room = self.max_model_len - request.num_prompt_tokens
+        # A request that must not read the prefix cache finds nothing of its prefix on the GPU.
+        prefix = None if request.skip_reading_prefix_cache else self._prefixes.find(request.block_hashes)
+        if prefix is not None:
+            self._prefix_blocks[request.request_id] = prefix.num_tokens // self.block_size
         spec = RequestSpec(
             request_id=RequestId(request.request_id),
             prompt_tokens=request.num_prompt_tokens,
             max_tokens=max(1, min(request.max_tokens, room)),
-            # A request that must not read the prefix cache finds nothing of its prefix on the GPU.
-            prefix=None if request.skip_reading_prefix_cache else self._prefixes.find(request.block_hashes),
+            prefix=prefix,
         )
         self._events.append(RequestAdmitted(request=spec))
 
@@ -248,7 +254,9 @@ class PipeMaxScheduler(Scheduler):
         )
         if item.is_last:
             del self._num_found[request_id]
-            self._gpu.publish_later(self._started[request_id])
+            # The controller counts on its prefix even if no other request has begun with it.
+            num_shared = max(self._host.num_shared(request_id), self._prefix_blocks.get(request_id, 0))
+            self._gpu.publish_later(self._started[request_id], num_shared)
 
     def _run(self, plan: StepPlan) -> SchedulerOutput:
         """Run vLLM's own ``schedule`` over the planned requests, and report what became of them."""
@@ -411,6 +419,7 @@ class PipeMaxScheduler(Scheduler):
         for aside in (self._started, self._not_started):
             aside.pop(request_id, None)
         self._blocked.discard(request)
+        self._prefix_blocks.pop(request_id, None)
         self._forget_kv(request_id)
         return transfer_params
 

@@ -57,6 +57,18 @@ def test_single_tokens_are_stored_once_each_and_leave_nothing_to_save() -> None:
     assert host.extend("b", 6, hashes("abcdxx")) == [Replicated(1, host.blocks("b")[1], 0, 2)]
 
 
+def test_leading_blocks_that_others_share_are_counted() -> None:
+    host = pool()
+    host.extend("a", 12, hashes("abcdefghijkl"))
+    assert host.num_shared("a") == 0
+    host.extend("b", 12, hashes("abcdefghxxxx"))
+    assert (host.num_shared("a"), host.num_shared("b")) == (2, 2)
+    host.release("b")
+    assert host.num_shared("a") == 0
+    with pytest.raises(KeyError):
+        host.num_shared("b")
+
+
 @given(st.lists(st.integers(0, 2 * SIZE), min_size=1, max_size=12), st.booleans())
 def test_growth_within_the_last_block_is_as_in_general(steps: list[int], stores_tokens: bool) -> None:
     general, fast = pool(30, stores_tokens=stores_tokens), pool(30, stores_tokens=stores_tokens)
