@@ -1,9 +1,11 @@
 """Measure the cost of deciding: the time of ``Controller.plan_step`` in decode, by the number of requests on the host.
 
-    python bench/plan_step.py [--json FILE] [--steps N] [--requests N ...]
+    python bench/plan_step.py [--batching separated|mixed] [--json FILE] [--steps N] [--requests N ...]
 
 Eight stages, LLaMA-2-70B's KV on 8 × RTX 5090 (17,753 blocks), ShareGPT-like lengths, eight steps in flight. The
-host pool is made large enough for all requests, whose prompts are prefilled first and not timed.
+host pool is made large enough for all requests, whose prompts are prefilled first and not timed. Under mixed batching,
+steps of up to 256 tokens decode and take prompts. They are timed once the controller begins no further prompt for the
+first time, so most of the requests wait and few are on the host.
 ``apply_median_ms`` is the time to apply a step's events; the other columns are ``plan_step`` only: by the wall clock,
 and in CPU time of the thread (``cpu_``), which other processes of a shared machine do not lengthen.
 """
@@ -23,13 +25,14 @@ import numpy as np
 from pipemax.control.controller import Controller
 from pipemax.control.controller_config import ControllerConfig, StageConfig
 from pipemax.domain.events import Event, RequestAdmitted, StepCompleted
-from pipemax.domain.plan import Phase, StepPlan
+from pipemax.domain.plan import Batching, Phase, PhaseReason, StepPlan
 from pipemax.domain.request import RequestSpec
 from pipemax.domain.step_times import StepTimeModel
 from pipemax.domain.units import RequestId
 
 NUM_STAGES = 8
 STEPS_IN_FLIGHT = 8
+MIXED_STEP_TOKENS = 256
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 
 
@@ -53,13 +56,13 @@ class Row:
 class Driver:
     """Carries out plans at once and reports to the controller; requests end at lengths drawn beforehand."""
 
-    def __init__(self, num_requests: int, seed: int) -> None:
+    def __init__(self, num_requests: int, seed: int, batching: Batching) -> None:
         rng = np.random.default_rng(seed)
         prompts = np.clip(rng.lognormal(4.997, 1.298, num_requests), 1, 3500).astype(int)
         outputs = np.clip(rng.lognormal(5.024, 0.943, num_requests), 1, 500).astype(int)
         self._left = {RequestId(f"r{i}"): int(tokens) for i, tokens in enumerate(outputs)}
         blocks = int(np.sum((prompts + outputs) // 16 + 1))
-        self.controller = Controller(_config(host_blocks=int(blocks / 0.9)))
+        self.controller = Controller(_config(host_blocks=int(blocks / 0.9), batching=batching))
         self._in_flight: deque[StepPlan] = deque()
         self._waits = False
         self.controller.apply(
@@ -82,10 +85,10 @@ class Driver:
             return 0.0
         plan = self._in_flight.popleft()
         finished: tuple[RequestId, ...] = ()
-        if plan.phase is Phase.DECODE:
-            for request_id in plan.run:
+        if decoding := plan.run[: _num_decodes(plan)]:
+            for request_id in decoding:
                 self._left[request_id] -= 1
-            finished = tuple(request_id for request_id in plan.run if self._left[request_id] == 0)
+            finished = tuple(request_id for request_id in decoding if self._left[request_id] == 0)
         events: list[Event] = [StepCompleted(step_id=plan.step_id, finished=finished)]
         started = time.perf_counter()
         self.controller.apply(events)
@@ -103,7 +106,18 @@ class Driver:
         return plan, wall_s, cpu_s
 
 
-def _config(host_blocks: int) -> ControllerConfig:
+def _num_decodes(plan: StepPlan) -> int:
+    """Return how many requests of the plan decode: the first ones of ``run``."""
+    match plan.phase:
+        case Phase.PREFILL:
+            return 0
+        case Phase.DECODE:
+            return len(plan.run)
+        case Phase.MIXED:
+            return plan.num_decodes or 0
+
+
+def _config(host_blocks: int, batching: Batching) -> ControllerConfig:
     stage = StageConfig(
         kv_bytes_per_token=40_960,
         h2d_bytes_per_s=42e9,
@@ -117,14 +131,28 @@ def _config(host_blocks: int) -> ControllerConfig:
         host_blocks=host_blocks,
         # Prompts are not timed: large steps complete them soon.
         prefill_chunk_tokens=65_536,
+        batching=batching,
+        mixed_step_tokens=MIXED_STEP_TOKENS,
     )
 
 
-def measure(num_requests: int, num_steps: int) -> Row:
-    driver = Driver(num_requests, seed=0)
-    while driver.controller.phase is Phase.PREFILL or driver.controller.num_switches == 0:
+def _warm_up(driver: Driver, batching: Batching) -> None:
+    """Run until the controller decodes, or, under mixed batching, until it begins no further prompt."""
+    while True:
         driver.take_in()
-        driver.plan()
+        plan, _, _ = driver.plan()
+        controller = driver.controller
+        if batching is Batching.MIXED:
+            decision = plan.decision
+            if decision.reason is PhaseReason.ENOUGH_PARKED or (plan.run and not decision.num_waiting):
+                return
+        elif controller.phase is Phase.DECODE and controller.num_switches:
+            return
+
+
+def measure(num_requests: int, num_steps: int, batching: Batching = Batching.SEPARATED) -> Row:
+    driver = Driver(num_requests, seed=0, batching=batching)
+    _warm_up(driver, batching)
     # A serving process does this once it is up: the requests are not garbage, and each collection would scan them all.
     gc.collect()
     gc.freeze()
@@ -135,7 +163,7 @@ def measure(num_requests: int, num_steps: int) -> Row:
     while len(plans) < num_steps and driver.controller.num_unfinished:
         apply_s.append(driver.take_in())
         plan, wall, cpu = driver.plan()
-        if plan.phase is Phase.DECODE and plan.run:
+        if _num_decodes(plan):
             plans.append(plan)
             plan_s.append(wall)
             cpu_s.append(cpu)
@@ -169,11 +197,12 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, help="also write the rows as JSON")
     parser.add_argument("--steps", type=int, default=4000, help="decode steps timed (default 4000)")
+    parser.add_argument("--batching", type=Batching, choices=list(Batching), default=Batching.SEPARATED)
     parser.add_argument("--requests", type=int, nargs="+", default=list(SIZES))
     arguments = parser.parse_args()
     rows = []
     for num_requests in arguments.requests:
-        row = measure(num_requests, arguments.steps)
+        row = measure(num_requests, arguments.steps, arguments.batching)
         rows.append(row)
         print(
             f"{row.requests:>9,} requests: median {row.median_ms:.3f} ms, p99 {row.p99_ms:.3f}, "
