@@ -50,6 +50,8 @@ class RehearsedEngine:
     """Check that steps and copies find the KV that they should; takes time, but none of the clock's."""
     controller: dict[str, Any] = field(default_factory=dict)
     """Fields of ``ControllerConfig`` that differ from their defaults."""
+    vllm: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of vLLM's ``EngineArgs``."""
     executor: type[VirtualNodeExecutor] = VirtualNodeExecutor
     """Tests put faulty ones here."""
 
@@ -143,6 +145,7 @@ def _vllm_config(engine: RehearsedEngine, model_directory: str) -> VllmConfig:
                 "enable_chunked_prefill": True,
                 "async_scheduling": True,
                 "additional_config": settings.to_additional_config(),
+                **engine.vllm,
             },
         }
     )

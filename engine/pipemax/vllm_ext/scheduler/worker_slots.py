@@ -8,7 +8,6 @@ longest gives up its slot, and is sent like a new request, with its tokens. The 
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import NamedTuple, cast
 
 from vllm.v1.core.sched.output import NewRequestData
@@ -118,6 +117,8 @@ def sent_anew(request: Request, block_ids: tuple[list[int], ...]) -> NewRequestD
     The tokens are arrays, which are pickled by copying; a list would be encoded token by token. The V2 runner iterates
     over them, and takes their length.
     """
-    tokens = array("i", request.all_token_ids)
+    # The slice is a list, of which an array is made in half the time of vLLM's read-only view.
+    tokens = array("i", request.all_token_ids[:])
     anew = NewRequestData.from_request(request, block_ids, cast("list[int]", tokens))
-    return replace(anew, prompt_token_ids=cast("list[int]", tokens[: request.num_prompt_tokens]))
+    anew.prompt_token_ids = cast("list[int]", tokens[: request.num_prompt_tokens])
+    return anew
