@@ -4,7 +4,8 @@
     python bench/virtual_node.py --matrix [--rows N] [--json FILE]
 
 For one node, model and workload of ``presets/``: vLLM 0.32 with pipeline parallelism over a curve of chunk sizes
-(``max_num_batched_tokens``), with tensor parallelism, with both, and PipeMax with separated and with mixed batching.
+(``max_num_batched_tokens``), with tensor parallelism, with both, with vLLM's own KV offloading to host memory under
+pipeline parallelism, and PipeMax with separated and with mixed batching.
 The engine core is real, and the CPU time of its thread counts in the node's time (``--host-factor 0`` leaves it out);
 waits are left out (``docs/rehearsal.md``). All requests are there at the start. ``--matrix`` runs all settings of the
 paper, one after another. It prints Markdown; ``--json`` keeps a
@@ -15,7 +16,7 @@ list of objects, one for each run:
     ratio_to_best_stock     of total_tokens_per_s, to the best run of vLLM's own scheduler
     scheduler_ms_per_step   CPU time of the engine core for each step
     host_bubble             share of the run in which the first stage had no step while the core worked
-    simulated_tokens_per_s  what the simulator says for the same requests
+    simulated_tokens_per_s  what the simulator says for the same requests; null for what it does not know
 
 ``--check-kv`` checks that every step and every copy of PipeMax finds the KV that it should, which takes its time.
 """
@@ -47,12 +48,15 @@ from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload
+from pipemax.vllm_ext.rehearsal.executor import VirtualNodeExecutor
 from pipemax.vllm_ext.rehearsal.launch import RehearsedEngine
+from pipemax.vllm_ext.rehearsal.offloading import OffloadingNodeExecutor, offloading_arguments
 from pipemax.vllm_ext.rehearsal.run import RehearsalResult, rehearse
 from pipemax.vllm_ext.rehearsal.settings import ClockSettings
 
 PP_CHUNKS = (*STOCK_CHUNK_TOKENS, VLLM_032_PP.max_batched_tokens)
 TP_CHUNKS = (512, 2048)
+OFFLOAD_CHUNKS = (512, 2048)
 COLUMNS = (
     "system",
     "chunk_tokens",
@@ -74,6 +78,8 @@ class Setting:
     tensor: int
     chunk_tokens: int
     batching: Batching = Batching.SEPARATED
+    offloads: bool = False
+    """With vLLM's own offloading of KV to host memory."""
 
 
 def settings(node: NodeSpec, model: ModelSpec) -> list[Setting]:
@@ -87,6 +93,8 @@ def settings(node: NodeSpec, model: ModelSpec) -> list[Setting]:
             for size in TP_CHUNKS
         ]
         tensor //= 2
+    offloading = partial(Setting, system="vllm_pp_offload", policy=Policy.VLLM, tensor=1, offloads=True)
+    stock += [offloading(chunk_tokens=size) for size in OFFLOAD_CHUNKS]
     ours = partial(Setting, policy=Policy.PIPEMAX, tensor=1)
     mixed = [
         ours(system="pipemax_mixed", chunk_tokens=size, batching=Batching.MIXED) for size in MIXED_STEP_TOKENS
@@ -113,14 +121,18 @@ def engine_of(setting: Setting, node: NodeSpec, model: ModelSpec, workload: Work
         max_model_len=int((workload.prompt_tokens + workload.output_tokens).max()) + 1,
         batching=setting.batching,
         controller=controller,
+        vllm=offloading_arguments(node) if setting.offloads else {},
+        executor=OffloadingNodeExecutor if setting.offloads else VirtualNodeExecutor,
     )
 
 
-def simulated_tokens_per_s(setting: Setting, engine: RehearsedEngine, scenario: Scenario) -> float:
-    """Return the simulator's figure for the same requests, under the same limits.
+def simulated_tokens_per_s(setting: Setting, engine: RehearsedEngine, scenario: Scenario) -> float | None:
+    """Return the simulator's figure for the same requests, under the same limits; it knows no vLLM that offloads.
 
     vLLM has one more step in flight than there are stages, so PipeMax has one more batch there than in the paper.
     """
+    if setting.offloads:
+        return None
     if setting.policy is Policy.PIPEMAX:
         controller: dict[str, Any] = {}
         if setting.batching is Batching.MIXED:
@@ -145,7 +157,7 @@ def run(
     workload: Workload,
     clock: ClockSettings,
     checks_kv: bool,
-) -> Iterator[tuple[Setting, RehearsalResult, float]]:
+) -> Iterator[tuple[Setting, RehearsalResult, float | None]]:
     for setting in chosen:
         engine = replace(
             engine_of(setting, node, model, workload),
@@ -161,7 +173,7 @@ def run(
         simulated = simulated_tokens_per_s(setting, engine, scenario)
         print(
             f"{setting.system} {setting.chunk_tokens}: {result.total_tokens_per_s:,.0f} tokens/s in "
-            f"{result.num_steps:,} steps, simulated {simulated:,.0f}",
+            f"{result.num_steps:,} steps" + ("" if simulated is None else f", simulated {simulated:,.0f}"),
             file=sys.stderr,
             flush=True,
         )
@@ -169,7 +181,7 @@ def run(
 
 
 def objects(
-    ran: list[tuple[Setting, RehearsalResult, float]], node: str, model: ModelSpec, workload: Workload
+    ran: list[tuple[Setting, RehearsalResult, float | None]], node: str, model: ModelSpec, workload: Workload
 ) -> list[dict[str, Any]]:
     """Return the fields that the module's docstring names."""
     stock = [result.total_tokens_per_s for setting, result, _ in ran if setting.policy is Policy.VLLM]
@@ -188,7 +200,7 @@ def objects(
             "ratio_to_best_stock": None if best is None else round(result.total_tokens_per_s / best, 3),
             "scheduler_ms_per_step": round(result.host_ms_per_step, 3),
             "host_bubble": round(result.host_bubble, 4),
-            "simulated_tokens_per_s": round(simulated, 1),
+            "simulated_tokens_per_s": None if simulated is None else round(simulated, 1),
             "steps": result.num_steps,
             "seconds": round(result.seconds, 2),
             "busy": round(result.busy, 4),

@@ -10,11 +10,13 @@ for each layer, and are slower. Contents are not checked.
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -98,7 +100,9 @@ class OffloadingNodeExecutor(VirtualNodeExecutor):
             connector = OffloadingConnector(self.vllm_config, KVConnectorRole.WORKER, config)
             worker = VirtualOffloadingWorker(device, block_bytes=layout.block_bytes)
             assert connector.connector_worker is not None
-            connector.connector_worker.worker = worker  # where register_kv_caches would put one with real tensors
+            connector.connector_worker.worker = (
+                worker  # where register_kv_caches would put one with real tensors
+            )
             self._offloads.append(connector)
             self.workers.append(worker)
         self._aggregator = KVOutputAggregator(self.parallel_config.world_size)
@@ -110,10 +114,13 @@ class OffloadingNodeExecutor(VirtualNodeExecutor):
         if run.sampled:
             step = self.node.begin_step(run.work, run.kv, host_works_since_s=self._host_works_since_s)
         replies = []
-        metadata = output.kv_connector_metadata
-        assert metadata is not None, "vLLM's scheduler sends its connector's metadata with each step"
+        sent = output.kv_connector_metadata
+        assert isinstance(sent, OffloadingConnectorMetadata), sent
         for stage, (connector, device) in enumerate(zip(self._offloads, self.node.devices, strict=True)):
             device.begin_step()
+            metadata = replace(
+                sent, store_jobs=dict(sent.store_jobs)
+            )  # a worker takes jobs out of its own copy
             connector.handle_preemptions(metadata)
             connector.bind_connector_metadata(metadata)
             if output.has_sync_kv_loads:
@@ -123,7 +130,7 @@ class OffloadingNodeExecutor(VirtualNodeExecutor):
                 self.node.compute(step, stage)
             if not output.has_sync_kv_loads:
                 connector.start_load_kv(None)  # type: ignore[arg-type]
-            connector.wait_for_save()
+            connector.wait_for_save()  # type: ignore[no-untyped-call]  # vLLM's
             replies.append(self._reply(connector, output.finished_req_ids))
         merged = self._aggregator.aggregate([*replies], output_rank=0)
         self._merged = merged.kv_connector_output if merged is not None else None
