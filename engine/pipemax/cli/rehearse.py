@@ -110,7 +110,8 @@ def rehearse(
         _require_vllm()
         _check_files(json_file, picture)
         config = EngineConfig.load(engine, default_model=model)
-        spec, model_spec = changed_node(node, changes or []), load_model(model)
+        spec = changed_node(node, changes or [])
+        model_spec = load_model(model).with_kv_dtype(config.kv_cache_dtype)
         part = engine_part(config, spec, model_spec)
         statistics = _limited(
             length_statistics(workload, {}, {"mean": output_mean, "median": output_median}), max_tokens

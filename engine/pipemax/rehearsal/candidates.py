@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipemax.config import EngineConfig, KvOffload, Policy
+from pipemax.config import BatchingChoice, EngineConfig, KvOffload, Policy
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism, kv_capacity
 from pipemax.domain.units import GIB
@@ -56,7 +56,11 @@ class Candidate:
 
     def config_values(self) -> dict[str, Any]:
         """Return the fields of ``EngineConfig`` that it sets."""
-        batching = {} if self.policy is Policy.VLLM else {"batching": self.batching.value}
+        batching: dict[str, Any] = {}
+        if self.policy is Policy.PIPEMAX:
+            batching = {"batching": self.batching.value}
+        if self.policy is Policy.PIPEMAX and self.batching is Batching.MIXED:
+            batching["mixed_step_tokens"] = self.chunk_tokens
         return {
             "policy": self.policy.value,
             **batching,
@@ -142,15 +146,16 @@ def candidates(config: EngineConfig, part: EnginePart) -> list[Candidate]:
 
     PipeMax is left out where ``policy: auto`` never takes it: with one pipeline stage, or under tensor parallelism.
     """
-    given = config.model_fields_set
-    found = []
+    found: list[Candidate] = []
     if config.policy is not Policy.PIPEMAX:
         found += _of_family(config, Policy.VLLM, Batching.SEPARATED, STOCK_STEP_TOKENS)
     can_gain = part.parallelism.pipeline > 1 and part.parallelism.tensor == 1
     if config.policy is Policy.PIPEMAX or (config.policy is Policy.AUTO and can_gain):
-        batchings = [config.batching] if "batching" in given else list(Batching)
-        for batching in batchings:
-            sizes = PREFILL_STEP_TOKENS if batching is Batching.SEPARATED else MIXED_STEP_TOKENS
+        is_open = config.batching is BatchingChoice.AUTO
+        for batching in [*Batching] if is_open else [config.batching.at_start]:
+            sizes: Sequence[int] = PREFILL_STEP_TOKENS
+            if batching is Batching.MIXED:
+                sizes = (config.mixed_step_tokens,) if config.mixed_step_tokens else MIXED_STEP_TOKENS
             found += _of_family(config, Policy.PIPEMAX, batching, sizes)
     return found
 
