@@ -1,6 +1,6 @@
 """Measure what the host costs for each step: scheduler, connector and messages, with very many live requests.
 
-    python bench/host_cost.py [--live 20000,100000] [--systems vllm_pp,pipemax,pipemax_mixed] [--json FILE]
+    python -m bench.host_cost [--live 20000,100000] [--systems vllm_pp,pipemax,pipemax_mixed] [--json FILE]
 
 vLLM's engine core with its own scheduler or PipeMax's runs over a virtual node (``docs/rehearsal.md``): LLaMA-2-70B on
 8 × RTX 5090, eight stages, ShareGPT lengths, all N requests added before the first step. Under PipeMax the host's
@@ -9,14 +9,16 @@ requests had KV when the figures were taken, ``waiting`` how many had none: stoc
 and mixed batching stops beginning prompts once enough wait on the host.
 
 For each kind of step (``prompts``: no decodes, ``decode``: only decodes, ``mixed``), the last ``--steps`` steps, in
-milliseconds of CPU time of the thread, median and 95th percentile:
+milliseconds of CPU time of the thread, median and 95th percentile, and the median bytes of the messages sent (once for
+all workers) and replied (of all workers):
 
     schedule   the scheduler's schedule()
     update     the scheduler's update_from_output()
     send       vLLM's MessageQueue pickles the step's two messages, with our connector's metadata, for all workers
     receive    the same queues unpickle the workers' replies: of all stages under a KV connector, as vLLM does it
     core       the four together: what one step costs the core's process
-    take_in    one worker unpickles the step's two messages
+    take_in    one worker unpickles the step's two messages; its 95th percentile has Python's collections of the
+               core's own objects in it, which a worker's process does not have
     reply      one worker pickles its reply; the last stage's, which has the tokens
     connector  PipeMax's connector on one stage: the mean of the stages. What CUDA's calls take is not in it
 
@@ -30,41 +32,29 @@ import json
 import logging
 import os
 import sys
-import time
 from collections import defaultdict
-from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
-from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.executor.multiproc_executor import WorkerProc
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
+from bench.host_messages import NUM_STAGES, TIMER, Messages, TimedExecutor
 from pipemax.cli.common import open_workload
 from pipemax.config import Policy
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism
 from pipemax.presets import load_model, load_node
-from pipemax.rehearsal.virtual_device import VirtualDevice
 from pipemax.sim.workloads import Workload
-from pipemax.vllm_ext.rehearsal.executor import VirtualNodeExecutor
 from pipemax.vllm_ext.rehearsal.launch import RehearsedEngine, rehearsed_core
 from pipemax.vllm_ext.rehearsal.run import add_requests
 from pipemax.vllm_ext.rehearsal.settings import ClockSettings
-from pipemax.vllm_ext.rehearsal.virtual_connector import VirtualConnector
-from pipemax.vllm_ext.worker.stage_reports import WorkerReports
 
-NUM_STAGES = 8
 PARTS = ("schedule", "update", "send", "receive", "core", "take_in", "reply", "connector")
 CORE_PARTS = ("schedule", "update", "send", "receive")
 _DECODE_WARM_UP, _OTHER_WARM_UP = 200, 1500
-Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -76,177 +66,9 @@ class StepCost:
     kind: str
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     sent_bytes: int = 0
+    """Of the messages to the workers, each counted once."""
     reply_bytes: int = 0
-
-
-class Timer:
-    """Adds up a thread's CPU time by name; ``apart`` is left out of what is being timed."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._apart_s = 0.0
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        apart_s, begin_s = self._apart_s, time.thread_time()
-        yield
-        self.seconds[name] += time.thread_time() - begin_s - (self._apart_s - apart_s)
-
-    @contextmanager
-    def apart(self) -> Iterator[None]:
-        begin_s = time.thread_time()
-        yield
-        self._apart_s += time.thread_time() - begin_s
-
-    def take(self) -> dict[str, float]:
-        taken, self.seconds = self.seconds, defaultdict(float)
-        return taken
-
-
-class ApartDevice:
-    """A stage's device, whose own work is left out of the connector's time."""
-
-    def __init__(self, device: VirtualDevice, timer: Timer) -> None:
-        self._device = device
-        self._timer = timer
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._device, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with self._timer.apart():
-                return method(*args, **kwargs)
-
-        setattr(self, name, call)
-        return call
-
-
-TIMER = Timer()
-"""Of the one engine that runs in this process; vLLM makes the executor and the connectors by their classes."""
-
-
-class TimedConnector(VirtualConnector):
-    """Times the hooks that a worker calls."""
-
-    def __init__(self, *args: Any, device: VirtualDevice, **kwargs: Any) -> None:
-        super().__init__(*args, device=ApartDevice(device, TIMER), **kwargs)  # type: ignore[arg-type]
-
-    def handle_preemptions(self, *args: Any) -> None:
-        with TIMER.part("connector"):
-            super().handle_preemptions(*args)
-
-    def finish_forward(self) -> None:
-        with TIMER.part("connector"):
-            super().finish_forward()
-
-    def build_connector_worker_meta(self) -> Any:
-        with TIMER.part("connector"):
-            return super().build_connector_worker_meta()
-
-
-class Messages:
-    """vLLM's queues between a core and its workers, all in this process."""
-
-    def __init__(self, num_workers: int) -> None:
-        self._to_workers = MessageQueue(num_workers, num_workers)
-        handle = self._to_workers.export_handle()
-        self._at_workers = [MessageQueue.create_from_handle(handle, rank) for rank in range(num_workers)]
-        self._from_workers = [MessageQueue(1, 1) for _ in range(num_workers)]
-        self._at_core = [MessageQueue.create_from_handle(q.export_handle(), 0) for q in self._from_workers]
-        for writer, readers in [
-            (self._to_workers, self._at_workers),
-            *((q, [r]) for q, r in zip(self._from_workers, self._at_core, strict=True)),
-        ]:
-            writer.wait_until_ready()
-            for reader in readers:
-                reader.wait_until_ready()
-
-    def send(self, message: object) -> None:
-        with TIMER.part("send"):
-            self._to_workers.enqueue(message)
-
-    def take_in(self) -> None:
-        """Have every worker unpickle the message; the time of one is their mean."""
-        for reader in self._at_workers:
-            with TIMER.part("take_in"):
-                reader.dequeue()
-
-    def reply(self, rank: int, output: object) -> None:
-        with TIMER.part("reply" if rank + 1 == len(self._from_workers) else "other replies"):
-            self._from_workers[rank].enqueue((WorkerProc.ResponseStatus.SUCCESS, output))
-
-    def receive(self, rank: int) -> None:
-        with TIMER.part("receive"):
-            self._at_core[rank].dequeue()
-
-    def close(self) -> None:
-        for queue in (self._to_workers, *self._at_workers, *self._from_workers, *self._at_core):
-            queue.shutdown()
-
-
-class TimedExecutor(VirtualNodeExecutor):
-    """Sends what vLLM's ``MultiprocExecutor`` would send, and receives what its workers would reply."""
-
-    connector_class = TimedConnector
-
-    def _init_executor(self) -> None:
-        super()._init_executor()
-        self._messages = Messages(NUM_STAGES)
-        self._stage_reports: list[WorkerReports | None] = []
-
-    def shutdown(self) -> None:
-        super().shutdown()
-        self._messages.close()
-
-    def execute_model(  # type: ignore[override]  # overloaded there
-        self, scheduler_output: SchedulerOutput, non_block: bool = False
-    ) -> Future[Any]:
-        reply_rank = None if self._connectors else NUM_STAGES - 1
-        self._call("execute_model", (scheduler_output,), reply_rank)
-        return super().execute_model(scheduler_output, non_block)
-
-    def sample_tokens(  # type: ignore[override]  # overloaded there
-        self, grammar_output: GrammarOutput | None, non_block: bool = False
-    ) -> Future[ModelRunnerOutput]:
-        reply_rank = None if self._connectors else NUM_STAGES - 1
-        self._call("sample_tokens", (grammar_output,), reply_rank)
-        future = super().sample_tokens(grammar_output, non_block)
-        self._replies(
-            [None] * NUM_STAGES
-        )  # to execute_model: with sampling to come, workers answer with nothing
-        self._replies(self._outputs(future._output))  # type: ignore[attr-defined]  # of StepFuture
-        return future
-
-    def _call(self, method: str, args: tuple[Any, ...], reply_rank: int | None) -> None:
-        self._messages.send((method, args, {}, reply_rank))
-        with self.clock.paused():
-            self._messages.take_in()
-
-    def _replies(self, outputs: list[Any]) -> None:
-        ranks = range(NUM_STAGES) if self._connectors else (NUM_STAGES - 1,)
-        for rank in ranks:
-            with self.clock.paused():
-                self._messages.reply(rank, outputs[rank])
-            self._messages.receive(rank)
-
-    def _outputs(self, output: ModelRunnerOutput) -> list[ModelRunnerOutput]:
-        """Return each worker's own part of a step's output."""
-        if not self._connectors:
-            return [output] * NUM_STAGES
-        parts = [KVConnectorOutput(kv_connector_worker_meta=reports) for reports in self._stage_reports]
-        outputs = [ModelRunnerOutput.with_kv_conn_output_only(part) for part in parts[:-1]]
-        return [*outputs, replace(output, kv_connector_output=parts[-1])]
-
-    def _connector_output(self) -> KVConnectorOutput | None:
-        merged = super()._connector_output()
-        if merged is not None:
-            reports = merged.kv_connector_worker_meta
-            by_stage = reports.by_stage if isinstance(reports, WorkerReports) else {}
-            self._stage_reports = [
-                WorkerReports({stage: by_stage[stage]}) if stage in by_stage else None
-                for stage in range(NUM_STAGES)
-            ]
-        return merged
+    """Of all workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,7 +123,7 @@ def measure(engine: RehearsedEngine, workload: Workload, num_steps: int) -> dict
         # As vLLM's core does at its start, and PipeMax's engine: what is there is not garbage.
         gc.collect()
         gc.freeze()
-        costs = _watched(core)
+        costs = _watched(core, executor.messages)
         is_separated = engine.policy is Policy.PIPEMAX and engine.batching is Batching.SEPARATED
         warm_up = _DECODE_WARM_UP if is_separated else _OTHER_WARM_UP
         num_decoding, window = 0, (0.0, 0.0)
@@ -326,7 +148,7 @@ def measure(engine: RehearsedEngine, workload: Workload, num_steps: int) -> dict
         }
 
 
-def _watched(core: EngineCore) -> list[StepCost]:
+def _watched(core: EngineCore, messages: Messages) -> list[StepCost]:
     """Have the scheduler and the queues timed from now on; return the list to which each step is added."""
     costs: list[StepCost] = []
     scheduler = core.scheduler
@@ -336,6 +158,8 @@ def _watched(core: EngineCore) -> list[StepCost]:
         if costs:  # what was sent, taken in and replied since then belongs to the step scheduled last
             for name, seconds in TIMER.take().items():
                 costs[-1].seconds[name] += seconds
+            costs[-1].sent_bytes, costs[-1].reply_bytes = messages.sent_bytes, messages.reply_bytes
+            messages.sent_bytes = messages.reply_bytes = 0
         with TIMER.part("schedule"):
             output = schedule(*args)
         kind, num_decodes = _kind(output)
@@ -380,6 +204,8 @@ def _by_kind(costs: list[StepCost], num_steps: int) -> dict[str, Any]:
             "mean_decodes": round(float(np.mean([cost.num_requests for cost in chosen])), 1),
             "mean_tokens": round(float(np.mean([cost.num_tokens for cost in chosen])), 1),
         }
+        for name in ("sent_bytes", "reply_bytes"):
+            rows[name] = round(float(np.median([getattr(cost, name) for cost in chosen])))
         for part in PARTS:
             values = [1e3 * _seconds(cost, part) for cost in chosen]
             rows[part] = [round(float(np.percentile(values, share)), 3) for share in (50, 95)]
@@ -401,7 +227,11 @@ def print_rows(entry: dict[str, Any]) -> None:
     )
     for kind, rows in entry["by_kind"].items():
         parts = ", ".join(f"{part} {rows[part][0]} ({rows[part][1]})" for part in PARTS)
-        print(f"  {kind}, {rows['mean_decodes']} decodes, {rows['mean_tokens']} tokens: {parts}", flush=True)
+        print(
+            f"  {kind}, {rows['mean_decodes']} decodes, {rows['mean_tokens']} tokens: {parts}; "
+            f"{rows['sent_bytes']:,} bytes sent, {rows['reply_bytes']:,} replied",
+            flush=True,
+        )
 
 
 def main() -> int:

@@ -1,0 +1,40 @@
+"""The bench of what the host costs: real messages through vLLM's queues, and the fields that it promises."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import host_cost
+
+
+def test_each_kind_of_step_has_its_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "figures.json"
+    monkeypatch.setattr(host_cost, "_DECODE_WARM_UP", 10)
+    monkeypatch.setattr(host_cost, "_OTHER_WARM_UP", 60)
+    arguments = ["--live", "200", "--steps", "30", "--systems", "vllm_pp,pipemax", "--json", str(path)]
+    monkeypatch.setattr(sys, "argv", ["host_cost.py", *arguments])
+    assert host_cost.main() == 0
+    stock, ours = json.loads(path.read_text())
+    assert (stock["system"], ours["system"]) == ("vllm_pp", "pipemax")
+    assert (ours["live"], ours["waiting"]) == (200, 0)
+    assert {"prompts", "decode"} <= ours["by_kind"].keys()
+    for entry in (stock, ours):
+        for rows in entry["by_kind"].values():
+            assert set(host_cost.PARTS) <= rows.keys()
+            medians = {part: rows[part][0] for part in host_cost.PARTS}
+            assert medians["core"] > medians["schedule"] > 0
+            assert min(medians["send"], medians["receive"], medians["take_in"], medians["reply"]) > 0
+            assert (medians["connector"] > 0) == (entry is ours)
+            assert rows["sent_bytes"] > 1000
+    assert "pipemax: 200 requests" in capsys.readouterr().out
+
+
+def test_steps_are_told_apart_by_what_they_decode() -> None:
+    costs = [host_cost.StepCost(num_requests=number % 3, num_tokens=9, kind="mixed") for number in range(50)]
+    found = host_cost._by_kind(costs, 40)
+    assert [*found] == ["mixed"]
+    assert found["mixed"]["steps"] == 40
