@@ -24,6 +24,8 @@ class Fault(Enum):
     POISON = "poison"
     """The host pool is NaN where nothing was stored, and a GPU block is NaN from when its copy is queued until it is
     done: what an eviction left behind, or a read that does not wait, cannot pass unnoticed."""
+    LOST = "lost"
+    """The negative control of the poison: every few prefetches, a block's copy is left out over it."""
     CORRUPT = "corrupt"
     """The negative control: every few prefetches, a block's copy comes from its neighbour's source."""
 
@@ -42,7 +44,7 @@ class FaultyConnector(PipeMaxConnector):
 
 
 class FaultyBackend(CpuCopyBackend):
-    CORRUPT_EVERY = 4
+    FAULT_EVERY = 4
 
     def __init__(self, gpu_rows: ByteRows, host_rows: ByteRows) -> None:
         super().__init__(gpu_rows, host_rows)
@@ -67,7 +69,10 @@ class FaultyBackend(CpuCopyBackend):
             case Fault.POISON:
                 for prefetch in prefetches:
                     self._gpu_rows[prefetch.target] = NAN_BYTE
-            case Fault.CORRUPT if self._num_prefetches % self.CORRUPT_EVERY == 0 and len(prefetches) > 1:
+            case Fault.LOST if self._num_prefetches % self.FAULT_EVERY == 0:
+                self._gpu_rows[prefetches[0].target] = NAN_BYTE
+                prefetches = prefetches[1:]
+            case Fault.CORRUPT if self._num_prefetches % self.FAULT_EVERY == 0 and len(prefetches) > 1:
                 sources = [prefetch.source for prefetch in prefetches]
                 rotated = sources[1:] + sources[:1]
                 prefetches = [

@@ -18,7 +18,7 @@ from pipemax.transfer.backend import StepTransfers
 from pipemax.transfer.commands import CopyCounts, StepCopies, StepWait
 
 NAN_BYTE = 0xFF
-"""All bits set is NaN in every KV dtype."""
+"""All bits set is NaN in every KV dtype. In e4m3, vLLM's kernels for CPUs read it as -480, beyond every value."""
 
 
 class PoisonedPrefetches:
