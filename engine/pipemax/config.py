@@ -81,6 +81,46 @@ class RowLengths(BaseModel):
     rows: int | None = Field(None, ge=1, description="Rows of the table.")
 
 
+class VirtualNodeConfig(BaseModel):
+    """A node whose GPUs only take time, in place of this machine's: nothing is computed (docs/rehearsal.md)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    node: str = Field(min_length=1, description="Profile of the node: a shipped one or a .yaml file.")
+    model: str = Field(
+        min_length=1, description="Profile of the model that the node runs: a shipped one or a .yaml file."
+    )
+    output_tokens: int | str = Field(
+        description="Tokens of each answer, or a workload profile whose lengths are drawn by the prompt; at most the "
+        "row's max_tokens."
+    )
+    stretch: float = Field(
+        1.0, gt=0.0, allow_inf_nan=False, description="Seconds of the wall clock for a second of the node."
+    )
+
+    @field_validator("output_tokens")
+    @classmethod
+    def _answers_have_tokens(cls, output_tokens: int | str) -> int | str:
+        if output_tokens == "" or (isinstance(output_tokens, int) and output_tokens < 1):
+            raise ValueError("give a number of at least 1 or the name of a workload profile")
+        return output_tokens
+
+
+_NOT_ON_A_VIRTUAL_NODE = (
+    *(
+        "dtype",
+        "quantization",
+        "block_size",
+        "gpu_memory_utilization",
+        "cpu_kv_gib",
+        "host_kv_gib",
+        "kv_offload",
+    ),
+    *("num_batches", "calibration", "row_lengths", "enforce_eager", "vllm"),
+)
+"""Settings that the profiles of a virtual node decide, or that only weights or GPUs can follow."""
+
+
 class EngineConfig(BaseModel):
     """The engine to run. Two servers with equal ``engine_id`` are interchangeable."""
 
@@ -189,6 +229,11 @@ class EngineConfig(BaseModel):
     vllm: dict[str, Any] = Field(
         default_factory=dict, description="Further arguments of vLLM's EngineArgs, by their Python names."
     )
+    virtual_node: VirtualNodeConfig | None = Field(
+        None,
+        description="Run vLLM's core over a node that is not there; model gives only the tokenizer. Nothing is "
+        "computed, and every answer says so. Default: a real engine.",
+    )
 
     @field_validator("model")
     @classmethod
@@ -213,6 +258,22 @@ class EngineConfig(BaseModel):
         if info.data.get("policy") is Policy.PIPEMAX:
             require_free_connector(arguments)
         return arguments
+
+    @field_validator("virtual_node")
+    @classmethod
+    def _virtual_node_can_follow(
+        cls, node: VirtualNodeConfig | None, info: ValidationInfo
+    ) -> VirtualNodeConfig | None:
+        if node is None:
+            return node
+        if info.data.get("policy") is Policy.AUTO:
+            raise ValueError("needs policy: vllm or policy: pipemax; auto measures an engine of this machine")
+        for name in _NOT_ON_A_VIRTUAL_NODE:
+            if name in info.data and info.data[name] != cls.model_fields[name].get_default(
+                call_default_factory=True
+            ):
+                raise ValueError(f"takes no {name}: leave it out; the profiles of node and model decide it")
+        return node
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:

@@ -2,7 +2,8 @@
 
 ``WallClock`` really waits for the node. ``SkippingClock`` leaves the waits out and counts the CPU time of the host's
 thread, so that a run takes as long as the host works, and what else the machine does is not measured with it. Both
-leave out what the virtual node itself takes: a real node would do that on its GPUs or in other processes.
+leave out what the virtual node itself takes: a real node would do that on its GPUs or in other processes. A
+``WallClock`` that never stops counts it, as long as steps in flight do not hide it.
 """
 
 import time
@@ -52,12 +53,24 @@ class HostClock(ABC):
 class WallClock(HostClock):
     """A second of the node is ``stretch`` seconds of the wall clock: above 1 for a slow host, below 1 for tests."""
 
-    def __init__(self, stretch: float = 1.0) -> None:
-        """Start at 0. ``ValueError`` unless ``stretch`` is above zero."""
+    def __init__(self, stretch: float = 1.0, *, never_stops: bool = False) -> None:
+        """Start at 0. ``ValueError`` unless ``stretch`` is above zero.
+
+        With ``never_stops``, ``paused`` does nothing: the node's seconds are the wall clock's, whatever the host does.
+        """
         if not stretch > 0:
             raise ValueError(f"stretch is {stretch}, must be above zero")
         self._stretch = stretch
+        self._never_stops = never_stops
         super().__init__()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        if self._never_stops:
+            yield
+            return
+        with super().paused():
+            yield
 
     def now_s(self) -> float:
         return self._counted_s() / self._stretch

@@ -9,15 +9,18 @@ import os
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from pipemax.api import GenerationRequest, RequestError, Sampling
 from pipemax.checkpoint.fingerprint import fingerprint
+from pipemax.checkpoint.model_length import max_model_len
 from pipemax.checkpoint.prompt_encoder import PromptEncoder, shared_prefix_tokens
 from pipemax.checkpoint.tokenizer import first_line, load_tokenizer
 from pipemax.config import EngineConfig, Policy, RowLengths
 from pipemax.node.gpus import pipeline_parallel_size, visible_gpus
 from pipemax.node.host_pool_size import expected_rows
+from pipemax.node.virtual_node import VirtualNodeSetup
 from pipemax.serve.schema_checks import check_response_format
 from pipemax.serve.start_checks import check_start
 from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest, SessionErrorCode
@@ -33,27 +36,33 @@ def preflight(request: PreflightRequest) -> PreflightReply:
     """Check a job's request. Never raises for what the user got wrong: the reply says so."""
     try:
         config = EngineConfig.parse(request.engine)
+        virtual = None if config.virtual_node is None else VirtualNodeSetup.of(config)
         num_gpus = _num_gpus()
-        num_stages = pipeline_parallel_size(config, num_gpus=num_gpus)
+        num_stages = 1 if virtual is not None else pipeline_parallel_size(config, num_gpus=num_gpus)
     except ValueError as error:
         return PreflightReply(
             error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=f"engine config: {error}"
         )
     try:
         sampling = check_generation(request.generation)
+        if virtual is not None and request.generation.response_format is not None:
+            raise ValueError(
+                "response-format: a virtual node computes nothing, so its answers follow no schema"
+            )
     except ValueError as error:
         return PreflightReply(error_code=SessionErrorCode.INVALID_GENERATION, error=str(error))
     try:
         model_config, tokenizer = _load(config)
-        max_model_len = _max_model_len(config, model_config)
-        check_start(
-            config,
-            model_config,
-            num_stages=num_stages,
-            has_gpus=num_gpus > 0,
-            max_model_len=max_model_len,
-        )
-        encoder = PromptEncoder(tokenizer, chat=config.chat, max_model_len=max_model_len)
+        longest = max_model_len(config, model_config)
+        if virtual is None:
+            check_start(
+                config,
+                model_config,
+                num_stages=num_stages,
+                has_gpus=num_gpus > 0,
+                max_model_len=longest,
+            )
+        encoder = PromptEncoder(tokenizer, chat=config.chat, max_model_len=longest)
     except ValueError as error:
         return PreflightReply(error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=str(error))
     if request.generation.system is not None and not encoder.has_chat_template:
@@ -71,24 +80,36 @@ def preflight(request: PreflightRequest) -> PreflightReply:
     encoded = encoder.encode(requests)
     rendered = encoder.render(requests[0]) if requests else ""
     prompts = [ids for ids in encoded if not isinstance(ids, RequestError)]
+    row_tokens = [len(ids) + request.generation.max_tokens for ids in prompts]
     return PreflightReply(
         model=config.model,
         model_fingerprint=_fingerprint(config, model_config),
-        max_model_len=max_model_len,
+        max_model_len=longest,
         has_chat_template=encoder.has_chat_template,
         prompt_tokens=[0 if isinstance(ids, RequestError) else len(ids) for ids in encoded],
         first_prompt=f"({rendered.message})" if isinstance(rendered, RequestError) else rendered,
         engine=config.model_dump(mode="json"),
         row_lengths=_row_lengths(config, request, prompts),
-        expected_rows=expected_rows(
-            config,
-            model_config,
-            num_stages=num_stages,
-            has_gpus=num_gpus > 0,
-            row_tokens=[len(ids) + request.generation.max_tokens for ids in prompts],
+        expected_rows=(
+            expected_rows(
+                config,
+                model_config,
+                num_stages=num_stages,
+                has_gpus=num_gpus > 0,
+                row_tokens=row_tokens,
+            )
+            if virtual is None
+            else _virtual_rows(config, virtual, row_tokens)
         ),
         versions=_versions(),
     )
+
+
+def _virtual_rows(config: EngineConfig, virtual: VirtualNodeSetup, row_tokens: Sequence[int]) -> int | None:
+    """Return the same as ``expected_rows``, for a virtual node's host pool."""
+    if config.policy is not Policy.PIPEMAX or not row_tokens:
+        return None
+    return max(1, int(virtual.capacity.host_blocks * virtual.capacity.block_tokens / mean(row_tokens)))
 
 
 def _row_lengths(
@@ -162,21 +183,6 @@ def _check_model_path(model: str) -> None:
         raise ValueError(f"model {model!r} is a file; give the checkpoint's directory")
     elif looks_like_path:
         raise ValueError(f"model directory {model!r} does not exist on {os.uname().nodename}")
-
-
-def _max_model_len(config: EngineConfig, model_config: "PreTrainedConfig") -> int:
-    text_config = model_config.get_text_config()
-    own = getattr(text_config, "max_position_embeddings", None)
-    if config.max_model_len is None:
-        if own is None:
-            raise ValueError(f"model {config.model!r} does not say its length; give max_model_len")
-        return int(own)
-    if own is not None and config.max_model_len > own:
-        raise ValueError(
-            f"max_model_len is {config.max_model_len}, but {config.model!r} was made for at most {own} tokens; "
-            "leave max_model_len out or lower it"
-        )
-    return config.max_model_len
 
 
 def _versions() -> dict[str, str]:

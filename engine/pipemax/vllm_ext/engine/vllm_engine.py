@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import tokens_input
-from vllm.outputs import PoolingRequestOutput, RequestOutput
+from vllm.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from pipemax.checkpoint.prompt_encoder import PromptEncoder
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.domain.plan import Batching
 from pipemax.generation import Completion, EngineStats, GenerationRequest, RequestError, Sampling
+from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.vllm_ext.calibration.measure import calibrate_at_start
 from pipemax.vllm_ext.core_calls import set_input_open, use_batching
 from pipemax.vllm_ext.engine.admission import AdmissionBook
@@ -69,13 +71,10 @@ class VllmEngine:
     def __init__(self, config: EngineConfig) -> None:
         """Block until the model is loaded. ``EngineStartError`` says why it could not be."""
         self._ledger = EngineLedger(time=TimeAccount(time.monotonic()))
-        self._vllm = RunningVllm.start(
-            config, stat_loggers=[lambda vllm_config, engine_index: StatLogger(self._ledger)]
-        )
+        self._vllm = self._load(config, lambda vllm_config, engine_index: StatLogger(self._ledger))
         self._engine, vllm_config = self._vllm.engine, self._vllm.vllm_config
         try:
-            check_at_start(self._engine, vllm_config, config)
-            self.measured = calibrate_at_start(self._engine, vllm_config, config)
+            self.measured = self._measure(config)
             self._encoder = PromptEncoder(
                 self._engine.renderer.tokenizer,
                 chat=config.chat,
@@ -101,6 +100,23 @@ class VllmEngine:
         self._ledger.time.charge(time.monotonic(), {TimePart.START_UP: 1.0})
         self._ledger.admission = self._admission
         self._thread.start()
+
+    # -- what a virtual node does in another way ---------------------------------------------------------------
+
+    def _load(self, config: EngineConfig, stat_logger: StatLoggerFactory) -> RunningVllm:
+        return RunningVllm.start(config, stat_loggers=[stat_logger])
+
+    def _measure(self, config: EngineConfig) -> MeasuredEngine | None:
+        """Check the loaded engine and measure it, as far as the config wants it."""
+        check_at_start(self._engine, self._vllm.vllm_config, config)
+        return calibrate_at_start(self._engine, self._vllm.vllm_config, config)
+
+    def _sampling_params(self, token_ids: Sequence[int], sampling: Sampling) -> SamplingParams:
+        """Return vLLM's parameters of a request with this prompt. ``ValueError`` becomes the row's error."""
+        return _sampling_params(sampling)
+
+    def _text(self, sequence: CompletionOutput) -> str:
+        return sequence.text
 
     # -- any thread -------------------------------------------------------------------------------------------
 
@@ -209,7 +225,9 @@ class VllmEngine:
     def _add(self, command: _Add) -> None:
         try:
             self._engine.add_request(
-                command.request_id, tokens_input(command.token_ids), _sampling_params(command.sampling)
+                command.request_id,
+                tokens_input(command.token_ids),
+                self._sampling_params(command.token_ids, command.sampling),
             )
         except (ValueError, VLLMValidationError) as error:  # vLLM's verdict on this one request
             self._admission.end([command.request_id])
@@ -225,8 +243,7 @@ class VllmEngine:
         if self._hears_of_input:
             set_input_open(self._engine, is_open)
 
-    @staticmethod
-    def _completion(output: RequestOutput | PoolingRequestOutput) -> Completion:
+    def _completion(self, output: RequestOutput | PoolingRequestOutput) -> Completion:
         assert isinstance(output, RequestOutput), output
         (sequence,) = output.outputs
         error = None
@@ -237,7 +254,7 @@ class VllmEngine:
             )
         return Completion(
             request_id=output.request_id,
-            text=sequence.text if error is None else None,
+            text=self._text(sequence) if error is None else None,
             finish_reason=sequence.finish_reason if error is None else None,
             prompt_tokens=len(output.prompt_token_ids or ()),
             completion_tokens=len(sequence.token_ids),

@@ -1,5 +1,6 @@
 """Start vLLM's engine, and keep what its processes record of their failures for as long as it runs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -30,12 +31,21 @@ class RunningVllm:
     failures: FailureRecords
 
     @classmethod
-    def start(cls, config: EngineConfig, *, stat_loggers: list[StatLoggerFactory] | None = None) -> Self:
-        """Block until the model is loaded. ``EngineStartError`` says why it could not be, and what to change."""
+    def start(
+        cls,
+        config: EngineConfig,
+        *,
+        stat_loggers: list[StatLoggerFactory] | None = None,
+        make_config: Callable[[EngineConfig], VllmConfig] = make_vllm_config,
+    ) -> Self:
+        """Block until the model is loaded. ``EngineStartError`` says why it could not be, and what to change.
+
+        ``make_config`` makes vLLM's config, the executor included; a virtual node has its own.
+        """
         failures = FailureRecords()
         try:
             with launch_environment(config, failures=failures.path):
-                vllm_config = make_vllm_config(config)
+                vllm_config = make_config(config)
                 engine = LLMEngine(
                     vllm_config=vllm_config,
                     executor_class=executor_class(vllm_config),

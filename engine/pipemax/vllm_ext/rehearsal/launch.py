@@ -1,4 +1,4 @@
-"""Start vLLM's engine core, in this process, over a virtual node: stock vLLM or PipeMax."""
+"""Start vLLM's engine core over a virtual node, stock vLLM or PipeMax: in this process, or make its config."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def rehearsed_core(engine: RehearsedEngine) -> Iterator[EngineCore]:
     """
     with TemporaryDirectory(prefix="pipemax-rehearsal-") as directory:
         write_model_config(engine.model, Path(directory), max_model_len=engine.max_model_len)
-        vllm_config = _vllm_config(engine, directory)
+        vllm_config = rehearsed_config(engine, {"model": directory}, {"skip_tokenizer_init": True})
         with _v2_model_runner():
             core = EngineCore(vllm_config, engine.executor, log_stats=False)
             try:
@@ -122,13 +122,19 @@ def _kv_cache_dtype(model: ModelSpec) -> str:
     return KvCacheDtype.FP8 if model.kv_value_bytes == 1 else _dtype(model.kv_value_bytes)
 
 
-def _vllm_config(engine: RehearsedEngine, model_directory: str) -> VllmConfig:
-    settings = RehearsalSettings(
+def rehearsed_config(
+    engine: RehearsedEngine, settings: dict[str, Any], vllm_settings: dict[str, Any] | None = None
+) -> VllmConfig:
+    """Make vLLM's config. ``ValueError`` if the engine cannot run on its node.
+
+    ``settings`` are further ones of ``EngineConfig``, among them ``model``, a directory with the ``config.json`` of
+    ``write_model_config``; ``vllm_settings`` are those of vLLM's ``EngineArgs``.
+    """
+    virtual = RehearsalSettings(
         node=engine.node, model=engine.model, clock=engine.clock, checks_kv=engine.checks_kv
     )
     config = EngineConfig.parse(
         {
-            "model": model_directory,
             "policy": engine.policy,
             "pipeline_parallel_size": engine.parallelism.pipeline,
             "max_model_len": engine.max_model_len,
@@ -141,12 +147,13 @@ def _vllm_config(engine: RehearsedEngine, model_directory: str) -> VllmConfig:
                 "tensor_parallel_size": engine.parallelism.tensor,
                 "num_gpu_blocks_override": engine.capacity.gpu_blocks,
                 "distributed_executor_backend": engine.executor,
-                "skip_tokenizer_init": True,
                 "enable_chunked_prefill": True,
                 "async_scheduling": True,
-                "additional_config": settings.to_additional_config(),
+                "additional_config": virtual.to_additional_config(),
                 **engine.vllm,
+                **(vllm_settings or {}),
             },
+            **settings,
         }
     )
     vllm_config = engine_args(config).create_engine_config(UsageContext.LLM_CLASS)

@@ -21,9 +21,13 @@ class ClockSettings:
     """Seconds of the wall clock for a second of the node."""
     host_factor: float | None = None
     """Seconds of the node for a second of the host's CPU time, 0 for a host that takes none."""
+    never_stops: bool = False
+    """By the wall clock: count what the virtual node itself takes, too."""
 
     def start(self) -> HostClock:
-        return WallClock(self.stretch) if self.host_factor is None else SkippingClock(self.host_factor)
+        if self.host_factor is None:
+            return WallClock(self.stretch, never_stops=self.never_stops)
+        return SkippingClock(self.host_factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
