@@ -18,7 +18,7 @@ from pipemax_spark.executor.response_format import load_schema
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.vllm_arguments import arguments_that_count
 
-_ENGINE_FIELDS = ("tokenizer", "quantization", "chat")
+_ENGINE_FIELDS = ("tokenizer", "quantization", "chat", "virtual_node")
 _VLLM_FIELDS = ("dtype", "kv_cache_dtype")
 """Fields that are arguments of vLLM's too, and count like them; one that is left at ``auto`` adds nothing."""
 _AUTO = "auto"

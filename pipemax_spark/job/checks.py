@@ -72,6 +72,11 @@ def check_job(
     asked = _engine_options(spark, options, run_id)
     reply = run_preflight(spark, request, asked)
     terminal.say("Model", f"{reply.model}, prompt and output at most {reply.max_model_len:,} tokens")
+    if (node := reply.engine.get("virtual_node")) is not None:
+        terminal.warn(
+            f"NOTHING IS COMPUTED: the engines run on the virtual node {node['node']} as if with {node['model']}, and "
+            "all answers are made up"
+        )
     spec = AnnotationSpec.of(
         reply,
         source=options.source,

@@ -4,6 +4,7 @@ Everything is counted in the output table, so a run's totals do not depend on wh
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +120,7 @@ class RunRecord:
             tokens_per_s=round(totals.completion_tokens / seconds, 3),
             output=self.table.name,
             engines=engines,
+            virtual_node=self._virtual_node,
         )
 
     def conclude(
@@ -155,9 +157,19 @@ class RunRecord:
     def nothing_to_do(self, counts: RowCounts) -> Summary:
         """Write and print the summary of a run that found nothing left, and return it."""
         self.terminal.say("Output", f"{self.table.name}: nothing new to do, no engine was started")
-        summary = Summary(rows_in=counts.rows_in, rows_skipped=counts.skipped, output=self.table.name)
+        summary = Summary(
+            rows_in=counts.rows_in,
+            rows_skipped=counts.skipped,
+            output=self.table.name,
+            virtual_node=self._virtual_node,
+        )
         self._finish(summary, self._find(), {})
         return summary
+
+    @property
+    def _virtual_node(self) -> Mapping[str, Any] | None:
+        node: Mapping[str, Any] | None = self.checked.reply.engine.get("virtual_node")
+        return node
 
     def _find(self, totals: CommittedTotals | None = None) -> Findings:
         """Find the results of this run and of its spec.

@@ -48,6 +48,8 @@ class Summary:
     policies: Sequence[Mapping[str, Any]] = ()
     """The policies that the engines ran by, an entry for each different choice: ``chosen``, ``reason``,
     ``predicted_tokens_per_s`` by policy, ``inputs``."""
+    virtual_node: Mapping[str, Any] | None = None
+    """The engine config's virtual node: nothing was computed, and all answers are made up. None for real engines."""
     time_account_s: dict[str, float] = field(default_factory=dict)
     """Where the engines' time went: part → seconds over all engines, which add up to ``seconds`` for each."""
 
@@ -114,6 +116,9 @@ def print_report(
 
 def _facts(summary: Summary, findings: Findings, price_per_hour: float | None) -> list[tuple[str, str]]:
     facts = [("Rows in", f"{summary.rows_in:,}")]
+    if (node := summary.virtual_node) is not None:
+        told = f"the virtual node {node['node']} ran as if with {node['model']}; all answers are made up"
+        facts.insert(0, ("NOTHING COMPUTED", told))
     if summary.rows_skipped:
         facts.append(("Done before", f"{summary.rows_skipped:,}"))
     facts.append(("Rows out", f"{summary.rows_out:,}"))
