@@ -81,7 +81,9 @@ def measure(kind: str, directory: Path, arguments: argparse.Namespace) -> Run:
         "PYTHONPATH": paths,
         ENGINE_PYTHONPATH_VARIABLE: paths,
         "PYSPARK_SUBMIT_ARGS": f"--master local-cluster[{EXECUTORS},{SLOTS},2048] --conf spark.executor.memory=1g "
-        "--conf spark.driver.memory=1g pyspark-shell",
+        "--conf spark.driver.memory=1g --conf spark.ui.enabled=false --conf spark.sql.shuffle.partitions=8 "
+        # As the job itself sets it where Spark runs within one machine's driver.
+        "--conf spark.databricks.delta.snapshotPartitions=4 pyspark-shell",
         "PIPEMAX_LOG_DIR": str(directory / "logs"),
         "SPARK_WORKER_DIR": str(directory / "work"),
     }
