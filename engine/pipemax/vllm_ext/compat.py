@@ -153,7 +153,7 @@ def check_model(vllm_config: VllmConfig) -> None:
     cache = vllm_config.cache_config
     if cache.cache_dtype not in _PLAIN_KV_TYPES:
         reasons.append(
-            f"its KV cache is {cache.cache_dtype}, and only {', '.join(_PLAIN_KV_TYPES)} were tested"
+            f"its KV cache is {cache.cache_dtype}, and only {', '.join(_PLAIN_KV_TYPES)} are served"
         )
     if cache.kv_cache_dtype_skip_layers:
         reasons.append("some layers keep their KV in another type (kv_cache_dtype_skip_layers)")
