@@ -27,7 +27,8 @@ class VirtualNodeSetup:
         virtual = config.virtual_node
         assert virtual is not None, "the engine config names no virtual node"
         try:
-            node, model = load_node(virtual.node), load_model(virtual.model)
+            node = load_node(virtual.node)
+            model = load_model(virtual.model).with_kv_dtype(config.kv_cache_dtype)
             answers = virtual.output_tokens
             outputs = load_workload(answers) if isinstance(answers, str) else answers
         except OSError as error:

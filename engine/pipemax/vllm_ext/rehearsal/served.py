@@ -20,7 +20,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from pipemax.checkpoint.model_length import max_model_len
-from pipemax.config import EngineConfig
+from pipemax.config import BatchingChoice, EngineConfig
 from pipemax.domain.workload import WorkloadSpec
 from pipemax.generation import EngineStats, Sampling
 from pipemax.node.virtual_node import VirtualNodeSetup
@@ -58,6 +58,14 @@ class AnswerLengths:
         return self._lengths[crc32(array("i", prompt).tobytes()) % len(self._lengths)]
 
 
+def _step_tokens(config: EngineConfig) -> int:
+    """Return the maximum tokens of a step."""
+    most_tokens = config.max_num_batched_tokens or CHUNK_TOKENS
+    if config.batching is BatchingChoice.MIXED:
+        return config.mixed_step_tokens or most_tokens
+    return most_tokens
+
+
 class VirtualVllmEngine(VllmEngine):
     """Implements ``pipemax.api.Engine`` over a virtual node."""
 
@@ -85,9 +93,9 @@ class VirtualVllmEngine(VllmEngine):
             model=setup.model,
             parallelism=setup.parallelism,
             policy=config.policy,
-            chunk_tokens=config.max_num_batched_tokens or CHUNK_TOKENS,
+            chunk_tokens=_step_tokens(config),
             max_model_len=max_model_len(config, checkpoint),
-            batching=config.batching,
+            batching=config.batching.at_start,
             # Others take part, whose clock does not stop; what a step costs this process, steps in flight hide.
             clock=ClockSettings(stretch=config.virtual_node.stretch, never_stops=True),
             checks_kv=False,
