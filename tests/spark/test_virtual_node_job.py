@@ -72,7 +72,6 @@ def test_every_row_is_there_once_and_says_that_nothing_was_computed(
             summary.mlflow_run_id
         )
         assert recorded.data.tags["nothing_computed"].startswith("virtual node {'node': 'rtx5090x8'")
-        assert recorded.data.metrics["nothing_computed"] == 1.0
     assert (summary.mlflow_run_id is not None) == (policy == "vllm")
 
     real = {"model": str(DEMO_MODEL), "policy": policy}
