@@ -1,11 +1,12 @@
 """Compare what ``policy: auto`` chooses with the best of all candidates in long simulations.
 
-    python bench/auto_choice.py [--rows 12000] [--json FILE]
+    python bench/auto_choice.py [--rows 12000] [--known FILE] [--json FILE]
 
 For each node, model and workload of the paper, and for templated prompts: the engine as its calibration would describe
 it on the simulated node, the choice with 1,000 sampled prompts (``pipemax.policy.row_sample``), once with the table's
 mean output length and once with the guess that is made without it, and every candidate over ``--rows`` requests on the
-simulated machine itself. It prints Markdown; ``--json`` keeps a list of objects, one for each setting:
+simulated machine itself. ``--known`` takes those that ``bench/simulation.py matrix --json`` has simulated with as many
+rows. It prints Markdown; ``--json`` keeps a list of objects, two for each setting:
 
     chosen              policy and settings, as in the engine config
     tokens_per_s        of what was chosen, in the long simulation, steady
@@ -45,6 +46,11 @@ from pipemax.sim.workloads import Workload
 
 SETTINGS = (*PAPER_SETTINGS, *((node, model, "templated") for node, model, _ in PAPER_SETTINGS[::2]))
 STEP_TOKENS = (128, 256, 512, 1024, 2048, 4096)
+CANDIDATES = (
+    "pipemax",
+    "vllm_032_pp",
+    *(f"{kind}_{size}" for kind in ("pipemax_mixed", "vllm_032_pp") for size in STEP_TOKENS),
+)
 SAMPLED_PROMPTS = 1_000
 COLUMNS = (
     "node",
@@ -92,9 +98,9 @@ def name_of(choice: PolicyChoice) -> str:
 class Candidates:
     """Long simulations of one setting, each once."""
 
-    def __init__(self, node: NodeSpec, model: ModelSpec, workload: Workload) -> None:
+    def __init__(self, node: NodeSpec, model: ModelSpec, workload: Workload, known: dict[str, float]) -> None:
         self._scenario = Scenario(node=node, model=model, workload=workload)
-        self.tokens_per_s: dict[str, float] = {}
+        self.tokens_per_s = {name: rate for name, rate in known.items() if name in CANDIDATES}
 
     def run(self, name: str) -> float:
         if name not in self.tokens_per_s:
@@ -110,17 +116,23 @@ class Candidates:
         return self.tokens_per_s[name]
 
 
-def run_setting(names: tuple[str, str, str], rows: int) -> list[dict[str, Any]]:
+def read_known(path: Path | None, names: tuple[str, str, str], rows: int) -> dict[str, float]:
+    """Return the steady tokens/s of what was simulated of a setting with as many rows, by system."""
+    entries = [] if path is None else json.loads(path.read_text(encoding="utf-8"))
+    return {
+        entry["system"]: entry["steady_tokens_per_s"]
+        for entry in entries
+        if (entry["node"], entry["model"], entry["workload"]) == names and entry["requests"] == rows
+    }
+
+
+def run_setting(names: tuple[str, str, str], rows: int, known: Path | None) -> list[dict[str, Any]]:
     node, model = load_node(names[0]), load_model(names[1])
     workload = open_workload(names[2], rows)
     engine = measured_engine(node, model)
     prompts = np.random.default_rng(1).choice(workload.prompt_tokens, SAMPLED_PROMPTS).tolist()
-    candidates = Candidates(node, model, workload)
-    for name in [
-        "pipemax",
-        "vllm_032_pp",
-        *(f"{kind}_{size}" for kind in ("pipemax_mixed", "vllm_032_pp") for size in STEP_TOKENS),
-    ]:
+    candidates = Candidates(node, model, workload, read_known(known, names, rows))
+    for name in CANDIDATES:
         candidates.run(name)
     entries = []
     for outputs in ("told", "guessed"):
@@ -164,13 +176,17 @@ def main() -> None:
     )
     parser.add_argument("--rows", type=int, default=12_000)
     parser.add_argument("--only", help="node,model,workload: one setting")
+    parser.add_argument("--known", type=Path, help="figures of bench/simulation.py matrix")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    settings = [tuple(arguments.only.split(","))] if arguments.only else SETTINGS
+    settings = SETTINGS
+    if arguments.only:
+        node, model, workload = arguments.only.split(",")
+        settings = ((node, model, workload),)
     print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS))
     entries: list[dict[str, Any]] = []
     for names in settings:
-        entries += run_setting(names, arguments.rows)
+        entries += run_setting(names, arguments.rows, arguments.known)
         if arguments.json:
             arguments.json.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
 
