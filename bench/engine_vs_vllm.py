@@ -2,14 +2,16 @@
 
     python bench/engine_vs_vllm.py [--json FILE] [--pp 1 2 4] [--requests 64] [--gpu-blocks 60] [--rounds 1]
                                    [--loads uniform/plain sharegpt/plain uniform/templated] [--calibrate-s 60]
+                                   [--systems vllm_128 vllm_256 vllm_512 pipemax pipemax_mixed]
 
 The model is random, with 93 million parameters in float32 (its output varies, so that tokens can be compared). There
 are 60 KV blocks of 32 tokens per stage, as many stages as asked for, on whatever cores there are. Each configuration
-runs one warm-up round, then the rounds that count, the two policies one after the other. A CPU stands in for the GPUs:
-ratios say something about the scheduling, tokens per second say nothing about GPUs.
+runs one warm-up round, then the rounds that count, the systems one after the other: stock vLLM with steps of several
+sizes, PipeMax with separated and with mixed batching. Ratios are to the fastest stock vLLM of the run. A CPU stands in
+for the GPUs: ratios say something about the scheduling, tokens per second say nothing about GPUs.
 
-The engine under PipeMax measures its step times when it starts (with an empty cache, so that it does). Simulations of
-both policies with these times, over the very requests that run, predict the ratio.
+PipeMax's engines measure their step times when they start (with an empty cache, so that they do), and mixed batching
+chooses the size of its steps by them. Simulations with these times, over the very requests that run, predict each rate.
 """
 
 import argparse
@@ -18,19 +20,21 @@ import os
 import tempfile
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import median
+from typing import Any
 
 import numpy as np
 
 from bench.near_ties import logit_gaps
 from pipemax.api import GenerationRequest, OfflineEngine, Sampling
 from pipemax.config import BatchingChoice, EngineConfig
-from pipemax.policy.compare import PolicyChoice
-from pipemax.policy.measured_choice import Rows, compare_policies
+from pipemax.policy.measured_choice import Rows, choose_batching
 from pipemax.sim.measured_engine import MeasuredEngine
+from pipemax.sim.systems.catalog import simulate
+from pipemax.sim.systems.scenario import measured_scenario
 from pipemax.sim.workloads import Workload
 from tests.parity.make_model import MEDIUM, make_model
 
@@ -54,6 +58,16 @@ _COUNTS = (
     "prefetch_stall_s",
 )
 """The engine's metrics that only grow."""
+STEP_TOKENS = 512
+SYSTEMS: dict[str, dict[str, Any]] = {
+    **{
+        f"vllm_{size}": {"policy": "vllm", "max_num_batched_tokens": size, "max_num_seqs": min(64, size)}
+        for size in (64, 128, 256, STEP_TOKENS)
+    },
+    "pipemax": {"policy": "pipemax", "batching": "separated"},
+    "pipemax_mixed": {"policy": "pipemax", "batching": "mixed"},
+}
+"""Fields of the engine config, by the system's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,16 +94,18 @@ class Result:
     pp: int
     lengths: str
     prompts: str
-    policy: str
+    system: str
+    step_tokens: int | None
+    """Maximum tokens of a step; None for PipeMax's separated batching."""
     tokens_per_s: float
+    """By the median round."""
     seconds: list[float]
     """Seconds of each round."""
-    ratio_to_vllm: float
+    ratio_to_best_vllm: float
     predicted_tokens_per_s: float
     """By the simulator, from the engine's own calibration."""
-    predicted_ratio_to_vllm: float
     tokens_identical: bool
-    """Whether the tokens equal stock vLLM's in the same run."""
+    """Whether the tokens equal those of the first stock vLLM in the same run."""
     logit_gaps: dict[str, float | None]
     """For each row whose tokens differ, how far apart the two logits are where they first do; None if one answer merely
     ends before the other."""
@@ -126,22 +142,24 @@ def _text(rng: Random, length: int) -> str:
 
 
 def engine_config(
-    model: str, policy: str, pp: int, gpu_blocks: int, calibrate_s: float = 0.0
+    model: str, system: str, pp: int, gpu_blocks: int, calibrate_s: float = 0.0
 ) -> EngineConfig:
-    return EngineConfig(
-        model=model,
-        policy=policy,
-        pipeline_parallel_size=pp,
-        dtype="float32",
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=64,
-        max_num_batched_tokens=512,
-        block_size=BLOCK_TOKENS,
-        cpu_kv_gib=0.5,
-        host_kv_gib=1.5 / pp,
-        chat="never",
-        calibrate_at_start_s=calibrate_s,
-        vllm={"num_gpu_blocks_override": gpu_blocks},
+    return EngineConfig.parse(
+        {
+            "model": model,
+            "pipeline_parallel_size": pp,
+            "dtype": "float32",
+            "max_model_len": MAX_MODEL_LEN,
+            "max_num_seqs": 64,
+            "max_num_batched_tokens": STEP_TOKENS,
+            "block_size": BLOCK_TOKENS,
+            "cpu_kv_gib": 0.5,
+            "host_kv_gib": 1.5 / pp,
+            "chat": "never",
+            "calibrate_at_start_s": calibrate_s,
+            "vllm": {"num_gpu_blocks_override": gpu_blocks},
+            **SYSTEMS[system],
+        }
     )
 
 
@@ -180,8 +198,8 @@ def measure(engine: OfflineEngine, load: Load, *, count: int, rounds: int) -> Me
     )
 
 
-def predict(engine: MeasuredEngine, measured: Measured) -> PolicyChoice:
-    """Simulate both policies over the same requests, in the order in which they were sent."""
+def predict(engine: MeasuredEngine, system: str, step_tokens: int | None, measured: Measured) -> float:
+    """Return the simulated tokens/s, prompts included, of the same requests, in the order in which they were sent."""
     ids = sorted(measured.tokens, key=int)
     workload = Workload(
         name=measured.load.lengths,
@@ -189,42 +207,63 @@ def predict(engine: MeasuredEngine, measured: Measured) -> PolicyChoice:
         output_tokens=np.array([len(measured.tokens[name]) for name in ids]),
         shared_prefix_tokens=_TEMPLATE_CHARACTERS if measured.load.prompts == "templated" else 0,
     )
+    if system.startswith("vllm"):
+        assert step_tokens is not None
+        sized = replace(
+            engine, max_batched_tokens=step_tokens, max_num_seqs=min(engine.max_num_seqs, step_tokens)
+        )
+        return simulate("vllm_032_pp", measured_scenario(sized, workload)).total_tokens_per_s
     rows = Rows(workload=workload, is_whole_table=True)
-    return compare_policies(engine, rows, inputs={}, batching=BatchingChoice.SEPARATED)
+    batching = BatchingChoice.SEPARATED if step_tokens is None else BatchingChoice.MIXED
+    return choose_batching(engine, rows, batching, step_tokens).tokens_per_s
+
+
+def step_tokens_of(system: str, engine: OfflineEngine) -> int | None:
+    """Return the maximum tokens of the engine's steps; None with separated batching."""
+    if system.startswith("vllm"):
+        return int(system.rpartition("_")[2])
+    tokens = engine.policy_choice.settings.get("mixed_step_tokens")
+    return None if tokens is None else int(tokens)
 
 
 def compare(model: str, pp: int, arguments: argparse.Namespace) -> Iterator[Result]:
-    """Measure both policies under every load."""
+    """Measure all systems under every load."""
     measured: dict[str, list[Measured]] = {}
-    for policy in ("vllm", "pipemax"):
-        config = engine_config(model, policy, pp, arguments.gpu_blocks, arguments.calibrate_s)
+    sizes: dict[str, int | None] = {}
+    calibrated: MeasuredEngine | None = None
+    for system in arguments.systems:
+        config = engine_config(model, system, pp, arguments.gpu_blocks, arguments.calibrate_s)
         with OfflineEngine(config) as engine:
-            calibrated = engine.measured
-            measured[policy] = [
+            calibrated = engine.measured or calibrated
+            sizes[system] = step_tokens_of(system, engine)
+            measured[system] = [
                 measure(engine, LOADS[load], count=arguments.requests, rounds=arguments.rounds)
                 for load in arguments.loads
             ]
-    assert calibrated is not None, "the engine could not be calibrated"
-    for policy, outcomes in measured.items():
-        for stock, outcome in zip(measured["vllm"], outcomes, strict=True):
-            predicted = predict(calibrated, outcome)
+    assert calibrated is not None, "no engine was calibrated: name a system of PipeMax's"
+    stock = [outcomes for system, outcomes in measured.items() if system.startswith("vllm")]
+    for system, outcomes in measured.items():
+        for index, outcome in enumerate(outcomes):
+            best = max(one[index].tokens_per_s for one in stock)
+            first = stock[0][index]
             output_tokens = sum(map(len, outcome.tokens.values()))
             prompts = {
-                each.request_id: each.prompt for each in make_requests(outcome.load, arguments.requests)
+                each.request_id: each.prompt or "" for each in make_requests(outcome.load, arguments.requests)
             }
-            gaps = logit_gaps(model, prompts, outcome.tokens, stock.tokens)
+            gaps = logit_gaps(model, prompts, outcome.tokens, first.tokens)
             output_share = output_tokens / (output_tokens + sum(outcome.prompt_tokens.values()))
+            predicted = predict(calibrated, system, sizes[system], outcome)
             yield Result(
                 pp=pp,
                 lengths=outcome.load.lengths,
                 prompts=outcome.load.prompts,
-                policy=policy,
+                system=system,
+                step_tokens=sizes[system],
                 tokens_per_s=round(outcome.tokens_per_s, 1),
                 seconds=[round(seconds, 2) for seconds in outcome.seconds],
-                ratio_to_vllm=round(outcome.tokens_per_s / stock.tokens_per_s, 3),
-                predicted_tokens_per_s=round(output_share * predicted.predicted_tokens_per_s[policy], 1),
-                predicted_ratio_to_vllm=round(predicted.speedup, 3) if policy == "pipemax" else 1.0,
-                tokens_identical=outcome.tokens == stock.tokens,
+                ratio_to_best_vllm=round(outcome.tokens_per_s / best, 3),
+                predicted_tokens_per_s=round(output_share * predicted, 1),
+                tokens_identical=outcome.tokens == first.tokens,
                 logit_gaps={name: None if gap is None else round(gap, 6) for name, gap in gaps.items()},
                 metrics={name: round(value, 4) for name, value in outcome.metrics.items()},
             )
@@ -248,6 +287,9 @@ def main() -> None:
         "--gpu-blocks", type=int, default=60, help=f"KV blocks of {BLOCK_TOKENS} tokens a stage"
     )
     parser.add_argument("--rounds", type=int, default=1, help="rounds that count, after one to warm up")
+    parser.add_argument(
+        "--systems", nargs="+", choices=SYSTEMS, default=[name for name in SYSTEMS if name != "vllm_64"]
+    )
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=[*LOADS])
     parser.add_argument(
         "--calibrate-s", type=float, default=60.0, help="measure step times for so long, after loading"
@@ -265,10 +307,12 @@ def main() -> None:
                 batch = result.metrics.get("mean_decode_batch")
                 of_batch = "" if batch is None else f"  mean batch {batch:.1f}"
                 of_gaps = _describe(result.logit_gaps.values())
+                low, high = min(result.seconds), max(result.seconds)
                 print(
-                    f"pp={pp} {result.lengths:8} {result.prompts:9} {result.policy:7} {result.tokens_per_s:7.1f} tok/s"
-                    f"  ×{result.ratio_to_vllm:.2f}  predicted {result.predicted_tokens_per_s:7.1f} tok/s"
-                    f"  ×{result.predicted_ratio_to_vllm:.2f}  identical={result.tokens_identical}{of_gaps}{of_batch}",
+                    f"pp={pp} {result.lengths:8} {result.prompts:9} {result.system:13} {result.tokens_per_s:7.1f} tok/s"
+                    f"  ×{result.ratio_to_best_vllm:.2f} ({low:.1f} to {high:.1f} s)  steps of {result.step_tokens}"
+                    f"  predicted {result.predicted_tokens_per_s:7.1f} tok/s"
+                    f"  identical={result.tokens_identical}{of_gaps}{of_batch}",
                     flush=True,
                 )
             if arguments.json:  # after each number of stages: a run takes half an hour
