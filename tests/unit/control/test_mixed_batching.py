@@ -1,6 +1,7 @@
 """Mixed batching: what each step holds, what throttles prompts, and that no request is ever lost or stuck."""
 
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipemax.control.controller_config import ControllerConfig
+from pipemax.domain.events import GpuBlocksObserved
 from pipemax.domain.plan import Batching, Phase, PhaseReason, PrefetchMode, StepPlan
 from pipemax.domain.request import PrefixId, SharedPrefix
 from pipemax.domain.step_times import StepTimeModel
@@ -227,3 +229,30 @@ def test_a_prompt_s_prefix_is_computed_once() -> None:
 def test_bad_settings_of_mixed_batching_are_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name):
         mixed_config(**{name: value})
+
+
+class NthDraw(Random):
+    """Draws 0.0 once, at the n-th draw, and 1.0 otherwise."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(0)
+        self._left = n
+
+    def random(self) -> float:
+        self._left -= 1
+        return 0.0 if self._left == 0 else 1.0
+
+
+def test_the_younger_of_two_half_done_prompts_gives_way() -> None:
+    """A refused run leaves both begun, and the block that the older one needs is taken by somebody else."""
+    rng = NthDraw(9)  # the older prompt's last chunk, in whose step the younger one begins
+    config = mixed_config(gpu_blocks=11, mixed_step_tokens=32)
+    engine = FakeEngine(config=config, rng=rng, faults=Faults(refuse_run=0.5), max_in_flight=1)
+    for name in ("older", "younger"):
+        engine.admit(spec(name, 140, 10), 5)
+    for _ in range(5):
+        engine.step()
+    assert (engine.plans[4].run, engine.plans[4].run_tokens) == (("older", "younger"), (12, 20))
+    engine.controller.apply([GpuBlocksObserved(num_free=0)])
+    engine.run()
+    assert [request for plan in engine.plans for request in plan.recompute] == ["younger"]
