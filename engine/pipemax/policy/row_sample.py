@@ -49,7 +49,7 @@ def choose_policy(
     choice = compare_policies(
         engine,
         draw_rows(engine, lengths),
-        batching=batching,
+        batching=_batching_to_compare(batching, lengths),
         mixed_step_tokens=mixed_step_tokens,
         chunk_is_free=chunk_is_free,
         inputs=_inputs(lengths, assumed=assumed),
@@ -70,8 +70,20 @@ def choose_batching_for(
     mixed_step_tokens: int | None,
 ) -> BatchingPlan:
     """Choose how PipeMax batches, for an engine that runs PipeMax in any case."""
-    rows = draw_rows(engine, lengths or _assumed_lengths(engine))
-    return choose_batching(engine, rows, batching, mixed_step_tokens)
+    lengths = lengths or _assumed_lengths(engine)
+    rows = draw_rows(engine, lengths)
+    return choose_batching(engine, rows, _batching_to_compare(batching, lengths), mixed_step_tokens)
+
+
+def _batching_to_compare(batching: BatchingChoice, lengths: RowLengths) -> BatchingChoice:
+    """Return ``separated`` for ``auto`` if nobody says how long outputs are.
+
+    The size of mixed steps depends on it: with a mean of twice the real one, the size that simulations found best made
+    0.57 of the best one's tokens/s (ShareGPT on RTX 5090s, 70B), where separated batching makes 0.80.
+    """
+    if batching is BatchingChoice.AUTO and lengths.mean_output_tokens is None:
+        return BatchingChoice.SEPARATED
+    return batching
 
 
 def draw_rows(engine: MeasuredEngine, lengths: RowLengths, *, seed: int = 0) -> Rows:

@@ -9,12 +9,13 @@ from pipemax.config import BatchingChoice
 from pipemax.domain.plan import Batching
 from pipemax.domain.step_times import Segment, StepTimeModel
 from pipemax.policy.measured_choice import Rows, choose_batching, mixed_sizes
+from pipemax.policy.row_sample import choose_batching_for
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.scenario import measured_scenario
 from pipemax.sim.workloads import Workload
-from tests.unit.policy.test_row_sample import engine
+from tests.unit.policy.test_row_sample import engine, lengths
 
 EDGE = 300
 STAIRS = StepTimeModel(
@@ -80,3 +81,13 @@ def test_a_simulation_that_stops_at_the_drain_has_the_steady_rate_of_the_whole_o
         return simulation.simulate().steady_tokens_per_s
 
     assert run(stops_at_drain=True) == run(stops_at_drain=False)
+
+
+def test_mixed_steps_are_chosen_by_auto_only_where_the_length_of_outputs_is_known() -> None:
+    known = lengths(prompt_tokens=[50, 150, 250], max_tokens=120, mean_output_tokens=60)
+    guessed = lengths(prompt_tokens=[50, 150, 250], max_tokens=120)
+    chosen = choose_batching_for(tiled_engine(), known, BatchingChoice.AUTO, None)
+    assert chosen.batching is Batching.MIXED
+    assert choose_batching_for(tiled_engine(), guessed, BatchingChoice.AUTO, None).mixed_step_tokens is None
+    asked_for = choose_batching_for(tiled_engine(), guessed, BatchingChoice.MIXED, None)
+    assert asked_for.batching is Batching.MIXED
