@@ -215,11 +215,7 @@ class VirtualNodeExecutor(Executor):
 
     def _submit(self, output: SchedulerOutput, run: RunStep) -> NodeStep | None:
         """Put a step on all stages' lanes, in the order of a GPU's worker; return None if it computes nothing."""
-        step = None
-        if run.sampled:
-            step = self.node.begin_step(run.work, run.kv, host_works_since_s=self._host_works_since_s)
-        else:
-            self.node.pass_empty_step()
+        step = self._begin_step(run)
         for stage, device in enumerate(self.node.devices):
             device.begin_step()
             if not self._connectors:
@@ -229,6 +225,13 @@ class VirtualNodeExecutor(Executor):
                 continue
             self._submit_with_copies(output, step, stage)
         return step
+
+    def _begin_step(self, run: RunStep) -> NodeStep | None:
+        """Begin the node's step; return None if it computes nothing, which counts among the steps all the same."""
+        if run.sampled:
+            return self.node.begin_step(run.work, run.kv, host_works_since_s=self._host_works_since_s)
+        self.node.pass_empty_step()
+        return None
 
     def _submit_with_copies(self, output: SchedulerOutput, step: NodeStep | None, stage: int) -> None:
         connector, metadata = self._connectors[stage], output.kv_connector_metadata

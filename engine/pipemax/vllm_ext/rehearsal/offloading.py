@@ -110,9 +110,7 @@ class OffloadingNodeExecutor(VirtualNodeExecutor):
 
     def _submit(self, output: SchedulerOutput, run: RunStep) -> NodeStep | None:
         """Put a step on all stages' lanes, in the order of vLLM's V2 runner: loads begin behind the forward pass."""
-        step = None
-        if run.sampled:
-            step = self.node.begin_step(run.work, run.kv, host_works_since_s=self._host_works_since_s)
+        step = self._begin_step(run)
         replies = []
         sent = output.kv_connector_metadata
         assert isinstance(sent, OffloadingConnectorMetadata), sent

@@ -3,13 +3,16 @@
 from dataclasses import replace
 
 import pytest
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_offload.base import BlockIDsLoadStoreSpec
 
 from pipemax.config import Policy
 from pipemax.domain.specs import NodeSpec, Parallelism
-from pipemax.rehearsal.virtual_node import VirtualNode
+from pipemax.rehearsal.sequences import RunStep
+from pipemax.rehearsal.virtual_node import NodeStep, VirtualNode
 from pipemax.sim.stage_times import StepWork
 from pipemax.transfer.cuda.device import Lane
+from pipemax.vllm_ext.rehearsal.executor import VirtualNodeExecutor
 from pipemax.vllm_ext.rehearsal.launch import ClockSettings, RehearsedEngine
 from pipemax.vllm_ext.rehearsal.offloading import (
     OffloadingNodeExecutor,
@@ -24,14 +27,23 @@ class BlockIds(BlockIDsLoadStoreSpec):
     """Blocks of either side."""
 
 
-class CountingExecutor(OffloadingNodeExecutor):
-    """Remembers the workers of the engine that ran last."""
+class CountingExecutor(VirtualNodeExecutor):
+    """Counts the tokens that the engine that ran last has computed."""
 
     latest: "CountingExecutor"
 
     def _init_executor(self) -> None:
         super()._init_executor()
         CountingExecutor.latest = self
+        self.num_tokens = 0
+
+    def _submit(self, output: SchedulerOutput, run: RunStep) -> NodeStep | None:
+        self.num_tokens += output.total_num_scheduled_tokens
+        return super()._submit(output, run)
+
+
+class CountingOffloadingExecutor(CountingExecutor, OffloadingNodeExecutor):
+    """The same, with vLLM's offloading."""
 
 
 def run(node: NodeSpec, *, offloads: bool, tensor: int = 1) -> RehearsalResult:
@@ -44,21 +56,29 @@ def run(node: NodeSpec, *, offloads: bool, tensor: int = 1) -> RehearsalResult:
         max_model_len=4096,
         clock=ClockSettings(host_factor=0.0),
         checks_kv=False,
+        executor=CountingExecutor,
     )
     if offloads:
-        engine = replace(engine, vllm=offloading_arguments(node), executor=CountingExecutor)
+        engine = replace(engine, vllm=offloading_arguments(node), executor=CountingOffloadingExecutor)
     return rehearse(engine, small_workload(200))  # which checks that every output has its length
 
 
 def test_preempted_requests_get_their_kv_back_from_the_host_on_every_stage() -> None:
     node = small_node(kv_gb=0.5)
-    stock, offloading = run(node, offloads=False), run(node, offloads=True)
-    counts = [worker.num_blocks for worker in CountingExecutor.latest.workers]
+    run(node, offloads=False)
+    num_tokens_stock = CountingExecutor.latest.num_tokens
+    run(node, offloads=True)
+    offloading = CountingExecutor.latest
+    assert isinstance(offloading, CountingOffloadingExecutor)
+    counts = [worker.num_blocks for worker in offloading.workers]
     assert len(counts) == 4
     assert all(count == counts[0] for count in counts)
     assert counts[0][Lane.STORE] > 0
-    assert counts[0][Lane.PREFETCH] > 0
-    assert offloading.total_tokens_per_s > 1.02 * stock.total_tokens_per_s
+    # What comes back need not be computed again.
+    num_tokens = small_workload(200).total_tokens
+    assert num_tokens_stock > 1.05 * num_tokens
+    assert 16 * counts[0][Lane.PREFETCH] > 0.5 * (num_tokens_stock - num_tokens)
+    assert offloading.num_tokens - num_tokens < 0.5 * (num_tokens_stock - num_tokens)
 
 
 def test_copies_over_slow_links_cost_throughput() -> None:
