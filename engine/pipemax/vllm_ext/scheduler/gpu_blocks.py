@@ -5,11 +5,16 @@ GPU, or that several requests share, keep their content hashes until they are ov
 blocks when it is prefetched needs copies of only the rest.
 """
 
-from vllm.v1.core.kv_cache_manager import KVCacheManager
+from typing import Any
+
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from pipemax.domain.units import GpuBlockId
+
+_DECODE = {"num_lookahead_tokens": 0}
+"""What else vLLM's scheduler says of a running request."""
 
 
 class GpuBlocks:
@@ -20,6 +25,21 @@ class GpuBlocks:
         self._block_tokens = block_tokens
         self._unpublished: list[tuple[Request, int]] = []
         self._held: list[KVCacheBlock] = []
+        self._allocate_slots = manager.allocate_slots
+        manager.allocate_slots = self.allocate_slots  # type: ignore[method-assign]
+
+    def allocate_slots(
+        self, request: Request, num_new_tokens: int, *args: Any, **kwargs: Any
+    ) -> KVCacheBlocks | None:
+        """Answer vLLM's scheduler for its manager: at once for a decode whose last block has room.
+
+        With one group of full attention, such a decode needs no block, fills none and frees none; vLLM's manager takes
+        some 6 µs to find that out, for most requests of each step.
+        """
+        place = request.num_computed_tokens % self._block_tokens
+        if num_new_tokens == 1 and 0 < place < self._block_tokens - 1 and not args and kwargs == _DECODE:
+            return self._manager.empty_kv_cache_blocks
+        return self._allocate_slots(request, num_new_tokens, *args, **kwargs)
 
     @property
     def num_free(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pipemax.vllm_ext.scheduler.scheduler import PipeMaxScheduler
 from tests.unit.vllm_ext.fake_worker import FakeCore, expected_output, make_request, make_scheduler
 
 
@@ -138,6 +139,54 @@ def test_arrivals_and_aborts_at_any_moment(seed: int) -> None:
     assert {name: outputs[name] for name in expected} == expected
     assert core.scheduler._host.num_free == core.scheduler._host.num_blocks
     assert not core.scheduler.requests
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_decodes_are_answered_at_once_as_vllm_s_own_manager_would(asynchronous: bool) -> None:
+    """Two schedulers over the same requests, one of which always asks vLLM's manager."""
+    cores = [
+        FakeCore(
+            make_scheduler(
+                gpu_blocks=24, host_blocks=120, num_batches=3, runner=2, asynchronous=asynchronous
+            ),
+            2,
+        )
+        for _ in range(2)
+    ]
+    shortened, own = (core.scheduler for core in cores)
+    own._gpu._manager.allocate_slots = own._gpu._allocate_slots
+    asked = {id(scheduler): 0 for scheduler in (shortened, own)}
+    for scheduler in (shortened, own):
+        count_calls(scheduler, asked)
+    for core in cores:
+        rng = Random(7)
+        for index in range(30):
+            core.add(make_request(str(index), random_prompt(rng, [[1] * 9, [2] * 14]), rng.randint(1, 20)))
+    while shortened.has_requests() or own.has_requests():
+        for core in cores:
+            core.step()
+        held = [
+            {name: scheduler._gpu.blocks(name) for name in scheduler.requests}
+            for scheduler in (shortened, own)
+        ]
+        assert held[0] == held[1]
+        pools = [scheduler.kv_cache_manager.block_pool for scheduler in (shortened, own)]
+        assert [block.block_hash for block in pools[0].blocks] == [
+            block.block_hash for block in pools[1].blocks
+        ]
+    assert asked[id(shortened)] < 0.8 * asked[id(own)]
+
+
+def count_calls(scheduler: PipeMaxScheduler, asked: dict[int, int]) -> None:
+    """Count how often vLLM's manager looks for blocks of a request that runs."""
+    coordinator = scheduler.kv_cache_manager.coordinator
+    allocate = coordinator.allocate_new_blocks
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        asked[id(scheduler)] += 1
+        return allocate(*args, **kwargs)
+
+    coordinator.allocate_new_blocks = counted  # type: ignore[method-assign]
 
 
 def test_an_aborted_request_s_id_may_be_used_again() -> None:
