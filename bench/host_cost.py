@@ -91,7 +91,7 @@ SYSTEMS = (
 def engine_of(system: System, node: NodeSpec, model: ModelSpec, workload: Workload) -> RehearsedEngine:
     controller: dict[str, Any] = {}
     if system.policy is Policy.PIPEMAX:
-        controller["initial_output_tokens"] = max(1, round(float(workload.output_tokens.mean())))
+        controller["initial_output_tokens"] = workload.typical_output_tokens
     return RehearsedEngine(
         node=node,
         model=model,

@@ -111,7 +111,7 @@ def prefill_step_tokens(node: NodeSpec, model: ModelSpec) -> int:
 def engine_of(setting: Setting, node: NodeSpec, model: ModelSpec, workload: Workload) -> RehearsedEngine:
     controller: dict[str, Any] = {}
     if setting.policy is Policy.PIPEMAX:  # as in the simulator: a sample of the table tells the mean
-        controller["initial_output_tokens"] = max(1, round(float(workload.output_tokens.mean())))
+        controller["initial_output_tokens"] = workload.typical_output_tokens
     return RehearsedEngine(
         node=node,
         model=model,

@@ -146,9 +146,7 @@ class Experiment:
             )
         with self.open_transfers(plan, gpu_rows) as (transfers, host_rows):
             stage = self._stage_config(plan, kv, transfers)
-            config = controller_config(
-                setup, policy, stage, max(1, round(float(self.workload.output_tokens.mean())))
-            )
+            config = controller_config(setup, policy, stage, self.workload.typical_output_tokens)
             driver = StageDriver(
                 Controller(config),
                 self.workload,

@@ -30,9 +30,7 @@ class Prediction:
 
 def predict(setup: Setup, stage: StageConfig, workload: Workload, outcome: Outcome) -> Prediction:
     """Simulate all stages with the measured one's times. Raise ``ValueError`` if the run is too short to compare."""
-    config = controller_config(
-        setup, outcome.policy, stage, max(1, round(float(workload.output_tokens.mean())))
-    )
+    config = controller_config(setup, outcome.policy, stage, workload.typical_output_tokens)
     engine = MeasuredEngine(
         stages=(stage,) * setup.num_stages,
         round_trip_s=0.0,

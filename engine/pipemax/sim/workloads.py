@@ -54,6 +54,11 @@ class Workload:
     def total_tokens(self) -> int:
         return int(self.prompt_tokens.sum() + self.output_tokens.sum())
 
+    @property
+    def typical_output_tokens(self) -> int:
+        """The mean output length, rounded: all that PipeMax's controller is told of the outputs."""
+        return round(float(self.output_tokens.mean()))
+
     def first(self, num_requests: int) -> "Workload":
         """Return the first requests, or all if there are fewer."""
         return replace(

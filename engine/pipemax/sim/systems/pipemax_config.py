@@ -57,7 +57,7 @@ def controller_config(machine: Machine, workload: Workload, options: PipeMaxOpti
         host_blocks=capacity.host_blocks,
         block_tokens=BLOCK_TOKENS,
         prefill_chunk_tokens=machine.prefill_step_tokens,
-        initial_output_tokens=max(1, round(float(workload.output_tokens.mean()))),
+        initial_output_tokens=workload.typical_output_tokens,
         static_prefetch_fraction=options.static_prefetch_fraction,
         max_num_seqs=4096,
         max_resident_requests=65536,

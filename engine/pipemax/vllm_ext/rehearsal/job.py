@@ -93,7 +93,7 @@ def _engine(
 ) -> RehearsedEngine:
     controller = {}
     if candidate.policy is Policy.PIPEMAX:  # as in the simulator: a sample of the table tells the mean
-        controller = {"initial_output_tokens": max(1, round(float(workload.output_tokens.mean())))}
+        controller = {"initial_output_tokens": workload.typical_output_tokens}
     return RehearsedEngine(
         node=part.node,
         model=model,

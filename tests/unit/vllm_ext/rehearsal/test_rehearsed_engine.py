@@ -60,7 +60,7 @@ def test_stock_vllm_is_as_fast_as_in_the_simulator(pipeline: int, tensor: int, c
 @pytest.mark.parametrize("batching", Batching)
 def test_pipemax_is_as_fast_as_in_the_simulator_with_as_many_batches(batching: Batching) -> None:
     workload = small_workload(100)
-    told = {"initial_output_tokens": round(float(workload.output_tokens.mean()))}
+    told = {"initial_output_tokens": workload.typical_output_tokens}
     engine = make_engine(policy=Policy.PIPEMAX, batching=batching, controller=told)
     result = rehearse(engine, workload)
     controller = {
