@@ -26,7 +26,6 @@ import numpy as np
 
 from pipemax.cli.common import open_workload
 from pipemax.config import RowLengths
-from pipemax.domain.plan import Batching
 from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism, kv_capacity
 from pipemax.policy.compare import ChosenPolicy, PolicyChoice
 from pipemax.policy.row_sample import choose_policy
@@ -40,7 +39,7 @@ from pipemax.sim.stage_times import StageTimes
 from pipemax.sim.study import PAPER_SETTINGS
 from pipemax.sim.systems.catalog import simulate
 from pipemax.sim.systems.pipemax import PipeMaxSystem
-from pipemax.sim.systems.pipemax_config import PipeMaxOptions, stage_configs
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching, stage_configs
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload
 
@@ -106,9 +105,7 @@ class Candidates:
         if name not in self.tokens_per_s:
             if name.startswith("pipemax_mixed_"):
                 size = int(name.rpartition("_")[2])
-                options = PipeMaxOptions(
-                    name=name, controller={"batching": Batching.MIXED, "mixed_step_tokens": size}
-                )
+                options = PipeMaxOptions(name=name, controller=mixed_batching(size))
                 result = PipeMaxSystem(self._scenario, options).simulate()
             else:
                 result = simulate(name, self._scenario)

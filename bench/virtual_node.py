@@ -45,7 +45,7 @@ from pipemax.sim.study import PAPER_SETTINGS
 from pipemax.sim.systems.catalog import MIXED_STEP_TOKENS, STOCK_CHUNK_TOKENS
 from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching
 from pipemax.sim.systems.pipemax import PipeMaxSystem
-from pipemax.sim.systems.pipemax_config import PipeMaxOptions
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload
 from pipemax.vllm_ext.rehearsal.executor import VirtualNodeExecutor
@@ -134,9 +134,7 @@ def simulated_tokens_per_s(setting: Setting, engine: RehearsedEngine, scenario: 
     if setting.offloads:
         return None
     if setting.policy is Policy.PIPEMAX:
-        controller: dict[str, Any] = {}
-        if setting.batching is Batching.MIXED:
-            controller = {"batching": setting.batching, "mixed_step_tokens": setting.chunk_tokens}
+        controller = mixed_batching(setting.chunk_tokens) if setting.batching is Batching.MIXED else {}
         options = PipeMaxOptions(controller=controller, num_batches=engine.parallelism.pipeline + 1)
         return PipeMaxSystem(scenario, options).simulate().total_tokens_per_s
     policy = replace(

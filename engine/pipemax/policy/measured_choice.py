@@ -17,7 +17,7 @@ from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.result import SimulationResult
 from pipemax.sim.systems.catalog import simulate
 from pipemax.sim.systems.pipemax import PipeMaxSystem
-from pipemax.sim.systems.pipemax_config import PipeMaxOptions
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import Scenario, measured_scenario
 from pipemax.sim.workloads import Workload
 
@@ -87,8 +87,8 @@ def choose_batching(
 
 
 def _plan(engine: MeasuredEngine, rows: Rows, mixed_step_tokens: int | None) -> BatchingPlan:
-    mixed = {"batching": Batching.MIXED, "mixed_step_tokens": mixed_step_tokens}
-    options = PipeMaxOptions(controller={} if mixed_step_tokens is None else mixed)
+    controller = {} if mixed_step_tokens is None else mixed_batching(mixed_step_tokens)
+    options = PipeMaxOptions(controller=controller)
     result = PipeMaxSystem(rows.scenario(engine), options).simulate()
     return BatchingPlan(
         batching=Batching.SEPARATED if mixed_step_tokens is None else Batching.MIXED,

@@ -17,7 +17,7 @@ from pipemax.sim.result import SimulationResult
 from pipemax.sim.systems.catalog import MIXED_STEP_TOKENS
 from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching
 from pipemax.sim.systems.pipemax import PipeMaxSystem
-from pipemax.sim.systems.pipemax_config import PipeMaxOptions
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload
 
@@ -181,7 +181,7 @@ def simulate_candidate(candidate: Candidate, part: EnginePart, scenario: Scenari
             "max_num_seqs": candidate.max_num_seqs,
         }
         if candidate.batching is Batching.MIXED:
-            controller |= {"batching": Batching.MIXED, "mixed_step_tokens": candidate.chunk_tokens}
+            controller |= mixed_batching(candidate.chunk_tokens)
         return PipeMaxSystem(scenario, PipeMaxOptions(controller=controller)).simulate()
     policy = replace(
         VLLM_032_PP,

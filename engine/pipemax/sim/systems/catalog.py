@@ -3,13 +3,12 @@
 from dataclasses import replace
 from functools import partial
 
-from pipemax.domain.plan import Batching
 from pipemax.domain.specs import KvLayout, NodeSpec, Parallelism
 from pipemax.sim.result import SimulationResult
 from pipemax.sim.systems.continuous import VLLM_032_PP, VLLM_PP, VLLM_TP, ContinuousBatching, ContinuousPolicy
 from pipemax.sim.systems.offload import Offloading
 from pipemax.sim.systems.pipemax import PipeMaxSystem
-from pipemax.sim.systems.pipemax_config import PipeMaxOptions
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.systems.seesaw import Seesaw
 from pipemax.sim.systems.tdpipe import TdPipe, simulate_tuned
@@ -113,7 +112,7 @@ def _options(name: str) -> PipeMaxOptions:
     named = partial(PipeMaxOptions, name=name)
     match name.split("_"):
         case ["pipemax", "mixed", tokens]:
-            return named(controller={"batching": Batching.MIXED, "mixed_step_tokens": int(tokens)})
+            return named(controller=mixed_batching(int(tokens)))
         case ["static", percentage]:
             return named(static_prefetch_fraction=int(percentage) / 100)
         case ["layer", "first"]:

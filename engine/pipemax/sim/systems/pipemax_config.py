@@ -6,6 +6,7 @@ from typing import Any
 
 from pipemax.control.controller_config import ControllerConfig, StageConfig
 from pipemax.control.times.estimator import ProfileRow, fit_step_time
+from pipemax.domain.plan import Batching
 from pipemax.domain.specs import KvLayout, ModelSpec, NodeSpec
 from pipemax.sim.machine import BLOCK_TOKENS, Machine
 from pipemax.sim.measured_engine import MeasuredEngine
@@ -30,6 +31,11 @@ class PipeMaxOptions:
     """Fields of ``ControllerConfig`` that differ from their defaults."""
     num_batches: int | None = None
     """n of the paper; None takes the number of stages."""
+
+
+def mixed_batching(step_tokens: int) -> dict[str, Any]:
+    """Return the options' ``controller`` for mixed batching with steps of at most this many tokens."""
+    return {"batching": Batching.MIXED, "mixed_step_tokens": step_tokens}
 
 
 def pieces_per_block(layout: KvLayout, num_layers: int) -> int:
