@@ -43,7 +43,7 @@ from pipemax.sim.machine import Machine
 from pipemax.sim.result import Recording
 from pipemax.sim.study import PAPER_SETTINGS
 from pipemax.sim.systems.catalog import MIXED_STEP_TOKENS, STOCK_CHUNK_TOKENS
-from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching
+from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching, vllm_032
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import Scenario
@@ -137,13 +137,12 @@ def simulated_tokens_per_s(setting: Setting, engine: RehearsedEngine, scenario: 
         controller = mixed_batching(setting.chunk_tokens) if setting.batching is Batching.MIXED else {}
         options = PipeMaxOptions(controller=controller, num_batches=engine.parallelism.pipeline + 1)
         return PipeMaxSystem(scenario, options).simulate().total_tokens_per_s
-    policy = replace(
-        VLLM_032_PP,
-        name=setting.system,
+    policy = vllm_032(
+        setting.chunk_tokens,
         tensor=setting.tensor,
-        max_batched_tokens=setting.chunk_tokens,
-        max_running=min(engine.max_num_seqs, engine.chunk_tokens),
+        max_num_seqs=engine.max_num_seqs,
         keeps_preempted=True,
+        name=setting.system,
     )
     return ContinuousBatching(scenario, policy).simulate().total_tokens_per_s
 

@@ -15,7 +15,7 @@ from pipemax.domain.units import GIB
 from pipemax.sim.machine import BLOCK_TOKENS
 from pipemax.sim.result import SimulationResult
 from pipemax.sim.systems.catalog import MIXED_STEP_TOKENS
-from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching
+from pipemax.sim.systems.continuous import ContinuousBatching, vllm_032
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import Scenario
@@ -183,11 +183,10 @@ def simulate_candidate(candidate: Candidate, part: EnginePart, scenario: Scenari
         if candidate.batching is Batching.MIXED:
             controller |= mixed_batching(candidate.chunk_tokens)
         return PipeMaxSystem(scenario, PipeMaxOptions(controller=controller)).simulate()
-    policy = replace(
-        VLLM_032_PP,
+    policy = vllm_032(
+        candidate.chunk_tokens,
         tensor=part.parallelism.tensor,
-        max_batched_tokens=candidate.chunk_tokens,
-        max_running=candidate.max_num_seqs,
+        max_num_seqs=candidate.max_num_seqs,
         keeps_preempted=True,
     )
     return ContinuousBatching(scenario, policy).simulate()

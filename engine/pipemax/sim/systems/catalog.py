@@ -1,11 +1,10 @@
 """All systems by the names that the command line and the plots use."""
 
-from dataclasses import replace
 from functools import partial
 
 from pipemax.domain.specs import KvLayout, NodeSpec, Parallelism
 from pipemax.sim.result import SimulationResult
-from pipemax.sim.systems.continuous import VLLM_032_PP, VLLM_PP, VLLM_TP, ContinuousBatching, ContinuousPolicy
+from pipemax.sim.systems.continuous import VLLM_032_PP, VLLM_PP, VLLM_TP, ContinuousBatching, vllm_032
 from pipemax.sim.systems.offload import Offloading
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
@@ -85,10 +84,10 @@ def simulate(name: str, scenario: Scenario) -> SimulationResult:
         case ["vllm", "032", "pp"]:
             return ContinuousBatching(scenario, VLLM_032_PP).simulate()
         case ["vllm", "032", "pp", tokens]:
-            return ContinuousBatching(scenario, _stock(name, int(tokens), tensor=1)).simulate()
+            return ContinuousBatching(scenario, vllm_032(int(tokens), name=name)).simulate()
         case ["vllm", "032", layout, tokens]:
             tensor = int(layout.removeprefix("t").partition("p")[0])
-            return ContinuousBatching(scenario, _stock(name, int(tokens), tensor=tensor)).simulate()
+            return ContinuousBatching(scenario, vllm_032(int(tokens), tensor=tensor, name=name)).simulate()
         case ["td", "pipe"]:
             return TdPipe(scenario).simulate()
         case ["td", "pipe", "tuned"]:
@@ -101,11 +100,6 @@ def simulate(name: str, scenario: Scenario) -> SimulationResult:
             return Offloading(scenario, is_adaptive=name == "tightllm").simulate()
         case _:
             return PipeMaxSystem(scenario, _options(name)).simulate()
-
-
-def _stock(name: str, tokens: int, *, tensor: int) -> ContinuousPolicy:
-    """Return vLLM 0.32 with steps of this size, which allows no more requests at once than a step has tokens."""
-    return replace(VLLM_032_PP, name=name, tensor=tensor, max_batched_tokens=tokens, max_running=tokens)
 
 
 def _options(name: str) -> PipeMaxOptions:

@@ -55,6 +55,28 @@ VLLM_032_PP = ContinuousPolicy(
 )
 
 
+def vllm_032(
+    step_tokens: int,
+    *,
+    tensor: int = 1,
+    max_num_seqs: int | None = None,
+    keeps_preempted: bool = False,
+    name: str = VLLM_032_PP.name,
+) -> ContinuousPolicy:
+    """Return vLLM 0.32 with steps of at most this many tokens.
+
+    It allows no more requests at once than a step has tokens, nor than ``max_num_seqs``.
+    """
+    return replace(
+        VLLM_032_PP,
+        name=name,
+        tensor=tensor,
+        max_batched_tokens=step_tokens,
+        max_running=step_tokens if max_num_seqs is None else min(max_num_seqs, step_tokens),
+        keeps_preempted=keeps_preempted,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Dropped:
     """Blocks of a preempted request at the end of the queue of free ones."""

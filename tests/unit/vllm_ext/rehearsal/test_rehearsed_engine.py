@@ -8,7 +8,7 @@ from pipemax.config import Policy
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import KvCacheDtype, Parallelism
 from pipemax.sim.machine import BLOCK_TOKENS
-from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching
+from pipemax.sim.systems.continuous import ContinuousBatching, vllm_032
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions
 from pipemax.vllm_ext.rehearsal.executor import VirtualNodeExecutor
@@ -45,13 +45,7 @@ def test_as_many_steps_are_in_flight_as_on_gpus(pipeline: int) -> None:
 def test_stock_vllm_is_as_fast_as_in_the_simulator(pipeline: int, tensor: int, chunk_tokens: int) -> None:
     engine, workload = make_engine(pipeline, tensor, chunk_tokens=chunk_tokens), small_workload(100)
     result = rehearse(engine, workload)  # which checks that every output has its length
-    policy = replace(
-        VLLM_032_PP,
-        tensor=tensor,
-        max_batched_tokens=chunk_tokens,
-        max_running=chunk_tokens,
-        keeps_preempted=True,
-    )
+    policy = vllm_032(chunk_tokens, tensor=tensor, keeps_preempted=True)
     simulated = ContinuousBatching(small_scenario(workload, engine.node), policy).simulate()
     assert result.total_tokens_per_s == pytest.approx(simulated.total_tokens_per_s, rel=0.01)
     assert result.host_bubble == 0.0
@@ -121,9 +115,7 @@ def test_fp8_kv_is_rehearsed_under_pipemax_as_it_is_simulated() -> None:
 def test_stock_vllm_with_fp8_kv_is_as_fast_as_in_the_simulator() -> None:
     model, node = small_model().with_kv_dtype(KvCacheDtype.FP8), small_node(kv_gb=0.15)
     engine, workload = make_engine(model=model, node=node), small_workload(100)
-    policy = replace(
-        VLLM_032_PP, max_batched_tokens=CHUNK_TOKENS, max_running=CHUNK_TOKENS, keeps_preempted=True
-    )
+    policy = vllm_032(CHUNK_TOKENS, keeps_preempted=True)
     scenario = replace(small_scenario(workload, node), model=model)
     simulated = ContinuousBatching(scenario, policy).simulate()
     assert rehearse(engine, workload).total_tokens_per_s == pytest.approx(
