@@ -20,7 +20,7 @@ import os
 import tempfile
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -209,10 +209,8 @@ def predict(engine: MeasuredEngine, system: str, step_tokens: int | None, measur
     )
     if system.startswith("vllm"):
         assert step_tokens is not None
-        sized = replace(
-            engine, max_batched_tokens=step_tokens, max_num_seqs=min(engine.max_num_seqs, step_tokens)
-        )
-        return simulate("vllm_032_pp", measured_scenario(sized, workload)).total_tokens_per_s
+        scenario = measured_scenario(engine.with_steps_of(step_tokens), workload)
+        return simulate("vllm_032_pp", scenario).total_tokens_per_s
     rows = Rows(workload=workload, is_whole_table=True)
     batching = BatchingChoice.SEPARATED if step_tokens is None else BatchingChoice.MIXED
     return choose_batching(engine, rows, batching, step_tokens).tokens_per_s

@@ -196,7 +196,7 @@ def _fastest_stock(
 
     @cache
     def run(tokens: int) -> SimulationResult:
-        return simulate("vllm_032_pp", rows.scenario(_with_steps_of(engine, tokens)))
+        return simulate("vllm_032_pp", rows.scenario(engine.with_steps_of(tokens)))
 
     own = run(engine.max_batched_tokens)
     smaller = [tokens for tokens in STEP_TOKENS if tokens < engine.max_batched_tokens]
@@ -205,10 +205,5 @@ def _fastest_stock(
     tokens = _fastest(smaller, lambda tokens: rows.rate(run(tokens)))
     # A size other than the engine's own has to be worth it.
     if rows.rate(run(tokens)) >= rows.rate(own) * WORTHWHILE_GAIN:
-        return _with_steps_of(engine, tokens), run(tokens)
+        return engine.with_steps_of(tokens), run(tokens)
     return engine, own
-
-
-def _with_steps_of(engine: MeasuredEngine, tokens: int) -> MeasuredEngine:
-    """Return the engine with steps of this size; vLLM allows at most as many requests as a step has tokens."""
-    return replace(engine, max_batched_tokens=tokens, max_num_seqs=min(engine.max_num_seqs, tokens))

@@ -4,7 +4,7 @@ The simulated systems keep their own rules; this module says how long their step
 of weights, layers or links beyond what was measured, so it cannot simulate tensor parallelism or other nodes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipemax.control.controller_config import StageConfig
 from pipemax.domain.specs import AllReduceSpec, GpuSpec, KvCapacity, LinkSpec, ModelSpec, NodeSpec
@@ -29,6 +29,10 @@ class MeasuredEngine:
     max_batched_tokens: int
     """Maximum number of tokens in one step."""
     max_model_len: int
+
+    def with_steps_of(self, tokens: int) -> "MeasuredEngine":
+        """Return the engine with steps of at most this many tokens; vLLM runs no more requests than that at once."""
+        return replace(self, max_batched_tokens=tokens, max_num_seqs=min(self.max_num_seqs, tokens))
 
     def node(self) -> NodeSpec:
         """Return a node with one device per stage, whose links copy at the measured rate; nothing else bounds them."""
