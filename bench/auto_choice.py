@@ -30,11 +30,8 @@ from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism, kv_capacity
 from pipemax.policy.compare import ChosenPolicy, PolicyChoice
 from pipemax.policy.row_sample import choose_policy
 from pipemax.presets import load_model, load_node
-from pipemax.sim.event_queue import EventQueue
-from pipemax.sim.links import Links
-from pipemax.sim.machine import BLOCK_TOKENS, Machine
+from pipemax.sim.machine import BLOCK_TOKENS, prefill_step_tokens
 from pipemax.sim.measured_engine import MeasuredEngine
-from pipemax.sim.result import Recording
 from pipemax.sim.stage_times import StageTimes
 from pipemax.sim.study import PAPER_SETTINGS
 from pipemax.sim.systems.catalog import simulate
@@ -74,15 +71,9 @@ def measured_engine(node: NodeSpec, model: ModelSpec) -> MeasuredEngine:
         capacity=kv_capacity(node, model, layout, block_tokens=BLOCK_TOKENS),
         num_batches=node.num_gpus,
         max_num_seqs=4096,
-        max_batched_tokens=prefill_step_tokens(node, model),
+        max_batched_tokens=max(8192, prefill_step_tokens(node, model)),
         max_model_len=4096,
     )
-
-
-def prefill_step_tokens(node: NodeSpec, model: ModelSpec) -> int:
-    queue, layout = EventQueue(), Parallelism(pipeline=node.num_gpus, tensor=1)
-    machine = Machine(queue, Links(queue, node), node, model, layout, Recording())
-    return max(8192, machine.prefill_step_tokens)
 
 
 def name_of(choice: PolicyChoice) -> str:

@@ -37,10 +37,7 @@ from pipemax.config import Policy
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import KvCacheDtype, ModelSpec, NodeSpec, Parallelism
 from pipemax.presets import load_model, load_node
-from pipemax.sim.event_queue import EventQueue
-from pipemax.sim.links import Links
-from pipemax.sim.machine import Machine
-from pipemax.sim.result import Recording
+from pipemax.sim.machine import prefill_step_tokens
 from pipemax.sim.study import PAPER_SETTINGS
 from pipemax.sim.systems.catalog import MIXED_STEP_TOKENS, STOCK_CHUNK_TOKENS
 from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching, vllm_032
@@ -100,12 +97,6 @@ def settings(node: NodeSpec, model: ModelSpec) -> list[Setting]:
         ours(system="pipemax_mixed", chunk_tokens=size, batching=Batching.MIXED) for size in MIXED_STEP_TOKENS
     ]
     return [*stock, ours(system="pipemax", chunk_tokens=prefill_step_tokens(node, model)), *mixed]
-
-
-def prefill_step_tokens(node: NodeSpec, model: ModelSpec) -> int:
-    queue = EventQueue()
-    layout = Parallelism(pipeline=node.num_gpus, tensor=1)
-    return Machine(queue, Links(queue, node), node, model, layout, Recording()).prefill_step_tokens
 
 
 def engine_of(setting: Setting, node: NodeSpec, model: ModelSpec, workload: Workload) -> RehearsedEngine:

@@ -16,6 +16,18 @@ _PREFILL_STEP_TOKENS = (1024, 2048, 4096, 8192)
 _PREFILL_ARITHMETIC_OVER_WEIGHTS = 4.0
 
 
+def prefill_step_tokens(node: NodeSpec, model: ModelSpec) -> int:
+    """Return the tokens of one prefill step, in every system that separates prefill from decode.
+
+    This is the smallest of the usual sizes whose arithmetic takes four times as long as reading the weights: larger
+    steps fill and drain the pipeline more slowly, but a mixture of experts needs them.
+    """
+    weights_s = model.weight_bytes / node.gpu.hbm_bytes_per_s
+    token_s = 2 * model.active_params / node.gpu.flops_per_s
+    enough = _PREFILL_ARITHMETIC_OVER_WEIGHTS * weights_s / token_s
+    return next((size for size in _PREFILL_STEP_TOKENS if size >= enough), _PREFILL_STEP_TOKENS[-1])
+
+
 class Machine:
     """One node under one parallelism. A system that changes parallelism makes another machine on the same queue."""
 
@@ -64,18 +76,10 @@ class Machine:
 
     @property
     def prefill_step_tokens(self) -> int:
-        """The tokens of one prefill step, in every system that separates prefill from decode.
-
-        This is the smallest of the usual sizes whose arithmetic takes four times as long as reading the weights:
-        larger steps fill and drain the pipeline more slowly, but a mixture of experts needs them. A measured engine has
-        a size of its own.
-        """
+        """See the function ``prefill_step_tokens``. A measured engine has a size of its own."""
         if self.measured is not None:
             return self.measured.max_batched_tokens
-        weights_s = self.model.weight_bytes / self.node.gpu.hbm_bytes_per_s
-        token_s = 2 * self.model.active_params / self.node.gpu.flops_per_s
-        enough = _PREFILL_ARITHMETIC_OVER_WEIGHTS * weights_s / token_s
-        return next((size for size in _PREFILL_STEP_TOKENS if size >= enough), _PREFILL_STEP_TOKENS[-1])
+        return prefill_step_tokens(self.node, self.model)
 
     def block_bytes(self, stage: int) -> float:
         """Return the bytes of one KV block on one GPU of a stage."""
