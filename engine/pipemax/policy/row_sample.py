@@ -68,11 +68,14 @@ def choose_batching_for(
     lengths: RowLengths | None,
     batching: BatchingChoice,
     mixed_step_tokens: int | None,
-) -> BatchingPlan:
-    """Choose how PipeMax batches, for an engine that runs PipeMax in any case."""
+) -> BatchingPlan | None:
+    """Choose how PipeMax batches, for an engine that runs PipeMax in any case; None if nothing is left to choose."""
     lengths = lengths or _assumed_lengths(engine)
-    rows = draw_rows(engine, lengths)
-    return choose_batching(engine, rows, _batching_to_compare(batching, lengths), mixed_step_tokens)
+    batching = _batching_to_compare(batching, lengths)
+    size_is_open = batching is BatchingChoice.MIXED and mixed_step_tokens is None
+    if not (size_is_open or batching is BatchingChoice.AUTO):
+        return None
+    return choose_batching(engine, draw_rows(engine, lengths), batching, mixed_step_tokens)
 
 
 def _batching_to_compare(batching: BatchingChoice, lengths: RowLengths) -> BatchingChoice:

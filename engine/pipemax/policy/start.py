@@ -50,11 +50,11 @@ def _start_pipemax(config: EngineConfig) -> StartedEngine:
     """Start PipeMax, and settle what the config leaves open of its batching, if the engine is measured."""
     engine = VllmEngine(config)
     choice = PolicyChoice(chosen=ChosenPolicy.PIPEMAX, reason="the engine config says so")
-    open_ = config.batching is not BatchingChoice.SEPARATED
-    is_settled = config.batching is BatchingChoice.MIXED and config.mixed_step_tokens is not None
-    if engine.measured is None or not open_ or is_settled:
+    if engine.measured is None:
         return StartedEngine(engine=engine, choice=choice)
     plan = choose_batching_for(engine.measured, config.row_lengths, config.batching, config.mixed_step_tokens)
+    if plan is None:
+        return StartedEngine(engine=engine, choice=choice)
     engine.use_batching(plan.batching, plan.mixed_step_tokens)
     reason = f"{choice.reason}; {plan.description} by simulation"
     return StartedEngine(engine=engine, choice=replace(choice, reason=reason, settings=plan.settings))

@@ -87,7 +87,9 @@ def test_mixed_steps_are_chosen_by_auto_only_where_the_length_of_outputs_is_know
     known = lengths(prompt_tokens=[50, 150, 250], max_tokens=120, mean_output_tokens=60)
     guessed = lengths(prompt_tokens=[50, 150, 250], max_tokens=120)
     chosen = choose_batching_for(tiled_engine(), known, BatchingChoice.AUTO, None)
+    assert chosen is not None
     assert chosen.batching is Batching.MIXED
-    assert choose_batching_for(tiled_engine(), guessed, BatchingChoice.AUTO, None).mixed_step_tokens is None
+    assert choose_batching_for(tiled_engine(), guessed, BatchingChoice.AUTO, None) is None
     asked_for = choose_batching_for(tiled_engine(), guessed, BatchingChoice.MIXED, None)
+    assert asked_for is not None
     assert asked_for.batching is Batching.MIXED

@@ -7,7 +7,7 @@ import pytest
 
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.plan import Batching
-from pipemax.policy import start
+from pipemax.policy import row_sample, start
 from pipemax.vllm_ext.launch.forecast import Forecast
 from tests.unit.policy.test_row_sample import engine
 
@@ -43,25 +43,39 @@ class MeasuredEngine:
 
 
 @pytest.mark.parametrize(
-    ("given", "kind"),
+    ("given", "allowed"),
     [
-        ({}, Batching),
-        ({"batching": "mixed"}, Batching.MIXED),
-        ({"batching": "mixed", "mixed_step_tokens": 200}, None),
-        ({"batching": "separated"}, None),
+        ({"row_lengths": {**ROWS, "mean_output_tokens": 15}}, [*Batching]),
+        ({"batching": "mixed"}, [Batching.MIXED]),
     ],
 )
 def test_what_the_config_leaves_open_of_the_batching_is_settled_by_simulation(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], kind: Any
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], allowed: list[Batching]
 ) -> None:
     monkeypatch.setattr(start, "VllmEngine", MeasuredEngine)
     config = EngineConfig.parse({"model": "m", "policy": "pipemax", "row_lengths": ROWS, **given})
     started = start.start_engine(config)
     told: Any = started.engine
-    if kind is None:
-        assert told.batching is None, "nothing was left open"
-        return
     batching, tokens = told.batching
-    assert batching in ([*Batching] if kind is Batching else [kind])
+    assert batching in allowed
     assert (tokens is None) == (batching is Batching.SEPARATED)
     assert "by simulation" in started.choice.reason
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},  # auto, which separates where nobody says how long outputs are
+        {"row_lengths": None},
+        {"batching": "mixed", "mixed_step_tokens": 200},
+        {"batching": "separated"},
+    ],
+)
+def test_nothing_is_simulated_where_nothing_of_the_batching_is_open(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(start, "VllmEngine", MeasuredEngine)
+    monkeypatch.setattr(row_sample, "choose_batching", lambda *_: pytest.fail("simulated for nothing"))
+    config = EngineConfig.parse({"model": "m", "policy": "pipemax", "row_lengths": ROWS, **given})
+    told: Any = start.start_engine(config).engine
+    assert told.batching is None
