@@ -95,7 +95,7 @@ class _ObservedScheduler(PipeMaxScheduler):
 
     def _make_cached_request_data(self, *args: Any) -> CachedRequestData:
         cached = super()._make_cached_request_data(*args)
-        self.num_resent += len(self._sent_anew)
+        self.num_resent += len(self._resent)
         return cached
 
     def _make_room(self, plan: StepPlan) -> None:

@@ -58,9 +58,9 @@ class Candidate:
         """Return the fields of ``EngineConfig`` that it sets."""
         batching: dict[str, Any] = {}
         if self.policy is Policy.PIPEMAX:
-            batching = {"batching": self.batching.value}
-        if self.policy is Policy.PIPEMAX and self.batching is Batching.MIXED:
-            batching["mixed_step_tokens"] = self.chunk_tokens
+            batching["batching"] = self.batching.value
+            if self.batching is Batching.MIXED:
+                batching["mixed_step_tokens"] = self.chunk_tokens
         return {
             "policy": self.policy.value,
             **batching,

@@ -92,7 +92,7 @@ def forecast_table(
 
 
 def limiting_factor(steady: SteadyPart, kv: Sequence[KvSample]) -> str:
-    """Return what limits the steady part, as one clause for people."""
+    """Return what limits the steady part, in one clause."""
     if steady.host_bubble >= _SCHEDULER_LIMITS:
         return f"the scheduler: the first stage waits for it {steady.host_bubble:.0%} of the time"
     if steady.idle >= _IDLE_LIMITS and steady.host_to_gpu >= _LINK_LIMITS:

@@ -50,7 +50,7 @@ from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks
 from pipemax.vllm_ext.scheduler.prefix_finder import PrefixFinder
 from pipemax.vllm_ext.scheduler.scheduler_stats import Counters, demand_stats
 from pipemax.vllm_ext.scheduler.step_copies import CopyGatherer
-from pipemax.vllm_ext.scheduler.worker_slots import UNLIMITED, WorkerState, sent_anew
+from pipemax.vllm_ext.scheduler.worker_slots import UNLIMITED, WorkerState, resent
 from pipemax.vllm_ext.worker.connector import StepMetadata
 from pipemax.vllm_ext.worker.stage_reports import ReportBook, WorkerReports
 
@@ -104,7 +104,7 @@ class PipeMaxScheduler(Scheduler):
         self._num_added = 0
         self._plan: StepPlan | None = None  # being carried out
         self._num_found: dict[str, int] = {}  # by request being prefetched: leading blocks that need no copy
-        self._sent_anew: list[NewRequestData] = []  # in the step being made: they had lost their slots
+        self._resent: list[NewRequestData] = []  # in the step being made: they had lost their slots
         answer_calls()
 
     # -- calibration, while nothing runs ----------------------------------------------------------------------
@@ -269,8 +269,8 @@ class PipeMaxScheduler(Scheduler):
                 self.waiting.add_request(new_requests[-1])
         self._planned_tokens = dict(zip(plan.run, plan.run_tokens, strict=True))
         output = super().schedule()
-        output.scheduled_new_reqs.extend(self._sent_anew)
-        self._sent_anew.clear()
+        output.scheduled_new_reqs.extend(self._resent)
+        self._resent.clear()
         while self.waiting:  # without blocks
             request = self.waiting.pop_request()
             self._not_started[request.request_id] = request
@@ -332,7 +332,7 @@ class PipeMaxScheduler(Scheduler):
             req_to_new_blocks[request.request_id] = self.kv_cache_manager.get_blocks(request.request_id)
         for request in told.resent:
             blocks = self.kv_cache_manager.get_block_ids(request.request_id)
-            self._sent_anew.append(sent_anew(request, blocks))
+            self._resent.append(resent(request, blocks))
         if not (self.use_v2_model_runner or self.scheduler_config.async_scheduling):
             # The workers know every request's tokens; vLLM would send those of all that did not run last. With
             # asynchronous scheduling the V1 runner relies on that: it keeps the sampled tokens of one step only. For

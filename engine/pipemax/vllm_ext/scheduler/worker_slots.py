@@ -111,7 +111,7 @@ class WorkerState:
         return told
 
 
-def sent_anew(request: Request, block_ids: tuple[list[int], ...]) -> NewRequestData:
+def resent(request: Request, block_ids: tuple[list[int], ...]) -> NewRequestData:
     """Return the message for the workers of a request that lost its slot: like a new one, with its tokens so far.
 
     The tokens are arrays, which are pickled by copying; a list would be encoded token by token. The V2 runner iterates
@@ -119,6 +119,6 @@ def sent_anew(request: Request, block_ids: tuple[list[int], ...]) -> NewRequestD
     """
     # The slice is a list, of which an array is made in half the time of vLLM's read-only view.
     tokens = array("i", request.all_token_ids[:])
-    anew = NewRequestData.from_request(request, block_ids, cast("list[int]", tokens))
-    anew.prompt_token_ids = cast("list[int]", tokens[: request.num_prompt_tokens])
-    return anew
+    message = NewRequestData.from_request(request, block_ids, cast("list[int]", tokens))
+    message.prompt_token_ids = cast("list[int]", tokens[: request.num_prompt_tokens])
+    return message

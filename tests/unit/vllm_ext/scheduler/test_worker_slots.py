@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipemax.vllm_ext.scheduler.worker_slots import RunnerSlots, WorkerState, sent_anew
+from pipemax.vllm_ext.scheduler.worker_slots import RunnerSlots, WorkerState, resent
 from tests.unit.vllm_ext.fake_worker import make_request
 
 
@@ -73,7 +73,7 @@ def test_a_request_that_lost_its_slot_is_sent_in_as_many_parts_however_long_it_i
     def num_parts(num_tokens: int) -> int:
         request = make_request("a", [7] * num_tokens, max_tokens=4)
         request.append_output_token_ids([8, 9])
-        message = pickle.dumps(sent_anew(request, ([0],)), pickle.HIGHEST_PROTOCOL)
+        message = pickle.dumps(resent(request, ([0],)), pickle.HIGHEST_PROTOCOL)
         received = pickle.loads(message)
         assert [*received.prefill_token_ids] == [7] * num_tokens + [8, 9]
         assert received.prompt_len == num_tokens
