@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipemax.api import Completion, GenerationRequest, OfflineEngine
 
 NODE, MODEL = "rtx5090x8", "llama2-70b"
-OUTPUT_TOKENS = 16
+ANSWERS, MOST_OUTPUT_TOKENS = REPOSITORY / "bench" / "short_answers.yaml", 64
 CHECKPOINT = REPOSITORY / "examples" / "model"
 TEMPLATE = "Say {text}"
 ROWS_AT_ONCE = 256
@@ -35,8 +35,8 @@ def engine(policy: str, stretch: float) -> dict[str, Any]:
         "model": str(CHECKPOINT),
         "policy": policy,
         "max_num_seqs": 512,
-        "max_num_batched_tokens": 2048,
-        "virtual_node": {"node": NODE, "model": MODEL, "output_tokens": OUTPUT_TOKENS, "stretch": stretch},
+        "max_num_batched_tokens": 256,
+        "virtual_node": {"node": NODE, "model": MODEL, "output_tokens": str(ANSWERS), "stretch": stretch},
     }
 
 
@@ -82,7 +82,7 @@ def bare_child(directory: Path, number: int, settings: dict[str, Any]) -> None:
             GenerationRequest(
                 request_id=str(row["id"]),
                 prompt=TEMPLATE.format(text=row["text"]),
-                sampling=Sampling(max_tokens=2 * OUTPUT_TOKENS),
+                sampling=Sampling(max_tokens=MOST_OUTPUT_TOKENS),
             )
             for row in rows
         ]
@@ -114,7 +114,7 @@ def spark_child(directory: Path, settings: dict[str, Any], commit_every_s: float
         output=str(directory / "out"),
         source=PromptSource(template=TEMPLATE),
         engine=settings,
-        generation=GenerationSpec(max_tokens=2 * OUTPUT_TOKENS),
+        generation=GenerationSpec(max_tokens=MOST_OUTPUT_TOKENS),
         id_columns=("id",),
         commit_every=timedelta(seconds=commit_every_s),
         mlflow_experiment="",
