@@ -25,6 +25,7 @@ from pipemax.config import EngineConfig
 from pipemax.domain.plan import StepId, StepPlan
 from pipemax.transfer.commands import StepCopies
 from pipemax.transfer.cuda.device import Fence
+from pipemax.vllm_ext.core_calls import mix_batches
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.scheduler.scheduler import PipeMaxAsyncScheduler, PipeMaxScheduler
@@ -195,12 +196,23 @@ class ParityEngine:
         core.scheduler.finished_req_ids = old.finished_req_ids  # the workers have not heard of them
         core.model_executor.collective_rpc(set_fault, args=(setting.fault,))
 
-    def run(self, requests: Sequence[Request], abort_at: dict[int, Sequence[str]] | None = None) -> Answers:
-        """All at once; ``abort_at``: who is given up after how many steps. Answers of all that ended by themselves."""
-        with runner_version(self.kind.runner):  # vLLM asks the environment for each request
-            return self._run(requests, abort_at or {})
+    def run(
+        self,
+        requests: Sequence[Request],
+        abort_at: dict[int, Sequence[str]] | None = None,
+        mix_at: dict[int, int] | None = None,
+    ) -> Answers:
+        """All at once; ``abort_at``: who is given up after how many steps, ``mix_at``: the size of mixed
+        steps chosen then.
 
-    def _run(self, requests: Sequence[Request], abort_at: dict[int, Sequence[str]]) -> Answers:
+        Answers of all that ended by themselves.
+        """
+        with runner_version(self.kind.runner):  # vLLM asks the environment for each request
+            return self._run(requests, abort_at or {}, mix_at or {})
+
+    def _run(
+        self, requests: Sequence[Request], abort_at: dict[int, Sequence[str]], mix_at: dict[int, int]
+    ) -> Answers:
         self._num_runs += 1
         names: dict[str, str] = {}
         for request in requests:
@@ -219,6 +231,8 @@ class ParityEngine:
             ]
             self.max_left_in_flight = max(self.max_left_in_flight, len(left))
             num_steps += 1
+            if (step_tokens := mix_at.get(num_steps)) is not None:
+                mix_batches(self.llm, step_tokens)
             given_up = abort_at.get(num_steps, ())
             self.llm.abort_request([unique for unique, name in names.items() if name in given_up])
         return {name: answer for name, answer in answers.items() if answer.finish_reason != "abort"}

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipemax.domain.plan import Batching
+from pipemax.domain.plan import Batching, Phase
 from tests.parity.cases import EVERYTHING, LONG, PLAIN, SEEDED, TEMPLATED, Answers, Load, different
 from tests.parity.conftest import EngineOf, Reference
 from tests.parity.engines import Kind, ParityEngine, Setting
@@ -105,6 +105,19 @@ def test_tokens_are_the_same_in_mixed_steps(
     engine = engine_of(kind)
     check(engine, setting, load, reference(kind, load))
     assert engine.counters.decode_steps > 0
+
+
+@pytest.mark.parametrize("kind", [V1_PIPELINE, V2_PIPELINE], ids=str)
+def test_tokens_are_the_same_where_an_engine_begins_to_mix_at_work(
+    kind: Kind, engine_of: EngineOf, reference: Reference
+) -> None:
+    engine = engine_of(kind)
+    load = SEEDED if kind.runner == 1 else light(TEMPLATED)
+    engine.reset(Setting(num_batches=4, gpu_blocks=18, host_blocks=40))
+    answers = engine.run(load.make(), mix_at={30: 48, 90: 64})
+    assert not [*different(answers, reference(kind, load))]
+    assert engine.scheduler._controller.phase is Phase.MIXED
+    assert engine.counters.prefetches > 0
 
 
 @pytest.mark.parametrize("kind", [PER_LAYER], ids=str)

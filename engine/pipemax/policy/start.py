@@ -12,6 +12,7 @@ from pipemax.config import BatchingChoice, EngineConfig, Policy
 from pipemax.domain.errors import EngineStartError
 from pipemax.node.virtual_node import VirtualNodeSetup
 from pipemax.policy.compare import ChosenPolicy, PolicyChoice
+from pipemax.policy.later_choice import LaterChoice, is_worth_learning
 from pipemax.policy.row_sample import choose_batching_for, choose_policy
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.vllm_ext.engine.vllm_engine import VllmEngine
@@ -43,7 +44,18 @@ def start_engine(config: EngineConfig) -> StartedEngine:
             choice = PolicyChoice(chosen=ChosenPolicy.VLLM, reason="the engine config says so")
             started = StartedEngine(engine=VllmEngine(config), choice=choice)
     log.info("policy %s: %s", started.choice.chosen, started.choice.reason)
-    return started
+    return _learning(started, config)
+
+
+def _learning(started: StartedEngine, config: EngineConfig) -> StartedEngine:
+    """Have PipeMax choose its batching again once outputs have been seen, where nobody says how long they are."""
+    engine, sampled = started.engine, config.row_lengths
+    is_pipemax = started.choice.chosen is ChosenPolicy.PIPEMAX
+    if not (is_pipemax and engine.measured is not None and is_worth_learning(sampled, config.batching)):
+        return started
+    engine.watch_rows(LaterChoice(engine.measured, sampled, engine.mix_batches))
+    reason = f"{started.choice.reason}; chosen again once the first rows show how long outputs are"
+    return replace(started, choice=replace(started.choice, reason=reason))
 
 
 def _start_pipemax(config: EngineConfig) -> StartedEngine:

@@ -8,6 +8,7 @@ import pytest
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.plan import Batching
 from pipemax.policy import row_sample, start
+from pipemax.policy.later_choice import LaterChoice
 from pipemax.vllm_ext.launch.forecast import Forecast
 from tests.unit.policy.test_row_sample import engine
 
@@ -24,7 +25,14 @@ def test_stock_vllm_runs_with_the_size_of_a_step_that_won_unless_the_user_named_
     wide = replace(engine(stages=2, gpu_blocks=2_000), max_batched_tokens=4096)
     monkeypatch.setattr(start, "forecast", lambda config: Forecast(engine=wide, num_stages=2))
     started: list[EngineConfig] = []
-    monkeypatch.setattr(start, "VllmEngine", started.append)
+
+    class Engine:
+        measured = None
+
+        def __init__(self, config: EngineConfig) -> None:
+            started.append(config)
+
+    monkeypatch.setattr(start, "VllmEngine", Engine)
     config = EngineConfig.parse({"model": "m", "policy": "auto", "row_lengths": ROWS, **given})
     start.start_engine(config)
     assert [(config.policy, config.max_num_batched_tokens) for config in started] == [(chosen, tokens)]
@@ -37,9 +45,16 @@ class MeasuredEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         self.batching: tuple[Batching, int | None] | None = None
+        self.watch: LaterChoice | None = None
 
     def use_batching(self, batching: Batching, mixed_step_tokens: int | None) -> None:
         self.batching = (batching, mixed_step_tokens)
+
+    def watch_rows(self, watch: LaterChoice) -> None:
+        self.watch = watch
+
+    def mix_batches(self, step_tokens: int) -> None:
+        raise AssertionError(step_tokens)
 
 
 @pytest.mark.parametrize(
@@ -63,19 +78,23 @@ def test_what_the_config_leaves_open_of_the_batching_is_settled_by_simulation(
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "learns"),
     [
-        {},  # auto, which separates where nobody says how long outputs are
-        {"row_lengths": None},
-        {"batching": "mixed", "mixed_step_tokens": 200},
-        {"batching": "separated"},
+        ({}, True),  # auto, which separates until somebody knows how long outputs are
+        ({"row_lengths": None}, True),
+        ({"row_lengths": {**ROWS, "rows": 300}}, False),
+        ({"batching": "mixed", "mixed_step_tokens": 200}, False),
+        ({"batching": "separated"}, False),
     ],
 )
 def test_nothing_is_simulated_where_nothing_of_the_batching_is_open(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], learns: bool
 ) -> None:
     monkeypatch.setattr(start, "VllmEngine", MeasuredEngine)
     monkeypatch.setattr(row_sample, "choose_batching", lambda *_: pytest.fail("simulated for nothing"))
     config = EngineConfig.parse({"model": "m", "policy": "pipemax", "row_lengths": ROWS, **given})
-    told: Any = start.start_engine(config).engine
+    started = start.start_engine(config)
+    told: Any = started.engine
     assert told.batching is None
+    assert (told.watch is not None) is learns
+    assert ("once the first rows show how long outputs are" in started.choice.reason) is learns

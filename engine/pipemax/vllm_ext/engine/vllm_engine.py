@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
@@ -24,7 +25,7 @@ from pipemax.domain.plan import Batching
 from pipemax.generation import Completion, EngineStats, GenerationRequest, RequestError, Sampling
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.vllm_ext.calibration.measure import calibrate_at_start
-from pipemax.vllm_ext.core_calls import set_input_open, use_batching
+from pipemax.vllm_ext.core_calls import mix_batches, set_input_open, use_batching
 from pipemax.vllm_ext.engine.admission import AdmissionBook
 from pipemax.vllm_ext.engine.stat_logger import EngineLedger, StatLogger
 from pipemax.vllm_ext.engine.step_watch import StepWatch
@@ -61,8 +62,25 @@ class _UseBatching:
     mixed_step_tokens: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class _MixBatches:
+    step_tokens: int
+
+
 class _Stop:
     pass
+
+
+class RowWatch(Protocol):
+    """Hears of each row, on the engine's thread: no call may take time."""
+
+    def sent(self, request_id: str) -> None: ...
+
+    def ended(self, completions: Sequence[Completion]) -> None: ...
+
+    def aborted(self, request_ids: Sequence[str]) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class VllmEngine:
@@ -92,7 +110,10 @@ class VllmEngine:
         self._max_model_len: int = vllm_config.model_config.max_model_len
         self._hears_of_input = config.policy is Policy.PIPEMAX
         self._admission = AdmissionBook(admission_capacity_tokens(vllm_config))
-        self._commands: queue.SimpleQueue[_Add | _Abort | _Input | _UseBatching | _Stop] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Add | _Abort | _Input | _UseBatching | _MixBatches | _Stop] = (
+            queue.SimpleQueue()
+        )
+        self._watch: RowWatch | None = None
         self._completions: queue.SimpleQueue[list[Completion] | EngineDiedError] = queue.SimpleQueue()
         self._died: EngineDiedError | None = None
         self._steps = StepWatch()
@@ -147,6 +168,14 @@ class VllmEngine:
         """Have an engine under PipeMax batch so from now on. Call this before the first request."""
         self._commands.put(_UseBatching(batching, mixed_step_tokens))
 
+    def mix_batches(self, step_tokens: int) -> None:
+        """Have an engine under PipeMax mix prompts into decode steps of up to so many tokens from now on."""
+        self._commands.put(_MixBatches(step_tokens))
+
+    def watch_rows(self, watch: RowWatch) -> None:
+        """Tell ``watch`` of the rows to come, and close it with the engine. Call this before the first request."""
+        self._watch = watch
+
     def admission_credit_tokens(self) -> int:
         return self._admission.credit_tokens()
 
@@ -177,6 +206,8 @@ class VllmEngine:
             ended += item
 
     def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
         if self._thread.is_alive():
             self._commands.put(_Stop())
             self._thread.join()
@@ -195,6 +226,8 @@ class VllmEngine:
                 if finished:
                     self._admission.end(completion.request_id for completion in finished)
                     self._completions.put(finished)
+                    if self._watch is not None:
+                        self._watch.ended(finished)
         except Exception as error:  # whatever ends this thread must reach the caller of poll
             died = EngineDiedError(f"the engine died: {self._vllm.cause_of(error)}")
             died.__cause__ = error
@@ -215,10 +248,14 @@ class VllmEngine:
                     self._add(command)
                 case _Abort():
                     self._engine.abort_request(list(command.request_ids))
+                    if self._watch is not None:
+                        self._watch.aborted(command.request_ids)
                 case _Input():
                     self._tell_input(command.is_open)
                 case _UseBatching():
                     use_batching(self._engine, command.batching, command.mixed_step_tokens)
+                case _MixBatches():
+                    mix_batches(self._engine, command.step_tokens)
                 case _Stop():
                     return False
 
@@ -237,6 +274,8 @@ class VllmEngine:
             self._completions.put([Completion(request_id=command.request_id, error=refusal)])
         else:
             self._admission.send(command.request_id)
+            if self._watch is not None:
+                self._watch.sent(command.request_id)
 
     def _tell_input(self, is_open: bool) -> None:
         self._ledger.input_open = is_open

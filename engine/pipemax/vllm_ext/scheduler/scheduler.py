@@ -30,6 +30,7 @@ from pipemax.domain.events import (
     GpuBlocksObserved,
     InputEnded,
     InputOpened,
+    MixedBatchingChosen,
     PrefetchRefused,
     PrefixCacheHit,
     RequestAborted,
@@ -128,13 +129,15 @@ class PipeMaxScheduler(Scheduler):
     def use_batching(self, batching: str, mixed_step_tokens: int | None = None) -> None:
         """See ``core_calls.use_batching``. Also starts all counts again."""
         self._settle()
-        most_tokens = self.scheduler_config.max_num_batched_tokens
-        if mixed_step_tokens is not None and mixed_step_tokens > most_tokens:
-            raise ValueError(
-                f"mixed steps of {mixed_step_tokens} tokens, more than the {most_tokens} of any step"
-            )
+        if mixed_step_tokens is not None:
+            self._check_mixed_step(mixed_step_tokens)
         self._controller.use_batching(Batching(batching), mixed_step_tokens)
         self._counters, self._num_added = Counters(), 0
+
+    def _check_mixed_step(self, num_tokens: int) -> None:
+        most_tokens = self.scheduler_config.max_num_batched_tokens
+        if num_tokens > most_tokens:
+            raise ValueError(f"mixed steps of {num_tokens} tokens, more than the {most_tokens} of any step")
 
     def _settle(self) -> None:
         """Tell the controller what has happened since the last step."""
@@ -166,6 +169,11 @@ class PipeMaxScheduler(Scheduler):
     def set_input_open(self, is_open: bool) -> None:
         """See ``core_calls.set_input_open``."""
         self._events.append(InputOpened() if is_open else InputEnded())
+
+    def mix_batches(self, step_tokens: int) -> None:
+        """See ``core_calls.mix_batches``."""
+        self._check_mixed_step(step_tokens)
+        self._events.append(MixedBatchingChosen(step_tokens=step_tokens))
 
     # -- a step -----------------------------------------------------------------------------------------------
 
