@@ -1,5 +1,6 @@
-"""``pipemax plan-capacity``: a table's hours and cost on a node, with PipeMax and with stock vLLM."""
+"""``pipemax plan-capacity``: a table's hours and cost on nodes, for every layout, with PipeMax and with stock vLLM."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +11,6 @@ from pipemax.cli.common import (
     JsonFile,
     KvDtype,
     Model,
-    Node,
     Seed,
     changed_node,
     one_line_errors,
@@ -23,12 +23,26 @@ if TYPE_CHECKING:
 
     from pipemax.domain.specs import NodeSpec
     from pipemax.domain.workload import WorkloadSpec
-    from pipemax.policy.compare import CapacityPlan
+    from pipemax.policy.capacity import CapacityOption, CapacityPlan
 
 _GB = 1e9
 
 Rows = Annotated[int, typer.Option(min=1, help="Rows of the table.")]
-Price = Annotated[float, typer.Option(min=0.0, help="Of the node, per hour, in any currency.")]
+Nodes = Annotated[
+    list[str],
+    typer.Option(
+        "--node",
+        help="Node profile: rtx5090x8, l20x8, h100x8, or a .yaml file of your own. Repeat it to compare kinds of node.",
+    ),
+]
+Prices = Annotated[
+    list[float],
+    typer.Option(
+        "--price",
+        min=0.0,
+        help="Of a node, per hour, in any currency: one for each --node, in the same order.",
+    ),
+]
 Profile = Annotated[
     str,
     typer.Option(
@@ -45,7 +59,7 @@ Divisions = Annotated[
     typer.Option(
         "--gpus-per-engine",
         min=1,
-        help="A way to divide the node: GPUs of one engine (n). Repeatable; the whole node and its halves unless said.",
+        help="A size of an engine to compare, in GPUs. Repeatable; all that divide the node unless said.",
     ),
 ]
 Sample = Annotated[
@@ -55,8 +69,8 @@ Sample = Annotated[
 
 def plan_capacity(
     rows: Rows,
-    price: Price,
-    node: Node = "rtx5090x8",
+    price: Prices,
+    node: Nodes = ["rtx5090x8"],  # noqa: B006  # which typer copies
     model: Model = "llama2-70b",
     workload: Profile = "sharegpt",
     prompt_mean: Annotated[float | None, typer.Option(help="Mean prompt, tokens.")] = None,
@@ -71,44 +85,58 @@ def plan_capacity(
     changes: Changes = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Estimate a table's hours and cost on one node, and whether PipeMax beats stock vLLM there.
+    """Estimate a table's hours and cost on a node or several kinds of node, and say which layout and policy to run.
 
-    Simulates a sample of rows with the table's length statistics under each way to run it, which takes seconds, and
-    applies the sample's steady rate to the whole table. An engine's `policy: auto` compares the same simulated
-    systems, but with its own measured step times instead of a profile's.
+    Simulates a sample of rows with the table's length statistics under each layout (replicas × tensor parallelism ×
+    pipeline stages) and policy, each with its fastest size of a step, which takes up to some minutes. The sample's
+    steady rate counts for the bulk of the table, and its drain once.
 
     Example: pipemax plan-capacity --rows 10000000 --price 20 --prompt-mean 500 --prompt-median 400
     """
     from rich.console import Console
 
-    from pipemax.policy.compare import plan_capacity as plan_options
+    from pipemax.policy.capacity import plan_capacity as plan_options
     from pipemax.presets import load_model
 
     with one_line_errors():
+        if len(price) != len(node):
+            raise ValueError(f"{len(node)} nodes and {len(price)} prices: give --price once for each --node")
         statistics = length_statistics(
             workload,
             {"mean": prompt_mean, "median": prompt_median},
             {"mean": output_mean, "median": output_median},
         )
-        spec = changed_node(node, changes or [])
-        plan = plan_options(
-            spec,
-            load_model(model).with_kv_dtype(kv_dtype),
-            statistics,
-            rows=rows,
-            price_per_hour=price,
-            host_memory_bytes=[size * _GB for size in host_memory or ()],
-            gpus_per_engine=gpus_per_engine or (),
-            sample_requests=sample,
-            seed=seed,
-        )
         console = Console(width=None if Console().is_terminal else FILE_COLUMNS)
-        console.print(_table(plan, spec, kv_dtype))
-        console.print(f"policy: {plan.choice.chosen}. {plan.choice.reason}.", highlight=False)
-        for reason in plan.not_possible:
-            console.print(f"left out: {reason}", highlight=False)
+        plans: list[tuple[str, CapacityPlan]] = []
+        for name, hourly in zip(node, price, strict=True):
+            spec = changed_node(name, changes or [])
+            plan = plan_options(
+                spec,
+                load_model(model).with_kv_dtype(kv_dtype),
+                statistics,
+                rows=rows,
+                price_per_hour=hourly,
+                host_memory_bytes=[size * _GB for size in host_memory or ()],
+                gpus_per_engine=gpus_per_engine or (),
+                sample_rows=sample,
+                seed=seed,
+            )
+            plans.append((spec.name, plan))
+            console.print(_table(plan, spec, kv_dtype))
+            console.print(f"chosen: {plan.chosen}. {plan.reason}.", highlight=False)
+            for reason in plan.not_possible:
+                console.print(f"left out: {reason}", highlight=False)
+        if len(plans) > 1:
+            console.print(_comparison(plans), highlight=False)
         if json_file:
-            write_json(json_file, {"kv_dtype": kv_dtype.value, **_json_object(plan)})
+            write_json(
+                json_file,
+                [
+                    _json_object(name, option, plan, kv_dtype)
+                    for name, plan in plans
+                    for option in plan.options
+                ],
+            )
 
 
 def length_statistics(
@@ -134,31 +162,56 @@ def _table(plan: "CapacityPlan", node: "NodeSpec", kv_dtype: KvCacheDtype) -> "T
 
     kv = "" if kv_dtype is KvCacheDtype.AUTO else f" with {kv_dtype} KV"
     sheet = Table(title=f"{plan.rows:,} rows on {node.name}{kv}, fastest first")
-    sheet.add_column("system")
-    for heading in ("GPUs an engine (n)", "host memory, GB", "tok/s", "decode batch", "hours", "cost"):
+    sheet.add_column("policy")
+    for heading in ("replicas", "tp", "pp", "step tokens", "host GB", "tok/s", "hours", "cost"):
         sheet.add_column(heading, justify="right")
+    sheet.add_column("limited by")
     for option in plan.options:
+        layout = option.layout
         sheet.add_row(
-            option.system,
-            str(option.gpus_per_engine),
-            f"{option.host_memory_bytes / _GB:,.0f}" if option.system == "pipemax" else "",
+            "vllm" if option.batching is None else f"pipemax {option.batching}",
+            str(layout.replicas),
+            str(layout.tensor_parallel),
+            str(layout.pipeline_parallel),
+            f"{option.chunk_tokens:,}",
+            "" if option.batching is None else f"{option.host_memory_bytes / _GB:,.0f}",
             f"{option.tokens_per_s:,.0f}",
-            f"{option.mean_decode_batch:.0f}",
             f"{option.hours:,.1f}",
             f"{option.cost:,.0f}",
+            option.limited_by,
+            style="bold" if option is plan.chosen else None,
         )
     return sheet
 
 
-def _json_object(plan: "CapacityPlan") -> dict[str, Any]:
-    from dataclasses import asdict
+def _comparison(plans: "Sequence[tuple[str, CapacityPlan]]") -> str:
+    def figures(entry: "tuple[str, CapacityPlan]") -> str:
+        return f"{entry[0]}, {entry[1].chosen.hours:,.1f} hours for {entry[1].chosen.cost:,.0f}"
 
+    cheapest = min(plans, key=lambda entry: entry[1].chosen.cost)
+    fastest = min(plans, key=lambda entry: entry[1].chosen.hours)
+    if cheapest is fastest:
+        return f"cheapest and fastest: {figures(cheapest)}"
+    return f"cheapest: {figures(cheapest)}; fastest: {figures(fastest)}"
+
+
+def _json_object(
+    node: str, option: "CapacityOption", plan: "CapacityPlan", kv_dtype: KvCacheDtype
+) -> dict[str, Any]:
     return {
-        "rows": plan.rows,
-        "policy": plan.choice.chosen.value,
-        "reason": plan.choice.reason,
-        "speedup": round(plan.choice.speedup, 3),
-        "best": asdict(plan.best),
-        "options": [asdict(option) for option in plan.options],
-        "not_possible": plan.not_possible,
+        "node": node,
+        "kv_dtype": kv_dtype.value,
+        "replicas": option.layout.replicas,
+        "tensor_parallel": option.layout.tensor_parallel,
+        "pipeline_parallel": option.layout.pipeline_parallel,
+        "policy": option.policy.value,
+        "batching": None if option.batching is None else option.batching.value,
+        "chunk_tokens": option.chunk_tokens,
+        "host_memory_bytes": option.host_memory_bytes,
+        "tokens_per_s": round(option.tokens_per_s, 1),
+        "mean_decode_batch": round(option.mean_decode_batch, 1),
+        "hours": round(option.hours, 4),
+        "cost": round(option.cost, 4),
+        "limited_by": option.limited_by,
+        "chosen": option is plan.chosen,
     }

@@ -80,7 +80,7 @@ def choose_batching(
     if batching is not BatchingChoice.SEPARATED:
         sizes = mixed_sizes(engine) if mixed_step_tokens is None else [mixed_step_tokens]
         run = cache(partial(_plan, engine, rows))
-        plans.append(run(_fastest(sizes, lambda size: run(size).tokens_per_s)))
+        plans.append(run(fastest(sizes, lambda size: run(size).tokens_per_s)))
     best = max(plans, key=lambda plan: plan.tokens_per_s)
     others = [plan.tokens_per_s for plan in plans if plan is not best]
     return replace(best, other_tokens_per_s=max(others, default=None))
@@ -120,7 +120,7 @@ def mixed_sizes(engine: MeasuredEngine) -> list[int]:
     return chosen
 
 
-def _fastest(sizes: Sequence[int], rate: Callable[[int], float]) -> int:
+def fastest(sizes: Sequence[int], rate: Callable[[int], float]) -> int:
     """Return the size with the highest rate: from the middle on, upwards or downwards while it improves."""
     at = start = len(sizes) // 2
     for way in (1, -1):
@@ -202,7 +202,7 @@ def _fastest_stock(
     smaller = [tokens for tokens in STEP_TOKENS if tokens < engine.max_batched_tokens]
     if not (chunk_is_free and smaller):
         return engine, own
-    tokens = _fastest(smaller, lambda tokens: rows.rate(run(tokens)))
+    tokens = fastest(smaller, lambda tokens: rows.rate(run(tokens)))
     # A size other than the engine's own has to be worth it.
     if rows.rate(run(tokens)) >= rows.rate(own) * WORTHWHILE_GAIN:
         return engine.with_steps_of(tokens), run(tokens)

@@ -64,6 +64,8 @@ class SimulationResult:
     output_tokens_per_s: float
     steady_tokens_per_s: float
     """Tokens computed per second until STEADY_SHARE of the requests had finished, that is, without the drain."""
+    steady_seconds: float
+    """The time until then."""
     mean_decode_batch: float
     bubble_fraction: float
     """Share of GPU time in which nothing is computed, read or reduced."""
@@ -100,6 +102,7 @@ class Progress:
         self._num_requests = len(workload)
         self._drain_at = len(workload) - int(STEADY_SHARE * len(workload))
         self.steady_tokens_per_s = 0.0
+        self.steady_seconds = 0.0
 
     @property
     def num_finished(self) -> int:
@@ -114,7 +117,8 @@ class Progress:
         self._unfinished.remove(request)
         if len(self._unfinished) == self._drain_at and self._queue.now_s() > 0:
             tokens = sum(usage.tokens_done for usage in self._usages)
-            self.steady_tokens_per_s = tokens / self._queue.now_s()
+            self.steady_seconds = self._queue.now_s()
+            self.steady_tokens_per_s = tokens / self.steady_seconds
             if self._stops_at_drain:
                 self.has_stopped = True
                 self._queue.stop()
@@ -159,6 +163,7 @@ def summarize(
         total_tokens_per_s=tokens_done / seconds,
         output_tokens_per_s=output_tokens / seconds,
         steady_tokens_per_s=progress.steady_tokens_per_s,
+        steady_seconds=progress.steady_seconds,
         mean_decode_batch=sum(usage.decode_requests for usage in usages) / steps if steps else 0.0,
         bubble_fraction=1 - sum(usage.busy_gpu_s for usage in usages) / gpu_s,
         decode_fraction=sum(usage.decode_gpu_s for usage in usages) / gpu_s,

@@ -129,33 +129,52 @@ def test_a_bad_call_is_refused_in_one_line(arguments: list[str], message: str) -
     assert "Traceback" not in result.output
 
 
-def test_plan_capacity_tells_hours_cost_and_the_policy(small: list[str], tmp_path: Path) -> None:
+def test_plan_capacity_tells_hours_and_cost_of_every_layout(small: list[str], tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     result = run(
         *["plan-capacity", "--rows", "1000000", "--price", "20", *small, "--sample", "60"],
         *["--output-mean", "60", "--output-median", "40", "--host-memory", "64", "--host-memory", "256"],
-        *["--json", str(path)],
+        *["--gpus-per-engine", "8", "--gpus-per-engine", "4", "--json", str(path)],
     )
     assert result.exit_code == 0, result.output
-    plan = json.loads(path.read_text())
-    assert f"policy: {plan['policy']}." in message_of(result)
-    assert plan["best"] == plan["options"][0]
-    sizes = {option["host_memory_bytes"] for option in plan["options"] if option["system"] == "pipemax"}
-    assert sizes == {64e9, 256e9}
-    for option in plan["options"]:
-        assert option["cost"] == pytest.approx(20 * option["hours"])
+    options = json.loads(path.read_text())
+    (chosen,) = (option for option in options if option["chosen"])
+    assert f"{chosen['replicas']} × tp {chosen['tensor_parallel']} × pp" in message_of(result)
+    layouts = {(o["replicas"], o["tensor_parallel"], o["pipeline_parallel"]) for o in options}
+    assert layouts == {(1, 1, 8), (1, 2, 4), (1, 4, 2), (1, 8, 1)}
+    assert "left out: 2 × tp 1 × pp 4: little does not fit on little" in message_of(result)
+    pipemax = [option for option in options if option["policy"] == "pipemax"]
+    assert {option["host_memory_bytes"] for option in pipemax} == {64e9, 256e9}
+    assert {option["batching"] for option in pipemax} == {"separated", "mixed"}
+    for option in options:
+        assert option["cost"] == pytest.approx(20 * option["hours"], abs=2e-3)
+
+
+def test_plan_capacity_compares_kinds_of_node(small: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    arguments = ["--rows", "1000000", "--price", "20", "--sample", "60", "--gpus-per-engine", "8"]
+    unpriced = run("plan-capacity", *small, *arguments, "--node", "rtx5090x8")
+    assert unpriced.exit_code == 2
+    assert "2 nodes and 1 prices: give --price once for each --node" in message_of(unpriced)
+    result = run(
+        "plan-capacity", *small, *arguments, "--node", "rtx5090x8", "--price", "1", "--json", str(path)
+    )
+    assert result.exit_code == 0, result.output
+    options = json.loads(path.read_text())
+    assert [option["node"] for option in options if option["chosen"]] == ["little", "rtx5090x8"]
+    assert "cheapest" in message_of(result)
 
 
 def test_plan_capacity_plans_fp8_kv(small: list[str], tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
 
     def rate(*options: str) -> float:
-        arguments = ["--rows", "1000000", "--price", "20", "--sample", "60", "--host-memory", "64"]
+        arguments = ["--rows", "1000000", "--price", "20", "--sample", "60", "--gpus-per-engine", "8"]
         result = run("plan-capacity", *small, *arguments, "--json", str(path), *options)
         assert ("on little with fp8 KV" in result.output) == bool(options)
         plan = json.loads(path.read_text())
-        assert plan["kv_dtype"] == ("fp8" if options else "auto")
-        return float(next(o["tokens_per_s"] for o in plan["options"] if o["system"] == "pipemax"))
+        assert {option["kv_dtype"] for option in plan} == {"fp8" if options else "auto"}
+        return float(next(o["tokens_per_s"] for o in plan if o["policy"] == "pipemax"))
 
     assert rate("--kv-dtype", "fp8") > rate()
 

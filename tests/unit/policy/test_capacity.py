@@ -1,0 +1,108 @@
+"""What a table would cost under every layout and policy of a node, and which of them is chosen."""
+
+import numpy as np
+import pytest
+
+from pipemax.domain.plan import Batching
+from pipemax.domain.specs import NodeSpec
+from pipemax.policy.capacity import CapacityPlan, Layout, plan_capacity, possible_layouts
+from pipemax.policy.compare import WORTHWHILE_GAIN, ChosenPolicy
+from pipemax.presets import load_workload, override
+from pipemax.sim.systems.continuous import ContinuousBatching, vllm_032
+from pipemax.sim.systems.scenario import Scenario
+from pipemax.sim.workloads import draw_workload
+from tests.unit.sim.machines import small_model, small_node
+
+SHAREGPT = load_workload("sharegpt")
+
+
+def plan_on(node: NodeSpec, sample_rows: int, *, gpus_per_engine: tuple[int, ...] = ()) -> CapacityPlan:
+    return plan_capacity(
+        node,
+        small_model(),
+        SHAREGPT,
+        rows=1_000_000,
+        price_per_hour=10.0,
+        gpus_per_engine=gpus_per_engine or (node.num_gpus,),
+        sample_rows=sample_rows,
+    )
+
+
+def test_a_node_is_divided_in_every_way() -> None:
+    layouts = possible_layouts(small_node(num_gpus=4))
+    assert all(layout.replicas * layout.gpus_per_engine == 4 for layout in layouts)
+    divided = [(one.replicas, one.tensor_parallel, one.pipeline_parallel) for one in layouts]
+    assert divided == [(1, 1, 4), (1, 2, 2), (1, 4, 1), (2, 1, 2), (2, 2, 1), (4, 1, 1)]
+    with pytest.raises(ValueError, match="has 4 GPUs, which 3 do not divide"):
+        possible_layouts(small_node(num_gpus=4), [3])
+
+
+def test_options_are_ordered_by_speed_and_hours_and_cost_are_those_of_the_whole_table() -> None:
+    plan = plan_on(small_node(num_gpus=8, kv_gb=0.8), 150, gpus_per_engine=(8, 4))
+    speeds = [option.tokens_per_s for option in plan.options]
+    assert speeds == sorted(speeds, reverse=True)
+    for option in plan.options:
+        bulk_hours = 1_000_000 * 580.96 / option.tokens_per_s / 3600
+        assert option.hours == pytest.approx(bulk_hours, rel=0.02), "the drain of 150 rows is no part of that"
+        assert option.cost == pytest.approx(10.0 * option.hours)
+        runs_pipemax = option.policy is ChosenPolicy.PIPEMAX
+        assert (option.batching is not None) is runs_pipemax
+        if runs_pipemax:
+            assert (option.layout.tensor_parallel, option.layout.pipeline_parallel > 1) == (1, True)
+    assert {option.batching for option in plan.options} == {None, *Batching}
+
+
+def test_replicas_work_side_by_side_and_drain_together() -> None:
+    """One engine's own run, by its own simulation, says what two of them take."""
+    node = small_node(num_gpus=4, kv_gb=12.0)
+    plan = plan_on(node, 200, gpus_per_engine=(2,))
+    layout = Layout(replicas=2, tensor_parallel=1, pipeline_parallel=2)
+    (option,) = (o for o in plan.options if o.layout == layout and o.policy is ChosenPolicy.VLLM)
+    workload = draw_workload(SHAREGPT, 200, np.random.default_rng(0))
+    scenario = Scenario(node=node.part(2), model=small_model(), workload=workload)
+    policy = vllm_032(option.chunk_tokens, max_num_seqs=1024, keeps_preempted=True)
+    alone = ContinuousBatching(scenario, policy).simulate()
+    assert option.tokens_per_s == pytest.approx(2 * alone.steady_tokens_per_s)
+    tokens = 1_000_000 * workload.total_tokens / 200
+    drain_s = alone.seconds - alone.steady_seconds
+    drained = workload.total_tokens - alone.steady_tokens_per_s * alone.steady_seconds
+    seconds = (tokens - 2 * drained) / (2 * alone.steady_tokens_per_s) + drain_s
+    assert option.hours == pytest.approx(seconds / 3600)
+
+
+def test_what_does_not_fit_is_left_out_with_the_reason() -> None:
+    plan = plan_on(small_node(num_gpus=4), 60, gpus_per_engine=(4, 1))
+    assert {option.layout.gpus_per_engine for option in plan.options} == {4}
+    assert any("4 × tp 1 × pp 1" in reason and "does not fit" in reason for reason in plan.not_possible)
+
+
+def test_heads_that_gpus_do_not_divide_are_left_out() -> None:
+    plan = plan_on(small_node(num_gpus=6, kv_gb=1.0), 60)
+    assert any(
+        "tp 6" in reason and "heads, which 6 GPUs do not divide" in reason for reason in plan.not_possible
+    )
+
+
+def test_if_no_layout_fits_the_error_says_why() -> None:
+    node = override(small_node(), {"gpu.memory_bytes": 4e9})
+    with pytest.raises(ValueError, match="the weights leave no room"):
+        plan_on(node, 50)
+
+
+def test_a_fast_all_reduce_makes_stock_vllm_with_tensor_parallelism_the_choice() -> None:
+    fast = override(small_node(), {"all_reduce.bus_bytes_per_s": 1e13, "all_reduce.latency_s": 0.0})
+    plan = plan_on(fast, 150)
+    assert plan.chosen.policy is ChosenPolicy.VLLM
+    assert plan.chosen.layout.tensor_parallel > 1
+    assert "PipeMax gains less than 3%" in plan.reason
+
+
+def test_a_slow_all_reduce_and_scarce_memory_make_pipemax_the_choice() -> None:
+    slow = override(small_node(num_gpus=8, kv_gb=1.0), {"all_reduce.bus_bytes_per_s": 5e8})
+    plan = plan_on(slow, 400)
+    assert plan.chosen.policy is ChosenPolicy.PIPEMAX
+    stock = max(o.tokens_per_s for o in plan.options if o.policy is ChosenPolicy.VLLM)
+    assert plan.chosen.tokens_per_s >= WORTHWHILE_GAIN * stock
+    assert str(plan.chosen) in plan.reason
+    tensor = next(o for o in plan.options if o.layout.tensor_parallel == 8)
+    assert tensor.limited_by.startswith("all-reduce")
