@@ -24,9 +24,9 @@ Answers have 1 to 64 tokens (``short_answers.yaml``), 16 on average. If all had 
 engine would begin and end in waves, for whole minutes faster or slower by a third, and the ratio would say which engine
 had more of either. Steps have at most 256 tokens, at which stock vLLM is fastest.
 
-``STRETCH`` is chosen so that all processes together use less than half of two cores: through Spark a row costs them one
-to two milliseconds of CPU time, of which the engines' two processes take most, and two nodes at this stretch take some
-550 rows/s. So 200,000 rows take about six minutes, and each run a minute or two more to start.
+``STRETCH`` is chosen so that all processes together use little more than half of two cores: through Spark a row costs
+them two milliseconds of CPU time, of which the engines' two processes take most, and two nodes at this stretch take
+some 550 rows/s. So 200,000 rows take about six minutes, and each run a minute or two more to start.
 """
 
 import argparse

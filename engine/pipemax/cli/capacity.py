@@ -63,7 +63,11 @@ Divisions = Annotated[
     ),
 ]
 Sample = Annotated[
-    int, typer.Option(min=1, help="Rows simulated. More for host memory that holds all of the sample's KV.")
+    int,
+    typer.Option(
+        min=1,
+        help="Rows simulated for each layout at most; fewer where they fill the KV pools several times.",
+    ),
 ]
 
 
@@ -79,7 +83,7 @@ def plan_capacity(
     output_median: Annotated[float | None, typer.Option(help="Median output, tokens.")] = None,
     host_memory: HostMemory = None,
     gpus_per_engine: Divisions = None,
-    sample: Sample = 1500,
+    sample: Sample = 6000,
     seed: Seed = 0,
     kv_dtype: KvDtype = KvCacheDtype.AUTO,
     changes: Changes = None,
@@ -110,17 +114,18 @@ def plan_capacity(
         plans: list[tuple[str, CapacityPlan]] = []
         for name, hourly in zip(node, price, strict=True):
             spec = changed_node(name, changes or [])
-            plan = plan_options(
-                spec,
-                load_model(model).with_kv_dtype(kv_dtype),
-                statistics,
-                rows=rows,
-                price_per_hour=hourly,
-                host_memory_bytes=[size * _GB for size in host_memory or ()],
-                gpus_per_engine=gpus_per_engine or (),
-                sample_rows=sample,
-                seed=seed,
-            )
+            with console.status(f"simulating {spec.name}, which takes some minutes"):
+                plan = plan_options(
+                    spec,
+                    load_model(model).with_kv_dtype(kv_dtype),
+                    statistics,
+                    rows=rows,
+                    price_per_hour=hourly,
+                    host_memory_bytes=[size * _GB for size in host_memory or ()],
+                    gpus_per_engine=gpus_per_engine or (),
+                    sample_rows=sample,
+                    seed=seed,
+                )
             plans.append((spec.name, plan))
             console.print(_table(plan, spec, kv_dtype))
             console.print(f"chosen: {plan.chosen}. {plan.reason}.", highlight=False)

@@ -26,13 +26,13 @@ from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload, draw_workload
 
-SAMPLE_ROWS = 1500
-"""Rows simulated for each layout at most: as many as fill the GPUs' KV three times, and no fewer than 200."""
+SAMPLE_ROWS = 6000
+"""Rows simulated for each layout at most. With fewer than fill the pools, PipeMax is seen at its beginning only."""
 STOCK_STEP_TOKENS = (256, 512, 1024, 2048, 4096)
 MIXED_STEP_TOKENS = (256, 512, 1024, 2048)
 MAX_NUM_SEQS = 1024
 """vLLM's own default on GPUs of 70 GiB and more. It allows no more requests at once than a step has tokens."""
-_POOL_FILLS, _FEWEST_ROWS = 3, 200
+_GPU_POOL_FILLS, _HOST_POOL_FILLS, _FEWEST_ROWS = 3.0, 1.5, 200
 _ALL_REDUCE_LIMITS, _IDLE_LIMITS, _LINK_LIMITS = 0.2, 0.25, 0.8
 
 
@@ -185,8 +185,9 @@ def _refusal(node: NodeSpec, model: ModelSpec, layout: Layout) -> str | None:
 def _rows_to_simulate(part: NodeSpec, model: ModelSpec, layout: Layout, sample: Workload) -> Workload:
     parallelism = Parallelism(pipeline=layout.pipeline_parallel, tensor=layout.tensor_parallel)
     capacity = kv_capacity(part, model, parallelism, block_tokens=BLOCK_TOKENS)
-    filling = _POOL_FILLS * capacity.gpu_tokens * len(sample) / sample.total_tokens
-    return sample.first(max(_FEWEST_ROWS, int(filling)))
+    host_tokens = capacity.host_blocks * capacity.block_tokens
+    tokens = max(_GPU_POOL_FILLS * capacity.gpu_tokens, _HOST_POOL_FILLS * host_tokens)
+    return sample.first(max(_FEWEST_ROWS, int(tokens * len(sample) / sample.total_tokens)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,16 +249,16 @@ def _hours(result: SimulationResult, replicas: int, rows: int) -> float:
 
 
 def limiting_factor(result: SimulationResult) -> str:
-    """Return what limits a run, in a few words."""
+    """Return what limits a run, in a few words; shares are of the GPUs' time, or of the links'."""
     if result.all_reduce_fraction >= _ALL_REDUCE_LIMITS:
-        return f"all-reduce, {result.all_reduce_fraction:.0%} of the GPUs' time"
+        return f"all-reduce ({result.all_reduce_fraction:.0%})"
     if result.bubble_fraction >= _IDLE_LIMITS and result.h2d_fraction >= _LINK_LIMITS:
-        return f"host links, busy {result.h2d_fraction:.0%} of the time"
+        return f"host links ({result.h2d_fraction:.0%})"
     if result.bubble_fraction >= _IDLE_LIMITS:
-        return f"idle stages, {result.bubble_fraction:.0%} of the time"
+        return f"idle stages ({result.bubble_fraction:.0%})"
     if result.decode_fraction >= 0.5:
         return f"decode in batches of {result.mean_decode_batch:.0f}"
-    return "arithmetic of prompts and mixed steps"
+    return "arithmetic"
 
 
 def _choose(options: Sequence[CapacityOption]) -> tuple[CapacityOption, str]:
