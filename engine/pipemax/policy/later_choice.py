@@ -138,7 +138,7 @@ class LaterChoice:
         learned = f"outputs have {lengths.mean_output_tokens:,.0f} tokens on average"
         try:
             plan = self._simulate(lengths)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             if not self._is_closed:
                 log.warning(
                     "%s, but the batching could not be simulated, so PipeMax stays in phases: %s",
@@ -146,16 +146,13 @@ class LaterChoice:
                     error,
                 )
             return
+        others = "" if plan.other_tokens_per_s is None else f", {plan.other_tokens_per_s:,.0f} the other way"
+        rates = f"simulated {plan.tokens_per_s:,.0f} tokens/s{others}"
         if plan.batching is Batching.MIXED and plan.mixed_step_tokens is not None:
             self._mix(plan.mixed_step_tokens)
-        others = "" if plan.other_tokens_per_s is None else f", {plan.other_tokens_per_s:,.0f} the other way"
-        log.info(
-            "batching: %s, so from now on %s: simulated %s tokens/s%s",
-            learned,
-            plan.description,
-            f"{plan.tokens_per_s:,.0f}",
-            others,
-        )
+            log.info("batching: %s, so from now on %s: %s", learned, plan.description, rates)
+        else:
+            log.info("batching: %s, and PipeMax stays in phases: %s", learned, rates)
 
     def _simulate(self, lengths: RowLengths) -> BatchingPlan:
         """Return the best plan. ``RuntimeError`` with what the process said if it failed."""

@@ -30,7 +30,7 @@ class BatchingPlan:
     """How PipeMax should batch, and what was simulated for it."""
 
     batching: Batching
-    mixed_step_tokens: int | None
+    mixed_step_tokens: int | None = None
     """Maximum tokens of a step with mixed batching, None with separated."""
     tokens_per_s: float
     """Simulated, of prompts and outputs."""

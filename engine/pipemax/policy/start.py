@@ -43,8 +43,9 @@ def start_engine(config: EngineConfig) -> StartedEngine:
         case Policy.VLLM:
             choice = PolicyChoice(chosen=ChosenPolicy.VLLM, reason="the engine config says so")
             started = StartedEngine(engine=VllmEngine(config), choice=choice)
+    started = _learning(started, config)
     log.info("policy %s: %s", started.choice.chosen, started.choice.reason)
-    return _learning(started, config)
+    return started
 
 
 def _learning(started: StartedEngine, config: EngineConfig) -> StartedEngine:

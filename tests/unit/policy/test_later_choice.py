@@ -1,5 +1,6 @@
 """The batching is chosen again once the first rows show how long outputs are."""
 
+import json
 import logging
 import threading
 import time
@@ -8,10 +9,12 @@ from dataclasses import replace
 import pytest
 
 from pipemax.config import BatchingChoice, RowLengths
+from pipemax.control.decision_trace import encode
 from pipemax.domain.plan import Batching
 from pipemax.generation import Completion, RequestError
 from pipemax.policy import later_choice
 from pipemax.policy.later_choice import LaterChoice, OutputCohort, is_worth_learning
+from pipemax.policy.measured_choice import BatchingPlan
 from pipemax.policy.row_sample import choose_batching_for
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.wire import ErrorCode
@@ -116,6 +119,24 @@ def test_the_engine_mixes_steps_of_the_size_that_is_fastest_for_what_the_rows_sh
     assert f"outputs have {MEAN_TOKENS} tokens on average, so from now on PipeMax with mixed" in caplog.text
     watch_rows(choice, 8)  # and is not asked again
     assert told == [expected.mixed_step_tokens]
+
+
+def test_phases_that_are_faster_stay(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    phases = BatchingPlan(
+        batching=Batching.SEPARATED, tokens_per_s=900.0, mean_decode_batch=7.0, other_tokens_per_s=800.0
+    )
+    answer = json.dumps(encode(phases))
+    monkeypatch.setattr(later_choice, "_SIMULATOR", ("sh", "-c", f"cat > /dev/null; echo '{answer}'"))
+    told: list[int] = []
+    choice = LaterChoice(small_engine(), LENGTHS, told.append, cohort_rows=2)
+    with caplog.at_level(logging.INFO):
+        watch_rows(choice, 2)
+        assert choice._waits is not None
+        choice._waits.join()
+    assert "PipeMax stays in phases: simulated 900 tokens/s, 800 the other way" in caplog.text
+    assert not told
 
 
 def test_closing_an_engine_ends_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
