@@ -93,7 +93,7 @@ def plan_capacity(
 
     Simulates a sample of rows with the table's length statistics under each layout (replicas × tensor parallelism ×
     pipeline stages) and policy, each with its fastest size of a step, which takes up to some minutes. The sample's
-    steady rate counts for the bulk of the table, and its drain once.
+    steady rate counts for the bulk of the table, and its drain once. A replica is an executor with tp × pp GPUs.
 
     Example: pipemax plan-capacity --rows 10000000 --price 20 --prompt-mean 500 --prompt-median 400
     """

@@ -13,6 +13,7 @@ from pipemax.presets import build_spec, load_model, load_node, override, preset_
     [
         ("llama2-70b", 137.95, 327_680, 68.7),
         ("mixtral-8x7b", 93.4, 131_072, 12.8),
+        ("qwen3-8b", 16.38, 147_456, 7.57),
         ("qwen3-32b", 65.5, 262_144, 32.0),
         ("qwen3-235b-a22b", 470.2, 192_512, 21.6),
     ],

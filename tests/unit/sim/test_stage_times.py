@@ -47,7 +47,7 @@ def test_staircase_of_an_l20_is_met() -> None:
     assert max(errors) < 0.05
 
 
-@pytest.mark.parametrize("name", ["llama2-70b", "mixtral-8x7b", "qwen3-32b", "qwen3-235b-a22b"])
+@pytest.mark.parametrize("name", ["llama2-70b", "mixtral-8x7b", "qwen3-8b", "qwen3-32b", "qwen3-235b-a22b"])
 def test_steps_never_get_shorter_with_more_work(name: str) -> None:
     times = StageTimes(load_node("rtx5090x8"), load_model(name), Parallelism(pipeline=8, tensor=1))
 
