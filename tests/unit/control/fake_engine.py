@@ -274,7 +274,7 @@ class FakeEngine:
             case Phase.DECODE:
                 num_decodes = len(plan.run)
             case Phase.MIXED:
-                assert sum(plan.run_tokens) <= self.config.step_tokens
+                assert sum(plan.run_tokens) <= self.controller.config.step_tokens
                 assert plan.num_decodes is not None
                 num_decodes = plan.num_decodes
         for index, (request_id, num_tokens) in enumerate(zip(plan.run, plan.run_tokens, strict=True)):
