@@ -89,6 +89,8 @@ class Sequence:
     in_flight: int = 0
     prefetched_to: int | None = None
     """The block up to which its copy came; None when nothing is being copied."""
+    found_prefix: bool = False
+    """Whether the copy under way began behind a prefix that was on the GPU, and that others find there too."""
     life: int = 0
 
     @property
@@ -244,7 +246,7 @@ class FakeEngine:
             if other is not sequence
             and other.spec.prefix == sequence.spec.prefix
             and self._shared_blocks(other.spec.request_id)
-            and other.prefetched_to is None
+            and (other.prefetched_to is None or other.found_prefix)
         )
         return shared if any(o.gpu_blocks and o.computed_tokens >= shared for o in holders) else 0
 
@@ -255,6 +257,7 @@ class FakeEngine:
             assert sequence.gpu_blocks == 0, "prefetched while resident"
             assert item.first_block in (0, self._shared_blocks(sequence.spec.request_id))
             sequence.gpu_blocks = sequence.computed_tokens // self._block_tokens + 1
+            sequence.found_prefix = item.first_block > 0
         else:
             assert sequence.prefetched_to == item.first_block, "parts out of order"
         sequence.prefetched_to = item.first_block + item.num_blocks
