@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from pipemax.config import BatchingChoice, RowLengths
 from pipemax.control.decision_trace import decode, encode
@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 COHORT_ROWS = 256
 """Rows whose outputs are waited for: the standard error of their mean is about a fifteenth of it."""
 _FEWEST_TABLE_ROWS = 20 * COHORT_ROWS
-"""A shorter table is not worth a simulation, which takes half a minute of a core."""
+"""A shorter table is not worth a simulation, which takes half a minute of a core. Of a table of unknown length, half as
+many rows must have ended."""
 _NICENESS = 10
 _SIMULATOR = (sys.executable, "-m", __name__)
 
@@ -102,6 +103,8 @@ class LaterChoice:
         self._sampled = sampled
         self._mix = mix
         self._cohort: OutputCohort | None = OutputCohort(cohort_rows)
+        knows_rows = sampled is not None and sampled.rows is not None
+        self._rows_to_wait = 0 if knows_rows else _FEWEST_TABLE_ROWS // 2
         self._process: subprocess.Popen[bytes] | None = None
         self._waits: threading.Thread | None = None
         self._is_closed = False
@@ -114,10 +117,13 @@ class LaterChoice:
         if self._cohort is not None:
             self._cohort.aborted(request_ids)
 
-    def ended(self, completions: Iterable[Completion]) -> None:
+    def ended(self, completions: Sequence[Completion]) -> None:
         if self._cohort is None:
             return
         self._cohort.ended(completions)
+        self._rows_to_wait -= len(completions)
+        if self._rows_to_wait > 0:
+            return
         if (lengths := self._cohort.lengths(self._sampled)) is None:
             return
         self._cohort = None

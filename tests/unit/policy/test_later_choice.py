@@ -139,6 +139,16 @@ def test_phases_that_are_faster_stay(
     assert not told
 
 
+def test_a_table_of_unknown_length_has_to_show_that_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(later_choice, "_SIMULATOR", ("false",))
+    choice = LaterChoice(small_engine(), None, lambda tokens: None, cohort_rows=2)
+    watch_rows(choice, 2_500)
+    assert choice._waits is None
+    watch_rows(choice, 100)
+    assert choice._waits is not None
+    choice.close()
+
+
 def test_closing_an_engine_ends_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(later_choice, "_SIMULATOR", ("sleep", "600"))
     told: list[int] = []
