@@ -187,8 +187,8 @@ class EngineConfig(BaseModel):
         BatchingChoice.AUTO,
         description="policy pipemax and auto: separated (phases of prefill and of decode, as in the paper), mixed "
         "(each step decodes a batch and takes prompt tokens, up to mixed_step_tokens in all), or auto (whichever "
-        "simulations of the measured engine find faster; separated while nothing is measured, and unless row_lengths "
-        "has mean_output_tokens).",
+        "simulations of the measured engine find faster; separated while nothing is measured, and until the first "
+        "rows have ended unless row_lengths has mean_output_tokens).",
     )
     mixed_step_tokens: int | None = Field(
         None,

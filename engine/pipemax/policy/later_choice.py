@@ -2,7 +2,7 @@
 
 The size of mixed steps depends on the mean output length, which nobody knows before a table's first rows have ended.
 So ``batching: auto`` begins in phases, waits for the outputs of the rows that were sent first, simulates, and has the
-engine mix if that is faster. It simulates in a process of its own, since the engine's has better things to do.
+engine mix if that is faster. It simulates in a process of its own, so that the engine does not wait for it.
 """
 
 import json
@@ -97,9 +97,12 @@ class LaterChoice:
         sampled: RowLengths | None,
         mix: Callable[[int], None],
         *,
+        mixed_step_tokens: int | None = None,
         cohort_rows: int = COHORT_ROWS,
     ) -> None:
+        """``mixed_step_tokens`` is that of the engine config: the only size of mixed steps to simulate."""
         self._engine = engine
+        self._mixed_step_tokens = mixed_step_tokens
         self._sampled = sampled
         self._mix = mix
         self._cohort: OutputCohort | None = OutputCohort(cohort_rows)
@@ -169,7 +172,11 @@ class LaterChoice:
         )
         if self._is_closed:
             process.kill()
-        task = {"engine": encode(self._engine), "lengths": lengths.model_dump(mode="json")}
+        task = {
+            "engine": encode(self._engine),
+            "lengths": lengths.model_dump(mode="json"),
+            "mixed_step_tokens": self._mixed_step_tokens,
+        }
         answer, said = process.communicate(json.dumps(task).encode())
         if process.returncode:
             raise RuntimeError(said.decode(errors="replace").strip()[-500:] or f"status {process.returncode}")
@@ -182,7 +189,8 @@ def main() -> None:
     os.nice(_NICENESS)
     task = json.load(sys.stdin)
     engine, lengths = decode(MeasuredEngine, task["engine"]), RowLengths.model_validate(task["lengths"])
-    json.dump(encode(choose_batching_for(engine, lengths, BatchingChoice.AUTO, None)), sys.stdout)
+    plan = choose_batching_for(engine, lengths, BatchingChoice.AUTO, task["mixed_step_tokens"])
+    json.dump(encode(plan), sys.stdout)
 
 
 if __name__ == "__main__":

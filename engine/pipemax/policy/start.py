@@ -54,7 +54,9 @@ def _learning(started: StartedEngine, config: EngineConfig) -> StartedEngine:
     is_pipemax = started.choice.chosen is ChosenPolicy.PIPEMAX
     if not (is_pipemax and engine.measured is not None and is_worth_learning(sampled, config.batching)):
         return started
-    engine.watch_rows(LaterChoice(engine.measured, sampled, engine.mix_batches))
+    engine.watch_rows(
+        LaterChoice(engine.measured, sampled, engine.mix_batches, mixed_step_tokens=config.mixed_step_tokens)
+    )
     reason = f"{started.choice.reason}; chosen again once the first rows show how long outputs are"
     return replace(started, choice=replace(started.choice, reason=reason))
 

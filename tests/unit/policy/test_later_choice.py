@@ -121,6 +121,21 @@ def test_the_engine_mixes_steps_of_the_size_that_is_fastest_for_what_the_rows_sh
     assert told == [expected.mixed_step_tokens]
 
 
+def test_a_size_of_mixed_steps_that_the_engine_config_names_is_kept() -> None:
+    told: list[int] = []
+    mixes = threading.Event()
+
+    def mix(step_tokens: int) -> None:
+        told.append(step_tokens)
+        mixes.set()
+
+    choice = LaterChoice(small_engine(), LENGTHS, mix, mixed_step_tokens=256, cohort_rows=8)
+    watch_rows(choice, 8)
+    assert mixes.wait(60)
+    choice.close()
+    assert told == [256]
+
+
 def test_phases_that_are_faster_stay(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
