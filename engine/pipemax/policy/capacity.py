@@ -19,7 +19,7 @@ from pipemax.domain.workload import WorkloadSpec
 from pipemax.policy.compare import ChosenPolicy, verdict
 from pipemax.policy.measured_choice import fastest
 from pipemax.sim.machine import BLOCK_TOKENS, prefill_step_tokens
-from pipemax.sim.result import SimulationResult
+from pipemax.sim.result import SimulationResult, table_seconds
 from pipemax.sim.systems.continuous import ContinuousBatching, vllm_032
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
@@ -120,12 +120,13 @@ def plan_capacity(
         if (refusal := _refusal(node, model, layout)) is not None:
             not_possible.append(f"{layout}: {refusal}")
             continue
-        for size in host_memory_bytes or [node.host_memory_bytes]:
+        for index, size in enumerate(host_memory_bytes or [node.host_memory_bytes]):
             part = replace(node, host_memory_bytes=size).part(layout.gpus_per_engine)
             scenario = Scenario(
                 node=part, model=model, workload=_rows_to_simulate(part, model, layout, sample)
             )
-            for system in _systems(scenario, layout, with_stock=not options or options[-1].layout != layout):
+            # Stock vLLM keeps nothing on the host: one size is enough.
+            for system in _systems(scenario, layout, with_stock=index == 0):
                 result = system.result
                 hours = _hours(result, layout.replicas, rows)
                 option = CapacityOption(
@@ -240,12 +241,16 @@ def _at_best_size(
 
 
 def _hours(result: SimulationResult, replicas: int, rows: int) -> float:
-    """Return a table's hours: its bulk at the steady rate, and one drain, which all replicas have together."""
-    tokens = result.prompt_tokens + result.output_tokens
-    drain_s = result.seconds - result.steady_seconds
-    drain_tokens = tokens - result.steady_tokens_per_s * result.steady_seconds
-    bulk_tokens = max(0.0, rows * tokens / result.num_requests - replicas * drain_tokens)
-    return (bulk_tokens / (result.steady_tokens_per_s * replicas) + drain_s) / 3600.0
+    seconds = table_seconds(
+        rows,
+        replicas,
+        run_rows=result.num_requests,
+        run_tokens=result.prompt_tokens + result.output_tokens,
+        run_seconds=result.seconds,
+        steady_tokens=result.steady_tokens_per_s * result.steady_seconds,
+        steady_seconds=result.steady_seconds,
+    )
+    return seconds / 3600.0
 
 
 def limiting_factor(result: SimulationResult) -> str:

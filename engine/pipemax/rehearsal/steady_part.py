@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from pipemax.sim.result import table_seconds
+
 _SCHEDULER_LIMITS = 0.05
 _IDLE_LIMITS = 0.25
 _LINK_LIMITS = 0.8
@@ -75,19 +77,22 @@ def forecast_table(
     table_rows: int,
     num_engines: int,
 ) -> TableForecast:
-    """Extrapolate a run of ``run_rows`` rows on one engine to a table on ``num_engines``.
-
-    The bulk runs at the steady rate; the drain of the run is added once, since every engine has one at its end.
-    """
+    """Extrapolate a run of ``run_rows`` rows on one engine to a table on ``num_engines``."""
     rate = steady.tokens_per_s * num_engines
-    drain_s, drain_tokens = run_seconds - steady.seconds, (run_tokens - steady.tokens) * num_engines
-    tokens_per_row = run_tokens / run_rows
-    bulk_tokens = max(0.0, table_rows * tokens_per_row - drain_tokens)
+    seconds = table_seconds(
+        table_rows,
+        num_engines,
+        run_rows=run_rows,
+        run_tokens=run_tokens,
+        run_seconds=run_seconds,
+        steady_tokens=steady.tokens,
+        steady_seconds=steady.seconds,
+    )
     return TableForecast(
         tokens_per_s=rate,
-        rows_per_s=rate / tokens_per_row,
-        hours=(bulk_tokens / rate + drain_s) / 3600.0,
-        drain_s=drain_s,
+        rows_per_s=rate * run_rows / run_tokens,
+        hours=seconds / 3600.0,
+        drain_s=run_seconds - steady.seconds,
     )
 
 

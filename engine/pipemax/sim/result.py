@@ -130,6 +130,25 @@ class Progress:
             )
 
 
+def table_seconds(
+    table_rows: int,
+    num_engines: int,
+    *,
+    run_rows: int,
+    run_tokens: float,
+    run_seconds: float,
+    steady_tokens: float,
+    steady_seconds: float,
+) -> float:
+    """Extrapolate one engine's run to a table on ``num_engines``, and return its seconds.
+
+    The bulk runs at the steady rate; the drain of the run is added once, since every engine has one at its end.
+    """
+    drain_tokens = num_engines * (run_tokens - steady_tokens)
+    bulk_tokens = max(0.0, table_rows * run_tokens / run_rows - drain_tokens)
+    return bulk_tokens * steady_seconds / (steady_tokens * num_engines) + run_seconds - steady_seconds
+
+
 def summarize(
     system: str,
     workload: Workload,

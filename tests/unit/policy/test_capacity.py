@@ -61,12 +61,12 @@ def test_replicas_work_side_by_side_and_drain_together() -> None:
     workload = draw_workload(SHAREGPT, 200, np.random.default_rng(0))
     scenario = Scenario(node=node.part(2), model=small_model(), workload=workload)
     policy = vllm_032(option.chunk_tokens, max_num_seqs=1024, keeps_preempted=True)
-    alone = ContinuousBatching(scenario, policy).simulate()
-    assert option.tokens_per_s == pytest.approx(2 * alone.steady_tokens_per_s)
+    single = ContinuousBatching(scenario, policy).simulate()
+    assert option.tokens_per_s == pytest.approx(2 * single.steady_tokens_per_s)
     tokens = 1_000_000 * workload.total_tokens / 200
-    drain_s = alone.seconds - alone.steady_seconds
-    drained = workload.total_tokens - alone.steady_tokens_per_s * alone.steady_seconds
-    seconds = (tokens - 2 * drained) / (2 * alone.steady_tokens_per_s) + drain_s
+    drain_s = single.seconds - single.steady_seconds
+    drained = workload.total_tokens - single.steady_tokens_per_s * single.steady_seconds
+    seconds = (tokens - 2 * drained) / (2 * single.steady_tokens_per_s) + drain_s
     assert option.hours == pytest.approx(seconds / 3600)
 
 
