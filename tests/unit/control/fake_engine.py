@@ -30,6 +30,9 @@ from pipemax.domain.step_times import StepTimeModel
 from pipemax.domain.units import RequestId, ceil_div
 
 STEP_S = 0.01
+MAX_PREEMPTIONS = 100
+"""A run has no more. At one token a step and a preemption in a hundred steps, a prompt of 620 tokens would be begun
+some 500 times before it is complete."""
 
 
 def stage(
@@ -119,6 +122,7 @@ class FakeEngine:
     def __post_init__(self) -> None:
         self.controller = Controller(self.config, self.trace)
         self._in_flight: deque[tuple[StepPlan, list[tuple[RequestId, int, int]]]] = deque()
+        self._num_preemptions = 0
         self._block_tokens = self.config.block_tokens
         self._shares_by_itself = self.faults.cache_hit > 0
 
@@ -173,7 +177,8 @@ class FakeEngine:
             del self.sequences[request_id]
             self.aborted.add(request_id)
             self._apply([RequestAborted(request_id=request_id)])
-        if self.sequences and self._chance(self.faults.preempt):
+        if self.sequences and self._num_preemptions < MAX_PREEMPTIONS and self._chance(self.faults.preempt):
+            self._num_preemptions += 1
             request_id = self.rng.choice([*self.sequences])
             self._drop(self.sequences[request_id])
             self._apply([RequestPreempted(request_id=request_id)])
