@@ -1,8 +1,8 @@
 """Compare what one engine answers to the same prompts twice, with and without its KV going to the host and back.
 
 Steps of other sizes use other kernels, whose sums differ in the last bits; so two runs of the very same model may part
-where two tokens are nearly as likely. How far they differ by that alone is measured: two runs without any eviction,
-that differ in how many prompts run together. What goes beyond a few times that is a fault.
+where two tokens are nearly as likely. How far they differ by that alone is measured: runs without any eviction, that
+differ in how many prompts run together. What goes beyond a few times that is a fault.
 """
 
 import math
@@ -38,10 +38,15 @@ class Comparison:
     """Of log probabilities, up to where the tokens part."""
 
 
-def tolerance_of(reference: Sequence[Answer], again: Sequence[Answer]) -> float:
-    """Return how far log probabilities may differ, from two runs that no copy touched."""
+def tolerance_of(reference: Sequence[Answer], *others: Sequence[Answer]) -> float:
+    """Return how far log probabilities may differ, from runs that no copy touched."""
     noise = max(
-        (difference for pair in zip(reference, again, strict=True) for difference in _differences(*pair)),
+        (
+            difference
+            for again in others
+            for pair in zip(reference, again, strict=True)
+            for difference in _differences(*pair)
+        ),
         default=0.0,
     )
     return min(_MOST_TOLERANCE, max(_LEAST_TOLERANCE, TOLERANCE_OF_NOISE * noise))

@@ -47,6 +47,8 @@ _PROMPTS_PER_PREFETCH = 3
 more."""
 _LIKELIEST = 5
 """Tokens whose log probabilities are asked for, at each position."""
+_EVICTED_SHARE = 6
+"""With evictions the pool holds this part of what the prompts need, so about as many of them run at once."""
 _SHARE_OF_POOL = 0.8
 """Of the GPU's blocks, for all prompts together, so that none leaves it in the first runs."""
 _LEAST_HIDDEN = 0.8
@@ -131,10 +133,10 @@ class _TokenCheck:
         if len(self._prompts) < _FEWEST_PROMPTS:
             detail = f"the KV pools hold only {len(self._prompts)} requests, too few to compare"
             return [CheckPart(name="tokens", passed=False, detail=detail)]
-        half = len(self._prompts) // 2
-        reference = [*self._answer(self._prompts[:half]), *self._answer(self._prompts[half:])]
-        resize_gpu(self._engine, None)
-        tolerance = tolerance_of(reference, self._answer(self._prompts))
+        half, few = ceil_div(len(self._prompts), 2), max(1, len(self._prompts) // _EVICTED_SHARE)
+        reference = self._answer_in_groups(half)
+        at_once, few_at_once = self._answer_in_groups(len(self._prompts)), self._answer_in_groups(few)
+        tolerance = tolerance_of(reference, at_once, few_at_once)
         figures["tolerance of log probabilities"] = round(tolerance, 6)
         try:
             poison_prefetches(self._engine, is_on=True)
@@ -165,10 +167,18 @@ class _TokenCheck:
     def _blocks(self, prompt_tokens: int) -> int:
         return ceil_div(prompt_tokens + _OUTPUT_TOKENS, self._block_tokens) + 1
 
+    def _answer_in_groups(self, size: int) -> list[Answer]:
+        """Answer so many prompts at a time, with the whole pool and nothing cached."""
+        resize_gpu(self._engine, None)
+        answers: list[Answer] = []
+        for begin in range(0, len(self._prompts), size):
+            answers += self._answer(self._prompts[begin : begin + size])
+        return answers
+
     def _answer_evicted(self) -> list[Answer]:
         """Answer through a sixth of the blocks that the prompts need, or little more than the longest takes."""
         needs = [self._blocks(len(prompt)) for prompt in self._prompts]
-        resize_gpu(self._engine, max(sum(needs) // 6, max(needs) + 2))
+        resize_gpu(self._engine, max(sum(needs) // _EVICTED_SHARE, max(needs) + 2))
         return self._answer(self._prompts)
 
     def _answer(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
