@@ -25,8 +25,8 @@ Node = Annotated[
 Model = Annotated[
     str,
     typer.Option(
-        help="Model profile: llama2-70b, mixtral-8x7b, qwen3-8b, qwen3-32b, qwen3-235b-a22b, or a .yaml file of your "
-        "own."
+        help="Model profile: llama2-70b, mixtral-8x7b, qwen3-8b, qwen3-32b, qwen3-235b-a22b, gpt-oss-120b, or a "
+        ".yaml file of your own."
     ),
 ]
 KvDtype = Annotated[

@@ -176,6 +176,8 @@ class ModelSpec:
     """Bytes of one value of weights and activations."""
     kv_bytes_per_value: int | None = None
     """Bytes of one value of KV; ``None`` means ``bytes_per_value``."""
+    expert_bytes_per_value: float | None = None
+    """Bytes of one weight of an expert, scales included; ``None`` means ``bytes_per_value``."""
 
     def __post_init__(self) -> None:
         _check_positive(self)
@@ -192,8 +194,18 @@ class ModelSpec:
         return 3 * self.hidden_size * self.ffn_size
 
     @property
-    def params_per_layer(self) -> int:
-        return self.attention_params_per_layer + self.num_experts * self.expert_params
+    def expert_weight_bytes(self) -> float:
+        """The bytes of one expert of one layer; of a dense model, of the layer's feed-forward part."""
+        per_value = self.expert_bytes_per_value
+        return self.expert_params * (self.bytes_per_value if per_value is None else per_value)
+
+    @property
+    def layer_weight_bytes(self) -> float:
+        """The bytes of one layer's weights, all experts included."""
+        return (
+            self.attention_params_per_layer * self.bytes_per_value
+            + self.num_experts * self.expert_weight_bytes
+        )
 
     @property
     def head_params(self) -> int:
@@ -201,8 +213,12 @@ class ModelSpec:
         return self.vocab_size * self.hidden_size
 
     @property
-    def weight_bytes(self) -> int:
-        return self.bytes_per_value * (self.num_layers * self.params_per_layer + 2 * self.head_params)
+    def head_weight_bytes(self) -> int:
+        return self.head_params * self.bytes_per_value
+
+    @property
+    def weight_bytes(self) -> float:
+        return self.num_layers * self.layer_weight_bytes + 2 * self.head_weight_bytes
 
     @property
     def active_params(self) -> int:
@@ -273,9 +289,9 @@ def kv_capacity(
     layers = parallelism.layers_of(model)
     blocks = []
     for stage, num_layers in enumerate(layers):
-        params = num_layers * model.params_per_layer
-        params += model.head_params * ((stage == 0) + (stage == len(layers) - 1))
-        free_bytes = budget - params * model.bytes_per_value / parallelism.tensor
+        num_heads = (stage == 0) + (stage == len(layers) - 1)
+        weight_bytes = num_layers * model.layer_weight_bytes + num_heads * model.head_weight_bytes
+        free_bytes = budget - weight_bytes / parallelism.tensor
         kv_bytes = num_layers * model.kv_bytes_per_token_and_layer
         block_bytes = block_tokens * kv_bytes / model.kv_shards(parallelism.tensor)
         blocks.append(int(free_bytes // block_bytes))

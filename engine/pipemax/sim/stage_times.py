@@ -96,10 +96,10 @@ class StageTimes:
 
     def _linear_layer_s(self, tokens: int) -> float:
         gpu, model = self._node.gpu, self._model
-        params = float(model.attention_params_per_layer)
-        operations = params * product_tokens(gpu, tokens)
+        weight_bytes = float(model.attention_params_per_layer * model.bytes_per_value)
+        operations = model.attention_params_per_layer * product_tokens(gpu, tokens)
         if model.num_experts == 1:
-            params += model.expert_params
+            weight_bytes += model.expert_weight_bytes
             operations += model.expert_params * product_tokens(gpu, tokens)
         else:
             touched = model.num_experts * (
@@ -107,9 +107,9 @@ class StageTimes:
             )
             # Every touched expert pads its share: half a tile on average.
             padded = tokens * model.experts_per_token + touched * EXPERT_TILE_TOKENS / 2
-            params += touched * model.expert_params
+            weight_bytes += touched * model.expert_weight_bytes
             operations += model.expert_params * padded
-        weights_s = params * model.bytes_per_value / gpu.hbm_bytes_per_s
+        weights_s = weight_bytes / gpu.hbm_bytes_per_s
         compute_s = 2 * operations / gpu.flops_per_s
         return smooth_max_s(gpu, weights_s, compute_s) / self._tensor
 
@@ -123,6 +123,6 @@ class StageTimes:
         if outputs == 0:
             return 0.0
         gpu, params = self._node.gpu, self._model.head_params
-        weights_s = params * self._model.bytes_per_value / gpu.hbm_bytes_per_s
+        weights_s = self._model.head_weight_bytes / gpu.hbm_bytes_per_s
         compute_s = 2 * params * product_tokens(gpu, outputs) / gpu.flops_per_s
         return smooth_max_s(gpu, weights_s, compute_s) / self._tensor

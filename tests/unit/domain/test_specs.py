@@ -16,6 +16,7 @@ from pipemax.presets import build_spec, load_model, load_node, override, preset_
         ("qwen3-8b", 16.38, 147_456, 7.57),
         ("qwen3-32b", 65.5, 262_144, 32.0),
         ("qwen3-235b-a22b", 470.2, 192_512, 21.6),
+        ("gpt-oss-120b", 65.2, 73_728, 5.13),
     ],
 )
 def test_models_have_their_published_sizes(
@@ -25,6 +26,17 @@ def test_models_have_their_published_sizes(
     assert model.weight_bytes / 1e9 == pytest.approx(weight_gb, rel=0.002)
     assert model.kv_bytes_per_token == kv_bytes
     assert model.active_params / 1e9 == pytest.approx(active_billion, rel=0.02)
+
+
+def test_experts_of_fewer_bits_take_fewer_bytes_and_nothing_else_does() -> None:
+    own = load_model("mixtral-8x7b")
+    packed = replace(own, expert_bytes_per_value=0.5)
+    expert_bytes = own.num_layers * own.num_experts * own.expert_params * own.bytes_per_value
+    assert own.weight_bytes - packed.weight_bytes == pytest.approx(expert_bytes * 3 / 4)
+    assert replace(own, expert_bytes_per_value=2.0).weight_bytes == own.weight_bytes
+    assert packed.kv_bytes_per_token == own.kv_bytes_per_token
+    with pytest.raises(ValueError, match="expert_bytes_per_value is -1, must be above zero"):
+        replace(own, expert_bytes_per_value=-1)
 
 
 def test_fp8_kv_takes_half_the_bytes_and_leaves_the_weights_as_they_are() -> None:

@@ -14,7 +14,7 @@ def small_node(*, num_gpus: int = 4, host_gb: float = 64.0, kv_gb: float = 2.0) 
     """RTX 5090s that hold the first of ``num_gpus`` stages of ``small_model`` and ``kv_gb`` of its KV."""
     node, model = load_node("rtx5090x8"), small_model()
     first_layers = Parallelism(pipeline=num_gpus, tensor=1).layers_of(model)[0]
-    weights = (first_layers * model.params_per_layer + model.head_params) * model.bytes_per_value
+    weights = first_layers * model.layer_weight_bytes + model.head_weight_bytes
     memory = (weights + kv_gb * 1e9 + node.gpu_reserve_bytes) / node.gpu_memory_fraction
     return replace(
         node,

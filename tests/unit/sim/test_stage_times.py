@@ -47,7 +47,9 @@ def test_staircase_of_an_l20_is_met() -> None:
     assert max(errors) < 0.05
 
 
-@pytest.mark.parametrize("name", ["llama2-70b", "mixtral-8x7b", "qwen3-8b", "qwen3-32b", "qwen3-235b-a22b"])
+@pytest.mark.parametrize(
+    "name", ["llama2-70b", "mixtral-8x7b", "qwen3-8b", "qwen3-32b", "qwen3-235b-a22b", "gpt-oss-120b"]
+)
 def test_steps_never_get_shorter_with_more_work(name: str) -> None:
     times = StageTimes(load_node("rtx5090x8"), load_model(name), Parallelism(pipeline=8, tensor=1))
 
@@ -57,6 +59,21 @@ def test_steps_never_get_shorter_with_more_work(name: str) -> None:
     by_batch = [step_s(batch, 1000) for batch in range(1, 600, 7)]
     assert by_batch == sorted(by_batch)
     assert step_s(64, 20_000) < step_s(64, 40_000)
+
+
+def test_experts_of_fewer_bits_are_read_faster_and_compute_no_faster() -> None:
+    node = load_node("h100x8")
+    layout = Parallelism(pipeline=1, tensor=1)
+    own = load_model("mixtral-8x7b")
+    packed = replace(own, expert_bytes_per_value=0.5)
+
+    def step_s(model: ModelSpec, tokens: int) -> float:
+        return StageTimes(node, model, layout).stage_s(StepWork(prefill_tokens=tokens))[0]
+
+    assert step_s(packed, 16) < 0.5 * step_s(own, 16), "reading weights is all of it"
+    assert step_s(packed, 16384) == pytest.approx(step_s(own, 16384), rel=0.05), (
+        "arithmetic is nearly all of it"
+    )
 
 
 def test_only_the_last_stage_has_the_head_and_layers_are_uneven() -> None:

@@ -47,7 +47,7 @@ class Placement:
 def _placements(scenario: Scenario) -> list[Placement]:
     """Return divisions of one GPU between weights and KV, by how much of the host share is used for KV."""
     node, model = scenario.node, scenario.model
-    layer_bytes = model.params_per_layer * model.bytes_per_value
+    layer_bytes = model.layer_weight_bytes
     free_bytes = node.gpu.memory_bytes * node.gpu_memory_fraction - node.gpu_reserve_bytes
     free_bytes -= BUFFERED_LAYERS * layer_bytes
     if free_bytes <= 0:
@@ -55,7 +55,7 @@ def _placements(scenario: Scenario) -> list[Placement]:
     host_tokens = int(node.host_kv_bytes / node.num_gpus / model.kv_bytes_per_token)
     choices = []
     for weight_share in np.linspace(0.0, 1.0, 21).tolist():
-        weights = min(weight_share * free_bytes, float(model.weight_bytes))
+        weights = min(weight_share * free_bytes, model.weight_bytes)
         gpu_tokens = int((free_bytes - weights) / model.kv_bytes_per_token)
         for host_share in (0.0, 0.1, 0.25, 0.5, 1.0):
             tokens = int(host_share * host_tokens)
