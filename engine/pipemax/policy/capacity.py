@@ -117,36 +117,60 @@ def plan_capacity(
     options: list[CapacityOption] = []
     not_possible: list[str] = []
     for layout in possible_layouts(node, gpus_per_engine):
-        if (refusal := _refusal(node, model, layout)) is not None:
+        if (refusal := layout_refusal(node, model, layout)) is not None:
             not_possible.append(f"{layout}: {refusal}")
             continue
         for index, size in enumerate(host_memory_bytes or [node.host_memory_bytes]):
-            part = replace(node, host_memory_bytes=size).part(layout.gpus_per_engine)
-            scenario = Scenario(
-                node=part, model=model, workload=_rows_to_simulate(part, model, layout, sample)
-            )
             # Stock vLLM keeps nothing on the host: one size is enough.
-            for system in _systems(scenario, layout, with_stock=index == 0):
-                result = system.result
-                hours = _hours(result, layout.replicas, rows)
-                option = CapacityOption(
-                    layout=layout,
-                    policy=system.policy,
-                    batching=system.batching,
-                    chunk_tokens=system.chunk_tokens,
-                    host_memory_bytes=size,
-                    tokens_per_s=result.steady_tokens_per_s * layout.replicas,
-                    mean_decode_batch=result.mean_decode_batch,
-                    hours=hours,
-                    cost=hours * price_per_hour,
-                    limited_by=limiting_factor(result),
-                )
-                options.append(option)
+            options += options_of(
+                replace(node, host_memory_bytes=size),
+                model,
+                layout,
+                sample,
+                rows=rows,
+                price_per_hour=price_per_hour,
+                with_stock=index == 0,
+            )
     if not options:
         raise ValueError("; ".join(not_possible))
     options.sort(key=lambda option: -option.tokens_per_s)
     chosen, reason = _choose(options)
     return CapacityPlan(rows=rows, options=options, chosen=chosen, reason=reason, not_possible=not_possible)
+
+
+def options_of(
+    node: NodeSpec,
+    model: ModelSpec,
+    layout: Layout,
+    sample: Workload,
+    *,
+    rows: int,
+    price_per_hour: float = 0.0,
+    with_stock: bool = True,
+    with_pipemax: bool = True,
+) -> list[CapacityOption]:
+    """Simulate a layout that ``layout_refusal`` allows, under each policy, for a table of ``rows`` rows like these."""
+    part = node.part(layout.gpus_per_engine)
+    scenario = Scenario(node=part, model=model, workload=_rows_to_simulate(part, model, layout, sample))
+    options = []
+    for system in _systems(scenario, layout, with_stock=with_stock, with_pipemax=with_pipemax):
+        result = system.result
+        hours = _hours(result, layout.replicas, rows)
+        options.append(
+            CapacityOption(
+                layout=layout,
+                policy=system.policy,
+                batching=system.batching,
+                chunk_tokens=system.chunk_tokens,
+                host_memory_bytes=node.host_memory_bytes,
+                tokens_per_s=result.steady_tokens_per_s * layout.replicas,
+                mean_decode_batch=result.mean_decode_batch,
+                hours=hours,
+                cost=hours * price_per_hour,
+                limited_by=limiting_factor(result),
+            )
+        )
+    return options
 
 
 def possible_layouts(node: NodeSpec, gpus_per_engine: Sequence[int] = ()) -> list[Layout]:
@@ -165,7 +189,7 @@ def possible_layouts(node: NodeSpec, gpus_per_engine: Sequence[int] = ()) -> lis
     ]
 
 
-def _refusal(node: NodeSpec, model: ModelSpec, layout: Layout) -> str | None:
+def layout_refusal(node: NodeSpec, model: ModelSpec, layout: Layout) -> str | None:
     """Return why no engine of this layout can run the model, or None."""
     tensor, pipeline = layout.tensor_parallel, layout.pipeline_parallel
     if model.num_heads % tensor:
@@ -201,7 +225,7 @@ class _System:
     result: SimulationResult
 
 
-def _systems(scenario: Scenario, layout: Layout, *, with_stock: bool) -> list[_System]:
+def _systems(scenario: Scenario, layout: Layout, *, with_stock: bool, with_pipemax: bool) -> list[_System]:
     """Simulate one engine under each policy that can run it."""
     found: list[_System] = []
     if with_stock:
@@ -215,7 +239,7 @@ def _systems(scenario: Scenario, layout: Layout, *, with_stock: bool) -> list[_S
             ).simulate(),
         )
         found.append(_System(policy=ChosenPolicy.VLLM, batching=None, chunk_tokens=tokens, result=result))
-    if layout.tensor_parallel > 1 or layout.pipeline_parallel == 1:
+    if not with_pipemax or layout.tensor_parallel > 1 or layout.pipeline_parallel == 1:
         return found  # PipeMax needs several stages, and shares no layer among GPUs
     phases = PipeMaxSystem(scenario, PipeMaxOptions()).simulate()
     size = prefill_step_tokens(scenario.node, scenario.model)

@@ -107,6 +107,30 @@ def load_workload(name: str) -> WorkloadSpec:
     return build_spec(WorkloadSpec, read_preset("workloads", name), f"workload profile {name}")
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFigures:
+    """What a kind of GPU achieves, for machines without a profile."""
+
+    name: str
+    """Part of the name that the driver gives it."""
+    hbm_bytes_per_s: float
+    flops_per_s: float
+    nvlink_bus_bytes_per_s: float
+    """Bus bandwidth of an all-reduce over NVLink; 0 for GPUs without."""
+
+
+def gpu_figures(driver_name: str) -> GpuFigures | None:
+    """Return the figures of the GPU that the driver calls so, ``None`` for one that ``gpus.yaml`` does not list."""
+    listed = yaml.safe_load(files(__name__).joinpath("gpus.yaml").read_text(encoding="utf-8"))
+    found = next((values for values in listed if _is_part(values["name"], driver_name)), None)
+    return None if found is None else build_spec(GpuFigures, found, f"gpus.yaml: {driver_name}")
+
+
+def _is_part(words: str, driver_name: str) -> bool:
+    """Tell whether the name holds these words whole: L4 is no part of L40S."""
+    return f" {words} " in f" {driver_name} "
+
+
 def override(spec: Spec, values: Mapping[str, float]) -> Spec:
     """Return a copy with numbers replaced, named by dotted paths: ``{"all_reduce.bus_bytes_per_s": 10e9}``."""
     for path, value in values.items():

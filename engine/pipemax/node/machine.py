@@ -1,0 +1,137 @@
+"""Describes this machine's GPUs and links as a node profile, by NVIDIA's own tool: for choices before any measurement.
+
+The rates of a known kind of GPU come from ``presets/gpus.yaml``, its memory and PCIe link from the driver, and whether
+the GPUs have NVLink or share a switch from the driver's topology. Nothing is measured, and nothing is loaded.
+"""
+
+import csv
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pipemax.domain.specs import AllReduceSpec, NodeSpec
+from pipemax.domain.units import GIB
+from pipemax.presets import gpu_figures, load_node
+
+_REFERENCE = "l20x8"
+"""The profile that gives what neither the driver nor ``gpus.yaml`` says."""
+_MIB = 1024**2
+_QUERY = (
+    "--query-gpu=uuid,name,memory.total,pcie.link.gen.max,pcie.link.width.max",
+    "--format=csv,noheader,nounits",
+)
+_TOPOLOGY = ("topo", "-m")
+_TIMEOUT_S = 60.0
+_LANE_BYTES_PER_S = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+"""Of one PCIe lane and direction, by generation."""
+_LINK_EFFICIENCY = 0.82
+"""Of the lanes' rate, as the shipped profiles have it (0.81 to 0.87)."""
+_DUPLEX = 1.6
+"""Both directions together, relative to one, as in the shipped profiles."""
+_SAME_SWITCH = ("PIX", "PXB")
+
+Run = Callable[[Sequence[str]], str]
+
+
+def machine_profile(
+    environ: Mapping[str, str],
+    gpus: Sequence[str],
+    *,
+    run: Run | None = None,
+    meminfo: Path = Path("/proc/meminfo"),
+) -> NodeSpec:
+    """Return the profile of the ``gpus`` (UUIDs) that an engine of this environment may use.
+
+    ``run`` calls ``nvidia-smi`` with these arguments and returns what it prints. Raise ``ValueError`` that says what is
+    not known: no driver, GPUs of several kinds, MIG instances, or a kind of GPU without figures.
+    """
+    run = run or _nvidia_smi(environ)
+    rows = [row for row in csv.reader(run(_QUERY).splitlines(), skipinitialspace=True) if row]
+    mine = [row for row in rows if row[0] in set(gpus)]
+    if not mine or len(mine) != len(gpus):
+        raise ValueError("the driver does not describe all of the GPUs that this engine may use")
+    kinds = {tuple(row[1:]) for row in mine}
+    if len(kinds) > 1:
+        raise ValueError(f"its GPUs are of several kinds: {', '.join(sorted({row[1] for row in mine}))}")
+    ((name, memory_mib, generation, width),) = kinds
+    figures = gpu_figures(name)
+    if figures is None:
+        raise ValueError(f"the rates of a {name} are not known (presets/gpus.yaml lists the known GPUs)")
+    reference = load_node(_REFERENCE)
+    link_rate = _link_bytes_per_s(generation, width) or reference.link.host_to_gpu_bytes_per_s
+    cells = _topology(run(_TOPOLOGY), [index for index, row in enumerate(rows) if row[0] in set(gpus)])
+    has_nvlink = bool(cells) and all(cell.startswith("NV") for row in cells for cell in row)
+    peer_rate = min(reference.link.peer_bytes_per_s, link_rate)
+    all_reduce = replace(reference.all_reduce, bus_bytes_per_s=peer_rate)
+    if has_nvlink and figures.nvlink_bus_bytes_per_s:
+        peer_rate = figures.nvlink_bus_bytes_per_s
+        all_reduce = AllReduceSpec(
+            bus_bytes_per_s=peer_rate, latency_s=load_node("h100x8").all_reduce.latency_s
+        )
+    return replace(
+        reference,
+        name=f"{len(mine)} × {name}",
+        num_gpus=len(mine),
+        gpu=replace(
+            reference.gpu,
+            name=name,
+            memory_bytes=int(memory_mib) * _MIB,
+            hbm_bytes_per_s=figures.hbm_bytes_per_s,
+            flops_per_s=figures.flops_per_s,
+        ),
+        link=replace(
+            reference.link,
+            host_to_gpu_bytes_per_s=link_rate,
+            gpu_to_host_bytes_per_s=link_rate,
+            duplex_bytes_per_s=_DUPLEX * link_rate,
+            peer_bytes_per_s=peer_rate,
+        ),
+        gpus_per_root=1 + max((sum(cell in _SAME_SWITCH for cell in row) for row in cells), default=0),
+        root_bytes_per_s=link_rate,
+        host_memory_bytes=_host_memory_bytes(meminfo),
+        all_reduce=all_reduce,
+    )
+
+
+def _link_bytes_per_s(generation: str, width: str) -> float | None:
+    """Return the rate of a PCIe link, ``None`` where the driver does not say (``[N/A]``)."""
+    if not (generation.isdigit() and width.isdigit()) or int(generation) not in _LANE_BYTES_PER_S:
+        return None
+    return _LINK_EFFICIENCY * int(width) * _LANE_BYTES_PER_S[int(generation)]
+
+
+def _topology(text: str, indices: Sequence[int]) -> list[list[str]]:
+    """Return how each of the GPUs reaches each other one (``NV18``, ``PIX``, ``NODE``, ``SYS``); empty if unknown."""
+    wanted = [f"GPU{index}" for index in indices]
+    table = [line.split() for line in text.replace("\x1b[4m", "").replace("\x1b[0m", "").splitlines()]
+    header = next((row for row in table if row and row[0] == "GPU0"), None)
+    rows = {row[0]: row[1:] for row in table if row and row is not header}
+    if header is None or not all(name in header and name in rows for name in wanted):
+        return []
+    columns = {name: header.index(name) for name in wanted}
+    return [[rows[one][columns[other]] for other in wanted if other != one] for one in wanted]
+
+
+def _host_memory_bytes(meminfo: Path) -> float:
+    for line in meminfo.read_text(encoding="ascii").splitlines():
+        if line.startswith("MemTotal:"):
+            return float(line.split()[1]) * 1024
+    return 64.0 * GIB
+
+
+def _nvidia_smi(environ: Mapping[str, str]) -> Run:
+    command = shutil.which("nvidia-smi", path=environ.get("PATH"))
+    if command is None:
+        raise ValueError("there is no NVIDIA driver")
+
+    def run(arguments: Sequence[str]) -> str:
+        try:
+            return subprocess.run(
+                [command, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+            ).stdout
+        except (OSError, subprocess.SubprocessError) as error:
+            raise ValueError(f"nvidia-smi {' '.join(arguments[:1])} failed: {error}") from error
+
+    return run

@@ -1,0 +1,119 @@
+"""Shapes read from Hugging Face's own configuration classes, compared with the profiles that ship."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from transformers import (
+    BambaConfig,
+    DeepseekV3Config,
+    Gemma3Config,
+    GptOssConfig,
+    LlamaConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    T5Config,
+)
+
+from pipemax.checkpoint.model_shapes import model_shapes
+from pipemax.domain.specs import KvCacheDtype, ModelSpec
+from pipemax.presets import load_model
+
+
+def shapes(config: PreTrainedConfig, **settings: Any) -> ModelSpec:
+    return model_shapes("x", config, **{"dtype": "auto", **settings})
+
+
+@pytest.mark.parametrize(
+    ("config", "shipped"),
+    [
+        (
+            LlamaConfig(
+                num_hidden_layers=80,
+                hidden_size=8192,
+                num_attention_heads=64,
+                num_key_value_heads=8,
+                intermediate_size=28672,
+                vocab_size=32000,
+            ),
+            "llama2-70b",
+        ),
+        (MixtralConfig(num_key_value_heads=8, vocab_size=32000), "mixtral-8x7b"),
+        (
+            Qwen3Config(
+                num_hidden_layers=36,
+                hidden_size=4096,
+                num_attention_heads=32,
+                num_key_value_heads=8,
+                head_dim=128,
+                intermediate_size=12288,
+                vocab_size=151936,
+            ),
+            "qwen3-8b",
+        ),
+        (
+            Qwen3MoeConfig(
+                num_hidden_layers=94,
+                hidden_size=4096,
+                num_attention_heads=64,
+                num_key_value_heads=4,
+                head_dim=128,
+                moe_intermediate_size=1536,
+                num_experts=128,
+                num_experts_per_tok=8,
+                vocab_size=151936,
+            ),
+            "qwen3-235b-a22b",
+        ),
+        (GptOssConfig(quantization_config={"quant_method": "mxfp4"}), "gpt-oss-120b"),
+    ],
+)
+def test_configurations_give_the_profiles_that_ship(config: PreTrainedConfig, shipped: str) -> None:
+    assert replace(shapes(config), name=shipped) == load_model(shipped)
+
+
+def test_a_multimodal_model_has_the_shapes_of_its_text_part() -> None:
+    config = Gemma3Config()
+    assert shapes(config).num_layers == config.get_text_config().num_hidden_layers
+
+
+@pytest.mark.parametrize(
+    ("quantization", "expected"),
+    [
+        ({"quant_method": "fp8"}, 1.0),
+        ({"quant_method": "gptq", "bits": 4}, 0.5),
+        ({"quant_method": "awq", "bits": 4}, 0.5),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8}}},
+            },
+            1.0,
+        ),
+    ],
+)
+def test_quantized_weights_have_their_bytes(quantization: dict[str, Any], expected: float) -> None:
+    model = shapes(LlamaConfig(quantization_config=quantization))
+    assert (model.expert_bytes_per_value, model.bytes_per_value) == (expected, 2)
+
+
+def test_types_of_weights_and_of_kv_are_the_engines() -> None:
+    assert shapes(LlamaConfig(), dtype="float32").bytes_per_value == 4
+    assert shapes(LlamaConfig(), kv_cache_dtype=KvCacheDtype.FP8).kv_value_bytes == 1
+    assert shapes(LlamaConfig()).kv_value_bytes == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (DeepseekV3Config(), r"no decoder with plain attention \(kv_lora_rank\)"),
+        (BambaConfig(), r"no decoder with plain attention \(mamba_d_state\)"),
+        (T5Config(), "it has an encoder"),
+        (LlamaConfig(quantization_config={"quant_method": "new"}), "quantized by 'new' are not known"),
+    ],
+)
+def test_what_a_profile_cannot_describe_is_refused(config: PreTrainedConfig, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        shapes(config)

@@ -1,0 +1,92 @@
+"""The layout that is chosen, against every layout's own simulation."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pipemax.config import Policy
+from pipemax.domain.specs import AllReduceSpec, NodeSpec
+from pipemax.policy.capacity import Layout, layout_refusal, options_of, possible_layouts
+from pipemax.policy.compare import WORTHWHILE_GAIN
+from pipemax.policy.layout_choice import FixedLayout, LayoutChoice, choose_layout
+from pipemax.presets import load_workload
+from pipemax.sim.workloads import draw_workload
+from tests.unit.sim.machines import small_model, small_node
+
+SAMPLE = draw_workload(load_workload("sharegpt"), 120, np.random.default_rng(0))
+ANY = FixedLayout()
+
+
+def chosen_on(node: NodeSpec, *, fixed: FixedLayout = ANY, policy: Policy = Policy.AUTO) -> LayoutChoice:
+    return choose_layout(node, small_model(), SAMPLE, rows=100_000, fixed=fixed, policy=policy)
+
+
+def test_the_fastest_of_all_layouts_is_chosen_and_the_second_is_named() -> None:
+    node = small_node(num_gpus=4, kv_gb=12.0)
+    choice = chosen_on(node, policy=Policy.VLLM)
+    rates = {
+        option.layout: option.tokens_per_s
+        for layout in possible_layouts(node)
+        if str(layout) not in " ".join(choice.not_possible)
+        for option in options_of(node, small_model(), layout, SAMPLE, rows=100_000, with_pipemax=False)
+    }
+    by_speed = sorted(rates, key=lambda layout: -rates[layout])
+    assert choice.best is not None
+    assert choice.second is not None
+    assert [choice.layout, choice.second.layout] == by_speed[:2]
+    assert choice.reason.startswith(
+        f"{choice.layout}: simulated {rates[choice.layout]:,.0f} tokens/s (stock vLLM"
+    )
+    assert f"second {by_speed[1]}" in choice.reason
+
+
+def test_a_fast_all_reduce_makes_tensor_parallelism_win() -> None:
+    slow = small_node(num_gpus=4, kv_gb=2.0)
+    slow = replace(slow, all_reduce=AllReduceSpec(bus_bytes_per_s=1e9, latency_s=1e-3))
+    fast = replace(slow, all_reduce=AllReduceSpec(bus_bytes_per_s=1e15, latency_s=0.0))
+    one_engine = FixedLayout(replicas=1)
+    assert chosen_on(slow, fixed=one_engine, policy=Policy.VLLM).layout.tensor_parallel == 1
+    assert chosen_on(fast, fixed=one_engine, policy=Policy.VLLM).layout.tensor_parallel == 4
+
+
+def test_what_the_config_fixes_is_kept() -> None:
+    node = small_node(num_gpus=4, kv_gb=12.0)
+    for layout in possible_layouts(node):
+        fixed = FixedLayout(
+            replicas=layout.replicas,
+            tensor_parallel=layout.tensor_parallel,
+            pipeline_parallel=layout.pipeline_parallel,
+        )
+        if layout_refusal(node, small_model(), layout) is not None:
+            with pytest.raises(ValueError, match=f"no layout of small runs small: {layout}: "):
+                chosen_on(node, fixed=fixed)
+            continue
+        choice = chosen_on(node, fixed=fixed)
+        assert choice.layout == layout
+        assert choice.best is None, "nothing is simulated where nothing is open"
+    assert chosen_on(node, fixed=FixedLayout(pipeline_parallel=2)).layout.pipeline_parallel == 2
+
+
+def test_one_gpu_has_one_layout() -> None:
+    choice = chosen_on(small_node(num_gpus=1, kv_gb=12.0))
+    assert choice.layout == Layout(replicas=1, tensor_parallel=1, pipeline_parallel=1)
+    assert choice.reason == "1 × tp 1 × pp 1: the only layout possible"
+
+
+def test_pipemax_has_to_be_worth_it() -> None:
+    node = small_node(num_gpus=4, kv_gb=0.8)
+    choice = chosen_on(node)
+    stock = chosen_on(node, policy=Policy.VLLM).best
+    pipemax = chosen_on(node, policy=Policy.PIPEMAX).best
+    assert stock is not None
+    assert pipemax is not None
+    faster = pipemax.tokens_per_s >= WORTHWHILE_GAIN * stock.tokens_per_s
+    assert choice.best == (pipemax if faster else stock)
+
+
+def test_a_layout_that_gpus_cannot_make_is_refused_by_name() -> None:
+    with pytest.raises(
+        ValueError, match=r"no layout of .* runs .*: none of 4 GPUs fits pipeline_parallel_size 3"
+    ):
+        chosen_on(small_node(num_gpus=4, kv_gb=12.0), fixed=FixedLayout(pipeline_parallel=3))
