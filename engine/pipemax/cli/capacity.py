@@ -1,6 +1,8 @@
 """``pipemax plan-capacity``: a table's hours and cost on nodes, for every layout, with PipeMax and with stock vLLM."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +18,19 @@ from pipemax.cli.common import (
     one_line_errors,
     write_json,
 )
+from pipemax.cli.fleet import (
+    Budget,
+    CommitEvery,
+    DoneBy,
+    FleetNodes,
+    FleetQuestion,
+    LostPerHour,
+    SpeedSpread,
+    StartUp,
+    fleet_json,
+    fleet_lines,
+    fleet_question,
+)
 from pipemax.domain.specs import KvCacheDtype
 
 if TYPE_CHECKING:
@@ -24,6 +39,7 @@ if TYPE_CHECKING:
     from pipemax.domain.specs import NodeSpec
     from pipemax.domain.workload import WorkloadSpec
     from pipemax.policy.capacity import CapacityOption, CapacityPlan
+    from pipemax.policy.fleet import FleetRun
 
 _GB = 1e9
 
@@ -87,6 +103,13 @@ def plan_capacity(
     seed: Seed = 0,
     kv_dtype: KvDtype = KvCacheDtype.AUTO,
     changes: Changes = None,
+    nodes: FleetNodes = None,
+    done_by: DoneBy = None,
+    budget: Budget = None,
+    start_up: StartUp = None,
+    speed_spread: SpeedSpread = None,
+    lost_per_hour: LostPerHour = None,
+    commit_every: CommitEvery = None,
     json_file: JsonFile = None,
 ) -> None:
     """Estimate a table's hours and cost on a node or several kinds of node, and say which layout and policy to run.
@@ -94,6 +117,7 @@ def plan_capacity(
     Simulates a sample of rows with the table's length statistics under each layout (replicas × tensor parallelism ×
     pipeline stages) and policy, each with its fastest size of a step, which takes up to some minutes. The sample's
     steady rate counts for the bulk of the table, and its drain once. A replica is an executor with tp × pp GPUs.
+    Of --nodes, --done-by and --budget one gives the others for a fleet of nodes that run the chosen option.
 
     Example: pipemax plan-capacity --rows 10000000 --price 20 --prompt-mean 500 --prompt-median 400
     """
@@ -110,8 +134,20 @@ def plan_capacity(
             {"mean": prompt_mean, "median": prompt_median},
             {"mean": output_mean, "median": output_median},
         )
+        question = fleet_question(
+            nodes=nodes,
+            done_by=done_by,
+            budget=budget,
+            start_up=start_up,
+            speed_spread=speed_spread,
+            lost_per_hour=lost_per_hour,
+            commit_every=commit_every,
+            seed=seed,
+            prices=price,
+            now=datetime.now().astimezone(),
+        )
         console = Console(width=None if Console().is_terminal else FILE_COLUMNS)
-        plans: list[tuple[str, CapacityPlan]] = []
+        plans: list[_NodePlan] = []
         for name, hourly in zip(node, price, strict=True):
             spec = changed_node(name, changes or [])
             with console.status(f"simulating {spec.name}, which takes some minutes"):
@@ -126,22 +162,46 @@ def plan_capacity(
                     sample_rows=sample,
                     seed=seed,
                 )
-            plans.append((spec.name, plan))
             console.print(_table(plan, spec, kv_dtype))
             console.print(f"chosen: {plan.chosen}. {plan.reason}.", highlight=False)
             for reason in plan.not_possible:
                 console.print(f"left out: {reason}", highlight=False)
+            fleet = None if question is None else question.answer(rows, plan.chosen, hourly)
+            plans.append(_NodePlan(node=spec.name, plan=plan, price_per_hour=hourly, fleet=fleet))
+            if question is not None and fleet is not None:
+                for line in fleet_lines(fleet, question, spec.name, hourly):
+                    console.print(line, highlight=False)
         if len(plans) > 1:
             console.print(_comparison(plans), highlight=False)
         if json_file:
             write_json(
                 json_file,
                 [
-                    _json_object(name, option, plan, kv_dtype)
-                    for name, plan in plans
-                    for option in plan.options
+                    _json_object(node_plan, option, question, kv_dtype)
+                    for node_plan in plans
+                    for option in node_plan.plan.options
                 ],
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NodePlan:
+    """The options of one kind of node, and the fleet of such nodes if one is asked for."""
+
+    node: str
+    plan: "CapacityPlan"
+    price_per_hour: float
+    fleet: "FleetRun | None"
+
+    @property
+    def hours(self) -> float:
+        return self.plan.chosen.hours if self.fleet is None else self.fleet.hours
+
+    @property
+    def cost(self) -> float:
+        if self.fleet is None:
+            return self.plan.chosen.cost
+        return self.fleet.hours * self.fleet.nodes * self.price_per_hour
 
 
 def length_statistics(
@@ -189,22 +249,27 @@ def _table(plan: "CapacityPlan", node: "NodeSpec", kv_dtype: KvCacheDtype) -> "T
     return sheet
 
 
-def _comparison(plans: "Sequence[tuple[str, CapacityPlan]]") -> str:
-    def figures(entry: "tuple[str, CapacityPlan]") -> str:
-        return f"{entry[0]}, {entry[1].chosen.hours:,.1f} hours for {entry[1].chosen.cost:,.0f}"
+def _comparison(plans: Sequence[_NodePlan]) -> str:
+    def figures(plan: _NodePlan) -> str:
+        nodes = "" if plan.fleet is None else f"{plan.fleet.nodes:,} × "
+        return f"{nodes}{plan.node}, {plan.hours:,.1f} hours for {plan.cost:,.0f}"
 
-    cheapest = min(plans, key=lambda entry: entry[1].chosen.cost)
-    fastest = min(plans, key=lambda entry: entry[1].chosen.hours)
+    cheapest = min(plans, key=lambda plan: plan.cost)
+    fastest = min(plans, key=lambda plan: plan.hours)
     if cheapest is fastest:
         return f"cheapest and fastest: {figures(cheapest)}"
     return f"cheapest: {figures(cheapest)}; fastest: {figures(fastest)}"
 
 
 def _json_object(
-    node: str, option: "CapacityOption", plan: "CapacityPlan", kv_dtype: KvCacheDtype
+    node_plan: _NodePlan, option: "CapacityOption", question: FleetQuestion | None, kv_dtype: KvCacheDtype
 ) -> dict[str, Any]:
+    is_chosen = option is node_plan.plan.chosen
+    fleet = None
+    if is_chosen and question is not None and node_plan.fleet is not None:
+        fleet = fleet_json(node_plan.fleet, question, node_plan.price_per_hour)
     return {
-        "node": node,
+        "node": node_plan.node,
         "kv_dtype": kv_dtype.value,
         "replicas": option.layout.replicas,
         "tensor_parallel": option.layout.tensor_parallel,
@@ -218,5 +283,6 @@ def _json_object(
         "hours": round(option.hours, 4),
         "cost": round(option.cost, 4),
         "limited_by": option.limited_by,
-        "chosen": option is plan.chosen,
+        "chosen": is_chosen,
+        "fleet": fleet,
     }

@@ -17,6 +17,7 @@ from pipemax.domain.plan import Batching
 from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism, kv_capacity
 from pipemax.domain.workload import WorkloadSpec
 from pipemax.policy.compare import ChosenPolicy, verdict
+from pipemax.policy.fleet import NodeWork
 from pipemax.policy.measured_choice import fastest
 from pipemax.sim.machine import BLOCK_TOKENS, prefill_step_tokens
 from pipemax.sim.result import SimulationResult, table_seconds
@@ -74,6 +75,8 @@ class CapacityOption:
     """Of the whole table, with the drain at its end; without starting engines, and reading and writing the table."""
     cost: float
     limited_by: str
+    work: NodeWork
+    """What a fleet of such nodes is predicted by."""
 
     def __str__(self) -> str:
         how = "stock vLLM" if self.batching is None else f"PipeMax, {self.batching}"
@@ -168,6 +171,7 @@ def options_of(
                 hours=hours,
                 cost=hours * price_per_hour,
                 limited_by=limiting_factor(result),
+                work=_node_work(result, layout, scenario, holds_on_host=system.batching is not None),
             )
         )
     return options
@@ -275,6 +279,25 @@ def _hours(result: SimulationResult, replicas: int, rows: int) -> float:
         steady_seconds=result.steady_seconds,
     )
     return seconds / 3600.0
+
+
+def _node_work(
+    result: SimulationResult, layout: Layout, scenario: Scenario, *, holds_on_host: bool
+) -> NodeWork:
+    """Return a node's rate and drain. Its engines hold as many rows as fill the pools that they use."""
+    tokens_per_row = (result.prompt_tokens + result.output_tokens) / result.num_requests
+    parallelism = Parallelism(pipeline=layout.pipeline_parallel, tensor=layout.tensor_parallel)
+    capacity = kv_capacity(scenario.node, scenario.model, parallelism, block_tokens=BLOCK_TOKENS)
+    held_tokens = capacity.gpu_tokens
+    if holds_on_host:
+        held_tokens = max(held_tokens, capacity.host_blocks * capacity.block_tokens)
+    steady_rows = result.steady_tokens_per_s * result.steady_seconds / tokens_per_row
+    return NodeWork(
+        rows_per_s=layout.replicas * result.steady_tokens_per_s / tokens_per_row,
+        drain_s=result.seconds - result.steady_seconds,
+        drain_rows=layout.replicas * (result.num_requests - steady_rows),
+        held_rows=layout.replicas * held_tokens / tokens_per_row,
+    )
 
 
 def limiting_factor(result: SimulationResult) -> str:
