@@ -105,8 +105,8 @@ def _option(panel: str, text: str, **rest: Any) -> Option:
 
 OPTIONS: dict[str, Option] = {
     "input": _option(_INPUT, "Delta table, by path or name; or Parquet, CSV or JSON files, by path."),
-    "output": _option(_INPUT, "Delta table, by path or name; made where it is missing."),
-    "input_format": _option(_INPUT, "delta, parquet, csv or json; default: by what is there."),
+    "output": _option(_INPUT, "Delta table, by path or name; created if it does not exist."),
+    "input_format": _option(_INPUT, "delta, parquet, csv or json; default: inferred from the input."),
     "input_option": _option(
         _INPUT,
         "KEY=VALUE for Spark's reader, such as sep=;. May be repeated.",
@@ -115,117 +115,129 @@ OPTIONS: dict[str, Option] = {
     ),
     "id_columns": _option(
         _INPUT,
-        "Columns that tell rows apart, comma-separated; default: the whole row's content.",
+        "Columns that identify a row, comma-separated; default: the whole row's content.",
         given=str,
         read=read_names,
     ),
-    "where": _option(_INPUT, "Only input rows that this SQL condition takes, such as lang = 'en'."),
+    "where": _option(_INPUT, "SQL condition that selects input rows, such as lang = 'en'."),
     "select": _option(
         _INPUT,
-        "Input columns that go to the output, comma-separated; default: all. Needs --id-columns.",
+        "Input columns to copy to the output, comma-separated; default: all. Needs --id-columns.",
         given=str,
         read=read_names,
     ),
-    "limit": _option(_INPUT, "At most so many new rows in this run.", min=1),
+    "limit": _option(_INPUT, "Maximum number of new rows in this run.", min=1),
     "incremental": _option(
-        _INPUT, "Only what was appended to the input, a Delta table, since the last such run."
+        _INPUT,
+        "Annotate only rows that were appended to the input (a Delta table) since the last incremental run.",
     ),
     "skip_changes": _option(
-        _INPUT, "With --incremental: pass over commits that updated or deleted rows of the input."
+        _INPUT, "With --incremental: skip commits that updated or deleted rows of the input."
     ),
-    "prompt_column": _option(_PROMPT, "Column that is the prompt."),
-    "messages_column": _option(_PROMPT, "Column of conversations, array<struct<role, content>>."),
+    "prompt_column": _option(_PROMPT, "Column that holds the prompt."),
+    "messages_column": _option(_PROMPT, "Column that holds conversations: array<struct<role, content>>."),
     "template": _option(
         _PROMPT,
-        "Prompt with {column} in it. {{ and }} are braces, \\n is a line break.",
+        "Prompt with {column} placeholders. Write {{ and }} for braces, \\n for a line break.",
         read=lambda given: given.replace("\\n", "\n"),
     ),
-    "system": _option(_PROMPT, "System message before every prompt."),
+    "system": _option(_PROMPT, "System message to put before every prompt."),
     "overrides_column": _option(
         _PROMPT,
-        "Column with a row's own max_tokens, temperature, top_p, top_k, seed or stop: a struct of any.",
+        "Struct column with per-row values for any of max_tokens, temperature, top_p, top_k, seed and stop.",
     ),
-    "model": _option(_MODEL, "Checkpoint directory or hub name; may stand in --engine instead.", given=str),
+    "model": _option(
+        _MODEL, "Checkpoint directory or hub name; may be set in the --engine file instead.", given=str
+    ),
     "engine": _option(
         _MODEL,
-        "File with the engine config, YAML; every field has a default.",
+        "YAML file with the engine config; every field except model has a default.",
         given=str,
         read_with_session=_read_engine_file,
     ),
     "engine_python": _option(
-        _MODEL, "Python of the environment with vLLM, on the executors; default: the tasks' own."
+        _MODEL, "Path on the executors of a Python that has vLLM; default: the Python of Spark's tasks."
     ),
-    "max_tokens": _option(_MODEL, "Most output tokens of a row.", min=1),
-    "temperature": _option(_MODEL, "0 is greedy."),
-    "top_p": _option(_MODEL, "Keep the likeliest tokens up to this share."),
-    "top_k": _option(_MODEL, "Keep so many likeliest tokens; 0 keeps all."),
-    "seed": _option(_MODEL, "Makes sampling repeatable."),
+    "max_tokens": _option(_MODEL, "Maximum output tokens per row.", min=1),
+    "temperature": _option(_MODEL, "Sampling temperature; 0 is greedy."),
+    "top_p": _option(_MODEL, "Sample only from the likeliest tokens, up to this total probability."),
+    "top_k": _option(_MODEL, "Sample only from this many likeliest tokens; 0 means all."),
+    "seed": _option(_MODEL, "Seed that makes sampling repeatable."),
     "stop": _option(_MODEL, "Stop string. May be repeated.", given=list[str], read=tuple),
     "response_format": _option(
         _MODEL,
-        "What every output must be: a JSON schema, ai_query's envelope of one, or a Spark type such as "
-        "STRUCT<label: STRING>; as text, or the file that holds it.",
+        "Format that every output must follow: a JSON schema, a schema in ai_query's envelope, or a Spark type such "
+        "as STRUCT<label: STRING>; given as text or as a file.",
         given=str,
         read_with_session=_read_response_format,
     ),
     "on_error": _option(
         _ROWS,
-        "row: keep a failed row with its error; fail: end the job at the first one.",
+        "row: keep a failed row with its error; fail: end the job at the first failed row.",
         given=str,
         show=str,
         read=OnError.of,
     ),
     "max_error_rate": _option(
-        _ROWS, "After 1,000 rows, a larger share of error rows ends the job.", min=0.0, max=1.0
+        _ROWS,
+        "Maximum share of error rows; from 1,000 rows on, a larger share ends the job.",
+        min=0.0,
+        max=1.0,
     ),
-    "retry_errors": _option(_ROWS, "Retry error rows of earlier runs."),
+    "retry_errors": _option(_ROWS, "Retry error rows from earlier runs."),
     "redo_changed": _option(
         _ROWS,
-        "Annotate again rows whose prompt or overrides have changed under the same id, and replace their old rows.",
+        "Annotate rows again if their prompt or overrides changed under the same id, and replace the old rows.",
     ),
     "new_spec": _option(
-        _ROWS, "Annotate all rows in a new way (model, prompt, schema, sampling) beside the old ones."
+        _ROWS,
+        "Annotate all rows in a new way (model, prompt, schema, sampling), and keep the old rows next to them.",
     ),
     "commit_every": _option(
         _RUN,
-        "How often finished rows are committed, or less often to keep the engines fed: 15m, 900s, 1h.",
+        "How often to commit finished rows: 15m, 900s, 1h. Commits are less frequent if that keeps the engines busy.",
         given=str,
         show=lambda default: f"{default // timedelta(minutes=1)}m",
         read=read_duration,
     ),
     "compact": _option(
         _RUN,
-        "Compact the output's small files at the end, by Delta's OPTIMIZE; each chunk leaves one per task.",
+        "Compact the output's small files at the end with Delta's OPTIMIZE; each chunk leaves one file per task.",
     ),
     "group_by_prefix": _option(
-        _RUN, "Sort the rows by prompt, so that the engine reads a beginning that many share once."
+        _RUN, "Sort the rows by prompt, so that the engine reads a prefix that many prompts share only once."
     ),
     "work_dir": _option(
-        _RUN, "Storage for work in progress that all executors see; default: in the output's directory."
+        _RUN,
+        "Storage for work in progress, visible to all executors; default: inside the output's directory.",
     ),
-    "checkpoint": _option(
-        _RUN, "Directory for the checkpoints of --incremental; default: in the work directory."
-    ),
+    "checkpoint": _option(_RUN, "Checkpoint directory of --incremental; default: inside the work directory."),
     "mlflow_experiment": _option(
         _RUN,
-        "MLflow experiment, or '' to record nothing; the store is MLFLOW_TRACKING_URI, or next to the output.",
+        "MLflow experiment; '' records nothing. The store is MLFLOW_TRACKING_URI, or a file next to the output.",
     ),
-    "price_per_hour": _option(_RUN, "Of the whole cluster; shows what the run costs.", min=0.0),
+    "price_per_hour": _option(
+        _RUN, "Price per hour of the whole cluster; the report then shows what the run costs.", min=0.0
+    ),
     "collector_port": _option(
         _RUN,
-        "Port of the driver to which engines report; default: one that is free. Name one where a firewall stands "
-        "between executors and driver.",
+        "Driver port that engines report to; default: any free port. Set it if there is a firewall between executors "
+        "and driver.",
         min=0,
         max=65535,
         show_default=False,
     ),
-    "gold_column": _option(_RUN, "Column of right answers, for the schema's property of the same name."),
-    "no_sample": _option(
-        _RUN, "Show no rows, and quote no prompt and no output, in the report, in errors and in logs."
+    "gold_column": _option(
+        _RUN, "Column of right answers, to compare with the schema's property of the same name."
     ),
-    "summary": _option(_RUN, "Write the totals to this file, as JSON."),
-    "log_dir": _option(_RUN, "Logs; default: PIPEMAX_LOG_DIR, or logs next to the output.", given=Path),
-    "dry_run": _option(_RUN, "Check everything, count rows and tokens, start no engine."),
+    "no_sample": _option(
+        _RUN, "Show no rows and quote no prompts or outputs, in the report, in errors and in logs."
+    ),
+    "summary": _option(_RUN, "Write the totals to this file as JSON."),
+    "log_dir": _option(
+        _RUN, "Directory for logs; default: PIPEMAX_LOG_DIR, or logs next to the output.", given=Path
+    ),
+    "dry_run": _option(_RUN, "Check everything and count rows and tokens, but start no engine."),
 }
 """Options by name, in the order of ``--help``."""
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich", add_completion=False)
 log = logging.getLogger(__name__)
 
-_RESUME = "Finished chunks are committed; the same command goes on from there."
+_RESUME = "Finished chunks are committed; run the same command again to continue."
 
 
 def _print_version(asked: bool) -> None:
@@ -83,8 +83,8 @@ def _parameters(*kinds: type) -> list[inspect.Parameter]:
 def annotate(**given: Any) -> None:
     """Annotate every row of a table with a language model, through Spark.
 
-    The output has the input's columns and a struct, [b]annotation[/b]. Run the same command again after anything: it
-    does what is left.
+    The output has the input's columns and a struct column, [b]annotation[/b]. Whatever ends a run, run the same command
+    again: it annotates only the rows that are left.
 
     [b]Examples[/b]
 

@@ -174,8 +174,8 @@ def annotated_schema(
 
     if find_field(output_column, input_schema) is not None:
         raise JobError(
-            f"the input has a column {output_column!r} already, which is what the result's column is called; "
-            "rename or drop it first"
+            f"the input already has a column {output_column!r}, which is the name of the result's column; rename or "
+            "drop it first"
         )
     annotation = from_arrow_type(annotation_type(generation), prefer_timestamp_ntz=False)
     return StructType([*input_schema.fields, StructField(output_column, annotation)])
@@ -210,7 +210,7 @@ def generation_values(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_work_dir(spark: "SparkSession", work_dir: str | None, resume: str | None) -> None:
     if resume is not None and work_dir is None:
-        raise JobError(f"resume={resume!r} names what is kept in work_dir; give that too")
+        raise JobError(f"resume={resume!r} names work that is kept in work_dir; give work_dir too")
     if resume is not None and not re.fullmatch(r"\w[\w.-]*", resume):
         raise JobError(f"resume={resume!r} must be a name of letters, digits, '_', '-' and '.'")
     if work_dir is None:

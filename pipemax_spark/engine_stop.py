@@ -62,8 +62,8 @@ def stop_engines(spark: "SparkSession", *, force: bool = False, timeout_s: float
     seen, unreached = _visit_executors(spark, Visit(force=force), timeout_s)
     if not force and (use := _use_text(seen)):
         raise JobError(
-            f"{use}: wait for those tasks or cancel their job; force=True stops their engine, which tasks that still "
-            "run then start again. Nothing was stopped"
+            f"{use}: wait for those tasks or cancel their job; force=True stops their engine, and tasks that are "
+            "still running start it again. Nothing was stopped"
         )
     servers = frozenset(row["server"] for row in seen if row["server"] is not None)
     if servers:

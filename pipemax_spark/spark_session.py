@@ -38,9 +38,9 @@ ARROW_BATCH_ROWS = 1_024
 """Tasks read ahead by one Arrow batch; with Spark's default of 10,000 rows, long prompts would take a lot of memory per
 slot."""
 _NEEDS_CLASSIC = (
-    "The job needs a classic session: it reads Delta's log, watches its tasks and hears its engines in the driver, "
-    "which Connect does not reach. Run it by spark-submit or on dedicated compute. annotate() and pipemax_udf() work "
-    "over Connect, where the server's executors have this package"
+    "The job needs a classic session: it reads Delta's log, watches its tasks and receives its engines' reports in "
+    "the driver, which Connect does not reach. Run it with spark-submit or on dedicated compute. annotate() and "
+    "pipemax_udf() work over Connect if the server's executors have this package"
 )
 SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 LOCAL_SNAPSHOT_PARTITIONS = 4
@@ -217,7 +217,7 @@ def check_session(session: "SparkSession") -> None:
     package = _delta_package(session.version)
     if package is None:
         raise JobError(
-            f"no Delta release is known here for Spark {session.version}; use Spark {', '.join(DELTA_PACKAGES)}"
+            f"no known Delta release fits Spark {session.version}; use Spark {', '.join(DELTA_PACKAGES)}"
         )
     raise JobError(
         f"Delta is not on the class path of Spark {session.version}; start the job with: spark-submit --packages "

@@ -117,7 +117,7 @@ def _parsed(text: str, session: "Callable[[], SparkSession] | None") -> "DataTyp
     if SparkSession.getActiveSession() is None:
         if session is None:
             raise JobError(
-                f"response-format {_shown(text)} is a Spark type, which a Spark session reads; make one"
+                f"response-format {_shown(text)} is a Spark type, which only a Spark session can parse; create one"
             )
         session()
     try:
@@ -137,7 +137,7 @@ def _of_type(kind: "DataType") -> str:
 
     if not isinstance(kind, DataType):
         raise ValueError(
-            f"response-format is a {type(kind).__name__}; give a dict, a text or a DataType of Spark's"
+            f"response-format is a {type(kind).__name__}; give a dict, a string or a Spark DataType"
         )
     schema = _schema_of(kind, "response-format")
     compile_schema(schema)
@@ -174,8 +174,8 @@ def _schema_of(kind: "DataType", where: str) -> dict[str, Any]:
         case _ if kind.simpleString() in _LEAVES:
             return _LEAVES[kind.simpleString()]
     raise ValueError(
-        f"{where} is {kind.simpleString()}, which no JSON output can be; the types are STRUCT with fields, ARRAY, "
-        f"MAP<STRING, …>, DECIMAL, {', '.join(name.upper() for name in _LEAVES)}"
+        f"{where} is {kind.simpleString()}, which JSON output cannot represent; the types are STRUCT with fields, "
+        f"ARRAY, MAP<STRING, …>, DECIMAL, {', '.join(name.upper() for name in _LEAVES)}"
     )
 
 

@@ -112,7 +112,7 @@ def annotate_table(
         except BaseException as error:
             if is_interrupt(error):
                 terminal.say(
-                    "", "Interrupted. Finished chunks are committed; the same call goes on from there."
+                    "", "Interrupted. Finished chunks are committed; make the same call again to continue."
                 )
                 raise KeyboardInterrupt from error
             if not isinstance(error, Exception):

@@ -70,7 +70,7 @@ def pipemax_udf(
 
     spark = SparkSession.getActiveSession()
     if spark is None:
-        raise JobError("there is no Spark session; make one before pipemax_udf")
+        raise JobError("there is no Spark session; create one before you call pipemax_udf")
     return _udf(
         spark,
         model=model,
@@ -279,7 +279,7 @@ def _request_columns(given: Columns) -> dict[str, pa.Array]:
     prompts, *rest = given if isinstance(given, tuple) else (given,)
     if len(rest) > 1:
         raise JobError(
-            f"the function takes prompts, and if wanted a struct of options; it was given {len(given)} columns"
+            f"the function takes prompts and, optionally, a struct of options; it was given {len(given)} columns"
         )
     is_text = pa.types.is_string(prompts.type) or pa.types.is_large_string(prompts.type)
     columns = {"prompt" if is_text else "messages": prompts}

@@ -69,16 +69,16 @@ class RowLengths(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     prompt_tokens: tuple[int, ...] = Field(
-        min_length=1, description="Of sampled rows, a shared prefix included."
+        min_length=1, description="Prompt lengths of sampled rows, including a shared prefix."
     )
     shared_prefix_tokens: int = Field(0, ge=0, description="Leading tokens that all prompts have in common.")
-    max_tokens: int = Field(ge=1, description="Most output tokens of a row.")
+    max_tokens: int = Field(ge=1, description="Maximum output tokens per row.")
     mean_output_tokens: float | None = Field(
         None,
         gt=0.0,
-        description="Output tokens that a row is expected to have; default: a quarter of max_tokens.",
+        description="Expected output tokens per row; default: a quarter of max_tokens.",
     )
-    rows: int | None = Field(None, ge=1, description="Rows of the table.")
+    rows: int | None = Field(None, ge=1, description="Rows in the table.")
 
 
 class VirtualNodeConfig(BaseModel):
@@ -91,11 +91,11 @@ class VirtualNodeConfig(BaseModel):
         min_length=1, description="Profile of the model that the node runs: a shipped one or a .yaml file."
     )
     output_tokens: int | str = Field(
-        description="Tokens of each answer, or a workload profile whose lengths are drawn by the prompt; at most the "
-        "row's max_tokens."
+        description="Tokens in each answer, or a workload profile from which each prompt's answer length is drawn; "
+        "at most the row's max_tokens."
     )
     stretch: float = Field(
-        1.0, gt=0.0, allow_inf_nan=False, description="Seconds of the wall clock for a second of the node."
+        1.0, gt=0.0, allow_inf_nan=False, description="Wall-clock seconds for each second on the node."
     )
 
     @field_validator("output_tokens")
@@ -135,16 +135,15 @@ class EngineConfig(BaseModel):
         "once, simulates both on a sample of the rows, and takes the faster.",
     )
     dtype: str = Field(
-        "auto", description="Weights and activations: auto (the checkpoint's), bfloat16, float16, float32."
+        "auto",
+        description="Type of weights and activations: auto (the checkpoint's), bfloat16, float16, float32.",
     )
     kv_cache_dtype: KvCacheDtype = Field(
         KvCacheDtype.AUTO,
-        description="KV cache: auto (as the checkpoint says, otherwise dtype), fp8, fp8_e4m3 or fp8_e5m2. FP8 takes "
-        "half the bytes of 16-bit KV in the pools and in copies, and changes answers.",
+        description="Type of the KV cache: auto (the checkpoint's, otherwise dtype), fp8, fp8_e4m3 or fp8_e5m2. FP8 "
+        "takes half the bytes of 16-bit KV, in the pools and in copies, and changes answers.",
     )
-    quantization: str | None = Field(
-        None, description="A vLLM quantization method; default: what the checkpoint says."
-    )
+    quantization: str | None = Field(None, description="vLLM quantization method; default: the checkpoint's.")
     pipeline_parallel_size: int | None = Field(
         None,
         ge=1,
@@ -153,15 +152,19 @@ class EngineConfig(BaseModel):
     )
     tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share each stage.")
     max_model_len: int | None = Field(
-        None, ge=2, description="Longest prompt plus output, tokens; default: the model's own limit."
+        None,
+        ge=2,
+        description="Maximum length of prompt plus output in tokens; default: the model's own limit.",
     )
     max_num_seqs: int | None = Field(
         None,
         ge=1,
-        description="Most requests in one step; default: vLLM's for offline batches on the device.",
+        description="Maximum requests in one step; default: vLLM's for offline batches on the device.",
     )
     max_num_batched_tokens: int | None = Field(
-        None, ge=1, description="Most tokens in one step; default: vLLM's for offline batches on the device."
+        None,
+        ge=1,
+        description="Maximum tokens in one step; default: vLLM's for offline batches on the device.",
     )
     block_size: int | None = Field(
         None, ge=1, description="Tokens in one KV block; default: vLLM's for the device."
@@ -175,13 +178,14 @@ class EngineConfig(BaseModel):
     host_kv_gib: float | None = Field(
         None,
         gt=0.0,
-        description="policy pipemax: host memory of each stage for KV in GiB, of each GPU where several share one; "
-        "default: 4 times cpu_kv_gib, and on GPUs their share of half of what is available.",
+        description="policy pipemax: host memory for each stage's KV in GiB (for each GPU's, if several share a "
+        "stage); default: 4 times cpu_kv_gib, and on GPUs their share of half of the available memory.",
     )
     kv_offload: KvOffload = Field(
         KvOffload.AFTER_STEP,
         description="policy pipemax: when new KV is copied to the host: after_step, or per_layer (after each layer's "
-        "attention, close to PipeMax, §3.4.2; to compare, for on GPUs it makes full CUDA graphs piecewise).",
+        "attention, close to PipeMax, §3.4.2; meant for comparison, because on GPUs it makes full CUDA graphs "
+        "piecewise).",
     )
     batching: BatchingChoice = Field(
         BatchingChoice.AUTO,
@@ -193,46 +197,48 @@ class EngineConfig(BaseModel):
     mixed_step_tokens: int | None = Field(
         None,
         ge=1,
-        description="policy pipemax and auto: most tokens of a mixed step; default: the fastest by simulations of the "
-        "measured engine, and max_num_batched_tokens while nothing is measured.",
+        description="policy pipemax and auto: maximum tokens of a mixed step; default: the fastest in simulations of "
+        "the measured engine, or max_num_batched_tokens while nothing is measured.",
     )
     num_batches: int | None = Field(
         None,
         ge=1,
-        description="policy pipemax: decode batches in rotation; default: the steps that can be in flight, at least 2.",
+        description="policy pipemax: decode batches in rotation; default: the number of steps that can be in flight, "
+        "at least 2.",
     )
     calibration: Path | None = Field(
         None,
-        description="policy pipemax and auto: a file of pipemax calibrate; default: what this machine measured before.",
+        description="policy pipemax and auto: a file written by pipemax calibrate; default: what this machine "
+        "measured earlier.",
     )
     calibrate_at_start_s: float = Field(
         15.0,
         ge=0.0,
-        description="policy pipemax and auto: seconds to measure step times in at an engine's first start, if nothing "
-        "is known of it; 0 begins with a guess and learns while running.",
+        description="policy pipemax and auto: seconds for measuring step times at an engine's first start, if "
+        "nothing is known about it; 0 starts with a guess and learns while running.",
     )
     check_at_start: bool = Field(
         True,
-        description="policy pipemax and auto: at an engine's first start on a machine, prove with its own copies and "
-        "tokens that PipeMax is right there, and do not run it otherwise.",
+        description="policy pipemax and auto: at an engine's first start on a machine, check with its own copies and "
+        "tokens that PipeMax gives right results there, and do not run it otherwise.",
     )
     row_lengths: RowLengths | None = Field(
-        None, description="policy auto: lengths of the rows; default: what the job samples."
+        None, description="policy auto: lengths of the rows; default: a sample that the job draws."
     )
     enable_prefix_caching: bool = Field(True, description="Keep the KV of shared prompt prefixes.")
     enforce_eager: bool | None = Field(
         None,
         description="Run without compiling or CUDA graphs: starts sooner, runs slower; default: on a CPU only.",
     )
-    chat: ChatMode = Field(ChatMode.AUTO, description="Wrap plain prompts into the model's chat template.")
+    chat: ChatMode = Field(ChatMode.AUTO, description="Wrap plain prompts in the model's chat template.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the checkpoint.")
-    seed: int = Field(0, ge=0, description="Seed of the engine itself; rows have their own.")
+    seed: int = Field(0, ge=0, description="Seed of the engine itself; rows have their own seeds.")
     vllm: dict[str, Any] = Field(
         default_factory=dict, description="Further arguments of vLLM's EngineArgs, by their Python names."
     )
     virtual_node: VirtualNodeConfig | None = Field(
         None,
-        description="Run vLLM's core over a node that is not there; model gives only the tokenizer. Nothing is "
+        description="Run vLLM's core over a simulated node; model then gives only the tokenizer. Nothing is "
         "computed, and every answer says so. Default: a real engine.",
     )
 
@@ -248,7 +254,7 @@ class EngineConfig(BaseModel):
     def _token_is_not_written_down(cls, arguments: dict[str, Any]) -> dict[str, Any]:
         if arguments.get("hf_token"):
             raise ValueError(
-                "hf_token would stand in logs and in MLflow; leave it out and set the variable HF_TOKEN for the "
+                "hf_token would appear in logs and in MLflow; leave it out and set the variable HF_TOKEN for the "
                 "executors, from your cluster's store of secrets"
             )
         return arguments
@@ -322,7 +328,7 @@ def require_free_connector(arguments: dict[str, Any]) -> None:
     for name in ("kv_transfer_config", "kv_offloading_size"):
         if arguments.get(name) is not None:
             raise ValueError(
-                f"policy pipemax keeps KV in host memory by a KV connector of its own, and {name} names another: leave "
+                f"policy pipemax keeps KV in host memory with its own KV connector, and {name} names another: leave "
                 "it out, or set policy: vllm"
             )
 

@@ -93,7 +93,7 @@ def parse(text: str, parser: Parser) -> object:
     try:
         value = json.loads(text, parse_constant=_no_constant)
     except ValueError as error:
-        raise ValueError(f"the output is no JSON ({error}); was it cut by max_tokens?") from error
+        raise ValueError(f"the output is not JSON ({error}); did max_tokens cut it off?") from error
     except RecursionError:
         raise ValueError("the output is JSON nested too deeply to be parsed") from None
     return parser.convert(value, "output")
@@ -158,7 +158,7 @@ def _compile_object(schema: Mapping[str, Any], place: _Place) -> Parser:
     for name in properties:
         if (other := by_lower.setdefault(name.lower(), name)) != name:
             raise ValueError(
-                f"{place.path} has the properties {other!r} and {name!r}, which differ by case alone: no table can "
+                f"{place.path} has the properties {other!r} and {name!r}, which differ only in case: no table can "
                 "hold both; rename one"
             )
     parts = tuple((name, _compile(part, place.below(f".{name}"))) for name, part in properties.items())
@@ -177,7 +177,9 @@ def _compile_spark_type(name: object, kind: object, place: _Place) -> Parser:
     if found := _DECIMAL.fullmatch(str(name)):
         precision, scale = int(found[1]), int(found[2])
         if not 1 <= precision <= 38 or scale > precision:
-            raise ValueError(f"{place.path} has the {SPARK_TYPE} {name!r}; digits may be 1 to 38 in all")
+            raise ValueError(
+                f"{place.path} has the {SPARK_TYPE} {name!r}; it may have 1 to 38 digits in total"
+            )
         expected, parser = "string", Decimal(precision, scale)
     elif isinstance(name, str) and name in SPARK_TYPES:
         expected, parser = SPARK_TYPES[name]

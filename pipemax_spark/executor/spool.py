@@ -95,7 +95,9 @@ class Spool:
                 self._write()
             except _STORAGE_ERRORS as error:
                 log.warning(
-                    "completions are spooled no more, for %s cannot be written: %s", self._directory, error
+                    "completions are no longer spooled, because %s cannot be written: %s",
+                    self._directory,
+                    error,
                 )
                 return
 
@@ -148,13 +150,11 @@ def _read(directory: str, most_bytes: int) -> Iterator[pa.Table]:
         try:
             table = pq.read_table(file.path, schema=SPOOL_SCHEMA, filesystem=storage)
         except _STORAGE_ERRORS as error:
-            log.warning("%s is passed over, its rows are done again: %s", file.path, error)
+            log.warning("%s is skipped, and its rows are annotated again: %s", file.path, error)
             continue
         num_bytes += table.nbytes
         if num_bytes > most_bytes:
-            log.warning(
-                "%s and what follows is passed over: only %d MB are read", file.path, most_bytes >> 20
-            )
+            log.warning("%s and what follows is skipped: at most %d MB are read", file.path, most_bytes >> 20)
             return
         yield table
 

@@ -91,7 +91,7 @@ def _stop(files: ServerFiles, server: ProcessIdentity) -> None:
         _ask(files, ServerAction.SHUTDOWN)
     except STREAM_ERRORS as error:
         if files.socket.exists():
-            kill_server(server, f"it is to be stopped and does not answer: {error}")
+            kill_server(server, f"it should stop and does not answer: {error}")
     deadline_s = time.monotonic() + END_S
     while server.is_running():
         if time.monotonic() > deadline_s:

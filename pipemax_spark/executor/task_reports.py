@@ -97,5 +97,5 @@ class TaskReporter:
                 wait_s = JobOutlook.from_bytes(answer.body.to_pybytes()).report_after_s
                 self._not_before_s = max(self._not_before_s, time.monotonic() + wait_s)
         except (flight.FlightError, pa.ArrowException, OSError) as error:
-            log.warning("the collector cannot be reached, this task reports no more: %s", error)
+            log.warning("the collector cannot be reached, and this task stops reporting to it: %s", error)
             self._collector = None

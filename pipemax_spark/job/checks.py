@@ -51,7 +51,7 @@ def check_job(
     if options.incremental and source.version is None:
         raise JobError(
             f"--incremental reads what was appended to a Delta table, but the input is {source.description}; leave it "
-            "out: a run without it also does only what is left"
+            "out: a run without it also annotates only the rows that are left"
         )
     source = replace(source, rows=rows_where(source.rows, options.where))
     schema, id_columns = _check_columns(source, options)
@@ -74,8 +74,8 @@ def check_job(
     terminal.say("Model", f"{reply.model}, prompt and output at most {reply.max_model_len:,} tokens")
     if (node := reply.engine.get("virtual_node")) is not None:
         terminal.warn(
-            f"NOTHING IS COMPUTED: the engines run on the virtual node {node['node']} as if with {node['model']}, and "
-            "all answers are made up"
+            f"NOTHING IS COMPUTED: the virtual node {node['node']} stands in for GPUs with {node['model']}, and all "
+            "answers are made up"
         )
     spec = AnnotationSpec.of(
         reply,
@@ -190,6 +190,6 @@ def _check_spec(spec: AnnotationSpec, table: DeltaTable, *, allows_new: bool) ->
     latest = AnnotationSpec.from_json(list(known.values())[-1])
     raise JobError(
         f"output {table.name!r} holds rows that were annotated in another way: "
-        f"{'; '.join(spec.changes_from(latest))}. Name another output, or give --new-spec to annotate all rows "
-        f"anew beside the old ones ({ANNOTATION}.spec_hash tells them apart)"
+        f"{'; '.join(spec.changes_from(latest))}. Name another output, or give --new-spec to annotate all rows again "
+        f"and keep the old ones ({ANNOTATION}.spec_hash distinguishes them)"
     )

@@ -18,7 +18,7 @@ def print_dry_run(
     """Print what the job would do if it ran now; the first sampled prompt only if ``shows_prompt``."""
     to_do = rows_left if limit is None else min(rows_left, limit)
 
-    terminal.say("Output", f"{output}: {rows_in - rows_left:,} rows done before, {to_do:,} to do")
+    terminal.say("Output", f"{output}: {rows_in - rows_left:,} rows done earlier, {to_do:,} to do")
     if counted := reply.prompt_tokens:
         mean, too_long = sum(counted) / len(counted), sum(count == 0 for count in counted)
         basis = (
@@ -28,9 +28,9 @@ def print_dry_run(
         )
         terminal.say(
             "Tokens",
-            f"about {mean * to_do:,.0f} of prompts, {mean:,.1f} a row, at most {max(counted):,} ({basis})",
+            f"about {mean * to_do:,.0f} in prompts, {mean:,.1f} per row, at most {max(counted):,} ({basis})",
         )
-        terminal.say("", f"at most {max_tokens * to_do:,} generated, {max_tokens:,} a row")
+        terminal.say("", f"at most {max_tokens * to_do:,} generated, {max_tokens:,} per row")
         if too_long:
             terminal.say(
                 "", f"{too_long:,} of these rows would be error rows: no prompt, or one that is too long"

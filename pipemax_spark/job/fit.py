@@ -61,7 +61,7 @@ def check_columns_fit(
     if held is not None:
         for name, of_table, of_answers in _conflicts(ANNOTATION, held.dataType, answers[ANNOTATION].dataType):
             raise JobError(
-                f"output {table.name!r} has a column {name!r} of type {of_table.simpleString()}, which is to be of "
+                f"output {table.name!r} has a column {name!r} of type {of_table.simpleString()}, which must be of "
                 f"type {of_answers.simpleString()}; drop it, or name another output"
             )
     compared = input_schema.names if options.redo_changed or not id_columns else id_columns
@@ -93,8 +93,8 @@ def check_rows_fit(table: DeltaTable, rows: "DataFrame") -> None:
     told = [f"{rule.name}: {count:,}" for (rule, _), count in zip(broken, counts, strict=True) if count]
     if told:
         raise JobError(
-            f"output {table.name!r} does not take all rows that are to be done; rows that break its rules, by rule: "
-            f"{'; '.join(told)}. Leave them out with --where, mend them, or change the rule. Nothing was annotated"
+            f"output {table.name!r} would reject some of the rows to annotate; rows that break its rules, by rule: "
+            f"{'; '.join(told)}. Exclude them with --where, fix them, or change the rule. Nothing was annotated"
         )
 
 
@@ -123,7 +123,7 @@ def _check_no_padding(table: DeltaTable, known: "StructType", compared: "Sequenc
         if re.search(r"\bchar\(", kind) and kind != field.metadata.get(_STRING_TYPE):
             raise JobError(
                 f"column {field.name!r} of output {table.name!r} is {kind}, which pads values with blanks, so rows "
-                "could not be found again by it; make it string or varchar, or give --id-columns without it"
+                "could not be matched by it; make it string or varchar, or give --id-columns without it"
             )
 
 
@@ -139,7 +139,7 @@ def _check_not_null(table: DeltaTable, known: "StructType", input_schema: "Struc
     if missing and not _GENERATED & table.features():
         raise JobError(
             f"output {table.name!r} has a NOT NULL column {missing[0]!r}, which the input's rows lack: add it to the "
-            "input (or to --select), or drop its NOT NULL"
+            "input (or to --select), or drop the NOT NULL constraint"
         )
 
 

@@ -144,15 +144,15 @@ def _told(name: str, checkpoint: str) -> Iterator[None]:
         text = str(error)
         if any(code in text for code in _CHANGES):
             raise JobError(
-                f"rows of input {name!r} were updated or deleted since the last run, but --incremental follows appends "
-                "only. Give --skip-changes to pass over the commits that did so, or run once without --incremental "
+                f"rows of input {name!r} were updated or deleted since the last run, but --incremental follows only "
+                "appends. Give --skip-changes to skip those commits, or run once without --incremental "
                 f"({_cause(text)})"
             ) from error
         if _DELTA_CODE.search(text):
             raise JobError(
-                f"input {name!r} cannot be followed from the checkpoint {checkpoint}: {_cause(text)}. Run the job "
-                "again if the table was changed just now; else delete the checkpoint: a new one begins at the table's "
-                "start, and rows that the output holds are not done again"
+                f"input {name!r} cannot be followed from the checkpoint {checkpoint}: {_cause(text)}. If the table "
+                "was changed just now, run the job again; otherwise delete the checkpoint: a new one begins at the "
+                "table's start, and rows that the output holds are not annotated again"
             ) from error
         raise
 

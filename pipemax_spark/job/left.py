@@ -75,12 +75,12 @@ def check_ids(rows: "DataFrame", id_columns: Sequence[str], *, shows_values: boo
     examples = f": {shown}" if shows_values else ""
     if any(row[name] is None for row in wrong for name in id_columns):
         raise JobError(
-            f"id-columns {', '.join(id_columns)} hold nulls{examples}. Every row needs an id: fill them, or leave "
-            "id-columns out (rows are then told apart by their content, and counted)"
+            f"id-columns {', '.join(id_columns)} hold nulls{examples}. Every row needs an id: fill them in, or leave "
+            "id-columns out (rows are then matched by content, with multiplicity)"
         )
     raise JobError(
-        f"ids are not unique{examples}. Remove the doubles, name more id-columns, or leave id-columns out (rows are "
-        "then told apart by their content, and counted)"
+        f"ids are not unique{examples}. Remove the duplicates, name more id-columns, or leave id-columns out (rows "
+        "are then matched by content, with multiplicity)"
     )
 
 
@@ -105,13 +105,13 @@ def check_columns(
     new = [field.name for field in input_schema.fields if find_field(field.name, output_schema) is None]
     if new and not id_columns and not only_appended:
         raise JobError(
-            f"the input has the column(s) {', '.join(new)}, which the output lacks, so its rows cannot be found again "
-            "by their content; give --id-columns, or name another output"
+            f"the input has the column(s) {', '.join(new)}, which the output lacks, so its rows cannot be matched by "
+            "content; give --id-columns, or name another output"
         )
     missing = [name for name in id_columns if name in new]
     if missing:
         raise JobError(
-            f"the output has no column {missing[0]!r}, so its rows cannot be found by it; name other id-columns"
+            f"the output has no column {missing[0]!r}, so its rows cannot be matched by it; name other id-columns"
         )
 
 

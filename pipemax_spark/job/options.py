@@ -88,9 +88,7 @@ class JobOptions:
         if not self.incremental:
             for name, value in (("checkpoint", self.checkpoint), ("skip-changes", self.skip_changes)):
                 if value:
-                    raise JobError(
-                        f"--{name} says how --incremental reads its input; give that too, or neither"
-                    )
+                    raise JobError(f"--{name} says how --incremental reads its input; give both, or neither")
             return
         alone = {
             "limit": self.limit is not None,
@@ -100,15 +98,15 @@ class JobOptions:
         for name, value in alone.items():
             if value:
                 raise JobError(
-                    f"--{name} does not go with --incremental, which reads each appended row once; run the job once "
-                    "without --incremental: what either has done, the other knows"
+                    f"--{name} cannot be combined with --incremental, which reads each appended row once; run the job "
+                    "once without --incremental: each kind of run knows what the other has done"
                 )
 
     def _check_ids_given(self) -> None:
         for name, value in (("select", self.select), ("redo-changed", self.redo_changed)):
             if value and not self.id_columns:
                 raise JobError(
-                    f"--{name} needs --id-columns: without ids, a row is found again by the content of all its columns"
+                    f"--{name} needs --id-columns: without ids, a row is matched by the content of all its columns"
                 )
 
     @property

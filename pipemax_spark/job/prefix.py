@@ -42,8 +42,9 @@ class PrefixShare:
         if self.sorted - self.as_they_come < _WORTH_IT:
             return None
         return (
-            f"--group-by-prefix: of these rows' prompts, {self.sorted:.0%} would begin as the row before if they were "
-            f"sorted, {self.as_they_come:.0%} do as they come (by a sample, beyond what all have in common)"
+            f"--group-by-prefix: {self.sorted:.0%} of the prompts' text would repeat the beginning of the row before "
+            f"if the rows were sorted, compared with {self.as_they_come:.0%} in their present order (from a sample, "
+            "beyond what all prompts have in common)"
         )
 
 

@@ -132,7 +132,7 @@ class Preparing:
             return None
         num_left = sliced.rows if slices.num_left is None else slices.num_left
         self._terminal.say(
-            "Output", f"{self._table.name}: {rows - num_left:,} rows done before, {sliced.rows:,} to do"
+            "Output", f"{self._table.name}: {rows - num_left:,} rows done earlier, {sliced.rows:,} to do"
         )
         if not self._is_empty:
             tell_changed(self._terminal, self._remaining, sliced.read_all())
@@ -218,7 +218,7 @@ class Preparing:
         if options.retry_errors:
             self._terminal.say(
                 "Retry",
-                f"{outcomes.num_error_rows():,} error rows of earlier runs; each stays until its new outcome is in",
+                f"{outcomes.num_error_rows():,} error rows from earlier runs; each stays until its retry is committed",
             )
         return outcomes
 
@@ -286,7 +286,7 @@ class Preparing:
         rows = self._slicing.read(slices.spans)
         if slices.rows is not None and rows.rows != slices.rows:
             raise JobFailedError(
-                f"{slices.rows:,} rows were to be written down and {rows.rows:,} were: the input "
+                f"{slices.rows:,} rows were to be recorded and {rows.rows:,} were: the input "
                 f"{self._checked.source.name!r} has changed since the job began, or files of the work directory were "
                 "lost. Nothing was annotated"
             )
@@ -305,5 +305,6 @@ def tell_changed(terminal: Terminal, remaining: Remaining, rows: "DataFrame") ->
         num_rows = remaining.num_changed(rows)
         terminal.say(
             "Redo",
-            f"{num_rows:,} rows have changed since they were done; each old row stays until its new outcome is in",
+            f"{num_rows:,} rows have changed since they were annotated; each old row stays until its new one is "
+            "committed",
         )

@@ -103,7 +103,7 @@ class RunRecord:
             return reason
         of_spec = totals_of_spec(self.table, self.checked.spec.hash)
         reason = limits.reason_to_stop(of_spec.rows, of_spec.errors, of=f" in {self.table.name}")
-        return reason and f"{reason}. --retry-errors tries the error rows again"
+        return reason and f"{reason}. --retry-errors retries the error rows"
 
     def summarise(self, counts: RowCounts, seconds: float, engines: int, totals: CommittedTotals) -> Summary:
         """Return the totals of a run that has ended. ``seconds`` is its duration with the engines' start."""

@@ -32,11 +32,13 @@ def rows_where(rows: "DataFrame", predicate: str | None) -> "DataFrame":
     try:
         taken = rows.where(predicate)
     except PySparkException as error:
-        raise JobError(f"--where {predicate!r} is no condition on the input: {first_line(error)}") from error
+        raise JobError(
+            f"--where {predicate!r} is not a condition on the input: {first_line(error)}"
+        ) from error
     if _is_deterministic(rows) and not _is_deterministic(taken):
         raise JobError(
-            f"--where {predicate!r} takes other rows each time it is evaluated, so a rerun could not tell which are "
-            "left; use --limit, or a condition on the rows' values"
+            f"--where {predicate!r} selects different rows each time it is evaluated, so a rerun could not tell which "
+            "rows are left; use --limit, or a condition on the rows' values"
         )
     return taken
 

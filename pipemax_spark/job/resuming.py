@@ -73,7 +73,8 @@ class Resuming:
         num_left = sum(rows.slice_rows[place] for place in left)
         self.terminal.say(
             "Resume",
-            f"{num_left:,} of the rows that run {dead.run.run_id} had prepared are left; they are used as they are",
+            f"{num_left:,} of the rows that run {dead.run.run_id} had prepared are left; this run uses them as they "
+            "are",
         )
         in_flight = left & self._in_flight(committed)
         if in_flight != left:
@@ -109,6 +110,6 @@ class Resuming:
         if not are_there:
             self.terminal.warn(
                 f"rows that run {self.dead.run.run_id} had prepared were lost from its work directory, so this run "
-                "finds out by itself what is left"
+                "determines again which rows are left"
             )
         return are_there

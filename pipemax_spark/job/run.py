@@ -87,7 +87,7 @@ def begun_run(
     if slots.per_executor == 1:
         terminal.warn(
             "each executor runs one task at a time, so its engine runs dry at the end of every partition; give it "
-            "more task slots (spark.executor.cores, or local[4] as the master), for tasks mostly wait"
+            "more task slots (spark.executor.cores, or local[4] as the master), because tasks mostly wait"
         )
     tracker = Tracker(
         options.mlflow_experiment, local_store=options.driver_dir / "mlflow", warn=terminal.warn
@@ -276,8 +276,8 @@ def _chunk_spools(work: WorkDirectory, terminal: Terminal) -> ChunkSpools | None
     path = work.spool_path
     if fault := spool_fault(path):
         terminal.warn(
-            f"tasks cannot keep their completions in {path} ({fault}), so a failure costs those of the chunks that "
-            "are not committed; give --work-dir a path that all executors see"
+            f"tasks cannot keep their completions in {path} ({fault}), so a failure loses those of uncommitted "
+            "chunks; give --work-dir a path that all executors see"
         )
         return None
     return work.chunk_spools()

@@ -133,7 +133,7 @@ class ChunkRunner:
         if self._committed_rows != self._rows.rows:
             raise JobFailedError(
                 f"{self._rows.rows:,} rows were to be committed and {self._committed_rows:,} were "
-                f"({self._committed_rows - self._rows.rows:+,}). Run the job again to do what is left"
+                f"({self._committed_rows - self._rows.rows:+,}). Run the job again to annotate the rows that are left"
             )
 
     def _wait(self, lanes: list[Future[None]], every_second: Callable[[], None]) -> None:

@@ -149,7 +149,7 @@ class WorkDirectory:
                     continue
                 owner = self._owner(other.name)
                 if owner is None:
-                    log.info("%s has no marker of a run on this table, and is left alone", other.path)
+                    log.info("%s has no marker of a run on this table, so it is kept", other.path)
                     continue
                 self._take_over(other.name, owner)
         except BaseException:
@@ -219,8 +219,8 @@ class WorkDirectory:
         path = f"{self._root}/{run_id}"
         if self._is_alive(path, run_id, owner):
             raise JobError(
-                f"another job, run {run_id}, is writing to this output now ({_describe(owner)}); wait for its end, or "
-                "stop it"
+                f"another job, run {run_id}, is writing to this output now ({_describe(owner)}); wait until it ends, "
+                "or stop it"
             )
         manifest = self._manifest(path)
         has_spool = bool(self._files.list(f"{path}/{_SPOOL}"))
@@ -262,7 +262,7 @@ class WorkDirectory:
         beat = self._files.modified_ms(f"{path}/heartbeat")
         self._say(
             f"run {run_id} left a work directory ({_describe(owner)}); waiting {self._dead_after_s:.0f} s to see "
-            "whether it still lives"
+            "whether it is still running"
         )
         deadline_s = time.monotonic() + self._dead_after_s
         while time.monotonic() < deadline_s:

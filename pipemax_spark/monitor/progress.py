@@ -252,9 +252,9 @@ class SilenceWatch:
             self._is_over = True
             address = self._collector.address
             self._warn(
-                f"tasks run, but for {self._silent_after_s:.0f} s no engine's report has reached the driver at "
-                f"{address.host}:{address.port}: probably a firewall closes that port. Give --collector-port a port "
-                "that executors can reach. Until then there is no progress to show, and error limits are checked at "
+                f"tasks are running, but no engine's report has reached the driver at {address.host}:{address.port} "
+                f"for {self._silent_after_s:.0f} s: a firewall probably blocks that port. Give --collector-port a "
+                "port that executors can reach. Until then no progress is shown, and error limits are checked at "
                 "each commit"
             )
 

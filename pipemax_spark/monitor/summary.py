@@ -117,10 +117,12 @@ def print_report(
 def _facts(summary: Summary, findings: Findings, price_per_hour: float | None) -> list[tuple[str, str]]:
     facts = [("Rows in", f"{summary.rows_in:,}")]
     if (node := summary.virtual_node) is not None:
-        told = f"the virtual node {node['node']} ran as if with {node['model']}; all answers are made up"
+        told = (
+            f"the virtual node {node['node']} stood in for GPUs with {node['model']}; all answers are made up"
+        )
         facts.insert(0, ("NOTHING COMPUTED", told))
     if summary.rows_skipped:
-        facts.append(("Done before", f"{summary.rows_skipped:,}"))
+        facts.append(("Done earlier", f"{summary.rows_skipped:,}"))
     facts.append(("Rows out", f"{summary.rows_out:,}"))
     facts.append(("  with errors", f"{summary.rows_error:,}"))
     facts += [
@@ -143,11 +145,11 @@ def _facts(summary: Summary, findings: Findings, price_per_hour: float | None) -
                 "Speed",
                 f"{summary.rows_per_s:,.1f} rows/s, {summary.tokens_per_s:,.0f} generated tokens/s, over "
                 f"{summary.seconds:,.1f} s on {summary.engines} engine{'' if summary.engines == 1 else 's'}, from the "
-                "first chunk on",
+                "start of the first chunk",
             )
         )
     if summary.prefix_cache_hit_rate is not None:
-        rate = f"{summary.prefix_cache_hit_rate:.1%} of the prompts' tokens were found in it"
+        rate = f"{summary.prefix_cache_hit_rate:.1%} of the prompt tokens were found in it"
         facts.append(("Prefix cache", rate))
     if findings.advice is not None:
         facts.append(("Worth a try", findings.advice))

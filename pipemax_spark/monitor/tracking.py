@@ -129,7 +129,9 @@ class Tracker:
         self._work.put(None)
         self._thread.join(_FINISH_TIMEOUT_S)
         if self._thread.is_alive():
-            self._warn_once(f"MLflow at {self.uri} has not taken everything within {_FINISH_TIMEOUT_S:.0f} s")
+            self._warn_once(
+                f"MLflow at {self.uri} did not accept everything within {_FINISH_TIMEOUT_S:.0f} s"
+            )
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
@@ -142,7 +144,9 @@ class Tracker:
                 # Without a run there is nothing to write to; with one, the next call may succeed.
                 self._is_broken = self.run_id is None
                 lines = str(error).strip().splitlines() or [type(error).__name__]
-                self._warn_once(f"MLflow at {self.uri} failed, the job goes on without it: {lines[0][:300]}")
+                self._warn_once(
+                    f"MLflow at {self.uri} failed; the job continues without it: {lines[0][:300]}"
+                )
 
     def _warn_once(self, text: str) -> None:
         if not self._has_warned:

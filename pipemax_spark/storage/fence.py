@@ -58,7 +58,7 @@ class Claim:
                 raise JobFailedError(claim.taken_over())
             # A chunk of the run that is being fenced off landed meanwhile, under the same application id.
         raise JobFailedError(
-            f"{table.name} cannot be claimed: another run commits to it all the time; run one job"
+            f"{table.name} cannot be claimed: another run keeps committing to it; run one job"
         )
 
     def _take_lanes(self, schema: "StructType | None") -> bool:

@@ -74,7 +74,7 @@ def _read_path(
     chosen = file_format or _format_of(files, path)
     if chosen is None or chosen == "delta":
         raise JobError(
-            f"input {path!r} holds no Delta table, and what else it holds cannot be told from file names; give "
+            f"input {path!r} holds no Delta table, and its format cannot be inferred from the file names; give "
             "--input-format parquet, csv or json"
         )
     reader_options = {**(_CSV_OPTIONS if chosen == "csv" else {}), **options}

@@ -292,7 +292,7 @@ def _try_commit(commit: Callable[[], object], note: str) -> None:
                 raise CommitRefusedError(f"{note}: {cause_of(error)}") from error
             if attempt == _COMMIT_ATTEMPTS or not _FOREIGN.search(text):
                 raise
-            log.warning("%s is repeated, because another writer changed the table: %s", note, cause_of(error))
+            log.warning("%s is retried, because another writer changed the table: %s", note, cause_of(error))
 
 
 def _commit(row: "Row") -> Commit:

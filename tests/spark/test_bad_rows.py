@@ -99,7 +99,7 @@ def test_without_samples_neither_report_nor_errors_show_a_row(jobs: MakeJobs) ->
     assert "submitted" not in run.printed, "the message in the table quotes the output"
     assert any("submitted" in (row["annotation"]["error"] or {}).get("message", "") for row in run.rows())
     run.write_input([("canary", "a"), ("canary", "b")], "id string, text string")
-    with pytest.raises(JobError, match=r"ids are not unique\. Remove the doubles"):
+    with pytest.raises(JobError, match=r"ids are not unique\. Remove the duplicates"):
         run.run(**options)
 
 

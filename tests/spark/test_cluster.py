@@ -60,5 +60,5 @@ def test_two_executors_run_two_engines_for_two_jobs_and_leave_none_behind(tmp_pa
         ids = pq.read_table(tmp_path / f"out{number}", columns=["id"]).column("id").to_pylist()
         assert sorted(ids) == list(range(ROWS))
     wait_until(lambda: not servers_of(engine_python), 15, "the engine servers end with the application")
-    assert "MLflow at http://127.0.0.1:9 failed, the job goes on without it" in application.stderr
+    assert "MLflow at http://127.0.0.1:9 failed; the job continues without it" in application.stderr
     assert "each executor runs one task at a time" in application.stderr

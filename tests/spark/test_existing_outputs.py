@@ -82,7 +82,7 @@ def test_a_clustered_table_by_name_stays_clustered_and_refuses_rows_that_break_i
                 "column 'text' is NOT NULL: 1",
                 "column 'text' is varchar(10): 1",
                 "CHECK constraint 'positive' (id > 0): 2",
-                "Leave them out with --where",
+                "Exclude them with --where",
             ):
                 assert told in str(refused.value)
             for kept in ("unsized", "kind"):
@@ -123,7 +123,7 @@ def test_a_clustered_table_by_name_stays_clustered_and_refuses_rows_that_break_i
         (
             "(id BIGINT, annotation STRUCT<text: INT>)",
             {"dry_run": True},
-            "has a column 'annotation.text' of type int, which is to be of type string",
+            "has a column 'annotation.text' of type int, which must be of type string",
         ),
         ("(id BIGINT, size STRUCT<x: INT NOT NULL>)", {}, "has a NOT NULL column 'size.x', which the input"),
         ("(id BIGINT, text CHAR(5))", {"id_columns": ()}, r"'text' .* is char\(5\), which pads values"),
@@ -166,7 +166,7 @@ def test_chunks_of_a_table_with_an_identity_column_do_not_get_in_each_other_s_wa
     assert sorted(row["id"] for row in rows) == list(range(1_200))
     assert len({row["number"] for row in rows}) == 1_200
     assert committed_chunks(run.output) > 1
-    assert "is repeated, because another writer changed the table" not in caplog.text
+    assert "is retried, because another writer changed the table" not in caplog.text
 
 
 def test_a_table_with_rows_of_somebody_else_s_is_refused(jobs: MakeJobs) -> None:

@@ -58,13 +58,13 @@ def test_rows_whose_prompt_or_overrides_have_changed_replace_their_old_rows_in_o
     assert (unchanged.rows_out, unchanged.rows_skipped) == (0, 4), "only the option looks for changes"
     num_commits = len(commits_with_rows(run))
     run.run(**IDS, redo_changed=True, dry_run=True)
-    assert "2 rows done before, 3 to do" in run.printed
+    assert "2 rows done earlier, 3 to do" in run.printed
     assert "2 rows have changed since they were done" in run.printed
 
     summary = run.run(**IDS, redo_changed=True)
     assert summary is not None
     assert (summary.rows_in, summary.rows_out, summary.rows_skipped) == (5, 3, 2)
-    assert "2 rows have changed since they were done; each old row stays until" in run.printed
+    assert "2 rows have changed since they were annotated; each old row stays until" in run.printed
     expected = {
         1: ("", said("one")),
         2: ("other sampling", said("two", 2)),

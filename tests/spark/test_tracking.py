@@ -52,7 +52,7 @@ def test_a_tracking_server_that_is_down_costs_a_warning(
     summary = run.run(id_columns=("id",))
     assert summary is not None
     assert (summary.rows_out, summary.mlflow_run_id) == (1, None)
-    assert "Warning: MLflow at http://127.0.0.1:9 failed, the job goes on without it" in run.printed
+    assert "Warning: MLflow at http://127.0.0.1:9 failed; the job continues without it" in run.printed
 
 
 def test_within_a_notebook_s_run_a_job_is_a_child_run_and_the_notebook_s_run_goes_on(

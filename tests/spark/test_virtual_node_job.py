@@ -57,7 +57,7 @@ def test_every_row_is_there_once_and_says_that_nothing_was_computed(
     assert len({row["text"] for row in rows.values()}) > 0.9 * ROWS
 
     assert "NOTHING IS COMPUTED: the engines run on the virtual node rtx5090x8" in run.printed
-    assert "NOTHING COMPUTED   the virtual node rtx5090x8 ran as if with llama2-70b" in run.printed
+    assert "NOTHING COMPUTED   the virtual node rtx5090x8 stood in for GPUs with llama2-70b" in run.printed
     told = json.loads((run.directory / "summary.json").read_text())
     assert told["virtual_node"]["model"] == "llama2-70b"
     assert [

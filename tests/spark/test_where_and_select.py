@@ -79,10 +79,10 @@ def test_a_nightly_job_with_another_predicate_does_what_the_first_passed_over(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"where": "nope > 1"}, "--where 'nope > 1' is no condition on the input: .*nope"),
-        ({"where": "id"}, "--where 'id' is no condition on the input: .*not a boolean"),
-        ({"where": "id >"}, "--where 'id >' is no condition on the input"),
-        ({"where": "rand() < 0.5"}, "takes other rows each time it is evaluated"),
+        ({"where": "nope > 1"}, "--where 'nope > 1' is not a condition on the input: .*nope"),
+        ({"where": "id"}, "--where 'id' is not a condition on the input: .*not a boolean"),
+        ({"where": "id >"}, "--where 'id >' is not a condition on the input"),
+        ({"where": "rand() < 0.5"}, "selects different rows each time it is evaluated"),
         ({"select": ("id",)}, "--select needs --id-columns"),
         ({"select": ("text",), "id_columns": ("id",)}, "--select leaves out 'id'"),
         ({"select": ("id", "txt"), "id_columns": ("id",)}, "there is no column 'txt'. Did you mean 'text'"),

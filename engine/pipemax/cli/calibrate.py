@@ -14,26 +14,30 @@ _PAPER_WORST = "8 %"
 
 
 def calibrate(
-    out: Annotated[Path, typer.Option(help="The calibration file to write: for an engine's `calibration:`.")],
+    out: Annotated[
+        Path,
+        typer.Option(help="Calibration file to write, for the `calibration:` field of an engine config."),
+    ],
     model: Annotated[
         str | None, typer.Option(help="Checkpoint directory or hub name; default: the one in --engine.")
     ] = None,
     engine: Annotated[Path | None, typer.Option(help="Engine config, a YAML file.")] = None,
     seconds: Annotated[
         float,
-        typer.Option(min=1.0, help="Stop measuring after this long, at the latest; loading is not counted."),
+        typer.Option(min=1.0, help="Maximum seconds of measuring; loading does not count."),
     ] = 300.0,
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="Picture of predicted against measured step times; default: the path of --out with .png."
+            help="Plot of predicted against measured step times; default: the path of --out with the suffix .png."
         ),
     ] = None,
 ) -> None:
     """Measure α, β, δ of each stage, and the bandwidth of prefetches, on this machine.
 
-    Starts the engine under policy pipemax and runs decode batches of many sizes at short, middle and long contexts.
-    Then runs requests of mixed lengths that were not fitted, and judges the prediction by them.
+    Starts the engine under policy pipemax and runs decode batches of many sizes at short, medium and long contexts.
+    Then runs requests of mixed lengths that were not used for the fit, and compares their step times with the
+    prediction.
 
     Example: pipemax calibrate --model /models/llama --engine engine.yaml --out llama.yaml
     """
@@ -67,14 +71,14 @@ def _print(report: "CalibrationReport") -> None:
             for line in stage.decode_time.segments
         )
         typer.echo(
-            f"decode, stage {number}    {lines}; {1e9 * stage.decode_time.beta_s:.2f} ns a token of KV"
+            f"decode, stage {number}    {lines}; {1e9 * stage.decode_time.beta_s:.2f} ns per token of KV"
         )
         typer.echo(f"copies, stage {number}    {stage.h2d_bytes_per_s / 1e9:.2f} GB/s")
     typer.echo(f"round trip         {1e3 * calibration.round_trip_s:.2f} ms between two steps of a batch")
     for name, error in report.errors.items():
         typer.echo(
-            f"{name:<19}{error.num_steps} step times: {error.within_5_percent:.0%} within 5 %, off by {error.mean:.1%} "
-            f"in the mean, {error.worst:.0%} at worst (the paper's worst: {_PAPER_WORST})"
+            f"{name:<19}{error.num_steps} step times: {error.within_5_percent:.0%} within 5 %, off by "
+            f"{error.mean:.1%} on average, {error.worst:.0%} at worst (the paper's worst: {_PAPER_WORST})"
         )
 
 
@@ -82,7 +86,7 @@ def _plot(report: "CalibrationReport", path: Path) -> None:
     try:
         from pipemax.sim.plots import plot_predictions
     except ImportError as error:
-        typer.echo(f"no plot was drawn, for matplotlib is not installed ({error})", err=True)
+        typer.echo(f"no plot was drawn, because matplotlib is not installed ({error})", err=True)
         return
     plot_predictions(report.pairs, path, title=f"{report.calibration.model} on {report.calibration.device}")
     typer.echo(f"plot               {path}")

@@ -56,33 +56,33 @@ Prices = Annotated[
     typer.Option(
         "--price",
         min=0.0,
-        help="Of a node, per hour, in any currency: one for each --node, in the same order.",
+        help="Price of a node per hour, in any currency; one for each --node, in the same order.",
     ),
 ]
 Profile = Annotated[
     str,
     typer.Option(
         "--workload",
-        help="Length profile to begin with: sharegpt, longbench, templated, or a .yaml file of your own.",
+        help="Length profile to start from: sharegpt, longbench, templated, or a .yaml file of your own.",
     ),
 ]
 HostMemory = Annotated[
     list[float] | None,
-    typer.Option("--host-memory", metavar="GB", help="A size of host memory to compare. Repeatable."),
+    typer.Option("--host-memory", metavar="GB", help="Host memory size to compare. Repeatable."),
 ]
 Divisions = Annotated[
     list[int] | None,
     typer.Option(
         "--gpus-per-engine",
         min=1,
-        help="A size of an engine to compare, in GPUs. Repeatable; all that divide the node unless said.",
+        help="GPUs per engine to compare. Repeatable; default: every number that divides the node's GPUs.",
     ),
 ]
 Sample = Annotated[
     int,
     typer.Option(
         min=1,
-        help="Rows simulated for each layout at most; fewer where they fill the KV pools several times.",
+        help="Maximum rows to simulate for each layout; fewer if they fill the KV pools several times.",
     ),
 ]
 
@@ -93,10 +93,10 @@ def plan_capacity(
     node: Nodes = ["rtx5090x8"],  # noqa: B006  # which typer copies
     model: Model = "llama2-70b",
     workload: Profile = "sharegpt",
-    prompt_mean: Annotated[float | None, typer.Option(help="Mean prompt, tokens.")] = None,
-    prompt_median: Annotated[float | None, typer.Option(help="Median prompt, tokens.")] = None,
-    output_mean: Annotated[float | None, typer.Option(help="Mean output, tokens.")] = None,
-    output_median: Annotated[float | None, typer.Option(help="Median output, tokens.")] = None,
+    prompt_mean: Annotated[float | None, typer.Option(help="Mean prompt length in tokens.")] = None,
+    prompt_median: Annotated[float | None, typer.Option(help="Median prompt length in tokens.")] = None,
+    output_mean: Annotated[float | None, typer.Option(help="Mean output length in tokens.")] = None,
+    output_median: Annotated[float | None, typer.Option(help="Median output length in tokens.")] = None,
     host_memory: HostMemory = None,
     gpus_per_engine: Divisions = None,
     sample: Sample = 6000,
@@ -112,12 +112,13 @@ def plan_capacity(
     commit_every: CommitEvery = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Estimate a table's hours and cost on a node or several kinds of node, and say which layout and policy to run.
+    """Estimate a table's hours and cost on one or more kinds of node, and recommend a layout and policy.
 
     Simulates a sample of rows with the table's length statistics under each layout (replicas × tensor parallelism ×
-    pipeline stages) and policy, each with its fastest size of a step, which takes up to some minutes. The sample's
-    steady rate counts for the bulk of the table, and its drain once. A replica is an executor with tp × pp GPUs.
-    Of --nodes, --done-by and --budget one gives the others for a fleet of nodes that run the chosen option.
+    pipeline stages) and policy, each with its fastest step size. This takes up to a few minutes. The estimate uses the
+    sample's steady rate for the bulk of the table, and counts the sample's drain once. A replica is an executor with tp
+    × pp GPUs.
+    Of --nodes, --done-by and --budget, give one to plan a fleet of nodes that run the recommended option.
 
     Example: pipemax plan-capacity --rows 10000000 --price 20 --prompt-mean 500 --prompt-median 400
     """
@@ -150,7 +151,7 @@ def plan_capacity(
         plans: list[_NodePlan] = []
         for name, hourly in zip(node, price, strict=True):
             spec = changed_node(name, changes or [])
-            with console.status(f"simulating {spec.name}, which takes some minutes"):
+            with console.status(f"simulating {spec.name}, which takes a few minutes"):
                 plan = plan_options(
                     spec,
                     load_model(model).with_kv_dtype(kv_dtype),

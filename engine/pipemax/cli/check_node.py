@@ -22,9 +22,9 @@ def check_node(
 ) -> None:
     """Check PipeMax on this machine: copies, tokens, overlap; then calibrate it.
 
-    Starts the engine under policy pipemax. Known bytes go through every kind of copy and are compared; some prompts are
-    answered with all KV on the GPU, then again while all of it goes to the host and back, and the tokens are compared.
-    An engine does the same by itself at its first start on a machine. Exits with 1 if PipeMax must not run here.
+    Starts the engine under policy pipemax. Sends known bytes through every kind of copy and compares them. Answers some
+    prompts with all KV on the GPU, and again while all of it goes to the host and back, and compares the tokens. An
+    engine runs the same check by itself at its first start on a machine. Exits with 1 if PipeMax must not run here.
 
     Example: pipemax check-node --engine engine.yaml
     """

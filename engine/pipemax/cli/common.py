@@ -31,16 +31,18 @@ Model = Annotated[
 ]
 KvDtype = Annotated[
     KvCacheDtype,
-    typer.Option("--kv-dtype", help="KV cache: auto (as the model profile says), or FP8, one byte a value."),
+    typer.Option(
+        "--kv-dtype", help="KV cache: auto (as the model profile says), or FP8, one byte per value."
+    ),
 ]
-Seed = Annotated[int, typer.Option(help="Of the lengths drawn; the same seed gives the same figures.")]
+Seed = Annotated[int, typer.Option(help="Seed for drawing lengths; the same seed gives the same figures.")]
 Changes = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="NAME=NUMBER",
-        help="Change a number of the node profile: host_memory_bytes=512e9, all_reduce.bus_bytes_per_s=10e9. "
-        "Repeatable.",
+        help="Change a number in the node profile, such as host_memory_bytes=512e9 or "
+        "all_reduce.bus_bytes_per_s=10e9. Repeatable.",
     ),
 ]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file as JSON.")]

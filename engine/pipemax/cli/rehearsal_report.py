@@ -115,17 +115,17 @@ class RehearsalReport:
         lines = [
             f"{chosen.candidate.name}: limited by {limiting_factor(chosen.result.steady, kv)}.",
             f"Hours: the table's rows at the steady rate, and the drain of {forecast.drain_s:,.0f} s as measured. "
-            "Starting the engine, and reading and writing the table, are not in it.",
-            f"Most KV in use: {max(one.gpu for one in kv):.0%} of the GPUs', {max(one.host for one in kv):.0%} of the "
-            "host's; scheduler "
-            f"{chosen.result.host_ms_per_step:.2f} ms of CPU a step.",
-            "Nothing was computed: vLLM's scheduler is real, the GPUs and links only took time, by the node's profile.",
+            "Starting the engine and reading and writing the table are not included.",
+            f"Peak KV use: {max(one.gpu for one in kv):.0%} of the GPUs', {max(one.host for one in kv):.0%} of the "
+            f"host's; scheduler {chosen.result.host_ms_per_step:.2f} ms of CPU per step.",
+            "Nothing was computed: vLLM's scheduler is real, but GPUs and links only took time, according to the "
+            "node's profile.",
         ]
         if chosen is not self.runs[0]:
             lines.append(f"Stock vLLM is kept, because PipeMax gains less than {WORTHWHILE_GAIN - 1:.0%}.")
         if self.left_out:
             lines.append(
-                f"Left out: {self.left_out:.1%} of the sampled rows, without a prompt or with too long a one."
+                f"Left out: {self.left_out:.1%} of the sampled rows, which have no prompt or one that is too long."
             )
         if self.unused:
             lines.append(f"Without effect here: {', '.join(self.unused)}.")

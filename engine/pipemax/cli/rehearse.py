@@ -34,38 +34,48 @@ Input = Annotated[
 ]
 PromptColumn = Annotated[str | None, typer.Option(help="Column of --input with the prompt.")]
 Template = Annotated[
-    str | None, typer.Option(help="Prompt with {column} in it, as in the job. \\n is a line break.")
+    str | None,
+    typer.Option(help="Prompt with {column} placeholders, as in the job. Write \\n for a line break."),
 ]
-System = Annotated[str | None, typer.Option(help="System message before every prompt, as in the job.")]
+System = Annotated[str | None, typer.Option(help="System message to put before every prompt, as in the job.")]
 PromptTokens = Annotated[
-    str | None, typer.Option("--prompt-tokens-column", help="Column of --input with prompt lengths instead.")
+    str | None,
+    typer.Option(
+        "--prompt-tokens-column", help="Column of --input with prompt lengths in tokens, instead of prompts."
+    ),
 ]
 OutputTokens = Annotated[
     str | None,
-    typer.Option("--output-tokens-column", help="Column of --input with output lengths, if they are known."),
+    typer.Option(
+        "--output-tokens-column", help="Column of --input with output lengths in tokens, if they are known."
+    ),
 ]
 Profile = Annotated[
     str,
-    typer.Option("--workload", help="Length profile for what --input does not tell, as in plan-capacity."),
+    typer.Option(
+        "--workload", help="Length profile for lengths that --input does not give, as in plan-capacity."
+    ),
 ]
-MaxTokens = Annotated[int | None, typer.Option(min=1, help="The job's maximum of output tokens.")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="The job's maximum output tokens per row.")]
 TableRows = Annotated[
-    int | None, typer.Option("--rows", min=1, help="Rows of the table; default: as many as --input has.")
+    int | None, typer.Option("--rows", min=1, help="Rows in the table; default: as many as --input has.")
 ]
 Sample = Annotated[
     int | None,
     typer.Option(
         min=20,
-        help="Rows rehearsed; default: so many that they fill the GPUs' KV three times, at most 2,000.",
+        help="Rows to rehearse; default: enough to fill the GPUs' KV three times, at most 2,000.",
     ),
 ]
-Price = Annotated[float | None, typer.Option(min=0.0, help="Of the node, per hour, in any currency.")]
+Price = Annotated[float | None, typer.Option(min=0.0, help="Price of the node per hour, in any currency.")]
 HostFactor = Annotated[
     float,
-    typer.Option(min=0.0, help="CPU time of the node's scheduler over this machine's; 0 leaves it out."),
+    typer.Option(
+        min=0.0, help="Scheduler CPU time on the node divided by that on this machine; 0 leaves it out."
+    ),
 ]
 Picture = Annotated[
-    Path | None, typer.Option(help="Draw GPU and host KV over time to this file (.svg, .png or .pdf).")
+    Path | None, typer.Option(help="Draw GPU and host KV over time in this file (.svg, .png or .pdf).")
 ]
 
 
@@ -80,8 +90,8 @@ def rehearse(
     prompt_tokens_column: PromptTokens = None,
     output_tokens_column: OutputTokens = None,
     workload: Profile = "sharegpt",
-    output_mean: Annotated[float | None, typer.Option(help="Mean output, tokens.")] = None,
-    output_median: Annotated[float | None, typer.Option(help="Median output, tokens.")] = None,
+    output_mean: Annotated[float | None, typer.Option(help="Mean output length in tokens.")] = None,
+    output_median: Annotated[float | None, typer.Option(help="Median output length in tokens.")] = None,
     max_tokens: MaxTokens = None,
     rows: TableRows = None,
     sample: Sample = None,
@@ -92,12 +102,12 @@ def rehearse(
     picture: Picture = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Rehearse a job on a node that is not there: tokens/s, phases, KV use, hours and cost.
+    """Rehearse a job on a node that you do not have: tokens/s, phases, KV use, hours and cost.
 
-    vLLM's real engine core and scheduler, or PipeMax's, run over GPUs that only take time, with a sample of the table's
-    lengths. No model is loaded and nothing is computed. Where the engine config leaves policy, batching or
-    max_num_batched_tokens open, the best of each by simulation is rehearsed. It ends with the lines of the engine
-    config to use.
+    Runs vLLM's real engine core and scheduler, or PipeMax's, over simulated GPUs that only take time, with a sample of
+    the table's lengths. No model is loaded and nothing is computed. If the engine config leaves policy, batching or
+    max_num_batched_tokens open, rehearses the best of each by simulation. Prints the lines of the engine config to use
+    at the end.
 
     Example: pipemax rehearse --engine engine.yaml --input reviews.parquet --prompt-column text --price 20
     """

@@ -36,7 +36,7 @@ Requests = Annotated[
     int, typer.Option(min=1, help="Requests drawn from the profile; a .jsonl file is replayed whole.")
 ]
 Systems = Annotated[
-    str, typer.Option(help="all, baselines (PipeMax and other systems), or names with commas between them.")
+    str, typer.Option(help="all, baselines (PipeMax and other systems), or comma-separated names.")
 ]
 PlotDirectory = Annotated[
     Path | None, typer.Option("--plot", help="Draw the paper's figures as PNGs in this directory.")
@@ -45,8 +45,8 @@ ChromeTrace = Annotated[
     Path | None,
     typer.Option(
         "--trace",
-        help="Write the pipeline's steps and copies for chrome://tracing or Perfetto: of PipeMax, or else of the "
-        "first system named.",
+        help="Write the pipeline's steps and copies for chrome://tracing or Perfetto; those of PipeMax, or of the "
+        "first system if PipeMax is not among them.",
     ),
 ]
 Decisions = Annotated[
@@ -89,7 +89,7 @@ def simulate(
         detailed = "pipemax" if "pipemax" in systems else next(iter(systems), None)
         if decisions and detailed != "pipemax":
             raise ValueError(
-                f"--decisions records PipeMax's: name pipemax in --system too, not only {system}"
+                f"--decisions records PipeMax's decisions: add pipemax to --system, which names only {system}"
             )
         with _progress(len({*systems, REFERENCE}) * len(lengths)) as on_progress:
             study = run_study(

@@ -7,7 +7,7 @@ import typer
 
 from pipemax.cli.common import one_line_errors
 
-trace_app = typer.Typer(help="Recorded decisions, in words.", no_args_is_help=True)
+trace_app = typer.Typer(help="Explain recorded decisions in words.", no_args_is_help=True)
 
 TraceFile = Annotated[
     Path,

@@ -154,7 +154,7 @@ def test_no_row_is_condemned_or_doubled_by_a_disturbed_run(story: Story) -> None
 
 def test_a_commit_is_repeated_when_another_writer_changes_the_table_under_it(story: Story) -> None:
     assert story.survived_change, story.first.printed()[-3_000:]
-    assert "is repeated, because another writer changed the table" in story.first.logged()
+    assert "is retried, because another writer changed the table" in story.first.logged()
     assert ROWS - story.damage_of_first.lost > story.rows_at_change
 
 

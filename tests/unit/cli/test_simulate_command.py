@@ -118,7 +118,10 @@ def test_fp8_kv_is_simulated_and_named(small: list[str], lengths: str, tmp_path:
         (["--set", "host_memory=5e9"], "there is no 'host_memory'; there are"),
         (["--set", "gpu_memory_fraction=1.5"], "gpu_memory_fraction is 1.5, must be at most 1"),
         (["--model", "qwen3-235b-a22b"], "qwen3-235b-a22b does not fit on rtx5090x8"),
-        (["--system", "vllm_tp", "--decisions", "d.jsonl"], "name pipemax in --system too, not only vllm_tp"),
+        (
+            ["--system", "vllm_tp", "--decisions", "d.jsonl"],
+            "add pipemax to --system, which names only vllm_tp",
+        ),
         (["--requests", "0"], "--requests"),
     ],
 )

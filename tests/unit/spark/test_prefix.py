@@ -18,7 +18,7 @@ def test_sorting_brings_prompts_together_that_begin_alike() -> None:
     share = shared_prefixes(prompts)
     assert share.as_they_come == 0
     assert share.sorted == pytest.approx(16 * 200 / (20 * 220), rel=0.1)
-    assert (share.advice or "").startswith("--group-by-prefix: of these rows' prompts, 7")
+    assert (share.advice or "").startswith("--group-by-prefix: 7")
     assert shared_prefixes(sorted(prompts)).advice is None, "they come in order already"
 
 

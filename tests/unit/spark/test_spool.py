@@ -132,13 +132,13 @@ def test_torn_and_half_written_files_are_skipped(tmp_path: Path, caplog: pytest.
     torn.write_bytes(torn.read_bytes()[:-50])
     (tmp_path / "part-00000" / "half.parquet").write_bytes(b"PAR1")
     assert recall(tmp_path, ["a", "b"]).column("text").to_pylist() == [kept]
-    assert "is passed over, its rows are done again" in caplog.text
+    assert "is skipped, and its rows are annotated again" in caplog.text
 
 
 def test_storage_that_fails_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     write(tmp_path / "file", ["a"])
-    assert "completions are spooled no more" in caplog.text
+    assert "completions are no longer spooled" in caplog.text
     assert spool_fault(str(tmp_path / "file")) is not None
     assert spool_fault(str(tmp_path / "new")) is None
     assert "Unrecognized filesystem" in (spool_fault("oddfs://x/y") or "")
@@ -175,7 +175,7 @@ def test_no_more_than_the_limit_is_read_back(tmp_path: Path, caplog: pytest.LogC
     with Spool(str(tmp_path), partition=0, most_read_bytes=100) as spool:
         found = spool.recall(list("abc"), pa.array(range(3), pa.int64()))
     assert 0 < found.num_rows < 3
-    assert "what follows is passed over" in caplog.text
+    assert "what follows is skipped" in caplog.text
 
 
 def test_rows_are_dealt_as_they_were_the_first_time(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_the_other_envelopes_ask_for_any_object_or_any_text() -> None:
         (StructType().add("a", ArrayType(BinaryType())), r"response-format\.a\[\] is binary"),
         (StructType().add("a", TimestampNTZType()), r"response-format\.a is timestamp_ntz"),
         (MapType(IntegerType(), StringType()), "is map<int,string>"),
-        (StructType().add("a", StringType()).add("A", StringType()), "differ by case"),
+        (StructType().add("a", StringType()).add("A", StringType()), "differ only in case"),
         ({"type": "integer", "x-spark-type": "bigint!"}, "it may be tinyint"),
         ({"type": "integer", "x-spark-type": "decimal(39,2)"}, "1 to 38"),
         ({"type": "integer", "x-spark-type": "date"}, "goes with the type 'string'"),
