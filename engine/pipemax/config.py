@@ -150,7 +150,9 @@ class EngineConfig(BaseModel):
         description="Pipeline stages; default: the number of GPUs divided by tensor_parallel_size, 1 without GPUs. "
         "On a machine without GPUs they are processes that share its cores.",
     )
-    tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share each stage.")
+    tensor_parallel_size: int = Field(
+        1, ge=1, description="GPUs that share each stage; on a machine without GPUs, processes."
+    )
     max_model_len: int | None = Field(
         None,
         ge=2,
@@ -173,7 +175,7 @@ class EngineConfig(BaseModel):
         0.9, gt=0.0, le=1.0, description="Share of each GPU's memory for weights and KV cache."
     )
     cpu_kv_gib: float = Field(
-        1.0, gt=0.0, description="KV cache of each stage in GiB on a machine without GPUs."
+        1.0, gt=0.0, description="KV cache of each process in GiB on a machine without GPUs."
     )
     host_kv_gib: float | None = Field(
         None,

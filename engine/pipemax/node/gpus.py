@@ -54,14 +54,10 @@ def _uuid(name: str, known: Mapping[str, str]) -> str:
 def pipeline_parallel_size(config: EngineConfig, *, num_gpus: int) -> int:
     """Return the number of stages: as configured, otherwise one for each group of ``tensor_parallel_size`` GPUs.
 
-    ``num_gpus`` is 0 on a machine without any, where stages are processes that share its cores. Raise ``ValueError`` if
-    there are fewer GPUs than needed.
+    ``num_gpus`` is 0 on a machine without any, where workers are processes that share its cores. Raise
+    ``ValueError`` if there are fewer GPUs than needed.
     """
     if num_gpus == 0:
-        if config.tensor_parallel_size > 1:
-            raise ValueError(
-                f"tensor_parallel_size {config.tensor_parallel_size} needs GPUs, and this machine shows none"
-            )
         return config.pipeline_parallel_size or 1
     num_stages = config.pipeline_parallel_size or max(1, num_gpus // config.tensor_parallel_size)
     needed = num_stages * config.tensor_parallel_size

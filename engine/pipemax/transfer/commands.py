@@ -127,7 +127,7 @@ class StepWait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyCounts:
-    """One stage's copies since its start."""
+    """One worker's copies since its start; added up, those of several."""
 
     loaded_bytes: int = 0
     """Host → GPU."""
@@ -135,3 +135,10 @@ class CopyCounts:
     """GPU → host."""
     packed_bytes: int = 0
     """The part of them that left layer by layer and was put into blocks by the CPU."""
+
+    def __add__(self, other: "CopyCounts") -> "CopyCounts":
+        return CopyCounts(
+            loaded_bytes=self.loaded_bytes + other.loaded_bytes,
+            stored_bytes=self.stored_bytes + other.stored_bytes,
+            packed_bytes=self.packed_bytes + other.packed_bytes,
+        )

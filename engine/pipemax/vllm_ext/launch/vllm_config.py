@@ -249,8 +249,9 @@ def launch_environment(config: EngineConfig, *, failures: str | None = None) -> 
         values["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     if config.policy is Policy.PIPEMAX:
         values["VLLM_KV_CACHE_LAYOUT"] = KV_LAYOUT
-    if current_platform.is_cpu() and (config.pipeline_parallel_size or 1) > 1:
-        cores = _cores_of_stages(sorted(os.sched_getaffinity(0)), config.pipeline_parallel_size or 1)
+    num_workers = (config.pipeline_parallel_size or 1) * config.tensor_parallel_size
+    if current_platform.is_cpu() and num_workers > 1:
+        cores = _cores_of_workers(sorted(os.sched_getaffinity(0)), num_workers)
         values["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", cores)
     if failures is not None:
         values[FAILURES_VARIABLE] = failures
@@ -266,9 +267,12 @@ def launch_environment(config: EngineConfig, *, failures: str | None = None) -> 
                 os.environ[name] = value
 
 
-def _cores_of_stages(cores: list[int], num_stages: int) -> str:
-    """Write each stage's cores as vLLM expects; stages beyond the number of cores share them in turn."""
-    if num_stages >= len(cores):
-        return "|".join(str(cores[stage % len(cores)]) for stage in range(num_stages))
-    bounds = [len(cores) * stage // num_stages for stage in range(num_stages + 1)]
+def _cores_of_workers(cores: list[int], num_workers: int) -> str:
+    """Write each worker's cores as vLLM expects, stage by stage; workers beyond the number of cores share them in turn.
+
+    So the workers of one stage, which compute at the same time, have cores of their own where there are enough.
+    """
+    if num_workers >= len(cores):
+        return "|".join(str(cores[worker % len(cores)]) for worker in range(num_workers))
+    bounds = [len(cores) * worker // num_workers for worker in range(num_workers + 1)]
     return "|".join(",".join(str(core) for core in cores[first:end]) for first, end in pairwise(bounds))

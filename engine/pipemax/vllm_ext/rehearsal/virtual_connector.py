@@ -44,8 +44,9 @@ class VirtualConnector(PipeMaxConnector):
         )
         self._clock = self.gpu_clock = GpuStageClock(device)
 
-    def _reported_stage(self) -> int:
-        return self._number
+    def _place(self) -> tuple[int, Sequence[int]]:
+        """Return the stage and all its ranks: the GPUs of a virtual stage do everything together."""
+        return self._number, range(self._vllm_config.parallel_config.tensor_parallel_size)
 
 
 def _token_store(layout: BlockLayout, stores: Sequence[TokenStore]) -> tuple[KernelCall, int]:

@@ -83,7 +83,8 @@ class PipeMaxScheduler(Scheduler):
         self._prefix_blocks: dict[
             str, int
         ] = {}  # of the prefix that the controller knows, where there is one
-        self._reports = ReportBook(self.parallel_config.pipeline_parallel_size)
+        parallel = self.parallel_config
+        self._reports = ReportBook(parallel.pipeline_parallel_size, parallel.tensor_parallel_size)
         self._planned_tokens: dict[str, int] = {}  # in the step that vLLM is asked for
         num_slots = self.max_num_running_reqs if self.use_v2_model_runner else UNLIMITED
         self._workers = WorkerState(num_slots)

@@ -52,7 +52,8 @@ class Counters:
     def to_stats(self, controller: Controller, plan: StepPlan, reports: ReportBook) -> dict[str, float]:
         """Return the counts since the engine's start and the last plan's figures, by name."""
         decision, config = plan.decision, controller.config
-        block_bytes = config.block_tokens * sum(stage.kv_bytes_per_token for stage in config.stages)
+        token_bytes = sum(stage.kv_bytes_per_token for stage in config.stages)  # on one rank of each
+        block_bytes = config.block_tokens * token_bytes * reports.ranks_per_stage
         error = max(controller.times.decode_error(), key=lambda error: error.mean)
         values: dict[str, float] = {
             "prefill_steps": self.prefill_steps,

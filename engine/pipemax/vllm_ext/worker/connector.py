@@ -1,12 +1,14 @@
 """Connect vLLM to the transfers through its KV connector: each step brings copies in and takes times out.
 
 The scheduler's side carries nothing: ``pipemax.vllm_ext.scheduler`` makes the metadata itself. The worker's side
-owns this stage's host pool. ``handle_preemptions`` is the first hook of every step, empty ones included, and begins
-the step of the transfers. The first hook after the forward pass ends it: ``finish_forward`` with vLLM's V2 runner,
-which calls it before the activations are sent, otherwise ``wait_for_save``. Nothing is done between layers, so full
-CUDA graphs remain possible; but with ``kv_offload: per_layer`` vLLM makes them piecewise.
+owns a host pool for its part of the KV: the layers of its stage, and under tensor parallelism its share of their
+heads. ``handle_preemptions`` is the first hook of every step, empty ones included, and begins the step of the
+transfers. The first hook after the forward pass ends it: ``finish_forward`` with vLLM's V2 runner, which calls it
+before the activations are sent, otherwise ``wait_for_save``. Nothing is done between layers, so full CUDA graphs
+remain possible; but with ``kv_offload: per_layer`` vLLM makes them piecewise.
 """
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,7 +47,7 @@ from pipemax.vllm_ext.worker.stage_reports import WorkerReports
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):
-    """The message that every stage receives with a step."""
+    """The message that every worker receives with a step. Block ids are the same on all of them."""
 
     step_id: StepId
     copies: StepCopies
@@ -53,7 +55,7 @@ class StepMetadata(KVConnectorMetadata):
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """A stage's pools, and what copies whole blocks between them."""
+    """A worker's pools, and what copies whole blocks between them."""
 
     transfers: StepTransfers
     layout: BlockLayout
@@ -164,16 +166,17 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         return self._clock.begin_s
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        report, stage = self._clock.take_report(), self._reported_stage()
-        if report is None or stage is None:
+        report = self._clock.take_report()
+        if report is None:
             return None
         assert self._transfers is not None
-        report = replace(report, copies=self._transfers.counts)
-        return WorkerReports({stage: [report]})
+        stage, ranks = self._place()
+        counts = self._transfers.counts
+        return WorkerReports({stage: [replace(report, rank=rank, copies=counts) for rank in ranks]})
 
-    def _reported_stage(self) -> int | None:
-        """Return the stage for which this worker reports: one worker does for each stage."""
-        return int(get_pp_group().rank_in_group) if get_tp_group().rank_in_group == 0 else None
+    def _place(self) -> tuple[int, Sequence[int]]:
+        """Return this worker's stage, and the ranks of the stage for which it reports: its own."""
+        return int(get_pp_group().rank_in_group), (int(get_tp_group().rank_in_group),)
 
     def shutdown(self) -> None:
         self._resources.close()

@@ -1,7 +1,11 @@
 """Carry step and transfer times from the stages' workers to the controller.
 
-Each stage reports a step with the next one; the scheduler waits until all stages have reported it. Reports lag by
+Each worker reports a step with the next one; the scheduler waits until all workers have reported it. Reports lag by
 the depth of the pipeline, which the controller expects.
+
+Under tensor parallelism a stage has several workers, its ranks, each with copies of its own. All-reduces let them end
+a step together, so a rank that had its copies early also waits for the last one: the time of the rank that computed
+for the shortest is the stage's. A prefetch is done when the last rank has it.
 """
 
 from collections import deque
@@ -17,16 +21,16 @@ from pipemax.transfer.commands import CopyCounts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One step on one stage."""
+    """One step on one worker."""
 
     step_id: StepId
     compute_s: float
-    """Does not include waits for copies and for the stage before."""
+    """Does not include waits for the worker's own copies and for the stage before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetchReport:
-    """One step's prefetch on one stage."""
+    """One step's prefetch on one worker."""
 
     step_id: StepId
     num_blocks: int
@@ -35,8 +39,10 @@ class PrefetchReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageReport:
-    """One stage's times since its last report, and its counts."""
+    """One worker's times since its last report, and its counts."""
 
+    rank: int = 0
+    """Of the worker among those of its stage."""
     steps: tuple[StepReport, ...] = ()
     prefetches: tuple[PrefetchReport, ...] = ()
     stall_s: float = 0.0
@@ -59,45 +65,57 @@ class WorkerReports(KVConnectorWorkerMetadata):
 
 
 class ReportBook:
-    """Joins the stages' reports; a step is passed on once all stages have reported it."""
+    """Joins the workers' reports; a step is passed on once all ranks of all stages have reported it."""
 
-    def __init__(self, num_stages: int) -> None:
-        self._steps: list[deque[StepReport]] = [deque() for _ in range(num_stages)]
-        self._prefetches: list[deque[PrefetchReport]] = [deque() for _ in range(num_stages)]
-        self.stall_s = [0.0] * num_stages
-        """Time spent waiting for copies since the start, by stage."""
-        self.copies = [CopyCounts()] * num_stages
-        """Counts by stage, as last reported."""
+    def __init__(self, num_stages: int, ranks_per_stage: int = 1) -> None:
+        self.ranks_per_stage = ranks_per_stage
+        self._workers = [[_Worker() for _ in range(ranks_per_stage)] for _ in range(num_stages)]
+
+    @property
+    def stall_s(self) -> list[float]:
+        """Time spent waiting for copies since the start, by stage: of the rank that waited longest."""
+        return [max(worker.stall_s for worker in stage) for stage in self._workers]
+
+    @property
+    def copies(self) -> list[CopyCounts]:
+        """Counts by stage, of all its ranks, as last reported."""
+        return [sum((worker.copies for worker in stage), CopyCounts()) for stage in self._workers]
 
     def take_in(self, reports: Mapping[int, Sequence[StageReport]]) -> list[Event]:
         for stage, stage_reports in reports.items():
             for report in stage_reports:
-                self._steps[stage].extend(report.steps)
-                self._prefetches[stage].extend(report.prefetches)
-                self.stall_s[stage] += report.stall_s
-                self.copies[stage] = report.copies
+                worker = self._workers[stage][report.rank]
+                worker.steps.extend(report.steps)
+                worker.prefetches.extend(report.prefetches)
+                worker.stall_s += report.stall_s
+                worker.copies = report.copies
         return [*self._complete_steps(), *self._complete_prefetches()]
 
     def _complete_steps(self) -> list[Event]:
         events: list[Event] = []
-        while all(self._steps):
-            row = [queue.popleft() for queue in self._steps]
-            assert len({report.step_id for report in row}) == 1, f"stages report different steps: {row}"
-            events.append(
-                StepTimed(step_id=row[0].step_id, stage_s=tuple(report.compute_s for report in row))
-            )
+        while all(worker.steps for stage in self._workers for worker in stage):
+            row = [[worker.steps.popleft() for worker in stage] for stage in self._workers]
+            assert len({report.step_id for stage in row for report in stage}) == 1, f"workers differ: {row}"
+            stage_s = tuple(min(report.compute_s for report in stage) for stage in row)
+            events.append(StepTimed(step_id=row[0][0].step_id, stage_s=stage_s))
         return events
 
     def _complete_prefetches(self) -> list[Event]:
         events: list[Event] = []
-        while all(self._prefetches):
-            row = [queue.popleft() for queue in self._prefetches]
-            assert len({report.step_id for report in row}) == 1, f"stages report different prefetches: {row}"
-            events.append(
-                TransferTimed(
-                    step_id=row[0].step_id,
-                    num_blocks=row[0].num_blocks,
-                    stage_s=tuple(report.seconds for report in row),
-                )
-            )
+        while all(worker.prefetches for stage in self._workers for worker in stage):
+            row = [[worker.prefetches.popleft() for worker in stage] for stage in self._workers]
+            assert len({report.step_id for stage in row for report in stage}) == 1, f"workers differ: {row}"
+            stage_s = tuple(max(report.seconds for report in stage) for stage in row)
+            first = row[0][0]
+            events.append(TransferTimed(step_id=first.step_id, num_blocks=first.num_blocks, stage_s=stage_s))
         return events
+
+
+@dataclass(slots=True)
+class _Worker:
+    """What one worker has reported."""
+
+    steps: deque[StepReport] = field(default_factory=deque)
+    prefetches: deque[PrefetchReport] = field(default_factory=deque)
+    stall_s: float = 0.0
+    copies: CopyCounts = field(default_factory=CopyCounts)

@@ -20,12 +20,11 @@ from pipemax.domain.step_times import StepTimeModel
 from pipemax.vllm_ext import compat
 from pipemax.vllm_ext.launch.forecast import forecast
 from pipemax.vllm_ext.launch.vllm_config import (
-    _cores_of_stages,
+    _cores_of_workers,
     _pipemax_args,
     admission_capacity_tokens,
     launch_environment,
     make_vllm_config,
-    pipeline_parallel_size,
 )
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings, encode_stage
 from tests.fakes.vllm_kinds import asynchronous_scheduling_on_cpu, runner_version
@@ -56,7 +55,7 @@ def test_settings_survive_the_way_to_the_other_processes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "num_stages", "expected"),
+    ("cores", "num_workers", "expected"),
     [
         ([0, 1], 2, "0|1"),
         ([0, 1], 4, "0|1|0|1"),
@@ -65,8 +64,8 @@ def test_settings_survive_the_way_to_the_other_processes() -> None:
         ([0], 2, "0|0"),
     ],
 )
-def test_stages_share_the_cores(cores: list[int], num_stages: int, expected: str) -> None:
-    assert _cores_of_stages(cores, num_stages) == expected
+def test_workers_share_the_cores(cores: list[int], num_workers: int, expected: str) -> None:
+    assert _cores_of_workers(cores, num_workers) == expected
 
 
 def test_the_environment_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +103,22 @@ def test_a_pipemax_engine_is_vllm_with_our_scheduler_worker_and_connector() -> N
     assert settings.host_kv_tokens == 2**27 // per_token
 
 
+def test_ranks_that_share_a_stage_have_pools_of_their_own_for_their_share_of_the_heads() -> None:
+    settings = [
+        RuntimeSettings.from_extra_config(
+            make_vllm_config(
+                config(tensor_parallel_size=tensor, pipeline_parallel_size=2, host_kv_gib=0.125)
+            ).kv_transfer_config.kv_connector_extra_config
+        )
+        for tensor in (1, 2)
+    ]
+    alone, shared = settings
+    assert [stage["kv_bytes_per_token"] * 2 for stage in shared.stages] == [
+        stage["kv_bytes_per_token"] for stage in alone.stages
+    ]
+    assert shared.host_kv_tokens == 2 * alone.host_kv_tokens
+
+
 def test_the_host_pool_has_the_same_size_whatever_block_size_the_workers_choose() -> None:
     """As they do for a GPU's attention kernels when the model is loaded, long after this config was made."""
     vllm_config = make_vllm_config(config(host_kv_gib=0.125))
@@ -135,11 +150,6 @@ def test_the_device_decides_on_the_worker(num_gpus: int, worker: str) -> None:
     assert args["worker_cls"] == worker
     module, name = worker.rsplit(".", 1)
     assert hasattr(importlib.import_module(module), name)
-
-
-def test_tensor_parallelism_needs_gpus() -> None:
-    with pytest.raises(ValueError, match="tensor_parallel_size 2 needs GPUs"):
-        pipeline_parallel_size(config(tensor_parallel_size=2), num_gpus=0)
 
 
 def test_another_vllm_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,12 @@ from pipemax.vllm_ext.worker.stage_reports import (
 from tests.unit.vllm_ext.fake_worker import FakeCore, make_request, make_scheduler
 
 
-def step(number: int, seconds: float) -> StageReport:
-    return StageReport(steps=(StepReport(step_id=StepId(number), compute_s=seconds),))
+def step(number: int, seconds: float, *, rank: int = 0) -> StageReport:
+    return StageReport(rank=rank, steps=(StepReport(step_id=StepId(number), compute_s=seconds),))
+
+
+def prefetch(number: int, num_blocks: int, seconds: float) -> PrefetchReport:
+    return PrefetchReport(step_id=StepId(number), num_blocks=num_blocks, seconds=seconds)
 
 
 def test_stages_that_report_at_different_times_are_joined() -> None:
@@ -24,10 +28,37 @@ def test_stages_that_report_at_different_times_are_joined() -> None:
     assert book.take_in({1: [step(2, 0.4)]}) == [StepTimed(step_id=StepId(2), stage_s=(0.2, 0.4))]
 
 
+def test_a_step_is_told_once_all_ranks_have_reported_it_with_the_time_of_the_one_that_waited_for_none() -> (
+    None
+):
+    book = ReportBook(2, ranks_per_stage=2)
+    assert book.take_in({0: [step(1, 0.1), step(1, 0.15, rank=1)], 1: [step(1, 0.3, rank=1)]}) == []
+    assert book.take_in({1: [step(1, 0.2)]}) == [StepTimed(step_id=StepId(1), stage_s=(0.1, 0.2))]
+
+
+def test_a_prefetch_takes_as_long_as_on_the_slowest_rank_of_each_stage() -> None:
+    book = ReportBook(2, ranks_per_stage=2)
+    seconds = {(0, 0): 0.1, (0, 1): 0.4, (1, 0): 0.3, (1, 1): 0.2}
+    told = [
+        book.take_in({stage: [StageReport(rank=rank, prefetches=(prefetch(3, 7, taken),))]})
+        for (stage, rank), taken in seconds.items()
+    ]
+    assert told[:-1] == [[], [], []]
+    assert told[-1] == [TransferTimed(step_id=StepId(3), num_blocks=7, stage_s=(0.4, 0.3))]
+
+
+def test_a_stage_waits_as_long_as_its_slowest_rank_and_copies_what_all_of_them_do() -> None:
+    book = ReportBook(2, ranks_per_stage=2)
+    counts = CopyCounts(loaded_bytes=5, stored_bytes=3, packed_bytes=2)
+    for rank in (0, 1):
+        book.take_in({1: [StageReport(rank=rank, stall_s=0.25 + rank, copies=counts)]})
+    assert book.stall_s == [0.0, 1.25]
+    assert book.copies == [CopyCounts(), CopyCounts(loaded_bytes=10, stored_bytes=6, packed_bytes=4)]
+
+
 def test_prefetches_and_stalls_are_reported_beside_steps() -> None:
     book = ReportBook(1)
-    prefetch = PrefetchReport(step_id=StepId(3), num_blocks=7, seconds=0.5)
-    assert book.take_in({0: [StageReport(prefetches=(prefetch,), stall_s=0.25)]}) == [
+    assert book.take_in({0: [StageReport(prefetches=(prefetch(3, 7, 0.5),), stall_s=0.25)]}) == [
         TransferTimed(step_id=StepId(3), num_blocks=7, stage_s=(0.5,))
     ]
     assert book.stall_s == [0.25]
