@@ -36,7 +36,7 @@ from tests.fakes.vllm_kinds import (
     runner_version,
 )
 from tests.parity.cases import BLOCK_TOKENS, MAX_MODEL_LEN, Answer, Answers, Request
-from tests.parity.faulty_connector import Fault, set_fault
+from tests.parity.faulty_connector import Fault, WorkerPool, host_pool, set_fault
 
 _REPOSITORY = Path(__file__).parents[2]
 GPU_BLOCKS = 320  # at start; settings take fewer
@@ -47,6 +47,7 @@ HOST_MIB = 96
 class Kind:
     """What an engine is for its whole life."""
 
+    tp: int = 1
     pp: int = 1
     runner: int = 1
     asynchronous: bool = False
@@ -65,7 +66,8 @@ class Kind:
         offload = " per layer" if self.kv_offload == "per_layer" else ""
         path = " GPU path" if self.gpu_path else ""
         kv = "" if self.kv_cache_dtype == "auto" else f" KV {self.kv_cache_dtype}"
-        return f"pp{self.pp} V{self.runner} {'async' if self.asynchronous else 'sync'}{offload}{path}{kv}"
+        tensor = "" if self.tp == 1 else f"tp{self.tp} "
+        return f"{tensor}pp{self.pp} V{self.runner} {'async' if self.asynchronous else 'sync'}{offload}{path}{kv}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +239,11 @@ class ParityEngine:
             self.llm.abort_request([unique for unique, name in names.items() if name in given_up])
         return {name: answer for name, answer in answers.items() if answer.finish_reason != "abort"}
 
+    def host_pools(self) -> list[WorkerPool]:
+        """Each worker's."""
+        pools: list[WorkerPool] = self._core.model_executor.collective_rpc(host_pool)
+        return pools
+
     def _drain(self) -> None:
         """Steps that were still in flight when the last request ended."""
         while self._core.batch_queue:
@@ -273,6 +280,7 @@ def _engine_config(model: str, kind: Kind) -> EngineConfig:
         kv_offload=kind.kv_offload,
         dtype="float32",
         kv_cache_dtype=kind.kv_cache_dtype,
+        tensor_parallel_size=kind.tp,
         pipeline_parallel_size=kind.pp,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=24,

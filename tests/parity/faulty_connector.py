@@ -1,6 +1,7 @@
 """A connector that makes hidden mistakes visible: NaN wherever nothing was written, and copies that go wrong."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -13,7 +14,7 @@ from pipemax.transfer.checks.poisoned_prefetches import NAN_BYTE
 from pipemax.transfer.commands import BlockPrefetch
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool
 from pipemax.transfer.cuda.device import Fence
-from pipemax.transfer.layout import ByteRows
+from pipemax.transfer.layout import BlockLayout, ByteRows
 from pipemax.vllm_ext.worker.connector import PipeMaxConnector
 
 
@@ -88,3 +89,17 @@ def set_fault(worker: Any, fault: Fault | Fence) -> None:
     """Called on each worker."""
     connector: Any = get_kv_transfer_group()  # one that tests make
     connector.begin(fault)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPool:
+    """A worker's host pool."""
+
+    layout: BlockLayout
+    num_blocks: int
+
+
+def host_pool(worker: Any) -> WorkerPool:
+    """Called on each worker."""
+    connector: Any = get_kv_transfer_group()
+    return WorkerPool(layout=connector._stage.layout, num_blocks=len(connector._stage.host_rows))

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.parity_full
 KINDS = [
     Kind(asynchronous=True),
     *(Kind(pp=pp) for pp in (1, 2, 4)),
+    *(Kind(tp=2, pp=pp) for pp in (1, 2)),
+    Kind(tp=2, pp=2, runner=2, asynchronous=True),
     *(Kind(pp=pp, runner=2, asynchronous=asynchronous) for pp in (1, 2, 4) for asynchronous in (False, True)),
 ]
 SETTINGS = {

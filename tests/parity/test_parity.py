@@ -11,16 +11,29 @@ from dataclasses import replace
 import pytest
 
 from pipemax.domain.plan import Batching, Phase
-from tests.parity.cases import EVERYTHING, LONG, PLAIN, SEEDED, TEMPLATED, Answers, Load, different
+from tests.parity.cases import (
+    BLOCK_TOKENS,
+    EVERYTHING,
+    LONG,
+    PLAIN,
+    SEEDED,
+    TEMPLATED,
+    Answers,
+    Load,
+    different,
+)
 from tests.parity.conftest import EngineOf, Reference
-from tests.parity.engines import Kind, ParityEngine, Setting
+from tests.parity.engines import HOST_MIB, Kind, ParityEngine, Setting
 from tests.parity.faulty_connector import Fault
+from tests.parity.make_model import SMALL
 
 V1 = Kind()
 V1_ASYNC = Kind(asynchronous=True)
 V1_PIPELINE = Kind(pp=2)
 V2 = Kind(runner=2)
 V2_PIPELINE = Kind(pp=2, runner=2, asynchronous=True)
+TENSOR = Kind(tp=2, pp=2)
+"""Four workers, on two cores in CI: its loads are light ones."""
 
 PER_LAYER = Kind(pp=2, kv_offload="per_layer")
 
@@ -53,6 +66,8 @@ CASES: list[tuple[Kind, Setting, Load]] = [
     (V2_PIPELINE, Setting(num_batches=4, slots=5), light(TEMPLATED)),
     (V2_PIPELINE, Setting(num_batches=2, **TIGHT), light(PLAIN)),
     (V2_PIPELINE, Setting(num_batches=5, gpu_blocks=18), light(SEEDED)),
+    (TENSOR, Setting(num_batches=3, **TIGHT), light(EVERYTHING)),
+    (TENSOR, Setting(num_batches=2, gpu_blocks=18), light(SEEDED)),
 ]
 
 
@@ -65,6 +80,7 @@ MIXED_CASES: list[tuple[Kind, Setting, Load]] = [
     (V1_PIPELINE, Setting(num_batches=4, controller=MIXED, **TIGHT), SEEDED),
     (V2, Setting(num_batches=3, controller=MIXED, gpu_blocks=18), light(PLAIN)),
     (V2_PIPELINE, Setting(num_batches=4, controller=MIXED, gpu_blocks=18), light(TEMPLATED)),
+    (TENSOR, Setting(num_batches=4, controller=MIXED, gpu_blocks=18), light(TEMPLATED)),
 ]
 
 
@@ -131,6 +147,28 @@ def test_tokens_are_the_same_where_kv_leaves_layer_by_layer(
     check(engine, Setting(num_batches=3, **TIGHT), TEMPLATED, reference(kind, TEMPLATED))
     for copies in engine.scheduler._reports.copies:
         assert 0 < copies.packed_bytes < copies.stored_bytes
+
+
+@pytest.mark.parametrize("kind", [TENSOR], ids=str)
+def test_each_rank_of_a_stage_has_a_pool_and_copies_for_its_share_of_the_heads(
+    kind: Kind, engine_of: EngineOf
+) -> None:
+    engine = engine_of(kind)
+    engine.reset(Setting(num_batches=3, **TIGHT))
+    engine.run(light(PLAIN).make())
+    loaded_before = [copies.loaded_bytes for copies in engine.scheduler._reports.copies]
+    blocks_before = engine.counters.prefetched_blocks
+    engine.run(light(TEMPLATED).make())
+    num_blocks = engine.counters.prefetched_blocks - blocks_before
+    assert num_blocks > 0
+    layers, heads = SMALL["num_hidden_layers"] // kind.pp, SMALL["num_key_value_heads"] // kind.tp
+    rank_token_bytes = layers * heads * 2 * SMALL["head_dim"] * 4
+    for before, copies in zip(loaded_before, engine.scheduler._reports.copies, strict=True):
+        assert copies.loaded_bytes - before == num_blocks * BLOCK_TOKENS * rank_token_bytes * kind.tp
+    pools = engine.host_pools()
+    assert len(pools) == kind.tp * kind.pp
+    assert {(pool.layout.num_layers, pool.layout.num_kv_heads) for pool in pools} == {(layers, heads)}
+    assert {pool.num_blocks for pool in pools} == {(HOST_MIB << 20) // (BLOCK_TOKENS * rank_token_bytes)}
 
 
 @pytest.mark.parametrize("kind", [V1_PIPELINE, V1_ASYNC, V2_PIPELINE], ids=str)
