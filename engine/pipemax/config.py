@@ -153,6 +153,12 @@ class EngineConfig(BaseModel):
     tensor_parallel_size: int = Field(
         1, ge=1, description="GPUs that share each stage; on a machine without GPUs, processes."
     )
+    replicas: int | None = Field(
+        None,
+        ge=1,
+        description="Engines side by side in the executor, which share its GPUs, cores and memory for KV equally and "
+        "get rows from one queue; default: one.",
+    )
     max_model_len: int | None = Field(
         None,
         ge=2,
@@ -277,6 +283,10 @@ class EngineConfig(BaseModel):
             return node
         if info.data.get("policy") is Policy.AUTO:
             raise ValueError("needs policy: vllm or policy: pipemax; auto measures an engine of this machine")
+        if (info.data.get("replicas") or 1) > 1:
+            raise ValueError(
+                f"runs one engine over the whole node, and replicas is {info.data['replicas']}: leave replicas out"
+            )
         for name in _NOT_ON_A_VIRTUAL_NODE:
             if name in info.data and info.data[name] != cls.model_fields[name].get_default(
                 call_default_factory=True
@@ -315,6 +325,11 @@ class EngineConfig(BaseModel):
     def vllm_argument(self, name: str) -> Any:
         """Return what vLLM gets for a field that is an argument of its own too: ``vllm`` takes precedence."""
         return self.vllm.get(name, getattr(self, name))
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of engines that this config asks for."""
+        return self.replicas or 1
 
     def engine_id(self) -> str:
         """Return a digest: equal configs have equal ids, whatever rows were sampled for them.

@@ -99,6 +99,8 @@ class EngineStats:
     """Further figures by name."""
     policy: dict[str, Any] = field(default_factory=dict)
     """The ``PolicyChoice`` under which the engine runs, as plain values."""
+    replicas: tuple[dict[str, Any], ...] = ()
+    """The figures of each replica by name, if there are several: those above are then of all together."""
 
 
 class Engine(Protocol):

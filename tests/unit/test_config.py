@@ -32,6 +32,16 @@ def test_equal_configs_have_equal_ids_and_different_ones_do_not() -> None:
             "unknown field 'max_modle_len'; known fields: batching, block_size",
         ),
         ({"model": "m", "pipeline_parallel_size": 0}, "pipeline_parallel_size"),
+        ({"model": "m", "replicas": 0}, "replicas"),
+        (
+            {
+                "model": "m",
+                "policy": "vllm",
+                "replicas": 2,
+                "virtual_node": {"node": "n", "model": "m", "output_tokens": 1},
+            },
+            "virtual_node: Value error, runs one engine over the whole node, and replicas is 2",
+        ),
         ({"model": "m", "gpu_memory_utilization": 1.5}, "got 1.5"),
         ({"model": "m", "policy": "fastest"}, "got 'fastest'"),
         (

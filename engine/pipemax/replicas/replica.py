@@ -1,0 +1,136 @@
+"""What the parent knows of one replica, through all of its lives. Plain bookkeeping; the caller holds the lock."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from pipemax.generation import EngineStats, GenerationRequest
+from pipemax.replicas.division import Share
+from pipemax.replicas.messages import Report, Submit, ToReplica
+from pipemax.replicas.process import ReplicaProcess
+from pipemax.replicas.summed_stats import carried_counts, with_carried
+
+
+class ReplicaState(StrEnum):
+    """Where a replica is in its life."""
+
+    STARTING = "starting"  # its process loads the engine
+    UP = "up"
+    ENDING = "ending"  # it is dead, and its processes give back their memory
+    RESTING = "resting"  # it waits for its next start
+    GIVEN_UP = "given up"  # it died too often without a row that it completed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartLimits:
+    """How a replica that died is replaced."""
+
+    first_rest_s: float = 1.0
+    """Wait before a restart; twice as long after each death without a completion."""
+    longest_rest_s: float = 60.0
+    max_fruitless: int = 3
+    """After so many deaths without a completion between them a replica is given up, and the others go on."""
+    silence_s: float = 60.0
+    """A replica that has said nothing for this long hangs, and is killed."""
+
+
+@dataclass(slots=True)
+class Replica:
+    """One replica."""
+
+    number: int
+    """From 1."""
+    share: Share
+    process: ReplicaProcess | None = None
+    state: ReplicaState = ReplicaState.RESTING
+    starts: int = 0
+    fruitless: int = 0
+    """Deaths since its last completion."""
+    due_s: float = 0.0
+    """When it starts again, if it rests."""
+    heard_s: float = 0.0
+    last_words: str = ""
+    """Why it says that it ends."""
+    policy: dict[str, Any] = field(default_factory=dict)
+    rows_done: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    _report: Report | None = None
+    _carried: dict[str, float] = field(default_factory=dict)
+    _submits: int = 0
+    _unheard: deque[tuple[int, float]] = field(default_factory=deque)
+    """(number, tokens) of each ``Submit`` that no report has counted yet."""
+
+    @property
+    def is_up(self) -> bool:
+        return self.state is ReplicaState.UP
+
+    def begin_life(self, process: ReplicaProcess) -> None:
+        """Note that its process starts."""
+        self.process, self.state, self.last_words = process, ReplicaState.STARTING, ""
+        self.starts += 1
+        self._submits = 0
+
+    def end_life(self) -> None:
+        """Note that it has died; its counts stay."""
+        if self._report is not None:
+            self._carried = carried_counts(self._carried, self._report.stats.metrics)
+        self._report = None
+        self._unheard.clear()
+        self.state = ReplicaState.ENDING
+
+    def send(self, message: ToReplica) -> None:
+        assert self.process is not None, self
+        self.process.send(message)
+
+    def submit(self, requests: Sequence[GenerationRequest], *, most_tokens: float) -> None:
+        """Send rows, which may come to hold so many tokens."""
+        self._submits += 1
+        self._unheard.append((self._submits, most_tokens))
+        self.send(Submit(number=self._submits, requests=tuple(requests)))
+
+    def note_report(self, report: Report) -> None:
+        self._report = report
+        while self._unheard and self._unheard[0][0] <= report.heard:
+            self._unheard.popleft()
+
+    def credit_tokens(self) -> float:
+        """Return the tokens that it can take beyond what it was sent; 0 unless it is up."""
+        if not self.is_up or self._report is None:
+            return 0.0
+        return self._report.credit_tokens - sum(tokens for _, tokens in self._unheard)
+
+    def stats(self) -> EngineStats | None:
+        """Return its engine's statistics, with the counts of its earlier lives; None if it has said nothing."""
+        if self._report is None:
+            return EngineStats(metrics=dict(self._carried)) if self._carried else None
+        own = self._report.stats
+        return EngineStats(
+            phase=own.phase,
+            running_requests=own.running_requests,
+            waiting_requests=own.waiting_requests,
+            kv_usage=own.kv_usage,
+            metrics=with_carried(own.metrics, self._carried),
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """Return what reports show of it, as plain values."""
+        own = self._report.stats if self._report is not None else EngineStats()
+        return {
+            "replica": self.number,
+            "state": self.state.value,
+            "restarts": max(0, self.starts - 1),
+            "pid": None if self.process is None else self.process.pid,
+            "gpus": list(self.share.gpus),
+            "cores": len(self.share.cores),
+            "policy": self.policy.get("chosen"),
+            "phase": own.phase,
+            "running_requests": own.running_requests,
+            "waiting_requests": own.waiting_requests,
+            "kv_usage": own.kv_usage,
+            "rows_done": self.rows_done,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+        }

@@ -1,0 +1,306 @@
+"""Several engines behind the interface of one: ``ReplicaSet`` implements ``Engine`` over a process for each replica.
+
+Rows go to the replica with the least work (``routing``). One that dies is started again while the others go on, and its
+rows are sent again, first to others. A row that was in two replicas as they died may be what kills them: then the
+set dies as an engine does, and its owner looks for the row.
+"""
+
+import logging
+import queue
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from pipemax.config import EngineConfig, Policy
+from pipemax.domain.errors import EngineDiedError, EngineStartError
+from pipemax.generation import Completion, EngineStats, GenerationRequest
+from pipemax.policy.compare import ChosenPolicy, PolicyChoice
+from pipemax.replicas.division import divide
+from pipemax.replicas.hardware import Hardware, read_hardware
+from pipemax.replicas.messages import Abort, Died, Ended, Failed, InputOpen, Report, Started, Stop
+from pipemax.replicas.process import Event, Events, Gone, Heard, ReplicaProcess, Silenced
+from pipemax.replicas.replica import Replica, ReplicaState, RestartLimits
+from pipemax.replicas.routing import Router
+from pipemax.replicas.row_book import Row, RowBook
+from pipemax.replicas.row_estimates import RowEstimates
+from pipemax.replicas.summed_stats import summed
+
+log = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-m", "pipemax.replicas")
+_CLOSE_S = 80.0
+"""How long replicas may take to close, before they are killed."""
+_LONGEST_WAIT_S = 0.2
+"""Between two looks at whether a replica is to be started or hangs."""
+
+
+class ReplicaSet:
+    """Implements ``pipemax.api.Engine``. Thread-safe, except that ``poll`` has one caller, which also closes it."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        hardware: Hardware | None = None,
+        command: Sequence[str] = COMMAND,
+        limits: RestartLimits | None = None,
+    ) -> None:
+        """Start all replicas, and block until they can take rows. ``EngineStartError`` says why one could not start.
+
+        ``command`` runs a replica's process (``pipemax.replicas.child``), given a descriptor.
+        """
+        try:
+            shares = divide(config, hardware or read_hardware())
+        except ValueError as error:
+            raise EngineStartError(f"model {config.model!r} cannot have its replicas: {error}") from None
+        self._command, self._limits = command, limits or RestartLimits()
+        self._replicas = {
+            number: Replica(number=number, share=share) for number, share in enumerate(shares, 1)
+        }
+        self._events: Events = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._rows = RowBook(list(self._replicas))
+        self._router = Router()
+        self._estimates = RowEstimates()
+        self._input_open = False
+        self._died: EngineDiedError | None = None
+        self._level_tokens: float | None = None
+        """Most work of a live replica while another is away: the rest waits for the one that comes back."""
+        self._start_all(measures=config.policy is not Policy.VLLM)
+        self.policy_choice = _choice_of_all(self._replicas[1].policy, len(self._replicas))
+
+    # -- any thread -------------------------------------------------------------------------------------------
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """See ``Engine.submit``."""
+        with self._lock:
+            if self._died is not None:
+                raise self._died
+            for request in requests:
+                self._rows.add(request, self._estimates.estimate(request))
+            self._dispatch()
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """See ``Engine.abort``."""
+        with self._lock:
+            for number, sent_as in self._rows.remove(request_ids).items():
+                self._replicas[number].send(Abort(request_ids=tuple(sent_as)))
+
+    def set_input_open(self, is_open: bool) -> None:
+        """See ``Engine.set_input_open``."""
+        with self._lock:
+            self._input_open = is_open
+            for replica in self._up():
+                replica.send(InputOpen(is_open=is_open))
+
+    def admission_credit_tokens(self) -> int:
+        """Return what all replicas that are up can take together; see ``Engine.admission_credit_tokens``."""
+        with self._lock:
+            credit = sum(replica.credit_tokens() for replica in self._replicas.values())
+            return int(credit - self._rows.waiting_tokens)
+
+    def stats(self) -> EngineStats:
+        """Return the statistics of all replicas together and of each."""
+        with self._lock:
+            own = [stats for replica in self._replicas.values() if (stats := replica.stats()) is not None]
+            together = summed(own)
+            return replace(
+                together,
+                waiting_requests=together.waiting_requests + self._rows.num_waiting(),
+                policy=asdict(self.policy_choice),
+                replicas=tuple(replica.figures() for replica in self._replicas.values()),
+            )
+
+    # -- the one caller of poll -------------------------------------------------------------------------------
+
+    def poll(self, timeout_s: float) -> list[Completion]:
+        """See ``Engine.poll``. Also starts replicas again."""
+        ended: list[Completion] = []
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            with self._lock:
+                self._tend()
+            if self._died is not None and not ended:
+                raise self._died
+            left_s = 0.0 if ended else min(_LONGEST_WAIT_S, deadline_s - time.monotonic())
+            event = self._next_event(left_s)
+            if event is not None:
+                with self._lock:
+                    ended += self._take(event)
+                    self._dispatch()
+            elif ended or time.monotonic() >= deadline_s:
+                return ended
+
+    def close(self) -> None:
+        """See ``Engine.close``."""
+        with self._lock:
+            processes = [r.process for r in self._replicas.values() if r.process is not None]
+            for replica in self._replicas.values():
+                if replica.is_up:
+                    replica.send(Stop())
+                elif replica.process is not None:
+                    replica.process.kill()
+                replica.state = ReplicaState.GIVEN_UP
+        deadline_s = time.monotonic() + _CLOSE_S
+        for process in processes:
+            if not process.wait(max(0.0, deadline_s - time.monotonic())):
+                log.error("replica %d does not close and is killed", process.number)
+                process.kill()
+                process.wait(_CLOSE_S)
+
+    def _start_all(self, *, measures: bool) -> None:
+        """Start the first replica alone if it measures itself: the others then find what it has measured."""
+        replicas = list(self._replicas.values())
+        try:
+            for together in [replicas[:1], replicas[1:]] if measures else [replicas]:
+                for replica in together:
+                    self._start(replica)
+                while any(not replica.is_up for replica in together):
+                    event = self._next_event(None)
+                    assert event is not None
+                    self._take(event)
+                    for replica in replicas:
+                        if replica.state is ReplicaState.ENDING:
+                            raise EngineStartError(f"replica {replica.number}: {replica.last_words}")
+        except BaseException:
+            for replica in replicas:
+                replica.state = ReplicaState.GIVEN_UP  # killed, not asked to close
+            self.close()
+            raise
+
+    def _next_event(self, timeout_s: float | None) -> Event | None:
+        try:
+            if timeout_s is None or timeout_s > 0:
+                return self._events.get(timeout=timeout_s)
+            return self._events.get_nowait()
+        except queue.Empty:
+            return None
+
+    # -- under the lock ---------------------------------------------------------------------------------------
+
+    def _up(self) -> list[Replica]:
+        return [replica for replica in self._replicas.values() if replica.is_up]
+
+    def _take(self, event: Event) -> list[Completion]:
+        """Take an event in; return the rows that it ends."""
+        replica = self._replicas[event.process.number]
+        match event:
+            case Heard(message=message):
+                replica.heard_s = time.monotonic()
+                match message:
+                    case Ended(completions=completions):
+                        return self._end_rows(replica, completions)
+                    case Report():
+                        replica.note_report(message)
+                    case Started(policy=policy):
+                        self._note_started(replica, policy)
+                    case Failed(reason=reason) | Died(reason=reason):
+                        replica.last_words = reason
+            case Silenced(reason=reason):
+                self._bury(replica, replica.last_words or reason)
+            case Gone() if replica.state is ReplicaState.ENDING:
+                replica.state = ReplicaState.RESTING
+        return []
+
+    def _end_rows(self, replica: Replica, completions: Sequence[Completion]) -> list[Completion]:
+        ended = []
+        for completion in completions:
+            request = self._rows.end(replica.number, completion.request_id)
+            if request is None:  # it was aborted
+                continue
+            self._estimates.learn(request, completion)
+            replica.fruitless = 0
+            replica.rows_done += 1
+            replica.prompt_tokens += completion.prompt_tokens
+            replica.completion_tokens += completion.completion_tokens
+            ended.append(replace(completion, request_id=request.request_id))
+        return ended
+
+    def _note_started(self, replica: Replica, policy: dict[str, Any]) -> None:
+        replica.state, replica.policy = ReplicaState.UP, policy
+        replica.send(InputOpen(is_open=self._input_open))
+        log.info("replica %d is up (start %d)", replica.number, replica.starts)
+
+    def _bury(self, replica: Replica, reason: str) -> None:
+        """Have the rows of a replica that has ended sent again, unless one of them may be what killed it."""
+        replica.last_words = reason
+        level = max(self._rows.work_tokens(number) for number in self._replicas)
+        self._level_tokens = max(level, self._level_tokens or 0.0)
+        num_lost = self._rows.num_sent(replica.number)
+        again = self._rows.lose(replica.number)
+        self._router.forget(replica.number)
+        if replica.state is ReplicaState.GIVEN_UP:  # the set closes
+            return
+        replica.end_life()
+        replica.fruitless += 1
+        rest_s = self._limits.first_rest_s * 2 ** (replica.fruitless - 1)
+        replica.due_s = time.monotonic() + min(rest_s, self._limits.longest_rest_s)
+        log.error("replica %d died with %d rows: %s", replica.number, num_lost, reason)
+        if again:
+            self._died = EngineDiedError(
+                f"the engine died: replica {replica.number} with {len(again)} rows that were in another replica "
+                f"as that died, too ({reason})"
+            )
+        elif replica.fruitless >= self._limits.max_fruitless:
+            log.error(
+                "replica %d has died %d times in a row and is given up", replica.number, replica.fruitless
+            )
+            replica.state = ReplicaState.GIVEN_UP
+            if all(other.state is ReplicaState.GIVEN_UP for other in self._replicas.values()):
+                self._died = EngineDiedError(f"the engine died: no replica is left ({reason})")
+
+    def _tend(self) -> None:
+        """Start replicas whose rest is over, and kill those that hang."""
+        now_s = time.monotonic()
+        for replica in self._replicas.values():
+            if replica.state is ReplicaState.RESTING and now_s >= replica.due_s and self._died is None:
+                self._start(replica)
+            elif replica.is_up and now_s - replica.heard_s > self._limits.silence_s:
+                replica.last_words = f"it said nothing for {self._limits.silence_s:.0f} s"
+                replica.heard_s = now_s
+                assert replica.process is not None
+                replica.process.kill()
+
+    def _start(self, replica: Replica) -> None:
+        replica.begin_life(ReplicaProcess(replica.number, replica.share, self._command, self._events))
+
+    def _dispatch(self) -> None:
+        """Send waiting rows to the replicas that are up."""
+        up = self._up()
+        if self._died is not None or not up:
+            return
+        staying = [r for r in self._replicas.values() if r.state is not ReplicaState.GIVEN_UP]
+        if len(up) == len(staying):
+            self._level_tokens = None
+        rows: dict[int, list[Row]] = {}
+        for row in self._rows.take_waiting():
+            work = {r.number: self._rows.work_tokens(r.number) for r in up if self._has_room(r, row)}
+            if not work:
+                break
+            if len(staying) > 1 and row.lost_by is not None:
+                # Not to the same again: if it is the row, another dies of it; if it is the replica, none does.
+                work.pop(row.lost_by, None)
+            if work:
+                number = self._router.choose(row.prefixes, work)
+                self._rows.send(row, number)
+                rows.setdefault(number, []).append(row)
+        for number, own in rows.items():
+            requests = [replace(row.request, request_id=row.sent_as) for row in own]
+            self._replicas[number].submit(requests, most_tokens=sum(row.tokens.most for row in own))
+
+    def _has_room(self, replica: Replica, row: Row) -> bool:
+        work = self._rows.work_tokens(replica.number)
+        return self._level_tokens is None or work == 0 or work + row.tokens.expected <= self._level_tokens
+
+
+def _choice_of_all(policy: dict[str, Any], count: int) -> PolicyChoice:
+    """Return the choice of the first replica, as that of all: they have measured the same."""
+    own = PolicyChoice(**{**policy, "chosen": ChosenPolicy(policy["chosen"])})
+    return replace(
+        own,
+        reason=f"in each of {count} replicas: {own.reason}",
+        predicted_tokens_per_s={name: count * rate for name, rate in own.predicted_tokens_per_s.items()},
+    )

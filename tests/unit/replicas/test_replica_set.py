@@ -1,0 +1,227 @@
+"""Replicas as processes around the fake engine: every row comes back once, whatever dies."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pipemax.config import EngineConfig
+from pipemax.domain.errors import EngineDiedError, EngineStartError
+from pipemax.generation import Completion, GenerationRequest
+from pipemax.node.process import ProcessIdentity
+from pipemax.replicas.hardware import Hardware
+from pipemax.replicas.replica import RestartLimits
+from pipemax.replicas.replica_set import ReplicaSet
+from tests.fakes.engine import expected_text, fake_config
+from tests.fakes.replica_child import COMMAND
+from tests.waiting import wait_until
+
+PARENT = """
+import time
+from tests.unit.replicas.test_replica_set import replica_set
+
+with replica_set(2) as engine:
+    print(*(own["pid"] for own in engine.stats().replicas), flush=True)
+    time.sleep(60)
+"""
+"""A process with replicas."""
+
+QUICK = RestartLimits(first_rest_s=0.01, silence_s=1.0)
+
+
+@contextmanager
+def replica_set(replicas: int = 2, *, limits: RestartLimits = QUICK, **fake: object) -> Iterator[ReplicaSet]:
+    values = {**fake_config(**fake), "replicas": replicas, "policy": "vllm"}
+    hardware = Hardware(cores_of_nodes={0: tuple(sorted(os.sched_getaffinity(0)))})
+    engine = ReplicaSet(EngineConfig.parse(values), hardware=hardware, command=COMMAND, limits=limits)
+    pids = [figures["pid"] for figures in engine.stats().replicas]
+    try:
+        yield engine
+        pids += [figures["pid"] for figures in engine.stats().replicas]
+    finally:
+        engine.close()
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "a replica outlived the set"
+
+
+def requests(prompts: Sequence[str]) -> list[GenerationRequest]:
+    return [GenerationRequest(request_id=str(i), prompt=prompt) for i, prompt in enumerate(prompts)]
+
+
+def poll_until(engine: ReplicaSet, count: int, timeout_s: float = 20.0) -> list[Completion]:
+    ended: list[Completion] = []
+    deadline_s = time.monotonic() + timeout_s
+    while len(ended) < count:
+        assert time.monotonic() < deadline_s, f"{len(ended)} of {count} rows have ended"
+        ended += engine.poll(0.05)
+    return ended
+
+
+def assert_once_each(completions: Sequence[Completion], prompts: Sequence[str]) -> None:
+    texts = {completion.request_id: completion.text for completion in completions}
+    assert len(texts) == len(completions) == len(prompts)
+    assert texts == {str(i): expected_text(prompt) for i, prompt in enumerate(prompts)}
+
+
+def pid_of(engine: ReplicaSet, number: int) -> int:
+    pid = engine.stats().replicas[number - 1]["pid"]
+    assert isinstance(pid, int)
+    return pid
+
+
+def test_rows_are_shared_and_come_back_once_each() -> None:
+    prompts = [f"prompt {i}" for i in range(200)]
+    with replica_set(2) as engine:
+        engine.submit(requests(prompts))
+        assert_once_each(poll_until(engine, 200), prompts)
+        assert engine.poll(0.1) == []
+        figures = engine.stats().replicas
+        assert [own["rows_done"] for own in figures] == [100, 100]
+        assert [own["restarts"] for own in figures] == [0, 0]
+        assert engine.policy_choice.reason == "in each of 2 replicas: a fake has no scheduler"
+
+
+def test_rows_with_a_common_beginning_go_to_one_replica() -> None:
+    documents = [letter * 3_000 for letter in "abcd"]
+    prompts = [f"{documents[i % 4]} question {i // 4}" for i in range(16)]
+    with replica_set(2, prefix_memory=64) as engine:
+        engine.submit(requests(prompts))
+        poll_until(engine, 16)
+        done = [own["rows_done"] for own in engine.stats().replicas]
+        assert done == [8, 8]
+        wait_until(
+            lambda: engine.poll(0.05) == [] and "prefix_cache_hit_rate" in engine.stats().metrics, 5.0, ""
+        )
+        # Of each document's four rows the first finds nothing: 1 of 3 words is the document, 1 more "question".
+        assert engine.stats().metrics["prefix_cache_hit_rate"] == pytest.approx(2 / 3 * 6 / 8, abs=0.01)
+
+
+def test_one_that_is_killed_in_mid_work_loses_and_doubles_nothing_and_the_other_goes_on() -> None:
+    prompts = [f"prompt {i}" for i in range(300)]
+    with replica_set(2, limits=RestartLimits(first_rest_s=0.3), tokens_per_s=2_500.0) as engine:
+        engine.submit(requests(prompts))
+        ended = poll_until(engine, 40)
+        victim, survivor_done = pid_of(engine, 1), engine.stats().replicas[1]["rows_done"]
+        assert engine.stats().replicas[0]["running_requests"] > 20, "it dies with rows"
+        os.kill(victim, signal.SIGKILL)
+        while engine.stats().replicas[0]["state"] == "up":
+            ended += engine.poll(0.01)
+        at_death = engine.stats().replicas[1]["rows_done"]
+        while engine.stats().replicas[0]["state"] != "up":
+            ended += engine.poll(0.01)
+        assert engine.stats().replicas[1]["rows_done"] > at_death + 20 > survivor_done
+        ended += poll_until(engine, 300 - len(ended))
+        assert_once_each(ended, prompts)
+        own = engine.stats().replicas[0]
+        assert own["restarts"] == 1
+        assert own["pid"] != victim
+        assert own["rows_done"] + engine.stats().replicas[1]["rows_done"] == 300
+
+
+def test_an_engine_that_dies_in_a_replica_is_replaced_too(tmp_path: Path) -> None:
+    prompts = [f"prompt {i}" for i in range(40)]
+    marked = [*prompts[:-1], f"prompt 39 [[die-once {tmp_path}/died]]"]
+    with replica_set(2, latency_s=0.02) as engine:
+        engine.submit(requests(marked))
+        ended = poll_until(engine, 40)
+        assert {completion.request_id for completion in ended} == {str(i) for i in range(40)}
+        assert sum(own["restarts"] for own in engine.stats().replicas) <= 1
+
+
+def test_a_row_that_kills_two_replicas_ends_the_engine_and_the_rest_has_come_before() -> None:
+    with replica_set(2) as engine:
+        engine.submit(requests(["one", "two", "[[crash]]"]))
+        with pytest.raises(EngineDiedError, match="rows that were in another replica as that died, too"):
+            poll_until(engine, 4)
+        with pytest.raises(EngineDiedError):
+            engine.poll(0.0)
+        with pytest.raises(EngineDiedError):
+            engine.submit(requests(["one more"]))
+
+
+def test_a_replica_that_always_dies_is_given_up_and_the_others_do_all() -> None:
+    with replica_set(2, limits=RestartLimits(first_rest_s=0.01, max_fruitless=2), latency_s=0.05) as engine:
+        for _ in range(2):
+            wait_until(
+                lambda: not engine.poll(0.01) and engine.stats().replicas[0]["state"] == "up", 10.0, "up"
+            )
+            os.kill(pid_of(engine, 1), signal.SIGKILL)
+            wait_until(
+                lambda: not engine.poll(0.01) and engine.stats().replicas[0]["state"] != "up", 10.0, "down"
+            )
+        assert engine.stats().replicas[0]["state"] == "given up"
+        prompts = [f"prompt {i}" for i in range(50)]
+        engine.submit(requests(prompts))
+        assert_once_each(poll_until(engine, 50), prompts)
+        assert engine.stats().replicas[1]["rows_done"] == 50
+
+
+def test_the_engine_dies_with_its_last_replica() -> None:
+    with replica_set(2, limits=RestartLimits(max_fruitless=1)) as engine:
+        for number in (1, 2):
+            os.kill(pid_of(engine, number), signal.SIGKILL)
+        with pytest.raises(EngineDiedError, match=r"no replica is left .*SIGKILL"):
+            poll_until(engine, 1)
+
+
+def test_a_replica_that_hangs_is_killed_and_its_rows_run_elsewhere(tmp_path: Path) -> None:
+    with replica_set(2) as engine:
+        engine.submit(requests([f"[[hang-once {tmp_path}/hung]] one", "two", "three"]))
+        assert len(poll_until(engine, 3)) == 3
+        assert sum(own["restarts"] + (own["state"] != "up") for own in engine.stats().replicas) == 1
+
+
+def test_aborted_rows_do_not_come_back_wherever_they_are() -> None:
+    with replica_set(2, latency_s=0.3) as engine:
+        engine.submit(requests([f"prompt {i}" for i in range(20)]))
+        engine.abort([str(i) for i in range(10)] + ["unknown"])
+        again = GenerationRequest(request_id="3", prompt="again")
+        engine.submit([again])
+        ended = poll_until(engine, 11)
+        assert engine.poll(0.5) == []
+        assert sorted(int(c.request_id) for c in ended) == [3, *range(10, 20)]
+        assert next(c.text for c in ended if c.request_id == "3") == expected_text("again")
+
+
+def test_credit_is_that_of_all_and_counts_rows_before_a_replica_has_heard_of_them() -> None:
+    with replica_set(2, admission_credit_tokens=1_000, latency_s=5.0) as engine:
+        wait_until(
+            lambda: engine.poll(0.01) == [] and engine.admission_credit_tokens() == 2_000, 5.0, "reports"
+        )
+        engine.submit(requests(["a b c d"]))
+        assert engine.admission_credit_tokens() <= 2_000 - 256
+        os.kill(pid_of(engine, 2), signal.SIGKILL)
+        wait_until(lambda: engine.poll(0.01) == [] and engine.admission_credit_tokens() <= 1_000, 5.0, "one")
+
+
+def test_a_replica_that_does_not_start_is_told_with_its_reason() -> None:
+    with (
+        pytest.raises(EngineStartError, match=r"replica [12]: the fake may not"),
+        replica_set(2, start_error="the fake may not"),
+    ):
+        pass
+
+
+def test_more_replicas_than_gpus_are_told() -> None:
+    hardware = Hardware(gpus=(), cores_of_nodes={0: (0,)})
+    config = EngineConfig.parse({"model": "any", "replicas": 2, "tensor_parallel_size": 2})
+    with pytest.raises(EngineStartError, match="tensor_parallel_size 2 needs GPUs"):
+        ReplicaSet(config, hardware=hardware, command=COMMAND)
+
+
+def test_each_replica_runs_on_cores_of_its_own_and_ends_with_its_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        children = [ProcessIdentity.of(int(pid)) for pid in parent.stdout.readline().split()]
+        assert len(children) == 2
+        if len(os.sched_getaffinity(0)) >= 2:
+            affinities = [os.sched_getaffinity(child.pid) for child in children]
+            assert not affinities[0] & affinities[1]
+            assert len(affinities[0]) == len(affinities[1])
+        parent.kill()
+    wait_until(lambda: not any(child.is_running() for child in children), 10.0, "the replicas have ended")
