@@ -29,12 +29,23 @@ from pipemax.sim.workloads import Workload, draw_workload
 
 SAMPLE_ROWS = 6000
 """Rows simulated for each layout at most. With fewer than fill the pools, PipeMax is seen at its beginning only."""
-STOCK_STEP_TOKENS = (256, 512, 1024, 2048, 4096)
-MIXED_STEP_TOKENS = (256, 512, 1024, 2048)
 MAX_NUM_SEQS = 1024
 """vLLM's own default on GPUs of 70 GiB and more. It allows no more requests at once than a step has tokens."""
 _GPU_POOL_FILLS, _HOST_POOL_FILLS, _FEWEST_ROWS = 3.0, 1.5, 200
 _ALL_REDUCE_LIMITS, _IDLE_LIMITS, _LINK_LIMITS = 0.2, 0.25, 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSizes:
+    """The sizes of a step, in tokens, among which the fastest is searched; ascending."""
+
+    stock: tuple[int, ...]
+    """Of stock vLLM."""
+    mixed: tuple[int, ...]
+    """Of PipeMax with mixed batching."""
+
+
+ALL_SIZES = StepSizes(stock=(256, 512, 1024, 2048, 4096), mixed=(256, 512, 1024, 2048))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,12 +162,14 @@ def options_of(
     price_per_hour: float = 0.0,
     with_stock: bool = True,
     with_pipemax: bool = True,
+    sizes: StepSizes = ALL_SIZES,
 ) -> list[CapacityOption]:
     """Simulate a layout that ``layout_refusal`` allows, under each policy, for a table of ``rows`` rows like these."""
     part = node.part(layout.gpus_per_engine)
     scenario = Scenario(node=part, model=model, workload=_rows_to_simulate(part, model, layout, sample))
     options = []
-    for system in _systems(scenario, layout, with_stock=with_stock, with_pipemax=with_pipemax):
+    systems = _systems(scenario, layout, sizes, with_stock=with_stock, with_pipemax=with_pipemax)
+    for system in systems:
         result = system.result
         hours = _hours(result, layout.replicas, rows)
         options.append(
@@ -229,12 +242,14 @@ class _System:
     result: SimulationResult
 
 
-def _systems(scenario: Scenario, layout: Layout, *, with_stock: bool, with_pipemax: bool) -> list[_System]:
+def _systems(
+    scenario: Scenario, layout: Layout, sizes: StepSizes, *, with_stock: bool, with_pipemax: bool
+) -> list[_System]:
     """Simulate one engine under each policy that can run it."""
     found: list[_System] = []
     if with_stock:
         tokens, result = _at_best_size(
-            STOCK_STEP_TOKENS,
+            sizes.stock,
             lambda tokens: ContinuousBatching(
                 scenario,
                 vllm_032(
@@ -251,7 +266,7 @@ def _systems(scenario: Scenario, layout: Layout, *, with_stock: bool, with_pipem
         _System(policy=ChosenPolicy.PIPEMAX, batching=Batching.SEPARATED, chunk_tokens=size, result=phases)
     )
     tokens, result = _at_best_size(
-        MIXED_STEP_TOKENS,
+        sizes.mixed,
         lambda tokens: PipeMaxSystem(scenario, PipeMaxOptions(controller=mixed_batching(tokens))).simulate(),
     )
     found.append(

@@ -8,12 +8,15 @@ what the engine measures.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pipemax.config import Policy
 from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.policy.capacity import (
+    ALL_SIZES,
     CapacityOption,
     Layout,
+    StepSizes,
     layout_refusal,
     options_of,
     possible_layouts,
@@ -21,8 +24,12 @@ from pipemax.policy.capacity import (
 from pipemax.policy.compare import ChosenPolicy, verdict
 from pipemax.sim.workloads import Workload
 
-SAMPLE_ROWS = 2000
+SAMPLE_ROWS = 1500
 """Rows simulated for each layout at most."""
+_FIRST_SIZES = StepSizes(stock=(1024,), mixed=(512,))
+_WORTH_A_SEARCH = 0.75
+"""Layouts that make less than this share of the fastest one's tokens/s with the first sizes are given up: the best
+size of a step makes an engine faster by a fifth at most, mostly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,21 +106,15 @@ def choose_layout(
         raise ValueError(f"no layout of {node.name} runs {model.name}: {causes}")
     if len(possible) == 1:
         return LayoutChoice(layout=possible[0], best=None, second=None, not_possible=not_possible)
-    options = [
-        option
-        for layout in possible
-        for option in options_of(
-            node,
-            model,
-            layout,
-            sample,
-            rows=rows,
-            with_stock=policy is not Policy.PIPEMAX,
-            with_pipemax=policy is not Policy.VLLM,
-        )
-    ]
-    if not options:
+    simulated = partial(_options, node, model, sample, rows=rows, policy=policy)
+    first = {layout: simulated(layout, sizes=_FIRST_SIZES) for layout in possible}
+    rates = {layout: max((one.tokens_per_s for one in found), default=0.0) for layout, found in first.items()}
+    if max(rates.values()) == 0.0:
         raise ValueError(f"policy {policy.value} runs in no possible layout of {node.name}")
+    options = []
+    for layout in possible:
+        is_close = rates[layout] >= _WORTH_A_SEARCH * max(rates.values())
+        options += simulated(layout, sizes=ALL_SIZES) if is_close else first[layout]
     best = _best(options)
     others = [option for option in options if option.layout != best.layout]
     return LayoutChoice(
@@ -121,6 +122,28 @@ def choose_layout(
         best=best,
         second=max(others, key=lambda option: option.tokens_per_s, default=None),
         not_possible=not_possible,
+    )
+
+
+def _options(
+    node: NodeSpec,
+    model: ModelSpec,
+    sample: Workload,
+    layout: Layout,
+    *,
+    rows: int,
+    policy: Policy,
+    sizes: StepSizes,
+) -> list[CapacityOption]:
+    return options_of(
+        node,
+        model,
+        layout,
+        sample,
+        rows=rows,
+        with_stock=policy is not Policy.PIPEMAX,
+        with_pipemax=policy is not Policy.VLLM,
+        sizes=sizes,
     )
 
 

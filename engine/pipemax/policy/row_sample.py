@@ -45,7 +45,7 @@ def choose_policy(
     For the other arguments see ``compare_policies``.
     """
     assumed = lengths is None
-    lengths = lengths or _assumed_lengths(engine)
+    lengths = lengths or assumed_lengths(engine.max_model_len)
     choice = compare_policies(
         engine,
         draw_rows(engine, lengths),
@@ -70,7 +70,7 @@ def choose_batching_for(
     mixed_step_tokens: int | None,
 ) -> BatchingPlan | None:
     """Choose how PipeMax batches, for an engine that runs PipeMax in any case; None if nothing is left to choose."""
-    lengths = lengths or _assumed_lengths(engine)
+    lengths = lengths or assumed_lengths(engine.max_model_len)
     batching = _batching_to_compare(batching, lengths)
     size_is_open = batching is BatchingChoice.MIXED and mixed_step_tokens is None
     if not (size_is_open or batching is BatchingChoice.AUTO):
@@ -91,24 +91,33 @@ def _batching_to_compare(batching: BatchingChoice, lengths: RowLengths) -> Batch
 
 def draw_rows(engine: MeasuredEngine, lengths: RowLengths, *, seed: int = 0) -> Rows:
     """Return the rows to simulate: as many as the table has, if that is few enough."""
-    rng = np.random.default_rng(seed)
-    longest = engine.max_model_len - 1
-    mean_output = lengths.mean_output_tokens or max(1.0, _ASSUMED_OUTPUT_SHARE * lengths.max_tokens)
-    prompts = np.minimum(np.array(lengths.prompt_tokens, dtype=np.int64), longest)
+    mean_output = _mean_output(lengths)
+    prompts = np.minimum(np.array(lengths.prompt_tokens, dtype=np.int64), engine.max_model_len - 1)
     count = _rows_to_simulate(engine, float(prompts.mean()) + mean_output, mean_output)
     is_whole_table = lengths.rows is not None and lengths.rows <= count
     if is_whole_table:
         assert lengths.rows is not None
         count = lengths.rows
+    workload = draw_sample(lengths, count, max_model_len=engine.max_model_len, seed=seed)
+    return Rows(workload=workload, is_whole_table=is_whole_table)
+
+
+def draw_sample(lengths: RowLengths, count: int, *, max_model_len: int, seed: int = 0) -> Workload:
+    """Return ``count`` rows with prompts of these lengths, and outputs of the lengths that are told or assumed."""
+    rng = np.random.default_rng(seed)
+    prompts = np.minimum(np.array(lengths.prompt_tokens, dtype=np.int64), max_model_len - 1)
     prompts = np.maximum(1, rng.choice(prompts, count))
-    outputs = _output_lengths(rng.standard_normal(count), mean_output, lengths.max_tokens)
-    workload = Workload(
+    outputs = _output_lengths(rng.standard_normal(count), _mean_output(lengths), lengths.max_tokens)
+    return Workload(
         name="sampled rows",
         prompt_tokens=prompts,
-        output_tokens=np.maximum(1, np.minimum(outputs, engine.max_model_len - prompts)),
+        output_tokens=np.maximum(1, np.minimum(outputs, max_model_len - prompts)),
         shared_prefix_tokens=min(lengths.shared_prefix_tokens, int(prompts.min()) - 1),
     )
-    return Rows(workload=workload, is_whole_table=is_whole_table)
+
+
+def _mean_output(lengths: RowLengths) -> float:
+    return lengths.mean_output_tokens or max(1.0, _ASSUMED_OUTPUT_SHARE * lengths.max_tokens)
 
 
 def _rows_to_simulate(engine: MeasuredEngine, tokens_per_row: float, outputs_per_row: float) -> int:
@@ -136,8 +145,9 @@ def _output_lengths(deviates: npt.NDArray[np.float64], mean: float, most: int) -
     return cut(high)
 
 
-def _assumed_lengths(engine: MeasuredEngine) -> RowLengths:
-    most = max(1, min(_ASSUMED_MOST_PROMPT_TOKENS, engine.max_model_len // 2))
+def assumed_lengths(max_model_len: int) -> RowLengths:
+    """Return the lengths of rows that nobody sampled."""
+    most = max(1, min(_ASSUMED_MOST_PROMPT_TOKENS, max_model_len // 2))
     prompts = tuple(range(max(1, most // 16), most + 1, max(1, most // 16)))
     values = {"prompt_tokens": prompts, "max_tokens": min(_ASSUMED_MAX_TOKENS, most)}
     return RowLengths.model_validate(values)
