@@ -147,17 +147,20 @@ class EngineConfig(BaseModel):
     pipeline_parallel_size: int | None = Field(
         None,
         ge=1,
-        description="Pipeline stages; default: the number of GPUs divided by tensor_parallel_size, 1 without GPUs. "
+        description="Pipeline stages; default: by simulations of all layouts, 1 without GPUs. "
         "On a machine without GPUs they are processes that share its cores.",
     )
-    tensor_parallel_size: int = Field(
-        1, ge=1, description="GPUs that share each stage; on a machine without GPUs, processes."
+    tensor_parallel_size: int | None = Field(
+        None,
+        ge=1,
+        description="GPUs that share each stage, without GPUs processes; default: by simulations of all layouts, 1 "
+        "without GPUs.",
     )
     replicas: int | None = Field(
         None,
         ge=1,
         description="Engines side by side in the executor, which share its GPUs, cores and memory for KV equally and "
-        "get rows from one queue; default: one.",
+        "get rows from one queue; default: by simulations of all layouts, 1 without GPUs.",
     )
     max_model_len: int | None = Field(
         None,
@@ -330,6 +333,11 @@ class EngineConfig(BaseModel):
     def num_replicas(self) -> int:
         """The number of engines that this config asks for."""
         return self.replicas or 1
+
+    @property
+    def tensor_degree(self) -> int:
+        """The GPUs that share each stage: as configured, otherwise 1."""
+        return self.tensor_parallel_size or 1
 
     def engine_id(self) -> str:
         """Return a digest: equal configs have equal ids, whatever rows were sampled for them.

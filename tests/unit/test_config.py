@@ -11,7 +11,7 @@ from pipemax.config import EngineConfig
 def test_the_model_alone_is_enough() -> None:
     config = EngineConfig.parse({"model": "org/name"})
     assert config.max_model_len is None
-    assert config.tensor_parallel_size == 1
+    assert config.tensor_degree == 1
 
 
 def test_equal_configs_have_equal_ids_and_different_ones_do_not() -> None:

@@ -69,12 +69,12 @@ def pipeline_parallel_size(config: EngineConfig, *, num_gpus: int) -> int:
     """
     if num_gpus == 0:
         return config.pipeline_parallel_size or 1
-    num_stages = config.pipeline_parallel_size or max(1, num_gpus // config.tensor_parallel_size)
-    needed = num_stages * config.tensor_parallel_size
+    num_stages = config.pipeline_parallel_size or max(1, num_gpus // config.tensor_degree)
+    needed = num_stages * config.tensor_degree
     if needed > num_gpus:
         shown = os.environ.get("CUDA_VISIBLE_DEVICES", "not set: all of the machine's")
         raise ValueError(
-            f"pipeline_parallel_size {num_stages} × tensor_parallel_size {config.tensor_parallel_size} needs {needed} "
+            f"pipeline_parallel_size {num_stages} × tensor_parallel_size {config.tensor_degree} needs {needed} "
             f"GPUs, and this executor has {num_gpus} (CUDA_VISIBLE_DEVICES={shown}): lower one of the two, or give "
             f"each executor {needed} GPUs (spark.executor.resource.gpu.amount)"
         )

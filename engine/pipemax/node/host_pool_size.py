@@ -11,7 +11,7 @@ from pipemax.transfer.host_memory import available_host_bytes
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-_SHARE_OF_AVAILABLE = 0.5
+HOST_SHARE = 0.5
 """Share for the pools on a machine with GPUs: nothing else can use pinned pages."""
 _CPU_POOLS = 4
 _TYPE_BYTES = {
@@ -37,7 +37,7 @@ def host_pool_bytes(config: EngineConfig, *, num_workers: int, has_gpus: bool) -
         return config.host_kv_gib * GIB
     if not has_gpus:
         return _CPU_POOLS * config.cpu_kv_gib * GIB
-    return _SHARE_OF_AVAILABLE * available_host_bytes() / num_workers
+    return HOST_SHARE * available_host_bytes() / num_workers
 
 
 def expected_rows(
@@ -58,7 +58,7 @@ def expected_rows(
     token_bytes = kv_bytes_per_token(config, model_config, num_stages=num_stages)
     if token_bytes is None:
         return None
-    num_workers = num_stages * config.tensor_parallel_size
+    num_workers = num_stages * config.tensor_degree
     pool_bytes = host_pool_bytes(config, num_workers=num_workers, has_gpus=has_gpus)
     return max(1, int(pool_bytes / token_bytes / mean(row_tokens)))
 
@@ -79,7 +79,7 @@ def kv_bytes_per_token(
         return None
     head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
     own_layers = ceil_div(layers, num_stages)
-    own_heads = ceil_div(kv_heads, config.tensor_parallel_size)
+    own_heads = ceil_div(kv_heads, config.tensor_degree)
     return int(2 * own_layers * own_heads * head_dim * value_bytes)
 
 

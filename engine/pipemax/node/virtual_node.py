@@ -35,7 +35,7 @@ class VirtualNodeSetup:
             raise ValueError(f"virtual_node: {error}") from error
         except ValueError as error:
             raise ValueError(f"virtual_node: {error}") from None
-        tensor = config.tensor_parallel_size
+        tensor = config.tensor_degree
         pipeline = config.pipeline_parallel_size or max(1, node.num_gpus // tensor)
         if pipeline * tensor > node.num_gpus:
             raise ValueError(

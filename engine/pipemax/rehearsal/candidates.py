@@ -75,7 +75,7 @@ def engine_part(config: EngineConfig, node: NodeSpec, model: ModelSpec) -> Engin
     ``ValueError`` for what a rehearsal cannot do, and if the engine does not fit the node.
     """
     _check_rehearsable(config, model)
-    tensor = config.tensor_parallel_size
+    tensor = config.tensor_degree
     pipeline = config.pipeline_parallel_size or max(1, node.num_gpus // tensor)
     num_gpus = pipeline * tensor
     if num_gpus > node.num_gpus:
@@ -129,7 +129,7 @@ def _check_rehearsable(config: EngineConfig, model: ModelSpec) -> None:
     }
     if unknown:
         faults.append(f"vllm: {', '.join(sorted(unknown))}: a rehearsal takes no further arguments of vLLM")
-    if config.policy is Policy.PIPEMAX and config.tensor_parallel_size > 1:
+    if config.policy is Policy.PIPEMAX and config.tensor_degree > 1:
         faults.append("policy pipemax with tensor_parallel_size above 1: only pipeline stages are rehearsed")
     if faults:
         raise ValueError("a rehearsal cannot do what the engine config says: " + "; ".join(faults))

@@ -53,7 +53,7 @@ def config_of_replica(config: EngineConfig, *, num_gpus: int) -> EngineConfig:
     changes: dict[str, object] = {"replicas": None}
     if num_gpus:
         # An explicit host_kv_gib is that of one GPU, however many engines they are divided among.
-        num_workers = count * num_stages * config.tensor_parallel_size
+        num_workers = count * num_stages * config.tensor_degree
         host_bytes = host_pool_bytes(config, num_workers=num_workers, has_gpus=True)
         changes["host_kv_gib"] = host_bytes / GIB
     else:

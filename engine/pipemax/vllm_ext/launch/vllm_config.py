@@ -156,7 +156,7 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         "kv_cache_dtype": config.kv_cache_dtype.value,
         "quantization": config.quantization,
         "pipeline_parallel_size": num_stages,
-        "tensor_parallel_size": config.tensor_parallel_size,
+        "tensor_parallel_size": config.tensor_degree,
         "max_model_len": config.max_model_len,
         "enable_prefix_caching": config.enable_prefix_caching,
         "trust_remote_code": config.trust_remote_code,
@@ -249,7 +249,7 @@ def launch_environment(config: EngineConfig, *, failures: str | None = None) -> 
         values["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     if config.policy is Policy.PIPEMAX:
         values["VLLM_KV_CACHE_LAYOUT"] = KV_LAYOUT
-    num_workers = (config.pipeline_parallel_size or 1) * config.tensor_parallel_size
+    num_workers = (config.pipeline_parallel_size or 1) * config.tensor_degree
     if current_platform.is_cpu() and num_workers > 1:
         cores = _cores_of_workers(sorted(os.sched_getaffinity(0)), num_workers)
         values["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", cores)

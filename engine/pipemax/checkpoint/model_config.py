@@ -1,0 +1,45 @@
+"""Reads a checkpoint's configuration, without weights and without vLLM."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipemax.checkpoint.tokenizer import first_line
+from pipemax.config import EngineConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+def read_model_config(config: EngineConfig) -> "PreTrainedConfig":
+    """Return the configuration of the config's model. Raise ``ValueError`` if it cannot be read."""
+    _check_model_path(config.model)
+    # No progress bars: standard output carries the reply of a preflight. Warnings go to standard error.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from transformers import AutoConfig  # takes two seconds: only if a model is looked at
+
+    try:
+        found: PreTrainedConfig = AutoConfig.from_pretrained(
+            config.model, revision=config.revision, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        where = (
+            "" if Path(config.model).is_dir() else " (no directory of that name here, so taken as a hub name)"
+        )
+        raise ValueError(f"model {config.model!r}{where} cannot be read: {first_line(error)}") from error
+
+    return found
+
+
+def _check_model_path(model: str) -> None:
+    path = Path(model)
+    looks_like_path = path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ValueError(
+                f"model directory {model!r} holds no config.json; give a Hugging Face checkpoint"
+            )
+    elif path.exists():
+        raise ValueError(f"model {model!r} is a file; give the checkpoint's directory")
+    elif looks_like_path:
+        raise ValueError(f"model directory {model!r} does not exist on {os.uname().nodename}")

@@ -1,0 +1,104 @@
+"""Settles the layout of an engine before it starts: what the engine config leaves open is chosen by simulation.
+
+A config that names ``pipeline_parallel_size``, ``tensor_parallel_size`` or ``replicas`` fixes that part. Nothing is
+measured before an engine runs, so the choice rests on the profile of the machine (``pipemax.node.machine``) and on the
+shapes in the checkpoint's configuration, and says so. Where either is not known, one engine takes all GPUs, as stages.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pipemax.checkpoint.model_config import read_model_config
+from pipemax.checkpoint.model_length import max_model_len
+from pipemax.checkpoint.model_shapes import model_shapes
+from pipemax.config import EngineConfig
+from pipemax.domain.specs import NodeSpec
+from pipemax.domain.units import GIB
+from pipemax.node.host_pool_size import HOST_SHARE
+from pipemax.node.machine import machine_profile
+from pipemax.policy.layout_choice import SAMPLE_ROWS, FixedLayout, choose_layout
+from pipemax.policy.row_sample import assumed_lengths, draw_sample
+
+log = logging.getLogger(__name__)
+
+_MANY_ROWS = 1_000_000
+"""Rows of a table of unknown length."""
+_OF_VLLM = ("pipeline_parallel_size", "tensor_parallel_size", "data_parallel_size", "world_size")
+"""Arguments of vLLM's own that divide GPUs: with one of them under ``vllm:`` the layout is the user's."""
+
+DescribeMachine = Callable[[Mapping[str, str], Sequence[str]], NodeSpec]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettledLayout:
+    """An engine config whose layout is fixed, and why."""
+
+    config: EngineConfig
+    reason: str = ""
+    """One clause; empty if there was nothing to choose."""
+
+
+def settle_layout(
+    config: EngineConfig,
+    environ: Mapping[str, str],
+    gpus: Sequence[str],
+    *,
+    describe_machine: DescribeMachine = machine_profile,
+) -> SettledLayout:
+    """Return the config with the layout that simulations find fastest on ``gpus`` (UUIDs), where it is open.
+
+    Raise ``ValueError`` if the model runs in no layout that the config allows.
+    """
+    fixed = fixed_layout(config)
+    is_open = None in (fixed.replicas, fixed.tensor_parallel, fixed.pipeline_parallel)
+    if len(gpus) < 2 or not is_open or config.virtual_node is not None or _is_users(config):
+        return SettledLayout(config=config)
+    try:
+        node = _node_for(config, describe_machine(environ, gpus))
+        model_config = read_model_config(config)
+        longest = max_model_len(config, model_config)
+        model = model_shapes(
+            Path(config.model).name, model_config, dtype=config.dtype, kv_cache_dtype=config.kv_cache_dtype
+        )
+    except ValueError as error:
+        reason = f"one engine over all {len(gpus)} GPUs, for layouts could not be simulated: {error}"
+        log.warning("layout: %s", reason)
+        return SettledLayout(config=config, reason=reason)
+    lengths = config.row_lengths or assumed_lengths(longest)
+    sample = draw_sample(lengths, min(SAMPLE_ROWS, lengths.rows or SAMPLE_ROWS), max_model_len=longest)
+    choice = choose_layout(
+        node, model, sample, rows=lengths.rows or _MANY_ROWS, fixed=fixed, policy=config.policy
+    )
+    rows = "sampled rows" if config.row_lengths else "rows of assumed lengths"
+    reason = f"{choice.reason}, by the profile of {node.name} and {rows}"
+    log.info("layout: %s", reason)
+    layout = choice.layout
+    parts = {
+        "replicas": layout.replicas,
+        "tensor_parallel_size": layout.tensor_parallel,
+        "pipeline_parallel_size": layout.pipeline_parallel,
+    }
+    return SettledLayout(config=config.model_copy(update=parts), reason=reason)
+
+
+def fixed_layout(config: EngineConfig) -> FixedLayout:
+    """Return the parts of the layout that the config itself says."""
+    return FixedLayout(
+        replicas=config.replicas,
+        tensor_parallel=config.tensor_parallel_size,
+        pipeline_parallel=config.pipeline_parallel_size,
+    )
+
+
+def _is_users(config: EngineConfig) -> bool:
+    return any(name in config.vllm for name in _OF_VLLM)
+
+
+def _node_for(config: EngineConfig, node: NodeSpec) -> NodeSpec:
+    """Return the machine as far as the config lets the engine use it."""
+    host_share = HOST_SHARE
+    if config.host_kv_gib is not None:
+        host_share = min(1.0, config.host_kv_gib * GIB * node.num_gpus / node.host_memory_bytes)
+    return replace(node, gpu_memory_fraction=config.gpu_memory_utilization, host_kv_fraction=host_share)

@@ -1,0 +1,103 @@
+"""What an engine config leaves open of the layout, settled before an engine starts."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipemax.config import EngineConfig
+from pipemax.domain.specs import AllReduceSpec, NodeSpec
+from pipemax.policy.layout_start import SettledLayout, settle_layout
+from tests.unit.sim.machines import small_node
+
+GPUS = ["GPU-0", "GPU-1"]
+LENGTHS = {"prompt_tokens": [200, 300, 400], "max_tokens": 200, "rows": 100}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Shapes of the tests' small model, without weights."""
+    shapes = {
+        "model_type": "llama",
+        "num_hidden_layers": 20,
+        "hidden_size": 8192,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "intermediate_size": 28672,
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(shapes), encoding="utf-8")
+    return tmp_path
+
+
+def two_gpus(*, bus_bytes_per_s: float) -> NodeSpec:
+    node = small_node(num_gpus=2, kv_gb=2.0, host_gb=8.0)
+    return replace(node, all_reduce=AllReduceSpec(bus_bytes_per_s=bus_bytes_per_s, latency_s=0.0))
+
+
+def settle(
+    checkpoint: Path, *, gpus: Sequence[str] = GPUS, node: NodeSpec | None = None, **settings: Any
+) -> SettledLayout:
+    def describe(environ: Mapping[str, str], shown: Sequence[str]) -> NodeSpec:
+        if node is None:
+            raise ValueError("the rates of a Voodoo 2 are not known")
+        return node
+
+    config = EngineConfig.parse(
+        {"model": str(checkpoint), "policy": "vllm", "row_lengths": LENGTHS, **settings}
+    )
+    return settle_layout(config, {}, gpus, describe_machine=describe)
+
+
+def parts_of(config: EngineConfig) -> tuple[int | None, int | None, int | None]:
+    return config.replicas, config.tensor_parallel_size, config.pipeline_parallel_size
+
+
+def test_links_decide_what_the_config_leaves_open(checkpoint: Path) -> None:
+    fast = settle(checkpoint, node=two_gpus(bus_bytes_per_s=1e15))
+    slow = settle(checkpoint, node=two_gpus(bus_bytes_per_s=1e8))
+    assert parts_of(fast.config) == (1, 2, 1)
+    assert parts_of(slow.config) == (1, 1, 2)
+    assert fast.reason.startswith("1 × tp 2 × pp 1: simulated ")
+    assert fast.reason.endswith("by the profile of small and sampled rows")
+
+
+def test_what_the_config_fixes_stays(checkpoint: Path) -> None:
+    fast = two_gpus(bus_bytes_per_s=1e15)
+    assert parts_of(settle(checkpoint, node=fast, pipeline_parallel_size=2).config) == (1, 1, 2)
+    whole = {"replicas": 1, "tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+    settled = settle(checkpoint, node=fast, **whole)
+    assert (parts_of(settled.config), settled.reason) == ((1, 1, 2), ""), "there was nothing to choose"
+
+
+def test_a_layout_under_vllms_own_arguments_is_left_to_them(checkpoint: Path) -> None:
+    settled = settle(checkpoint, node=two_gpus(bus_bytes_per_s=1e15), vllm={"tensor_parallel_size": 2})
+    assert (parts_of(settled.config), settled.reason) == ((None, None, None), "")
+
+
+def test_with_fewer_than_two_gpus_there_is_nothing_to_choose(checkpoint: Path) -> None:
+    for gpus in ([], ["GPU-0"]):
+        settled = settle(checkpoint, gpus=gpus, node=two_gpus(bus_bytes_per_s=1e15))
+        assert (parts_of(settled.config), settled.reason) == ((None, None, None), "")
+
+
+def test_on_an_unknown_machine_all_gpus_are_stages_and_the_reason_is_said(checkpoint: Path) -> None:
+    settled = settle(checkpoint)
+    assert parts_of(settled.config) == (None, None, None)
+    assert settled.reason == (
+        "one engine over all 2 GPUs, for layouts could not be simulated: the rates of a Voodoo 2 are not known"
+    )
+
+
+def test_a_model_too_large_for_every_layout_is_refused_before_an_engine_starts(checkpoint: Path) -> None:
+    with pytest.raises(ValueError, match=r"no layout of small runs .*does not fit"):
+        settle(checkpoint, node=two_gpus(bus_bytes_per_s=1e15), gpu_memory_utilization=0.2)
+
+
+def test_without_sampled_rows_the_reason_says_so(checkpoint: Path) -> None:
+    settled = settle(checkpoint, node=two_gpus(bus_bytes_per_s=1e15), row_lengths=None)
+    assert settled.reason.endswith("and rows of assumed lengths")
