@@ -1,25 +1,31 @@
-"""Stock vLLM and PipeMax side by side on rows of the demo table: `make compare`.
+"""Stock vLLM and other policies side by side on rows of the demo table: `make compare`.
 
-    python bench/compare_policies.py [--rows 600] [--json FILE]
+    python bench/compare_policies.py [--rows 600] [--rounds 1] [--policies vllm pipemax auto] [--json FILE]
 
-Both get the same model, stages, KV bytes on each stage and rows; PipeMax has its host pool in addition. Each runs a
-warm-up of a few rows, then all rows at once. The demo model is tiny and the stages share this machine's cores, so the
-figures say how the two schedule, not what GPUs would do.
+All get the same model, stages, KV bytes on each stage and rows; PipeMax has its host pool in addition, and ``auto`` is
+told the rows' lengths. Each runs a warm-up of a few rows, then the rounds. A round sends ``--rows`` rows of the table
+all at once, and the next round the rows after them. The demo model is tiny and the stages share this machine's cores,
+so the figures say how the policies schedule, not what GPUs would do.
 """
 
 import argparse
 import json
 import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
-from pipemax.api import GenerationRequest, OfflineEngine, Sampling
-from pipemax.config import EngineConfig
+from pipemax.api import Completion, GenerationRequest, OfflineEngine, RequestError, Sampling
+from pipemax.checkpoint.prompt_encoder import PromptEncoder
+from pipemax.checkpoint.tokenizer import load_tokenizer
+from pipemax.config import EngineConfig, Policy
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _TABLE = _REPOSITORY / "examples" / "data" / "debian_packages.parquet"
@@ -27,6 +33,7 @@ _SCHEMA = _REPOSITORY / "examples" / "section.schema.json"
 _CONFIG = _REPOSITORY / "conf" / "engines" / "demo.yaml"
 _MODEL = _REPOSITORY / "examples" / "model"
 _WARM_UP_ROWS = 32
+_MAX_TOKENS = 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +41,12 @@ class Result:
     """One policy's run."""
 
     policy: str
+    chosen: str
+    """What ran: ``auto`` chooses it."""
     rows: int
-    seconds: float
-    """Without the engine's start and the warm-up."""
+    """Rows of all rounds."""
+    round_s: list[float]
+    """Seconds of each round, without the engine's start and the warm-up."""
     start_s: float
     output_tokens: int
     preemptions: int
@@ -52,39 +62,61 @@ class Result:
     """Where the time went, by part."""
 
     @property
+    def seconds(self) -> float:
+        """Seconds of all rounds."""
+        return sum(self.round_s)
+
+    @property
     def tokens_per_s(self) -> float:
         return self.output_tokens / self.seconds
 
 
-def demo_requests(rows: int, prefix: str) -> list[GenerationRequest]:
-    sampling = Sampling(max_tokens=24, response_format=_SCHEMA.read_text())
+def demo_requests(rows: int, prefix: str, *, first: int = 0) -> list[GenerationRequest]:
+    sampling = Sampling(max_tokens=_MAX_TOKENS, response_format=_SCHEMA.read_text())
     return [
         GenerationRequest(
             request_id=f"{prefix}{i}",
             prompt=f"Package: {row['package']}\nSummary: {row['summary']}\nDescription: {row['description']}",
             sampling=sampling,
         )
-        for i, row in enumerate(pq.read_table(_TABLE).slice(0, rows).to_pylist())
+        for i, row in enumerate(pq.read_table(_TABLE).slice(first, rows).to_pylist())
     ]
 
 
-def run(policy: str, rows: int) -> tuple[Result, dict[str, str | None]]:
+def row_lengths(rows: int) -> dict[str, Any]:
+    """Return the lengths of a round's rows, as a job that samples them would tell the engine."""
+    config = EngineConfig.load(_CONFIG, model=str(_MODEL))
+    encoder = PromptEncoder(
+        load_tokenizer(config), chat=config.chat, max_model_len=config.max_model_len or 512
+    )
+    encoded = encoder.encode(demo_requests(rows, ""))
+    prompts = [len(ids) for ids in encoded if not isinstance(ids, RequestError)]
+    return {"prompt_tokens": prompts, "max_tokens": _MAX_TOKENS, "rows": rows}
+
+
+def run(policy: str, rows: int, rounds: int) -> tuple[Result, dict[str, str | None]]:
     """Run one policy; return its figures, and each row's text."""
-    config = EngineConfig.load(_CONFIG, model=str(_MODEL), policy=policy)
+    told = {"row_lengths": row_lengths(rows)} if policy == "auto" else {}
+    config = EngineConfig.load(_CONFIG, model=str(_MODEL), policy=policy, **told)
     begin_s = time.monotonic()
     with OfflineEngine(config) as engine:
         start_s = time.monotonic() - begin_s
         list(engine.generate(demo_requests(_WARM_UP_ROWS, "warm-up-")))
         before = engine.stats().metrics
-        begin_s = time.monotonic()
-        done = list(engine.generate(demo_requests(rows, "")))
-        seconds = time.monotonic() - begin_s
+        round_s, done = [], list[Completion]()
+        for number in range(rounds):
+            requests = demo_requests(rows, f"{number}-", first=number * rows)
+            begin_s = time.monotonic()
+            done += engine.generate(requests)
+            round_s.append(time.monotonic() - begin_s)
         after = engine.stats().metrics
+        chosen = engine.policy_choice.chosen.value
     counts = {name: value - before.get(name, 0.0) for name, value in after.items()}
     result = Result(
         policy=policy,
-        rows=rows,
-        seconds=seconds,
+        chosen=chosen,
+        rows=len(done),
+        round_s=round_s,
         start_s=start_s,
         output_tokens=sum(completion.completion_tokens for completion in done),
         preemptions=int(counts.get("preemptions", 0)),
@@ -102,15 +134,20 @@ def run(policy: str, rows: int) -> tuple[Result, dict[str, str | None]]:
     return result, {completion.request_id: completion.text for completion in done}
 
 
-def print_results(console: Console, vllm: Result, pipemax: Result, equal_texts: int) -> None:
-    table = Table(title=f"{vllm.rows} rows of the demo table, the same KV bytes on each of two stages")
+def print_results(console: Console, results: Sequence[Result], equal_texts: Mapping[str, int]) -> None:
+    stock = results[0]
+    table = Table(title=f"{stock.rows} rows of the demo table, the same KV bytes on each of two stages")
     table.add_column("")
-    for result in (vllm, pipemax):
+    for result in results:
         table.add_column(f"policy: {result.policy}", justify="right")
     lines = {
+        "what ran": lambda r: r.chosen,
         "generated tokens/s": lambda r: f"{r.tokens_per_s:,.0f}",
         "rows/s": lambda r: f"{r.rows / r.seconds:,.1f}",
         "seconds, engine start apart": lambda r: f"{r.seconds:,.1f} (+ {r.start_s:,.0f} start)",
+        "seconds of a round, median (range)": lambda r: (
+            f"{median(r.round_s):.2f} ({min(r.round_s):.2f} to {max(r.round_s):.2f})"
+        ),
         "steps that generate": lambda r: f"{r.output_steps:,}",
         "tokens of such a step, mean": lambda r: f"{r.mean_batch:,.1f}",
         "left the GPU (preempted or evicted)": lambda r: f"{r.recomputed_or_evicted:,}",
@@ -122,14 +159,17 @@ def print_results(console: Console, vllm: Result, pipemax: Result, equal_texts: 
         ),
     }
     for name, show in lines.items():
-        table.add_row(name, show(vllm), show(pipemax))
+        table.add_row(name, *(show(result) for result in results))
     console.print(table)
-    ratio = pipemax.tokens_per_s / vllm.tokens_per_s
-    verdict = "wins" if ratio > 1 else "loses"
+    for result in results[1:]:
+        ratio = result.tokens_per_s / stock.tokens_per_s
+        console.print(
+            f"policy {result.policy}: {ratio:.2f} times the tokens/s of policy {stock.policy}. {equal_texts[result.policy]:,} of "
+            f"{stock.rows:,} texts are equal (bfloat16 rounds by the batch)."
+        )
     console.print(
-        f"PipeMax {verdict} here: {ratio:.2f} times stock vLLM's tokens/s. {equal_texts:,} of {vllm.rows:,} texts are "
-        "equal (bfloat16 rounds by the batch). It has no capacity to gain with two stages, and a model this small "
-        "leaves no computation to hide its planning behind; docs/results/engine_vs_vllm.md has a larger one."
+        "PipeMax has no capacity to gain with two stages, and a model this small leaves no computation to hide its "
+        "planning behind; docs/results/engine_vs_vllm.md has a larger one."
     )
 
 
@@ -138,15 +178,29 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, default=600)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        choices=[policy.value for policy in Policy],
+        default=["vllm", "pipemax"],
+        help="the first is what the others are compared with",
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to standard output
-    vllm, vllm_texts = run("vllm", arguments.rows)
-    pipemax, pipemax_texts = run("pipemax", arguments.rows)
-    equal = sum(vllm_texts[name] == pipemax_texts[name] for name in vllm_texts)
-    print_results(Console(), vllm, pipemax, equal)
+    results, texts = [], list[dict[str, str | None]]()
+    for policy in arguments.policies:
+        result, own_texts = run(policy, arguments.rows, arguments.rounds)
+        results.append(result)
+        texts.append(own_texts)
+    equal = {
+        result.policy: sum(own[name] == texts[0][name] for name in texts[0])
+        for result, own in zip(results, texts, strict=True)
+    }
+    print_results(Console(), results, equal)
     if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(vllm), asdict(pipemax)], indent=2) + "\n")
+        arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 
     python bench/engine_vs_vllm.py [--json FILE] [--pp 1 2 4] [--requests 64] [--gpu-blocks 60] [--rounds 1]
                                    [--loads uniform/plain sharegpt/plain uniform/templated] [--calibrate-s 60]
-                                   [--systems vllm_128 vllm_256 vllm_512 pipemax pipemax_mixed]
+                                   [--systems vllm_128 vllm_256 vllm_512 pipemax pipemax_mixed auto]
 
 The model is random, with 93 million parameters in float32 (its output varies, so that tokens can be compared). There
 are 60 KV blocks of 32 tokens per stage, as many stages as asked for, on whatever cores there are. Each configuration
 runs one warm-up round, then the rounds that count, the systems one after the other: stock vLLM with steps of several
-sizes, PipeMax with separated and with mixed batching. Ratios are to the fastest stock vLLM of the run. A CPU stands in
-for the GPUs: ratios say something about the scheduling, tokens per second say nothing about GPUs.
+sizes, PipeMax with separated and with mixed batching, and ``policy: auto``, which is told the lengths of the load's
+rows and may choose any of these, with steps of any size. Ratios are to the fastest stock vLLM of the run. A CPU stands
+in for the GPUs: ratios say something about the scheduling, tokens per second say nothing about GPUs.
 
 PipeMax's engines measure their step times when they start (with an empty cache, so that they do), and mixed batching
 chooses the size of its steps by them. Simulations with these times, over the very requests that run, predict each rate.
@@ -31,6 +32,7 @@ import numpy as np
 from bench.near_ties import logit_gaps
 from pipemax.api import GenerationRequest, OfflineEngine, Sampling
 from pipemax.config import BatchingChoice, EngineConfig
+from pipemax.policy.compare import ChosenPolicy
 from pipemax.policy.measured_choice import Rows, choose_batching
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.systems.catalog import simulate
@@ -66,6 +68,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     },
     "pipemax": {"policy": "pipemax", "batching": "separated"},
     "pipemax_mixed": {"policy": "pipemax", "batching": "mixed"},
+    "auto": {"policy": "auto", "max_num_batched_tokens": None},
 }
 """Fields of the engine config, by the system's name."""
 
@@ -95,6 +98,8 @@ class Result:
     lengths: str
     prompts: str
     system: str
+    chosen: str
+    """The policy that ran: ``auto`` chooses it."""
     step_tokens: int | None
     """Maximum tokens of a step; None for PipeMax's separated batching."""
     tokens_per_s: float
@@ -141,8 +146,26 @@ def _text(rng: Random, length: int) -> str:
     return "".join(rng.choice(_LETTERS) for _ in range(length))
 
 
+def row_lengths(load: Load, count: int) -> dict[str, Any]:
+    """Return the lengths of a load's rows, as an engine config tells them; a letter is a token."""
+    requests = make_requests(load, count)
+    outputs = [request.sampling.max_tokens for request in requests]
+    return {
+        "prompt_tokens": [len(request.prompt or "") for request in requests],
+        "shared_prefix_tokens": _TEMPLATE_CHARACTERS if load.prompts == "templated" else 0,
+        "max_tokens": max(outputs),
+        "mean_output_tokens": sum(outputs) / count,
+        "rows": count,
+    }
+
+
 def engine_config(
-    model: str, system: str, pp: int, gpu_blocks: int, calibrate_s: float = 0.0
+    model: str,
+    system: str,
+    pp: int,
+    gpu_blocks: int,
+    calibrate_s: float = 0.0,
+    lengths: dict[str, Any] | None = None,
 ) -> EngineConfig:
     return EngineConfig.parse(
         {
@@ -158,6 +181,7 @@ def engine_config(
             "chat": "never",
             "calibrate_at_start_s": calibrate_s,
             "vllm": {"num_gpu_blocks_override": gpu_blocks},
+            "row_lengths": lengths,
             **SYSTEMS[system],
         }
     )
@@ -166,17 +190,23 @@ def engine_config(
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     load: Load
+    chosen: ChosenPolicy
+    step_tokens: int | None
     seconds: list[float]
     tokens: dict[str, tuple[int, ...]]
     prompt_tokens: dict[str, int]
     metrics: dict[str, float]
+    engine: MeasuredEngine | None
+    """What the engine measured of itself; None for stock vLLM."""
 
     @property
     def tokens_per_s(self) -> float:
         return sum(map(len, self.tokens.values())) / median(self.seconds)
 
 
-def measure(engine: OfflineEngine, load: Load, *, count: int, rounds: int) -> Measured:
+def measure(
+    engine: OfflineEngine, load: Load, step_tokens: int | None, *, count: int, rounds: int
+) -> Measured:
     requests = make_requests(load, count)
     before = engine.stats().metrics
     seconds, tokens = [], dict[str, tuple[int, ...]]()
@@ -194,11 +224,18 @@ def measure(engine: OfflineEngine, load: Load, *, count: int, rounds: int) -> Me
         if name in after:
             metrics[name] = after[name]
     return Measured(
-        load=load, seconds=seconds[1:], tokens=tokens, prompt_tokens=prompt_tokens, metrics=metrics
+        load=load,
+        chosen=engine.policy_choice.chosen,
+        step_tokens=step_tokens,
+        seconds=seconds[1:],
+        tokens=tokens,
+        prompt_tokens=prompt_tokens,
+        metrics=metrics,
+        engine=engine.measured,
     )
 
 
-def predict(engine: MeasuredEngine, system: str, step_tokens: int | None, measured: Measured) -> float:
+def predict(engine: MeasuredEngine, measured: Measured) -> float:
     """Return the simulated tokens/s, prompts included, of the same requests, in the order in which they were sent."""
     ids = sorted(measured.tokens, key=int)
     workload = Workload(
@@ -207,7 +244,8 @@ def predict(engine: MeasuredEngine, system: str, step_tokens: int | None, measur
         output_tokens=np.array([len(measured.tokens[name]) for name in ids]),
         shared_prefix_tokens=_TEMPLATE_CHARACTERS if measured.load.prompts == "templated" else 0,
     )
-    if system.startswith("vllm"):
+    step_tokens = measured.step_tokens
+    if measured.chosen is ChosenPolicy.VLLM:
         assert step_tokens is not None
         scenario = measured_scenario(engine.with_steps_of(step_tokens), workload)
         return simulate("vllm_032_pp", scenario).total_tokens_per_s
@@ -216,28 +254,36 @@ def predict(engine: MeasuredEngine, system: str, step_tokens: int | None, measur
     return choose_batching(engine, rows, batching, step_tokens).tokens_per_s
 
 
-def step_tokens_of(system: str, engine: OfflineEngine) -> int | None:
+def step_tokens_of(engine: OfflineEngine, config: EngineConfig) -> int | None:
     """Return the maximum tokens of the engine's steps; None with separated batching."""
-    if system.startswith("vllm"):
-        return int(system.rpartition("_")[2])
-    tokens = engine.policy_choice.settings.get("mixed_step_tokens")
-    return None if tokens is None else int(tokens)
+    choice = engine.policy_choice
+    if choice.chosen is ChosenPolicy.PIPEMAX:
+        tokens = choice.settings.get("mixed_step_tokens")
+        return None if tokens is None else int(tokens)
+    return config.max_num_batched_tokens or int(choice.inputs["stock_chunk_tokens"])
+
+
+def measure_system(model: str, system: str, pp: int, arguments: argparse.Namespace) -> Iterator[Measured]:
+    """Measure a system under every load; ``auto`` is told each load's lengths, so it starts an engine for each."""
+    loads = [LOADS[name] for name in arguments.loads]
+    told: list[list[Load]] = [[load] for load in loads] if system == "auto" else [loads]
+    for group in told:
+        lengths = row_lengths(group[0], arguments.requests) if system == "auto" else None
+        config = engine_config(
+            model, system, pp, arguments.gpu_blocks, arguments.calibrate_s, lengths=lengths
+        )
+        with OfflineEngine(config) as engine:
+            step_tokens = step_tokens_of(engine, config)
+            for load in group:
+                yield measure(engine, load, step_tokens, count=arguments.requests, rounds=arguments.rounds)
 
 
 def compare(model: str, pp: int, arguments: argparse.Namespace) -> Iterator[Result]:
     """Measure all systems under every load."""
-    measured: dict[str, list[Measured]] = {}
-    sizes: dict[str, int | None] = {}
-    calibrated: MeasuredEngine | None = None
-    for system in arguments.systems:
-        config = engine_config(model, system, pp, arguments.gpu_blocks, arguments.calibrate_s)
-        with OfflineEngine(config) as engine:
-            calibrated = engine.measured or calibrated
-            sizes[system] = step_tokens_of(system, engine)
-            measured[system] = [
-                measure(engine, LOADS[load], count=arguments.requests, rounds=arguments.rounds)
-                for load in arguments.loads
-            ]
+    measured = {system: list(measure_system(model, system, pp, arguments)) for system in arguments.systems}
+    calibrated = next(
+        (one.engine for outcomes in measured.values() for one in outcomes if one.engine is not None), None
+    )
     assert calibrated is not None, "no engine was calibrated: name a system of PipeMax's"
     stock = [outcomes for system, outcomes in measured.items() if system.startswith("vllm")]
     for system, outcomes in measured.items():
@@ -250,13 +296,14 @@ def compare(model: str, pp: int, arguments: argparse.Namespace) -> Iterator[Resu
             }
             gaps = logit_gaps(model, prompts, outcome.tokens, first.tokens)
             output_share = output_tokens / (output_tokens + sum(outcome.prompt_tokens.values()))
-            predicted = predict(calibrated, system, sizes[system], outcome)
+            predicted = predict(calibrated, outcome)
             yield Result(
                 pp=pp,
                 lengths=outcome.load.lengths,
                 prompts=outcome.load.prompts,
                 system=system,
-                step_tokens=sizes[system],
+                chosen=outcome.chosen.value,
+                step_tokens=outcome.step_tokens,
                 tokens_per_s=round(outcome.tokens_per_s, 1),
                 seconds=[round(seconds, 2) for seconds in outcome.seconds],
                 ratio_to_best_vllm=round(outcome.tokens_per_s / best, 3),
@@ -308,7 +355,8 @@ def main() -> None:
                 low, high = min(result.seconds), max(result.seconds)
                 print(
                     f"pp={pp} {result.lengths:8} {result.prompts:9} {result.system:13} {result.tokens_per_s:7.1f} tok/s"
-                    f"  ×{result.ratio_to_best_vllm:.2f} ({low:.1f} to {high:.1f} s)  steps of {result.step_tokens}"
+                    f"  ×{result.ratio_to_best_vllm:.2f} ({low:.1f} to {high:.1f} s)  {result.chosen}, steps of "
+                    f"{result.step_tokens}"
                     f"  predicted {result.predicted_tokens_per_s:7.1f} tok/s"
                     f"  identical={result.tokens_identical}{of_gaps}{of_batch}",
                     flush=True,
