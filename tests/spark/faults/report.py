@@ -65,7 +65,7 @@ def report(outcome: Outcome, circumstances: Circumstances) -> str:
 Two tables of {circumstances.rows:,} rows are annotated at the same time, and their jobs share one work directory.
 They run on a standalone cluster of two nodes on one machine. Each job has one executor of two task slots on each node.
 Each executor has the real server around a fake engine, which has a worker process of its own and takes 1 s to load.
-Jobs commit every 5 s. The two tables are struck independently. A table's next strike falls up to \
+Jobs commit every 5 s. The two tables are struck independently. A table's next strike comes up to \
 {LONGEST_PAUSE_S:.0f} s after the recovery
 from the one before, and {SHARE_OF_PAIRS:.0%} of the strikes at a node's processes fall on both nodes at once.
 
@@ -76,13 +76,13 @@ from the one before, and {SHARE_OF_PAIRS:.0%} of the strikes at a node's process
 A node has recovered when rows are done on it again. A killed driver has recovered when the same command, run again,
 does rows on both nodes. A second job with another work directory takes over, and the first one must end with exit code
 1 and name the run that took over. The time is from the second one's start, or from the moment when the stopped driver
-goes on, to the first one's end. Strikes hit both jobs meanwhile. A second job with the same work directory must end
+continues, to the first one's end. Meanwhile strikes hit both jobs. A second job with the same work directory must end
 with exit code 2 and leave the first one undisturbed. The time is from its start to its end.
 
 | {sum(map(len, strikes.values()))} strikes | {" | ".join(names)} |
 |---|{"---:|" * len(names)}
 | rows lost | {_cells(each.lost for each in damage)} |
-| rows doubled | {_cells(each.doubled for each in damage)} |
+| rows duplicated | {_cells(each.doubled for each in damage)} |
 | rows whose answer differs from an undisturbed run's | {_cells(each.changed for each in damage)} |
 | rows condemned | {_cells(len(each.condemned) for each in damage)} |
 | runs that ended by themselves and were run again | {_cells(each.failed_runs for each in outcome.histories)} |
