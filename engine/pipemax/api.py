@@ -20,6 +20,7 @@ from pipemax.generation import (
     Sampling,
 )
 from pipemax.policy.compare import PolicyChoice
+from pipemax.replicas.replica_set import ReplicaSet
 from pipemax.sim.measured_engine import MeasuredEngine
 
 __all__ = [
@@ -35,7 +36,7 @@ __all__ = [
 
 
 class OfflineEngine:
-    """A model, loaded and ready, under the scheduler that its config names.
+    """A model, loaded and ready, under the scheduler that its config names; several times, if it asks for replicas.
 
     >>> with OfflineEngine(EngineConfig(model="path/to/checkpoint")) as engine:
     ...     for completion in engine.generate([GenerationRequest(request_id="1", prompt="Hello")]):
@@ -44,15 +45,22 @@ class OfflineEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         """Load the model, and block until that is done. ``EngineStartError`` says why it could not be loaded."""
+        self._engine: Engine
+        self.measured: MeasuredEngine | None = None
+        """What the simulator needs to know of the engine; None under stock vLLM, if nothing was measured, or if there
+        are several replicas."""
+        self.policy_choice: PolicyChoice
+        """The scheduler that runs underneath, and why."""
+        if config.num_replicas > 1:
+            replicas = ReplicaSet(config)
+            self._engine, self.policy_choice = replicas, replicas.policy_choice
+            return
         # vLLM takes ten seconds to import: only a process that runs an engine pays for it.
         from pipemax.policy.start import start_engine
 
         started = start_engine(config)
-        self._engine: Engine = started.engine
-        self.measured: MeasuredEngine | None = started.engine.measured
-        """What the simulator needs to know of the engine; None under stock vLLM, or if nothing was measured."""
-        self.policy_choice: PolicyChoice = started.choice
-        """The scheduler that runs underneath, and why."""
+        self._engine, self.policy_choice = started.engine, started.choice
+        self.measured = started.engine.measured
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """See ``Engine.submit``."""

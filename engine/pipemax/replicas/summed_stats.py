@@ -13,17 +13,22 @@ _COUNTS = frozenset(
         *("preemptions", "output_steps", "output_tokens", "prefill_steps", "decode_steps", "empty_steps"),
         *("decoded_tokens", "evictions", "recomputes", "prefetches", "prefetched_blocks", "found_blocks"),
         *("refused", "phase_switches", "prefetched_bytes", "loaded_bytes", "stored_bytes", "packed_bytes"),
-        "known_requests",
+        *("known_requests", "schedule_s", "prefetch_stall_s"),
     }
 )
-"""Figures that only grow in an engine's life."""
+"""Figures that only grow in an engine's life, besides its account of time."""
+_ACCOUNT_BEGINS = "time_"
 _MEANS_END = ("_s", "_rate", "_usage", "_percent", "_error", "_per_request")
 _MEANS_BEGIN = ("is_", "awaits_")
 
 
 def carried_counts(carried: Mapping[str, float], last: Mapping[str, float]) -> dict[str, float]:
     """Return the counts of all lives of a replica, whose last one has ended with ``last``."""
-    return {name: carried.get(name, 0.0) + last.get(name, 0.0) for name in _COUNTS & {*carried, *last}}
+    return {
+        name: carried.get(name, 0.0) + last.get(name, 0.0)
+        for name in {*carried, *last}
+        if name in _COUNTS or name.startswith(_ACCOUNT_BEGINS)
+    }
 
 
 def with_carried(metrics: Mapping[str, float], carried: Mapping[str, float]) -> dict[str, float]:

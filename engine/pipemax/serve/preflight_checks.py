@@ -18,9 +18,10 @@ from pipemax.checkpoint.model_length import max_model_len
 from pipemax.checkpoint.prompt_encoder import PromptEncoder, shared_prefix_tokens
 from pipemax.checkpoint.tokenizer import load_tokenizer
 from pipemax.config import EngineConfig, Policy, RowLengths
-from pipemax.node.gpus import engine_gpus, pipeline_parallel_size
+from pipemax.node.gpus import engine_gpus
 from pipemax.node.host_pool_size import expected_rows
 from pipemax.node.virtual_node import VirtualNodeSetup
+from pipemax.replicas.division import config_of_replica, stages_of_replica
 from pipemax.serve.schema_checks import check_response_format
 from pipemax.serve.start_checks import check_start
 from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest, SessionErrorCode
@@ -38,7 +39,9 @@ def preflight(request: PreflightRequest) -> PreflightReply:
         config = EngineConfig.parse(request.engine)
         virtual = None if config.virtual_node is None else VirtualNodeSetup.of(config)
         num_gpus = len(engine_gpus(os.environ))
-        num_stages = 1 if virtual is not None else pipeline_parallel_size(config, num_gpus=num_gpus)
+        num_stages = 1 if virtual is not None else stages_of_replica(config, num_gpus=num_gpus)
+        # All replicas are equal: what holds for one holds for all.
+        own_config = config if virtual is not None else config_of_replica(config, num_gpus=num_gpus)
     except ValueError as error:
         return PreflightReply(
             error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=f"engine config: {error}"
@@ -57,7 +60,7 @@ def preflight(request: PreflightRequest) -> PreflightReply:
         longest = max_model_len(config, model_config)
         if virtual is None:
             check_start(
-                config,
+                own_config,
                 model_config,
                 num_stages=num_stages,
                 has_gpus=num_gpus > 0,
@@ -65,7 +68,8 @@ def preflight(request: PreflightRequest) -> PreflightReply:
             )
         encoder = PromptEncoder(tokenizer, chat=config.chat, max_model_len=longest)
     except ValueError as error:
-        return PreflightReply(error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=str(error))
+        shared = f" (each of {config.num_replicas} replicas has its part)" if config.num_replicas > 1 else ""
+        return PreflightReply(error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=f"{error}{shared}")
     if request.generation.system is not None and not encoder.has_chat_template:
         return PreflightReply(
             error_code=SessionErrorCode.INVALID_GENERATION,
@@ -92,18 +96,27 @@ def preflight(request: PreflightRequest) -> PreflightReply:
         engine=config.model_dump(mode="json"),
         row_lengths=_row_lengths(config, request, prompts),
         expected_rows=(
-            expected_rows(
-                config,
-                model_config,
-                num_stages=num_stages,
-                has_gpus=num_gpus > 0,
-                row_tokens=row_tokens,
-            )
+            _expected_rows(config, own_config, model_config, num_stages, num_gpus > 0, row_tokens)
             if virtual is None
             else _virtual_rows(config, virtual, row_tokens)
         ),
         versions=_versions(),
     )
+
+
+def _expected_rows(
+    config: EngineConfig,
+    own_config: EngineConfig,
+    model_config: "PreTrainedConfig",
+    num_stages: int,
+    has_gpus: bool,
+    row_tokens: Sequence[int],
+) -> int | None:
+    """Return about how many requests fit into the host pools of all replicas, given the config of one."""
+    rows = expected_rows(
+        own_config, model_config, num_stages=num_stages, has_gpus=has_gpus, row_tokens=row_tokens
+    )
+    return None if rows is None else config.num_replicas * rows
 
 
 def _virtual_rows(config: EngineConfig, virtual: VirtualNodeSetup, row_tokens: Sequence[int]) -> int | None:

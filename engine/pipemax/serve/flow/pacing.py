@@ -8,7 +8,7 @@ from pipemax.config import EngineConfig
 from pipemax.serve.flow.credit import CreditWindow
 
 FLOOR_FACTOR = 3
-"""The window is never below this many times the engine's sequences: one step's worth running and two waiting."""
+"""The window is never below this many times the sequences of all replicas: a step's worth running and two waiting."""
 DEFAULT_MAX_NUM_SEQS = 256
 """vLLM's usual value, for a config that leaves the choice to vLLM."""
 FIRST_GUESS_TOKENS_PER_ROW = 512.0
@@ -49,5 +49,6 @@ class Pacer:
         fitting_rows = int(engine.admission_credit_tokens() / tokens_per_row)
         more_rows = max(0, fitting_rows + self._window.limits.chunk_rows)
         running = self._window.running_rows
-        window = max(FLOOR_FACTOR * (config.max_num_seqs or DEFAULT_MAX_NUM_SEQS), running + more_rows)
+        num_seqs = config.num_replicas * (config.max_num_seqs or DEFAULT_MAX_NUM_SEQS)
+        window = max(FLOOR_FACTOR * num_seqs, running + more_rows)
         return self._window.resize(window if rows_left is None else min(window, running + rows_left))
