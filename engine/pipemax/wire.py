@@ -334,6 +334,9 @@ class ServerStats:
     policy: dict[str, Any] = field(default_factory=dict)
     """The engine's policy, and why: ``chosen``, ``reason``, ``predicted_tokens_per_s`` and ``inputs``; empty while
     there is no engine."""
+    replicas: list[dict[str, Any]] = field(default_factory=list)
+    """Each replica's figures by name (``state``, ``restarts``, ``rows_done``, ``completion_tokens``, …) since its first
+    start; empty for an engine without replicas. The figures above are then those of all together."""
     jobs: dict[str, JobStats] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:

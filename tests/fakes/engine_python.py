@@ -74,10 +74,17 @@ def _cut_off_from_driver() -> None:
 
 
 def _load_fake_engine():  # type: ignore[no-untyped-def]
+    from pipemax.replicas.replica_set import ReplicaSet
     from tests.fakes.engine import FakeEngine
+    from tests.fakes.replica_child import COMMAND
     from tests.fakes.virtual_engine import VirtualEngine
 
-    return lambda config: VirtualEngine(config) if "virtual" in config.vllm else FakeEngine(config)
+    def start(config):  # type: ignore[no-untyped-def]
+        if config.num_replicas > 1:
+            return ReplicaSet(config, command=COMMAND)
+        return VirtualEngine(config) if "virtual" in config.vllm else FakeEngine(config)
+
+    return start
 
 
 def _preflight(text: bytes) -> bytes:

@@ -1,6 +1,7 @@
-"""A replica's process around the fake engine: ``python -m tests.fakes.replica_child DESCRIPTOR``."""
+"""A replica's process around the fake engine, for ``ReplicaSet(command=COMMAND)``."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from pipemax.api import Engine
@@ -8,16 +9,24 @@ from pipemax.config import EngineConfig
 from pipemax.replicas.child import EngineFactory, main
 from tests.fakes.engine import FakeEngine
 
-COMMAND = (sys.executable, "-m", "tests.fakes.replica_child")
+_REPOSITORY = Path(__file__).resolve().parents[2]
+# A server of the tests finds its modules by sys.path, which its children do not inherit.
+_SCRIPT = f"""
+import sys
+sys.path[:0] = [{str(_REPOSITORY)!r}, {str(_REPOSITORY / "engine")!r}]
+from tests.fakes.replica_child import run
+run()
+"""
+COMMAND = (sys.executable, "-c", _SCRIPT)
 POLICY: dict[str, Any] = {"chosen": "vllm", "reason": "a fake has no scheduler"}
 
 
-def load_fake() -> EngineFactory:
+def run() -> None:
+    main(load_factory=_load_fake)
+
+
+def _load_fake() -> EngineFactory:
     def start(config: EngineConfig) -> tuple[Engine, dict[str, Any]]:
         return FakeEngine(config), POLICY
 
     return start
-
-
-if __name__ == "__main__":
-    main(load_factory=load_fake)

@@ -52,4 +52,5 @@ class ServerSnapshots:
             window_rows=self._window.rows if host.state == "ready" else 0,
             engine_metrics=engine.metrics,
             policy=engine.policy,
+            replicas=list(engine.replicas),
         )
