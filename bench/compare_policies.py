@@ -164,8 +164,8 @@ def print_results(console: Console, results: Sequence[Result], equal_texts: Mapp
     for result in results[1:]:
         ratio = result.tokens_per_s / stock.tokens_per_s
         console.print(
-            f"policy {result.policy}: {ratio:.2f} times the tokens/s of policy {stock.policy}. {equal_texts[result.policy]:,} of "
-            f"{stock.rows:,} texts are equal (bfloat16 rounds by the batch)."
+            f"policy {result.policy}: {ratio:.2f} times the tokens/s of policy {stock.policy}. "
+            f"{equal_texts[result.policy]:,} of {stock.rows:,} texts are equal (bfloat16 rounds by the batch)."
         )
     console.print(
         "PipeMax has no capacity to gain with two stages, and a model this small leaves no computation to hide its "

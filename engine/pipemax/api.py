@@ -5,11 +5,13 @@
 ``OfflineEngine`` does.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Self
 
 from pipemax.config import EngineConfig
+from pipemax.domain.errors import EngineStartError
 from pipemax.generation import (
     Completion,
     Engine,
@@ -19,7 +21,9 @@ from pipemax.generation import (
     RequestError,
     Sampling,
 )
+from pipemax.node.gpus import engine_gpus
 from pipemax.policy.compare import PolicyChoice
+from pipemax.policy.layout_start import settle_layout
 from pipemax.replicas.replica_set import ReplicaSet
 from pipemax.sim.measured_engine import MeasuredEngine
 
@@ -44,7 +48,15 @@ class OfflineEngine:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        """Load the model, and block until that is done. ``EngineStartError`` says why it could not be loaded."""
+        """Load the model, and block until that is done. ``EngineStartError`` says why it could not be loaded.
+
+        The layout of the machine's GPUs is settled before, where the config leaves it open.
+        """
+        try:
+            layout = settle_layout(config, os.environ, engine_gpus(os.environ))
+        except ValueError as error:
+            raise EngineStartError(str(error)) from None
+        config = layout.config
         self._engine: Engine
         self.measured: MeasuredEngine | None = None
         """What the simulator needs to know of the engine; None under stock vLLM, if nothing was measured, or if there
@@ -53,13 +65,13 @@ class OfflineEngine:
         """The scheduler that runs underneath, and why."""
         if config.num_replicas > 1:
             replicas = ReplicaSet(config)
-            self._engine, self.policy_choice = replicas, replicas.policy_choice
+            self._engine, self.policy_choice = replicas, replace(replicas.policy_choice, layout=layout.reason)
             return
         # vLLM takes ten seconds to import: only a process that runs an engine pays for it.
         from pipemax.policy.start import start_engine
 
         started = start_engine(config)
-        self._engine, self.policy_choice = started.engine, started.choice
+        self._engine, self.policy_choice = started.engine, replace(started.choice, layout=layout.reason)
         self.measured = started.engine.measured
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:

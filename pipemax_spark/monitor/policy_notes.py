@@ -1,4 +1,4 @@
-"""Report which scheduler the engines run by, and why; for ``policy: auto``, each engine reports its choice once.
+"""Report the scheduler and the layout of the engines, and why; each engine reports its choice once.
 
 Each engine decides by itself, from the lengths that the job has sampled, because executors may differ from one another
 and from the driver.
@@ -12,11 +12,15 @@ from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.monitor.tracking import Tracker
 
 _AUTO = "auto"
+_LAYOUT = ("replicas", "tensor_parallel_size", "pipeline_parallel_size")
 
 
 def wants_row_lengths(engine: Mapping[str, Any]) -> bool:
-    """Tell whether the engine config leaves the policy to simulations and does not itself say what rows to expect."""
-    return engine.get("policy", _AUTO) == _AUTO and engine.get("row_lengths") is None
+    """Tell whether simulations decide the policy or the layout, and the config does not say what rows to expect."""
+    if engine.get("row_lengths") is not None or engine.get("virtual_node") is not None:
+        return False
+    has_open_layout = all(engine.get(name) is None for name in _LAYOUT)
+    return has_open_layout or engine.get("policy", _AUTO) == _AUTO
 
 
 class PolicyNotes:
@@ -28,7 +32,7 @@ class PolicyNotes:
         self._tracker = tracker
         self.choices: list[dict[str, Any]] = []
         """The different choices, in the order in which they came: ``chosen``, ``reason``,
-        ``predicted_tokens_per_s``, ``inputs``."""
+        ``predicted_tokens_per_s``, ``inputs``, ``layout``."""
 
     def look(self) -> None:
         for server in self._collector.servers():
@@ -39,3 +43,6 @@ class PolicyNotes:
                 chosen, reason = server.policy["chosen"], server.policy["reason"]
                 self._terminal.say("Policy", f"{chosen}: {reason}")
                 self._tracker.tag({"policy": chosen, "policy_reason": reason})
+                if layout := server.policy.get("layout"):
+                    self._terminal.say("Layout", layout)
+                    self._tracker.tag({"layout": layout})

@@ -44,14 +44,15 @@ def test_a_good_request_is_told_what_it_will_get() -> None:
     assert reply.versions["pipemax-spark"]
 
 
-def test_sampled_rows_tell_their_lengths_to_policy_auto_alone() -> None:
+def test_sampled_rows_tell_their_lengths_where_policy_or_layout_are_open() -> None:
     prompts = ["Package: hello", "Package: hello world", None]
     reply = ask({"policy": "auto"}, prompts, max_tokens=40)
     lengths = RowLengths.model_validate(reply.row_lengths)
     assert [*lengths.prompt_tokens] == sorted(reply.prompt_tokens)[1:], "without the row that is none"
     assert 0 < lengths.shared_prefix_tokens < min(lengths.prompt_tokens)
     assert lengths.max_tokens == 40
-    assert ask({"policy": "vllm"}, prompts).row_lengths is None
+    assert ask({"policy": "vllm"}, prompts).row_lengths is not None
+    assert ask({"policy": "vllm", "pipeline_parallel_size": 1}, prompts).row_lengths is None
     own = {"prompt_tokens": [5], "max_tokens": 3}
     assert ask({"policy": "auto", "row_lengths": own}, prompts).row_lengths is None, "the config knows better"
 

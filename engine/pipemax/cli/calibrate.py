@@ -42,10 +42,11 @@ def calibrate(
     Example: pipemax calibrate --model /models/llama --engine engine.yaml --out llama.yaml
     """
     from pipemax.control.times.calibration import save_calibration
+    from pipemax.policy.layout_start import settled_config
     from pipemax.replicas.one_replica import as_first_replica
 
     with one_line_errors():
-        config = as_first_replica(measured_config(model, engine))
+        config = as_first_replica(settled_config(measured_config(model, engine)))
         if not out.parent.is_dir():
             raise ValueError(f"--out {out}: there is no directory {out.parent}")
         # vLLM takes ten seconds to import, so errors in the arguments are reported first.

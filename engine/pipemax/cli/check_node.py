@@ -30,10 +30,11 @@ def check_node(
     """
     from dataclasses import asdict
 
+    from pipemax.policy.layout_start import settled_config
     from pipemax.replicas.one_replica import as_first_replica
 
     with one_line_errors():
-        config = as_first_replica(measured_config(model, engine))
+        config = as_first_replica(settled_config(measured_config(model, engine)))
         # vLLM takes ten seconds to import, so errors in the arguments are reported first.
         from pipemax.vllm_ext.node_check.node import check_this_node
 

@@ -29,6 +29,9 @@ class PolicyChoice:
     settings: Mapping[str, int | str] = field(default_factory=dict)
     """Fields of the engine config with which the chosen policy was the fastest, where they are not the engine's own."""
 
+    layout: str = ""
+    """The layout of the machine's GPUs and why, in one clause; empty if there was nothing to choose."""
+
     @property
     def speedup(self) -> float:
         """The predicted ratio of PipeMax's rate to stock vLLM's."""

@@ -6,6 +6,7 @@ shapes in the checkpoint's configuration, and says so. Where either is not known
 """
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from pipemax.checkpoint.model_shapes import model_shapes
 from pipemax.config import EngineConfig
 from pipemax.domain.specs import NodeSpec
 from pipemax.domain.units import GIB
+from pipemax.node.gpus import engine_gpus
 from pipemax.node.host_pool_size import HOST_SHARE
 from pipemax.node.machine import machine_profile
 from pipemax.policy.layout_choice import SAMPLE_ROWS, FixedLayout, choose_layout
@@ -81,6 +83,11 @@ def settle_layout(
         "pipeline_parallel_size": layout.pipeline_parallel,
     }
     return SettledLayout(config=config.model_copy(update=parts), reason=reason)
+
+
+def settled_config(config: EngineConfig) -> EngineConfig:
+    """Return the config with the layout of this machine's GPUs settled. ``ValueError`` as ``settle_layout``."""
+    return settle_layout(config, os.environ, engine_gpus(os.environ)).config
 
 
 def fixed_layout(config: EngineConfig) -> FixedLayout:

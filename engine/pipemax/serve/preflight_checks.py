@@ -21,6 +21,8 @@ from pipemax.config import EngineConfig, Policy, RowLengths
 from pipemax.node.gpus import engine_gpus
 from pipemax.node.host_pool_size import expected_rows
 from pipemax.node.virtual_node import VirtualNodeSetup
+from pipemax.policy.layout_choice import FixedLayout
+from pipemax.policy.layout_start import fixed_layout
 from pipemax.replicas.division import config_of_replica, stages_of_replica
 from pipemax.serve.schema_checks import check_response_format
 from pipemax.serve.start_checks import check_start
@@ -129,11 +131,12 @@ def _virtual_rows(config: EngineConfig, virtual: VirtualNodeSetup, row_tokens: S
 def _row_lengths(
     config: EngineConfig, request: PreflightRequest, prompts: Sequence[list[int]]
 ) -> dict[str, Any] | None:
-    """Return the lengths of the sampled prompts, for policy auto.
+    """Return the lengths of the sampled prompts, by which policy and layout are chosen.
 
-    ``None`` under another policy, if the config itself gives lengths, or if nothing was sampled.
+    ``None`` if the config leaves neither open or itself gives lengths, or if nothing was sampled.
     """
-    if config.policy is not Policy.AUTO or config.row_lengths is not None or not prompts:
+    is_open = config.policy is Policy.AUTO or fixed_layout(config) == FixedLayout()
+    if config.virtual_node is not None or not is_open or config.row_lengths is not None or not prompts:
         return None
     step = max(1, len(prompts) // _MOST_LENGTHS)
     lengths = RowLengths(

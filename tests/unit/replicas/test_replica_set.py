@@ -15,7 +15,7 @@ from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.generation import Completion, GenerationRequest
 from pipemax.node.process import ProcessIdentity
-from pipemax.replicas.hardware import Hardware
+from pipemax.replicas.hardware import Gpu, Hardware
 from pipemax.replicas.replica import RestartLimits
 from pipemax.replicas.replica_set import ReplicaSet
 from tests.fakes.engine import expected_text, fake_config
@@ -209,9 +209,10 @@ def test_a_replica_that_does_not_start_is_told_with_its_reason() -> None:
 
 
 def test_more_replicas_than_gpus_are_told() -> None:
-    hardware = Hardware(gpus=(), cores_of_nodes={0: (0,)})
-    config = EngineConfig.parse({"model": "any", "replicas": 2, "tensor_parallel_size": 2})
-    with pytest.raises(EngineStartError, match="tensor_parallel_size 2 needs GPUs"):
+    only_gpu = Gpu(uuid="GPU-0", pci_address="0000:01:00.0", numa_node=None)
+    hardware = Hardware(gpus=(only_gpu,), cores_of_nodes={0: (0,)})
+    config = EngineConfig.parse({"model": "any", "replicas": 2})
+    with pytest.raises(EngineStartError, match="replicas 2 need a GPU each, and this executor has 1"):
         ReplicaSet(config, hardware=hardware, command=COMMAND)
 
 

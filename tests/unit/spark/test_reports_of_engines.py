@@ -18,7 +18,7 @@ from pipemax_spark.monitor.engine_log import EngineLog, ReportThinner
 from pipemax_spark.monitor.engine_tracks import EngineTracks
 from pipemax_spark.monitor.plot import plot
 from pipemax_spark.monitor.plot_process import draw_plot
-from pipemax_spark.monitor.policy_notes import PolicyNotes
+from pipemax_spark.monitor.policy_notes import PolicyNotes, wants_row_lengths
 from pipemax_spark.monitor.report_totals import SILENT_S
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.monitor.time_accounts import NO_ENGINE, TimeAccounts, describe_account, whole_account
@@ -214,7 +214,7 @@ def test_engines_that_are_gone_do_not_thin_their_successors_reports() -> None:
     assert written.count(lives - 1) == pytest.approx(life_s / 2, rel=0.1)
 
 
-def test_the_policy_is_told_of_the_job_s_own_engine_and_not_of_the_one_before(tmp_path: Path) -> None:
+def test_policy_and_layout_are_told_of_the_job_s_own_engine_and_not_of_the_one_before(tmp_path: Path) -> None:
     printed = StringIO()
     terminal = Terminal(Console(file=printed, width=200))
     tracker = Tracker("", local_store=tmp_path, warn=terminal.warn)
@@ -223,7 +223,23 @@ def test_the_policy_is_told_of_the_job_s_own_engine_and_not_of_the_one_before(tm
         notes = PolicyNotes(collector, terminal, tracker)
         for starts, rows_done, reason in seen:
             stats = report(starts=starts, at_s=float(rows_done), job=JobStats(rows_done=rows_done))
-            collector._answer(replace(stats, policy={"chosen": "vllm", "reason": reason}))
+            policy = {"chosen": "vllm", "reason": reason, "layout": f"{reason}, too"}
+            collector._answer(replace(stats, policy=policy))
             notes.look()
-    assert printed.getvalue().split() == ["Policy", "vllm:", "ours"]
+    assert printed.getvalue().split() == ["Policy", "vllm:", "ours", "Layout", "ours,", "too"]
     assert [choice["reason"] for choice in notes.choices] == ["ours"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "wanted"),
+    [
+        ({}, True),
+        ({"policy": "vllm"}, True),
+        ({"policy": "vllm", "pipeline_parallel_size": 2}, False),
+        ({"policy": "auto", "pipeline_parallel_size": 2}, True),
+        ({"row_lengths": {"prompt_tokens": [1], "max_tokens": 1}}, False),
+        ({"policy": "vllm", "virtual_node": {}}, False),
+    ],
+)
+def test_rows_are_sampled_where_simulations_choose(engine: dict[str, object], wanted: bool) -> None:
+    assert wants_row_lengths(engine) is wanted
