@@ -134,7 +134,7 @@ class RunRecord:
         run_dir = run.directory
         artifacts, places = [run_dir / "summary.json", run_dir / "engine_metrics.parquet"], {}
         account = {part: round(seconds, 3) for part, seconds in run.time_account().items()}
-        summary = replace(summary, time_account_s=account)
+        summary = replace(summary, time_account_s=account, replicas=run.replicas)
         try:
             draw_plot(run.tracks, run_dir / "throughput.png")
             artifacts.append(run_dir / "throughput.png")

@@ -210,6 +210,11 @@ class Run:
         """The policies that the engines ran by, and why."""
         return self._policies.choices
 
+    @property
+    def replicas(self) -> list[dict[str, Any]]:
+        """What each replica of the engines has done; empty for engines without replicas."""
+        return self._collector.replicas()
+
     def time_account(self) -> dict[str, float]:
         """Return where the engines' time went: seconds by part, which add up to ``seconds`` for each engine."""
         return whole_account(self._collector.time_account(), engines=self.engines, seconds=self.seconds)

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 from pyarrow import flight
@@ -17,6 +17,7 @@ from pyarrow import flight
 from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobOutlook, JobStats, ServerStats
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.task_reports import is_from_task
+from pipemax_spark.monitor.replica_totals import ReplicaTotals
 from pipemax_spark.monitor.report_totals import SILENT_S, ReportTotals, Totals
 from pipemax_spark.monitor.time_accounts import TimeAccounts
 
@@ -56,6 +57,7 @@ class Collector:
         self._on_report = on_report
         self._rows_total: int | None = None
         self._accounts = TimeAccounts()
+        self._replicas = ReplicaTotals()
         self._token = secrets.token_urlsafe(24)
         self._lock = threading.Lock()
         self._totals = ReportTotals(self.job_of)
@@ -105,6 +107,11 @@ class Collector:
         """Return seconds by what the engines were doing, over all of them."""
         with self._lock:
             return self._accounts.total()
+
+    def replicas(self) -> list[dict[str, Any]]:
+        """Return what each replica has done for this job; none for engines without replicas."""
+        with self._lock:
+            return self._replicas.totals()
 
     def servers(self) -> list[ServerStats]:
         """Return the latest report of each engine server that still reports, sorted by name."""
@@ -173,6 +180,7 @@ class Collector:
             now_s = self._last_heard_s = time.monotonic()
             if self._totals.take(stats, now_s=now_s):
                 self._accounts.add(stats, job_age_s=now_s - self._started_s)
+                self._replicas.add(stats, self.job_of(stats))
 
 
 def _check_free(host: str, port: int) -> None:

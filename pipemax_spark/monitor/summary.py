@@ -11,10 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from pipemax_spark.monitor.error_limits import such_as
+from pipemax_spark.monitor.replica_totals import describe_replica
 from pipemax_spark.monitor.time_accounts import describe_account
 
 _TEXT_WIDTH = 60
 _LABEL_WIDTH = 19
+_SHOWN_REPLICAS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,9 @@ class Summary:
     """The engine config's virtual node: nothing was computed, and all answers are made up. None for real engines."""
     time_account_s: dict[str, float] = field(default_factory=dict)
     """Where the engines' time went: part → seconds over all engines, which add up to ``seconds`` for each."""
+    replicas: Sequence[Mapping[str, Any]] = ()
+    """What each replica of an engine did, as far as it was reported: ``host``, ``replica``, ``state``, ``rows_done``,
+    ``prompt_tokens``, ``completion_tokens``, ``restarts``; empty for engines without replicas."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -155,6 +160,11 @@ def _facts(summary: Summary, findings: Findings, price_per_hour: float | None) -
         facts.append(("Worth a try", findings.advice))
     if summary.time_account_s:
         facts.append(("Engine time", describe_account(summary.time_account_s)))
+    facts += [
+        (f"  replica {own['replica']}", describe_replica(own)) for own in summary.replicas[:_SHOWN_REPLICAS]
+    ]
+    if len(summary.replicas) > _SHOWN_REPLICAS:
+        facts.append(("  replicas", f"{len(summary.replicas)} in all, in the summary file"))
     if price_per_hour is not None and summary.rows_out:
         cost = summary.seconds / 3600 * price_per_hour
         per_million = cost / summary.rows_out * 1e6

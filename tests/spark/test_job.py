@@ -9,7 +9,7 @@ from pipemax.wire import ErrorCode, GenerationSpec
 from pipemax_spark.errors import JobError, JobFailedError, OnError
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.storage.tables import DeltaTable
-from tests.fakes.engine import expected_text
+from tests.fakes.engine import expected_text, fake_config
 from tests.spark.conftest import Jobs, object_schema
 
 MakeJobs = Callable[[], Jobs]
@@ -177,3 +177,15 @@ def test_a_run_that_finds_nothing_to_do_leaves_the_table_as_it_is(jobs: MakeJobs
     version = table.version()
     run.run(id_columns=("id",))
     assert table.version() == version
+
+
+def test_the_report_says_what_each_replica_of_the_engine_has_done(jobs: MakeJobs) -> None:
+    run = jobs()
+    run.write_input([(i, f"word {i}") for i in range(200)])
+    summary = run.run(engine={**fake_config(), "policy": "vllm", "replicas": 2})
+    assert summary is not None
+    assert summary.engines == 1
+    assert sum(own["rows_done"] for own in summary.replicas) == summary.rows_out == 200
+    assert [own["replica"] for own in summary.replicas] == [1, 2]
+    assert min(own["rows_done"] for own in summary.replicas) > 0
+    assert "  replica 2 " in run.printed
