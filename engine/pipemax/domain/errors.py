@@ -12,6 +12,11 @@ class EngineStartError(PipeMaxError):
 class EngineDiedError(PipeMaxError):
     """The engine's process ended or its loop raised; everything in flight in it is lost."""
 
+    def __init__(self, reason: str, *, suspects: frozenset[str] | None = None) -> None:
+        """Say the reason in words. ``suspects`` are the requests of which one may be it; None for all in flight."""
+        super().__init__(reason)
+        self.suspects = suspects
+
 
 class PoolExhaustedError(PipeMaxError):
     """A reservation asked for more blocks than a pool has free; nothing was changed."""

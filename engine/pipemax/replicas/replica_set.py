@@ -229,7 +229,7 @@ class ReplicaSet:
         replica.last_words = reason
         level = max(self._rows.work_tokens(number) for number in self._replicas)
         self._level_tokens = max(level, self._level_tokens or 0.0)
-        num_lost = self._rows.num_sent(replica.number)
+        lost_ids = self._rows.ids_sent(replica.number)
         again = self._rows.lose(replica.number)
         self._router.forget(replica.number)
         if replica.state is ReplicaState.GIVEN_UP:  # the set closes
@@ -238,11 +238,12 @@ class ReplicaSet:
         replica.fruitless += 1
         rest_s = self._limits.first_rest_s * 2 ** (replica.fruitless - 1)
         replica.due_s = time.monotonic() + min(rest_s, self._limits.longest_rest_s)
-        log.error("replica %d died with %d rows: %s", replica.number, num_lost, reason)
+        log.error("replica %d died with %d rows: %s", replica.number, len(lost_ids), reason)
         if again:
             self._died = EngineDiedError(
                 f"the engine died: replica {replica.number} with {len(again)} rows that were in another replica "
-                f"as that died, too ({reason})"
+                f"as that died, too ({reason})",
+                suspects=lost_ids,  # not only those: another may be the first to kill a replica
             )
         elif replica.fruitless >= self._limits.max_fruitless:
             log.error(

@@ -57,8 +57,9 @@ class RowBook:
     def num_waiting(self) -> int:
         return len(self._by_id) - sum(len(sent.rows) for sent in self._sent.values())
 
-    def num_sent(self, replica: int) -> int:
-        return len(self._sent[replica].rows)
+    def ids_sent(self, replica: int) -> frozenset[str]:
+        """Return the request ids of the rows that a replica has."""
+        return frozenset(row.request.request_id for row in self._sent[replica].rows.values())
 
     def work_tokens(self, replica: int) -> float:
         """Return the expected tokens of the rows that a replica has."""

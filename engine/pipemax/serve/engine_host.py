@@ -7,7 +7,7 @@ whether their engine is ready, and call ``submit`` and ``abort``. The host knows
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -65,8 +65,11 @@ class EngineListener(Protocol):
     def readiness_changed(self) -> None:
         """Have waiting sessions look again: an engine is ready, or did not start."""
 
-    def engine_died(self) -> None:
-        """Note that the engine is gone; no session has heard of it yet."""
+    def engine_died(self, suspects: Collection[str] | None = None) -> None:
+        """Note that the engine is gone; no session has heard of it yet.
+
+        ``suspects`` are the request ids of the rows of which one may have killed it; None for all that it ran.
+        """
 
     def death_announced(self, reason: str) -> None:
         """Note that the engine is gone; every session is refused for this reason from now on."""
@@ -239,7 +242,7 @@ class EngineHost:
         except Exception as error:
             # The engine is useless without this thread: whatever ends it, tell every session.
             log.exception("the engine died")
-            self._listener.engine_died()
+            self._listener.engine_died(error.suspects if isinstance(error, EngineDiedError) else None)
             detail = str(error) if isinstance(error, EngineDiedError) else f"the engine died: {error!r}"
             self.stop(Refused(code=SessionErrorCode.ENGINE_DIED, detail=detail))
             self._listener.death_announced(detail)

@@ -7,7 +7,7 @@ Flight, and of a session only how to hand it rows and how to wake it.
 
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from pipemax.api import Completion, Engine
@@ -104,8 +104,8 @@ class EngineSessions:
     def readiness_changed(self) -> None:
         self.wake_all()
 
-    def engine_died(self) -> None:
-        self._turns.freeze()
+    def engine_died(self, suspects: Collection[str] | None = None) -> None:
+        self._turns.freeze(suspects)
 
     def death_announced(self, reason: str) -> None:
         self.wake_all()

@@ -136,8 +136,12 @@ def test_an_engine_that_dies_in_a_replica_is_replaced_too(tmp_path: Path) -> Non
 def test_a_row_that_kills_two_replicas_ends_the_engine_and_the_rest_has_come_before() -> None:
     with replica_set(2) as engine:
         engine.submit(requests(["one", "two", "[[crash]]"]))
-        with pytest.raises(EngineDiedError, match="rows that were in another replica as that died, too"):
+        with pytest.raises(
+            EngineDiedError, match="rows that were in another replica as that died, too"
+        ) as died:
             poll_until(engine, 4)
+        assert died.value.suspects is not None
+        assert "2" in died.value.suspects
         with pytest.raises(EngineDiedError):
             engine.poll(0.0)
         with pytest.raises(EngineDiedError):

@@ -11,7 +11,7 @@ and ``abort``.
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from pipemax.api import Completion, Engine, GenerationRequest, RequestError
 from pipemax.domain.errors import EngineDiedError
@@ -138,12 +138,16 @@ class Turns:
             if not self._frozen:
                 self._forget(request_ids)
 
-    def freeze(self) -> None:
+    def freeze(self, suspects: Collection[str] | None = None) -> None:
         """Stop recording: the engine is gone or will be, so what becomes of its rows says nothing about them.
+
+        Where the engine names the requests of which one may have killed it, the others do not count as having run.
 
         Hazard: must be called before a session hears of the death, because the rows that it then aborts did run.
         """
         with self._lock:
+            if suspects is not None and not self._frozen:
+                self._journal.withdraw([key for name, key in self._keys.items() if name not in suspects])
             self._frozen = True
 
     def close(self, *, in_order: bool) -> None:

@@ -193,3 +193,26 @@ def test_an_engine_that_dies_of_every_row_is_refused_only_to_its_job(tmp_path: P
     assert "whatever row" in (turns.join("nightly") or "")
     assert turns.join("another") is None
     assert _submit(turns, ListEngine(), "abc") == []
+
+
+def test_only_the_rows_that_a_dead_engine_names_are_suspect(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    turns = Turns(Journal(path))
+    _submit(turns, ListEngine(), "abcd")
+    turns.freeze({"b", "c"})
+    turns.abort(ListEngine(), ["b"])  # as a session does that hears of the death
+    successor, engine = Turns(Journal(path)), ListEngine()
+    assert num_suspects(successor) == 2
+    _submit(successor, engine, "abcd")
+    assert len(engine.running) == 1, "the suspects run apart, by themselves"
+    assert set(engine.running) < {"b", "c"}
+
+
+def test_suspects_that_were_not_in_the_part_that_died_stay_suspect(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    turns, engine = _suspecting(path, "abcdefgh")
+    _submit(turns, engine, "abcdefgh")
+    group = set(engine.running)
+    named = min(group)
+    turns.freeze({named})
+    assert num_suspects(Turns(Journal(path))) == 8
