@@ -1,8 +1,8 @@
-"""The resource profile of the stage that annotates: on large executors, fewer of its tasks run at once than of others.
+"""Limit how many annotating tasks run at once on a large executor, by a resource profile for their stage.
 
-An executor's tasks mostly wait for its engine, and each is a Python process that holds rows: a few keep the engine fed.
-Spark takes a profile of tasks only without dynamic allocation, on standalone clusters, YARN and Kubernetes. Where it
-takes none, and where the user has set ``spark.task.cpus``, the session's settings hold for this stage too.
+An executor's tasks mostly wait for its engine, and each is a Python process that holds rows: a few keep the engine
+busy. Spark accepts a profile for tasks only without dynamic allocation, on standalone clusters, YARN and Kubernetes.
+Elsewhere, and if the user has set ``spark.task.cpus``, the session's settings apply to this stage too.
 """
 
 import math
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 _MAX_TASKS = 8
 """Maximum of annotating tasks on an executor at once."""
 _profiles: "dict[tuple[str, int], ResourceProfile | None]" = {}
-"""(application, cores per task) → profile; None if Spark refuses it. One for all stages: Spark refuses a stage with two
-profiles, which two chained calls would make."""
+"""(application, cores per task) → profile; None if Spark refuses it. All stages share one profile, because Spark
+refuses a stage with two profiles, which two chained calls would create."""
 
 
 def annotating_profile(spark: "SparkSession") -> "ResourceProfile | None":
-    """Return the profile of the stage that annotates; None where the session's settings hold.
+    """Return the profile of the stage that annotates, or None if the session's settings apply.
 
     It asks for cores only, so ``spark.task.resource.gpu.amount`` does not limit how many tasks annotate at once.
     """

@@ -1,4 +1,4 @@
-"""The options of a job as users give them: their words, how a given value is read, and ``JobOptions`` made of them.
+"""Declare a job's options: help texts, how to read a given value, and how to build ``JobOptions`` from the values.
 
 The command (``cli``) and ``annotate_table`` (``table``) take the same options. Names, types and defaults are those of
 the fields of ``JobOptions``, ``PromptSource`` and ``GenerationSpec``.
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 _INPUT, _PROMPT, _MODEL = "Input and output", "Prompt", "Model and generation"
 _ROWS, _RUN = "Errors and reruns", "Run"
 _LOG_BYTES = 64 * 2**20
-"""Maximum size of ``annotate.log``, and of ``annotate.log.1`` with what came before."""
+"""Maximum size of ``annotate.log``, and of ``annotate.log.1``, which holds the earlier lines."""
 
 
 def read_engine(file: str, text: str) -> dict[str, Any]:
-    """Return the engine config that this file's text holds. Raise ``JobError`` if it holds none."""
+    """Return the engine config in this file's text. Raise ``JobError`` if the text is not an engine config."""
     import yaml
 
     try:
@@ -55,7 +55,7 @@ def read_names(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def read_duration(given: str | timedelta) -> timedelta:
-    """Return the time of ``commit_every``. Raise ``JobError`` if the text is none."""
+    """Return the duration for ``commit_every``. Raise ``JobError`` if the text is not a duration."""
     if isinstance(given, timedelta):
         return given
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", given.strip())
@@ -89,11 +89,11 @@ class Option:
     given: Any = None
     """Its type on the command line, if that differs from the field's; its value is then None if it is not given."""
     show: Callable[[Any], str] | None = None
-    """From the field's default to what is given for it."""
+    """Converts the field's default into the text that a user would give for it."""
     read: Callable[[Any], Any] | None = None
     """Converts the given value into the field's value; ``JobError`` says what is wrong with it."""
     read_with_session: "Callable[[str, Session], Any] | None" = None
-    """Converts the given value, in place of ``read``; calls for a session only if it needs one."""
+    """Converts the given value, in place of ``read``; requests a session only if it needs one."""
     typer: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments for ``typer.Option``."""
 
@@ -263,7 +263,7 @@ def job_options(values: Mapping[str, Any], *, log_dir: Path) -> JobOptions:
 
 
 def log_directory(given: str | os.PathLike[str] | None, output: str) -> Path:
-    """Return the directory of the logs: as given, or as PIPEMAX_LOG_DIR says, or ``logs`` next to the output."""
+    """Return the directory of the logs: as given, or from PIPEMAX_LOG_DIR, or ``logs`` next to the output."""
     named = given or os.environ.get("PIPEMAX_LOG_DIR") or driver_directory(output) / "logs"
     return Path(named).absolute()
 

@@ -94,7 +94,7 @@ def annotate(**given: Any) -> None:
     pipemax-annotate --input reviews.parquet --output out/reviews --prompt-column text --engine engine.yaml
     --response-format schema.json --dry-run
     """
-    del given["version"]  # it has ended the command, where it was given
+    del given["version"]  # if it was given, it has already ended the command
     logs = log_directory(given.pop("log_dir"), given["output"])
     raise typer.Exit(_run(given, logs))
 
@@ -147,7 +147,7 @@ def _run(given: Mapping[str, Any], logs: Path) -> int:
 
         AnnotationJob(spark, options, Terminal.standard()).run()
         # Not in a ``finally``: after a failure the process ends at once, and the JVM with it.
-        if "DATABRICKS_RUNTIME_VERSION" not in os.environ:  # there the session is the cluster's
+        if "DATABRICKS_RUNTIME_VERSION" not in os.environ:  # there the session belongs to the cluster
             spark.stop()
         return 0
     except JobError as error:

@@ -62,9 +62,9 @@ def annotate(
     Give ``model``, or an ``engine`` config (a dict of its YAML) that names a model, and exactly one of
     ``prompt_column``, ``messages_column`` (array<struct<role, content>>) and ``template`` (such as
     ``"Summarise: {text}"``). ``overrides_column`` is a struct with any of max_tokens, temperature, top_p, top_k, seed
-    and stop for its row. ``generation`` takes the fields of ``GenerationSpec``: system, max_tokens, temperature, top_p,
-    top_k, stop, seed and response_format: a JSON schema (dict or text), ``ai_query``'s envelope of one, or a Spark type
-    such as ``"STRUCT<label: STRING, score: DOUBLE>"``, which is then the type of ``parsed``;
+    and stop for its row. ``generation`` takes the fields of ``GenerationSpec``: system, max_tokens, temperature,
+    top_p, top_k, stop, seed and response_format: a JSON schema (dict or text), a schema in ``ai_query``'s envelope,
+    or a Spark type such as ``"STRUCT<label: STRING, score: DOUBLE>"``, which is then the type of ``parsed``;
     ``pipemax_spark.executor.response_format`` shows which type a JSON schema becomes. ``profile`` is the
     ``ResourceProfile`` of executors with GPUs (``pipemax_spark.profiles.gpu_profile``), for a session whose own
     executors have none.
@@ -154,7 +154,7 @@ def annotate_requests(
 ) -> "DataFrame":
     """Annotate rows that have their request columns (``RequestColumns.add``), without any check.
 
-    Without a ``profile``, the stage has that of ``annotating_profile``, if any.
+    Without a ``profile``, the stage gets the profile of ``annotating_profile``, if any.
     """
     profile = profile or annotating_profile(requests.sparkSession)
     own = [field for field in without_request_columns(requests).schema.fields if field.name != KEY_COLUMN]
@@ -182,7 +182,7 @@ def annotated_schema(
 
 
 def engine_config(engine: Mapping[str, Any] | None, model: str | None) -> dict[str, Any]:
-    """Return the engine config, with ``model`` in place of its own if given. Raise ``JobError`` if none is named."""
+    """Return the engine config; ``model`` replaces its own model. Raise ``JobError`` if neither names a model."""
     config = {**(engine or {}), **({} if model is None else {"model": model})}
     if not config.get("model"):
         raise JobError("no model is named; give model (--model), or an engine config with a line 'model: …'")
@@ -215,7 +215,7 @@ def _check_work_dir(spark: "SparkSession", work_dir: str | None, resume: str | N
         raise JobError(f"resume={resume!r} must be a name of letters, digits, '_', '-' and '.'")
     if work_dir is None:
         return
-    # Not here: over Spark Connect this machine may not have the storage, and a local path is another one.
+    # Do not check this here: over Spark Connect this machine may lack the storage, and a local path means another one.
     if fault := call_on_executor(spark, partial(spool_fault, _spool_root(work_dir))):
         raise JobError(
             f"work_dir={work_dir!r} cannot be written to ({fault}); name one that all executors see"

@@ -20,7 +20,7 @@ _TIMEOUT_S = 600
 _SHOWN_LINES = 3
 _REMEMBERED_S = 600
 _fine: dict[tuple[str | None, str | None, bytes, str | None, int | None], tuple[float, PreflightReply]] = {}
-"""Checks that found no error: what was asked → when the answer came, and the answer."""
+"""Checks that found no error: request → (time of the reply, reply)."""
 
 
 def recent_preflight(
@@ -30,7 +30,7 @@ def recent_preflight(
     *,
     profile: "ResourceProfile | None" = None,
 ) -> PreflightReply:
-    """Run ``run_preflight``, unless this application found the same request fine in the last ten minutes.
+    """Run ``run_preflight``, unless the same request passed in this application within the last ten minutes.
 
     Importing the engine's environment takes seconds, which a notebook would otherwise wait for at each call. A model
     that is changed in place meanwhile goes unnoticed; the running engine has not noticed the change either.
@@ -53,7 +53,9 @@ def run_preflight(
     *,
     profile: "ResourceProfile | None" = None,
 ) -> PreflightReply:
-    """Check engine and generation on an executor; raise ``JobError`` with the engine side's own sentence on an error.
+    """Check engine and generation on an executor.
+
+    Raise ``JobError`` with the message from the engine's side if the check fails.
 
     ``profile`` is the resource profile of the stage that will run the engine.
     """

@@ -1,9 +1,9 @@
 """``stop_engines``: end the engine servers of a session's executors, to free their GPUs or to load a changed model.
 
 An engine server listens on a socket of its own node, so only a task on its executor reaches it. Spark has no way to run
-one task on each executor. So rounds of tasks run, as many as there are slots, each long enough that Spark uses all free
-slots, until each executor that Spark knows has had one. A session over Spark Connect does not tell its executors: there
-one round runs.
+one task on each executor. So this module runs rounds of tasks, with one task per slot and each task long enough that
+Spark uses all free slots, until each executor that Spark knows has run one. A session over Spark Connect does not list
+its executors, so only one round runs there.
 """
 
 import logging
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STAYS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""How long a task of each round takes at least; the last also holds for further rounds."""
+"""Minimum duration of a task in each round; the last value also applies to further rounds."""
 _CANCEL_PERIOD_S = 1.0
-"""Cancelling is repeated: Spark may not have begun what is to be cancelled."""
+"""Repeat the cancellation, because Spark may not have started the tasks yet."""
 _DEFAULT_PROFILE = 0
 _CONNECT_ROWS = 100_000
-"""More than a cluster has slots: Spark deals them to as many tasks as it has cores."""
+"""More than a cluster has slots: Spark distributes them over as many tasks as it has cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class StoppedEngines:
 
     engines: int
     hosts: Mapping[str, int]
-    """Host → how many of the engines ran there."""
+    """Host → number of stopped engines that ran there."""
     unreached: tuple[str, ...] = ()
     """Hosts of executors that had no task slot free in time: engines may still run there."""
 
@@ -56,8 +56,8 @@ def stop_engines(spark: "SparkSession", *, force: bool = False, timeout_s: float
     such engines are stopped too. That ends no job: its tasks start their engine again, and the rows that were in it are
     computed again.
 
-    Executors whose task slots are all busy for ``timeout_s`` seconds cannot be reached:
-    ``StoppedEngines.unreached`` names their hosts. ``JobError`` if not one executor can be reached.
+    Executors whose task slots are all busy for ``timeout_s`` seconds cannot be reached: ``StoppedEngines.unreached``
+    names their hosts. Raise ``JobError`` if no executor can be reached.
     """
     seen, unreached = _visit_executors(spark, Visit(force=force), timeout_s)
     if not force and (use := _use_text(seen)):
@@ -131,7 +131,7 @@ def _visit_executors(
 
 
 def _executors(spark: "SparkSession") -> list[_Executor] | None:
-    """Return the executors that Spark has now (in local mode, the driver); None over Spark Connect."""
+    """Return Spark's current executors (in local mode, the driver), or None over Spark Connect."""
     if is_connect(spark):
         return None
     listed = spark.sparkContext._jsc.sc().statusStore().executorList(True)
@@ -150,8 +150,7 @@ def _executors(spark: "SparkSession") -> list[_Executor] | None:
 def _unreached(executors: Sequence[_Executor], visited: set[str]) -> list[_Executor]:
     """Return the executors that were not visited.
 
-    An executor that is not told its name is visited under one that no executor of Spark's has: of those, the number
-    counts.
+    A visited executor that does not know its Spark id reports an id of our own; such executors are only counted.
     """
     without = [executor for executor in executors if executor.name not in visited]
     num_unnamed = sum(is_own_name(name) for name in visited)
@@ -181,7 +180,7 @@ def _profile(spark: "SparkSession", profile_id: int) -> "ResourceProfile | None"
 
 
 def _rows_within(frame: "DataFrame", deadline_s: float) -> "list[Row]":
-    """Return the frame's rows, or none if that takes longer: then its tasks are cancelled."""
+    """Return the frame's rows, or no rows if that takes too long; its tasks are then cancelled."""
     spark, tag = frame.sparkSession, f"pipemax-stop-{uuid.uuid4().hex}"
     is_done, is_late = threading.Event(), threading.Event()
     add_tag, remove_tag = spark.addTag, spark.removeTag

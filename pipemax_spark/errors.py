@@ -1,4 +1,4 @@
-"""Errors that end an annotation on Spark's side, and what a row's error does."""
+"""Define the errors that end an annotation on Spark's side, and the effect of a row's error."""
 
 import re
 from enum import StrEnum
@@ -69,7 +69,7 @@ class OnError(StrEnum):
 
 
 def cause_of(error: BaseException) -> str:
-    """Return the cause in one sentence: Java's own if the error came from the JVM."""
+    """Return the cause in one sentence, with Java's own message if the error came from the JVM."""
     # py4j puts "An error occurred while calling o749.save." before Java's message.
     of_java = re.search(r"^: (\S.+)$", str(error), re.MULTILINE)
     return of_java[1] if of_java else first_line(error)
@@ -84,7 +84,7 @@ def first_line(error: BaseException) -> str:
 def failure_text(error: BaseException) -> str:
     """Return the error as one sentence.
 
-    For an exception that a task raised, it is that exception's own message, without Spark's and Python's traces.
+    For an exception that a task raised, return that exception's own message, without Spark's and Python's traces.
     """
     text = str(error)
     if isinstance(error, JobFailedError):

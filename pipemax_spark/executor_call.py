@@ -1,7 +1,7 @@
 """Call a Python function on one executor, through a Spark job of one task.
 
-It works in every session, also over Spark Connect, where the driver is on another machine. It is the first to run
-Python code of this package on an executor, so it also says whether the package is there.
+It works in every session, also over Spark Connect, where the driver is on another machine. This call is the first to
+run this package's Python code on an executor, so it also reports whether the package is there.
 """
 
 import json
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def call_on_executor(
     spark: "SparkSession", function: Callable[[], Any], *, profile: "ResourceProfile | None" = None
 ) -> Any:
-    """Return what the function returns there, a JSON value. Spark pickles the function with its arguments.
+    """Call the function there and return its result, a JSON value. Spark pickles the function with its arguments.
 
     ``profile`` is the resource profile of the executor. Raise ``JobError`` if the executors' Python lacks this package,
     or has another version of it.
@@ -55,6 +55,6 @@ def call_on_executor(
 
 
 def _answer(function: Callable[[], Any], version: str) -> str:
-    """Return the call's result as JSON, or only the version if it is not that of the caller."""
+    """Return the call's result as JSON, or only the version if it differs from the caller's."""
     returned = function() if version == PACKAGE_VERSION else None
     return json.dumps({"version": PACKAGE_VERSION, "returned": returned})

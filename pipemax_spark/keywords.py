@@ -13,8 +13,8 @@ def takes_fields(*kinds: type, **types: Any) -> Callable[[Callable[_P, _T]], Cal
     """Return a decorator that replaces a function's ``**`` parameter with the fields of these dataclasses.
 
     ``help`` and notebooks then show the fields by name, type and default. ``types`` are the types that the function
-    takes where they differ from the fields'. A field that holds another one of the dataclasses is left out, since that
-    one's fields stand for it.
+    takes where they differ from the fields'. A field that holds another of these dataclasses is left out, because that
+    dataclass's fields represent it.
     """
     hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
     taken = [
@@ -41,7 +41,7 @@ def _default(field: Field[Any]) -> Any:
 def takes(parameters: Sequence[inspect.Parameter]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """Return a decorator that replaces a function's ``**`` parameter with these parameters in its signature.
 
-    Those that the function declares itself stay as it declares them.
+    Parameters that the function declares itself stay unchanged.
     """
 
     def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:

@@ -1,8 +1,8 @@
-"""Spark's side of GPUs: the resource profile of executors that have GPUs, and the script that discovers them.
+"""Build the resource profile of executors that have GPUs, and find the script that discovers GPUs.
 
 A task's own GPU addresses play no part: an executor's tasks feed one engine that owns all GPUs of the executor
-(``pipemax_spark.executor.resources``). So a profile asks for whole executors, and for as many task slots as feed the
-engine well.
+(``pipemax_spark.executor.resources``). So a profile requests whole executors, and enough task slots to keep the engine
+busy.
 """
 
 import math
@@ -30,8 +30,8 @@ def gpu_profile(
     """Build a ``ResourceProfile`` for ``annotate(..., profile=)``: executors with ``gpus_per_executor`` GPUs.
 
     The executors serve only these stages, with ``task_slots`` tasks at once on each. ``memory`` and ``memory_overhead``
-    are written as in Spark (``"8g"``); host KV counts as overhead. The discovery script is the session's unless given.
-    Raise ``JobError`` if the cluster cannot start such executors.
+    are written as in Spark (``"8g"``); host KV counts as overhead. The default discovery script is the session's. Raise
+    ``JobError`` if the cluster cannot start such executors.
     """
     from pyspark.resource import ExecutorResourceRequests, ResourceProfileBuilder, TaskResourceRequests
 

@@ -1,4 +1,4 @@
-"""Each row's prompt as a Spark expression: a column as it is, a conversation, or a template over columns.
+"""Each row's prompt as a Spark expression: a column, a conversation, or a template over columns.
 
 Rendering happens in the JVM. A null in any column of a template makes the prompt null, and the row an error row.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSource:
-    """Where prompts come from; exactly one field is set."""
+    """The source of prompts; exactly one field is set."""
 
     prompt_column: str | None = None
     messages_column: str | None = None
@@ -150,14 +150,17 @@ def resolve_names(names: Sequence[str], schema: "StructType") -> list[str]:
 
 
 def find_field(name: str, schema: "StructType") -> "StructField | None":
-    """Return the field of exactly this name, else the only one that differs only in case, else None."""
+    """Return the field with exactly this name, otherwise the single field that differs only in case, otherwise None."""
     exact = [column for column in schema.fields if column.name == name]
     same = exact or [column for column in schema.fields if column.name.lower() == name.lower()]
     return same[0] if len(same) == 1 else None
 
 
 def _has_timestamp(kind: "DataType") -> bool:
-    """Tell whether the type contains a timestamp with a time zone; ``timestamp_ntz`` reads the same everywhere."""
+    """Tell whether the type contains a timestamp with a time zone.
+
+    ``timestamp_ntz`` looks the same in every time zone.
+    """
     from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
 
     match kind:

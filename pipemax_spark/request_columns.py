@@ -1,4 +1,4 @@
-"""The columns from which a task makes requests: prompt, sampling and key. Spark adds them to the input's own."""
+"""Add the columns from which a task makes requests (prompt, sampling and key) to the input's own columns."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,13 +26,13 @@ _SPARK_TYPES: dict[pa.DataType, str] = {
 
 @dataclass(frozen=True, slots=True)
 class RequestColumns:
-    """How rows become requests."""
+    """The columns from which rows become requests."""
 
     source: PromptSource
     overrides_column: str | None = None
-    """Column with a struct of the sampling values that a row changes."""
+    """Column with a struct of the row's own sampling values."""
     kept: tuple[str, ...] = ()
-    """The input's columns that go to the output; none named: all."""
+    """The input's columns that go to the output; empty for all columns."""
 
     def add(self, rows: "DataFrame") -> "DataFrame":
         """Return the rows with their request columns. Raise ``JobError`` if a column is missing or of a wrong type."""
@@ -43,7 +43,7 @@ class RequestColumns:
         return requests.withColumn(OVERRIDES_COLUMN, _overrides(self.overrides_column, rows.schema))
 
     def add_with_keys(self, rows: "DataFrame") -> "DataFrame":
-        """Do as ``add``, and add a key by which the spool knows a row.
+        """Do the same as ``add``, and add the key by which the spool identifies a row.
 
         The key is a digest of everything that distinguishes one row's request from another's.
         """
@@ -75,7 +75,7 @@ def without_request_columns(requests: "DataFrame") -> "DataFrame":
 
 
 def prompt_text(requests: "DataFrame") -> "Column":
-    """Return a column with the prompt as plain text, to be measured, not to be sent.
+    """Return a column with the prompt as plain text, for measuring, not for sending.
 
     The messages of a conversation are joined by line breaks.
     """

@@ -1,4 +1,4 @@
-"""How many tasks run at once, and how many partitions a chunk has: few enough that engines never run out of rows.
+"""Count task slots, and size a chunk's partitions so that engines never run out of rows.
 
 A task holds its slot until its last row is done. While that row waits and runs, the engine takes in further rows, a few
 times as many as it holds, and they must come from the executor's other tasks. Partitions are sent one after the other
@@ -24,7 +24,7 @@ moment the room can be a third below the mean, and outputs of more varied length
 _PARTITIONS_PER_SLOT = 2
 """Maximum, so that an executor that finishes early takes more."""
 _ROWS_PER_PARTITION = 64
-"""Fewer rows are not worth a task of their own, unless a slot would have none."""
+"""Fewer rows do not justify a separate task, unless a slot would have none."""
 _COUNTED_ROWS = 1_000_000
 """More than a cluster has cores."""
 
@@ -39,7 +39,7 @@ class Slots:
     def fed_partition_rows(self, engine_rows: int | None) -> int | None:
         """Return the rows per partition at which an engine that holds ``engine_rows`` always has a partition to read.
 
-        None where ``engine_rows`` is None.
+        Return None if ``engine_rows`` is None.
         """
         if engine_rows is None:
             return None

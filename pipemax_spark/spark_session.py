@@ -1,4 +1,4 @@
-"""A Spark session with Delta, or one clear sentence about what is missing.
+"""Provide a Spark session with Delta, or say in one sentence what is missing.
 
 Under ``spark-submit`` and on Databricks, the user sets the session's options. Under plain Python, this module sets
 them: local mode if no master is set, this interpreter for the tasks, and Delta from Maven if it is missing.
@@ -151,7 +151,7 @@ def _set_environment(log_dir: Path) -> None:
 
 @contextlib.contextmanager
 def _output_to(path: Path) -> Iterator[None]:
-    """Redirect to ``path`` what processes started within print: the JVM keeps the descriptors that it started with."""
+    """Redirect the output of processes started in this context to ``path``: the JVM keeps its initial descriptors."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The spec, which is everything that decides a row's answer, its hash, and the differences between two specs.
+"""Build and hash the spec, which is everything that decides a row's answer, and compare two specs.
 
 Two rows with equal input under the same ``spec_hash`` are interchangeable. The spec includes the model's content, the
 prompt, the time zone if prompts have timestamps, the system message, the schema, the sampling, and the engine settings
@@ -20,7 +20,7 @@ from pipemax_spark.vllm_arguments import arguments_that_count
 
 _ENGINE_FIELDS = ("tokenizer", "quantization", "chat", "virtual_node")
 _VLLM_FIELDS = ("dtype", "kv_cache_dtype")
-"""Fields that are arguments of vLLM's too, and count like them; one that is left at ``auto`` adds nothing."""
+"""Fields that are also arguments of vLLM, and count like those; a field with the value ``auto`` adds nothing."""
 _AUTO = "auto"
 _SHOWN = 160
 
@@ -30,7 +30,7 @@ class AnnotationSpec:
     """One spec; ``values`` is plain JSON, by the names of the command line."""
 
     model: str
-    """As the user named it: for messages, not hashed."""
+    """The model as the user named it; used in messages, not in the hash."""
     values: Mapping[str, Any]
 
     @classmethod
@@ -44,8 +44,8 @@ class AnnotationSpec:
     ) -> Self:
         """Build the spec from the checked engine, the prompt source and the generation.
 
-        ``reply`` has the model, and the engine's config with its defaults filled in. Without a ``source``, prompts come
-        as they are. ``time_zone`` is what ``PromptSource.time_zone`` returns.
+        ``reply`` has the model, and the engine's config with its defaults filled in. Without a ``source``, prompts are
+        used unchanged. ``time_zone`` is what ``PromptSource.time_zone`` returns.
         """
         values: dict[str, Any] = {"model": reply.model_fingerprint}
         if source is not None:
@@ -94,7 +94,7 @@ class AnnotationSpec:
 
 
 def _text(value: object) -> str:
-    # Only within a response format does the order of keys matter; all other keys are always built in the same order.
+    # The order of keys matters only in a response format; all other keys are always built in the same order.
     return json.dumps(value, separators=(",", ":"))
 
 

@@ -1,7 +1,7 @@
-"""Turn what users give as a response format into a JSON schema: a schema, ai_query's envelope of one, or a Spark type.
+"""Turn a user's response format (a JSON schema, plain or in ai_query's envelope, or a Spark type) into a JSON schema.
 
-The JSON schema of a Spark type gives that type back (``executor.response_format``), in tasks that have no JVM: where
-JSON has no such type, the schema says it in ``x-spark-type`` and ``x-spark-nullable``, which the engine ignores.
+The JSON schema of a Spark type gives that type back (``executor.response_format``), in tasks that have no JVM: if JSON
+has no such type, the schema records it in ``x-spark-type`` and ``x-spark-nullable``, which the engine ignores.
 
 All fields of a STRUCT are required of the model. A nullable field may be null, one that is NOT NULL may not; elements
 of arrays and values of maps are never null.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 ResponseFormat = "Mapping[str, Any] | str | DataType | None"
-"""What a function's signature shows as the type; as text, because a task must not need pyspark's types."""
+"""The type that a function's signature shows; it is text, because a task must not need pyspark's types."""
 _ENVELOPES = ("json_schema", "json_object", "text")
 _LEAVES: dict[str, dict[str, Any]] = {
     "string": {"type": "string"},
@@ -42,8 +42,8 @@ def response_schema(
 ) -> str | None:
     """Return the text of the JSON schema, or None if any text will do (``{"type": "text"}``).
 
-    Spark parses a type that is given as text: in the active session, or else in that of ``session``. ``JobError`` says
-    what is wrong.
+    Spark parses a type that is given as text, in the active session or otherwise in the one from ``session``.
+    ``JobError`` says what is wrong.
     """
     try:
         if isinstance(given, Mapping):
@@ -66,7 +66,7 @@ def _is_json(text: str) -> bool:
     try:
         json.loads(text)
     except ValueError:
-        return text.lstrip().startswith("{")  # meant as JSON, so the error should be of JSON
+        return text.lstrip().startswith("{")  # this is meant as JSON, so report a JSON error
     return True
 
 
@@ -83,7 +83,7 @@ def _checked(given: Mapping[str, Any], text: str | None = None) -> str | None:
 
 
 def _unwrapped(envelope: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the schema in an envelope. Its name and description reach no model; ``strict`` is always so."""
+    """Return the schema in an envelope. Its name and description reach no model; the schema is always strict."""
     kind = envelope.get("type")
     if kind not in _ENVELOPES:
         raise ValueError(

@@ -43,11 +43,11 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "on_error": OnError.of,
     "summary": os.fspath,
 }
-"""From what Python code gives to the field's value, where the two differ."""
+"""Converts a Python argument into the field's value, where the two differ."""
 
 
 def _describes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Add to a docstring what the command's help says of each of the function's options."""
+    """Add the command's help text for each of the function's options to the docstring."""
     told = [
         f"    {name}: {OPTIONS[name].help}"
         for name in inspect.signature(function).parameters
@@ -80,15 +80,15 @@ def annotate_table(
 ) -> Summary | None:
     """Run the resumable job ``pipemax-annotate`` in this session, and return its totals, or None after a dry run.
 
-    The same call again does what is left. The options are the command's, with ``_`` for ``-``, and with Python's
-    values: ``engine`` is a dict or the path of a YAML file, ``response_format`` a dict, a text or a ``DataType`` of
-    Spark's, ``id_columns`` a list, ``input_option`` a dict, ``stop`` a list, ``commit_every`` a ``timedelta`` or text
-    such as ``"15m"``.
+    Make the same call again to annotate the rows that are left. The options are the command's, with ``_`` for ``-`` and
+    Python values: ``engine`` is a dict or the path of a YAML file, ``response_format`` a dict, a string or a Spark
+    ``DataType``, ``id_columns`` a list, ``input_option`` a dict, ``stop`` a list, ``commit_every`` a ``timedelta`` or
+    text such as ``"15m"``.
 
-    Print the command's report meanwhile. To interrupt the call (Ctrl-C, or the notebook's button) stops the job; what
-    it has committed stays.
+    Print the command's report meanwhile. Interrupting the call (Ctrl-C, or the notebook's button) stops the job;
+    committed rows stay.
 
-    Raise ``JobError``, a ``ValueError``, for what the caller can mend, before any engine has started, and
+    Raise ``JobError``, a ``ValueError``, for errors that the caller can fix, before any engine has started, and
     ``JobFailedError`` if the job fails while it runs. The session must be a classic one: the job needs the driver's
     JVM.
     """

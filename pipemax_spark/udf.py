@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 _MOST_PIECES_AHEAD = 256
-"""Answers behind a slow row wait for it in memory: at most this many pieces of 256 rows."""
+"""Maximum pieces of 256 rows whose answers wait in memory behind a slow row."""
 Columns: TypeAlias = "pa.Array | tuple[pa.Array, ...]"
-"""What Spark gives the UDF: the column of prompts, or it and that of options."""
+"""The UDF's input from Spark: the column of prompts, or that and the column of options."""
 _ALIASES = {"endpoint": "model", "responseFormat": "response_format"}
 """``ai_query``'s names → ours, for arguments whose value is the same."""
 
@@ -106,7 +106,7 @@ def _udf(
     )
     checked = checked_spec(spark, options, source=None)
     if spec.seed is None:
-        # For rows that bring a temperature of their own. Not before the hash, which does not depend on the seed of a
+        # This is for rows with their own temperature. It comes after the hash, which does not depend on the seed of a
         # spec without temperature.
         options = replace(options, generation=replace(spec, seed=0))
     plan = TaskPlan(
@@ -118,7 +118,7 @@ def _udf(
 def register(spark: "SparkSession", name: str = "pipemax", **options: Any) -> None:
     """Register ``SELECT name(prompt) …`` with the ``options`` of ``pipemax_udf``.
 
-    ``SELECT name(prompt, named_struct('max_tokens', 50)) …`` gives a row options of its own.
+    ``SELECT name(prompt, named_struct('max_tokens', 50)) …`` gives a row its own options.
 
     The names of ``ai_query``'s arguments are accepted too: endpoint, responseFormat, failOnError, and modelParameters
     (a dict of max_tokens, temperature, top_p, top_k, stop).
@@ -150,7 +150,7 @@ def _spark_function(plan: TaskPlan) -> "UserDefinedFunctionLike":
     task = UdfTask(plan)
     make = _arrow_udf if hasattr(F, "arrow_udf") else _pandas_udf
     made = make(task, returned)
-    # Otherwise Spark treats it as free, and evaluates it again for every filter and every field.
+    # Otherwise Spark treats the UDF as free and evaluates it again for every filter and every field.
     return made.asNondeterministic()
 
 
@@ -189,7 +189,7 @@ def _pandas_udf(task: "UdfTask", returned: "DataType") -> "UserDefinedFunctionLi
 
 @dataclass(frozen=True, slots=True)
 class UdfTask:
-    """The function of the UDF: prompts, with options or without, in, annotations out, in the same order."""
+    """The UDF's function: turn prompts, with or without options, into annotations in the same order."""
 
     plan: TaskPlan
 
@@ -258,7 +258,7 @@ class OrderedRows:
             yield answers.take(pa.array(order, pa.int32()))
 
     def close(self) -> None:
-        """Stop the reader, also while it waits: nothing more is wanted."""
+        """Stop the reader, even while it waits, because no more rows are needed."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -275,7 +275,7 @@ class OrderedRows:
 
 
 def _request_columns(given: Columns) -> dict[str, pa.Array]:
-    """Return the columns by their fields of a request. Raise ``JobError`` for what is no prompt and no options."""
+    """Return the columns by request field. Raise ``JobError`` for a column that is neither prompts nor options."""
     prompts, *rest = given if isinstance(given, tuple) else (given,)
     if len(rest) > 1:
         raise JobError(

@@ -1,9 +1,11 @@
-"""Which arguments under ``vllm:`` of an engine config decide a row's answer, and so belong to the spec.
+"""List the arguments under ``vllm:`` in an engine config that do not decide a row's answer.
 
-All of them do, except a list of those that change only speed, memory or logging. An argument that is forgotten here, or
-new in a later vLLM, thus costs a refusal that says why, not a table of mixed answers. "Only" leaves room for rounding:
-other batches, other parallelism or compiled kernels may round differently, as a new vLLM does. An argument that changes
-the precision of a computation counts, and so does a choice of kernels that may quantize activations (``moe_backend``,
+All others belong to the spec.
+
+The list holds arguments that change only speed, memory or logging. An argument that is missing here, or new in a later
+vLLM, therefore costs a refusal that says why, not a table of mixed answers. "Only" leaves room for rounding: other
+batches, other parallelism or compiled kernels may round differently, as a new vLLM does. An argument that changes the
+precision of a computation counts, and so does a choice of kernels that may quantize activations (``moe_backend``,
 ``linear_backend``).
 """
 
@@ -82,8 +84,8 @@ _MEMORY = {
     "sleep_preserve_parameter_names",
     "enable_cumem_allocator",
     "enable_nccl_comm_suspend",
-    # Decides which rows are refused as too long, not how the others are answered. The config's own field does not count
-    # either.
+    # This decides which rows are refused as too long, not how the others are answered. The config's own field does not
+    # count either.
     "max_model_len",
     # Prompts are text here: these only set the size of what other kinds of input would take.
     "limit_mm_per_prompt",

@@ -1,8 +1,8 @@
-"""The engine as a library: submit requests, poll completions. The only entry to a running model.
+"""Offer the engine as a library: submit requests, poll completions. This is the only entry to a running model.
 
 ``OfflineEngine`` hides which scheduler runs underneath. It knows nothing of Spark, Arrow or sockets: the server
-(``pipemax.serve``) and a plain Python script use it alike. Importing this module does not import vLLM; making an
-``OfflineEngine`` does.
+(``pipemax.serve``) and a plain Python script use it in the same way. Importing this module does not import vLLM;
+creating an ``OfflineEngine`` does.
 """
 
 import os
@@ -111,7 +111,7 @@ class OfflineEngine:
     def generate(self, requests: Sequence[GenerationRequest]) -> Iterator[Completion]:
         """Submit requests and yield their completions in the order in which they end, one for each.
 
-        For a caller without a polling loop of its own.
+        This is for a caller without its own polling loop.
         """
         self.submit(requests)
         outstanding = len(requests)

@@ -1,7 +1,7 @@
 """EngineConfig: one YAML file that describes an engine. Every field except the model has a default.
 
-What a default of ``None`` becomes is decided where the fact is known: the model's own configuration (dtype,
-length), or the GPUs of the machine (pipeline degree). This module knows nothing of vLLM.
+A default of ``None`` is resolved where the fact is known: by the model's own configuration (dtype, length), or by the
+GPUs of the machine (pipeline degree). This module knows nothing of vLLM.
 """
 
 import hashlib
@@ -25,11 +25,11 @@ class Policy(StrEnum):
     PIPEMAX = "pipemax"
     """PipeMax inside vLLM: every request's KV also in host memory, batches rotated through the GPU."""
     AUTO = "auto"
-    """Whichever of the two simulations of the measured engine find faster; see docs/engine.md."""
+    """The faster of the two, according to simulations of the measured engine; see docs/engine.md."""
 
 
 class KvOffload(StrEnum):
-    """When new KV leaves the GPU for the host."""
+    """The time at which new KV is copied to the host."""
 
     AFTER_STEP = "after_step"
     """All layers together once a step has computed; full CUDA graphs stay."""
@@ -39,14 +39,14 @@ class KvOffload(StrEnum):
 
 
 class BatchingChoice(StrEnum):
-    """What a step of PipeMax may hold, or that simulations of the measured engine say."""
+    """The contents that a step of PipeMax may have, or the choice by simulations of the measured engine."""
 
     SEPARATED = "separated"
     """Phases of prefill and of decode, as in the paper."""
     MIXED = "mixed"
     """Each step decodes a batch and takes prompt tokens, up to a maximum."""
     AUTO = "auto"
-    """Whichever of the two the simulations find faster; separated while nothing is measured."""
+    """The faster of the two, according to simulations; separated while nothing is measured."""
 
     @property
     def at_start(self) -> Batching:
@@ -64,7 +64,7 @@ class ChatMode(StrEnum):
 
 
 class RowLengths(BaseModel):
-    """Lengths of the rows to come, from a sample of the table: ``policy: auto`` decides by them."""
+    """Lengths of the rows to come, from a sample of the table; ``policy: auto`` decides by them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -82,7 +82,7 @@ class RowLengths(BaseModel):
 
 
 class VirtualNodeConfig(BaseModel):
-    """A node whose GPUs only take time, in place of this machine's: nothing is computed (docs/rehearsal.md)."""
+    """A simulated node in place of this machine: GPUs only take time, nothing is computed (docs/rehearsal.md)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -118,7 +118,7 @@ _NOT_ON_A_VIRTUAL_NODE = (
     ),
     *("num_batches", "calibration", "row_lengths", "enforce_eager", "vllm"),
 )
-"""Settings that the profiles of a virtual node decide, or that only weights or GPUs can follow."""
+"""Settings that a virtual node's profiles decide, or that need real weights or GPUs."""
 
 
 class EngineConfig(BaseModel):
@@ -307,7 +307,9 @@ class EngineConfig(BaseModel):
 
     @classmethod
     def load(cls, path: Path, *, default_model: str | None = None, **overrides: object) -> Self:
-        """Read a YAML file; ``overrides`` take precedence over it, and ``default_model`` is for a file that names none.
+        """Read a YAML file.
+
+        ``overrides`` take precedence over it, and ``default_model`` is for a file that names no model.
 
         Raise ``ValueError`` that names the file.
         """
@@ -326,7 +328,7 @@ class EngineConfig(BaseModel):
             raise ValueError(f"engine config {path}: {error}") from None
 
     def vllm_argument(self, name: str) -> Any:
-        """Return what vLLM gets for a field that is an argument of its own too: ``vllm`` takes precedence."""
+        """Return the value that vLLM gets for a field that is also an argument of vLLM; ``vllm`` takes precedence."""
         return self.vllm.get(name, getattr(self, name))
 
     @property
@@ -349,7 +351,7 @@ class EngineConfig(BaseModel):
 
 
 def require_free_connector(arguments: dict[str, Any]) -> None:
-    """Raise ``ValueError`` if these arguments of vLLM name a KV connector: PipeMax uses one of its own in its place."""
+    """Raise ``ValueError`` if these arguments of vLLM name a KV connector: PipeMax uses its own in its place."""
     for name in ("kv_transfer_config", "kv_offloading_size"):
         if arguments.get(name) is not None:
             raise ValueError(
@@ -367,7 +369,7 @@ def _readable(error: ValidationError, *, known: list[str]) -> str:
                 faults.append(f"unknown field {name!r}; known fields: {', '.join(known)}")
             case "missing":
                 faults.append(f"field {name!r} is missing")
-            case _ if name == "vllm":  # the value may contain what nobody should read
+            case _ if name == "vllm":  # the value may contain a secret
                 faults.append(f"{name}: {fault['msg']}")
             case _:
                 faults.append(f"{name}: {fault['msg']} (got {fault['input']!r})")

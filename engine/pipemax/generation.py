@@ -1,6 +1,6 @@
-"""Requests, completions, and the interface of an engine that turns requests into completions.
+"""Define requests, completions, and the interface of an engine that turns requests into completions.
 
-Plain values below every engine: ``pipemax.api`` offers them to users, ``pipemax.vllm_ext`` implements ``Engine``.
+These are plain values: ``pipemax.api`` offers them to users, ``pipemax.vllm_ext`` implements ``Engine``.
 """
 
 from collections.abc import Sequence
@@ -13,21 +13,21 @@ class Message:
     """One turn of a conversation."""
 
     role: str
-    """``system``, ``user`` or ``assistant``, as the model's chat template knows them."""
+    """``system``, ``user`` or ``assistant``, as the model's chat template defines them."""
     content: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How the tokens of one request are chosen."""
+    """The settings by which one request's tokens are chosen."""
 
     max_tokens: int = 256
     """Maximum output tokens."""
     temperature: float = 0.0
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 keeps all tokens."""
+    """Number of likeliest tokens to sample from; 0 keeps all."""
     stop: tuple[str, ...] = ()
     """The output ends before the first of these strings."""
     seed: int | None = None
@@ -35,7 +35,7 @@ class Sampling:
     """A JSON schema, as text, that the output must conform to."""
 
     def __post_init__(self) -> None:
-        # Written so that NaN fails too: every comparison with NaN is false.
+        # The conditions are written so that NaN fails too: every comparison with NaN is false.
         if not self.max_tokens >= 1:
             raise ValueError(f"max_tokens is {self.max_tokens}, must be at least 1")
         if not 0.0 <= self.temperature <= 2.0:
@@ -57,13 +57,13 @@ class GenerationRequest:
     prompt: str | None = None
     messages: tuple[Message, ...] | None = None
     system: str | None = None
-    """Put before the prompt or messages as a system message."""
+    """System message to put before the prompt or messages."""
     sampling: Sampling = field(default_factory=Sampling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestError:
-    """Why a request has no output."""
+    """The reason why a request has no output."""
 
     code: str
     """A ``pipemax.wire.ErrorCode``."""
@@ -73,7 +73,7 @@ class RequestError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """The end of one request, good or bad."""
+    """The outcome of one request, good or bad."""
 
     request_id: str
     text: str | None = None
@@ -110,7 +110,7 @@ class Engine(Protocol):
         """Queue requests. A bad request raises nothing: ``poll`` returns it with an error."""
 
     def poll(self, timeout_s: float) -> list[Completion]:
-        """Return what has ended since the last call; wait up to ``timeout_s`` for the first completion.
+        """Return the requests that have ended since the last call; wait up to ``timeout_s`` for the first.
 
         Raise ``EngineDiedError`` once the engine is gone; every request in flight is then lost.
         """
@@ -121,14 +121,14 @@ class Engine(Protocol):
     def set_input_open(self, is_open: bool) -> None:
         """Say whether more requests may come soon; at first none are expected.
 
-        While they are, a prefill phase that has room left waits a moment for them.
+        While more are expected, a prefill phase that has room left waits a moment for them.
         """
 
     def admission_credit_tokens(self) -> int:
         """Return how many more tokens (prompt and expected output) the engine can take.
 
-        Counted is what fits beyond what it holds by the end of its next prefill phase; negative if more waits than will
-        fit.
+        The count is the room beyond its present requests by the end of its next prefill phase; it is negative if more
+        tokens wait than will fit.
         """
 
     def stats(self) -> EngineStats: ...

@@ -1,4 +1,4 @@
-"""The protocol between Spark's side and an engine server: Arrow schemas, messages, error codes, a version.
+"""Define the protocol between Spark's side and an engine server: Arrow schemas, messages, error codes, a version.
 
 One Flight ``DoExchange`` is one *session*: a Spark task sends request batches and receives completion batches.
 The session opens with a ``SessionHeader`` (JSON, in the descriptor's command). After that the client sends
@@ -6,11 +6,11 @@ request batches, never more rows or bytes than it holds credit for, and half-clo
 request batch says in its ``app_metadata``, in decimal, how many bytes of the credit it uses up, because the two sides
 may measure a batch differently. One row may overdraw the bytes; otherwise a row larger than a grant could never pass.
 
-The server answers with a schema whose metadata holds its versions (``VERSION_METADATA``), then sends completion
-batches (any order, each row once) and, as JSON in ``app_metadata``, ``ServerMessage``s: a ``status`` heartbeat at
-least every second, ``credit`` grants, ``ready`` once the engine can take rows, and ``failed`` as the last message
-of a session that cannot go on. A ``status`` with the code ``engine_conflict`` says that the session waits for
-another job to be done with its engine, which may take as long as that job.
+The server answers with a schema whose metadata holds its versions (``VERSION_METADATA``), then sends completion batches
+(any order, each row once) and, as JSON in ``app_metadata``, ``ServerMessage``s: a ``status`` heartbeat at least every
+second, ``credit`` grants, ``ready`` once the engine can take rows, and ``failed`` as the last message of a session that
+cannot continue. A ``status`` with the code ``engine_conflict`` says that the session waits until another job no longer
+needs its engine, which may take as long as that job.
 
 This module needs only pyarrow; it is the only module of ``pipemax`` that ``pipemax_spark`` imports.
 """
@@ -60,7 +60,7 @@ VERSION_METADATA = {
     b"pipemax_wire_version": str(WIRE_VERSION).encode(),
     b"pipemax_package_version": PACKAGE_VERSION.encode(),
 }
-"""Put into the metadata of the schema that the server answers with, so that the client can check it too."""
+"""Metadata of the server's answer schema, so that the client can check the version too."""
 
 HEARTBEAT_PERIOD_S = 1.0
 """The server sends at least one message per session within this time; 30 s of silence mean that it hangs."""
@@ -75,7 +75,7 @@ OVERRIDES_TYPE = pa.struct(
         ("stop", pa.list_(pa.string())),
     ]
 )
-"""Per-row sampling: a null field, or a null struct, leaves the job's value."""
+"""Per-row sampling: a null field, or a null struct, keeps the job's value."""
 
 REQUEST_SCHEMA = pa.schema(
     [
@@ -101,21 +101,21 @@ COMPLETION_SCHEMA = pa.schema(
 
 
 class ErrorCode(StrEnum):
-    """Why one row has no output. The only list of row errors: tables, metrics and docs use these names."""
+    """The error codes of rows. This is the only list of them: tables, metrics and docs use these names."""
 
     EMPTY_PROMPT = "empty_prompt"  # null, empty or blank
     PROMPT_TOO_LONG = "prompt_too_long"  # prompt and one output token exceed max_model_len
     INVALID_PROMPT = "invalid_prompt"  # messages the chat template cannot render, text that is not UTF-8
     INVALID_PARAMETER = "invalid_parameter"  # a per-row override out of range
     RESPONSE_FORMAT = (
-        "response_format"  # the output does not parse as the JSON schema asks (cut by max_tokens)
+        "response_format"  # the output does not match the JSON schema (cut off by max_tokens, for instance)
     )
     ENGINE_ERROR = "engine_error"  # the engine refused or failed only this row
     ENGINE_DIED = "engine_died"  # the engine died whenever it ran this row by itself
 
 
 class SessionErrorCode(StrEnum):
-    """Why a whole session cannot go on."""
+    """The reason why a whole session cannot continue."""
 
     VERSION_MISMATCH = "version_mismatch"
     INVALID_HEADER = "invalid_header"
@@ -139,19 +139,19 @@ class CollectorAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSpec(Sampling):
-    """How every row of a job is generated.
+    """The settings for generating every row of a job.
 
     With temperature > 0, a row's seed is derived from ``seed`` and the row's prompt.
     """
 
     system: str | None = None
-    """Put before every prompt as the system message; needs a model with a chat template."""
+    """System message to put before every prompt; needs a model with a chat template."""
 
     def __post_init__(self) -> None:
         """Accept whatever a client sends; ``sampling`` checks it on the engine's side, once per session."""
 
     def sampling(self) -> Sampling:
-        """Return the job's sampling. Raise ``ValueError`` that names what is wrong and what would be right."""
+        """Return the job's sampling. Raise ``ValueError`` that names the wrong value and the allowed ones."""
         if self.response_format is not None:
             try:
                 schema = json.loads(self.response_format)
@@ -171,7 +171,7 @@ class SessionHeader:
     job_id: str
     """Groups the statistics of all sessions of one job."""
     task: str
-    """For people, such as ``stage 3 partition 17 attempt 0``."""
+    """Text for people, such as ``stage 3 partition 17 attempt 0``."""
     client: ProcessIdentity
     """The Python worker; the session ends with it."""
     daemon: ProcessIdentity
@@ -245,7 +245,7 @@ class ServerMessage:
 
     kind: MessageKind
     detail: str = ""
-    """For people: the state in STATUS, the reason and remedy in FAILED."""
+    """Text for people: the state in STATUS, the reason and remedy in FAILED."""
     credit_rows: int = 0
     credit_bytes: int = 0
     code: SessionErrorCode | None = None
@@ -285,15 +285,15 @@ class JobStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutlook:
-    """A collector's answer to a report: how much of its job is still to come, over all engines."""
+    """A collector's answer to a report: the rest of its job, over all engines."""
 
     job_id: str
     rows_left: int
-    """Rows that no engine has received yet, as far as the reports tell."""
+    """Rows that no engine has received yet, according to the reports."""
     engines: int
     """Servers that report."""
     report_after_s: float = 0.0
-    """The sender's next report is not wanted earlier, so that many senders do not keep the driver busy."""
+    """Minimum time until the sender's next report, so that many senders do not keep the driver busy."""
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -314,7 +314,7 @@ class ServerStats:
     state: str
     """``starting`` | ``loading`` | ``ready`` | ``failed`` | ``stopping``."""
     detail: str = ""
-    """For people: what the server is loading, or why it failed."""
+    """Text for people: what the server is loading, or why it failed."""
     engine_id: str = ""
     """A digest of the loaded engine's config; empty while there is none."""
     engine_starts: int = 0
@@ -323,7 +323,7 @@ class ServerStats:
     running_requests: int = 0
     waiting_requests: int = 0
     open_sessions: int = 0
-    """Tasks that use the server now; those that wait for their engine count too."""
+    """Tasks that use the server now, including those that wait for their engine."""
     kv_usage: float = 0.0
     """Share of the GPU's KV blocks in use, 0 to 1."""
     window_rows: int = 0
@@ -357,9 +357,9 @@ class PreflightRequest:
     engine: dict[str, Any]
     generation: GenerationSpec
     prompts: list[str | None] = field(default_factory=list)
-    """Sampled rows' prompts (or, for ``--messages-column``, their text joined): only counted, never run."""
+    """Sampled rows' prompts (or, for ``--messages-column``, their joined text), which are only counted, never run."""
     rows: int | None = None
-    """Rows of the table that they were sampled from, if known."""
+    """Number of rows in the sampled table, if known."""
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -393,9 +393,9 @@ class PreflightReply:
     engine: dict[str, Any] = field(default_factory=dict)
     """The engine config with every default filled in."""
     row_lengths: dict[str, Any] | None = None
-    """For the engine config under ``policy: auto``: what the sampled prompts tell of the rows to come."""
+    """Lengths of the rows to come, from the sampled prompts, for the engine config under ``policy: auto``."""
     expected_rows: int | None = None
-    """About how many rows like the sampled ones an engine's host pools will hold; None if that cannot be told."""
+    """Approximate number of rows like the sampled ones that an engine's host pools will hold; None if unknown."""
     versions: dict[str, str] = field(default_factory=dict)
     """Package → version in the engine's environment."""
 

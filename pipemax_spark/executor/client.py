@@ -1,4 +1,4 @@
-"""Get completions from this executor's engine server: for every row exactly one, whatever dies.
+"""Get exactly one completion for every row from this executor's engine server, whatever dies.
 
 ``complete`` needs only pyarrow and the standard library, so it runs in any Spark runtime's Python. It knows rows and
 servers, and nothing of DataFrames. At most three threads serve a call: the caller's thread takes results off the
@@ -49,15 +49,16 @@ __all__ = ["EngineOptions", "EngineSessionError", "complete", "engine_command", 
 log = logging.getLogger(__name__)
 
 SILENCE_TIMEOUT_S = 30.0
-"""A server that says nothing for this long hangs: it sends a heartbeat every second."""
+"""A server that is silent for this long hangs, because it sends a heartbeat every second."""
 LOADING_SILENCE_FACTOR = 10
 """The silence timeout is this many times longer while an engine loads, because importing its libraries from a cold disk
 holds up every thread."""
 MAX_DEATHS = 3
 """After this many servers in a row that ended without a single completion, the task gives up."""
 MAX_SUSPECT_DEATHS = 200
-"""The same for servers that were looking for the row that kills them. It is a last resort: each such death narrows the
-search, at most 18 deaths find one row among 65,536, and the server itself refuses when the search does not end."""
+"""The same limit for servers that were searching for the row that kills them. It is a last resort: each such death
+narrows the search, at most 18 deaths find one row among 65,536, and the server itself refuses when the search does not
+end."""
 _ENDING_S = 10.0
 """A lost server may take this long to end; one that still serves after that has only broken the stream."""
 _ENDING_POLL_S = 0.02
@@ -65,7 +66,7 @@ _ENDING_POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """The engine, and how its rows are generated."""
+    """The engine, and the settings for generating its rows."""
 
     engine: Mapping[str, Any]
     """An EngineConfig, checked by the server."""
@@ -109,7 +110,7 @@ class _ServerLostError(Exception):
 
 
 class _Completer:
-    """Opens sessions, one after the other, until all rows are done."""
+    """Opens one session after another, until all rows are done."""
 
     def __init__(self, feed: Feed, options: EngineOptions, task: str) -> None:
         self._feed = feed

@@ -1,8 +1,8 @@
 """Have this executor's server load its engine before there are rows for it.
 
-Loading takes minutes, and so may writing down the rows that are left: with this, both happen at once. The caller holds
-its task slot for the second or two in which the server process starts, and not while the engine loads. A failure is
-only logged here: the first rows' session meets it again, and ends the job with its cause.
+Loading takes minutes, and so may recording the rows that are left; this module lets both happen at once. The caller
+holds its task slot for the second or two in which the server process starts, and not while the engine loads. A failure
+is only logged here: the first rows' session meets it again, and ends the job with its cause.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
-"""The environment that a process of the engine's Python gets from this process: a short list of variables, no more.
+"""Choose the environment variables that a process of the engine's Python gets from this process: only a short list.
 
-A Spark Python worker's environment is poison for an engine: PYTHONPATH would mix two sets of packages,
+The environment of a Spark Python worker does not fit an engine: PYTHONPATH would mix two sets of packages,
 OMP_NUM_THREADS=1 would leave one core, an address-space limit would end vLLM at its start, and the worker factory's
-secret is nobody else's business.
+secret must stay with the worker.
 """
 
 import os
@@ -67,7 +67,7 @@ def engine_command(engine_python: str | None, module: str, *arguments: str) -> l
 
 
 def address_space_limit_fault() -> str | None:
-    """Return why no engine can start from this process, or ``None``: a child inherits the limit on address space."""
+    """Return why no engine can start from this process, or ``None``. A child inherits the limit on address space."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return None

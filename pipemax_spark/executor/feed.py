@@ -22,7 +22,7 @@ MAX_ROWS_PER_MESSAGE = 1_024
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """A batch that was sent, and those of its rows that are not completed."""
+    """A batch that was sent, with its rows that are not completed."""
 
     batch: pa.RecordBatch
     open_rows: set[int]
@@ -53,8 +53,8 @@ class Feed:
     def close(self) -> None:
         """Stop reading and join the feeder; the session must have been detached.
 
-        A read of the caller's iterator that has begun is waited for: nobody else may touch the iterator before it ends,
-        and nothing can interrupt it.
+        Wait for a read of the caller's iterator that has begun: no other thread may touch the iterator before the read
+        ends, and nothing can interrupt it.
         """
         with self._changed:
             self._closed = True
@@ -183,7 +183,10 @@ class Feed:
             self._changed.notify_all()
 
     def _next_piece(self) -> tuple[pa.RecordBatch, int]:
-        """Take what the credit allows off the unsent rows and count it as open; return it with its size in bytes."""
+        """Take as many unsent rows as the credit allows and count them as open.
+
+        Return them with their size in bytes.
+        """
         batch = self._unsent.popleft()
         piece, rest = _cut(
             batch, max_rows=min(self._credit_rows, MAX_ROWS_PER_MESSAGE), size=self._credit_bytes
@@ -229,7 +232,7 @@ def _checked(requests: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _cut(batch: pa.RecordBatch, *, max_rows: int, size: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Return as many first rows as fit, but at least one, and the rest.
+    """Return as many leading rows as fit, but at least one, and the rest.
 
     A piece of a larger batch is a copy: a slice that waits for its last slow row would pin the whole batch.
     """

@@ -95,7 +95,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Decimal:
-    """Digits in a string, which a grammar bounds exactly: a JSON number may have any number of them."""
+    """Digits in a string, whose number a grammar can bound exactly; a JSON number may have any number of digits."""
 
     precision: int
     scale: int
@@ -204,7 +204,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array whose elements are alike."""
+    """An array whose elements have one type."""
 
     items: Parser
 
@@ -220,7 +220,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """An object of any properties whose values are alike."""
+    """An object with any properties, whose values have one type."""
 
     values: Parser
 

@@ -1,4 +1,4 @@
-"""A column of structs that users write as the options of single rows, as the overrides that a request has."""
+"""Convert a user's struct column of per-row options into the overrides of a request."""
 
 import pyarrow as pa
 import pyarrow.compute as pc

@@ -1,11 +1,11 @@
-"""Find the GPUs that an executor's engine may use: all of the executor's, which a task's own addresses do not tell.
+"""Find the GPUs that an executor's engine may use: all GPUs of the executor, which a task's own addresses do not show.
 
-They are looked up in this order:
+The module looks in this order:
 
 1. the file in which Spark's worker names the executor's resources (standalone and local-cluster);
 2. else what the executor's own environment says (``CUDA_VISIBLE_DEVICES``, as set by a container or by hand);
-3. else what Spark's own discovery script prints here, if the application names one: YARN and Kubernetes run it
-   for each executor, and tell nobody what it said;
+3. else what Spark's own discovery script prints here, if the application names one: YARN and Kubernetes run it for each
+  executor, and do not pass its result on;
 4. else nothing: the engine takes every GPU that the executor's process can see, as in a container, or where an
    executor has its node to itself.
 """
@@ -56,7 +56,7 @@ def _discovered_addresses(script: str) -> list[str] | None:
 
 
 def _resource_file_addresses(executor_pid: int) -> list[str] | None:
-    """Return the GPUs that Spark's worker gave to the executor; None if its file says nothing of GPUs."""
+    """Return the GPUs that Spark's worker gave to the executor; None if its file does not mention GPUs."""
     try:
         arguments = Path(f"/proc/{executor_pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         if "--resourcesFile" not in arguments:

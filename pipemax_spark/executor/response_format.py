@@ -16,7 +16,7 @@
 | string with x-spark-type: date, timestamp or decimal(p,s) | that |
 | anything else (other unions, mixed enums, tuples, free objects, recursion) | string that holds the value's JSON |
 
-``x-spark-type`` is no keyword of JSON schema's: the translation of a Spark type writes it, to be read here again. A
+``x-spark-type`` is not a JSON schema keyword: the translation of a Spark type writes it, and this module reads it. A
 Spark field is nullable, because properties may be left out, unless its schema says ``x-spark-nullable: false``. Parsing
 checks types, enums and consts, required properties and ranges of types. It does not check bounds, patterns, lengths and
 formats, which the engine enforces while it generates. Properties that the schema does not name are dropped here and
@@ -60,7 +60,7 @@ SPARK_TYPES: dict[str, tuple[str, Parser]] = {
     "date": ("string", Date()),
     "timestamp": ("string", Timestamp()),
 }
-"""What ``x-spark-type`` may say besides decimal(p,s) → the JSON type that it goes with, and its parser."""
+"""Value of ``x-spark-type`` (other than decimal(p,s)) → its JSON type and parser."""
 _SCALARS: Mapping[str, Parser] = {
     "string": String(),
     "integer": Integer(),

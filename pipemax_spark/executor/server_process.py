@@ -3,8 +3,8 @@
 There is one server per executor, that is per JVM: the nearest ``java`` above this process. Without a JVM (plain Python,
 tests), the executor is this process itself, or the process that ``PIPEMAX_EXECUTOR_PID`` names, which several processes
 can share. A server's files are in ``/tmp/pipemax-UID``, named after a digest of the executor and ``engine_python``: the
-socket, a record of who serves it, the lock under which it is started, the server's journal of what its engine runs, and
-its log.
+socket, a record of the server's process, the lock under which the server is started, the server's journal of the rows
+in its engine, and its log.
 """
 
 import contextlib
@@ -43,8 +43,8 @@ STREAM_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
 _PROBE_TIMEOUT_S = 5.0
 _HANG_S = 300.0
-"""A server that exists but answers no probe for this long is killed. Not sooner, because a server that imports its
-engine's libraries from a cold disk does not answer either."""
+"""A server that exists but answers no probe for this long is killed. It is not killed earlier, because a server that
+imports its engine's libraries from a cold disk does not answer either."""
 _RETRY_S = 0.1
 _STACKS_SIGNAL = signal.SIGUSR2
 """The server's side handles it: ``pipemax.node.lifetime``."""
@@ -107,7 +107,7 @@ class ServerFiles:
     def recorded_suspects(self) -> int | None:
         """Return how many rows may have killed an engine here, as the recorded server knew when it started.
 
-        That server looks for the culprit among them. None if there is no record.
+        That server searches for the poison row among them. Return None if there is no record.
         """
         record = self._read_record()
         # A server of another version records no suspects, and its session will report the mismatch.
@@ -155,7 +155,7 @@ def files_of_all_servers(executor: Executor) -> list[ServerFiles]:
         # Another task may have just made the file, or remove it.
         with contextlib.suppress(FileNotFoundError, ValueError):
             if json.loads(lock.read_text()) == owner:
-                # The server's own log may lie elsewhere; nothing is read from it here.
+                # The server's own log may be elsewhere; nothing is read from it here.
                 found.append(ServerFiles(socket=lock.with_suffix(".sock"), log=lock.with_suffix(".log")))
     return found
 
@@ -186,9 +186,9 @@ def ensure_server(
 
 
 def kill_server(identity: ProcessIdentity, reason: str) -> None:
-    """Kill the server and its process group with SIGKILL, if it is still that very process.
+    """Kill the server and its process group with SIGKILL, if it is still the same process.
 
-    The server's log gets their stacks first.
+    Their stacks are written to the server's log first.
     """
     if not identity.is_running():
         return
@@ -219,7 +219,7 @@ def _serving(files: ServerFiles) -> ProcessIdentity | None:
 
 
 def _wait_for_predecessor(files: ServerFiles, deadline_s: float) -> ProcessIdentity | None:
-    """Return the server if it serves after all, or ``None`` once no earlier one is left. Called under the lock.
+    """Return the server if it serves after all, or ``None`` once no earlier server is left. Called under the lock.
 
     A server that is ending still holds the GPUs while its engine closes: starting another one next to it would fail.
     """
@@ -323,7 +323,7 @@ def private_directory(directory: Path) -> Path:
     """Make the directory accessible only to this user: whoever can write there could pose as the server."""
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
-    status = directory.lstat()  # not stat(): a link may lead anywhere
+    status = directory.lstat()  # not stat(), because a link may lead anywhere
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise EngineSessionError(
             SessionErrorCode.ENGINE_START_FAILED,
@@ -336,7 +336,7 @@ def private_directory(directory: Path) -> Path:
 
 
 def _sweep(directory: Path) -> None:
-    """Remove what the servers of dead executors of this pid namespace left behind.
+    """Remove files that servers of dead executors in this pid namespace left behind.
 
     Hazard: containers may share the directory. Another container's executor lives without a pid here.
     """

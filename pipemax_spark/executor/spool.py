@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 KEY = "key"
 PERIOD_S = 10.0
 MOST_READ_BYTES = 256 << 20
-"""At most this much of one partition's completions is held in memory; the rows of the others are done again."""
+"""Maximum memory for one partition's completions; rows beyond it are computed again."""
 SPOOL_SCHEMA = COMPLETION_SCHEMA.insert(0, pa.field(KEY, pa.string()))
 _ROW_ID = SPOOL_SCHEMA.get_field_index("row_id")
 _DEALT = re.compile(r"of-(\d+)")
@@ -79,7 +79,10 @@ class Spool:
         return self._known.take(keys, row_ids)
 
     def keep(self, keys: pa.Array, completions: pa.RecordBatch) -> None:
-        """Have the good ones among these completions (COMPLETION_SCHEMA) written soon. Error rows are retried."""
+        """Write the successful completions (COMPLETION_SCHEMA) soon.
+
+        Error rows are not kept, because they are retried.
+        """
         if self._directory is None:
             return
         batch = pa.RecordBatch.from_arrays([keys, *completions.columns], schema=SPOOL_SCHEMA)
@@ -162,8 +165,8 @@ def _read(directory: str, most_bytes: int) -> Iterator[pa.Table]:
 def dealt_directory(root: str, partitions: int) -> tuple[str, int]:
     """Return (directory, number of partitions) for rows that are assigned to partitions by their key.
 
-    Both are as at the first call with this root, so that a later call assigns a row to the partition whose files hold
-    it.
+    Both are the same as at the first call with this root, so that a later call assigns a row to the partition whose
+    files hold it.
     """
     storage, path = _open(root)
     names = [entry.base_name for entry in storage.get_file_info(fs.FileSelector(path, allow_not_found=True))]
@@ -175,7 +178,7 @@ def dealt_directory(root: str, partitions: int) -> tuple[str, int]:
 
 def spool_fault(directory: str) -> str | None:
     """Return why tasks could not spool there, as far as this process can tell; None if they can."""
-    probe = f"_probe-{uuid.uuid4().hex}"  # the directory is the user's: no file of theirs may have this name
+    probe = f"_probe-{uuid.uuid4().hex}"  # must not be the name of a file of the user
     try:
         storage, path = _open(directory)
         storage.create_dir(path)
@@ -194,7 +197,7 @@ def _open(directory: str) -> tuple[fs.FileSystem, str]:
 
 
 def arrow_location(directory: str) -> str:
-    """Return the location by which Arrow opens a directory that is named in Spark's way.
+    """Return the location under which Arrow opens a directory that is named as in Spark.
 
     On Databricks, Unity Catalog's volumes are mounted at ``/Volumes``, the rest of DBFS at ``/dbfs``.
     """

@@ -1,4 +1,4 @@
-"""Look at this executor's engine servers, and stop them: what each task of ``pipemax_spark.stop_engines`` does."""
+"""Look at this executor's engine servers and stop them, in each task of ``pipemax_spark.stop_engines``."""
 
 import socket
 import time
@@ -21,8 +21,8 @@ from pipemax_spark.executor.server_process import (
 )
 
 VISIT_SCHEMA = "executor string, host string, server string, tasks int, ended boolean"
-"""One row for each server that runs on the executor; one with nulls from ``server`` on where none does. ``tasks`` is
-the number of tasks that use the server, null if it does not answer."""
+"""One row for each server on the executor, or one row with nulls from ``server`` on if there is none. ``tasks`` is the
+number of tasks that use the server, null if it does not answer."""
 _COLUMNS = pa.schema(
     [
         ("executor", pa.string()),
@@ -43,8 +43,8 @@ class Visit:
     """The function of ``mapInArrow``: visit the executor, once for each task."""
 
     stops: frozenset[str] = frozenset()
-    """The servers to stop. Not all that run: tasks that still use an engine start its successor at once, and stopping
-    that too, at each visit, would end their job."""
+    """The servers to stop, which need not be all that run: tasks that still use an engine start its successor at once,
+    and stopping that too, at each visit, would end their job."""
     force: bool = False
     """Also stop servers that tasks are using, and those that do not answer."""
     stay_s: float = 0.0
@@ -86,7 +86,7 @@ def _num_tasks(files: ServerFiles) -> int | None:
 
 
 def _stop(files: ServerFiles, server: ProcessIdentity) -> None:
-    """Have the server end, and return when it has ended."""
+    """Tell the server to end, and return when it has ended."""
     try:
         _ask(files, ServerAction.SHUTDOWN)
     except STREAM_ERRORS as error:
@@ -107,7 +107,7 @@ def _ask(files: ServerFiles, action: ServerAction) -> ServerStats:
 
 
 def _executor_id(executor: Executor, host: str) -> str:
-    """Return Spark's id of the executor, which its command line names; else a name of our own."""
+    """Return Spark's id of the executor from its command line, or otherwise a name of our own."""
     process = executor.process
     try:
         arguments = Path(f"/proc/{process.pid}/cmdline").read_bytes().decode(errors="replace").split("\0")

@@ -1,4 +1,4 @@
-"""The function of a Spark task: input batches in, annotated batches out, in the order in which rows complete.
+"""Run in a Spark task: turn input batches into annotated batches, in the order in which rows complete.
 
 It needs only pyarrow, and knows nothing of tables or chunks. Rows that wait for the engine are kept in small pieces, so
 memory is bounded by the server's credit and one Arrow batch, whatever the partition's size.
@@ -25,7 +25,7 @@ PROMPT_COLUMN = "__pipemax_prompt"
 MESSAGES_COLUMN = "__pipemax_messages"
 OVERRIDES_COLUMN = "__pipemax_overrides"
 KEY_COLUMN = "__pipemax_key"
-"""The key by which the spool knows a row; only jobs with a spool have this column."""
+"""The key by which the spool identifies a row; only jobs with a spool have this column."""
 _HELPERS = {PROMPT_COLUMN: "prompt", MESSAGES_COLUMN: "messages", OVERRIDES_COLUMN: "overrides"}
 """Column that the driver adds → field of a request."""
 
@@ -110,7 +110,7 @@ class PendingRows:
         self._open_rows: dict[int, int] = {}
 
     def completions(self, options: EngineOptions) -> Iterator[pa.RecordBatch]:
-        """Yield completions of all rows (COMPLETION_SCHEMA): the spool's if it knows the row, else the engine's."""
+        """Yield completions of all rows (COMPLETION_SCHEMA), from the spool or otherwise from the engine."""
         for completions in complete(self.requests(), options, task=task_label()):
             self._keep(completions)
             yield completions
@@ -118,7 +118,7 @@ class PendingRows:
         yield from self._take_recalled()
 
     def requests(self) -> Iterator[pa.RecordBatch]:
-        """Yield batches of REQUEST_SCHEMA, without the rows that the spool knows."""
+        """Yield batches of REQUEST_SCHEMA, without the rows that the spool has."""
         number = 0
         for batch in self._batches:
             for start in range(0, batch.num_rows, PIECE_ROWS):
@@ -204,7 +204,10 @@ class Annotator:
     def _parsed(
         self, parser: Parser, texts: pa.Array, codes: list[str | None], messages: list[str | None]
     ) -> pa.Array:
-        """Return the texts' values; a text that does not fit makes its row an error in ``codes`` and ``messages``."""
+        """Return the texts' values.
+
+        A text that does not match the format makes its row an error in ``codes`` and ``messages``.
+        """
         values: list[object] = []
         for i, text in enumerate(texts.to_pylist()):
             value = None
@@ -269,7 +272,7 @@ def _partition() -> int:
 
 
 def task_label() -> str:
-    """Return this task's stage, partition and attempt, by which the engine server tells tasks apart."""
+    """Return this task's stage, partition and attempt, by which the engine server distinguishes tasks."""
     from pyspark import TaskContext  # present wherever a task runs
 
     context = TaskContext.get()

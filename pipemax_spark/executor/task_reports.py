@@ -1,8 +1,8 @@
 """Report error rows that a task itself finds to the driver's collector, while the task runs.
 
-Engine servers report what they know; outputs that do not parse are found here, after them. Without these reports the
-driver would learn of such rows only when a chunk has been committed, too late for an error-rate limit. Reports are a
-convenience: a task that cannot reach the collector stops reporting, and what counts is in the table.
+Engine servers report the errors that they see; this module finds outputs that do not parse, after them. Without these
+reports the driver would learn of such rows only when a chunk has been committed, too late for an error-rate limit.
+Reports are a convenience: a task that cannot reach the collector stops reporting, and only the table counts.
 """
 
 import logging
@@ -34,7 +34,7 @@ def is_from_task(stats: ServerStats) -> bool:
 class TaskReporter:
     """Sends a report at most once a period, and a last one at exit if there was any. Used by one thread.
 
-    A collector that hears many tasks asks for fewer.
+    A collector with many reporting tasks requests fewer reports.
     """
 
     def __init__(

@@ -124,7 +124,7 @@ class AnnotationJob:
             shows_prompt=not self._options.no_sample,
         )
 
-    # The output, and what is left.
+    # The output, and the rows that are left.
 
     def _batches(self, checked: Checked, work: WorkDirectory) -> AbstractContextManager[Iterable[Batch]]:
         options = self._options
@@ -148,7 +148,7 @@ class AnnotationJob:
         *,
         is_empty: bool,
     ) -> tuple[RowCounts, Run | None]:
-        """Annotate all batches; return what became of the rows, and the run, or None if there were no rows to do.
+        """Annotate all batches; return the row counts and the run, or None if there were no rows to annotate.
 
         The run is entered into ``stack`` when the first rows to do are found.
         """
@@ -232,7 +232,7 @@ class AnnotationJob:
         return rows
 
     def _chosen(self, batch: Batch) -> Batch:
-        """Return the batch's rows that ``--where`` takes, of the same rows of the whole input."""
+        """Return the batch with only the rows that ``--where`` selects, both of the batch and of the whole input."""
         where = self._options.where
         whole = None if batch.whole is None else rows_where(batch.whole, where)
         return replace(batch, rows=rows_where(batch.rows, where), whole=whole)

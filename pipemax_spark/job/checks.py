@@ -1,4 +1,4 @@
-"""Check a job for everything that can be wrong, before anything is written and before any engine starts."""
+"""Check a job for everything that can be wrong, before it writes anything or starts an engine."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ class Checked:
     """What is known about a job once it has passed all checks."""
 
     source: Source
-    """Its rows are those that ``--where`` takes."""
+    """The source, with only the rows that ``--where`` selects."""
     rows_in: int
     """The number of these rows when the job began."""
     schema: "StructType"
@@ -46,7 +46,7 @@ class Checked:
 def check_job(
     spark: "SparkSession", options: JobOptions, table: DeltaTable, *, run_id: str, terminal: Terminal
 ) -> Checked:
-    """Check the whole job. ``JobError`` says what is wrong. ``table`` is the output, which need not exist."""
+    """Check the whole job. Raise ``JobError`` for a fault. ``table`` is the output, which need not exist."""
     source = read_source(spark, options.input, file_format=options.input_format, options=options.input_option)
     if options.incremental and source.version is None:
         raise JobError(
@@ -135,14 +135,14 @@ def _check_output(
     table: DeltaTable,
     terminal: Terminal,
 ) -> None:
-    """Check that the table takes rows with these columns, and that rows in it can be found again and replaced."""
+    """Check that the table accepts rows with these columns, and that its rows can be matched and replaced."""
     known = table.read().schema
     is_annotated = holds_annotations(known)
     lacks_columns = not is_annotated or any(find_field(name, known) is None for name in schema.names)
     is_empty = lacks_columns and table.read().isEmpty()
     if not is_annotated and not is_empty:
         raise JobError(f"output {table.name!r} holds rows without annotations; name another one")
-    # In an empty table there are no rows to be found again, so it may lack any column.
+    # An empty table has no rows to match, so it may lack any column.
     ids = () if is_empty else id_columns
     check_columns(schema, known, ids, only_appended=options.incremental or is_empty)
     check_columns_fit(table, schema, id_columns, options, warn=terminal.warn)
@@ -156,7 +156,7 @@ def _check_output(
 
 
 def _check_requests_kept(kept: "DataFrame", options: JobOptions, table: DeltaTable) -> None:
-    """Raise ``JobError`` if the output's rows do not, or will not, say what was asked for them."""
+    """Raise ``JobError`` if the output's rows lack, or will lack, the columns of their requests."""
     for rows, where in ((table.read(), f"output {table.name!r}"), (kept, "--select")):
         try:
             options.request_columns.add(rows)
@@ -175,7 +175,7 @@ def _engine_options(spark: "SparkSession", options: JobOptions, run_id: str) -> 
         options.generation,
         run_id=run_id,
         engine_python=options.engine_python,
-        # On other nodes this path means nothing: servers log next to their sockets there.
+        # This path means nothing on other nodes, so servers log next to their sockets there.
         log_dir=str(options.log_dir) if is_local else None,
     )
 

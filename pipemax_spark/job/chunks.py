@@ -5,8 +5,8 @@ names other rows. A row's slice depends only on the row's values, never on its p
 slices are written, Spark recomputes its part of the shuffle, possibly in another order, and each row must go to the
 same slice again. There are two orders:
 
-- dealt: a hash decides a row's slice, so slices are alike. Within a slice the rows are sorted by the length of
-  their prompt and dealt out one by one, so every partition of a chunk gets short and long ones in proportion;
+- dealt: a hash decides a row's slice, so slices are alike. Within a slice the rows are sorted by prompt length and
+  distributed one by one, so every partition of a chunk gets short and long rows in proportion;
 - by prefix: all rows are sorted by their prompt, slices are cut from end to end, and so are a chunk's partitions,
   so that prompts with the same beginning reach the engine one after the other.
 
@@ -37,7 +37,7 @@ _MIN_SLICE_ROWS_PER_SLOT = 64
 _WRITERS_PER_SLOT = 4
 _MIN_FIRST_ROWS_PER_SLOT = 256
 _GUESSED_ROWS_PER_S_AND_SLOT = 1.0
-"""For the first chunk, when no engine has shown its rate yet."""
+"""The assumed rate for the first chunk, before any engine has shown its rate."""
 _GROWTH = 4
 """A chunk has at most this many times the rows of the chunk before it, because the first rates are rough."""
 _INDEX_BITS = 33
@@ -52,11 +52,11 @@ class Chunk:
     first_slice: int
     end_slice: int
     rows: int
-    """The exact number."""
+    """The exact number of rows."""
 
     @property
     def slices_note(self) -> str:
-        """The slices, as the note of the chunk's commit has them."""
+        """The slices, as written in the note of the chunk's commit."""
         return f" (slices {self.first_slice} to {self.end_slice - 1})"
 
 
@@ -102,8 +102,8 @@ def write_slices(
 ) -> SliceSpan:
     """Write rows with their keys (``RequestColumns.add_with_keys``), in slices, and return all of these.
 
-    Their prompts decide the order and are not written. ``identity`` is a column that tells rows apart, for instance by
-    their ids.
+    Their prompts decide the order and are not written. ``identity`` is a column that distinguishes rows, for instance
+    by their ids.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -111,7 +111,7 @@ def write_slices(
     writers = min(slices, _WRITERS_PER_SLOT * slots)
     hashed = requests.withColumn(_HASH, F.xxhash64(identity))
     if by_prefix:
-        # The second key lets rows of one prompt be cut where a slice is full.
+        # The second key allows a cut between rows with the same prompt when a slice is full.
         arranged = (
             hashed.withColumn(_TEXT, F.coalesce(text, F.lit("")))
             .repartitionByRange(slices, _TEXT, _HASH)
@@ -144,7 +144,7 @@ def _nth(values: Sequence[int], place: "Column") -> "Column":
 
 
 class SlicedRows:
-    """The rows of slices that were written down, read chunk by chunk."""
+    """The rows of recorded slices, read chunk by chunk."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class SlicedRows:
 
 @functools.cache
 def partition_keys(partitions: int) -> tuple[int, ...]:
-    """Return, for each partition, an int that Spark's hash partitioning sends there, to deal rows by hand."""
+    """Return, for each partition, an int that Spark's hash partitioning sends there, to distribute rows explicitly."""
     found: dict[int, int] = {}
     for key in itertools.count():
         found.setdefault(_spark_hash(key) % partitions, key)

@@ -1,4 +1,4 @@
-"""``--dry-run``: rows, tokens by the model's own tokenizer, the first prompt, and what the job would do."""
+"""Print a dry run: rows, tokens by the model's own tokenizer, the first prompt, and what the job would do."""
 
 from pipemax.wire import PreflightReply
 from pipemax_spark.monitor.terminal import Terminal

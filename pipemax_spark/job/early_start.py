@@ -1,4 +1,4 @@
-"""Start the engines while the job prepares: a short Spark job has a task in every slot tell its executor's server.
+"""Start the engines while the job prepares, by a short Spark job with a task in every slot.
 
 The tasks end as soon as the engines have begun to load, so they hold no slot that preparing needs. Executors that join
 later start their engine with their first rows, as any executor would without this.
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class EarlyStart:
-    """Starts the engines of one run, at most once, in the background. At the context's end nothing of it is left."""
+    """Starts the engines of one run, at most once, in the background. Nothing of it is left after the context."""
 
     def __init__(self, spark: "SparkSession", options: EngineOptions) -> None:
         self._spark = spark
@@ -53,6 +53,6 @@ class EarlyStart:
         try:
             tasks = self._spark.range(slots, numPartitions=slots).mapInArrow(BeginLoading(options), "id long")
             tasks.write.format("noop").mode("overwrite").save()
-        # Whatever it is, the first rows meet it again; or the run has ended.
+        # Whatever the error is, the first rows will meet it again, unless the run has ended.
         except Exception:
             log.info("the engines were not started early", exc_info=True)

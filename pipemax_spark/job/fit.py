@@ -1,6 +1,6 @@
-"""Find out, before any engine works, whether an output table that exists already takes the rows to come.
+"""Check, before any engine works, whether an existing output table accepts the rows to come.
 
-The table's NOT NULL columns, lengths of strings and CHECK constraints are known, and so is what fills a column that the
+The table's NOT NULL columns, string lengths and CHECK constraints are known, and so is the value of a column that the
 input lacks: a default or null. Delta does not show how it generates a column, so rules on generated and identity
 columns, and rules on the answers, are left to Delta, which then refuses the commit.
 """
@@ -36,7 +36,7 @@ class _Rule:
 
 
 def holds_annotations(schema: "StructType") -> bool:
-    """Tell whether rows of a table with this schema can be annotated rows."""
+    """Tell whether a table with this schema can hold annotated rows."""
     from pyspark.sql.types import StructType
 
     field = find_field(ANNOTATION, schema)
@@ -55,7 +55,10 @@ def check_columns_fit(
     *,
     warn: Callable[[str], None],
 ) -> None:
-    """Raise ``JobError`` if the table cannot take or find rows of this schema; ``warn`` of rules on the answers."""
+    """Raise ``JobError`` if the table cannot accept or match rows of this schema.
+
+    ``warn`` about rules on the answers.
+    """
     known, answers = table.read().schema, annotated_schema(input_schema, ANNOTATION, options.generation)
     held = find_field(ANNOTATION, known)
     if held is not None:
@@ -101,7 +104,7 @@ def check_rows_fit(table: DeltaTable, rows: "DataFrame") -> None:
 def _conflicts(
     name: str, of_table: "DataType", of_answers: "DataType"
 ) -> "Iterator[tuple[str, DataType, DataType]]":
-    """Yield the fields, by path, whose types do not go together."""
+    """Yield the fields, by path, whose types are incompatible."""
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     match of_table, of_answers:
@@ -116,7 +119,7 @@ def _conflicts(
 
 
 def _check_no_padding(table: DeltaTable, known: "StructType", compared: "Sequence[StructField]") -> None:
-    """Raise ``JobError`` for ``char(n)``: Delta pads it with blanks, so a rerun would not find the value again."""
+    """Raise ``JobError`` for ``char(n)``: Delta pads it with blanks, so a rerun could not match the value."""
     for field in compared:
         same = find_field(field.name, known)
         kind = "" if same is None else str(same.metadata.get(_STRING_TYPE, ""))
@@ -200,8 +203,8 @@ def _is_broken(rows: "DataFrame", rule: _Rule) -> "Column | None":
 
     # To Delta, a condition that is null is broken too.
     column = ~F.coalesce(F.expr(rule.condition), F.lit(False))
-    # PySpark writes what it cannot resolve to standard error, as an error. If this made a logger of another class for
-    # it, every error in the session's SQL would be a TypeError from then on.
+    # PySpark logs what it cannot resolve to standard error, as an error. If this created that logger with another
+    # class, every error in the session's SQL would be a TypeError from then on.
     pyspark_logger = PySparkLogger.getLogger("SQLQueryContextLogger")
     was_disabled, pyspark_logger.disabled = pyspark_logger.disabled, True
     try:

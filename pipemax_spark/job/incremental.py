@@ -1,8 +1,8 @@
 """Read what was appended to a Delta table since the last run, by Structured Streaming's ``availableNow``.
 
-The stream runs on a thread of the JVM; this module iterates over its micro-batches, so that a job does a batch like any
-other rows. A batch counts as done, and the checkpoint moves on, once the next one is asked for; after a failure the
-same batch comes again, with the same rows. This module knows nothing of annotations or commits: the output table
+The stream runs on a thread of the JVM; this module iterates over its micro-batches, so that a job treats a batch like
+any other rows. A batch counts as done, and the checkpoint advances, once the next batch is requested; after a failure
+the same batch comes again, with the same rows. This module knows nothing of annotations or commits: the output table
 ensures that a batch which comes again adds nothing twice (``left``).
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.2
 _ALL_FILES = str(2**31 - 1)
-"""A batch takes everything that there is: its chunks are committed one by one, and the engine drains once."""
+"""A batch holds everything that is available: its chunks are committed one by one, and the engine drains once."""
 _DELTA_CODE = re.compile(r"\[(DELTA_\w+)")
 _CHANGES = ("DELTA_SOURCE_TABLE_IGNORE_CHANGES", "DELTA_SOURCE_IGNORE_DELETE")
 
@@ -33,7 +33,7 @@ class StreamBatch:
     """The permanent name of a micro-batch: within one checkpoint, a batch number always has the same rows."""
 
     query_id: str
-    """The checkpoint's."""
+    """The checkpoint's query id."""
     batch_id: int
 
     def __str__(self) -> str:
@@ -42,12 +42,12 @@ class StreamBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Rows that are done in one go: the whole input, or a micro-batch of it."""
+    """Rows that are processed together: the whole input, or a micro-batch of it."""
 
     rows: "DataFrame"
     stream: StreamBatch | None = None
     whole: "DataFrame | None" = None
-    """For a micro-batch, the whole input at the batch's time or later."""
+    """For a micro-batch: the whole input at the batch's time or later."""
     is_small: bool = False
     """Few enough rows to be sent to every task."""
 
@@ -68,7 +68,7 @@ class MicroBatches:
         options: Mapping[str, str],
         skip_changes: bool,
     ) -> None:
-        """Choose the checkpoint: a directory in ``checkpoints``, of this table for this purpose, a directory's name.
+        """Choose the checkpoint's directory in ``checkpoints`` by the table and ``purpose``, a directory's name.
 
         So another model, prompt or ``--where`` starts at the table's beginning.
         """
@@ -107,7 +107,7 @@ class MicroBatches:
     def _next(self) -> Batch | None:
         """Wait for the next batch; return None when the stream has ended, for whatever reason."""
         while True:
-            # Ask this before the queue is read: what was offered before the end is then in the queue.
+            # Check this before reading the queue: whatever was offered before the end is then in the queue.
             is_active = self._query.isActive
             try:
                 # With a time limit, so that Ctrl-C reaches this thread.
@@ -129,7 +129,7 @@ class MicroBatches:
 
 
 def stream_purpose(spec_hash: str, where: str | None) -> str:
-    """Return what an incremental run's checkpoint is for, as a directory's name."""
+    """Return the purpose of an incremental run's checkpoint, as a directory's name."""
     return spec_hash if where is None else f"{spec_hash}-{hashlib.sha256(where.encode()).hexdigest()[:16]}"
 
 

@@ -1,7 +1,7 @@
 """Find which rows of the input are left: those that the output does not hold under the job's spec.
 
 Only the output table decides. With id columns, a row is done when its ids are in the output. Without them, rows are
-told apart by the content of the whole row, and counted: a row that occurs three times in the input is done when it
+matched by the content of the whole row, with multiplicity: a row that occurs three times in the input is done when it
 occurs three times in the output.
 """
 
@@ -20,7 +20,7 @@ _KEY, _OCCURRENCE, _DONE = "__pipemax_key", "__pipemax_occurrence", "__pipemax_d
 _LEFT = "__pipemax_left"
 _EXAMPLES = 3
 _JSON_OPTIONS = {
-    # To the microsecond and in one time zone: Spark's own defaults would merge rows that differ by less.
+    # Write times to the microsecond and in one time zone: Spark's defaults would merge rows that differ by less.
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
     "timeZone": "UTC",
@@ -125,7 +125,7 @@ def rows_left(
 ) -> "DataFrame":
     """Return the rows that ``done`` (the output's rows under the spec, or None) does not hold.
 
-    ``rows`` is the whole input or, if ``whole`` is given, a part of ``whole``. By content, a part's row is left only
+    ``rows`` is the whole input or, if ``whole`` is given, a part of ``whole``. Without ids, a part's row is left only
     while the output holds fewer equal rows than the whole input does, so a part that comes a second time, or that was
     done in another run, adds nothing. With ``are_few``, all tasks get ``rows``, so that ``done`` is not shuffled.
     """
@@ -151,7 +151,7 @@ def keys_left_by_content(rows: "DataFrame", done: "DataFrame") -> "DataFrame":
 
 
 def number_of_rows(keys: "DataFrame", id_columns: Sequence[str]) -> int:
-    """Return how many rows these keys stand for."""
+    """Return how many rows these keys represent."""
     from pyspark.sql import functions as F  # noqa: N812
 
     if id_columns:
@@ -162,7 +162,7 @@ def number_of_rows(keys: "DataFrame", id_columns: Sequence[str]) -> int:
 def rows_of_keys(
     rows: "DataFrame", keys: "DataFrame", id_columns: Sequence[str], *, are_few: bool = False
 ) -> "DataFrame":
-    """Return the rows that the keys stand for: ids, or what ``keys_left_by_content`` returned.
+    """Return the rows that the keys represent; keys are ids, or the result of ``keys_left_by_content``.
 
     With ``are_few``, all tasks get ``keys``, so that ``rows`` are not shuffled.
     """
@@ -191,7 +191,7 @@ def _rows_left_by_content(
     columns = [quoted(name) for name in rows.columns]
     counted_as_done = _signed(done, rows.columns, 1)
     if whole is not None:
-        # Rows of the whole input that are not in this part need outputs of their own, now or later: do not count those
+        # Rows of the whole input that are not in this part need their own outputs, now or later, so do not count those
         # outputs for this part.
         counted_as_done = counted_as_done.unionAll(_signed(whole, rows.columns, -1))
         counted_as_done = counted_as_done.unionAll(_signed(rows, rows.columns, 1))

@@ -1,4 +1,4 @@
-"""The options of a job: the command line, read and typed."""
+"""Define a job's options: the command line, parsed and typed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from pipemax_spark.storage.tables import is_path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """The options of one job; ``JobError`` for values that are wrong, as far as that shows without Spark."""
+    """The options of one job. Raise ``JobError`` for values that are wrong, as far as that is visible without Spark."""
 
     input: str
     output: str
@@ -29,9 +29,9 @@ class JobOptions:
     overrides_column: str | None = None
     id_columns: tuple[str, ...] = ()
     where: str | None = None
-    """A SQL condition on the input's rows: others are not annotated."""
+    """A SQL condition that selects the input rows to annotate."""
     select: tuple[str, ...] = ()
-    """The input's columns that go to the output; empty: all."""
+    """The input's columns that go to the output; empty for all."""
     input_format: str | None = None
     input_option: Mapping[str, str] = field(default_factory=dict)
     engine_python: str | None = None
@@ -42,18 +42,18 @@ class JobOptions:
     """Annotate rows again whose request has changed under the same id, and replace their old rows."""
     new_spec: bool = False
     group_by_prefix: bool = False
-    """Sort the rows by prompt, so that the engine reads only once what neighbours share."""
+    """Sort the rows by prompt, so that the engine reads only once a prefix that neighbours share."""
     work_dir: str | None = None
     commit_every: timedelta = timedelta(minutes=15)
     limit: int | None = None
     incremental: bool = False
-    """Do only what was appended to a Delta input since the last run, by Structured Streaming."""
+    """Annotate only rows appended to a Delta input since the last run, by Structured Streaming."""
     checkpoint: str | None = None
     """Directory for the checkpoints of incremental runs; default: in the work directory."""
     skip_changes: bool = False
-    """Pass over commits to the input that updated or deleted rows."""
+    """Skip commits to the input that updated or deleted rows."""
     mlflow_experiment: str = "pipemax"
-    """Empty: nothing is recorded."""
+    """Empty to record nothing."""
     price_per_hour: float | None = None
     """Price of all the job's machines together, in any currency."""
     collector_port: int = 0
@@ -127,7 +127,7 @@ class JobOptions:
 
 
 def driver_directory(output: str) -> Path:
-    """Return where the driver keeps what is not rows: next to a local output, else under the working directory."""
+    """Return the driver's directory for everything but rows: next to a local output, or under the working directory."""
     if is_path(output) and not is_remote(output):
         return Path(plain_path(output)).absolute().parent
     return Path.cwd() / "pipemax"

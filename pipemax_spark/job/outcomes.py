@@ -1,8 +1,8 @@
-"""Commit annotated rows, the outcomes, to the output: append them, or put them in place of earlier rows.
+"""Commit annotated rows, the outcomes, to the output: append them, or replace earlier rows with them.
 
 With ``--retry-errors``, a retried row's old error row leaves the table in the commit that brings its new outcome, so a
-run that dies at any point has lost neither; with ``--redo-changed``, so does the old row of a row that has changed.
-Rows that are not done again stay: those whose row is no longer in the input, and those beyond ``--limit``. A chunk's
+run that dies at any point loses neither; ``--redo-changed`` replaces the old row of a changed row in the same way. Rows
+that are not annotated again stay: those whose row is no longer in the input, and those beyond ``--limit``. A chunk's
 outcomes are first written to files and then merged, because a merge may read its source more than once. Each merge
 rewrites the data files that hold the replaced rows.
 """
@@ -27,7 +27,7 @@ class Outcomes(Protocol):
     """Commits a chunk's outcomes."""
 
     def commit(self, rows: "DataFrame", transaction: Transaction) -> int:
-        """Commit annotated ``rows``, which are evaluated once, or nothing if Delta refuses the transaction.
+        """Commit annotated ``rows``, which are evaluated once; commit nothing if Delta refuses the transaction.
 
         Return how many rows the commit adds beyond these.
         """
@@ -49,8 +49,8 @@ class AppendedOutcomes:
 class StagedOutcomes:
     """Outcomes that become new rows of a table with an identity column, appended from files one chunk at a time.
 
-    Each commit to such a table changes its metadata, so Delta refuses an append that another one has overlapped; the
-    appends of two chunks would overlap for as long as the engines work.
+    Each commit to such a table changes its metadata, so Delta refuses an append that overlaps another one; the appends
+    of two chunks would overlap for as long as the engines work.
     """
 
     def __init__(self, table: DeltaTable, directory: str) -> None:
@@ -152,7 +152,7 @@ class ReplacingOutcomes:
         return list(self._id_columns) or [name for name in rows.columns if name != ANNOTATION]
 
     def _is_replaced(self, annotation: str) -> str:
-        """Return a SQL condition on this annotation: an outcome of the same key takes its row's place."""
+        """Return a SQL condition on this annotation: an outcome with the same key replaces its row."""
         return (
             self._is_error(annotation)
             if self._errors_only
@@ -165,7 +165,7 @@ class ReplacingOutcomes:
 
 
 def written(session: "SparkSession", rows: "DataFrame", path: str) -> "DataFrame":
-    """Write the rows to files and return them as read from there: the same rows however often they are read."""
+    """Write the rows to files and return them as read from there, so that every evaluation gives the same rows."""
     rows.write.parquet(path)
     return session.read.schema(rows.schema).parquet(path)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def make_output(table: DeltaTable, checked: Checked, generation: GenerationSpec, run_id: str) -> bool:
     """Create the table, or add what it lacks; return True if it is new or has no annotations yet.
 
-    All changes of its schema happen here: next to a running chunk they would make the chunk repeat its commit.
+    All changes of its schema happen here: during a running chunk they would make the chunk retry its commit.
     """
     schema = annotated_schema(checked.schema, ANNOTATION, generation)
     is_empty, is_new = not is_annotated(table), not table.exists()

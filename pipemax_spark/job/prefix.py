@@ -1,10 +1,10 @@
-"""Measure how much of their prompts rows have in common with the row before: as they come, and sorted.
+"""Measure how much of each prompt repeats the beginning of the row before, in the present order and if sorted.
 
 The engine keeps the KV cache of what it has read, so a prompt that begins like an earlier one costs only the rest, as
-long as the two meet while that cache is kept. What all prompts share (an instruction, a template's head) is found in
-any order and not counted here. The sample is drawn by the beginnings of prompts, not by rows: of the rows that are
-looked at, it has all rows of each beginning that is drawn, because otherwise a large table's small groups would fall
-apart in it. In a table of more than a million rows, prompts that begin alike and lie far apart are not found.
+long as it arrives while that cache is kept. A prefix that all prompts share (an instruction, a template's head) is
+found in any order and not counted here. The sample draws beginnings of prompts, not rows: of the examined rows, it has
+all rows of each drawn beginning, because otherwise a large table's small groups would be split up. In a table of more
+than a million rows, prompts that begin alike but are far apart are not found.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _SAMPLED_ROWS = 1_000
 _LOOKED_AT_ROWS = 1_000_000
-"""About this many rows are read, however long the table is."""
+"""Approximate number of rows to read, however long the table is."""
 _BEGINNING_CHARACTERS = 64
 _WORTH_IT = 0.1
 _TEXT = "__pipemax_text"
@@ -31,7 +31,7 @@ _HIT_RATE = "prefix_cache_hit_rate"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixShare:
-    """Shares of all characters, beyond what every prompt begins with: 0 to 1."""
+    """Shares of all characters, from 0 to 1, not counting the prefix of all prompts."""
 
     as_they_come: float
     sorted: float

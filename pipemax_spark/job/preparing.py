@@ -1,9 +1,9 @@
-"""From a batch of input rows to slices of rows to do: find what is left, claim the output, recover, write down.
+"""Turn a batch of input rows into slices of rows to annotate: find the rows left, claim the output, recover, write.
 
-What is left is looked for once, and not at all where a dead run of the same job had written it down. Where few rows are
-left or wanted, only their ids, or hashes of their content, are compared with the output's, before the claim; they are
-compared again only if another commit landed in between. The engines begin to load as soon as it is certain that a row
-is left.
+The rows that are left are searched for once, and not at all if a dead run of the same job had recorded them. If few
+rows are left or wanted, only their ids, or hashes of their content, are compared with the output's, before the claim;
+they are compared again only if another commit landed in between. The engines begin to load as soon as it is certain
+that a row is left.
 """
 
 from dataclasses import dataclass, replace
@@ -35,36 +35,36 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _CLEARLY_LEFT = 0.05
-"""A share of the input: if more than this is left, the rows left are written down without being looked for before."""
+"""A share of the input: if more than this is left, the rows are written without a search before the claim."""
 _SMALL_BATCH_ROWS = 500_000
-"""So many rows' ids, or the hashes of their content, are some 50 MB in each executor."""
+"""The ids of this many rows, or the hashes of their content, take about 50 MB in each executor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The rows of a batch that are to be done, written down, and the right to commit their outcomes."""
+    """The recorded rows of a batch that are left, and the right to commit their outcomes."""
 
     rows: SlicedRows
     num_left: int
-    """The rows that were left, those beyond ``--limit`` too."""
+    """The number of rows that were left, including those beyond ``--limit``."""
     claim: Claim
     outcomes: Outcomes
     reusable: WrittenRows | None
-    """What the next run must know to use the rows that are left of these, if it can."""
+    """Facts with which the next run can use the rows that are left of these, if that is possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Left:
-    """What is known of the rows that are left of a batch."""
+    """Facts about the rows that are left of a batch."""
 
     expected: int
-    """About how many they are."""
+    """Their approximate number."""
     rows: "DataFrame | None" = None
-    """The rows, or with ``--limit`` enough of them; None until the output is claimed, unless they were looked for."""
+    """The rows, or with ``--limit`` enough of them; None until the output is claimed, unless they were searched for."""
     known: int | None = None
     """The exact number of rows that are left, if it is known."""
     version: int | None = None
-    """The output's version that they were looked for in."""
+    """The version of the output in which they were searched for."""
 
 
 class Preparing:
@@ -100,7 +100,7 @@ class Preparing:
         """The number of the run's next chunk. Rows that are recovered are chunks, too; the caller counts the others."""
 
     def prepare(self, number: int, batch: Batch, rows: int) -> Prepared | None:
-        """Write down what is left of the run's batch ``number``, which has ``rows`` rows; return None if nothing is.
+        """Record the rows left of the run's batch ``number``, which has ``rows`` rows; return None if none are left.
 
         Raise ``JobFailedError`` if another run takes the output over, or the input has changed meanwhile, and
         ``JobError`` if the output does not take these rows.
@@ -112,7 +112,7 @@ class Preparing:
         found = _Left(expected=rows) if resuming is not None else self._find_left(number, batch, rows)
         if found is None:
             return None
-        # From here on no earlier run can commit, so what is left does not change any more.
+        # From here on no earlier run can commit, so the rows that are left no longer change.
         claim = self._claimed()
         outcomes = self._outcomes()
         slices = None
@@ -154,13 +154,15 @@ class Preparing:
         )
 
     def _find_left(self, number: int, batch: Batch, rows: int) -> _Left | None:
-        """Find out what is left; return None if nothing is. Start the engines as soon as it is certain that a row is.
+        """Find the rows that are left; return None if there are none.
 
-        No claim is needed for this, so a run that finds nothing to do leaves the table as it is. Where few rows are
-        left or wanted, their keys are found and written down, and no later step looks for them again.
+        Start the engines once it is certain that there are.
+
+        No claim is needed for this, so a run that finds nothing to do leaves the table as it is. If few rows are left
+        or wanted, this step finds and records their keys, and no later step searches for them again.
         """
         ids, limit = self._checked.id_columns, self._options.limit
-        has_spools = bool(self._spools())  # what dead runs had completed may be all that is left
+        has_spools = bool(self._spools())  # dead runs may have completed all rows that are left
         if not rows:
             return None
         if self._is_empty:
@@ -228,14 +230,14 @@ class Preparing:
         return [run for run in runs if run.has_spool and run.spec_hash == self._checked.spec.hash]
 
     def _recover(self, number: int, found: _Left, claim: Claim, outcomes: Outcomes) -> _Left:
-        """Commit what dead runs had completed of these rows under this spec, and return what is left after that.
+        """Commit the rows that dead runs had completed under this spec, and return the rows that are left after that.
 
         A stream's first batch is the one that the dead runs had not finished.
         """
         assert found.rows is not None, "what is left is known once the output is claimed"
         spools = self._spools()
         if spools:
-            # Each spool is compared with what is left, and so is what is to be done after it.
+            # Each spool is compared with the rows that are left, and so are the rows to annotate after it.
             left = written(self._spark, found.rows, self._work.rows_path(number, "left"))
             known = int(left.count())
             for run in spools:
@@ -266,7 +268,7 @@ class Preparing:
         return num_rows, left
 
     def _slices_anew(self, number: int, found: _Left) -> Slices:
-        """Write down the rows that are left, up to ``--limit``."""
+        """Record the rows that are left, up to ``--limit``."""
         limit, left, expected, known = self._options.limit, found.rows, found.expected, found.known
         assert left is not None, "what is left is known once the output is claimed"
         if known == 0:
@@ -280,7 +282,10 @@ class Preparing:
         return Slices(spans=(span,), rows=None if known is None else expected, num_left=known)
 
     def _sliced(self, slices: Slices) -> SlicedRows | None:
-        """Return the rows of the slices, once they are known to be all there and to fit the output; None if none."""
+        """Return the rows of the slices, after checking that all are there and fit the output.
+
+        None if there are none.
+        """
         if not slices.spans:
             return None
         rows = self._slicing.read(slices.spans)
@@ -295,12 +300,12 @@ class Preparing:
 
 
 def remaining_of(table: DeltaTable, options: JobOptions, checked: Checked) -> Remaining:
-    """Return what finds the rows that are left of a job's batches."""
+    """Return the object that finds the rows left of a job's batches."""
     return Remaining(table=table, options=options, spec_hash=checked.spec.hash, id_columns=checked.id_columns)
 
 
 def tell_changed(terminal: Terminal, remaining: Remaining, rows: "DataFrame") -> None:
-    """Say how many of the rows that are to be done have changed since they were done, with ``--redo-changed``."""
+    """With ``--redo-changed``, print how many of the rows left have changed since they were annotated."""
     if remaining.options.redo_changed:
         num_rows = remaining.num_changed(rows)
         terminal.say(

@@ -1,4 +1,4 @@
-"""What is written down about a run of the job: for MLflow and the next run, for the scheduler, and for people.
+"""Record a run of the job, for MLflow and the next run, for the scheduler, and for people.
 
 Everything is counted in the output table, so a run's totals do not depend on which reports reached the driver.
 """
@@ -45,7 +45,7 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """Writes down what a run is, and what became of it."""
+    """Records what a run is and how it ended."""
 
     spark: "SparkSession"
     options: JobOptions
@@ -55,7 +55,7 @@ class RunRecord:
     checked: Checked
 
     def params(self) -> dict[str, Any]:
-        """Return what MLflow is told of the run at its start."""
+        """Return the run's parameters for MLflow."""
         conf = self.spark.sparkContext.getConf()
         generation = asdict(self.options.generation)
         return {
@@ -75,7 +75,7 @@ class RunRecord:
         }
 
     def manifest(self, rows: WrittenRows | None) -> dict[str, Any]:
-        """Return what the next run must know of this one if it dies; ``rows`` are those that it could use again."""
+        """Return what the next run must know about this one if it dies; ``rows`` are those that it could reuse."""
         source = {"name": self.checked.source.name, "version": self.checked.source.version}
         return {
             "source": source,
@@ -126,7 +126,7 @@ class RunRecord:
     def conclude(
         self, summary: Summary, run: Run, totals: CommittedTotals, *, advice: str | None, status: str
     ) -> Summary:
-        """Write and print what became of the run; return the summary with what is known only now.
+        """Write and print the result of the run; return the summary with the facts that are known only now.
 
         ``advice`` ends the report, ``status`` is MLflow's.
         """

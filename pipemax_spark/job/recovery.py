@@ -1,4 +1,4 @@
-"""Recover what a dead run had completed but not committed: its spool, joined with the rows that are left."""
+"""Recover the rows that a dead run had completed but not committed: its spool, joined with the rows that are left."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ class SpoolRecovery:
     def commit(self, left: "DataFrame", run: LeftRun, *, chunk: int, path: str) -> "tuple[int, DataFrame]":
         """Commit those of the rows ``left`` that the run's spool has completed; return their number and the others.
 
-        ``chunk`` is an unused chunk number, ``path`` a directory for the rows on their way.
+        ``chunk`` is an unused chunk number, ``path`` a directory for the rows in transit.
         """
         columns = self.request_columns
         keyed = columns.for_output(without_request_columns(columns.add_with_keys(left)))
@@ -73,7 +73,7 @@ def spooled_rows(spark: "SparkSession", left: "DataFrame", run: LeftRun) -> "Dat
 
 
 def without_completions(spooled: "DataFrame") -> "DataFrame":
-    """Return the rows of ``spooled_rows`` as they were."""
+    """Return the rows of ``spooled_rows`` without their completions."""
     return spooled.drop(_COMPLETION)
 
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def rows_where(rows: "DataFrame", predicate: str | None) -> "DataFrame":
-    """Return the rows that the SQL predicate takes, or all.
+    """Return the rows that the SQL predicate selects, or all.
 
-    Raise ``JobError`` for a predicate that is wrong, or that may take other rows each time it is evaluated.
+    Raise ``JobError`` for a predicate that is wrong, or that may select different rows each time it is evaluated.
     """
     from pyspark.errors import PySparkException
 

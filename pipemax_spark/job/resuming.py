@@ -1,8 +1,8 @@
-"""Take over the rows that a dead run of the same job had written down, so that nothing is prepared twice.
+"""Take over the rows that a dead run of the same job had recorded, so that nothing is prepared twice.
 
-Slices of committed chunks are done. Those of chunks that were in flight may be half done: what the dead run had
-completed of them is committed now, and their other rows are written down once more. All other slices are used as they
-are, where they are; the dead run's directory stays until they are done.
+Slices of committed chunks are done. Those of chunks that were in flight may be half done: the rows that the dead run
+had completed are committed now, and their other rows are recorded again. All other slices are used unchanged and in
+place; the dead run's directory stays until they are done.
 """
 
 import contextlib
@@ -47,9 +47,9 @@ class Resuming:
         engines: EarlyStart,
         slicing: Slicing,
     ) -> "Resuming | None":
-        """Find the dead run that had written down ``which`` rows.
+        """Find the dead run that had recorded ``which`` rows.
 
-        None if there is none of which rows are left and known for certain: then what is left must be looked for.
+        Return None if no such run has rows left that are known for certain; then the rows left must be searched for.
         """
         dead = DeadRun.with_rows(which, work.left_runs)
         committed = None if dead is None else dead.committed(table)

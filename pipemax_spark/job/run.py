@@ -1,7 +1,7 @@
-"""Everything that runs alongside the chunks of one run, from its first batch to its last.
+"""Run everything that accompanies the chunks of one run, from its first batch to its last.
 
-That is reports, progress, tracking and limits. A run has one batch, the whole input, or as many as a stream hands out.
-Nothing starts before there are rows.
+This covers reports, progress, tracking and limits. A run has one batch, the whole input, or as many as a stream hands
+out. Nothing starts before there are rows.
 """
 
 import threading
@@ -42,7 +42,7 @@ _TRACKING_PERIOD_S = 30.0
 
 
 class StopSignal:
-    """Stops the chunks that run, and those that would come after them, for a reason. Thread-safe."""
+    """Stops the running chunks, and those that would follow, for a reason. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -183,7 +183,7 @@ class Run:
         self._next_logged_s = 0.0
         self.tracker = tracker
         self.directory = directory
-        """Where the driver keeps what it knows of this run."""
+        """The driver's directory for this run."""
         self.seconds = 0.0
         """From the run's start to its last commit."""
 
@@ -257,7 +257,7 @@ class Run:
         )
         self._signal.watch(runner)
         runner.run(self._progress.rows_per_s, self._collector.engine_rows, every_second=self._track)
-        self._policies.look()  # a short batch may end before anyone looks
+        self._policies.look()  # a short batch may end before the first check
         self.seconds = time.monotonic() - self._started_s
         return first_chunk + len(chunks.chunks)
 

@@ -1,16 +1,16 @@
 """Run the chunks of one run: several at a time, each with its own append, and stop all when one fails.
 
 While one chunk's last rows decode, the next chunk's rows fill the engine, so it never drains between commits. For that,
-the chunks must not run side by side but one after the other: Spark serves jobs in the order of their submission, so a
+the chunks must not run in parallel but one after the other: Spark serves jobs in the order of their submission, so a
 chunk is submitted once the tasks of the chunk before it hold the slots. If it were submitted sooner, the two could
 share the slots evenly, end together, and leave the engine empty while both commit. For the same reason a lane runs no
 Spark job but the append: between two chunks it would wait for a slot. While a slow task keeps a chunk in flight,
 further chunks are submitted, one whenever the slots are about to run out of tasks (``turns``). The size of a chunk is
-decided just as late: when the engines have said how many rows they have room for, or when the first slot is about to be
-free.
+decided just as late: when the engines have reported how many rows they have room for, or when the first slot is about
+to be free.
 
 Each lane commits under its own transaction id: Delta drops an append whose number is not above the last one of its id,
-and of chunks that run at once the later may well end first.
+and of chunks that run at once, the later one may well end first.
 
 A commit counts once it is found in the table's history with all its rows (``fence``). This check is a Spark job, which
 may wait for a slot, so it runs on a separate thread while the lane goes on.
@@ -94,7 +94,7 @@ class ChunkRunner:
         self._failure: str | None = None
 
     def cancel(self, reason: str) -> None:
-        """Stop what runs; ``run`` then raises ``JobFailedError`` with this reason. Call it from any thread."""
+        """Stop the running chunks; ``run`` then raises ``JobFailedError`` with this reason. Call it from any thread."""
         with self._lock:
             self._failure = self._failure or reason
         self._cancel_jobs()

@@ -1,9 +1,9 @@
-"""Sample a table without reading it whole: look at the first rows of some of its splits, drawn at random.
+"""Sample a table without reading all of it, from the first rows of some splits, drawn at random.
 
 A split is what one of Spark's tasks reads: a part of a file, one file, or several small ones. Spark runs tasks only for
 the splits that are drawn, so the cost does not grow with the table, whatever its format; a drawn split may be read to
-its end. A sample is biased where a table's order has a meaning: it has nothing from splits that were not drawn, nor
-from behind the first rows of a split.
+its end. A sample is biased if a table's order has a meaning: it has no rows from splits that were not drawn, nor any
+but the first rows of a split.
 
 A view that shuffles, for instance one that joins tables, has no splits of its own. Its first rows are taken, at the
 cost of the view's shuffles.
@@ -27,14 +27,16 @@ _PROMPTS = 1_000
 _LOOKED_AT_FOR_PROMPTS = 100_000
 _MIN_SPLITS, _MAX_SPLITS = 16, 64
 _MAX_DRAWS = 4
-"""Other splits are drawn so often while the drawn ones have no row, as where a condition takes rows of few files."""
+"""Maximum number of draws while the drawn splits have no row, for instance because a condition selects rows of few
+files."""
 _TEXT = "__pipemax_text"
 
 
 def sample_prompts(rows: "DataFrame", columns: RequestColumns, rows_in: int) -> list[str | None]:
     """Return up to 1,000 prompts; a conversation becomes its text. ``rows_in`` is the number of ``rows``.
 
-    If none is where it looks, because a condition takes rows of few files, return the first ones, wherever they are.
+    If the drawn splits have none, because a condition selects rows of few files, return the first ones, wherever they
+    are.
     """
     requests = columns.add(rows)
     texts = requests.select(prompt_text(requests).alias(_TEXT))
@@ -48,18 +50,18 @@ def sample_prompts(rows: "DataFrame", columns: RequestColumns, rows_in: int) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SomeRows:
-    """Some rows of a DataFrame, of which only a bounded number is ever read."""
+    """Some rows of a DataFrame; only a bounded number is ever read."""
 
     rows: "DataFrame"
     """To be narrowed further, without a shuffle, and then given to ``collect``."""
     expected_rows: int
     """About how many rows are read."""
     _draws: tuple[tuple[int, ...], ...]
-    """Splits, in ascending order; none if the rows have to be read as they come."""
+    """Splits, in ascending order; none if the rows have to be read in order."""
 
     @classmethod
     def of(cls, rows: "DataFrame", *, rows_in: int, looked_at_rows: int, seed: int = 0) -> "SomeRows":
-        """Choose splits of ``rows``, which are ``rows_in`` many, that have about ``looked_at_rows`` rows."""
+        """Choose splits with about ``looked_at_rows`` rows out of ``rows``, which has ``rows_in`` rows."""
         if _shuffles(rows):
             return cls(rows=rows.limit(looked_at_rows), expected_rows=min(rows_in, looked_at_rows), _draws=())
         num_splits = rows.rdd.getNumPartitions()

@@ -1,6 +1,6 @@
-"""The session's settings that the job has better values for, as far as Spark lets a running session change them.
+"""Set better values for some session settings, as far as Spark lets a running session change them.
 
-They hold while a job runs, for the whole session. What must be set before Spark starts is in ``conf/spark/``.
+They hold while a job runs, for the whole session. Settings that must be set before Spark starts are in ``conf/spark/``.
 """
 
 from collections.abc import Iterator
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def job_settings(spark: "SparkSession") -> Iterator[None]:
-    """Set what the job needs, and at exit give the session back what it had.
+    """Set the values that the job needs, and restore the session's values at exit.
 
-    Rows of an Arrow batch: at most ``ARROW_BATCH_ROWS``, fewer where the user has set fewer. Tasks that read a Delta
+    Rows of an Arrow batch: at most ``ARROW_BATCH_ROWS``, fewer if the user has set fewer. Tasks that read a Delta
     table's log: on one machine ``LOCAL_SNAPSHOT_PARTITIONS``, unless the user has set a number.
     """
     before = {name: spark.conf.get(name, None) for name in (ARROW_BATCH, SNAPSHOT_PARTITIONS)}

@@ -1,4 +1,4 @@
-"""Write a job's rows in slices and read them back: ``chunks``, with what the job's options say."""
+"""Write a job's rows in slices and read them back, by ``chunks`` and the job's options."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slices:
-    """The rows of a batch that are to be done, written down."""
+    """The recorded rows of a batch that are left."""
 
     spans: tuple[SliceSpan, ...]
     """Empty if nothing is to be done."""
     rows: int | None = None
     """Their exact number, if it is known beforehand."""
     num_left: int | None = None
-    """The number of rows that were left, those beyond ``--limit`` too; by default, those of the slices."""
+    """The number of rows that were left, including those beyond ``--limit``; by default, the rows of the slices."""
     earlier_runs: tuple[str, ...] = ()
-    """The dead runs that had written down some of them."""
+    """The dead runs that had recorded some of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Slicing:
     _work: WorkDirectory
 
     def write(self, number: int, rows: "DataFrame", expected: int) -> SliceSpan:
-        """Write down these rows of the run's batch ``number``, about ``expected`` of them."""
+        """Record these rows of the run's batch ``number``, about ``expected`` of them."""
         from pyspark.sql import functions as F  # noqa: N812
 
         return write_slices(

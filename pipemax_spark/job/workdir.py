@@ -1,17 +1,17 @@
-"""A run's work directory: whose it is, whether that run still lives, and the manifest of its chunks.
+"""Manage a run's work directory: its owner, whether that run is still running, and the manifest of its chunks.
 
 Everything that PipeMax writes for one output table is in ``<work_dir>/pipemax/<table id>/``, by default in
 ``_pipemax/<table id>/`` under the output's own directory, which readers and VACUUM ignore. Each run has its own
 directory there, and in it a marker, ``owner.json``, that names the table, the run and the process. Only a directory
 whose marker names this table and the directory's own run is ever deleted, taken over or waited for; everything else
-there belongs to somebody else. When a directory is deleted, its marker goes last.
+there belongs to others. When a directory is deleted, its marker goes last.
 
-A run that dies or fails leaves the rows that it had written down, and its spool: completions that were not committed.
-The next run on the table uses them, and deletes the directory once no row of it is left.
+A run that dies or fails leaves its recorded rows and its spool, the completions that were not committed. The next run
+on the table uses them, and deletes the directory once none of its rows is left.
 
-Nothing in a work directory says what is done: only the output table does. A run that finds another one alive there
-refuses to start, because two jobs on one table would compute the same rows. The table itself ensures that they could
-not both *commit* them (``fence``).
+Nothing in a work directory says which rows are done: only the output table does. A run that finds another run alive
+there refuses to start, because two jobs on one table would compute the same rows. The table itself ensures that they
+could not both *commit* them (``fence``).
 """
 
 import contextlib
@@ -42,7 +42,8 @@ _SPOOL = "spool"
 _CHUNKS = "chunks"
 _MANIFEST = "manifest.json"
 _ENDED = "ended"
-"""Marks the directory of a run that is known to be dead, so that nobody waits to see whether it still lives."""
+"""Marks the directory of a run that is known to be dead, so that no other run waits to see whether it is still
+running."""
 _HEARTBEAT_S = 10.0
 _DEAD_AFTER_S = 35.0
 """A run whose heartbeat does not change for this long is dead. Only the waiting job's own clock counts."""
@@ -50,7 +51,7 @@ _DEAD_AFTER_S = 35.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftRun:
-    """What a dead run has left: its manifest and, maybe, completions of which some may not be committed."""
+    """A dead run's remains: its manifest and possibly completions, some of which may not be committed."""
 
     run_id: str
     path: str
@@ -67,7 +68,7 @@ class LeftRun:
 
 
 class ChunkSpools:
-    """Where the tasks of each chunk of a run keep completions until the chunk is committed."""
+    """The place where the tasks of each chunk keep completions until the chunk is committed."""
 
     def __init__(self, files: HadoopFiles, root: str) -> None:
         self._files = files
@@ -84,7 +85,7 @@ class ChunkSpools:
 class WorkDirectory:
     """A run's directory: claimed from entry to exit, then removed.
 
-    After a failure the rows that were written down stay, and the spool, for the next run.
+    After a failure, the recorded rows and the spool stay for the next run.
     """
 
     def __init__(
@@ -175,18 +176,18 @@ class WorkDirectory:
         return ChunkSpools(self._files, self.spool_path)
 
     def delete_rows(self, batch: int) -> None:
-        """Delete what was written down of a batch whose rows are all done."""
+        """Delete the recorded rows of a batch whose rows are all done."""
         self._has_rows_to_do = False
         self._files.delete(f"{self._rows_path}/{batch}")
 
     def drop_left_spools(self) -> None:
-        """Delete the spools of dead runs: what they held is committed now, or of no use."""
+        """Delete the spools of dead runs: their completions are committed now, or of no use."""
         for run in self.left_runs:
             self._files.delete(run.spool_path)
         self.left_runs = [replace(run, has_spool=False) for run in self.left_runs]
 
     def drop_left_runs(self) -> None:
-        """Delete the directories of dead runs, for no row of theirs is left."""
+        """Delete the directories of dead runs, because none of their rows is left."""
         for run in self.left_runs:
             self._delete_run(run.run_id)
         self.left_runs.clear()
@@ -194,8 +195,8 @@ class WorkDirectory:
     def write_manifest(self, facts: Mapping[str, Any]) -> None:
         """Write the manifest, once, before the first chunk: it tells the next run what this one leaves.
 
-        It has the ``spec_hash``, and as ``rows`` what the next run must know to use the rows that were written down, or
-        None if it may not.
+        It has the ``spec_hash``, and as ``rows`` the facts with which the next run can use the recorded rows, or None
+        if it must not.
         """
         manifest = {"run_id": self._run_id, **facts}
         self._files.write_text(f"{self.path}/{_MANIFEST}", json.dumps(manifest, indent=1))
@@ -234,7 +235,7 @@ class WorkDirectory:
         self._delete_run(run_id)
 
     def _delete_run(self, run_id: str) -> None:
-        """Delete a run's directory, its marker last; leave alone what has no marker of that run."""
+        """Delete a run's directory, its marker last; keep a directory without a marker of that run."""
         path = f"{self._root}/{run_id}"
         if self._owner(run_id) is None:
             log.warning(
@@ -268,7 +269,7 @@ class WorkDirectory:
         while time.monotonic() < deadline_s:
             time.sleep(min(1.0, self._dead_after_s / 4))
             if self._files.modified_ms(f"{path}/heartbeat") != beat:
-                # It beats, or has just ended and removed its directory: in both cases it lived.
+                # Its heart beats, or it has just ended and removed its directory: in both cases it was alive.
                 return self._files.exists(path)
         return False
 
@@ -287,7 +288,7 @@ class WorkDirectory:
         while not self._stopped.wait(_HEARTBEAT_S):
             try:
                 is_ours = self._owner(self._run_id) is not None
-            except Exception:  # storage that is unavailable for a moment: the next beat tells
+            except Exception:  # the storage is unavailable for a moment; the next heartbeat will show
                 log.warning("%s could not be read", self.path, exc_info=True)
                 continue
             if not is_ours:

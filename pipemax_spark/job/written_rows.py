@@ -1,11 +1,11 @@
-"""Do without preparing again: use the rows that a dead run had written down, as far as they are not done.
+"""Avoid preparing twice: use the rows that a dead run had recorded, as far as they are not done.
 
-A run finds what is left once, writes it down in slices, and notes in its manifest which rows these are: those that the
-output lacked at the run's claim, of this version of this input and under these options. A later run of the same job
-would find the same rows, less those of the slices that were committed since, as long as nothing else has changed the
-output's rows. The output's history tells both: the note of each chunk's commit names the chunk's slices.
+A run finds the rows that are left once, records them in slices, and notes in its manifest which rows these are: those
+that the output lacked at the run's claim, of this version of this input and under these options. A later run of the
+same job would find the same rows, less those of the slices that were committed since, as long as nothing else has
+changed the output's rows. The output's history shows both: the note of each chunk's commit names the chunk's slices.
 
-Whenever anything else is found, the run looks for what is left in the output itself, which is always right.
+In every other case, the run searches the output itself for the rows that are left, which is always right.
 """
 
 import hashlib
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _FORMAT = 1
-"""Of the facts, the slices and the keys: a run uses no rows that one with another format had written down."""
+"""The format of the facts, the slices and the keys: a run uses no rows that a run with another format had recorded."""
 _KEEPS_ROWS = frozenset({"OPTIMIZE", "VACUUM START", "VACUUM END"})
-"""Operations by anybody that leave a table's rows as they are."""
+"""Operations, by any writer, that do not change a table's rows."""
 _SLICES = re.compile(r"(\d+) \(slices (\d+) to (\d+)\)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenRows:
-    """Rows that a run wrote down, as its manifest has them."""
+    """Rows that a run recorded, according to its manifest."""
 
     which: str
     """Equal for two runs that would find the same rows in an output with the same rows."""
@@ -44,7 +44,7 @@ class WrittenRows:
     slice_rows: tuple[int, ...]
     """Rows of each slice, over all spans."""
     earlier_runs: tuple[str, ...]
-    """The dead runs that had written down some of these slices, or slices before these."""
+    """The dead runs that had recorded some of these slices, or slices before these."""
 
     @classmethod
     def of(cls, rows: SlicedRows, *, which: str, epoch: int, earlier_runs: Sequence[str]) -> "WrittenRows":
@@ -58,7 +58,7 @@ class WrittenRows:
 
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> "WrittenRows | None":
-        """Return the rows of which a dead run's manifest tells; None if it tells of none."""
+        """Return the rows in a dead run's manifest; None if it has none."""
         facts = manifest.get("rows")
         if facts is None:
             return None
@@ -83,14 +83,14 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadRun:
-    """A dead run, and the rows that it had written down."""
+    """A dead run, and the rows that it had recorded."""
 
     run: LeftRun
     rows: WrittenRows
 
     @classmethod
     def with_rows(cls, which: str, left_runs: Sequence[LeftRun]) -> "DeadRun | None":
-        """Return the dead run that was the last to write down ``which`` rows.
+        """Return the dead run that was the last to record ``which`` rows.
 
         Return None if there is none, or if other dead runs may hold completions of those rows.
         """
@@ -104,7 +104,10 @@ class DeadRun:
         return last if spooled <= {last.run.run_id, *last.rows.earlier_runs} else None
 
     def committed(self, table: DeltaTable) -> Committed | None:
-        """Return what the run has committed of its rows; None if other rows may have come to the table, or gone."""
+        """Return the run's rows that it has committed.
+
+        None if other rows may have been added to the table or removed.
+        """
         commits = table.commits_since(self.rows.epoch - 1)
         chunks, slices = set[int](), set[int]()
         for commit in commits or ():
@@ -123,10 +126,10 @@ class DeadRun:
 
 
 def which_rows(spark: "SparkSession", options: JobOptions, checked: Checked) -> str | None:
-    """Return a hash of all that decides which rows a run finds left in an output with given rows.
+    """Return a hash of everything that decides which rows a run finds left in an output with given rows.
 
-    None if another run cannot be sure to find the same: the input is no Delta table, the condition reads other tables,
-    or not just the rows that are left are done, or not all of them.
+    Return None if another run cannot be sure to find the same: the input is not a Delta table, the condition reads
+    other tables, or the run annotates other rows than exactly those that are left.
     """
     source = checked.source
     is_partial = options.limit is not None or options.incremental
@@ -154,9 +157,9 @@ def which_rows(spark: "SparkSession", options: JobOptions, checked: Checked) -> 
 
 
 def _condition(rows: "DataFrame") -> list[str] | None:
-    """Return the query's plan, in which the present day and the like are values, and the settings that it depends on.
+    """Return the query's plan, in which the current date and the like are values, and the settings on which it depends.
 
-    None if the query reads more than one table: then the other table's rows count, too.
+    Return None if the query reads more than one table, because the other table's rows then matter too.
     """
     plan = rows._jdf.queryExecution().optimizedPlan()
     text = re.sub(r"#\d+L?", "", str(plan.toString()))

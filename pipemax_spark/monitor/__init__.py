@@ -1,1 +1,1 @@
-"""Everything that a person or MLflow sees of a run: reports of engines, progress, limits, the summary."""
+"""Show a run to people and to MLflow: reports of engines, progress, limits and the summary."""

@@ -1,6 +1,6 @@
-"""The driver's collector: engine servers and tasks report to it every few seconds, and progress is read from it.
+"""Collect the reports that engine servers and tasks send to the driver every few seconds.
 
-It is a Flight server with one action and a token. What the reports add up to is in ``report_totals``.
+The collector is a Flight server with one action and a token. ``report_totals`` adds up the reports.
 """
 
 import logging
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _REPORTS_PER_S = 25
-"""Reports of engine servers, and as many of tasks, that the collector asks for. A report costs about 1.4 ms of CPU."""
+"""Number of reports from engine servers, and the same number from tasks, that the collector requests. A report costs
+about 1.4 ms of CPU."""
 _LONGEST_SERVER_WAIT_S = SILENT_S / 3
 _LONGEST_TASK_WAIT_S = 30.0
-"""Error limits are checked with what the tasks have reported."""
+"""This bounds how late the error limits see the tasks' reports."""
 
 
 class Collector:
@@ -47,8 +48,8 @@ class Collector:
     ) -> None:
         """Prepare the collector.
 
-        ``host`` is what executors call. The collector listens on the first of ``bind_hosts`` that can be bound, at
-        ``port``, or at a free port if that is 0. ``on_report`` gets each engine server's report, on any thread.
+        ``host`` is the address for executors. The collector listens on the first of ``bind_hosts`` that can be bound,
+        at ``port``, or at a free port if that is 0. ``on_report`` gets each engine server's report, on any thread.
         """
         self._host = host
         self._bind_hosts = bind_hosts
@@ -71,7 +72,7 @@ class Collector:
         port: int = 0,
         on_report: Callable[[ServerStats, JobStats], None] | None = None,
     ) -> Self:
-        """Make a collector that is reachable where Spark's own driver is."""
+        """Create a collector that is reachable at the address of Spark's driver."""
         conf = spark.sparkContext.getConf()
         if conf.get("spark.master", "").startswith("local["):
             host, bind_hosts = "127.0.0.1", ["127.0.0.1"]
@@ -94,7 +95,7 @@ class Collector:
         return CollectorAddress(host=self._host, port=self._server.port, token=self._token)
 
     def silent_s(self) -> float:
-        """Seconds since the last report, or since the start where none has arrived."""
+        """Return the seconds since the last report, or since the start if none has arrived."""
         with self._lock:
             return time.monotonic() - self._last_heard_s
 
@@ -104,7 +105,7 @@ class Collector:
             self._rows_total = (self._rows_total or 0) + rows
 
     def time_account(self) -> dict[str, float]:
-        """Return seconds by what the engines were doing, over all of them."""
+        """Return seconds by activity, summed over all engines."""
         with self._lock:
             return self._accounts.total()
 
@@ -123,12 +124,12 @@ class Collector:
             return self._totals.totals()
 
     def engines(self) -> int:
-        """Count the servers, living or dead, that have done rows of this job."""
+        """Count the servers, alive or dead, that have completed rows of this job."""
         with self._lock:
             return self._totals.num_servers_with_rows()
 
     def engine_rows(self) -> int | None:
-        """Return how many rows the roomiest engine has room for; None before the first has loaded."""
+        """Return the number of rows for the engine with the most room; None before the first has loaded."""
         return max((server.window_rows for server in self.servers()), default=0) or None
 
     def outlook(self, *, for_task: bool = False) -> JobOutlook | None:

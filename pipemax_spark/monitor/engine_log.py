@@ -1,10 +1,10 @@
-"""Write all that the engine servers report to one Parquet file, a row per report.
+"""Write all reports of the engine servers to one Parquet file, with a row per report.
 
-Progress and MLflow keep a selection of the figures; this file has all of them. Reports are written as they come. At
-first each report is written, about one a second and engine. After ``ROWS_AT_FULL_RATE`` rows the reports of an engine
-are written ever further apart, in proportion to the run's age, so the file grows with the logarithm of the time. Each
-report of 8 engines is written for 7 hours, each of 200 engines for 2 hours; after a week, those of 200 engines are
-10 minutes apart, and the file has 1.5 million rows.
+Progress and MLflow keep a selection of the figures; this file has all of them. At first each report is written as it
+arrives, about one per second and engine. After ``ROWS_AT_FULL_RATE`` rows the interval between an engine's written
+reports grows in proportion to the run's age, so the file grows with the logarithm of the time. Each report of 8 engines
+is written for 7 hours, each of 200 engines for 2 hours; after a week, those of 200 engines are 10 minutes apart, and
+the file has 1.5 million rows.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What each engine did over the whole run, in bounded memory: the curves of the run's picture.
+"""Keep what each engine did over the whole run, in bounded memory, for the curves of the run's plot.
 
 A track holds columns of numbers, 34 bytes a report, and at most ``MAX_REPORTS_PER_ENGINE`` reports; with many engines
 fewer, so that all tracks together hold about ``MAX_REPORTS``. Beyond that, every other report of the older half is

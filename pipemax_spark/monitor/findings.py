@@ -100,7 +100,7 @@ def _accuracy(table: DeltaTable, spec_hash: str, gold_column: str) -> Accuracy:
     from pyspark.sql import functions as F  # noqa: N812
 
     rows = table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'")
-    # As strings: with ANSI casts, comparing a text column with a number would raise at the first word.
+    # Compare as strings: with ANSI casts, comparing a text column with a number would raise at the first word.
     given = F.col(quoted(gold_column)).cast("string")
     answer = F.col(f"{ANNOTATION}.parsed.{quoted(gold_column)}").cast("string")
     [row] = rows.agg(F.count_if(given == answer).alias("right"), F.count(F.lit(1)).alias("rows")).collect()

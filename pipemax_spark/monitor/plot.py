@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SPAN_S = 10.0
-"""A rate is over this much of the past: with less, completions that come in bursts make spikes."""
+"""Time window of a rate: in a shorter one, completions that come in bursts make spikes."""
 _PHASE_COLORS = {
     "starting": "#d9d9d9",
     "loading": "#bdbdbd",
@@ -31,7 +31,7 @@ _PHASE_COLORS = {
 _OTHER_COLOR = "#888888"
 _MOST_NAMED = 12
 _MOST_SHOWN = 4
-"""Maximum number of engines whose KV use gets a strip of its own."""
+"""Maximum number of engines whose KV use gets its own strip."""
 
 
 def plot(by_server: Mapping[str, EngineTrack], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Draw a run's plot in a process of its own: matplotlib takes a hundred MiB, which the driver may not have to spare."""
+"""Draw a run's plot in a separate process: matplotlib takes a hundred MiB, which the driver may lack."""
 
 import contextlib
 import os

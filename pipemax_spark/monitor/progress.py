@@ -1,7 +1,7 @@
-"""The job's progress: samples of the collector, a line for people, and the limits on errors.
+"""Track the job's progress: samples of the collector, a line for people, and the limits on errors.
 
-This module knows nothing of Spark: it reads the collector and calls back. Samples are what MLflow shows. What single
-engines did is in ``engine_tracks``, for the plot. Both take a bounded amount of memory.
+This module knows nothing of Spark: it reads the collector and calls back. Samples are what MLflow shows.
+``engine_tracks`` keeps the data of single engines, for the plot. Both take a bounded amount of memory.
 """
 
 import logging
@@ -20,7 +20,7 @@ from pipemax_spark.monitor.error_limits import ErrorLimits
 log = logging.getLogger(__name__)
 
 _WINDOW_S = 30.0
-"""Rates are over this much of the past."""
+"""Time window of the rates."""
 _PERIOD_S = 1.0
 _SILENT_AFTER_S = 60.0
 """Engine servers report every second from their start on, even while they load."""
@@ -38,7 +38,7 @@ SHOWN_METRICS = (
     ),
     *("prefetch_stall_s", "evictions", "phase_switches", "preemptions", "prefix_cache_hit_rate"),
 )
-"""Those of the engines' own figures that MLflow shows; the run's Parquet file has all of them."""
+"""The engines' figures that MLflow shows; the run's Parquet file has all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Sample:
 
 
 class Progress:
-    """Takes samples on a thread of its own, from entry to exit."""
+    """Takes samples on a separate thread, from entry to exit."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Progress:
         self._lock = threading.Lock()
         self._samples: list[Sample] = []
         self.tracks = EngineTracks()
-        """Complete after the exit; before, they belong to this object's thread."""
+        """The samples; complete after the exit, and before that owned by this object's thread."""
         self._first_rows: tuple[float, int] | None = None
         self._is_stopping_job = False
 

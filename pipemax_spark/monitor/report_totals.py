@@ -1,10 +1,10 @@
 """One job's totals over all engine servers and tasks, kept up to date report by report.
 
-A report holds totals since its sender's start, so it takes the place of its sender's report before: the difference is
+A report holds totals since its sender's start, so it replaces its sender's previous report, and the difference is
 added. Taking a report, and asking for totals, costs the same however many senders there have been. Reports may come
-again, late and out of order. What is kept of a sender shrinks as it ends: all of a server that reports, the job's
-counts of one that has fallen silent and may come back, and 16 bytes of a task that has ended, by which its late reports
-are known.
+again, late and out of order. Less is kept for a sender as it ends: the whole report of a server that reports, the job's
+counts of a server that has fallen silent and may come back, and 16 bytes of a task that has ended, to recognise its
+late reports.
 """
 
 import hashlib
@@ -51,7 +51,8 @@ class _Sums:
     errors: Counter[str] = field(default_factory=Counter)
     error_examples: dict[str, str] = field(default_factory=dict)
     rows_taken: int = 0
-    """What reporting servers have received, and silent ones have done: the rest of theirs is sent to others."""
+    """Rows that reporting servers have received and silent ones have completed: the silent ones' other rows go to
+    others."""
 
     def replace(self, old: JobStats, new: JobStats) -> None:
         self.rows_done += new.rows_done - old.rows_done
@@ -76,7 +77,7 @@ class _Heard:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is kept of a running task, and of a server that has fallen silent: the job's part of its latest report."""
+    """The record of a running task, or of a server that has fallen silent: the job's part of its latest report."""
 
     at_unix_s: float
     """By the sender's clock."""
@@ -145,7 +146,7 @@ class ReportTotals:
         has_ended = stats.state == TASK_ENDED_STATE
         if digest in self._ended_tasks:
             return False
-        # The last report counts even where the sender's clock was set back.
+        # The last report counts even if the sender's clock was set back.
         if not has_ended and known is not None and known.at_unix_s > stats.at_unix_s:
             return False
         job = self._job_of(stats)

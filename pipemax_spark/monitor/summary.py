@@ -1,4 +1,4 @@
-"""The report that a person sees at the end of a job, and the summary for programs."""
+"""Build the report for people at the end of a job, and the summary for programs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -30,9 +30,9 @@ class Summary:
     rows_error: int = 0
     """Rows of ``rows_out`` with an error."""
     rows_skipped: int
-    """Done by earlier runs."""
+    """Rows that earlier runs have completed."""
     rows_left_out: int = 0
-    """Left for a later run by ``--limit``."""
+    """Rows that ``--limit`` leaves for a later run."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     seconds: float = 0.0
@@ -48,7 +48,7 @@ class Summary:
     prefix_cache_hit_rate: float | None = None
     """Share of the prompts' tokens that the engines found in their KV cache, since their start."""
     policies: Sequence[Mapping[str, Any]] = ()
-    """The policies that the engines ran by, an entry for each different choice: ``chosen``, ``reason``,
+    """The engines' policies, with an entry for each different choice: ``chosen``, ``reason``,
     ``predicted_tokens_per_s`` by policy, ``inputs``."""
     virtual_node: Mapping[str, Any] | None = None
     """The engine config's virtual node: nothing was computed, and all answers are made up. None for real engines."""
@@ -98,7 +98,7 @@ class Findings:
     """Annotated rows: what to show of each, by column."""
     accuracy: Accuracy | None = None
     advice: str | None = None
-    """What would make the next run faster."""
+    """A change that would make the next run faster."""
 
 
 def print_report(

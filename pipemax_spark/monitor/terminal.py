@@ -1,7 +1,7 @@
 """Print what a job says while it runs: lines of a report on standard output, and one line of progress.
 
-In a notebook the lines are plain text. Rich takes a notebook for a terminal or writes HTML, by environment variables
-that kernels set; a terminal's control characters would litter the cell.
+In a notebook the lines are plain text. Depending on environment variables that kernels set, rich would treat a notebook
+as a terminal or write HTML; a terminal's control characters would litter the cell.
 """
 
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 _IN_PLACE_PERIOD_S, _LINE_PERIOD_S, _NOTEBOOK_LINE_PERIOD_S = 1.0, 9.0, 30.0
 _LABEL_WIDTH = 9
 _LOG_WIDTH, _NOTEBOOK_WIDTH = 160, 100
-"""Columns of the report where no terminal gives its own width."""
+"""Width of the report in columns if there is no terminal with its own width."""
 
 
 class Terminal:
@@ -54,10 +54,10 @@ class Terminal:
 
     @contextmanager
     def progress_line(self) -> Iterator[tuple[Callable[[str], None], float]]:
-        """Yield the function that shows the line, and every how many seconds to call it.
+        """Yield the function that shows the line, and the number of seconds between its calls.
 
-        On a terminal and in a notebook the line changes in place; elsewhere each call prints a new line. So it does in
-        a Databricks notebook, of which it is not known whether it changes what it has shown.
+        On a terminal and in a notebook the line changes in place; elsewhere each call prints a new line. So does a
+        Databricks notebook, because it is not known whether it can change output in place.
         """
         if self._is_notebook and "DATABRICKS_RUNTIME_VERSION" not in os.environ:
             with _cell_line() as show:

@@ -1,8 +1,7 @@
 """Account for the engines' time during one job, from the servers' reports.
 
-An engine's account runs since its start (``TimeAccount``). For an engine that is older than the job, the time that it
-had when it was first heard of does not count; but if the job began while the engine started, what was left of the start
-does.
+An engine's account runs since its start (``TimeAccount``). If an engine is older than the job, its time before its
+first report does not count; but if the job began while the engine started, the rest of that start counts.
 """
 
 from collections import defaultdict

@@ -1,11 +1,11 @@
-"""Write one MLflow run per job, from the driver. A store that is slow or down costs a warning, never the job.
+"""Write one MLflow run per job, from the driver. A slow or unavailable store costs a warning, never the job.
 
 Everything goes through one separate thread, with short time limits and a bounded queue. The job waits for this thread
 only at the very end, and then not for long. MLflow is imported there too, and need not be installed.
 
-Where the caller, such as a notebook, has an active MLflow run, the job's run becomes its child: a run takes each
-parameter once, so two jobs in one notebook could not both log into the notebook's run. That run is never written to
-and never ended.
+If the caller, such as a notebook, has an active MLflow run, the job's run becomes its child: a run takes each parameter
+once, so two jobs in one notebook could not both log into the notebook's run. That run is never written to and never
+ended.
 """
 
 import logging
@@ -40,8 +40,8 @@ _SETTINGS = {
 }
 _APART_S = 5.0
 _APART_SHARE = 1 / 2_000
-"""Two points of a metric are at least so far apart, in seconds and as a share of the run's age: a week has about 10,000
-points. The run's Parquet file has what is finer."""
+"""Minimum distance between two points of a metric, in seconds and as a share of the run's age: a week has about 10,000
+points. The run's Parquet file has a finer resolution."""
 _METRICS = (
     "rows_done",
     "rows_error",
@@ -57,11 +57,13 @@ class Tracker:
     """Records one run, or nothing if the store cannot be used."""
 
     def __init__(self, experiment: str, *, local_store: Path, warn: Callable[[str], None]) -> None:
-        """Choose the store. Make the tracker on the thread that may have an active run, for MLflow keeps it by thread.
+        """Choose the store.
+
+        Create the tracker on the thread that may have an active run, because MLflow keeps the run per thread.
 
         The store is that of the caller's active run, else what ``mlflow.set_tracking_uri`` or ``MLFLOW_TRACKING_URI``
-        names, else Databricks' own, else ``local_store``. The experiment of an active run counts more than
-        ``experiment``. Nothing is recorded where ``experiment`` is empty.
+        names, else Databricks' own, else ``local_store``. The experiment of an active run takes precedence over
+        ``experiment``. Nothing is recorded if ``experiment`` is empty.
         """
         self._warn = warn
         self._is_off = not experiment
@@ -84,7 +86,7 @@ class Tracker:
         self._logged_until_s = -math.inf
         self._started_unix_s = time.time()
         self._work: queue.Queue[Callable[[], None] | None] = queue.Queue()
-        # A daemon: a store that does not answer must not keep the process alive.
+        # A daemon thread: a store that does not answer must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="pipemax-mlflow", daemon=True)
         self.run_id: str | None = None
 
@@ -110,7 +112,7 @@ class Tracker:
             self._work.put(lambda: self._log_samples(samples))
 
     def tag(self, tags: Mapping[str, str]) -> None:
-        """Record facts that become known only while the run goes on."""
+        """Record facts that become known only during the run."""
         if not self._is_off:
             self._work.put(lambda: self._tag(tags))
 
@@ -171,7 +173,7 @@ class Tracker:
             client.log_batch(run_id, params=entries[first : first + _PARAMS_PER_CALL])
 
     def _own_experiment(self, client: "MlflowClient") -> str:
-        """Return the id of the experiment, which is created where it is missing."""
+        """Return the id of the experiment, and create it if it does not exist."""
         artifacts = None
         if self._is_local:
             self._local_store.mkdir(parents=True, exist_ok=True)
@@ -226,7 +228,7 @@ class Tracker:
 
 def _active_run_id() -> str | None:
     """Return the run that the caller of this thread has active, or that ``mlflow run`` started this process for."""
-    mlflow = sys.modules.get("mlflow")  # who has an active run has imported it
+    mlflow = sys.modules.get("mlflow")  # a caller with an active run has imported it
     active = None if mlflow is None else mlflow.active_run()
     return os.environ.get("MLFLOW_RUN_ID") if active is None else str(active.info.run_id)
 

@@ -3,10 +3,10 @@
 The fencing token is Delta's own transaction pair. The application id names the table and one of its lanes; the version
 holds the run's epoch and, below it, the chunk's number. A run claims the table before it computes what is left: it
 commits an empty append under each lane with an epoch above all earlier ones. The first lane is claimed before the
-others, because its claim decides which of two runs that claim at once goes on. From then on Delta refuses every commit
-of an earlier run, whatever its work directory is and however long it was paused: a commit that begins later is skipped,
+others, because its claim decides which run continues if two claim at once. From then on Delta refuses every commit of
+an earlier run, whatever its work directory is and however long it was paused: a commit that begins later is skipped,
 because its version is too low, and one that was under way fails, because the claim landed meanwhile. Delta's reply does
-not say so in either case, so each commit is looked for in the table's history before it counts.
+not say so in either case, so each commit is looked up in the table's history before it counts.
 
 The epoch is one more than the table's version at the claim. It needs no state of its own and only grows, because each
 claim is a commit. Two runs that read the same version claim the same epoch, and Delta lets one of them pass.
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 LANES = 6
-"""How many commits of one run may be under way at once: each lane commits its chunks in ascending order.
+"""Maximum number of commits of one run in progress at once; each lane commits its chunks in ascending order.
 
-A run claims all lanes, needed or not, because one that claimed fewer could not fence off one that uses more. With six,
-a node that is ten times slower than the others costs those no time (``docs/results/scale.md``)."""
+A run claims all lanes, needed or not, because a run that claimed fewer could not fence off a run that uses more. With
+six, a node that is ten times slower than the others costs the others no time (``docs/results/scale.md``)."""
 _CHUNK_BITS = 24
 _ATTEMPTS = 10
 _CLAIM_NOTE = "pipemax claim by run "
@@ -96,7 +96,7 @@ class Claim:
     def landed(self, transaction: Transaction, *, expected_rows: int | None = None) -> Commit:
         """Return the commit, once it is found in the table's history with all its rows.
 
-        Otherwise ``JobFailedError`` says why.
+        Otherwise raise ``JobFailedError``, which says why.
         """
         commit = self.table.find_commit(transaction.note, since_version=self.epoch - 1)
         if commit is None:

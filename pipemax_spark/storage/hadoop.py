@@ -83,7 +83,7 @@ class HadoopFiles:
     def delete(self, path: str) -> None:
         """Delete the path with everything under it; do nothing if it does not exist.
 
-        Only ``WorkDirectory`` may call this, for what lies under a marker of ours.
+        Only ``WorkDirectory`` may call this, for directories with one of our markers.
         """
         hadoop_path, file_system = self._open(path)
         file_system.delete(hadoop_path, True)
@@ -104,7 +104,7 @@ class HadoopFiles:
 
 
 def plain_path(path: str) -> str:
-    """Strip the scheme where it says nothing: ``file:/a`` and ``file:///a`` become ``/a``."""
+    """Strip the scheme if it adds no information: ``file:/a`` and ``file:///a`` become ``/a``."""
     return re.sub(r"^file:(//)?(?=/)", "", path)
 
 

@@ -1,4 +1,4 @@
-"""The rows to annotate: a Delta table, pinned to one version, or Parquet, CSV or JSON files."""
+"""Open the rows to annotate: a Delta table, pinned to one version, or Parquet, CSV or JSON files."""
 
 import re
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ def _read_table(spark: "SparkSession", name: str, options: Mapping[str, str]) ->
         )
     table = DeltaTable(spark, name)
     if not table.exists():
-        # A view, or a table of another format: read as it is now.
+        # A view, or a table of another format, is read in its current state.
         return Source(rows=spark.table(name), name=name, description=f"table {name}")
     return _pinned(table, options)
 
@@ -68,7 +68,7 @@ def _read_path(
     table = DeltaTable(spark, path)
     if file_format in (None, "delta") and table.exists():
         return _pinned(table, options)
-    # A pattern such as /data/*.parquet is Spark's to resolve.
+    # Spark resolves a pattern such as /data/*.parquet.
     if not re.search(r"[*?\[{]", path) and not files.exists(path):
         raise JobError(f"input {path!r} does not exist; give a Delta table's path or name, or a file's path")
     chosen = file_format or _format_of(files, path)

@@ -31,9 +31,9 @@ _FOREIGN = re.compile(
     r"(MetadataChanged|ProtocolChanged|ConcurrentAppend|ConcurrentDeleteRead|ConcurrentDeleteDelete|ConcurrentWrite)"
     r"Exception"
 )
-"""Another writer's commit got in the way. Nothing was committed, so the commit can be retried."""
+"""Another writer's commit conflicted with this one. Nothing was committed, so the commit can be retried."""
 _NO_VALUE = "DELTA_MISSING_NOT_NULL_COLUMN_VALUE"
-"""The rows lack a NOT NULL column that Delta cannot fill: refused even if there are no rows."""
+"""The rows lack a NOT NULL column that Delta cannot fill; Delta refuses this even if there are no rows."""
 _COMMIT_ATTEMPTS = 5
 _FIRST_COMMITS_READ = 16
 _GROWTH = 8
@@ -70,8 +70,8 @@ def is_path(name: str) -> bool:
 class Transaction:
     """The name of one commit.
 
-    Delta skips a commit whose ``version`` is not above the last one of its ``app_id``, without a word, and fails one
-    that was under way while another of the same ``app_id`` landed.
+    Delta silently skips a commit whose ``version`` is not above the last one of its ``app_id``, and fails a commit that
+    was under way while another one of the same ``app_id`` landed.
     """
 
     app_id: str
@@ -197,7 +197,7 @@ class DeltaTable:
     def append(self, rows: "DataFrame", transaction: Transaction) -> None:
         """Commit the rows. Raise ``CommitRefusedError`` if Delta fails the transaction.
 
-        If Delta skips the transaction, only ``find_commit`` tells. ``rows`` are evaluated once, and again if another
+        If Delta skips the transaction, only ``find_commit`` shows it. ``rows`` are evaluated once, and again if another
         writer changed the table's metadata meanwhile.
         """
         options = {
@@ -281,7 +281,10 @@ class DeltaTable:
 
 
 def _try_commit(commit: Callable[[], object], note: str) -> None:
-    """Commit, and retry if another writer got in the way. Raise ``CommitRefusedError`` if Delta refuses the commit."""
+    """Commit, and retry if another writer's commit conflicts.
+
+    Raise ``CommitRefusedError`` if Delta refuses the commit.
+    """
     for attempt in range(1, _COMMIT_ATTEMPTS + 1):
         try:
             commit()
@@ -325,7 +328,7 @@ def _all_names(kind: "DataType") -> list[str]:
 
 
 def spec_texts(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return spec_hash → the text that ``spec_property`` wrote down, the latest last."""
+    """Return spec_hash → the text that ``spec_property`` stored, the latest last."""
     found = {
         name.removeprefix(SPEC_PROPERTY): json.loads(value)
         for name, value in properties.items()

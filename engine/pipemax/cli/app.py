@@ -53,7 +53,7 @@ def preflight() -> None:
     from pipemax.serve.preflight_checks import preflight as run_preflight
     from pipemax.wire import PreflightRequest
 
-    # Libraries print to standard output as they please, but it may carry only the reply.
+    # Libraries may print to standard output, but it must carry only the reply.
     reply_fd = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     reply = run_preflight(PreflightRequest.from_bytes(sys.stdin.buffer.read()))

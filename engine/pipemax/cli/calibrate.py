@@ -1,4 +1,4 @@
-"""``pipemax calibrate``: measure an engine's step times and copies, and report how well they are then predicted."""
+"""``pipemax calibrate``: measure an engine's step times and copies, and report how well they are predicted."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""``pipemax plan-capacity``: a table's hours and cost on nodes, for every layout, with PipeMax and with stock vLLM."""
+"""``pipemax plan-capacity``: estimate a table's hours and cost on nodes, for every layout and policy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""``pipemax check-node``: prove on this machine that an engine under PipeMax is right, and report how it did."""
+"""``pipemax check-node``: check on this machine that an engine under PipeMax gives right results, and report."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""Options, profiles by name and one-line errors, which several commands share."""
+"""Share options, profiles by name and one-line errors between commands."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -50,7 +50,7 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the fi
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the command with one line and status 2 on the caller's errors; anything else is a bug and shows."""
+    """End the command with one line and status 2 on the caller's errors; any other error is a bug and shows."""
     try:
         yield
     except (ValueError, OSError, EngineStartError) as error:
@@ -59,7 +59,7 @@ def one_line_errors() -> Iterator[None]:
 
 
 def measured_config(model: str | None, engine: Path | None) -> "EngineConfig":
-    """Return the config under policy pipemax, the only one that times its steps, and without a calibration."""
+    """Return the config without a calibration and under policy pipemax, the only policy that times its steps."""
     from pipemax.config import EngineConfig
 
     changes: dict[str, Any] = {
@@ -105,7 +105,7 @@ def open_workload(name: str, num_requests: int, seed: int = 0) -> "Workload":
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write ``value`` as indented JSON in UTF-8, ended by a newline."""
+    """Write ``value`` as indented JSON in UTF-8, with a newline at the end."""
     import json
 
     path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

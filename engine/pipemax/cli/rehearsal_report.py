@@ -1,4 +1,4 @@
-"""What ``pipemax rehearse`` tells: a table of the runs, the forecast, and the lines of the engine config to use."""
+"""Report what ``pipemax rehearse`` found: a table of runs, the forecast, and the engine config lines to use."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -31,9 +31,9 @@ class RehearsalReport:
     """Fastest first."""
     not_possible: Sequence[str]
     unused: Sequence[str]
-    """Fields of the engine config that have no part in a rehearsal."""
+    """Fields of the engine config that a rehearsal does not use."""
     left_out: float
-    """Share of the sampled rows that a job would make errors of."""
+    """Share of the sampled rows that would be error rows in a job."""
 
     @property
     def chosen(self) -> Rehearsed:
@@ -51,7 +51,7 @@ class RehearsalReport:
         )
 
     def show(self) -> None:
-        """Print it; the last lines are YAML for the engine config."""
+        """Print the report; the last lines are YAML for the engine config."""
         from rich.console import Console
 
         console = Console(width=None if Console().is_terminal else FILE_COLUMNS)
@@ -185,5 +185,5 @@ class RehearsalReport:
 
 
 def _short(value: float) -> str:
-    """Write a number with as many decimals as its size is worth."""
+    """Format a number with as many decimals as its size needs."""
     return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"

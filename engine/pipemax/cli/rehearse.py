@@ -1,4 +1,4 @@
-"""``pipemax rehearse``: a user's own job on a node that they do not have yet, with vLLM's real scheduler."""
+"""``pipemax rehearse``: run a user's own job on a node that they do not have yet, with vLLM's real scheduler."""
 
 import os
 from dataclasses import dataclass, replace
@@ -169,7 +169,7 @@ def rehearse(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
-    """The rows to rehearse, and the table they stand for."""
+    """The rows to rehearse, and the table that they represent."""
 
     name: str
     workload: "Workload"
@@ -177,7 +177,7 @@ class _Rows:
     """Rows of the table."""
     max_model_len: int
     left_out: float = 0.0
-    """Share of the sampled rows that a job would make errors of: without a prompt, or with one that is too long."""
+    """Share of the sampled rows that would be error rows in a job: no prompt, or one that is too long."""
 
 
 def _require_vllm() -> None:
@@ -188,7 +188,7 @@ def _require_vllm() -> None:
 
 
 def _check_files(json_file: Path | None, picture: Path | None) -> None:
-    """Raise ``ValueError``, before minutes of work, for a file that could not be written."""
+    """Raise ``ValueError`` for a file that could not be written, before minutes of work."""
     for path in (json_file, picture):
         if path is not None and not path.resolve().parent.is_dir():
             raise ValueError(f"there is no directory {path.resolve().parent}")

@@ -1,4 +1,4 @@
-"""``pipemax simulate``: PipeMax and other systems on a simulated node."""
+"""``pipemax simulate``: compare PipeMax with other systems on a simulated node."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Node, model and workload profiles that ship with the package, one YAML file each; a path names your own.
+"""Load node, model and workload profiles: those of the package, one YAML file each, or a file of your own.
 
 This is the only loader from YAML to the frozen specs of ``pipemax.domain``. Unknown and missing keys are rejected, and
 every message names the file.
@@ -48,7 +48,7 @@ def read_preset(kind: str, name: str) -> dict[str, Any]:
 def build_spec(spec_type: type[Spec], values: dict[str, Any], where: str) -> Spec:
     """Build a (nested) frozen dataclass from parsed YAML; a field with a default may be left out.
 
-    Raise ``ValueError`` that names what is unknown, missing or not a number.
+    Raise ``ValueError`` that names a key that is unknown, missing or not a number.
     """
     hints = typing.get_type_hints(spec_type)
     unknown, missing = sorted(values.keys() - hints.keys()), sorted(_required(spec_type) - values.keys())

@@ -1,9 +1,9 @@
 """Send reports to the driver's collectors: every second, and once more when a job's last session ends.
 
-A collector that hears many servers asks for fewer reports; a session's last one is sent all the same.
+A collector with many servers requests fewer reports; a session's last report is always sent.
 
 A collector that cannot be reached costs one warning and little time: the longer it fails, the less often it is tried.
-The driver may only have been busy for a few seconds, so a session's last report is tried all the same.
+The driver may only have been busy for a few seconds, so a session's last report is tried anyway.
 """
 
 import logging
@@ -36,7 +36,7 @@ class Reporter:
         period_s: float,
         timeout_s: float,
     ) -> None:
-        """Call ``hear`` with what the collectors answer."""
+        """Call ``hear`` with the collectors' answers."""
         self._timeout_s = timeout_s
         self._hear = hear
         self._collectors = collectors
@@ -56,7 +56,7 @@ class Reporter:
     def report_now(self, collector: CollectorAddress, *, is_last: bool = False) -> None:
         """Send the current totals and wait until the collector has them, or cannot be reached.
 
-        With ``is_last`` nothing may follow, so a collector that failed lately is tried all the same.
+        With ``is_last`` no report may follow, so a collector that failed recently is tried anyway.
         """
         with self._lock:
             link = self._links.setdefault(collector, _Link(collector, self._timeout_s))
@@ -72,7 +72,7 @@ class Reporter:
             with self._lock:
                 unused = [self._links[collector] for collector in set(self._links) - wanted]
             for link in unused:
-                # Kept: its job's next task must not warn of it again, nor wait for it, as if it were a new collector.
+                # Keep it: its job's next task must neither warn about it again nor wait for it as for a new collector.
                 link.close()
 
 
@@ -86,7 +86,7 @@ class _Link:
         self._client: flight.FlightClient | None = None
         self._warned = False
         self._retry_s = _FIRST_RETRY_S
-        """How long to wait after the next failure."""
+        """The time to wait after the next failure."""
         self._not_before_s = float("-inf")
 
     def send(

@@ -1,7 +1,7 @@
-"""The one resident engine: started when first needed, shared by all sessions, replaced when another is needed.
+"""Own the one resident engine: start it when first needed, share it, and replace it when another is needed.
 
-One thread owns the engine: it starts, polls, replaces and closes it. Sessions, on threads of their own, only ask
-whether their engine is ready, and call ``submit`` and ``abort``. The host knows nothing of Flight.
+One thread owns the engine: it starts, polls, replaces and closes it. Sessions, on their own threads, only ask whether
+their engine is ready, and call ``submit`` and ``abort``. The host knows nothing of Flight.
 """
 
 import logging
@@ -63,7 +63,7 @@ class EngineListener(Protocol):
         """Take rows that have ended, in the order of ``poll``."""
 
     def readiness_changed(self) -> None:
-        """Have waiting sessions look again: an engine is ready, or did not start."""
+        """Make waiting sessions check again: an engine is ready, or did not start."""
 
     def engine_died(self, suspects: Collection[str] | None = None) -> None:
         """Note that the engine is gone; no session has heard of it yet.
@@ -98,7 +98,7 @@ class _Load:
     """The member that it is loaded for first."""
     since_s: float
     instead_of: str
-    """Which engine it replaces, in words that follow the model's name; empty if it replaces none."""
+    """The engine that it replaces, in words that follow the model's name; empty if it replaces none."""
 
 
 @dataclass(slots=True)
@@ -137,7 +137,7 @@ class EngineHost:
         self._thread.start()
 
     def stop(self, refusal: Refused) -> None:
-        """Refuse every session from now on, and have the engine's thread close the engine and end."""
+        """Refuse every session from now on, and make the engine's thread close the engine and end."""
         with self._changed:
             self._state.refusal = self._state.refusal or refusal
             self._changed.notify_all()
@@ -170,7 +170,7 @@ class EngineHost:
             self._changed.notify_all()
 
     def note_movement(self) -> None:
-        """Note that a session has sent or taken a row: the sessions that hold the engine are not stuck."""
+        """Note that a session has sent or taken a row: so the sessions that hold the engine are not stuck."""
         self._moved_at_s = time.monotonic()
 
     def readiness(self, member: Member) -> Readiness:

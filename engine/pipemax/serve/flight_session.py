@@ -1,4 +1,4 @@
-"""One session: one Flight ``DoExchange``, from its header to its last completion.
+"""Serve one session: one Flight ``DoExchange``, from its header to its last completion.
 
 Two threads serve it. The *session's* thread, which Flight provides, writes completions, credit and a heartbeat every
 second, and notices cancellation. The *reading* thread takes request batches and submits them. The engine's thread
@@ -33,16 +33,16 @@ from pipemax.wire import HEARTBEAT_PERIOD_S, MessageKind, ServerMessage, Session
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.2
-"""How often a session that has nothing to send checks for cancellation and for its engine's death."""
+"""Period at which a session that has nothing to send checks for cancellation and for its engine's death."""
 _LINGER_S = 0.005
-"""A first completion waits this long for others: a message for each row would cost more than the row."""
+"""A first completion waits this long for others, because a message for each row would cost more than the row."""
 _LONGEST_LINGER_S = 0.25
 _LINGER_SHARE = 1 / 4
 """With a slow engine it waits up to ``_LONGEST_LINGER_S``, but only until the finished rows are this share of the
 running rows, or there is credit to grant. That wait and a tick together must be shorter than the time for which a
 stream that asks for credit counts as asking."""
 _MAX_ROWS_PER_MESSAGE = 1_024
-# What the stream raises when the client is gone.
+# Exceptions that the stream raises when the client is gone.
 STREAM_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
 
@@ -53,7 +53,7 @@ class CallContext(Protocol):
 
 
 class SessionFailedError(Exception):
-    """The session cannot go on, and its client is told why."""
+    """The session cannot continue, and its client is told why."""
 
     def __init__(self, code: SessionErrorCode, detail: str) -> None:
         super().__init__(detail)
@@ -65,7 +65,7 @@ class SessionFailedError(Exception):
 
 
 class ClientGoneError(Exception):
-    """The client has cancelled or is gone; nobody listens any more."""
+    """The client has cancelled or is gone, so no one is listening any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class Session:
     def run(self) -> None:
         """Serve the session to its end.
 
-        ``SessionFailedError`` if it failed, which the client has been told; ``ClientGoneError`` if the client is gone.
+        Raise ``SessionFailedError`` if it failed, after telling the client; ``ClientGoneError`` if the client is gone.
         """
         header = self._terms.header
         member = self._host.join(
@@ -153,12 +153,12 @@ class Session:
                 row = FinishedRow(row_id=row_id, completion=completion, completed_at_us=now_us)
                 self._credit.finish(rows=1, size=size, output_size=row.output_size())
                 self._outbox.append(row)
-            # Not after every step of the engine: the session's thread would wake up only to wait again.
+            # Do not do this after every engine step: the session's thread would wake up only to wait again.
             if was_empty or self._has_much_to_send():
                 self._changed.notify_all()
 
     def wake(self) -> None:
-        """Have the session look again at its engine."""
+        """Make the session check its engine again."""
         with self._changed:
             self._changed.notify_all()
 
@@ -187,7 +187,7 @@ class Session:
         try:
             self._write_until_done(member)
         except SessionFailedError as failure:
-            # Sent before the join below: the client cancels when it hears this, which ends the reading.
+            # Send this before the join below: the client then cancels, which ends the reading.
             self._send(message=failure.message())
             raise
         finally:
@@ -230,7 +230,7 @@ class Session:
         with self._changed:
             rows = [self._outbox.popleft() for _ in range(min(len(self._outbox), _MAX_ROWS_PER_MESSAGE))]
             wants_credit = not self._input_ended
-        # Before the grant: rows on their way out make room for the credit that goes with them.
+        # Do this before the grant: outgoing rows make room for the credit that goes with them.
         self._credit.deliver(rows=len(rows), output_size=sum(row.output_size() for row in rows))
         grant = self._credit.grant() if wants_credit else None
         credit = (
@@ -323,7 +323,7 @@ class Session:
             if doubled or len(set(row_ids)) < len(row_ids):
                 raise ValueError(f"row ids are not unique: {doubled or row_ids}")
             self._credit.receive(rows=len(row_ids), size=charged)
-            # Before the submission: a completion may be back before submit returns.
+            # Do this before the submission: a completion may arrive before submit returns.
             self._running.update(zip(row_ids, sizes, strict=True))
             if self._credit.is_low:
                 self._changed.notify_all()  # the session's thread grants more
@@ -341,7 +341,7 @@ class Session:
     def _answer_from_cache(
         self, cache: ResultCache, content: bytes, requests: Sequence[GenerationRequest], keys: Sequence[bytes]
     ) -> tuple[list[GenerationRequest], list[bytes]]:
-        """Deliver the answers that are known for this ``content``. Return the other requests and their keys."""
+        """Deliver the cached answers for this ``content``. Return the other requests and their keys."""
         known, unknown, unknown_keys = [], [], []
         cache_keys = dict[str, bytes]()
         for request, key in zip(requests, keys, strict=True):
@@ -371,7 +371,7 @@ class Session:
     # The end.
 
     def _abandon(self, engine: Engine) -> None:
-        """Drop the rows that still run, in the engine too. Aborting twice is harmless."""
+        """Drop the running rows, also in the engine. Aborting twice is harmless."""
         with self._changed:
             self._closed = True
             left = [f"{self._id_prefix}{row_id}" for row_id in self._running]

@@ -1,4 +1,4 @@
-"""Lock each GPU, so that a successor's engine loads only where no process of an earlier engine is left.
+"""Lock each GPU, so that a successor's engine loads only when no process of an earlier engine is left.
 
 Each GPU has two flocks, in the directory of the servers' sockets. The server holds ``.lock`` from before its engine
 loads until the server ends. The engine's own processes share ``.users``. vLLM spawns them and they inherit no
@@ -93,7 +93,7 @@ def _wait_for(file: Path, note_wait: Callable[[], None], gives_up: Callable[[], 
 
 
 def _describe_holders(file: Path) -> str:
-    """Describe for people who holds the file's lock."""
+    """Describe the holder of the file's lock, for people."""
     # Lines such as "1: FLOCK  ADVISORY  WRITE 1226 fe:00:9980997 0 EOF"; a waiting one has "->" after its number.
     inode = str(file.stat().st_ino)
     holders = []

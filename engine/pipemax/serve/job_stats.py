@@ -1,4 +1,4 @@
-"""Count what the server has done for each job. The counters only grow."""
+"""Count the server's work for each job. The counters only grow."""
 
 import threading
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Decide when the server ends: its executor, its Python daemons or its socket are gone, it idles, or it is told to.
+"""Decide when the server ends: its executor, Python daemons or socket are gone, it idles, or it is told to end.
 
 Processes are watched by pidfd, which a reused pid cannot deceive and which also fires for a zombie. This module only
 decides; ``main`` takes the server down.
@@ -25,12 +25,12 @@ EXIT_ENGINE_DIED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """Why the server ends."""
+    """The reason why the server ends."""
 
     reason: str
     status: int = 0
     at_once: bool = False
-    """Nobody is left to wait for: the engine gets a few seconds to close, not its full time."""
+    """No client is left, so the engine gets a few seconds to close, not its full time."""
 
 
 def has_ended(pidfd: int, *, timeout_s: float) -> bool:
@@ -53,7 +53,9 @@ class WatchedProcess:
         except OSError as error:
             log.warning("no pidfd for pid %d, looking at /proc instead: %s", identity.pid, error)
             return
-        if not identity.is_running():  # the pid may have been another process's by the time it was opened
+        if (
+            not identity.is_running()
+        ):  # the pid may have belonged to another process by the time it was opened
             self.close()
 
     def fileno(self) -> int | None:
@@ -133,7 +135,7 @@ class Lifecycle:
         if self._executor.is_gone():
             return Exit(reason=f"the executor, pid {self._executor.identity.pid}, is gone", at_once=True)
         if not self._socket.exists():
-            # No new task can find this server: it would keep the GPUs from the one that is started instead.
+            # No new task can find this server, and it would keep the GPUs from the server that is started instead.
             return Exit(reason=f"its socket {self._socket} was deleted")
         with self._lock:
             for identity in [i for i, daemon in self._daemons.items() if daemon.is_gone()]:

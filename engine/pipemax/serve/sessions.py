@@ -1,8 +1,8 @@
-"""The open sessions, and what the engine's thread tells them.
+"""Keep the open sessions, and pass on to them what the engine's thread reports.
 
-``EngineSessions`` is the ``EngineListener`` of the server. It hands finished rows to the sessions that sent them,
-sizes the credit window, tells the engine whether more rows may come, and begins the next turn. It knows nothing of
-Flight, and of a session only how to hand it rows and how to wake it.
+``EngineSessions`` is the ``EngineListener`` of the server. It hands finished rows to the sessions that sent them, sizes
+the credit window, tells the engine whether more rows may come, and begins the next turn. It knows nothing of Flight,
+and only knows how to hand rows to a session and how to wake it.
 """
 
 import threading
@@ -26,7 +26,7 @@ class OpenSession(Protocol):
         """Take completions of this session's rows."""
 
     def wake(self) -> None:
-        """Look again at the engine and at the credit."""
+        """Check the engine and the credit again."""
 
 
 class EngineSessions:
@@ -35,7 +35,7 @@ class EngineSessions:
     def __init__(
         self, *, window: CreditWindow, turns: Turns, inputs: InputWatch, lifecycle: Lifecycle
     ) -> None:
-        """Have ``lifecycle`` end the server when the engine has died."""
+        """Let ``lifecycle`` end the server when the engine has died."""
         self._window = window
         self._turns = turns
         self._inputs = inputs
@@ -44,7 +44,7 @@ class EngineSessions:
         self._open: dict[int, OpenSession] = {}  # by the session's number
         # The engine's thread only:
         self._pacer = Pacer(window)
-        self._told_input: tuple[Engine, bool] | None = None  # the last engine that was told, and what
+        self._told_input: tuple[Engine, bool] | None = None  # the last engine that was told, and the value
 
     # Called on the sessions' threads and the server's.
 
@@ -98,7 +98,7 @@ class EngineSessions:
         for number, own in by_session.items():
             with self._lock:
                 session = self._open.get(number)
-            if session is not None:  # else it ended meanwhile, and nobody waits for its rows
+            if session is not None:  # otherwise it ended meanwhile, and no client waits for its rows
                 session.deliver(own)
 
     def readiness_changed(self) -> None:

@@ -1,6 +1,7 @@
-"""Check what can be known of an engine's start from its config and the checkpoint's files, without loading anything.
+"""Check an engine's start, as far as its config and the checkpoint's files allow, without loading anything.
 
-Whatever is refused here, vLLM would refuse too, minutes later. What only a started engine can tell is left to it.
+vLLM would also refuse everything that is refused here, but minutes later. Facts that only a started engine knows are
+left to it.
 """
 
 import json
@@ -27,7 +28,7 @@ _WEIGHTS = {
 _PLAIN_MODELS = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 """Model types whose KV cache grows by the same bytes with each token of each layer."""
 _OTHER_MODEL = ("config_format", "hf_overrides", "model_impl")
-"""Arguments of vLLM's own that change which code runs the model."""
+"""vLLM's own arguments that change which code runs the model."""
 _OTHER_KV = (
     *_OTHER_MODEL,
     "max_model_len",
@@ -37,7 +38,7 @@ _OTHER_KV = (
     "decode_context_parallel_size",
     "prefill_context_parallel_size",
 )
-"""Arguments of vLLM's own that change how much KV a token or a request has."""
+"""vLLM's own arguments that change how much KV a token or a request has."""
 _CPU_KV_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 """vLLM's variable that overrides the KV cache's size on a CPU, GiB."""
 
@@ -72,7 +73,7 @@ def _check_architecture(config: EngineConfig, model_config: "PreTrainedConfig") 
     if unknown is None or any(name in config.vllm for name in _OTHER_MODEL):
         return
     if getattr(model_config, "auto_map", None) or getattr(model_config, "speculators_config", None):
-        return  # its code comes with the checkpoint, or it names another model, which vLLM runs in its place
+        return  # its code comes with the checkpoint, or it names another model that vLLM runs in its place
     import transformers
 
     if not hasattr(transformers, unknown):  # vLLM runs some models by transformers' own code
@@ -110,7 +111,7 @@ def _check_index(index: Path) -> None:
 
 
 def _is_cut_off(file: Path) -> bool:
-    """Tell whether a file of safetensors is shorter than its header says: a copy that broke off."""
+    """Tell whether a file of safetensors is shorter than its header says: an interrupted copy."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(8), "little")
@@ -154,7 +155,7 @@ def _check_blocks(config: EngineConfig, max_model_len: int) -> None:
 
 
 def _kv_rooms(config: EngineConfig, *, has_gpus: bool) -> Iterator[tuple[str, float]]:
-    """Yield each of a stage's memories for KV that the config sizes: the setting with its value, and the bytes."""
+    """Yield each KV memory of a stage whose size the config sets: the setting with its value, and the bytes."""
     if config.vllm.get("num_gpu_blocks_override") is not None:
         pass  # it goes before any size in bytes
     elif (kv_bytes := config.vllm.get("kv_cache_memory_bytes")) is not None:
