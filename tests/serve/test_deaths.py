@@ -29,7 +29,7 @@ from tests.waiting import wait_until
 EnginePython = Callable[..., str]
 
 
-def test_a_server_killed_twice_in_a_run_loses_and_doubles_nothing(
+def test_a_server_killed_twice_in_a_run_loses_and_duplicates_nothing(
     fake_engine_python: EnginePython, jvm: FakeJvm
 ) -> None:
     opts = options(fake_engine_python(), max_num_seqs=32)

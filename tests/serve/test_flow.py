@@ -162,7 +162,7 @@ def test_an_error_before_the_first_row_reaches_the_consumer(shared_engine_python
 
 
 @pytest.mark.parametrize("ids", [(0, 0), (0, 1)])
-def test_doubled_row_ids_and_foreign_schemas_are_refused(
+def test_duplicate_row_ids_and_foreign_schemas_are_refused(
     shared_engine_python: str, ids: tuple[int, int]
 ) -> None:
     double = [request_batch(["[[slow 60]]"], ids[0]), request_batch(["b"], ids[1])]

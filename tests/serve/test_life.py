@@ -53,9 +53,7 @@ def test_the_server_ends_with_its_jvm(fake_engine_python: EnginePython, jvm: Fak
     _assert_gone(files, server, child, within_s=2.0)
 
 
-def test_the_server_ends_with_its_jvm_in_the_midst_of_work(
-    fake_engine_python: EnginePython, jvm: FakeJvm
-) -> None:
+def test_the_server_ends_with_its_jvm_during_work(fake_engine_python: EnginePython, jvm: FakeJvm) -> None:
     opts = options(fake_engine_python(), child_process=True)
     results = complete([request_batch(["quick", "[[slow 600]] never"])], opts, task="task")
     next(results)
@@ -137,7 +135,7 @@ def test_sigterm_ends_the_server_in_order(fake_engine_python: EnginePython) -> N
     assert "the engine closed" in files_of(opts).log.read_text()
 
 
-def test_the_server_is_nobody_s_child(fake_engine_python: EnginePython) -> None:
+def test_the_server_is_detached_from_its_starter(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python())
     run_prompts(["hello"], opts)
     server = server_of(opts).pid

@@ -44,12 +44,12 @@ def model(tmp_path: Path) -> Path:
     return directory
 
 
-def test_an_answer_is_given_again_while_its_engine_is_there(asker: Asker, model: Path) -> None:
+def test_a_cached_answer_is_reused_while_its_engine_is_there(asker: Asker, model: Path) -> None:
     assert asker.rows_reused(str(model)) == 0
     assert asker.rows_reused(str(model)) == len(PROMPTS)
 
 
-def test_an_answer_is_given_again_after_other_engines_if_the_model_is_the_same(
+def test_a_cached_answer_is_reused_after_other_engines_if_the_model_is_the_same(
     asker: Asker, model: Path
 ) -> None:
     asker.rows_reused(str(model))

@@ -66,7 +66,7 @@ def test_bad_requests_are_refused_at_once(
         annotate(frame, **{"engine": fake_config(), "engine_python": engine_python, **options})
 
 
-def test_what_was_found_fine_just_before_is_not_checked_again(spark: Any, tmp_path: Path) -> None:
+def test_a_check_that_has_just_passed_is_not_repeated(spark: Any, tmp_path: Path) -> None:
     engine_python = write_engine_python(tmp_path / "python")
     frame = spark.createDataFrame([("x",)], "text string")
     options = {"prompt_column": "text", "engine": fake_config(), "engine_python": engine_python}

@@ -39,7 +39,7 @@ def call(jobs: Callable[[], Jobs]) -> tuple[Jobs, Callable[..., Any]]:
     return run, call_with
 
 
-def test_the_same_call_again_does_what_is_left(
+def test_the_same_call_again_annotates_the_rows_left(
     call: tuple[Jobs, Callable[..., Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, annotate = call
@@ -136,7 +136,7 @@ def test_an_interrupted_call_stops_its_tasks_and_the_same_call_does_the_rest(
         ({"output": None}, TypeError, "annotate_table.. needs output"),
     ],
 )
-def test_a_wrong_call_is_told_at_once(
+def test_a_wrong_call_is_reported_at_once(
     call: tuple[Jobs, Callable[..., Any]], options: dict[str, Any], error: type[Exception], told: str
 ) -> None:
     run, annotate = call

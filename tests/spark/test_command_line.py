@@ -112,7 +112,7 @@ def test_spark_submit_needs_no_environment_and_names_the_package_that_is_missing
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(["--version"], None), (["--max-tokens", "0"], 2)])
-def test_a_scheduler_s_call_comes_back_after_success(
+def test_a_scheduler_s_call_returns_after_success(
     arguments: list[str], code: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["pipemax-annotate", *arguments])

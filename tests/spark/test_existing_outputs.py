@@ -169,7 +169,7 @@ def test_chunks_of_a_table_with_an_identity_column_do_not_get_in_each_other_s_wa
     assert "is retried, because another writer changed the table" not in caplog.text
 
 
-def test_a_table_with_rows_of_somebody_else_s_is_refused(jobs: MakeJobs) -> None:
+def test_a_table_with_rows_from_another_program_is_refused(jobs: MakeJobs) -> None:
     run = jobs()
     run.spark.sql("SELECT 1L AS id, 'a' AS text").write.format("delta").save(run.output)
     run.write_input([(1, "a")])
@@ -177,7 +177,7 @@ def test_a_table_with_rows_of_somebody_else_s_is_refused(jobs: MakeJobs) -> None
         run.run()
 
 
-def test_a_rule_about_answers_leaves_the_session_s_errors_as_they_are(
+def test_a_rule_about_answers_does_not_change_the_session_s_errors(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a session that has not had an error before."""

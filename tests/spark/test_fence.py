@@ -65,7 +65,7 @@ def held_append(table: DeltaTable, held: HeldRows, transaction: Transaction) -> 
             held.release()
 
 
-def test_an_overtaken_run_s_later_commit_is_refused_and_it_is_told_by_whom(
+def test_an_overtaken_run_s_later_commit_is_refused_and_the_error_names_the_other_run(
     spark: Any, table: DeltaTable
 ) -> None:
     stale, current = Claim.take(table, "stale"), Claim.take(table, "current")
@@ -172,7 +172,7 @@ class BusyTable(DeltaTable):
             claim.result()
 
 
-def test_a_claim_is_taken_again_when_a_chunk_of_the_other_run_lands_in_its_midst(
+def test_a_claim_is_retried_when_a_chunk_of_the_other_run_lands_during_it(
     spark: Any, table: DeltaTable, tmp_path: Path
 ) -> None:
     first = Claim.take(table, "first")

@@ -165,7 +165,7 @@ def replaced_input(nights: Nights) -> Any:
     return replace(nights.jobs.defaults, input=nights.input)
 
 
-def test_an_update_stops_the_night_unless_it_is_to_be_skipped(nights: Nights) -> None:
+def test_an_update_stops_the_nightly_run_unless_it_is_skipped_on_request(nights: Nights) -> None:
     nights.append(words(0, 20))
     nights.run(id_columns=("id",))
     nights.append(words(20, 30))
@@ -196,7 +196,7 @@ def test_an_input_that_cannot_be_streamed_is_refused_at_once(nights: Nights) -> 
         nights.run(incremental=False, skip_changes=True)
 
 
-def test_a_batch_is_done_when_the_next_one_is_asked_for(nights: Nights, spark: Any, tmp_path: Path) -> None:
+def test_a_batch_is_done_when_the_next_one_is_requested(nights: Nights, spark: Any, tmp_path: Path) -> None:
     nights.append(words(0, 3))
 
     def batches() -> MicroBatches:

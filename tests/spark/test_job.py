@@ -150,7 +150,7 @@ def test_compacting_joins_the_files_of_all_chunks_and_changes_no_row(jobs: MakeJ
     assert run.run(id_columns=("id",)).rows_skipped == 40
 
 
-def test_what_a_limit_leaves_out_is_counted_and_a_later_run_does_it(jobs: MakeJobs) -> None:
+def test_rows_beyond_a_limit_are_counted_and_a_later_run_annotates_them(jobs: MakeJobs) -> None:
     run = jobs()
     run.write_input([(i, f"word {i}") for i in range(30)])
     first = run.run(id_columns=("id",), limit=10)

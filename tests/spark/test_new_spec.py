@@ -57,7 +57,7 @@ def test_a_prompt_without_timestamps_is_the_same_in_every_time_zone(
     assert len(run.rows()) == 1
 
 
-def test_annotate_tells_time_zones_apart(
+def test_annotate_distinguishes_time_zones(
     spark: Any, engine_python: str, set_zone: Callable[[str], None]
 ) -> None:
     hashes = set()

@@ -46,7 +46,7 @@ def test_a_notebook_defines_nothing_and_keeps_no_output(notebook: Path) -> None:
     assert not any(cell.get("outputs") for cell in cells)
 
 
-def test_the_notebook_runs_the_job_draws_what_came_out_and_stops_its_engine(
+def test_the_notebook_runs_the_job_plots_its_results_and_stops_its_engine(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(REPOSITORY)

@@ -51,7 +51,7 @@ def loads(jobs: Jobs) -> list[int]:
 
 
 @pytest.mark.parametrize(("id_columns", "operator"), [(("id",), "LeftAnti"), ((), "Window")])
-def test_few_rows_left_are_looked_for_once(
+def test_few_rows_left_are_searched_for_once(
     jobs: MakeJobs, id_columns: tuple[str, ...], operator: str
 ) -> None:
     run = jobs()

@@ -75,7 +75,7 @@ def test_a_view_that_shuffles_is_sampled_from_its_first_rows(spark: Any, rows: A
     assert len(set(prompts)) == len(prompts)
 
 
-def test_splits_without_a_row_are_passed_over_and_a_sample_without_rows_is_empty(spark: Any) -> None:
+def test_splits_without_a_row_are_skipped_and_a_sample_without_rows_is_empty(spark: Any) -> None:
     rows = spark.range(900, numPartitions=18)
     some = SomeRows.of(rows, rows_in=900, looked_at_rows=800)
     first, second = some._draws
@@ -90,7 +90,7 @@ def test_a_small_table_is_sampled_whole(spark: Any, tmp_path: Path) -> None:
     assert sample_prompts(rows, COLUMNS, 900) == [str(i) for i in range(900)]
 
 
-def test_a_condition_that_takes_rows_of_no_drawn_split_still_has_a_sample(spark: Any, rows: Any) -> None:
+def test_a_condition_that_selects_rows_of_no_drawn_split_still_has_a_sample(spark: Any, rows: Any) -> None:
     found = rows.where(f"id % {ROWS // FILES} = {ROWS // FILES - 1} AND id > {ROWS - 300}")
     assert found.count() == 2
     # As if each of them stood for a million.

@@ -156,7 +156,7 @@ def with_options(form: Callable[..., Any]) -> Any:
     return form("pipemax_options", max_tokens=16)
 
 
-def test_a_struct_beside_the_prompt_holds_options_of_the_row(with_options: Any) -> None:
+def test_a_struct_next_to_the_prompt_holds_options_of_the_row(with_options: Any) -> None:
     rows = with_options.sql(
         """SELECT pipemax_options('one two three', CASE id WHEN 0 THEN NULL ELSE named_struct(
             'max_tokens', nullif(id, 1), 'temperature', 0.0, 'stop', array(), 'seed', NULL) END).text AS text,

@@ -52,7 +52,7 @@ def test_another_predicate_does_the_rest_and_only_selected_columns_are_kept(jobs
     }
 
 
-def test_without_ids_equal_rows_are_counted_among_those_that_the_predicate_takes(jobs: MakeJobs) -> None:
+def test_without_ids_equal_rows_are_counted_among_those_that_the_predicate_selects(jobs: MakeJobs) -> None:
     run = jobs()
     run.write_input([(1, "a"), (1, "a"), (2, "b"), (3, "c")])
     assert counts(run, where="id = 1", limit=1) == (2, 0, 1, 1)
@@ -62,7 +62,7 @@ def test_without_ids_equal_rows_are_counted_among_those_that_the_predicate_takes
 
 
 @pytest.mark.parametrize("id_columns", [("id",), ()])
-def test_a_nightly_job_with_another_predicate_does_what_the_first_passed_over(
+def test_a_nightly_job_with_another_predicate_annotates_rows_that_the_first_skipped(
     jobs: MakeJobs, id_columns: tuple[str, ...]
 ) -> None:
     nights = Nights(jobs())
@@ -88,7 +88,7 @@ def test_a_nightly_job_with_another_predicate_does_what_the_first_passed_over(
         ({"select": ("id", "txt"), "id_columns": ("id",)}, "there is no column 'txt'. Did you mean 'text'"),
     ],
 )
-def test_a_wrong_predicate_or_selection_is_told_at_once(
+def test_a_wrong_predicate_or_selection_is_reported_at_once(
     jobs: MakeJobs, options: dict[str, Any], told: str
 ) -> None:
     run = jobs()

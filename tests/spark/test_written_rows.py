@@ -121,7 +121,7 @@ def test_runs_that_die_one_after_the_other_prepare_once(
     assert not Path(run.output, "_pipemax").exists(), "nothing is left of the dead runs"
 
 
-def test_what_is_left_is_looked_for_anew_once_others_have_changed_the_output_s_rows(jobs: MakeJobs) -> None:
+def test_a_run_searches_again_for_rows_left_if_others_changed_the_output(jobs: MakeJobs) -> None:
     run = delta_jobs(jobs, id_columns=("id",))
     die(run)
     run.spark.sql(f"OPTIMIZE delta.`{run.output}`")
@@ -143,7 +143,7 @@ def test_what_is_left_is_looked_for_anew_once_others_have_changed_the_output_s_r
     assert answers(run) == EVERY_ROW_ONCE
 
 
-def test_what_is_left_is_looked_for_anew_if_prepared_rows_are_lost(jobs: MakeJobs) -> None:
+def test_a_run_searches_again_for_rows_left_if_prepared_rows_are_lost(jobs: MakeJobs) -> None:
     run = delta_jobs(jobs, id_columns=("id",))
     die(run)
     slices = sorted(Path(run.output, "_pipemax").glob("*/*/rows/0/slices/__pipemax_slice=*"))

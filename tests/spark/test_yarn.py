@@ -167,7 +167,7 @@ def test_a_killed_container_is_replaced_and_its_rows_are_done_once(yarn: YarnClu
     assert len(job.rows()) == ROWS
 
 
-def test_a_killed_driver_is_started_again_by_yarn_and_does_what_is_left(
+def test_a_killed_driver_is_restarted_by_yarn_and_annotates_the_rows_left(
     yarn: YarnCluster, tmp_path: Path
 ) -> None:
     job = Submitted(yarn, tmp_path, fake_config(load_s=1.0, tokens_per_s=60))

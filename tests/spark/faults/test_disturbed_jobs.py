@@ -146,13 +146,13 @@ def test_rows_are_completed_again_after_a_strike(story: Story, name: str) -> Non
     assert name in story.recovery_s
 
 
-def test_no_row_is_condemned_or_doubled_by_a_disturbed_run(story: Story) -> None:
+def test_a_disturbed_run_condemns_and_duplicates_no_row(story: Story) -> None:
     damage = story.damage_of_first
     assert 0 < damage.lost < ROWS, "it was to be killed with some rows committed and some not"
     assert (damage.doubled, damage.changed, damage.condemned) == (0, 0, frozenset())
 
 
-def test_a_commit_is_repeated_when_another_writer_changes_the_table_under_it(story: Story) -> None:
+def test_a_commit_is_retried_when_another_writer_changes_the_table_under_it(story: Story) -> None:
     assert story.survived_change, story.first.printed()[-3_000:]
     assert "is retried, because another writer changed the table" in story.first.logged()
     assert ROWS - story.damage_of_first.lost > story.rows_at_change
@@ -171,7 +171,7 @@ def test_a_suspended_task_is_replaced_by_its_speculative_copy_on_another_node(st
     assert not any(worker.is_running() for worker in story.frozen)
 
 
-def test_the_row_that_kills_engines_is_condemned_alone_and_every_other_is_as_undisturbed(
+def test_only_the_poison_row_is_condemned_and_all_others_are_as_undisturbed(
     story: Story,
 ) -> None:
     assert story.damage == Damage(lost=0, doubled=0, changed=0, condemned=frozenset({story.culprit}))

@@ -26,7 +26,7 @@ def test_the_first_engine_loads_at_once_for_whoever_waits_longest() -> None:
     assert _next(resident=None) is None
 
 
-def test_an_engine_is_replaced_only_when_nobody_uses_it_for_a_while() -> None:
+def test_an_engine_is_replaced_only_after_no_session_uses_it_for_a_while() -> None:
     waiting = _member("b")
     assert _next(_member("a"), waiting) is None
     assert _next(waiting, unused_s=1.0) is None

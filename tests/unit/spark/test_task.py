@@ -12,7 +12,7 @@ from pipemax_spark.executor.task import KEY_COLUMN, PROMPT_COLUMN, PendingRows
 
 
 @given(sizes=st.lists(st.integers(0, 700), min_size=1, max_size=5), seed=st.randoms())
-def test_rows_come_back_beside_their_own_completions_in_any_order(sizes: list[int], seed) -> None:  # type: ignore[no-untyped-def]
+def test_rows_are_returned_with_their_own_completions_in_any_order(sizes: list[int], seed) -> None:  # type: ignore[no-untyped-def]
     total = sum(sizes)
     values = iter(range(total))
     batches = []

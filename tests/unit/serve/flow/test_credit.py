@@ -70,7 +70,7 @@ def test_a_stream_that_is_slow_to_send_leaves_the_room_to_younger_ones() -> None
     assert _send_all(other) >= 40 - held.rows - 8 // 4
 
 
-def test_undelivered_rows_stop_their_own_stream_alone() -> None:
+def test_undelivered_rows_stop_only_their_own_stream() -> None:
     window = CreditWindow(_LIMITS)
     stuck, free = window.open_stream(), window.open_stream()
     sent = _send_all(stuck)

@@ -62,7 +62,7 @@ def test_an_override_out_of_range_is_an_error_row(override: dict[str, float], sa
     assert says in faults[0][1].message
 
 
-def test_a_row_s_seed_depends_on_the_job_s_seed_and_the_prompt_alone() -> None:
+def test_a_row_s_seed_depends_only_on_the_job_s_seed_and_the_prompt() -> None:
     turn = (Message(role="user", content="a"),)
     seeds = [row_seed(1, "a", None), row_seed(2, "a", None), row_seed(1, "b", None), row_seed(1, None, turn)]
     assert len(set(seeds)) == 4
