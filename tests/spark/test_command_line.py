@@ -36,7 +36,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
         (("--input-option", "sep"), "input-option 'sep' is not of the form KEY=VALUE"),
         (("--gold-column", "label"), "gold-column 'label' is compared with the property of that name"),
         (("--output", "in.parquet"), "input and output are both 'in.parquet'"),
-        (("--incremental", "--limit", "3"), "--limit does not go with --incremental"),
+        (("--incremental", "--limit", "3"), "--limit cannot be combined with --incremental"),
         (("--checkpoint", "c"), "--checkpoint says how --incremental reads its input"),
     ],
 )

@@ -190,7 +190,7 @@ def test_an_input_that_cannot_be_streamed_is_refused_at_once(nights: Nights) -> 
     with pytest.raises(JobError, match=r"--incremental reads what was appended to a Delta table"):
         nights.jobs.run(incremental=True)
     for wrong in ({"limit": 3}, {"retry_errors": True}):
-        with pytest.raises(JobError, match="does not go with --incremental"):
+        with pytest.raises(JobError, match="cannot be combined with --incremental"):
             nights.run(**wrong)
     with pytest.raises(JobError, match="--skip-changes says how --incremental reads"):
         nights.run(incremental=False, skip_changes=True)

@@ -59,7 +59,7 @@ def test_rows_whose_prompt_or_overrides_have_changed_replace_their_old_rows_in_o
     num_commits = len(commits_with_rows(run))
     run.run(**IDS, redo_changed=True, dry_run=True)
     assert "2 rows done earlier, 3 to do" in run.printed
-    assert "2 rows have changed since they were done" in run.printed
+    assert "2 rows have changed since they were annotated" in run.printed
 
     summary = run.run(**IDS, redo_changed=True)
     assert summary is not None
@@ -136,7 +136,7 @@ def test_a_table_without_the_columns_of_its_requests_is_refused(jobs: MakeJobs) 
     options: dict[str, Any] = {"id_columns": ("id",), "source": PromptSource(prompt_column="text")}
     with pytest.raises(JobError, match="--redo-changed needs --id-columns"):
         run.run(redo_changed=True)
-    with pytest.raises(JobError, match="--redo-changed does not go with --incremental"):
+    with pytest.raises(JobError, match="--redo-changed cannot be combined with --incremental"):
         run.run(**options, redo_changed=True, incremental=True)
     run.run(**options, select=("id",))
     with pytest.raises(JobError, match=r"output .* lacks a column for it: there is no column 'text'"):
