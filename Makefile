@@ -30,17 +30,17 @@ $(VENV)/ready: $(LOCK) pyproject.toml tools/setup.sh tools/configure_spark.py
 annotate: $(VENV)/ready  ## Annotate the demo table with the demo model
 	@bash tools/annotate_demo.sh "$(BIN)" "$(DEMO)"
 
-compare: $(VENV)/ready  ## Stock vLLM and PipeMax side by side on a part of the demo table
+compare: $(VENV)/ready  ## Compare stock vLLM with PipeMax on a part of the demo table
 	@mkdir -p logs; $(BIN)/python bench/compare_policies.py 2>logs/compare.log || { code=$$?; tail -5 logs/compare.log; exit $$code; }
 
 check: $(VENV)/ready lint  ## Lint, types, import contracts and the pure tests: under two minutes
 	@$(BIN)/python -m pytest -q -n 2 $(PURE)
 
-test: $(VENV)/ready lint  ## Lint, types, import contracts and all tests; two files at a time but for those that run vLLM
+test: $(VENV)/ready lint  ## Lint, types, import contracts and all tests; two files at a time, except those that run vLLM
 	@$(BIN)/python -m pytest tests/parity tests/engine
 	@$(BIN)/python -m pytest --durations 25 -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/parity --ignore tests/engine
 
-test-long: $(VENV)/ready  ## A driver killed in mid-night, and more nights
+test-long: $(VENV)/ready  ## A driver killed during a nightly run, and more nightly runs
 	@$(BIN)/python -m pytest -m long
 
 test-versions: $(VENV)/ready  ## The wheel on Spark 4.0, 4.1 and 4.2, each in a thin environment: a quarter of an hour
@@ -68,7 +68,7 @@ lint: $(VENV)/ready
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 
-lock:  ## Resolve all locks anew
+lock:  ## Resolve all locks again
 	@bash tools/lock.sh $(BIN)/uv
 
 clean:  ## Remove .venv and everything the demo wrote

@@ -58,7 +58,7 @@ class ChatMode(StrEnum):
     """Whether plain prompts are wrapped in the model's chat template."""
 
     AUTO = "auto"
-    """When the tokenizer has a chat template."""
+    """Wrapped if the tokenizer has a chat template."""
     ALWAYS = "always"
     NEVER = "never"
 

@@ -48,7 +48,7 @@ class String:
 
     def convert(self, value: object, where: str) -> str:
         if not isinstance(value, str):
-            raise _misfit(value, where, "a string")
+            raise _mismatch(value, where, "a string")
         return value
 
 
@@ -65,9 +65,9 @@ class Integer:
     def convert(self, value: object, where: str) -> int:
         # JSON schema takes 3.0 as an integer; Python takes True as one. Infinity, from 1e999, fails the comparison.
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
-            raise _misfit(value, where, "an integer")
+            raise _mismatch(value, where, "an integer")
         if not -(2 ** (self.bits - 1)) <= value < 2 ** (self.bits - 1):
-            raise _misfit(value, where, f"an integer of {self.bits} bits")
+            raise _mismatch(value, where, f"an integer of {self.bits} bits")
         return int(value)
 
 
@@ -83,13 +83,13 @@ class Number:
 
     def convert(self, value: object, where: str) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _misfit(value, where, "a number")
+            raise _mismatch(value, where, "a number")
         try:
             number = float(value)
         except OverflowError:
             number = math.inf
         if not math.isfinite(number) or (self.bits == 32 and abs(number) > _MAX_FLOAT32):
-            raise _misfit(value, where, f"a number of {self.bits} bits")
+            raise _mismatch(value, where, f"a number of {self.bits} bits")
         return number
 
 
@@ -112,7 +112,7 @@ class Decimal:
 
     def convert(self, value: object, where: str) -> DecimalNumber:
         if not isinstance(value, str) or not re.fullmatch(self.pattern, value, re.ASCII):
-            raise _misfit(value, where, f"a string with a decimal({self.precision},{self.scale})")
+            raise _mismatch(value, where, f"a string with a decimal({self.precision},{self.scale})")
         return DecimalNumber(value)
 
 
@@ -126,7 +126,7 @@ class Date:
         if isinstance(value, str) and len(value) == len("2026-01-31"):
             with suppress(ValueError):
                 return date.fromisoformat(value)
-        raise _misfit(value, where, "a date such as 2026-01-31")
+        raise _mismatch(value, where, "a date such as 2026-01-31")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Timestamp:
                 read = datetime.fromisoformat(value)
                 if read.tzinfo is not None:
                     return read.astimezone(UTC)
-        raise _misfit(value, where, "a time with its offset, such as 2026-01-31T12:00:00Z")
+        raise _mismatch(value, where, "a time with its offset, such as 2026-01-31T12:00:00Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class Boolean:
 
     def convert(self, value: object, where: str) -> bool:
         if not isinstance(value, bool):
-            raise _misfit(value, where, "true or false")
+            raise _mismatch(value, where, "true or false")
         return value
 
 
@@ -198,7 +198,7 @@ class OneOf:
     def convert(self, value: object, where: str) -> object:
         converted = self.inner.convert(value, where)
         if converted not in self.allowed:
-            raise _misfit(value, where, f"one of {json.dumps(self.allowed[:20])}")
+            raise _mismatch(value, where, f"one of {json.dumps(self.allowed[:20])}")
         return converted
 
 
@@ -214,7 +214,7 @@ class Array:
 
     def convert(self, value: object, where: str) -> list[object]:
         if not isinstance(value, list):
-            raise _misfit(value, where, "an array")
+            raise _mismatch(value, where, "an array")
         return [self.items.convert(item, f"{where}[{i}]") for i, item in enumerate(value)]
 
 
@@ -230,7 +230,7 @@ class Map:
 
     def convert(self, value: object, where: str) -> list[tuple[str, object]]:
         if not isinstance(value, dict):
-            raise _misfit(value, where, "an object")
+            raise _mismatch(value, where, "an object")
         return [(name, self.values.convert(part, f"{where}.{name}")) for name, part in value.items()]
 
 
@@ -247,7 +247,7 @@ class Struct:
 
     def convert(self, value: object, where: str) -> dict[str, object]:
         if not isinstance(value, dict):
-            raise _misfit(value, where, "an object")
+            raise _mismatch(value, where, "an object")
         missing = sorted(self.required - value.keys())
         if missing:
             raise ValueError(f"{where} lacks the required property {missing[0]!r}")
@@ -261,5 +261,5 @@ def _field(name: str, parser: Parser) -> pa.Field:
     return pa.field(name, parser.arrow_type, nullable=not isinstance(parser, NotNull))
 
 
-def _misfit(value: object, where: str, expected: str) -> ValueError:
+def _mismatch(value: object, where: str, expected: str) -> ValueError:
     return ValueError(f"{where} is {json.dumps(value, ensure_ascii=False)[:80]}, which is not {expected}")

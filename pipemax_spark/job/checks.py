@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What is known about a job once it has passed all checks."""
+    """The facts about a job that has passed all checks."""
 
     source: Source
     """The source, with only the rows that ``--where`` selects."""

@@ -32,7 +32,7 @@ class _Rule:
     condition: str
     """SQL that is true for a row that fits."""
     name: str
-    """How the rule is named in messages."""
+    """The rule's name in messages."""
 
 
 def holds_annotations(schema: "StructType") -> bool:

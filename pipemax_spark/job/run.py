@@ -185,7 +185,7 @@ class Run:
         self.directory = directory
         """The driver's directory for this run."""
         self.seconds = 0.0
-        """From the run's start to its last commit."""
+        """Time from the run's start to its last commit."""
 
     @property
     def samples(self) -> Sequence[Sample]:
@@ -193,7 +193,7 @@ class Run:
 
     @property
     def tracks(self) -> Mapping[str, EngineTrack]:
-        """What each engine server did, for the plot; complete once the run has ended."""
+        """Each engine server's track, for the plot; complete once the run has ended."""
         return self._progress.tracks.by_server
 
     @property

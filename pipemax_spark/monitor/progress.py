@@ -59,7 +59,7 @@ class Sample:
     """In all engines, like ``waiting_requests``."""
     waiting_requests: int
     kv_usage: float
-    """Of the engine with the highest."""
+    """KV usage of the engine with the highest."""
     phases: str
     """The engines' phases, such as ``decode``, or ``2 decode, 1 prefill``."""
     engine_means: Mapping[str, float]

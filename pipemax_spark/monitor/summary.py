@@ -36,7 +36,7 @@ class Summary:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     seconds: float = 0.0
-    """From the first chunk's start to the last one's commit, including what is left then of the engines' start."""
+    """Time from the first chunk's start to the last one's commit, including the rest of the engines' start."""
     rows_per_s: float = 0.0
     """``rows_out`` divided by ``seconds``."""
     tokens_per_s: float = 0.0
@@ -81,7 +81,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """How often the answers agree with a column of right answers."""
+    """The agreement of the answers with a column of right answers."""
 
     column: str
     right: int

@@ -24,7 +24,7 @@ class Timings:
     stats_timeout_s: float = 5.0
     """Timeout of one report: a driver that plans a chunk on busy cores takes seconds to answer."""
     close_timeout_s: float = 90.0
-    """How long an engine may take to close before its processes are killed; large host pools take long to unpin."""
+    """Maximum time for an engine to close before its processes are killed; large host pools take long to unpin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ fill one window. Two rules keep chained calls, where one stream's output is anot
 
 - a stream whose unused and running rows are fewer than a chunk is given the rest of the chunk, even when the
   others fill the window: so the window overflows by at most a chunk per stream;
-- undelivered rows leave the window and count against a bound of their own stream: so a stream whose consumer
-  waits holds up nobody else.
+- undelivered rows leave the window and count against a bound of their own stream: so a stream whose consumer waits
+  holds up no other stream.
 
 Beyond its chunk a stream gets nothing while an older one asks for more. So partitions end one after the other and
 not all at once: while one waits for its last rows, another still has rows to send. If streams of equal partitions were

@@ -14,7 +14,7 @@ from pipemax.domain.units import ceil_div
 from pipemax.wire import JobOutlook
 
 _GAP_S = 2.0
-"""How long input counts as open after a stream has closed, if nothing is known of the job."""
+"""Time for which input counts as open after a stream has closed, if nothing is known of the job."""
 _LONG_GAP_S = 10.0
 """The same if the job has rows left, here or elsewhere."""
 

@@ -43,7 +43,7 @@ class Record(IntEnum):
 class Journal:
     """The journal of one server at a time. The caller must not let calls overlap.
 
-    If the file cannot be written (a full disk), it is removed, and deaths are attributed to nobody.
+    If the file cannot be written (a full disk), it is removed, and deaths are attributed to no row.
     """
 
     def __init__(self, path: Path, *, compact_bytes: int = COMPACT_BYTES) -> None:
@@ -80,7 +80,7 @@ class Journal:
         self._record(Record.WITHDRAWN, b"".join(keys))
 
     def clear(self, keys: Iterable[bytes]) -> None:
-        """Clear these rows of suspicion: they will not come again, or nobody waits for them."""
+        """Clear these rows of suspicion: they will not come again, or no task waits for them."""
         self._record(Record.CLEARED, b"".join(keys))
 
     def join(self, job_id: str) -> None:
@@ -171,7 +171,7 @@ class Journal:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        log.warning("no journal any more, deaths are attributed to nobody: %s: %s", self._path, error)
+        log.warning("no journal any more, deaths are attributed to no row: %s: %s", self._path, error)
         self._close_file()
         # A file that has missed records would accuse rows that have long ended.
         with contextlib.suppress(OSError):

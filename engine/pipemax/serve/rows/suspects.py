@@ -1,10 +1,10 @@
 """Find the row that kills the engine: rows that ran when it died are suspects, and run again in halving groups.
 
 A death splits the rows that ran into two groups of half their number; groups run one at a time, with no other rows in
-the engine. A row that completes is cleared. So after log2(n) deaths a poison row among n runs alone. It is condemned
-once the engine has died ``DEATHS_ALONE`` times with only that row: a kill from outside hits whatever runs, and would
-have to hit the same row alone that often. An engine that dies whatever it runs would condemn every row; it is found
-out after ``CONDEMNED_IN_A_ROW`` condemned rows without a good completion between them.
+the engine. A row that completes is cleared. So after log2(n) deaths a poison row among n runs by itself. It is
+condemned once the engine has died ``DEATHS_ALONE`` times with only that row: a kill from outside hits whatever runs,
+and would have to hit the same single row that often. An engine that dies whatever it runs would condemn every row; it
+is detected after ``CONDEMNED_IN_A_ROW`` condemned rows without a good completion between them.
 
 This is pure state: it knows keys (what decides a row's answer, so equal rows are one suspect), no engine, file or
 clock.
@@ -45,7 +45,7 @@ class Suspects:
         return next((group for group in self.groups if key in group), None)
 
     def choose_group(self, present: Collection[bytes]) -> set[bytes] | None:
-        """Return the next group with a row in ``present``; groups that wait for their rows hold up nobody."""
+        """Return the next group with a row in ``present``; groups that wait for their rows hold up no others."""
         return next((group for group in self.groups if not group.isdisjoint(present)), None)
 
     def record_death(self, running: Collection[bytes]) -> None:
