@@ -66,7 +66,7 @@ def measured_engine(node: NodeSpec, model: ModelSpec) -> MeasuredEngine:
     """Return the engine as its calibration describes it, with vLLM's defaults for offline batches on GPUs."""
     layout = Parallelism(pipeline=node.num_gpus, tensor=1)
     return MeasuredEngine(
-        stages=stage_configs(node, model, StageTimes(node, model, layout), PipeMaxOptions()),
+        stages=stage_configs(node, StageTimes(node, model, layout), PipeMaxOptions()),
         round_trip_s=0.0,
         capacity=kv_capacity(node, model, layout, block_tokens=BLOCK_TOKENS),
         num_batches=node.num_gpus,

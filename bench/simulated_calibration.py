@@ -23,7 +23,7 @@ def simulated_calibration(node: NodeSpec, model: ModelSpec) -> Calibration:
         device=node.gpu.name,
         model=model.name,
         measured=f"Not measured: fitted to the simulator's stage times for the node profile {node.name}.",
-        stages=stage_configs(node, model, times, PipeMaxOptions()),
+        stages=stage_configs(node, times, PipeMaxOptions()),
     )
 
 

@@ -284,7 +284,10 @@ class KvCapacity:
 def kv_capacity(
     node: NodeSpec, model: ModelSpec, parallelism: Parallelism, *, block_tokens: int = 16
 ) -> KvCapacity:
-    """Return how many KV blocks the GPUs and the host hold. Raise ``ValueError`` if the weights alone do not fit."""
+    """Return how many KV blocks the GPUs and the host hold. Raise ``ValueError`` if the weights alone do not fit.
+
+    Each GPU has its own pools for its part of the KV; more GPUs than KV heads keep copies on the host as well.
+    """
     budget = node.gpu.memory_bytes * node.gpu_memory_fraction - node.gpu_reserve_bytes
     layers = parallelism.layers_of(model)
     blocks = []
@@ -300,5 +303,6 @@ def kv_capacity(
             f"{model.name} does not fit on {node.name} with {parallelism.pipeline} stages of "
             f"{parallelism.tensor} GPUs: the weights leave no room for the KV cache"
         )
-    host_blocks = int(node.host_kv_bytes // (block_tokens * model.kv_bytes_per_token))
+    copies = parallelism.tensor / model.kv_shards(parallelism.tensor)
+    host_blocks = int(node.host_kv_bytes // (block_tokens * model.kv_bytes_per_token * copies))
     return KvCapacity(block_tokens=block_tokens, gpu_blocks=min(blocks), host_blocks=host_blocks)

@@ -1,8 +1,8 @@
 """Compares the ways to run a table on a node that need not be there: ``pipemax plan-capacity``.
 
 A layout divides the node's GPUs into replicas of an engine, each of some pipeline stages, each of some GPUs that share
-its layers (tensor parallelism). Each layout is simulated with stock vLLM, and those of several stages of one GPU with
-PipeMax in phases and with mixed steps too, each with the size of a step that is fastest. What the model's heads or the
+its layers (tensor parallelism). Each layout is simulated with stock vLLM, and those of several stages with PipeMax in
+phases and with mixed steps too, each with the size of a step that is fastest. What the model's heads or the
 GPUs' memory do not allow is left out, with the reason. Pure: a sample of the table is simulated to its end, its steady
 rate counts for the bulk of the table, and its drain once.
 """
@@ -258,16 +258,19 @@ def _systems(
             ).simulate(),
         )
         found.append(_System(policy=ChosenPolicy.VLLM, batching=None, chunk_tokens=tokens, result=result))
-    if not with_pipemax or layout.tensor_parallel > 1 or layout.pipeline_parallel == 1:
-        return found  # PipeMax needs several stages, and shares no layer among GPUs
-    phases = PipeMaxSystem(scenario, PipeMaxOptions()).simulate()
+    if not with_pipemax or layout.pipeline_parallel == 1:
+        return found  # no batch waits while another computes
+    tensor = layout.tensor_parallel
+    phases = PipeMaxSystem(scenario, PipeMaxOptions(tensor=tensor)).simulate()
     size = prefill_step_tokens(scenario.node, scenario.model)
     found.append(
         _System(policy=ChosenPolicy.PIPEMAX, batching=Batching.SEPARATED, chunk_tokens=size, result=phases)
     )
     tokens, result = _at_best_size(
         sizes.mixed,
-        lambda tokens: PipeMaxSystem(scenario, PipeMaxOptions(controller=mixed_batching(tokens))).simulate(),
+        lambda tokens: PipeMaxSystem(
+            scenario, PipeMaxOptions(tensor=tensor, controller=mixed_batching(tokens))
+        ).simulate(),
     )
     found.append(
         _System(policy=ChosenPolicy.PIPEMAX, batching=Batching.MIXED, chunk_tokens=tokens, result=result)

@@ -85,6 +85,25 @@ def test_more_gpus_than_kv_heads_hold_copies() -> None:
     assert tensor.gpu_tokens < 0.7 * halves.gpu_tokens
 
 
+def test_gpus_that_share_stages_hold_as_much_kv_as_more_stages_do() -> None:
+    node, model = load_node("h100x8"), load_model("llama2-70b")
+    alone, *shared = (
+        kv_capacity(node, model, Parallelism(pipeline=8 // tensor, tensor=tensor)) for tensor in (1, 2, 4)
+    )
+    for pools in shared:
+        assert pools.host_blocks == alone.host_blocks
+        # Fewer GPUs are bound by the head and the embedding: they have more room, at most that of a head.
+        assert 1.0 <= pools.gpu_blocks / alone.gpu_blocks < 1.05
+
+
+def test_more_gpus_than_kv_heads_keep_copies_on_the_host_too() -> None:
+    node, model = load_node("h100x8"), replace(load_model("qwen3-8b"), num_kv_heads=4)
+    four, eight = (
+        kv_capacity(node, model, Parallelism(pipeline=1, tensor=tensor)).host_blocks for tensor in (4, 8)
+    )
+    assert eight == four // 2
+
+
 def test_a_model_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"qwen3-235b-a22b does not fit on rtx5090x8"):
         kv_capacity(load_node("rtx5090x8"), load_model("qwen3-235b-a22b"), Parallelism(pipeline=8, tensor=1))

@@ -48,8 +48,12 @@ def test_options_are_ordered_by_speed_and_hours_and_cost_are_those_of_the_whole_
         runs_pipemax = option.policy is ChosenPolicy.PIPEMAX
         assert (option.batching is not None) is runs_pipemax
         if runs_pipemax:
-            assert (option.layout.tensor_parallel, option.layout.pipeline_parallel > 1) == (1, True)
+            assert option.layout.pipeline_parallel > 1
     assert {option.batching for option in plan.options} == {None, *Batching}
+    with_pipemax = {
+        (o.layout.tensor_parallel, o.layout.pipeline_parallel) for o in plan.options if o.batching
+    }
+    assert with_pipemax == {(1, 8), (2, 4), (4, 2)}
 
 
 def test_replicas_work_side_by_side_and_drain_together() -> None:

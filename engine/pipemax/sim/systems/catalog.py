@@ -25,6 +25,18 @@ def mixed_names() -> list[str]:
     return [f"pipemax_mixed_{tokens}" for tokens in MIXED_STEP_TOKENS]
 
 
+def pipemax_layout_names(node: NodeSpec) -> list[str]:
+    """Return the names of PipeMax over stages of several GPUs, in phases and with mixed batching."""
+    return [
+        name
+        for layout in _layout_names(node)
+        for name in (
+            f"pipemax_{layout}",
+            *(f"pipemax_{layout}_mixed_{tokens}" for tokens in MIXED_STEP_TOKENS),
+        )
+    ]
+
+
 def stock_chunk_names() -> list[str]:
     """Return the names of pipeline-parallel vLLM 0.32 with other maximum tokens of a step."""
     return [f"{VLLM_032_PP.name}_{tokens}" for tokens in STOCK_CHUNK_TOKENS]
@@ -32,12 +44,20 @@ def stock_chunk_names() -> list[str]:
 
 def stock_layout_names(node: NodeSpec) -> list[str]:
     """Return the names of vLLM 0.32 with tensor and pipeline parallelism together, over some sizes of a step."""
-    layouts = [
+    return [f"vllm_032_{layout}_{tokens}" for layout in _layout_names(node) for tokens in LAYOUT_CHUNK_TOKENS]
+
+
+def _layout_names(node: NodeSpec) -> list[str]:
+    """Return the names of layouts with several stages of several GPUs: ``t2p4`` has four stages of two."""
+    return [
         f"t{tensor}p{node.num_gpus // tensor}"
         for tensor in (4, 2)
         if tensor < node.num_gpus and node.num_gpus % tensor == 0
     ]
-    return [f"vllm_032_{layout}_{tokens}" for layout in layouts for tokens in LAYOUT_CHUNK_TOKENS]
+
+
+def _tensor_of(layout: str) -> int:
+    return int(layout.removeprefix("t").partition("p")[0])
 
 
 def baseline_names(node: NodeSpec) -> list[str]:
@@ -62,6 +82,7 @@ def system_names(node: NodeSpec) -> list[str]:
         *stock_chunk_names(),
         *stock_layout_names(node),
         *mixed_names(),
+        *pipemax_layout_names(node),
         *ablation_names(),
     ]
 
@@ -86,8 +107,8 @@ def simulate(name: str, scenario: Scenario) -> SimulationResult:
         case ["vllm", "032", "pp", tokens]:
             return ContinuousBatching(scenario, vllm_032(int(tokens), name=name)).simulate()
         case ["vllm", "032", layout, tokens]:
-            tensor = int(layout.removeprefix("t").partition("p")[0])
-            return ContinuousBatching(scenario, vllm_032(int(tokens), tensor=tensor, name=name)).simulate()
+            policy = vllm_032(int(tokens), tensor=_tensor_of(layout), name=name)
+            return ContinuousBatching(scenario, policy).simulate()
         case ["td", "pipe"]:
             return TdPipe(scenario).simulate()
         case ["td", "pipe", "tuned"]:
@@ -107,6 +128,10 @@ def _options(name: str) -> PipeMaxOptions:
     match name.split("_"):
         case ["pipemax", "mixed", tokens]:
             return named(controller=mixed_batching(int(tokens)))
+        case ["pipemax", layout]:
+            return named(tensor=_tensor_of(layout))
+        case ["pipemax", layout, "mixed", tokens]:
+            return named(tensor=_tensor_of(layout), controller=mixed_batching(int(tokens)))
         case ["static", percentage]:
             return named(static_prefetch_fraction=int(percentage) / 100)
         case ["layer", "first"]:

@@ -2,7 +2,8 @@
 
 A plan's copies begin on a stage when the step before it has left that stage (until then that step may still read the
 blocks that they overwrite), and a step waits on each stage for the copies of what it runs. A step counts as
-completed when its KV has reached the host. The ablations are this driver with other options.
+completed when its KV has reached the host. GPUs that share a stage each copy their part over their own link, and the
+stage has what it needs when the last one has. The ablations are this driver with other options.
 """
 
 from collections import deque
@@ -31,15 +32,18 @@ STORED_TENSORS_PER_LAYER = 2
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Transfer:
-    """A plan's prefetch: one copy on every stage."""
+    """A plan's prefetch: one copy on every GPU."""
 
     step_id: StepId
     num_blocks: int
     after: int
     """Number of steps that must have left a stage before its copy begins there."""
-    stages_left: int
+    gpus_left: list[int]
+    """By stage: its GPUs whose copy has not ended."""
     queued_s: list[float]
+    """By stage."""
     stage_s: list[float]
+    """By stage: of its GPU that took longest."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -52,7 +56,7 @@ class _Flight:
     """The last plan whose copies the step needs."""
     stage_s: list[float] = field(default_factory=list)
     parts_left: int
-    """Parts still to end: the pipeline, and the stores of every stage."""
+    """Parts still to end: the pipeline, and the stores of every GPU."""
 
 
 class PipeMaxSystem:
@@ -62,13 +66,16 @@ class PipeMaxSystem:
         self._scenario = scenario
         self._options = options or PipeMaxOptions()
         self._queue, self._links, recording = scenario.start()
-        self._n = scenario.node.num_gpus
+        tensor = self._options.tensor
+        if scenario.node.num_gpus % tensor:
+            raise ValueError(f"{tensor} GPUs a stage do not divide the node's {scenario.node.num_gpus}")
+        self._n = scenario.node.num_gpus // tensor
         self._machine = Machine(
             self._queue,
             self._links,
             scenario.node,
             scenario.model,
-            Parallelism(pipeline=self._n, tensor=1),
+            Parallelism(pipeline=self._n, tensor=tensor),
             recording,
             measured=scenario.measured,
             activation_priority=self._options.activation_priority,
@@ -87,7 +94,7 @@ class PipeMaxSystem:
         self._num_submitted = 0
         self._passed = [0] * self._n  # steps that have left each stage
         self._transfers = [deque[_Transfer]() for _ in range(self._n)]  # not yet ended, by stage
-        self._last_copy_s = [0.0] * self._n
+        self._last_copy_s = [0.0] * scenario.node.num_gpus
         self._flights: dict[int, _Flight] = {}  # by step number
         self._arriving: dict[RequestId, StepId] = {}  # the last plan that copies for a request
         self._plan_is_due = False
@@ -142,7 +149,10 @@ class PipeMaxSystem:
         self._machine.usage.tokens_done += sum(hit.num_tokens for hit in started.hits)
         needed = [self._arriving.pop(request) for request in plan.run if request in self._arriving]
         flight = _Flight(
-            plan=plan, started=started, must_have=max(needed, default=None), parts_left=self._n + 1
+            plan=plan,
+            started=started,
+            must_have=max(needed, default=None),
+            parts_left=self._n * self._options.tensor + 1,
         )
         number = self._num_submitted
         self._num_submitted += 1
@@ -161,7 +171,7 @@ class PipeMaxSystem:
             step_id=step_id,
             num_blocks=num_blocks,
             after=self._num_submitted,
-            stages_left=self._n,
+            gpus_left=[self._options.tensor] * self._n,
             queued_s=[0.0] * self._n,
             stage_s=[0.0] * self._n,
         )
@@ -173,24 +183,26 @@ class PipeMaxSystem:
     def _begin_copy(self, stage: int, transfer: _Transfer) -> None:
         transfer.queued_s[stage] = self._queue.now_s()
         pieces = pieces_per_block(self._options.layout, self._machine.times.layers[stage])
-        self._links.copy(
-            stage,
-            Direction.HOST_TO_GPU,
-            num_bytes=transfer.num_blocks * self._machine.block_bytes(stage),
-            num_pieces=transfer.num_blocks * pieces,
-            on_done=partial(self._copied, stage, transfer),
-        )
+        for gpu in self._machine.gpus_of(stage):
+            self._links.copy(
+                gpu,
+                Direction.HOST_TO_GPU,
+                num_bytes=transfer.num_blocks * self._machine.block_bytes(stage),
+                num_pieces=transfer.num_blocks * pieces,
+                on_done=partial(self._copied, stage, gpu, transfer),
+            )
 
-    def _copied(self, stage: int, transfer: _Transfer) -> None:
+    def _copied(self, stage: int, gpu: int, transfer: _Transfer) -> None:
+        # The engine is first in, first out: a copy that waited began when the one before it ended.
+        seconds = self._queue.now_s() - max(transfer.queued_s[stage], self._last_copy_s[gpu])
+        self._last_copy_s[gpu] = self._queue.now_s()
+        transfer.stage_s[stage] = max(transfer.stage_s[stage], seconds)
+        transfer.gpus_left[stage] -= 1
+        if transfer.gpus_left[stage]:
+            return
         ended = self._transfers[stage].popleft()
         assert ended is transfer, (ended.step_id, transfer.step_id)
-        # The engine is first in, first out: a copy that waited began when the one before it ended.
-        transfer.stage_s[stage] = self._queue.now_s() - max(
-            transfer.queued_s[stage], self._last_copy_s[stage]
-        )
-        self._last_copy_s[stage] = self._queue.now_s()
-        transfer.stages_left -= 1
-        if transfer.stages_left == 0:
+        if not any(transfer.gpus_left):
             self._events.append(
                 TransferTimed(
                     step_id=transfer.step_id,
@@ -213,13 +225,14 @@ class PipeMaxSystem:
     def _store(self, stage: int, step: Step) -> None:
         """Store the KV of a step's tokens on the host while the stage computes."""
         layers = self._machine.times.layers[stage]
-        self._links.copy(
-            stage,
-            Direction.GPU_TO_HOST,
-            num_bytes=step.tokens * self._machine.times.kv_bytes_per_token(stage),
-            num_pieces=layers * STORED_TENSORS_PER_LAYER,
-            on_done=partial(self._part_done, step.number),
-        )
+        for gpu in self._machine.gpus_of(stage):
+            self._links.copy(
+                gpu,
+                Direction.GPU_TO_HOST,
+                num_bytes=step.tokens * self._machine.times.kv_bytes_per_token(stage),
+                num_pieces=layers * STORED_TENSORS_PER_LAYER,
+                on_done=partial(self._part_done, step.number),
+            )
 
     def _stage_ended(self, stage: int, step: Step) -> None:
         self._passed[stage] = step.number + 1
@@ -230,7 +243,7 @@ class PipeMaxSystem:
     def _part_done(self, number: int) -> None:
         """Count one part of a step as ended, and complete the step with the last.
 
-        A part ends when the step has left the pipeline, or when its KV on one stage has reached the host.
+        A part ends when the step has left the pipeline, or when its KV on one GPU has reached the host.
         """
         flight = self._flights[number]
         flight.parts_left -= 1

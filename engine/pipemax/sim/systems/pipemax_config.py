@@ -7,7 +7,7 @@ from typing import Any
 from pipemax.control.controller_config import ControllerConfig, StageConfig
 from pipemax.control.times.estimator import ProfileRow, fit_step_time
 from pipemax.domain.plan import Batching
-from pipemax.domain.specs import KvLayout, ModelSpec, NodeSpec
+from pipemax.domain.specs import KvLayout, NodeSpec
 from pipemax.sim.machine import BLOCK_TOKENS, Machine
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.stage_times import StageTimes, StepWork, prompt_pairs
@@ -31,6 +31,8 @@ class PipeMaxOptions:
     """Fields of ``ControllerConfig`` that differ from their defaults."""
     num_batches: int | None = None
     """n of the paper; None takes the number of stages."""
+    tensor: int = 1
+    """GPUs that share each stage, each with a host pool and copies of its own."""
 
 
 def mixed_batching(step_tokens: int) -> dict[str, Any]:
@@ -58,7 +60,7 @@ def controller_config(machine: Machine, workload: Workload, options: PipeMaxOpti
     assert isinstance(machine.times, StageTimes), machine.times
     config = ControllerConfig(
         num_batches=options.num_batches or len(machine.times.layers),
-        stages=stage_configs(machine.node, machine.model, machine.times, options),
+        stages=stage_configs(machine.node, machine.times, options),
         gpu_blocks=capacity.gpu_blocks,
         host_blocks=capacity.host_blocks,
         block_tokens=BLOCK_TOKENS,
@@ -85,10 +87,11 @@ def _measured_config(engine: MeasuredEngine) -> ControllerConfig:
     )
 
 
-def stage_configs(
-    node: NodeSpec, model: ModelSpec, times: StageTimes, options: PipeMaxOptions
-) -> tuple[StageConfig, ...]:
-    """Return each stage's config, with step times fitted to a profile of the simulated stage."""
+def stage_configs(node: NodeSpec, times: StageTimes, options: PipeMaxOptions) -> tuple[StageConfig, ...]:
+    """Return each stage's config, with step times fitted to a profile of the simulated stage.
+
+    Bytes and bandwidth are those of one of its GPUs, as an engine's workers report them.
+    """
     together = min(node.root_bytes_per_s / node.gpus_per_root, node.host_dram_bytes_per_s / node.num_gpus)
     configs: list[StageConfig] = []
     layers = times.layers
@@ -96,7 +99,7 @@ def stage_configs(
         if 0 < stage < len(layers) - 1 and num_layers == layers[stage - 1]:
             configs.append(configs[-1])  # equal stages, equal profiles
             continue
-        kv_bytes = num_layers * model.kv_bytes_per_token_and_layer
+        kv_bytes = round(times.kv_bytes_per_token(stage))
         piece_bytes = BLOCK_TOKENS * kv_bytes / pieces_per_block(options.layout, num_layers)
         bandwidth = min(node.link.effective_host_to_gpu_bytes_per_s(piece_bytes), together)
         decode, prefill = _profile(times, stage, options.estimator_bias)

@@ -56,7 +56,7 @@ class Seesaw:
         self._progress = Progress(scenario.workload, self._queue, [self._prefill.usage, self._decode.usage])
         self._waiting = waiting_prompts(scenario.workload)
         self._gpu = BlockPool(self._decode.capacity.gpu_blocks, BLOCK_TOKENS, shared)
-        self._host = BlockPool(self._decode.capacity.host_blocks, BLOCK_TOKENS, shared)
+        self._host = BlockPool(self._prefill.capacity.host_blocks, BLOCK_TOKENS, shared)
         require_fit(self._gpu, self._waiting)
         require_fit(self._host, self._waiting)
         self._parked: deque[tuple[int, int, int]] = deque()  # request, KV tokens, outputs to come

@@ -137,6 +137,7 @@ def rehearsed_config(
         {
             "policy": engine.policy,
             "pipeline_parallel_size": engine.parallelism.pipeline,
+            "tensor_parallel_size": engine.parallelism.tensor,
             "max_model_len": engine.max_model_len,
             # vLLM refuses more requests in a step than tokens, though under pipelining those are in several steps.
             "max_num_seqs": min(engine.max_num_seqs, engine.chunk_tokens),
@@ -144,7 +145,6 @@ def rehearsed_config(
             "block_size": BLOCK_TOKENS,
             "vllm": {
                 "kv_cache_dtype": _kv_cache_dtype(engine.model),
-                "tensor_parallel_size": engine.parallelism.tensor,
                 "num_gpu_blocks_override": engine.capacity.gpu_blocks,
                 "distributed_executor_backend": engine.executor,
                 "enable_chunked_prefill": True,
@@ -172,7 +172,7 @@ def rehearsed_config(
 def _runtime_settings(engine: RehearsedEngine, vllm_config: VllmConfig) -> RuntimeSettings:
     """Return what the engine would know on its node, calibrated; its step times are fitted as in the simulator."""
     times = StageTimes(engine.node, engine.model, engine.parallelism)
-    stages = stage_configs(engine.node, engine.model, times, PipeMaxOptions())
+    stages = stage_configs(engine.node, times, PipeMaxOptions())
     return RuntimeSettings(
         host_kv_tokens=engine.capacity.host_blocks * BLOCK_TOKENS,
         num_batches=engine.num_batches or max(2, vllm_config.max_concurrent_batches),

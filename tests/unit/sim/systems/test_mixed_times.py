@@ -22,7 +22,7 @@ from pipemax.sim.systems.pipemax_config import PipeMaxOptions, stage_configs
 def test_mixed_steps_are_predicted_within_the_errors_of_the_fits(node: str, model: str, worst: float) -> None:
     spec, shape, rng = load_node(node), load_model(model), Random(0)
     times = StageTimes(spec, shape, Parallelism(pipeline=spec.num_gpus, tensor=1))
-    configs = stage_configs(spec, shape, times, PipeMaxOptions())
+    configs = stage_configs(spec, times, PipeMaxOptions())
     for _ in range(300):
         cap = rng.choice([128, 256, 512, 1024])
         decodes = rng.randint(1, min(cap, 300))

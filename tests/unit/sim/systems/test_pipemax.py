@@ -40,12 +40,12 @@ def steady_means(result: SimulationResult) -> tuple[float, float]:
     return kv, float(np.mean([sample.prefetched_tokens for sample in middle]))
 
 
-@pytest.mark.parametrize("num_gpus", [4, 8])
-def test_active_batch_follows_the_closed_form(num_gpus: int) -> None:
+@pytest.mark.parametrize(("num_gpus", "tensor", "kv_gb"), [(4, 1, 0.6), (8, 1, 0.6), (8, 2, 0.1)])
+def test_active_batch_follows_the_closed_form(num_gpus: int, tensor: int, kv_gb: float) -> None:
     """A = C/n + P · (1 − 2/n): P arrives each step, two batches' worth of it always waits to be run."""
-    result = run(PipeMaxOptions(), num_gpus=num_gpus, kv_gb=0.6)
+    result = run(PipeMaxOptions(tensor=tensor), num_gpus=num_gpus, kv_gb=kv_gb)
     active, prefetched = steady_means(result)
-    n, capacity = num_gpus, result.gpu_kv_tokens
+    n, capacity = num_gpus // tensor, result.gpu_kv_tokens
     assert prefetched > 0
     assert active == pytest.approx(capacity / n + prefetched * (1 - 2 / n), rel=0.15)
     assert active <= capacity / 2
