@@ -15,6 +15,7 @@ windows of wall time in an order other than that of their submission. How it beh
   ``[[counts]]``, what the engine was asked so far, as JSON (``FakeCounts``).
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import heapq
@@ -56,6 +57,12 @@ class FakeOptions:
     """Shortest time of a row; the longest is twice that, by its prompt."""
     tokens_per_s: float | None = None
     """Throughput of the whole engine, all rows together; none is as fast as can be."""
+    speeds: Sequence[float] = ()
+    """Factors of ``tokens_per_s``: the first engine to start takes the first, and so on; those beyond have 1."""
+    speed_claims: str | None = None
+    """An empty directory in which engines note which factor they took."""
+    room_rows: int | None = None
+    """Rows that it has room for, which it tells by its admission credit; ``admission_credit_tokens`` unless said."""
     held_by: str | None = None
     """A file: while it exists, rows end one by one, ``held_row_s`` after one another."""
     held_row_s: float = 0.05
@@ -105,6 +112,7 @@ class FakeEngine:
         time.sleep(self._options.load_s)
         if self._options.start_error is not None:
             raise EngineStartError(self._options.start_error)
+        self._speed = _claim_speed(self._options)
         self._changed = threading.Condition()
         self._queue: list[tuple[int, int, str, Completion]] = []  # a heap: (window, shuffle, id, completion)
         self._in_flight: set[str] = set()
@@ -165,11 +173,16 @@ class FakeEngine:
         pass
 
     def admission_credit_tokens(self) -> int:
+        if self._options.room_rows is not None:
+            return self._options.room_rows - len(self._in_flight)  # a row counts as one token
         return self._options.admission_credit_tokens
 
     def stats(self) -> EngineStats:
         running = len(self._in_flight)
         metrics = {"child_pid": float(self._child.pid)} if self._child else {}
+        metrics["speed"] = self._speed
+        if self._options.room_rows is not None:
+            metrics["kv_tokens_per_request"] = 1.0
         metrics |= {name: float(value) for name, value in dataclasses.asdict(self.counts).items()}
         if self._prefix_words:
             metrics["prefix_cache_hit_rate"] = self._prefix_hits / self._prefix_words
@@ -226,7 +239,7 @@ class FakeEngine:
         ends_s = now_s + slow_s + self._options.latency_s * (1 + shuffle / 2**32)
         if self._options.tokens_per_s is not None:
             self._busy_until_s = max(self._busy_until_s, now_s)
-            self._busy_until_s += completion.completion_tokens / self._options.tokens_per_s
+            self._busy_until_s += completion.completion_tokens / (self._speed * self._options.tokens_per_s)
             ends_s = max(ends_s, self._busy_until_s)
         return int(ends_s / self._options.window_s), shuffle, completion.request_id, completion
 
@@ -351,6 +364,14 @@ def instance_of(schema: dict[str, Any], prompt: str) -> Any:
 
 def _error(request: GenerationRequest, code: ErrorCode, message: str) -> Completion:
     return Completion(request_id=request.request_id, error=RequestError(code=code, message=message))
+
+
+def _claim_speed(options: FakeOptions) -> float:
+    for number, speed in enumerate(options.speeds if options.speed_claims else ()):
+        with contextlib.suppress(FileExistsError):
+            (Path(options.speed_claims or "") / str(number)).mkdir()
+            return speed
+    return 1.0
 
 
 _CHILD = """
