@@ -57,6 +57,17 @@ def test_sampled_rows_tell_their_lengths_where_policy_or_layout_are_open() -> No
     assert ask({"policy": "auto", "row_lengths": own}, prompts).row_lengths is None, "the config knows better"
 
 
+def test_replicas_share_the_memory_of_one_engine_and_too_small_parts_are_told() -> None:
+    engine = {"policy": "pipemax", "cpu_kv_gib": 0.25, "max_model_len": 512}
+    one, two = (ask({**engine, **more}, ["Package: hello"]) for more in ({}, {"replicas": 2}))
+    assert one.expected_rows is not None
+    assert two.expected_rows is not None
+    assert abs(one.expected_rows - two.expected_rows) <= 2
+    small = ask({**engine, "cpu_kv_gib": 1e-4, "replicas": 8}, ["Package: hello"])
+    assert "cpu_kv_gib 1.25e-05 holds" in small.error
+    assert "(each of 8 replicas has its part)" in small.error
+
+
 def test_sampled_rows_tell_how_many_will_fit_into_the_host_pool() -> None:
     prompts = ["Package: hello", None]
 

@@ -1,11 +1,13 @@
 """The messages between a server and its replicas: one JSON object on a line, over a pair of sockets."""
 
+import json
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter
+from pydantic_core import PydanticSerializationError
 
 from pipemax.generation import Completion, EngineStats, GenerationRequest
 
@@ -104,18 +106,20 @@ class Died:
 ToReplica = Start | Submit | Abort | InputOpen | Stop
 FromReplica = Started | Failed | Report | Ended | Died
 
+_Message = TypeVar("_Message", bound=ToReplica | FromReplica)
+
 _TO_REPLICA: TypeAdapter[ToReplica] = TypeAdapter(Annotated[ToReplica, Field(discriminator="kind")])
 _FROM_REPLICA: TypeAdapter[FromReplica] = TypeAdapter(Annotated[FromReplica, Field(discriminator="kind")])
 
 
 def to_replica_line(message: ToReplica) -> bytes:
-    """Return a message as one line."""
-    return _TO_REPLICA.dump_json(message) + b"\n"
+    """Return a message as one line. Lone surrogates, which UTF-8 does not have, become question marks."""
+    return _line(_TO_REPLICA, message)
 
 
 def from_replica_line(message: FromReplica) -> bytes:
-    """Return a message as one line."""
-    return _FROM_REPLICA.dump_json(message) + b"\n"
+    """Return a message as one line. Lone surrogates, which UTF-8 does not have, become question marks."""
+    return _line(_FROM_REPLICA, message)
 
 
 def read_to_replica(line: bytes) -> ToReplica:
@@ -137,3 +141,11 @@ def lines_of(connection: socket.socket) -> Iterator[bytes]:
                     yield line
         except ConnectionResetError:
             return
+
+
+def _line(adapter: TypeAdapter[_Message], message: _Message) -> bytes:
+    try:
+        return adapter.dump_json(message) + b"\n"
+    except PydanticSerializationError:
+        # One odd row must not end a replica.
+        return json.dumps(asdict(message), ensure_ascii=False).encode(errors="replace") + b"\n"

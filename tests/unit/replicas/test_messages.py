@@ -1,0 +1,78 @@
+"""What is said to a replica and by it, is heard as it was said."""
+
+import socket
+
+import pytest
+
+from pipemax.generation import (
+    Completion,
+    EngineStats,
+    GenerationRequest,
+    Message,
+    RequestError,
+    Sampling,
+)
+from pipemax.replicas.messages import (
+    Abort,
+    Ended,
+    FromReplica,
+    InputOpen,
+    Report,
+    Started,
+    Submit,
+    ToReplica,
+    from_replica_line,
+    lines_of,
+    read_from_replica,
+    read_to_replica,
+    to_replica_line,
+)
+
+CHAT = GenerationRequest(
+    request_id="7.1",
+    messages=(Message(role="user", content="line\nline\u2028é"),),
+    system="Be brief.",
+    sampling=Sampling(max_tokens=3, temperature=0.5, stop=("\n",), seed=2**62, response_format="{}"),
+)
+ANSWERS = (
+    Completion(request_id="1", text="a\nb", finish_reason="stop", completion_tokens=2, token_ids=(5, 6)),
+    Completion(request_id="2", error=RequestError(code="engine_error", message="no")),
+)
+
+
+@pytest.mark.parametrize(
+    "message", [Submit(number=2, requests=(CHAT,)), Abort(request_ids=("1", "2")), InputOpen(is_open=True)]
+)
+def test_what_a_replica_hears_is_what_was_said(message: ToReplica) -> None:
+    line = to_replica_line(message)
+    assert line.count(b"\n") == 1
+    assert read_to_replica(line) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Ended(completions=ANSWERS),
+        Started(policy={"chosen": "vllm", "settings": {"mixed_step_tokens": 256}}),
+        Report(stats=EngineStats(phase="decode", metrics={"evictions": 2.0}), credit_tokens=-5, heard=3),
+    ],
+)
+def test_what_a_replica_says_is_what_is_heard(message: FromReplica) -> None:
+    line = from_replica_line(message)
+    assert line.count(b"\n") == 1
+    assert read_from_replica(line) == message
+
+
+def test_text_that_is_not_utf_8_ends_nobody() -> None:
+    odd = Ended(completions=(Completion(request_id="1", text="a\udc80b"), *ANSWERS))
+    heard = read_from_replica(from_replica_line(odd))
+    assert isinstance(heard, Ended)
+    assert heard.completions == (Completion(request_id="1", text="a?b"), *ANSWERS)
+
+
+def test_a_line_that_a_death_cut_short_is_dropped() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            theirs.sendall(b"whole\nhal")
+        assert list(lines_of(ours)) == [b"whole\n"]
