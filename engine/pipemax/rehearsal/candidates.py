@@ -129,8 +129,6 @@ def _check_rehearsable(config: EngineConfig, model: ModelSpec) -> None:
     }
     if unknown:
         faults.append(f"vllm: {', '.join(sorted(unknown))}: a rehearsal takes no further arguments of vLLM")
-    if config.policy is Policy.PIPEMAX and config.tensor_degree > 1:
-        faults.append("policy pipemax with tensor_parallel_size above 1: only pipeline stages are rehearsed")
     if faults:
         raise ValueError("a rehearsal cannot do what the engine config says: " + "; ".join(faults))
 
@@ -144,12 +142,12 @@ def unused_fields(config: EngineConfig) -> list[str]:
 def candidates(config: EngineConfig, part: EnginePart) -> list[Candidate]:
     """Return all settings that the config allows: what it sets is kept, what it leaves open is varied.
 
-    PipeMax is left out where ``policy: auto`` never takes it: with one pipeline stage, or under tensor parallelism.
+    PipeMax is left out where ``policy: auto`` never takes it: with one pipeline stage.
     """
     found: list[Candidate] = []
     if config.policy is not Policy.PIPEMAX:
         found += _of_family(config, Policy.VLLM, Batching.SEPARATED, STOCK_STEP_TOKENS)
-    can_gain = part.parallelism.pipeline > 1 and part.parallelism.tensor == 1
+    can_gain = part.parallelism.pipeline > 1
     if config.policy is Policy.PIPEMAX or (config.policy is Policy.AUTO and can_gain):
         is_open = config.batching is BatchingChoice.AUTO
         for batching in [*Batching] if is_open else [config.batching.at_start]:
@@ -182,7 +180,9 @@ def simulate_candidate(candidate: Candidate, part: EnginePart, scenario: Scenari
         }
         if candidate.batching is Batching.MIXED:
             controller |= mixed_batching(candidate.chunk_tokens)
-        return PipeMaxSystem(scenario, PipeMaxOptions(controller=controller)).simulate()
+        return PipeMaxSystem(
+            scenario, PipeMaxOptions(tensor=part.parallelism.tensor, controller=controller)
+        ).simulate()
     policy = vllm_032(
         candidate.chunk_tokens,
         tensor=part.parallelism.tensor,

@@ -52,13 +52,13 @@ def test_no_step_has_more_requests_than_tokens() -> None:
     assert all(one.max_num_seqs <= one.chunk_tokens for one in candidates(config(), part()))
 
 
-@pytest.mark.parametrize(
-    "values",
-    [{"pipeline_parallel_size": 1}, {"tensor_parallel_size": 2}],
-    ids=["one stage", "tensor parallel"],
-)
-def test_auto_has_no_pipemax_where_it_never_takes_it(values: dict[str, Any]) -> None:
-    assert names(**values) == {"vllm"}
+@pytest.mark.parametrize("tensor", [1, 4])
+def test_auto_has_no_pipemax_with_one_stage(tensor: int) -> None:
+    assert names(pipeline_parallel_size=1, tensor_parallel_size=tensor) == {"vllm"}
+
+
+def test_stages_of_two_gpus_have_the_same_candidates_as_those_of_one() -> None:
+    assert names(tensor_parallel_size=2) == names()
 
 
 def test_the_node_runs_as_many_engines_as_fit_and_each_has_its_share() -> None:
@@ -88,7 +88,6 @@ def test_the_configs_memory_replaces_the_profiles() -> None:
         ({"enable_prefix_caching": False}, "enable_prefix_caching"),
         ({"enforce_eager": True}, "enforce_eager"),
         ({"vllm": {"speculative_config": {}}}, "vllm: speculative_config"),
-        ({"policy": "pipemax", "tensor_parallel_size": 2}, "only pipeline stages are rehearsed"),
     ],
 )
 def test_what_a_rehearsal_cannot_do_is_refused(values: dict[str, Any], message: str) -> None:

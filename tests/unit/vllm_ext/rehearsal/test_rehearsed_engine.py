@@ -51,20 +51,34 @@ def test_stock_vllm_is_as_fast_as_in_the_simulator(pipeline: int, tensor: int, c
     assert result.host_bubble == 0.0
 
 
-@pytest.mark.parametrize("batching", Batching)
-def test_pipemax_is_as_fast_as_in_the_simulator_with_as_many_batches(batching: Batching) -> None:
+@pytest.mark.parametrize(
+    ("batching", "pipeline", "tensor"),
+    [(Batching.SEPARATED, 4, 1), (Batching.MIXED, 4, 1), (Batching.SEPARATED, 2, 2)],
+)
+def test_pipemax_is_as_fast_as_in_the_simulator_with_as_many_batches(
+    batching: Batching, pipeline: int, tensor: int
+) -> None:
     workload = small_workload(100)
     told = {"initial_output_tokens": workload.typical_output_tokens}
-    engine = make_engine(policy=Policy.PIPEMAX, batching=batching, controller=told)
+    engine = make_engine(pipeline, tensor, policy=Policy.PIPEMAX, batching=batching, controller=told)
     result = rehearse(engine, workload)
     controller = {
         "batching": batching,
         "mixed_step_tokens": CHUNK_TOKENS,
         "prefill_chunk_tokens": CHUNK_TOKENS,
     }
-    options = PipeMaxOptions(num_batches=5, controller=controller)  # one more than stages, as in vLLM
+    # One batch more than stages, as in vLLM.
+    options = PipeMaxOptions(num_batches=pipeline + 1, tensor=tensor, controller=controller)
     simulated = PipeMaxSystem(small_scenario(workload, engine.node), options).simulate()
     assert result.total_tokens_per_s == pytest.approx(simulated.total_tokens_per_s, rel=0.05)
+
+
+def test_stages_of_two_gpus_evict_and_prefetch_and_read_only_kv_that_is_there() -> None:
+    """The virtual node checks each read and copy; that every output has its length is asserted within."""
+    node = small_node(num_gpus=4, kv_gb=0.2)
+    result = rehearse(make_engine(2, 2, node=node, policy=Policy.PIPEMAX), small_workload(60))
+    assert result.copy_counts["evictions"] > 0
+    assert result.copy_counts["prefetched_blocks"] > 0
 
 
 def test_a_run_with_a_host_that_takes_no_time_is_the_same_each_time() -> None:
