@@ -1,7 +1,8 @@
 """A measured engine in the simulator: a calibration's stage times and copy rates replace a node's and a model's.
 
 The simulated systems keep their own rules; this module says how long their steps take and what fits. It knows nothing
-of weights, layers or links beyond what was measured, so it cannot simulate tensor parallelism or other nodes.
+of weights, layers or links beyond what was measured, so it cannot simulate other layouts or nodes. A stage's bytes and
+rates are those of one of its GPUs, and its times include their all-reduces.
 """
 
 from dataclasses import dataclass, replace
