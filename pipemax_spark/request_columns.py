@@ -53,6 +53,15 @@ class RequestColumns:
         asked = [requests[name] for name in requests.columns if name in _REQUEST_COLUMNS]
         return requests.withColumn(KEY_COLUMN, F.md5(F.to_json(F.struct(*asked))))
 
+    def has_own_max_tokens(self, schema: "StructType") -> bool:
+        """Tell whether rows of the input's schema say their own ``max_tokens``."""
+        from pyspark.sql.types import StructType
+
+        if self.overrides_column is None:
+            return False
+        _, kind = resolve_column(self.overrides_column, schema)
+        return isinstance(kind, StructType) and "max_tokens" in kind.names
+
     def output_schema(self, schema: "StructType") -> "StructType":
         """Return the columns of the input's schema that go to the output, in the order in which they are named.
 

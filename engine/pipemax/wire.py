@@ -226,6 +226,8 @@ class ServerAction(StrEnum):
 
 
 COLLECTOR_ACTION_STATS = "stats"
+LENGTH_CORRELATION = "length_correlation"
+"""Engine metric: the correlation of prompt and answer lengths, once enough rows have ended."""
 """The collector's only Flight action: its body is a ``ServerStats``; the ``authorization`` header is
 ``Bearer TOKEN``. It answers with a ``JobOutlook``, or nothing if the job's size is not known."""
 

@@ -134,7 +134,13 @@ class RunRecord:
         run_dir = run.directory
         artifacts, places = [run_dir / "summary.json", run_dir / "engine_metrics.parquet"], {}
         account = {part: round(seconds, 3) for part, seconds in run.time_account().items()}
-        summary = replace(summary, time_account_s=account, replicas=run.replicas)
+        drain_s = run.drain_at_full_rate_s()
+        summary = replace(
+            summary,
+            time_account_s=account,
+            replicas=run.replicas,
+            drain_at_full_rate_s=None if drain_s is None else round(drain_s, 3),
+        )
         try:
             draw_plot(run.tracks, run_dir / "throughput.png")
             artifacts.append(run_dir / "throughput.png")

@@ -219,6 +219,10 @@ class Run:
         """Return where the engines' time went: seconds by part, which add up to ``seconds`` for each engine."""
         return whole_account(self._collector.time_account(), engines=self.engines, seconds=self.seconds)
 
+    def drain_at_full_rate_s(self) -> float | None:
+        """See ``Summary``."""
+        return self._collector.drain_at_full_rate_s()
+
     def do(
         self,
         rows: SlicedRows,
@@ -256,7 +260,12 @@ class Run:
             expected_rows=self._expected_rows,
         )
         self._signal.watch(runner)
-        runner.run(self._progress.rows_per_s, self._collector.engine_rows, every_second=self._track)
+        runner.run(
+            self._progress.rows_per_s,
+            self._collector.engine_rows,
+            every_second=self._track,
+            length_correlation=self._collector.length_correlation,
+        )
         self._policies.look()  # a short batch may end before the first check
         self.seconds = time.monotonic() - self._started_s
         return first_chunk + len(chunks.chunks)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from pipemax_spark.dataframe import annotate_requests
 from pipemax_spark.errors import CommitRefusedError, JobFailedError
 from pipemax_spark.executor.task import TaskPlan
-from pipemax_spark.job.chunks import Chunk, ChunkPlan, SlicedRows
+from pipemax_spark.job.chunks import Chunk, ChunkPlan, RowOrder, SlicedRows, order_of_last_chunk
 from pipemax_spark.job.outcomes import Outcomes
 from pipemax_spark.job.turns import ChunkTasks, may_submit
 from pipemax_spark.job.workdir import ChunkSpools
@@ -85,6 +85,7 @@ class ChunkRunner:
         self._after_commit = after_commit
         self._expected_rows = expected_rows
         self._engine_rows: Callable[[], int | None] = lambda: None
+        self._length_correlation: Callable[[], float | None] = lambda: None
         self._turn = threading.Lock()  # the lane that holds it takes the next chunk
         self._lock = threading.Lock()
         self._committed_rows = 0
@@ -105,13 +106,15 @@ class ChunkRunner:
         engine_rows: Callable[[], int | None],
         *,
         every_second: Callable[[], None],
+        length_correlation: Callable[[], float | None] = lambda: None,
     ) -> None:
         """Run and commit all chunks.
 
-        ``rows_per_s`` returns the rate so far, and ``engine_rows`` how many rows an engine has room for; both return
-        None while that is unknown. ``every_second`` is called about once a second, on this thread.
+        ``rows_per_s`` returns the rate so far, ``engine_rows`` how many rows an engine has room for, and
+        ``length_correlation`` that of prompts and answers; each returns None while that is unknown. ``every_second``
+        is called about once a second, on this thread.
         """
-        self._engine_rows = engine_rows
+        self._engine_rows, self._length_correlation = engine_rows, length_correlation
         with (
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="pipemax-commits") as checker,
             ThreadPoolExecutor(max_workers=LANES, thread_name_prefix="pipemax-lane") as pool,
@@ -232,13 +235,28 @@ class ChunkRunner:
 
     def _run_chunk(self, chunk: Chunk, transaction: Transaction) -> int:
         is_last = chunk.end_slice == len(self._rows.slice_rows)
-        partitions = self._slots().partitions_for(chunk.rows, engine_rows=self._room(), is_last=is_last)
-        rows = self._rows.read(chunk, partitions=partitions)
+        slots = self._slots()
+        partitions = slots.partitions_for(chunk.rows, engine_rows=self._room(), is_last=is_last)
+        order = self._order_of_last_chunk() if is_last else RowOrder.AS_DEALT
+        executors = max(1, slots.total // slots.per_executor)
+        rows = self._rows.read(chunk, partitions=partitions, order=order, executors=executors)
         plan = self._plan
         if self._spool is not None:
             plan = replace(plan, spool=self._spool.directory(chunk.number))
         requests = self._request_columns.for_output(self._request_columns.add(rows))
         return self._outcomes.commit(annotate_requests(requests, plan), transaction)
+
+    def _order_of_last_chunk(self) -> RowOrder:
+        has_own = self._request_columns.has_own_max_tokens(self._rows.schema)
+        correlation = self._length_correlation()
+        order = order_of_last_chunk(has_own_max_tokens=has_own, length_correlation=correlation)
+        log.info(
+            "the last chunk's rows go %s; prompts and answers correlate by %s, rows say their own max_tokens: %s",
+            order,
+            correlation,
+            has_own,
+        )
+        return order
 
     def _cancel_jobs(self) -> None:
         self._spark.sparkContext.cancelJobsWithTag(self._plan.run_id)

@@ -49,6 +49,7 @@ class Slicing:
             slices=number_of_slices(expected, slots_of(self._spark).total),
             slots=other_slots(self._spark),
             by_prefix=self._options.group_by_prefix,
+            max_tokens=self._options.generation.max_tokens,
         )
 
     def read(self, spans: Sequence[SliceSpan]) -> SlicedRows:

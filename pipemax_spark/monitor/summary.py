@@ -57,6 +57,9 @@ class Summary:
     replicas: Sequence[Mapping[str, Any]] = ()
     """What each replica of an engine did, as far as it was reported: ``host``, ``replica``, ``state``, ``rows_done``,
     ``prompt_tokens``, ``completion_tokens``, ``restarts``; empty for engines without replicas."""
+    drain_at_full_rate_s: float | None = None
+    """How long the output tokens of the drain would have taken at the rate of all others, summed over the engines.
+    What ``time_account_s`` has for the drain beyond that is what the table's end cost. None if no engine tells it."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -160,6 +163,15 @@ def _facts(summary: Summary, findings: Findings, price_per_hour: float | None) -
         facts.append(("Worth a try", findings.advice))
     if summary.time_account_s:
         facts.append(("Engine time", describe_account(summary.time_account_s)))
+        drain_s, total_s = summary.time_account_s.get("drain", 0.0), sum(summary.time_account_s.values())
+        if summary.drain_at_full_rate_s is not None and drain_s >= total_s / 200:
+            facts.append(
+                (
+                    "Drain",
+                    f"{drain_s / total_s:.1%} of the engines' time; at the rate before it, its tokens would have been "
+                    f"{summary.drain_at_full_rate_s / total_s:.1%}",
+                )
+            )
     facts += [
         (f"  replica {own['replica']}", describe_replica(own)) for own in summary.replicas[:_SHOWN_REPLICAS]
     ]

@@ -11,6 +11,7 @@ from pipemax.wire import ServerStats
 
 _PREFIX, _SUFFIX = "time_", "_s"
 _START_UP = "start_up"
+_DRAIN_AT_FULL_RATE = "drain_at_full_rate_s"
 _TOLERANCE_S = 1.0
 NO_ENGINE = "no_engine"
 """The job's time without an engine: Spark's own start, and the last commit."""
@@ -22,6 +23,8 @@ class TimeAccounts:
     def __init__(self) -> None:
         self._before: dict[tuple[str, int], Mapping[str, float]] = {}
         self._latest: dict[tuple[str, int], Mapping[str, float]] = {}
+        self._drains: dict[tuple[str, int], tuple[float, float]] = {}
+        """Engine → its drains' seconds at its full rate: at its first report, and at its latest."""
 
     def add(self, stats: ServerStats, *, job_age_s: float) -> None:
         account = _account_of(stats)
@@ -31,6 +34,17 @@ class TimeAccounts:
         if engine not in self._latest:
             self._before[engine] = _before_job(account, job_age_s)
         self._latest[engine] = account
+        drain_s = stats.engine_metrics.get(_DRAIN_AT_FULL_RATE)
+        if drain_s is not None:
+            began_before = bool(self._before[engine]) and engine not in self._drains
+            before_s = drain_s if began_before else self._drains.get(engine, (0.0, 0.0))[0]
+            self._drains[engine] = (before_s, drain_s)
+
+    def drain_at_full_rate_s(self) -> float | None:
+        """Return how long the engines' drains would have taken at the rate before them; None if none tells it."""
+        if not self._drains:
+            return None
+        return sum(max(0.0, latest_s - before_s) for before_s, latest_s in self._drains.values())
 
     def total(self) -> dict[str, float]:
         """Return seconds by part, over all engines."""

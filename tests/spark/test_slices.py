@@ -2,12 +2,20 @@
 
 from collections import Counter
 from pathlib import Path
+from statistics import correlation, mean
 from typing import Any
 
 import pytest
 from pyspark.testing import assertDataFrameEqual
 
-from pipemax_spark.job.chunks import Chunk, SlicedRows, partition_keys, write_slices
+from pipemax_spark.job.chunks import (
+    Chunk,
+    RowOrder,
+    SlicedRows,
+    order_of_last_chunk,
+    partition_keys,
+    write_slices,
+)
 from pipemax_spark.job.left import rows_left
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.request_columns import RequestColumns, without_request_columns
@@ -143,3 +151,79 @@ def test_a_row_s_slice_does_not_depend_on_the_order_in_which_rows_come(
     another_order = slices_of(keyed.orderBy(F.rand(1)).repartition(5), "another")
     assert one_order == another_order
     assert len(set(one_order.values())) == 8
+
+
+def by_partition(part: Any) -> list[list[Any]]:
+    """The rows of each partition, in order."""
+    rows: list[list[Any]] = part.rdd.glom().collect()
+    return rows
+
+
+def test_the_last_chunk_begins_with_long_prompts_on_every_executor(spark: Any, tmp_path: Path) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    rows = spark.range(4_000, numPartitions=3).selectExpr("id", "repeat('x', id % 1000) AS text")
+    keyed = RequestColumns(PromptSource(prompt_column="text")).add_with_keys(rows)
+    span = write_slices(keyed, str(tmp_path / "rows"), identity=F.col("id"), slices=8, slots=2)
+    sliced = SlicedRows(spark, [span], rows.schema)
+    chunk = chunk_of(sliced, 2, 8)
+    part = sliced.read(chunk, partitions=8, order=RowOrder.LAST_RANK_FIRST, executors=2)
+    assertDataFrameEqual(part, sliced.read(chunk, partitions=8))
+    lengths = [[len(row["text"]) for row in rows] for rows in by_partition(part)]
+    assert len(lengths) == 8
+    for of_partition in lengths:  # slices are alike, not equal: a place in one is nearly the same in another
+        assert correlation(range(len(of_partition)), of_partition) < -0.9, "the longest first"
+    means = [mean(of_partition) for of_partition in lengths]
+    for executor_means in (means[::2], means[1::2]):
+        assert executor_means == sorted(executor_means, reverse=True)
+    for first, second in zip(means[::2], means[1::2], strict=True):
+        assert first == pytest.approx(second, rel=0.15), "every executor gets as many long ones"
+    sizes = [len(of_partition) for of_partition in lengths]
+    assert max(sizes) <= 1.3 * min(sizes)
+    assert by_partition(part) == by_partition(part), "a task that is tried again has the same rows"
+    shortest_first = sliced.read(chunk, partitions=8, order=RowOrder.FIRST_RANK_FIRST, executors=2)
+    first, *_, last = (mean(len(row["text"]) for row in rows) for rows in by_partition(shortest_first))
+    assert first < 0.5 * last
+
+
+def test_rows_own_max_tokens_come_before_the_length_of_their_prompt(spark: Any, tmp_path: Path) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    # Long prompts have short answers here, and every tenth row says nothing, so that the job's 500 count.
+    rows = spark.range(2_000).selectExpr(
+        "id",
+        "repeat('x', 2000 - id) AS text",
+        "named_struct('max_tokens', if(id % 10 = 0, NULL, int(id))) AS sampling",
+    )
+    columns = RequestColumns(PromptSource(prompt_column="text"), overrides_column="sampling")
+    assert columns.has_own_max_tokens(rows.schema)
+    path = str(tmp_path / "rows")
+    span = write_slices(
+        columns.add_with_keys(rows), path, identity=F.col("id"), slices=4, slots=2, max_tokens=500
+    )
+    sliced = SlicedRows(spark, [span], rows.schema)
+    part = sliced.read(chunk_of(sliced, 0, 4), partitions=4, order=RowOrder.LAST_RANK_FIRST)
+    tokens = [
+        [500 if row["sampling"]["max_tokens"] is None else row["sampling"]["max_tokens"] for row in rows]
+        for rows in by_partition(part)
+    ]
+    means = [mean(of_partition) for of_partition in tokens]
+    assert means == sorted(means, reverse=True)
+    assert means[0] > 3 * means[-1]
+
+
+@pytest.mark.parametrize(
+    ("own", "length_correlation", "order"),
+    [
+        (True, None, RowOrder.LAST_RANK_FIRST),
+        (False, None, RowOrder.AS_DEALT),
+        (False, 0.1, RowOrder.AS_DEALT),
+        (False, 0.5, RowOrder.LAST_RANK_FIRST),
+        (False, -0.5, RowOrder.FIRST_RANK_FIRST),
+    ],
+)
+def test_prompts_order_the_last_chunk_only_if_they_have_told_how_long_answers_are(
+    own: bool, length_correlation: float | None, order: RowOrder
+) -> None:
+    found = order_of_last_chunk(has_own_max_tokens=own, length_correlation=length_correlation)
+    assert found is order

@@ -8,7 +8,7 @@ from pipemax.serve.engine_host import EngineHost
 from pipemax.serve.flow.credit import CreditWindow
 from pipemax.serve.job_stats import StatsBook
 from pipemax.serve.sessions import EngineSessions
-from pipemax.wire import CollectorAddress, ProcessIdentity, ServerStats
+from pipemax.wire import LENGTH_CORRELATION, CollectorAddress, ProcessIdentity, ServerStats
 
 
 class ServerSnapshots:
@@ -35,6 +35,8 @@ class ServerSnapshots:
         """Return the statistics of the server, its engine and its window."""
         host = self._host.snapshot()
         engine = host.engine_stats
+        correlation = self._sessions.lengths.correlation()
+        learned = {} if correlation is None else {LENGTH_CORRELATION: correlation}
         return ServerStats(
             server_id=f"{self._host_name}:{self._identity.pid}:{self._identity.start_ticks}",
             host=self._host_name,
@@ -50,7 +52,7 @@ class ServerSnapshots:
             open_sessions=self._sessions.num_open,
             kv_usage=engine.kv_usage,
             window_rows=self._window.rows if host.state == "ready" else 0,
-            engine_metrics=engine.metrics,
+            engine_metrics={**engine.metrics, **learned},
             policy=engine.policy,
             replicas=list(engine.replicas),
         )

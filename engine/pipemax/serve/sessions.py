@@ -13,6 +13,7 @@ from typing import Protocol
 from pipemax.api import Completion, Engine
 from pipemax.config import EngineConfig
 from pipemax.serve.flow.credit import CreditWindow
+from pipemax.serve.flow.length_relation import LengthRelation
 from pipemax.serve.flow.open_input import InputWatch
 from pipemax.serve.flow.pacing import Pacer
 from pipemax.serve.lifecycle import EXIT_ENGINE_DIED, Exit, Lifecycle
@@ -39,6 +40,8 @@ class EngineSessions:
         self._window = window
         self._turns = turns
         self._inputs = inputs
+        self.lengths = LengthRelation()
+        """What the rows that have ended tell of prompts and answers."""
         self._lifecycle = lifecycle
         self._lock = threading.Lock()
         self._open: dict[int, OpenSession] = {}  # by the session's number
@@ -92,6 +95,7 @@ class EngineSessions:
     def rows_ended(self, completions: Sequence[Completion]) -> None:
         self._turns.record_ends(completions)
         self._pacer.learn(completions)
+        self.lengths.observe(completions)
         by_session: dict[int, list[Completion]] = defaultdict(list)
         for completion in completions:
             by_session[int(completion.request_id.partition(":")[0])].append(completion)

@@ -53,6 +53,23 @@ def test_an_engine_that_began_to_load_before_the_job_counts_from_the_job_s_start
     assert accounts.total() == {"start_up": 20.0, "waiting_for_input": 1.0, "prefill": 4.0}
 
 
+def test_the_drain_at_the_full_rate_is_that_of_this_job() -> None:
+    accounts = TimeAccounts()
+    accounts.add(report(start_up=3.0), job_age_s=3.0)
+    assert accounts.drain_at_full_rate_s() is None, "no engine tells it"
+
+    def add(server: str, drain_s: float, age_s: float, **times: float) -> None:
+        stats = report(server, **times)
+        metrics = {**stats.engine_metrics, "drain_at_full_rate_s": drain_s}
+        accounts.add(replace(stats, engine_metrics=metrics), job_age_s=age_s)
+
+    add("old", 5.0, 2.0, start_up=30.0, decode=100.0)
+    add("old", 5.5, 9.0, start_up=30.0, decode=107.0)
+    add("new", 0.0, 9.0, start_up=5.0)
+    add("new", 0.25, 12.0, start_up=5.0, decode=3.0)
+    assert accounts.drain_at_full_rate_s() == pytest.approx(0.75)
+
+
 def test_the_whole_account_sums_to_the_time_of_all_engines_and_reads_in_one_line() -> None:
     account = whole_account({"start_up": 40.0, "decode": 50.0, "drain": 0.1}, engines=2, seconds=60.0)
     assert sum(account.values()) == pytest.approx(120.0)
@@ -85,6 +102,15 @@ def test_servers_are_told_what_is_left_for_them_once_the_jobs_size_is_known() ->
         outlook = collector._answer(report("b", at_s=1.0, job=JobStats(rows_received=200)))
     assert outlook is not None
     assert (outlook.job_id, outlook.rows_left, outlook.engines) == ("job", 500, 2)
+
+
+def test_only_engines_under_stock_vllm_tell_whether_prompts_say_how_long_answers_are() -> None:
+    with Collector(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id="job") as collector:
+        for server, chosen, correlation in (("a", "vllm", 0.5), ("b", "vllm", 0.3), ("c", "pipemax", -0.9)):
+            stats = replace(report(server), policy={"chosen": chosen})
+            assert collector.length_correlation() in (None, 0.5, 0.4)
+            collector._answer(replace(stats, engine_metrics={"length_correlation": correlation}))
+        assert collector.length_correlation() == pytest.approx(0.4)
 
 
 def test_many_servers_and_many_tasks_are_asked_for_fewer_reports() -> None:

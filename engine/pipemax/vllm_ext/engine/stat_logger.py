@@ -51,6 +51,8 @@ class StatLogger(StatLoggerBase):
         self._stall_s = 0.0
         self._output_steps = 0
         self._output_tokens = 0
+        self._drain_tokens = 0.0
+        """Output tokens of the steps that are drain."""
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
@@ -78,6 +80,8 @@ class StatLogger(StatLoggerBase):
         else:
             shares = self._vllm_shares(prompt_tokens, output_tokens, waiting)
         self._ledger.time.charge(self._clock(), shares)
+        if shares.get(TimePart.DRAIN):
+            self._drain_tokens += output_tokens
         self._ledger.latest = EngineStats(
             phase=_phase(shares),
             running_requests=scheduler_stats.num_running_reqs,
@@ -90,6 +94,7 @@ class StatLogger(StatLoggerBase):
                 "output_steps": float(self._output_steps),
                 "output_tokens": float(self._output_tokens),
                 "measured_step_s": step_s,
+                "drain_at_full_rate_s": self._drain_at_full_rate_s(),
                 **counts,
             },
         )
@@ -115,6 +120,15 @@ class StatLogger(StatLoggerBase):
         if not output_tokens:
             return {TimePart.PREFILL: 1.0}
         return {TimePart.PREFILL: float(prompt_tokens), self._decode_part(waiting): float(output_tokens)}
+
+    def _drain_at_full_rate_s(self) -> float:
+        """Return how long the drain's output tokens would have taken at the rate at which all others came."""
+        others = self._output_tokens - self._drain_tokens
+        seconds = self._ledger.time.seconds()
+        computing_s = sum(
+            seconds[part] for part in (TimePart.PREFILL, TimePart.DECODE, TimePart.PREFETCH_STALL)
+        )
+        return self._drain_tokens * computing_s / others if others else 0.0
 
     def _decode_part(self, waiting: int) -> TimePart:
         is_draining = waiting == 0 and not self._ledger.input_open

@@ -49,6 +49,16 @@ def test_steps_of_stock_vllm_go_to_the_phases_by_their_tokens() -> None:
     assert bench.ledger.latest.metrics["measured_step_s"] == 3.0
 
 
+def test_the_drain_s_tokens_are_rated_as_those_before_it() -> None:
+    bench = Bench()
+    bench.step(1.0, prompt=300)
+    bench.step(3.0, output=400)
+    assert bench.ledger.latest.metrics["drain_at_full_rate_s"] == 0.0
+    bench.step(2.0, output=30, waiting=0)
+    bench.step(2.0, output=20, waiting=0)
+    assert bench.ledger.latest.metrics["drain_at_full_rate_s"] == pytest.approx(50 * 4.0 / 400)
+
+
 def test_while_input_may_come_batches_do_not_drain() -> None:
     bench = Bench()
     bench.ledger.input_open = True
