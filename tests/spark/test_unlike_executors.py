@@ -10,6 +10,7 @@ _ROWS = 4_000
 _SPEEDS = (3.0, 1.0)
 
 
+@pytest.mark.long  # it takes minutes, and shares of the rows are those of the engines' speeds only on a quiet machine
 def test_rows_go_to_each_engine_by_its_speed_and_both_end_together(tmp_path: Path) -> None:
     # Little room, so that partitions are small next to the table, as they are in a table of hours.
     application = launch(
