@@ -56,7 +56,7 @@ def test_every_row_is_there_once_and_says_that_nothing_was_computed(
     # A few prompts have the same sum modulo the vocabulary, and so the same tokens.
     assert len({row["text"] for row in rows.values()}) > 0.9 * ROWS
 
-    assert "NOTHING IS COMPUTED: the engines run on the virtual node rtx5090x8" in run.printed
+    assert "NOTHING IS COMPUTED: the virtual node rtx5090x8 stands in for GPUs" in run.printed
     assert "NOTHING COMPUTED   the virtual node rtx5090x8 stood in for GPUs with llama2-70b" in run.printed
     told = json.loads((run.directory / "summary.json").read_text())
     assert told["virtual_node"]["model"] == "llama2-70b"
