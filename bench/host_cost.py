@@ -2,11 +2,11 @@
 
     python -m bench.host_cost [--live 20000,100000] [--systems vllm_pp,pipemax,pipemax_mixed] [--json FILE]
 
-vLLM's engine core with its own scheduler or PipeMax's runs over a virtual node (``docs/rehearsal.md``): LLaMA-2-70B on
-8 × RTX 5090, eight stages, ShareGPT lengths, all N requests added before the first step. Under PipeMax the host's
-memory is made large enough for all of them, unless ``--host-memory GB`` says how large it is. ``begun`` is how many
-requests had KV when the figures were taken, ``waiting`` how many had none: stock vLLM begins as many as the GPUs hold,
-and mixed batching stops beginning prompts once enough wait on the host.
+vLLM's engine core with its own scheduler or PipeMax's runs over a virtual node (``docs/guide/rehearsal.md``):
+LLaMA-2-70B on 8 × RTX 5090, eight stages, ShareGPT lengths, all N requests added before the first step. Under PipeMax
+the host's memory is made large enough for all of them, unless ``--host-memory GB`` says how large it is. ``begun`` is
+how many requests had KV when the figures were taken, ``waiting`` how many had none: stock vLLM begins as many as
+the GPUs hold, and mixed batching stops beginning prompts once enough wait on the host.
 
 For each kind of step (``prompts``: no decodes, ``decode``: only decodes, ``mixed``), the last ``--steps`` steps, in
 milliseconds of CPU time of the thread, median and 95th percentile, and the median bytes of the messages sent (once for

@@ -7,8 +7,8 @@ For one node, model and workload of ``presets/``: vLLM 0.32 with pipeline parall
 (``max_num_batched_tokens``), with tensor parallelism, with both, with vLLM's own KV offloading to host memory under
 pipeline parallelism, and PipeMax with separated and with mixed batching.
 The engine core is real, and the CPU time of its thread counts in the node's time (``--host-factor 0`` leaves it out);
-waits are left out (``docs/rehearsal.md``). All requests are there at the start. ``--matrix`` runs all settings of the
-paper, one after another. It prints Markdown; ``--json`` keeps a
+waits are left out (``docs/guide/rehearsal.md``). All requests are there at the start. ``--matrix`` runs all settings of
+the paper, one after another. It prints Markdown; ``--json`` keeps a
 list of objects, one for each run:
 
     total_tokens_per_s      prompts and outputs over the whole run, drain included

@@ -2,8 +2,8 @@
 
     python bench/spark_overhead.py --virtual [--rows 200000] [--repeats 3] [--policy vllm] [--json FILE]
 
-NOTHING IS COMPUTED: the engines run vLLM's real core over GPUs that only take time (docs/rehearsal.md). They need so
-little of this machine's cores that Spark does not slow them down by sharing these, as it does without virtual nodes.
+NOTHING IS COMPUTED: the engines run vLLM's real core over GPUs that only take time (docs/guide/rehearsal.md). They need
+so little of this machine's cores that Spark does not slow them down by sharing these, as it does without virtual nodes.
 So this is the measure of the Spark path itself.
 
 Each turn has two runs over the same rows, each with new engines, the bare run first in every other turn. Bare: two

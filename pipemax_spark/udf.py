@@ -1,8 +1,8 @@
 """Annotate a column within a query: ``pipemax_udf`` for DataFrames, ``register`` for SQL.
 
 Spark decides how often a column is evaluated: twice for ``f(p).text, f(p).error``, for instance. So the engine server
-keeps its answers, and a repeated row costs no tokens. ``docs/udf.md`` shows which query costs what; for large tables
-``annotate()`` or the job are the better tools, because they resume.
+keeps its answers, and a repeated row costs no tokens. ``docs/guide/notebook.md`` shows which query costs what; for
+large tables ``annotate()`` or the job are the better tools, because they resume.
 
 Results come in the order of the input. While the engine works on one batch, later batches are read and sent, so that it
 never drains between two batches.

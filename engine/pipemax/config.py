@@ -25,7 +25,7 @@ class Policy(StrEnum):
     PIPEMAX = "pipemax"
     """PipeMax inside vLLM: every request's KV also in host memory, batches rotated through the GPU."""
     AUTO = "auto"
-    """The faster of the two, according to simulations of the measured engine; see docs/engine.md."""
+    """The faster of the two, according to simulations of the measured engine; see docs/guide/engine.md."""
 
 
 class KvOffload(StrEnum):
@@ -82,7 +82,7 @@ class RowLengths(BaseModel):
 
 
 class VirtualNodeConfig(BaseModel):
-    """A simulated node in place of this machine: GPUs only take time, nothing is computed (docs/rehearsal.md)."""
+    """A simulated node in place of this machine: GPUs only take time, nothing is computed (docs/guide/rehearsal.md)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -29,7 +29,7 @@ SCHEMA = pa.schema(
         pa.field("kv_usage", pa.float64()),
         pa.field("rows_done", pa.int64()),  # of this job on this server
         pa.field("completion_tokens", pa.int64()),
-        pa.field("metrics", pa.map_(pa.string(), pa.float64())),  # docs/slow-run.md lists them
+        pa.field("metrics", pa.map_(pa.string(), pa.float64())),  # docs/guide/slow-run.md lists them
     ]
 )
 ROWS_AT_FULL_RATE = 200_000
