@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup annotate compare check test test-long test-python test-versions coverage faults parity-full peers \
-	lint lock clean
+	lint docs lock clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,7 +36,7 @@ compare: $(VENV)/ready  ## Compare stock vLLM with PipeMax on a part of the demo
 check: $(VENV)/ready lint  ## Lint, types, import contracts and the pure tests: under two minutes
 	@$(BIN)/python -m pytest -q -n 2 $(PURE)
 
-test: $(VENV)/ready lint  ## Lint, types, import contracts and all tests; two files at a time, except those that run vLLM
+test: $(VENV)/ready lint docs  ## Lint, types, import contracts, documentation site and all tests; two files at a time, except those that run vLLM
 	@$(BIN)/python -m pytest tests/parity tests/engine
 	@$(BIN)/python -m pytest --durations 25 -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/parity --ignore tests/engine
 
@@ -67,6 +67,9 @@ lint: $(VENV)/ready
 	@$(BIN)/ruff format --check -q . || { echo "run: $(BIN)/ruff format ."; exit 1; }
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+
+docs: $(VENV)/ready  ## Build the documentation site into artifacts/site; broken links and commands fail
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 lock:  ## Resolve all locks again
 	@bash tools/lock.sh $(BIN)/uv

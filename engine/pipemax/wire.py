@@ -103,29 +103,43 @@ COMPLETION_SCHEMA = pa.schema(
 class ErrorCode(StrEnum):
     """The error codes of rows. This is the only list of them: tables, metrics and docs use these names."""
 
-    EMPTY_PROMPT = "empty_prompt"  # null, empty or blank
-    PROMPT_TOO_LONG = "prompt_too_long"  # prompt and one output token exceed max_model_len
-    INVALID_PROMPT = "invalid_prompt"  # messages the chat template cannot render, text that is not UTF-8
-    INVALID_PARAMETER = "invalid_parameter"  # a per-row override out of range
-    RESPONSE_FORMAT = (
-        "response_format"  # the output does not match the JSON schema (cut off by max_tokens, for instance)
-    )
-    ENGINE_ERROR = "engine_error"  # the engine refused or failed only this row
-    ENGINE_DIED = "engine_died"  # the engine died whenever it ran this row by itself
+    EMPTY_PROMPT = "empty_prompt"
+    """The prompt is null, empty or blank."""
+    PROMPT_TOO_LONG = "prompt_too_long"
+    """The prompt and one output token exceed ``max_model_len``."""
+    INVALID_PROMPT = "invalid_prompt"
+    """Messages that the chat template cannot render, or text that is not UTF-8."""
+    INVALID_PARAMETER = "invalid_parameter"
+    """A per-row override is out of range."""
+    RESPONSE_FORMAT = "response_format"
+    """The output does not match the response format, for instance because ``max_tokens`` cut it off."""
+    ENGINE_ERROR = "engine_error"
+    """The engine refused or failed only this row."""
+    ENGINE_DIED = "engine_died"
+    """The engine died whenever it ran this row by itself."""
 
 
 class SessionErrorCode(StrEnum):
     """The reason why a whole session cannot continue."""
 
     VERSION_MISMATCH = "version_mismatch"
+    """Spark's side and the engine's environment have different versions of this package."""
     INVALID_HEADER = "invalid_header"
+    """The client's first message cannot be read."""
     INVALID_ENGINE_CONFIG = "invalid_engine_config"
-    INVALID_GENERATION = "invalid_generation"  # response_format or sampling that the engine cannot honour
-    ENGINE_CONFLICT = "engine_conflict"  # another engine config is in use within the same stage
+    """The engine config has a wrong value or an unknown field."""
+    INVALID_GENERATION = "invalid_generation"
+    """The engine cannot honour the sampling or the response format."""
+    ENGINE_CONFLICT = "engine_conflict"
+    """Another engine config is in use within the same Spark stage."""
     ENGINE_START_FAILED = "engine_start_failed"
+    """The model could not be loaded."""
     ENGINE_DIED = "engine_died"
-    ENGINE_UNUSABLE = "engine_unusable"  # it dies whatever row it runs
+    """The engine died, and the rows that it held go to its successor."""
+    ENGINE_UNUSABLE = "engine_unusable"
+    """The engine dies whatever row it runs."""
     SHUTTING_DOWN = "shutting_down"
+    """The server was told to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
