@@ -117,6 +117,7 @@ def plan_capacity(
     host_memory_bytes: Sequence[float] = (),
     gpus_per_engine: Sequence[int] = (),
     sample_rows: int = SAMPLE_ROWS,
+    sizes: StepSizes = ALL_SIZES,
     seed: int = 0,
 ) -> CapacityPlan:
     """Predict hours and cost of ``rows`` rows on one node, for every layout and policy.
@@ -144,6 +145,7 @@ def plan_capacity(
                 rows=rows,
                 price_per_hour=price_per_hour,
                 with_stock=index == 0,
+                sizes=sizes,
             )
     if not options:
         raise ValueError("; ".join(not_possible))

@@ -5,7 +5,7 @@ import pytest
 
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import NodeSpec
-from pipemax.policy.capacity import CapacityPlan, Layout, plan_capacity, possible_layouts
+from pipemax.policy.capacity import CapacityPlan, Layout, StepSizes, plan_capacity, possible_layouts
 from pipemax.policy.compare import WORTHWHILE_GAIN, ChosenPolicy
 from pipemax.presets import load_workload, override
 from pipemax.sim.systems.continuous import ContinuousBatching, vllm_032
@@ -14,6 +14,8 @@ from pipemax.sim.workloads import draw_workload
 from tests.unit.sim.machines import small_model, small_node
 
 SHAREGPT = load_workload("sharegpt")
+FEW_SIZES = StepSizes(stock=(512, 2048), mixed=(512,))
+"""Which size of a step is the fastest is ``test_measured_choice``'s business: here each costs a simulation."""
 
 
 def plan_on(node: NodeSpec, sample_rows: int, *, gpus_per_engine: tuple[int, ...] = ()) -> CapacityPlan:
@@ -25,6 +27,7 @@ def plan_on(node: NodeSpec, sample_rows: int, *, gpus_per_engine: tuple[int, ...
         price_per_hour=10.0,
         gpus_per_engine=gpus_per_engine or (node.num_gpus,),
         sample_rows=sample_rows,
+        sizes=FEW_SIZES,
     )
 
 
