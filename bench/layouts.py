@@ -1,16 +1,20 @@
 """Compare the layout that an engine chooses with every layout run in full, in simulation.
 
-    python -m bench.layouts [--rows 6000] [--only NODE,MODEL,WORKLOAD] [--json FILE]
+    python -m bench.layouts [--rows 3000] [--only NODE,MODEL,WORKLOAD] [--json FILE]
 
-For each node and model: the choice (``pipemax.policy.layout_choice``) from 1,500 sampled rows, and every layout
-over ``--rows`` rows with every policy and size of a step. It prints Markdown; ``--json`` keeps a list of objects:
+For each node and model: every layout over ``--rows`` rows, under stock vLLM with every size of a step and under PipeMax
+in phases and with mixed steps of 512 and 2,048 tokens, and the choice (``pipemax.policy.layout_choice``) from 1,500
+sampled rows. PipeMax is not run where its bound is below the fastest run so far. It prints Markdown; ``--json`` keeps a
+list of objects. A run with a file that exists goes on where it ended: only the choices are made again.
 
     chosen              the layout
-    tokens_per_s        of the chosen layout with its best policy, over all rows
-    best                the best layout over all rows, and its ``best_tokens_per_s``
+    policy              of its two policies, the one that was chosen with it
+    tokens_per_s        of the chosen layout with that policy, over all rows
+    best                the best layout and policy over all rows, and its ``best_tokens_per_s``
     of_best             tokens_per_s / best_tokens_per_s (goal: 0.97)
     cpu_s               CPU seconds of the choice
-    layouts             tokens/s of each layout over all rows
+    layouts             tokens/s of each layout over all rows: ``vllm``, ``pipemax`` (if it was run), and PipeMax's
+                        ``bound``
 """
 
 import argparse
@@ -20,55 +24,87 @@ from pathlib import Path
 from typing import Any
 
 from pipemax.cli.common import open_workload
-from pipemax.policy.capacity import layout_refusal, options_of, possible_layouts
+from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.policy.layout_choice import SAMPLE_ROWS, FixedLayout, choose_layout
+from pipemax.policy.layout_runs import engine_scenario, pipemax_bound, run_pipemax, run_stock
+from pipemax.policy.layouts import layout_refusal, possible_layouts
 from pipemax.presets import load_model, load_node
+from pipemax.sim.workloads import Workload
 
 NODES = ("l20x8", "rtx5090x8", "h100x8")
 MODELS = ("qwen3-8b", "gpt-oss-120b", "qwen3-32b", "llama2-70b", "mixtral-8x7b", "qwen3-235b-a22b")
-SETTINGS = [(node, model, "sharegpt") for node in NODES for model in MODELS]
+SETTINGS = [(node, model, "sharegpt") for model in MODELS for node in NODES]
 COLUMNS = (
     "node",
     "model",
     "workload",
     "chosen",
+    "policy",
     "tokens_per_s",
     "best",
     "best_tokens_per_s",
     "of_best",
     "cpu_s",
 )
+HOPELESS = 0.99
+"""PipeMax is not run where its bound is below this share of the fastest run's rate. It reached 1.005 of it at most."""
+MIXED_SIZES = (512, 2048)
+
+Rates = dict[str, dict[str, float]]
 
 
-def run_setting(names: tuple[str, str, str], rows: int) -> dict[str, Any]:
-    """Return the object for one setting; only its names and a ``refusal`` if the model fits in no layout."""
-    node, model = load_node(names[0]), load_model(names[1])
-    setting = dict(zip(("node", "model", "workload"), names, strict=True))
-    sample = open_workload(names[2], rows)
+def stock_rates(node: NodeSpec, model: ModelSpec, sample: Workload) -> Rates:
+    """Return stock vLLM's tokens/s of every possible layout, and PipeMax's bound."""
+    rates: Rates = {}
+    for layout in possible_layouts(node):
+        if layout_refusal(node, model, layout) is not None:
+            continue
+        scenario = engine_scenario(node, model, layout, sample, stops_at_drain=True)
+        rates[str(layout)] = {"vllm": round(run_stock(scenario, layout).tokens_per_s, 1)}
+        if (bound := pipemax_bound(scenario, layout)) is not None:
+            rates[str(layout)]["bound"] = round(bound.tokens_per_s, 1)
+    return rates
+
+
+def add_pipemax(node: NodeSpec, model: ModelSpec, sample: Workload, rates: Rates) -> bool:
+    """Run PipeMax in the next layout in which it has not been run; return whether there was one."""
+    best = max(max(own["vllm"], own.get("pipemax", 0.0)) for own in rates.values())
+    for layout in sorted(
+        possible_layouts(node), key=lambda layout: -rates.get(str(layout), {}).get("bound", 0.0)
+    ):
+        own = rates.get(str(layout), {})
+        if "pipemax" in own or own.get("bound", 0.0) < HOPELESS * best:
+            continue
+        scenario = engine_scenario(node, model, layout, sample, stops_at_drain=True)
+        own["pipemax"] = round(max(run.tokens_per_s for run in run_pipemax(scenario, layout, MIXED_SIZES)), 1)
+        return True
+    return False
+
+
+def add_choice(node: NodeSpec, model: ModelSpec, sample: Workload, entry: dict[str, Any]) -> None:
+    """Choose a layout, and compare it with what was run in full."""
     begin_s = time.process_time()
-    try:
-        choice = choose_layout(node, model, sample.first(SAMPLE_ROWS), rows=10 * rows, fixed=FixedLayout())
-    except ValueError as error:
-        return {**setting, "refusal": str(error)}
+    choice = choose_layout(node, model, sample.first(SAMPLE_ROWS), fixed=FixedLayout())
     cpu_s = time.process_time() - begin_s
-    rates = {
-        str(layout): max(
-            option.tokens_per_s for option in options_of(node, model, layout, sample, rows=10 * rows)
-        )
-        for layout in possible_layouts(node)
-        if layout_refusal(node, model, layout) is None
+    rates: Rates = entry["layouts"]
+    run = {
+        (layout, policy): rate
+        for layout, own in rates.items()
+        for policy, rate in own.items()
+        if policy != "bound"
     }
-    best = max(rates, key=rates.__getitem__)
-    return {
-        **setting,
-        "rows": rows,
+    best = max(run, key=run.__getitem__)
+    policy = str(choice.best.policy) if choice.best else "vllm"
+    # The choice may have simulated PipeMax where the full run gave it up; the layout's stock rate counts then.
+    rate = run.get((str(choice.layout), policy), rates[str(choice.layout)]["vllm"])
+    entry |= {
         "chosen": str(choice.layout),
-        "tokens_per_s": round(rates[str(choice.layout)], 1),
-        "best": best,
-        "best_tokens_per_s": round(rates[best], 1),
-        "of_best": round(rates[str(choice.layout)] / rates[best], 3),
+        "policy": policy,
+        "tokens_per_s": rate,
+        "best": ", ".join(best),
+        "best_tokens_per_s": run[best],
+        "of_best": round(rate / run[best], 3),
         "cpu_s": round(cpu_s, 1),
-        "layouts": {layout: round(rate, 1) for layout, rate in rates.items()},
     }
 
 
@@ -76,22 +112,46 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=6000)
+    parser.add_argument("--rows", type=int, default=3000)
     parser.add_argument("--only", action="append", help="node,model,workload: this setting only; repeatable")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     settings = SETTINGS
     if arguments.only:
         settings = [(node, model, load) for node, model, load in (one.split(",") for one in arguments.only)]
-    print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS))
     entries: list[dict[str, Any]] = []
-    for names in settings:
-        entry = run_setting(names, arguments.rows)
-        entries.append(entry)
-        cells = [entry.get(name, "does not fit" if name == "chosen" else "") for name in COLUMNS]
-        print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+    if arguments.json and arguments.json.exists():
+        entries = json.loads(arguments.json.read_text(encoding="utf-8"))
+
+    def keep() -> None:
         if arguments.json:
             arguments.json.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+
+    def entry_of(names: tuple[str, str, str]) -> dict[str, Any]:
+        key = {**dict(zip(("node", "model", "workload"), names, strict=True)), "rows": arguments.rows}
+        for entry in entries:
+            if key.items() <= entry.items():
+                return entry
+        entries.append(key)
+        return key
+
+    # All of stock vLLM first, which takes little: PipeMax takes most of the time.
+    for names in settings:
+        node, model, entry = load_node(names[0]), load_model(names[1]), entry_of(names)
+        if "layouts" not in entry:
+            entry["layouts"] = stock_rates(node, model, open_workload(names[2], arguments.rows))
+            keep()
+    print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS))
+    for names in settings:
+        node, model, entry = load_node(names[0]), load_model(names[1]), entry_of(names)
+        sample = open_workload(names[2], arguments.rows)
+        if entry["layouts"]:
+            while add_pipemax(node, model, sample, entry["layouts"]):
+                keep()
+            add_choice(node, model, sample, entry)
+            keep()
+        cells = [entry.get(name, "does not fit" if name == "chosen" else "") for name in COLUMNS]
+        print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
 
 
 if __name__ == "__main__":

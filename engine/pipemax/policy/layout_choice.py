@@ -1,35 +1,26 @@
 """Chooses how an engine's GPUs are divided: replicas × tensor parallelism × pipeline stages.
 
-Every layout that the config leaves open and that the model's heads and the GPUs' memory allow is simulated, over a
-node's profile and a sample of the rows, under the policies that the config allows, as ``pipemax plan-capacity`` does.
-Pure: it measures nothing and starts nothing. ``policy: auto`` then compares policies in the layout that was chosen, by
-what the engine measures.
+Every layout that the config leaves open and that the model's heads and the GPUs' memory allow is simulated with stock
+vLLM, over a node's profile and a sample of the rows. PipeMax takes a hundred times as long to simulate: it is run only
+in layouts in which a bound says that it could be the fastest, the most promising first. Pure: it measures nothing and
+starts nothing. ``policy: auto`` then compares policies in the layout that was chosen, by what the engine measures.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from pipemax.config import Policy
 from pipemax.domain.specs import ModelSpec, NodeSpec
-from pipemax.policy.capacity import (
-    ALL_SIZES,
-    CapacityOption,
-    Layout,
-    StepSizes,
-    layout_refusal,
-    options_of,
-    possible_layouts,
-)
-from pipemax.policy.compare import ChosenPolicy, verdict
+from pipemax.policy.compare import WORTHWHILE_GAIN
+from pipemax.policy.layout_runs import LayoutRun, engine_scenario, pipemax_bound, run_pipemax, run_stock
+from pipemax.policy.layouts import Layout, layout_refusal, possible_layouts
+from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload
 
 SAMPLE_ROWS = 1500
 """Rows simulated for each layout at most."""
-_FIRST_SIZES = StepSizes(stock=(1024,), mixed=(512,))
-_WORTH_A_SEARCH = 0.75
-"""Layouts that make less than this share of the fastest one's tokens/s with the first sizes are given up: the best
-size of a step makes an engine faster by a fifth at most, mostly."""
+_OVER_BOUND = 1.03
+"""PipeMax's phases made at most this multiple of the bound, in the settings of docs/results/layouts.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +53,10 @@ class LayoutChoice:
     """The layout to run, and how it compares."""
 
     layout: Layout
-    best: CapacityOption | None
+    best: LayoutRun | None
     """The chosen layout's best policy; None if there was only one layout, which was not simulated."""
-    second: CapacityOption | None
-    """The best option of another layout; None if there is none."""
+    second: LayoutRun | None
+    """The best run of another layout; None if there is none."""
     not_possible: tuple[str, ...]
     """The layouts that were left out, each with the reason."""
 
@@ -77,8 +68,8 @@ class LayoutChoice:
         if self.second is None:
             return f"{self.layout}: no other layout is possible, simulated {self.best.tokens_per_s:,.0f} tokens/s"
         return (
-            f"{self.layout}: simulated {self.best.tokens_per_s:,.0f} tokens/s ({_policy(self.best)}), second "
-            f"{self.second.layout} with {self.second.tokens_per_s:,.0f} ({_policy(self.second)}), "
+            f"{self.layout}: simulated {self.best.tokens_per_s:,.0f} tokens/s ({self.best}), second "
+            f"{self.second.layout} with {self.second.tokens_per_s:,.0f} ({self.second}), "
             f"{self.best.tokens_per_s / self.second.tokens_per_s:.2f}×"
         )
 
@@ -88,17 +79,19 @@ def choose_layout(
     model: ModelSpec,
     sample: Workload,
     *,
-    rows: int,
     fixed: FixedLayout,
     policy: Policy = Policy.AUTO,
+    max_model_len: int = 1,
 ) -> LayoutChoice:
-    """Return the fastest layout of the node's GPUs for a table of ``rows`` rows like the sample.
+    """Return the fastest layout of the node's GPUs for a table of rows like the sample.
 
-    A layout with PipeMax is taken before one with stock vLLM only where it is faster by what ``policy: auto`` asks for.
+    Layouts without room for the KV of one request of ``max_model_len`` tokens are left out. A layout with PipeMax is
+    taken before one with stock vLLM only where it is faster by what ``policy: auto`` asks for.
     Raise ``ValueError`` if no layout is possible, with the reason of each.
     """
     allowed = [layout for layout in possible_layouts(node) if fixed.allows(layout)]
-    refusals = {layout: layout_refusal(node, model, layout) for layout in allowed}
+    longest = max(max_model_len, int((sample.prompt_tokens + sample.output_tokens).max()))
+    refusals = {layout: layout_refusal(node, model, layout, longest_request=longest) for layout in allowed}
     not_possible = tuple(f"{layout}: {why}" for layout, why in refusals.items() if why is not None)
     possible = [layout for layout, why in refusals.items() if why is None]
     if not possible:
@@ -106,60 +99,43 @@ def choose_layout(
         raise ValueError(f"no layout of {node.name} runs {model.name}: {causes}")
     if len(possible) == 1:
         return LayoutChoice(layout=possible[0], best=None, second=None, not_possible=not_possible)
-    simulated = partial(_options, node, model, sample, rows=rows, policy=policy)
-    first = {layout: simulated(layout, sizes=_FIRST_SIZES) for layout in possible}
-    rates = {layout: max((one.tokens_per_s for one in found), default=0.0) for layout, found in first.items()}
-    if max(rates.values()) == 0.0:
+    scenarios = {
+        layout: engine_scenario(node, model, layout, sample, stops_at_drain=True) for layout in possible
+    }
+    runs: list[LayoutRun] = []
+    if policy is not Policy.PIPEMAX:
+        runs = [run_stock(scenario, layout) for layout, scenario in scenarios.items()]
+    if policy is not Policy.VLLM:
+        runs += _promising_pipemax(scenarios, max((run.tokens_per_s for run in runs), default=0.0))
+    if not runs:
         raise ValueError(f"policy {policy.value} runs in no possible layout of {node.name}")
-    options = []
-    for layout in possible:
-        is_close = rates[layout] >= _WORTH_A_SEARCH * max(rates.values())
-        options += simulated(layout, sizes=ALL_SIZES) if is_close else first[layout]
-    best = _best(options)
-    others = [option for option in options if option.layout != best.layout]
+    best = max(runs, key=lambda run: run.tokens_per_s)
+    others = [run for run in runs if run.layout != best.layout]
     return LayoutChoice(
         layout=best.layout,
         best=best,
-        second=max(others, key=lambda option: option.tokens_per_s, default=None),
+        second=max(others, key=lambda run: run.tokens_per_s, default=None),
         not_possible=not_possible,
     )
 
 
-def _options(
-    node: NodeSpec,
-    model: ModelSpec,
-    sample: Workload,
-    layout: Layout,
-    *,
-    rows: int,
-    policy: Policy,
-    sizes: StepSizes,
-) -> list[CapacityOption]:
-    return options_of(
-        node,
-        model,
-        layout,
-        sample,
-        rows=rows,
-        with_stock=policy is not Policy.PIPEMAX,
-        with_pipemax=policy is not Policy.VLLM,
-        sizes=sizes,
-    )
+def _promising_pipemax(scenarios: Mapping[Layout, Scenario], stock_tokens_per_s: float) -> list[LayoutRun]:
+    """Return the runs of PipeMax that are faster than the best stock vLLM by what is worthwhile.
 
-
-def _best(options: Sequence[CapacityOption]) -> CapacityOption:
-    """Return the fastest option; stock vLLM's, unless PipeMax's is faster by what is worthwhile."""
-    fastest = {
-        policy: max(own, key=lambda option: option.tokens_per_s)
-        for policy in ChosenPolicy
-        if (own := [option for option in options if option.policy is policy])
+    Mixed steps have the size that is fastest where all KV fits on the GPUs.
+    """
+    bounds = {
+        layout: bound
+        for layout, scenario in scenarios.items()
+        if (bound := pipemax_bound(scenario, layout)) is not None
     }
-    if len(fastest) < len(ChosenPolicy):
-        return next(iter(fastest.values()))
-    chosen, _ = verdict(fastest[ChosenPolicy.PIPEMAX].tokens_per_s / fastest[ChosenPolicy.VLLM].tokens_per_s)
-    return fastest[chosen]
-
-
-def _policy(option: CapacityOption) -> str:
-    how = "stock vLLM" if option.batching is None else f"PipeMax, {option.batching}"
-    return f"{how}, steps of {option.chunk_tokens:,}"
+    to_beat = WORTHWHILE_GAIN * stock_tokens_per_s
+    runs: list[LayoutRun] = []
+    for layout in sorted(bounds, key=lambda layout: -bounds[layout].tokens_per_s):
+        if _OVER_BOUND * bounds[layout].tokens_per_s < to_beat:
+            break
+        own = run_pipemax(scenarios[layout], layout, [bounds[layout].step_tokens])
+        worthwhile = [run for run in own if run.tokens_per_s >= WORTHWHILE_GAIN * stock_tokens_per_s]
+        runs += worthwhile
+        to_beat = max([to_beat, *(run.tokens_per_s for run in worthwhile)])
+    return runs

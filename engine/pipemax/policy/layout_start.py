@@ -1,8 +1,9 @@
 """Settles the layout of an engine before it starts: what the engine config leaves open is chosen by simulation.
 
-A config that names ``pipeline_parallel_size``, ``tensor_parallel_size`` or ``replicas`` fixes that part. Nothing is
-measured before an engine runs, so the choice rests on the profile of the machine (``pipemax.node.machine``) and on the
-shapes in the checkpoint's configuration, and says so. Where either is not known, one engine takes all GPUs, as stages.
+A config that names ``pipeline_parallel_size``, ``tensor_parallel_size`` or ``replicas`` fixes that part. The choice
+rests on the profile of the machine (``pipemax.node.machine``) and on the shapes in the checkpoint's configuration.
+Where engines with this model measured themselves on this machine before, their calibrations correct the profile. The
+reason says which was used. Where profile or shapes are not known, one engine takes all GPUs, as stages.
 """
 
 import logging
@@ -15,18 +16,19 @@ from pipemax.checkpoint.model_config import read_model_config
 from pipemax.checkpoint.model_length import max_model_len
 from pipemax.checkpoint.model_shapes import model_shapes
 from pipemax.config import EngineConfig
+from pipemax.control.times.calibration import Calibration, load_calibration
 from pipemax.domain.specs import NodeSpec
 from pipemax.domain.units import GIB
 from pipemax.node.gpus import engine_gpus
 from pipemax.node.host_pool_size import HOST_SHARE
 from pipemax.node.machine import machine_profile
 from pipemax.policy.layout_choice import SAMPLE_ROWS, FixedLayout, choose_layout
+from pipemax.policy.layouts import Layout
+from pipemax.policy.profile_correction import corrected_profile, kept_calibrations, measured_layout
 from pipemax.policy.row_sample import assumed_lengths, draw_sample
 
 log = logging.getLogger(__name__)
 
-_MANY_ROWS = 1_000_000
-"""Rows of a table of unknown length."""
 _OF_VLLM = ("pipeline_parallel_size", "tensor_parallel_size", "data_parallel_size", "world_size")
 """Arguments of vLLM's own that divide GPUs: with one of them under ``vllm:`` the layout is the user's."""
 
@@ -64,17 +66,26 @@ def settle_layout(
         model = model_shapes(
             Path(config.model).name, model_config, dtype=config.dtype, kv_cache_dtype=config.kv_cache_dtype
         )
+        calibrations = _calibrations(config, environ, node)
     except ValueError as error:
         reason = f"one engine over all {len(gpus)} GPUs, for layouts could not be simulated: {error}"
         log.warning("layout: %s", reason)
         return SettledLayout(config=config, reason=reason)
+    if config.calibration is not None:
+        fixed = _with_measured(fixed, measured_layout(node, model, calibrations[0]))
+    correction = corrected_profile(node, model, calibrations)
     lengths = config.row_lengths or assumed_lengths(longest)
-    sample = draw_sample(lengths, min(SAMPLE_ROWS, lengths.rows or SAMPLE_ROWS), max_model_len=longest)
     choice = choose_layout(
-        node, model, sample, rows=lengths.rows or _MANY_ROWS, fixed=fixed, policy=config.policy
+        node if correction is None else correction.node,
+        model,
+        draw_sample(lengths, min(SAMPLE_ROWS, lengths.rows or SAMPLE_ROWS), max_model_len=longest),
+        fixed=fixed,
+        policy=config.policy,
+        max_model_len=longest,
     )
+    profile = f"the profile of {node.name}{f' {correction.reason}' if correction else ''}"
     rows = "sampled rows" if config.row_lengths else "rows of assumed lengths"
-    reason = f"{choice.reason}, by the profile of {node.name} and {rows}"
+    reason = f"{choice.reason}, by {profile} and {rows}"
     log.info("layout: %s", reason)
     layout = choice.layout
     parts = {
@@ -83,6 +94,24 @@ def settle_layout(
         "pipeline_parallel_size": layout.pipeline_parallel,
     }
     return SettledLayout(config=config.model_copy(update=parts), reason=reason)
+
+
+def _calibrations(config: EngineConfig, environ: Mapping[str, str], node: NodeSpec) -> list[Calibration]:
+    """Return the calibration that the config names, otherwise those that this machine keeps of the model."""
+    if config.calibration is not None:
+        return [load_calibration(config.calibration)]
+    return kept_calibrations(environ, config.model, node.gpu.name)
+
+
+def _with_measured(fixed: FixedLayout, measured: Layout | None) -> FixedLayout:
+    """Return the layout that a calibration named in the config is of, where the config leaves it open."""
+    if measured is None:
+        return fixed
+    return replace(
+        fixed,
+        tensor_parallel=fixed.tensor_parallel or measured.tensor_parallel,
+        pipeline_parallel=fixed.pipeline_parallel or measured.pipeline_parallel,
+    )
 
 
 def settled_config(config: EngineConfig) -> EngineConfig:

@@ -7,9 +7,10 @@ import pytest
 
 from pipemax.config import Policy
 from pipemax.domain.specs import AllReduceSpec, NodeSpec
-from pipemax.policy.capacity import Layout, layout_refusal, options_of, possible_layouts
 from pipemax.policy.compare import WORTHWHILE_GAIN
 from pipemax.policy.layout_choice import FixedLayout, LayoutChoice, choose_layout
+from pipemax.policy.layout_runs import engine_scenario, pipemax_bound, run_pipemax, run_stock
+from pipemax.policy.layouts import Layout, layout_refusal, possible_layouts
 from pipemax.presets import load_workload
 from pipemax.sim.workloads import draw_workload
 from tests.unit.sim.machines import small_model, small_node
@@ -19,17 +20,16 @@ ANY = FixedLayout()
 
 
 def chosen_on(node: NodeSpec, *, fixed: FixedLayout = ANY, policy: Policy = Policy.AUTO) -> LayoutChoice:
-    return choose_layout(node, small_model(), SAMPLE, rows=100_000, fixed=fixed, policy=policy)
+    return choose_layout(node, small_model(), SAMPLE, fixed=fixed, policy=policy)
 
 
 def test_the_fastest_of_all_layouts_is_chosen_and_the_second_is_named() -> None:
     node = small_node(num_gpus=4, kv_gb=12.0)
     choice = chosen_on(node, policy=Policy.VLLM)
     rates = {
-        option.layout: option.tokens_per_s
+        layout: run_stock(engine_scenario(node, small_model(), layout, SAMPLE), layout).tokens_per_s
         for layout in possible_layouts(node)
         if str(layout) not in " ".join(choice.not_possible)
-        for option in options_of(node, small_model(), layout, SAMPLE, rows=100_000, with_pipemax=False)
     }
     by_speed = sorted(rates, key=lambda layout: -rates[layout])
     assert choice.best is not None
@@ -83,6 +83,36 @@ def test_pipemax_has_to_be_worth_it() -> None:
     assert pipemax is not None
     faster = pipemax.tokens_per_s >= WORTHWHILE_GAIN * stock.tokens_per_s
     assert choice.best == (pipemax if faster else stock)
+
+
+def test_bounds_hide_no_layout_in_which_pipemax_is_fastest() -> None:
+    node = small_node(num_gpus=4, kv_gb=0.8)
+    choice = chosen_on(node, policy=Policy.PIPEMAX)
+    fastest = 0.0
+    for layout in possible_layouts(node):
+        if layout_refusal(node, small_model(), layout) is not None:
+            continue
+        scenario = engine_scenario(node, small_model(), layout, SAMPLE, stops_at_drain=True)
+        bound = pipemax_bound(scenario, layout)
+        runs = run_pipemax(scenario, layout, [512])
+        assert (bound is None) == (layout.pipeline_parallel == 1) == (not runs)
+        for run in runs:
+            assert bound is not None
+            assert run.tokens_per_s <= 1.03 * bound.tokens_per_s, f"{run} in {layout}"
+            fastest = max(fastest, run.tokens_per_s)
+    assert choice.best is not None
+    assert choice.best.tokens_per_s >= 0.97 * fastest
+
+
+def test_a_layout_without_room_for_one_request_is_left_out() -> None:
+    node, longest = small_node(num_gpus=4, kv_gb=12.0), 100_000  # engines of two GPUs hold 84,064 tokens
+    choice = choose_layout(node, small_model(), SAMPLE, fixed=ANY, policy=Policy.VLLM, max_model_len=longest)
+    assert choice.layout.replicas == 1
+    left_out = [why for why in choice.not_possible if why.startswith("2 × tp 1 × pp 2: ")]
+    assert left_out == [
+        "2 × tp 1 × pp 2: an engine's KV cache has room for 84,064 tokens, and one request may have 100,000 "
+        "(max_model_len)"
+    ]
 
 
 def test_a_layout_that_gpus_cannot_make_is_refused_by_name() -> None:

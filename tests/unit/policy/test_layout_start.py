@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 
 from pipemax.config import EngineConfig
-from pipemax.domain.specs import AllReduceSpec, NodeSpec
+from pipemax.control.times.calibration import Calibration, save_calibration
+from pipemax.domain.specs import AllReduceSpec, NodeSpec, Parallelism
 from pipemax.policy.layout_start import SettledLayout, settle_layout
-from tests.unit.sim.machines import small_node
+from pipemax.sim.stage_times import StageTimes
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions, stage_configs
+from tests.unit.sim.machines import small_model, small_node
 
 GPUS = ["GPU-0", "GPU-1"]
+NOTHING_KEPT = {"XDG_CACHE_HOME": "/nowhere"}
 LENGTHS = {"prompt_tokens": [200, 300, 400], "max_tokens": 200, "rows": 100}
 
 
@@ -40,7 +44,12 @@ def two_gpus(*, bus_bytes_per_s: float) -> NodeSpec:
 
 
 def settle(
-    checkpoint: Path, *, gpus: Sequence[str] = GPUS, node: NodeSpec | None = None, **settings: Any
+    checkpoint: Path,
+    *,
+    gpus: Sequence[str] = GPUS,
+    node: NodeSpec | None = None,
+    environ: Mapping[str, str] = NOTHING_KEPT,
+    **settings: Any,
 ) -> SettledLayout:
     def describe(environ: Mapping[str, str], shown: Sequence[str]) -> NodeSpec:
         if node is None:
@@ -50,7 +59,7 @@ def settle(
     config = EngineConfig.parse(
         {"model": str(checkpoint), "policy": "vllm", "row_lengths": LENGTHS, **settings}
     )
-    return settle_layout(config, {}, gpus, describe_machine=describe)
+    return settle_layout(config, environ, gpus, describe_machine=describe)
 
 
 def parts_of(config: EngineConfig) -> tuple[int | None, int | None, int | None]:
@@ -101,3 +110,40 @@ def test_a_model_too_large_for_every_layout_is_refused_before_an_engine_starts(c
 def test_without_sampled_rows_the_reason_says_so(checkpoint: Path) -> None:
     settled = settle(checkpoint, node=two_gpus(bus_bytes_per_s=1e15), row_lengths=None)
     assert settled.reason.endswith("and rows of assumed lengths")
+
+
+def two_stages_measured(slow: float) -> Calibration:
+    """Return what an engine of two stages would measure if the machine were so many times as slow as its profile."""
+    node, model = two_gpus(bus_bytes_per_s=1e15), small_model()
+    stages = stage_configs(
+        node,
+        StageTimes(node, model, Parallelism(pipeline=2, tensor=1)),
+        PipeMaxOptions(estimator_bias=slow - 1),
+    )
+    return Calibration(device=node.gpu.name, model="model", measured="in a test", stages=stages)
+
+
+def test_what_engines_measured_here_before_corrects_the_profile(checkpoint: Path, tmp_path: Path) -> None:
+    model, kept = tmp_path / "model", tmp_path / "cache" / "pipemax" / "calibrations"
+    model.mkdir()
+    kept.mkdir(parents=True)
+    (checkpoint / "config.json").rename(model / "config.json")
+    fast, environ = two_gpus(bus_bytes_per_s=1e15), {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    by_profile = settle(model, node=fast, environ=environ)
+    save_calibration(kept / "model--1.yaml", two_stages_measured(2.0))
+    corrected = settle(model, node=fast, environ=environ)
+    assert corrected.reason.endswith(
+        "by the profile of small corrected by the calibration of tp 1 × pp 2 (decode steps take 2.01× the profile's "
+        "time, prompts 2.00×) and sampled rows"
+    )
+    simulated = [float(one.reason.split()[6].replace(",", "")) for one in (by_profile, corrected)]
+    assert simulated[0] / simulated[1] == pytest.approx(2.0, rel=0.05)
+
+
+def test_a_calibration_that_the_config_names_fixes_the_layout_it_was_measured_in(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    fast, file = two_gpus(bus_bytes_per_s=1e15), tmp_path / "two_stages.yaml"
+    save_calibration(file, two_stages_measured(1.0))
+    assert parts_of(settle(checkpoint, node=fast).config) == (1, 2, 1)
+    assert parts_of(settle(checkpoint, node=fast, calibration=str(file)).config) == (1, 1, 2)

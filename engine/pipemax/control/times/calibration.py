@@ -25,12 +25,16 @@ class Calibration:
     stages: tuple[StageConfig, ...]
     round_trip_s: float = 0.0
     """From the end of a batch's step on the last stage to its next step on the first: outputs, scheduling, messages."""
+    tensor_parallel: int = 1
+    """GPUs that share each stage, whose bytes and rates are those of one of them."""
 
     def __post_init__(self) -> None:
         if not (self.device and self.model and self.stages):
             raise ValueError("a calibration names its device and its model, and has at least one stage")
         if self.round_trip_s < 0:
             raise ValueError(f"round_trip_s must not be negative: {self.round_trip_s}")
+        if self.tensor_parallel < 1:
+            raise ValueError(f"a stage has at least one GPU, not {self.tensor_parallel}")
 
 
 def load_calibration(path: Path) -> Calibration:
@@ -51,6 +55,7 @@ def save_calibration(path: Path, calibration: Calibration) -> None:
         "model": calibration.model,
         "measured": calibration.measured,
         "round_trip_s": calibration.round_trip_s,
+        "tensor_parallel": calibration.tensor_parallel,
         "stages": [_encode_stage(stage) for stage in calibration.stages],
     }
     path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
@@ -63,6 +68,8 @@ def _exactly(kind: type, values: object) -> dict[str, Any]:
         raise ValueError(f"{kind.__name__} has the keys {sorted(names)}, not the value {values!r}")
     if kind is StageConfig:  # older calibrations measured no mixed steps
         values = {"mixed_scale": 1.0, **values}
+    if kind is Calibration:  # older ones do not say how many GPUs share a stage
+        values = {"tensor_parallel": 1, **values}
     if names != values.keys():
         raise ValueError(f"{kind.__name__} has the keys {sorted(names)}, not {sorted(values)}")
     return dict(values)

@@ -195,6 +195,7 @@ def _measure(
         f"{error.within_5_percent:.0%}, off by {error.mean:.0%} in the mean and {error.worst:.0%} at worst",
         stages=stages,
         round_trip_s=median(round_trips_s) if round_trips_s else 0.0,
+        tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,
     )
     return Measurement(calibration=calibration, steps=tuple(steps), copies=tuple(copies), seconds=seconds)
 

@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 from pipemax.checkpoint.fingerprint import fingerprint
 from pipemax.config import EngineConfig, KvOffload
 from pipemax.control.times.calibration import Calibration, load_calibration, save_calibration
+from pipemax.node.kept_files import CALIBRATIONS, kept_directory, kept_name
 
 log = logging.getLogger(__name__)
 
@@ -87,15 +87,13 @@ def _layers_of_stage(num_layers: int, stage: int, num_stages: int) -> int:
 
 def cache_path(config: EngineConfig, vllm_config: VllmConfig) -> Path:
     """Return where this engine's calibration is kept, if it was measured."""
-    return cache_file("calibrations", config, engine_facts(config, vllm_config), suffix=".yaml")
+    return cache_file(CALIBRATIONS, config, engine_facts(config, vllm_config), suffix=".yaml")
 
 
 def cache_file(directory: str, config: EngineConfig, facts: dict[str, Any], *, suffix: str) -> Path:
     """Return the file in the cache that is named after the engine's model and these facts."""
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-    slug = re.sub(r"[^a-z0-9.]+", "-", model_name(config).lower()).strip("-")
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "pipemax" / directory / f"{slug}--{digest}{suffix}"
+    return kept_directory(os.environ, directory) / f"{kept_name(config.model)}--{digest}{suffix}"
 
 
 def write_cache_file(path: Path, write: Callable[[Path], object]) -> None:

@@ -27,6 +27,7 @@ CALIBRATION = Calibration(
     model="meta-llama/Llama-2-70b-hf",
     measured="never: a test",
     stages=(stage(), replace(stage(), decode_time=STAIRCASE)),
+    tensor_parallel=2,
 )
 
 

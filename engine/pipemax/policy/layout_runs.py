@@ -1,0 +1,164 @@
+"""Simulates one engine of a layout under each policy, with the size of a step that is fastest.
+
+``pipemax_bound`` costs a fraction of a simulation of PipeMax and says what PipeMax can reach at most. Pure.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from pipemax.domain.plan import Batching
+from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, kv_capacity
+from pipemax.policy.compare import ChosenPolicy
+from pipemax.policy.layouts import Layout
+from pipemax.policy.measured_choice import fastest
+from pipemax.sim.machine import BLOCK_TOKENS, prefill_step_tokens
+from pipemax.sim.result import SimulationResult
+from pipemax.sim.systems.continuous import ContinuousBatching, vllm_032
+from pipemax.sim.systems.pipemax import PipeMaxSystem
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
+from pipemax.sim.systems.scenario import Scenario
+from pipemax.sim.workloads import Workload
+
+MAX_NUM_SEQS = 1024
+"""vLLM's own default on GPUs of 70 GiB and more. It allows no more requests at once than a step has tokens."""
+_GPU_POOL_FILLS, _HOST_POOL_FILLS, _FEWEST_ROWS = 3.0, 1.5, 200
+_BOUNDLESS = 2**60
+"""Bytes of a GPU whose KV pool holds everything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSizes:
+    """The sizes of a step, in tokens, among which the fastest is searched; ascending."""
+
+    stock: tuple[int, ...]
+    """Of stock vLLM."""
+    mixed: tuple[int, ...]
+    """Of PipeMax with mixed batching."""
+
+
+ALL_SIZES = StepSizes(stock=(256, 512, 1024, 2048, 4096), mixed=(256, 512, 1024, 2048))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutRun:
+    """A layout under one policy, as one of its engines was simulated."""
+
+    layout: Layout
+    policy: ChosenPolicy
+    batching: Batching | None
+    """PipeMax's; None for stock vLLM."""
+    chunk_tokens: int
+    """Maximum tokens of a step; of a prefill step under separated batching."""
+    result: SimulationResult
+    """Of one engine."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Prompts and outputs of all replicas together, without the drain."""
+        return self.result.steady_tokens_per_s * self.layout.replicas
+
+    def __str__(self) -> str:
+        how = "stock vLLM" if self.batching is None else f"PipeMax, {self.batching}"
+        return f"{how}, steps of {self.chunk_tokens:,}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipeMaxBound:
+    """What PipeMax makes in a layout at most."""
+
+    tokens_per_s: float
+    """Of all replicas together."""
+    step_tokens: int
+    """The size of a step that reaches it."""
+
+
+def engine_scenario(
+    node: NodeSpec, model: ModelSpec, layout: Layout, sample: Workload, *, stops_at_drain: bool = False
+) -> Scenario:
+    """Return one engine's part of the node, with as many of the sampled rows as fill its pools."""
+    part = node.part(layout.gpus_per_engine)
+    capacity = capacity_of(part, model, layout)
+    host_tokens = capacity.host_blocks * capacity.block_tokens
+    tokens = max(_GPU_POOL_FILLS * capacity.gpu_tokens, _HOST_POOL_FILLS * host_tokens)
+    rows = max(_FEWEST_ROWS, int(tokens * len(sample) / sample.total_tokens))
+    return Scenario(node=part, model=model, workload=sample.first(rows), stops_at_drain=stops_at_drain)
+
+
+def capacity_of(part: NodeSpec, model: ModelSpec, layout: Layout) -> KvCapacity:
+    """Return the KV blocks of one engine on its part of a node."""
+    parallelism = Parallelism(pipeline=layout.pipeline_parallel, tensor=layout.tensor_parallel)
+    return kv_capacity(part, model, parallelism, block_tokens=BLOCK_TOKENS)
+
+
+def run_stock(scenario: Scenario, layout: Layout, sizes: Sequence[int] = ALL_SIZES.stock) -> LayoutRun:
+    """Simulate stock vLLM with the fastest of these sizes of a step."""
+
+    def simulate(tokens: int) -> SimulationResult:
+        policy = vllm_032(
+            tokens, tensor=layout.tensor_parallel, max_num_seqs=MAX_NUM_SEQS, keeps_preempted=True
+        )
+        return ContinuousBatching(scenario, policy).simulate()
+
+    tokens, result = _at_best_size(sizes, simulate)
+    return LayoutRun(
+        layout=layout, policy=ChosenPolicy.VLLM, batching=None, chunk_tokens=tokens, result=result
+    )
+
+
+def run_pipemax(
+    scenario: Scenario, layout: Layout, sizes: Sequence[int] = ALL_SIZES.mixed
+) -> list[LayoutRun]:
+    """Simulate PipeMax in phases, and with the fastest of these sizes of mixed steps.
+
+    The list is empty if the layout has one stage: no batch waits while another computes.
+    """
+    if layout.pipeline_parallel == 1:
+        return []
+
+    def simulate(tokens: int | None) -> SimulationResult:
+        controller = {} if tokens is None else mixed_batching(tokens)
+        options = PipeMaxOptions(tensor=layout.tensor_parallel, controller=controller)
+        return PipeMaxSystem(scenario, options).simulate()
+
+    phases = simulate(None)
+    tokens, mixed = _at_best_size(sizes, simulate)
+    runs = (
+        (Batching.SEPARATED, prefill_step_tokens(scenario.node, scenario.model), phases),
+        (Batching.MIXED, tokens, mixed),
+    )
+    return [
+        LayoutRun(
+            layout=layout, policy=ChosenPolicy.PIPEMAX, batching=batching, chunk_tokens=size, result=result
+        )
+        for batching, size, result in runs
+    ]
+
+
+def pipemax_bound(
+    scenario: Scenario, layout: Layout, sizes: Sequence[int] = ALL_SIZES.mixed
+) -> PipeMaxBound | None:
+    """Return what PipeMax reaches in this layout at most, or None if it has one stage.
+
+    PipeMax keeps in host memory what does not fit on the GPUs. So it cannot be faster than mixed steps on GPUs that
+    hold the KV of all rows, which are simulated here. Its phases may be, by a few percent.
+    """
+    if layout.pipeline_parallel == 1:
+        return None
+    node = replace(scenario.node, gpu=replace(scenario.node.gpu, memory_bytes=_BOUNDLESS))
+    boundless = replace(scenario, node=node)
+
+    def simulate(tokens: int) -> SimulationResult:
+        policy = replace(vllm_032(tokens, tensor=layout.tensor_parallel), max_running=None)
+        return ContinuousBatching(boundless, policy).simulate()
+
+    tokens, result = _at_best_size(sizes, simulate)
+    return PipeMaxBound(tokens_per_s=result.steady_tokens_per_s * layout.replicas, step_tokens=tokens)
+
+
+def _at_best_size(
+    sizes: Sequence[int], simulate: Callable[[int], SimulationResult]
+) -> tuple[int, SimulationResult]:
+    run = cache(simulate)
+    tokens = fastest(sizes, lambda size: run(size).steady_tokens_per_s)
+    return tokens, run(tokens)
