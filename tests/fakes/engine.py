@@ -51,6 +51,11 @@ class FakeOptions:
 
     load_s: float = 0.0
     """Time to start."""
+    measures: bool = False
+    """As a replica it says that its start measures what others need."""
+    starts_together: tuple[str, int] | None = None
+    """It has not started until so many engines have put a file into this directory; it fails after ``together_s``."""
+    together_s: float = 60.0
     start_error: str | None = None
     """The engine does not start, for this reason."""
     latency_s: float = 0.0
@@ -110,6 +115,7 @@ class FakeEngine:
         self._config = config
         self._options = FakeOptions(**config.vllm.get("fake", {}))
         time.sleep(self._options.load_s)
+        _wait_for_others(self._options)
         if self._options.start_error is not None:
             raise EngineStartError(self._options.start_error)
         self._speed = _claim_speed(self._options)
@@ -364,6 +370,18 @@ def instance_of(schema: dict[str, Any], prompt: str) -> Any:
 
 def _error(request: GenerationRequest, code: ErrorCode, message: str) -> Completion:
     return Completion(request_id=request.request_id, error=RequestError(code=code, message=message))
+
+
+def _wait_for_others(options: FakeOptions) -> None:
+    if options.starts_together is None:
+        return
+    directory, count = Path(options.starts_together[0]), options.starts_together[1]
+    (directory / str(os.getpid())).touch()
+    deadline_s = time.monotonic() + options.together_s
+    while len(list(directory.iterdir())) < count:
+        if time.monotonic() > deadline_s:
+            raise EngineStartError(f"it is the only one of {count} engines that starts")
+        time.sleep(0.02)
 
 
 def _claim_speed(options: FakeOptions) -> float:

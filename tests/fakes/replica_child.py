@@ -7,7 +7,7 @@ from typing import Any
 from pipemax.api import Engine
 from pipemax.config import EngineConfig
 from pipemax.replicas.child import EngineFactory, main
-from tests.fakes.engine import FakeEngine
+from tests.fakes.engine import FakeEngine, FakeOptions
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 # A server of the tests finds its modules by sys.path, which its children do not inherit.
@@ -29,4 +29,4 @@ def _load_fake() -> EngineFactory:
     def start(config: EngineConfig) -> tuple[Engine, dict[str, Any]]:
         return FakeEngine(config), POLICY
 
-    return start
+    return EngineFactory(measures=lambda config: FakeOptions(**config.vllm["fake"]).measures, start=start)

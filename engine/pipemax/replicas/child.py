@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pipemax.config import EngineConfig
@@ -28,6 +28,7 @@ from pipemax.replicas.messages import (
     Failed,
     FromReplica,
     InputOpen,
+    NothingToMeasure,
     Report,
     Start,
     Started,
@@ -38,8 +39,16 @@ from pipemax.replicas.messages import (
     read_to_replica,
 )
 
-EngineFactory = Callable[[EngineConfig], tuple[Engine, dict[str, Any]]]
-"""Returns a started engine, and its ``PolicyChoice`` as plain values."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFactory:
+    """How a replica makes its engine."""
+
+    measures: Callable[[EngineConfig], bool]
+    """Whether an engine of this config would check and measure the machine when it starts."""
+    start: Callable[[EngineConfig], tuple[Engine, dict[str, Any]]]
+    """Returns a started engine, and its ``PolicyChoice`` as plain values."""
+
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +75,13 @@ def main(
 def _real_engine() -> EngineFactory:
     # vLLM takes ten seconds to import: only now, on the replica's own cores.
     from pipemax.policy.start import start_engine
+    from pipemax.vllm_ext.launch.forecast import measures_at_start
 
     def start(config: EngineConfig) -> tuple[Engine, dict[str, Any]]:
         started = start_engine(config)
         return started.engine, asdict(started.choice)
 
-    return start
+    return EngineFactory(measures=measures_at_start, start=start)
 
 
 def _run(connection: socket.socket, load_factory: Callable[[], EngineFactory]) -> int:
@@ -89,7 +99,10 @@ def _run(connection: socket.socket, load_factory: Callable[[], EngineFactory]) -
     own = ProcessIdentity.own()
     os.environ[SERVER_IDENTITY_VARIABLE] = f"{own.pid}:{own.start_ticks}"
     try:
-        engine, policy = load_factory()(EngineConfig.parse(start.config))
+        factory, config = load_factory(), EngineConfig.parse(start.config)
+        if start.asks_whether_it_measures and not factory.measures(config):
+            _send(connection, NothingToMeasure())
+        engine, policy = factory.start(config)
     except (EngineStartError, EngineDiedError) as error:
         _send(connection, Failed(reason=str(error)))
         return 1

@@ -22,6 +22,8 @@ class Start:
     """An ``EngineConfig`` of one engine, as plain values."""
     cores: tuple[int, ...]
     """The only cores that it may use; empty for any."""
+    asks_whether_it_measures: bool = False
+    """Say ``NothingToMeasure`` first if that is so: others wait for it."""
     kind: Literal["start"] = "start"
 
 
@@ -56,6 +58,13 @@ class Stop:
     """To the replica: close the engine and end."""
 
     kind: Literal["stop"] = "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NothingToMeasure:
+    """From the replica, before its engine loads: it will not measure or check anything that the others need."""
+
+    kind: Literal["nothing_to_measure"] = "nothing_to_measure"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +113,7 @@ class Died:
 
 
 ToReplica = Start | Submit | Abort | InputOpen | Stop
-FromReplica = Started | Failed | Report | Ended | Died
+FromReplica = NothingToMeasure | Started | Failed | Report | Ended | Died
 
 _Message = TypeVar("_Message", bound=ToReplica | FromReplica)
 

@@ -68,8 +68,10 @@ Events = queue.SimpleQueue[Event]
 class ReplicaProcess:
     """One life of a replica."""
 
-    def __init__(self, number: int, share: Share, command: Sequence[str], events: Events) -> None:
-        """Start the process; it begins to load its engine."""
+    def __init__(
+        self, number: int, share: Share, command: Sequence[str], events: Events, *, others_wait: bool = False
+    ) -> None:
+        """Start the process; it begins to load its engine. With ``others_wait`` it says whether they need to."""
         self.number = number
         self._events = events
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -85,7 +87,9 @@ class ReplicaProcess:
             )
         self.pid = self._process.pid
         config = share.config.model_dump(mode="json")
-        self.send(Start(number=number, config=config, cores=share.cores))
+        self.send(
+            Start(number=number, config=config, cores=share.cores, asks_whether_it_measures=others_wait)
+        )
         self._reader = threading.Thread(target=self._read, name=f"replica-{number}-reader", daemon=True)
         self._waiter = threading.Thread(target=self._wait, name=f"replica-{number}-waiter", daemon=True)
         for thread in (self._reader, self._waiter):

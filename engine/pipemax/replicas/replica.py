@@ -53,6 +53,8 @@ class Replica:
     heard_s: float = 0.0
     last_words: str = ""
     """Why it says that it ends."""
+    measures_nothing: bool = False
+    """It has said that its start checks and measures nothing that others need."""
     policy: dict[str, Any] = field(default_factory=dict)
     rows_done: int = 0
     prompt_tokens: int = 0

@@ -20,7 +20,17 @@ from pipemax.generation import Completion, EngineStats, GenerationRequest
 from pipemax.policy.compare import ChosenPolicy, PolicyChoice
 from pipemax.replicas.division import divide
 from pipemax.replicas.hardware import Hardware, read_hardware
-from pipemax.replicas.messages import Abort, Died, Ended, Failed, InputOpen, Report, Started, Stop
+from pipemax.replicas.messages import (
+    Abort,
+    Died,
+    Ended,
+    Failed,
+    InputOpen,
+    NothingToMeasure,
+    Report,
+    Started,
+    Stop,
+)
 from pipemax.replicas.process import Event, Events, Gone, Heard, ReplicaProcess, Silenced
 from pipemax.replicas.replica import Replica, ReplicaState, RestartLimits
 from pipemax.replicas.routing import Router
@@ -152,21 +162,23 @@ class ReplicaSet:
                 process.wait(_CLOSE_S)
 
     def _start_all(self, *, measures: bool) -> None:
-        """Start the first replica alone if it measures itself: the others then find what it has measured."""
-        replicas = list(self._replicas.values())
+        """Start all, but the first replica before the others if it measures: they then find what it has measured."""
+        first, *waiting = self._replicas.values()
         try:
-            for together in [replicas[:1], replicas[1:]] if measures else [replicas]:
-                for replica in together:
-                    self._start(replica)
-                while any(not replica.is_up for replica in together):
-                    event = self._next_event(None)
-                    assert event is not None
-                    self._take(event)
-                    for replica in replicas:
-                        if replica.state is ReplicaState.ENDING:
-                            raise EngineStartError(f"replica {replica.number}: {replica.last_words}")
+            self._start(first, others_wait=measures)
+            while waiting or any(not replica.is_up for replica in self._replicas.values()):
+                if waiting and (first.is_up or first.measures_nothing or not measures):
+                    for replica in waiting:
+                        self._start(replica)
+                    waiting = []
+                event = self._next_event(None)
+                assert event is not None
+                self._take(event)
+                for replica in self._replicas.values():
+                    if replica.state is ReplicaState.ENDING:
+                        raise EngineStartError(f"replica {replica.number}: {replica.last_words}")
         except BaseException:
-            for replica in replicas:
+            for replica in self._replicas.values():
                 replica.state = ReplicaState.GIVEN_UP  # killed, not asked to close
             self.close()
             raise
@@ -195,6 +207,8 @@ class ReplicaSet:
                         return self._end_rows(replica, completions)
                     case Report():
                         replica.note_report(message)
+                    case NothingToMeasure():
+                        replica.measures_nothing = True
                     case Started(policy=policy):
                         self._note_started(replica, policy)
                     case Failed(reason=reason) | Died(reason=reason):
@@ -265,8 +279,11 @@ class ReplicaSet:
                 assert replica.process is not None
                 replica.process.kill()
 
-    def _start(self, replica: Replica) -> None:
-        replica.begin_life(ReplicaProcess(replica.number, replica.share, self._command, self._events))
+    def _start(self, replica: Replica, *, others_wait: bool = False) -> None:
+        process = ReplicaProcess(
+            replica.number, replica.share, self._command, self._events, others_wait=others_wait
+        )
+        replica.begin_life(process)
 
     def _dispatch(self) -> None:
         """Send waiting rows to the replicas that are up."""

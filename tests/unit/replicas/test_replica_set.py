@@ -36,8 +36,10 @@ QUICK = RestartLimits(first_rest_s=0.01)
 
 
 @contextmanager
-def replica_set(replicas: int = 2, *, limits: RestartLimits = QUICK, **fake: object) -> Iterator[ReplicaSet]:
-    values = {**fake_config(**fake), "replicas": replicas, "policy": "vllm"}
+def replica_set(
+    replicas: int = 2, *, limits: RestartLimits = QUICK, policy: str = "vllm", **fake: object
+) -> Iterator[ReplicaSet]:
+    values = {**fake_config(**fake), "replicas": replicas, "policy": policy}
     hardware = Hardware(cores_of_nodes={0: tuple(sorted(os.sched_getaffinity(0)))})
     engine = ReplicaSet(EngineConfig.parse(values), hardware=hardware, command=COMMAND, limits=limits)
     pids = [figures["pid"] for figures in engine.stats().replicas]
@@ -72,6 +74,20 @@ def pid_of(engine: ReplicaSet, number: int) -> int:
     pid = engine.stats().replicas[number - 1]["pid"]
     assert isinstance(pid, int)
     return pid
+
+
+@pytest.mark.parametrize("policy", ["vllm", "auto"])
+def test_replicas_start_together_if_the_first_has_nothing_to_measure(policy: str, tmp_path: Path) -> None:
+    with replica_set(2, policy=policy, starts_together=[str(tmp_path), 2]) as engine:
+        assert {own["state"] for own in engine.stats().replicas} == {"up"}
+
+
+def test_a_replica_that_measures_starts_before_the_others(tmp_path: Path) -> None:
+    with (
+        pytest.raises(EngineStartError, match="replica 1: it is the only one of 2 engines that starts"),
+        replica_set(2, policy="auto", measures=True, starts_together=[str(tmp_path), 2], together_s=0.5),
+    ):
+        pass
 
 
 def test_rows_are_shared_and_come_back_once_each() -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
-from pipemax.config import EngineConfig
+from pipemax.config import EngineConfig, Policy
 from pipemax.control.times.calibration import Calibration
 from pipemax.domain.specs import KvCapacity
 from pipemax.sim.measured_engine import MeasuredEngine
@@ -42,6 +42,23 @@ def forecast(config: EngineConfig) -> Forecast:
     if calibration is not None and gpu_blocks is not None:
         engine = measured_engine(vllm_config, calibration, gpu_blocks=gpu_blocks)
     return Forecast(engine=engine, num_stages=vllm_config.parallel_config.pipeline_parallel_size)
+
+
+def measures_at_start(config: EngineConfig) -> bool:
+    """Return whether an engine of this config would check or measure the machine when it starts. Loads no weights."""
+    if config.policy is Policy.VLLM:
+        return False
+    pipemax = config.model_copy(update={"policy": Policy.PIPEMAX})
+    try:
+        with launch_environment(pipemax):
+            vllm_config = make_vllm_config(pipemax)
+        calibration = known_calibration(pipemax, vllm_config)
+        is_checked = not config.check_at_start or kept_check(pipemax, vllm_config) is not None
+    except ValueError:
+        return False  # it cannot run under PipeMax
+    if config.policy is Policy.AUTO and vllm_config.parallel_config.pipeline_parallel_size == 1:
+        return False  # it takes stock vLLM
+    return (calibration is None and config.calibrate_at_start_s > 0) or not is_checked
 
 
 def expected_gpu_blocks(vllm_config: VllmConfig) -> int | None:
