@@ -5,8 +5,8 @@
 The job is as ``pipemax-annotate`` runs it, from a Delta table to a Delta table, on ``local-cluster[NODES,4,1024]``:
 Spark, tasks, chunks, commits, spool and engine servers are real. An engine is a fake that needs time: it starts in
 10 s, answers 40 rows/s times its speed, has room for 164 rows, and keeps one row in twenty for 8 s. So its drain is
-known, and ``pipemax.policy.fleet`` predicts the same table from these figures alone. Where nodes are lost, executors
-are killed at random times, and Spark starts others.
+known, and ``pipemax.policy.fleet`` predicts the same table from these figures only. Where nodes are lost, executors
+are killed at given times, and Spark starts others.
 """
 
 import argparse
@@ -55,7 +55,8 @@ class Setting:
 
     nodes: int
     speed_spread: float = 0.0
-    lost_per_hour: float = 0.0
+    losses: tuple[float, ...] = ()
+    """When executors are killed, as shares of ``--seconds`` from the first engine's start."""
     seed: int = 1
 
 
@@ -63,7 +64,7 @@ FLEETS = {
     "alone": Setting(nodes=1),
     "pair": Setting(nodes=2),
     "unlike": Setting(nodes=4, speed_spread=0.4),
-    "lost": Setting(nodes=3, lost_per_hour=10.0),
+    "lost": Setting(nodes=3, losses=(0.3, 0.6)),
 }
 
 
@@ -88,6 +89,10 @@ class Result:
     distinct_ids: int
     seconds: float
     """From the start of the first engine to the last commit."""
+    before_s: float
+    """From the start of the first engine to the first report of one; the load, which takes 10 s, is in it."""
+    after_s: float
+    """From the last row to the last commit."""
     rows_s: float
     """From the first report of an engine to the last row: without start-up, and without Spark before and after."""
     predicted_rows_s: float
@@ -205,12 +210,17 @@ def seconds_of(directory: Path) -> float:
     return last_commit_s - (first_ready_s - LOAD_S)
 
 
-def engines_of(directory: Path) -> list[Engine]:
-    """Return what each engine reported, the fastest first."""
+def reports_of(directory: Path) -> list[dict[str, Any]]:
+    """Return all reports of all engines."""
     import pyarrow.parquet as pq
 
     (path,) = (directory / "runs").rglob("engine_metrics.parquet")
-    reports = pq.read_table(path).to_pylist()
+    reports: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    return reports
+
+
+def engines_of(reports: Sequence[dict[str, Any]]) -> list[Engine]:
+    """Return what each engine reported, the fastest first."""
     first = min(report["at"] for report in reports)
     engines = []
     for server in {report["server_id"] for report in reports}:
@@ -223,23 +233,25 @@ def engines_of(directory: Path) -> list[Engine]:
 
 
 class Killer(threading.Thread):
-    """Kills executors of the application at random times, each node at a given rate, until stopped."""
+    """Kills executors of the application at these times from the start of the first server, until stopped."""
 
-    def __init__(self, directory: Path, setting: Setting) -> None:
+    def __init__(self, directory: Path, losses_s: Sequence[float], seed: int) -> None:
         super().__init__()
-        self._directory, self._setting = directory, setting
-        self._rng = np.random.default_rng(setting.seed)
+        self._directory, self._losses_s = directory, losses_s
+        self._rng = np.random.default_rng(seed)
         self.stopped = threading.Event()
         self.killed = 0
 
     def run(self) -> None:
-        if not self._setting.lost_per_hour:
+        if not self._losses_s:
             return
         while not self._servers():
             if self.stopped.wait(0.5):
                 return
-        mean_s = 3600 / self._setting.lost_per_hour / self._setting.nodes
-        while not self.stopped.wait(self._rng.exponential(mean_s)):
+        begin_s = time.monotonic()
+        for loss_s in self._losses_s:
+            if self.stopped.wait(max(0.0, begin_s + loss_s - time.monotonic())):
+                return
             if executors := self._executors():
                 os.kill(executors[self._rng.integers(len(executors))].pid, signal.SIGKILL)
                 self.killed += 1
@@ -266,22 +278,29 @@ def measure(name: str, setting: Setting, seconds: float, directory: Path) -> Res
     """Run one fleet. Raise ``SystemExit`` if the application fails."""
     rows = int(setting.nodes * ROWS_PER_S * seconds)
     speeds = _speeds(setting)
-    killer = Killer(directory, setting)
+    losses_s = [share * seconds for share in setting.losses]
+    killer = Killer(directory, losses_s, setting.seed)
     application = launch(directory, rows=rows, nodes=setting.nodes, speeds=speeds)
     killer.start()
     application.wait()
     killer.stopped.set()
     killer.join()
     outcome = outcome_of(directory)
-    run, engines = predict(rows, setting), engines_of(directory)
+    run, reports = predict(rows, setting, losses_s), reports_of(directory)
+    engines, whole_s = engines_of(reports), seconds_of(directory)
+    rows_s = max(engine.last_row_s for engine in engines)
+    started_s = (directory / "speeds" / "0").stat().st_mtime - LOAD_S
+    before_s = min(report["at"] for report in reports).timestamp() - started_s
     return Result(
         fleet=name,
         nodes=setting.nodes,
         rows=rows,
         rows_out=outcome["rows_out"],
         distinct_ids=outcome["distinct_ids"],
-        seconds=round(seconds_of(directory), 1),
-        rows_s=round(max(engine.last_row_s for engine in engines), 1),
+        seconds=round(whole_s, 1),
+        before_s=round(before_s, 1),
+        after_s=round(whole_s - before_s - rows_s, 1),
+        rows_s=round(rows_s, 1),
         predicted_rows_s=round(3600 * run.hours - SETTINGS.start_up_s - SETTINGS.commit_s, 1),
         predicted_s=round(3600 * run.hours, 1),
         predicted_least_s=round(3600 * run.least_hours, 1),
@@ -292,10 +311,10 @@ def measure(name: str, setting: Setting, seconds: float, directory: Path) -> Res
     )
 
 
-def predict(rows: int, setting: Setting) -> FleetRun:
+def predict(rows: int, setting: Setting, losses_s: Sequence[float]) -> FleetRun:
     """Predict the fleet's run from the fake engine's figures."""
-    settings = replace(SETTINGS, speed_spread=setting.speed_spread, lost_per_hour=setting.lost_per_hour)
-    return run_fleet(rows, setting.nodes, WORK, settings)
+    settings = replace(SETTINGS, speed_spread=setting.speed_spread)
+    return run_fleet(rows, setting.nodes, WORK, settings, losses_s=losses_s)
 
 
 def _speeds(setting: Setting) -> list[float]:

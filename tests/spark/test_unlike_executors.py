@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.fleet import engines_of, launch, outcome_of
+from bench.fleet import engines_of, launch, outcome_of, reports_of
 
 _ROWS = 4_000
 _SPEEDS = (3.0, 1.0)
@@ -30,7 +30,7 @@ def test_rows_go_to_each_engine_by_its_speed_and_both_end_together(tmp_path: Pat
         application.kill()
     outcome = outcome_of(tmp_path)
     assert (outcome["rows_out"], outcome["rows_error"], outcome["distinct_ids"]) == (_ROWS, 0, _ROWS)
-    fast, slow = engines_of(tmp_path)
+    fast, slow = engines_of(reports_of(tmp_path))
     assert (fast.speed, slow.speed) == _SPEEDS
     assert fast.rows + slow.rows == _ROWS
     # An even division would be 1, and leave the fast engine idle for two thirds of the slow one's time.

@@ -13,7 +13,7 @@ change their speed, and nodes that come or go otherwise. Pure; the random draws 
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist, mean
 
@@ -101,15 +101,22 @@ class FleetRun:
     """Rows that were in a lost node's engine."""
 
 
-def run_fleet(rows: int, nodes: int, work: NodeWork, settings: FleetSettings) -> FleetRun:
-    """Predict a table's run on ``nodes`` nodes. Raise ``ValueError`` if nodes are lost faster than they get ready."""
+def run_fleet(
+    rows: int, nodes: int, work: NodeWork, settings: FleetSettings, *, losses_s: Sequence[float] = ()
+) -> FleetRun:
+    """Predict a table's run on ``nodes`` nodes. Raise ``ValueError`` if nodes are lost faster than they get ready.
+
+    ``losses_s`` are times from the order of the nodes at which one more of them is lost, apart from random losses.
+    """
     if rows < 1 or nodes < 1:
         raise ValueError(f"a fleet needs at least one row and one node: {rows} and {nodes}")
+    if len(losses_s) > nodes:
+        raise ValueError(f"{nodes} nodes cannot be lost {len(losses_s)} times: each is lost once at most")
     draws = _DRAWS if settings.is_random else 1
     rng = np.random.default_rng(settings.seed)
     deviates = _deviates(draws * nodes, rng).reshape(draws, nodes)
     runs = [
-        _Fleet(rows, work, settings, of_draw, draw_rng).run()
+        _Fleet(rows, work, settings, of_draw, draw_rng, losses_s).run()
         for of_draw, draw_rng in zip(deviates, rng.spawn(draws), strict=True)
     ]
     hours = [run.seconds / 3600 for run in runs]
@@ -233,8 +240,9 @@ class _Fleet:
         settings: FleetSettings,
         deviates: Iterable[float],
         rng: np.random.Generator,
+        losses_s: Iterable[float],
     ) -> None:
-        """``deviates`` are those of the first nodes' speeds, one for each node."""
+        """``deviates`` are those of the first nodes' speeds, one for each node. See ``run_fleet`` for the losses."""
         deviates = list(deviates)
         nodes = len(deviates)
         self._work, self._settings, self._rng = work, settings, rng
@@ -250,8 +258,11 @@ class _Fleet:
         self._events: list[tuple[float, int, str, _Node, int]] = []
         self._number = 0
         self._lost_nodes, self._rows_again = 0, 0.0
-        for deviate in deviates:
-            self._start(_Node(rows_per_s=0.0, tail_s=0.0, up_s=0.0), 0.0, deviate)
+        first_nodes = [_Node(rows_per_s=0.0, tail_s=0.0, up_s=0.0) for _ in deviates]
+        for node, deviate in zip(first_nodes, deviates, strict=True):
+            self._start(node, 0.0, deviate)
+        for node, loss_s in zip(first_nodes, losses_s, strict=False):
+            self._at(loss_s, "lost", node)
 
     def run(self) -> _Draw:
         now_s = 0.0

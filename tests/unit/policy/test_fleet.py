@@ -53,6 +53,17 @@ def test_a_lost_node_costs_the_rows_it_held_and_a_start() -> None:
     assert (run.hours - safe.hours) * 3600 * 20 == pytest.approx(lost_s, rel=0.25)
 
 
+def test_losses_at_given_times_cost_what_was_held_and_a_start() -> None:
+    run = run_fleet(2 * DAY_ROWS, 2, WORK, SETTINGS, losses_s=[3600.0])
+    safe = run_fleet(2 * DAY_ROWS, 2, WORK, SETTINGS)
+    assert (run.lost_nodes, run.rows_again) == (1, 1000)
+    # A start, and the rows held for which the successor has no room at once; and the end is less even.
+    assert 300 + (1000 - 500) / 10 <= (run.hours - safe.hours) * 3600 * 2 <= 300 + 2 * 1000 / 10
+    assert run_fleet(2 * DAY_ROWS, 2, WORK, SETTINGS, losses_s=[1e9]) == safe, "after the table's end"
+    with pytest.raises(ValueError, match="2 nodes cannot be lost 3 times"):
+        run_fleet(DAY_ROWS, 2, WORK, SETTINGS, losses_s=[1.0, 2.0, 3.0])
+
+
 def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
     settings = replace(SETTINGS, speed_spread=0.2, lost_per_hour=0.05)
     run = run_fleet(4 * DAY_ROWS, 4, WORK, settings)
