@@ -5,10 +5,13 @@
 One engine, whose table is one last chunk (``all``) or of which the second half is the last chunk (``half``), in the
 order that the job would give it (``order_of_last_chunk``), from the same figures: rows with their own ``max_tokens``,
 rows whose prompts tell how long answers are, and rows whose prompts do not. Arrivals are not in it: all rows are there
-from the start, in their order. Prints a Markdown table.
+from the start, in their order. With ``--windows 256,1024`` also an order inside the engine: of so many rows that wait
+there it takes the one that is expected to be longest, without and with the job's order of the second half. Prints a
+Markdown table.
 """
 
 import argparse
+import heapq
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -72,6 +75,26 @@ def in_order(rows: Rows, last_share: float) -> tuple[Rows, RowOrder]:
     return ordered, order
 
 
+def taken_from_window(rows: Rows, window: int) -> Rows:
+    """Return the rows in the order in which an engine takes them that has the longest of ``window`` rows go first."""
+    waiting = [(-int(rank), place) for place, rank in enumerate(rows.rank[:window])]
+    heapq.heapify(waiting)
+    taken: list[int] = []
+    for place in range(len(waiting), len(rows.rank)):
+        taken.append(heapq.heapreplace(waiting, (-int(rows.rank[place]), place))[1])
+    taken += [place for _, place in sorted(waiting)]
+    places = np.array(taken)
+    return replace(rows, prompts=rows.prompts[places], outputs=rows.outputs[places], rank=rows.rank[places])
+
+
+def print_result(cells: list[str], result: SimulationResult) -> None:
+    drain = 1 - result.steady_seconds / result.seconds
+    print(
+        f"| {' | '.join(cells)} | {result.total_tokens_per_s:,.0f} | {result.seconds:,.0f} | {drain:.1%} |",
+        flush=True,
+    )
+
+
 def simulate(node: str, model: str, system: str, rows: Rows, host_gb: float | None) -> SimulationResult:
     spec = load_node(node)
     if host_gb is not None:
@@ -89,9 +112,11 @@ def main() -> None:
     parser.add_argument("--settings", default="rtx5090x8:llama2-70b,l20x8:llama2-70b", help="NODE:MODEL,…")
     parser.add_argument("--systems", default="vllm,pipemax")
     parser.add_argument("--rows", type=int, default=5000)
+    parser.add_argument("--windows", default="", help="rows that wait in the engine: N,…; default none")
     parser.add_argument("--host-gb", type=float, help="host memory; the node profile's unless said")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    windows = [int(window) for window in arguments.windows.split(",") if window]
     print("| setting | system | rows | last chunk | order | tokens/s | seconds | after 90 % of the rows |")
     print("| --- | --- | --- | --- | --- | ---: | ---: | ---: |")
     for setting in arguments.settings.split(","):
@@ -105,12 +130,12 @@ def main() -> None:
                         print(f"| {setting} | {system} | {kind} | {name} | {order} | the same | | |")
                         continue
                     result = simulate(node, model, system, ordered, arguments.host_gb)
-                    drain = 1 - result.steady_seconds / result.seconds
-                    print(
-                        f"| {setting} | {system} | {kind} | {name} | {order if share else 'as they come'} | "
-                        f"{result.total_tokens_per_s:,.0f} | {result.seconds:,.0f} | {drain:.1%} |",
-                        flush=True,
-                    )
+                    of_order = str(order) if share else "as they come"
+                    print_result([setting, system, kind, name, of_order], result)
+                    for window in windows if share < 1.0 and kind != "prompts do not tell" else []:
+                        taken = taken_from_window(ordered, window)
+                        result = simulate(node, model, system, taken, arguments.host_gb)
+                        print_result([setting, system, kind, name, f"{of_order}, window {window:,}"], result)
 
 
 if __name__ == "__main__":
