@@ -3,9 +3,10 @@
     python -m bench.layouts [--rows 3000] [--only NODE,MODEL,WORKLOAD] [--json FILE]
 
 For each node and model: every layout over ``--rows`` rows, under stock vLLM with every size of a step and under PipeMax
-in phases and with mixed steps of 512 and 2,048 tokens, and the choice (``pipemax.policy.layout_choice``) from 1,500
-sampled rows. PipeMax is not run where its bound is below the fastest run so far. It prints Markdown; ``--json`` keeps a
-list of objects. A run with a file that exists goes on where it ended: only the choices are made again.
+in phases and with mixed steps of the size that its bound says, and the choice (``pipemax.policy.layout_choice``) from
+1,500 sampled rows. PipeMax is run in the layouts with the highest bound first, until the others' bounds are below the
+fastest run: it has reached 1.005 of its bound at most. It prints Markdown; ``--json`` keeps a list of objects. A run
+with a file that exists goes on where it ended: only the choices are made again.
 
     chosen              the layout
     policy              of its two policies, the one that was chosen with it
@@ -46,10 +47,6 @@ COLUMNS = (
     "of_best",
     "cpu_s",
 )
-HOPELESS = 0.99
-"""PipeMax is not run where its bound is below this share of the fastest run's rate. It reached 1.005 of it at most."""
-MIXED_SIZES = (512, 2048)
-
 Rates = dict[str, dict[str, float]]
 
 
@@ -67,18 +64,23 @@ def stock_rates(node: NodeSpec, model: ModelSpec, sample: Workload) -> Rates:
 
 
 def add_pipemax(node: NodeSpec, model: ModelSpec, sample: Workload, rates: Rates) -> bool:
-    """Run PipeMax in the next layout in which it has not been run; return whether there was one."""
+    """Run PipeMax in the next layout in which it may be the fastest; return whether there was one."""
     best = max(max(own["vllm"], own.get("pipemax", 0.0)) for own in rates.values())
-    for layout in sorted(
-        possible_layouts(node), key=lambda layout: -rates.get(str(layout), {}).get("bound", 0.0)
-    ):
-        own = rates.get(str(layout), {})
-        if "pipemax" in own or own.get("bound", 0.0) < HOPELESS * best:
-            continue
-        scenario = engine_scenario(node, model, layout, sample, stops_at_drain=True)
-        own["pipemax"] = round(max(run.tokens_per_s for run in run_pipemax(scenario, layout, MIXED_SIZES)), 1)
-        return True
-    return False
+    bounds = {
+        name: own["bound"]
+        for name, own in rates.items()
+        if "pipemax" not in own and own.get("bound", 0.0) >= best
+    }
+    if not bounds:
+        return False
+    name = max(bounds, key=bounds.__getitem__)
+    layout = next(layout for layout in possible_layouts(node) if str(layout) == name)
+    scenario = engine_scenario(node, model, layout, sample, stops_at_drain=True)
+    bound = pipemax_bound(scenario, layout)
+    assert bound is not None, name
+    runs = run_pipemax(scenario, layout, [bound.step_tokens])
+    rates[name]["pipemax"] = round(max(run.tokens_per_s for run in runs), 1)
+    return True
 
 
 def add_choice(node: NodeSpec, model: ModelSpec, sample: Workload, entry: dict[str, Any]) -> None:
