@@ -136,7 +136,7 @@ def test_what_engines_measured_here_before_corrects_the_profile(checkpoint: Path
         "by the profile of small corrected by the calibration of tp 1 × pp 2 (decode steps take 2.01× the profile's "
         "time, prompts 2.00×) and sampled rows"
     )
-    simulated = [float(one.reason.split()[6].replace(",", "")) for one in (by_profile, corrected)]
+    simulated = [float(one.reason.split()[8].replace(",", "")) for one in (by_profile, corrected)]
     assert simulated[0] / simulated[1] == pytest.approx(2.0, rel=0.05)
 
 
