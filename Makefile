@@ -36,11 +36,12 @@ compare: $(VENV)/ready  ## Compare stock vLLM with PipeMax on a part of the demo
 check: $(VENV)/ready lint  ## Lint, types, import contracts and the pure tests: under two minutes
 	@$(BIN)/python -m pytest -q -n 2 $(PURE)
 
-test: $(VENV)/ready lint docs  ## Lint, types, import contracts, documentation site and all tests; two files at a time, except those that run vLLM
-	@$(BIN)/python -m pytest tests/parity tests/engine
-	@$(BIN)/python -m pytest --durations 25 -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/parity --ignore tests/engine
+# Three at a time on two cores: tests also wait for processes that start, and for time to pass.
+test: $(VENV)/ready  ## Lint, types, import contracts, documentation site and all tests (order: tests/running_order.py)
+	@$(MAKE) --no-print-directory -j 2 lint docs
+	@$(BIN)/python -m pytest --durations 25 -n 3 --dist loadscope --no-loadscope-reorder
 
-test-long: $(VENV)/ready  ## A driver killed during a nightly run, and more nightly runs
+test-long: $(VENV)/ready  ## Nightly runs, drivers killed in mid-work, YARN, a large executor, and variants of what make test shows
 	@$(BIN)/python -m pytest -m long
 
 test-versions: $(VENV)/ready  ## The wheel on Spark 4.0, 4.1 and 4.2, each in a thin environment: a quarter of an hour
