@@ -5,9 +5,11 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from pipemax.api import Completion, GenerationRequest, OfflineEngine, Sampling
 from pipemax.config import EngineConfig
-from tests.engine.conftest import DEFAULTS
+from tests.engine.conftest import DEFAULTS, POLICIES, StartedEngine
 from tests.engine.test_offline_engine import demo_prompts
 
 ROWS = 300
@@ -25,9 +27,11 @@ def tokens_of(completions: list[Completion]) -> dict[str, tuple[int, ...]]:
     return {completion.request_id: completion.token_ids for completion in completions}
 
 
-def test_two_replicas_give_the_tokens_of_one_engine_although_one_is_killed_in_mid_work() -> None:
-    with OfflineEngine(EngineConfig.parse(DEFAULTS)) as one:
-        expected = tokens_of(list(one.generate(REQUESTS)))
+@pytest.mark.parametrize("started", [POLICIES["vllm"]], ids=["vllm"], indirect=True)
+def test_two_replicas_give_the_tokens_of_one_engine_although_one_is_killed_in_mid_work(
+    started: StartedEngine,
+) -> None:
+    expected = tokens_of(list(started.engine.generate(REQUESTS)))
     with OfflineEngine(EngineConfig.parse({**DEFAULTS, "replicas": 2})) as engine:
         assert engine.policy_choice.reason.startswith("in each of 2 replicas: with one pipeline stage")
         first, second = engine.stats().replicas
