@@ -7,6 +7,7 @@ One engine for each kind takes on a pairwise cover of batches, pools and loads; 
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,7 @@ V1 = Kind()
 V1_ASYNC = Kind(asynchronous=True)
 V1_PIPELINE = Kind(pp=2)
 V2 = Kind(runner=2)
+"""In ``make parity-full``: ``V2_PIPELINE`` has the same runner, and more steps in flight."""
 V2_PIPELINE = Kind(pp=2, runner=2, asynchronous=True)
 TENSOR = Kind(tp=2, pp=2)
 """Four workers, on two cores in CI: its loads are light ones."""
@@ -45,7 +47,8 @@ def light(load: Load) -> Load:
     return replace(load, count=10, output_tokens=(4, 14))
 
 
-CASES: list[tuple[Kind, Setting, Load]] = [
+FULL = pytest.mark.parity_full
+CASES: list[Any] = [  # kind, setting, load
     (V1, Setting(num_batches=2), PLAIN),
     (V1, Setting(num_batches=3, **TIGHT), TEMPLATED),
     (V1, Setting(num_batches=4, gpu_blocks=30), EVERYTHING),
@@ -60,8 +63,8 @@ CASES: list[tuple[Kind, Setting, Load]] = [
     (V1_PIPELINE, Setting(num_batches=5, gpu_blocks=30), PLAIN),
     (V1_PIPELINE, Setting(num_batches=4), SEEDED),
     (V1_PIPELINE, Setting(num_batches=2, **TIGHT), LONG),
-    (V2, Setting(num_batches=2, gpu_blocks=18, slots=5), light(EVERYTHING)),
-    (V2, Setting(num_batches=3, gpu_blocks=18), light(TEMPLATED)),
+    pytest.param(V2, Setting(num_batches=2, gpu_blocks=18, slots=5), light(EVERYTHING), marks=FULL),
+    pytest.param(V2, Setting(num_batches=3, gpu_blocks=18), light(TEMPLATED), marks=FULL),
     (V2_PIPELINE, Setting(num_batches=3, gpu_blocks=18), light(EVERYTHING)),
     (V2_PIPELINE, Setting(num_batches=4, slots=5), light(TEMPLATED)),
     (V2_PIPELINE, Setting(num_batches=2, **TIGHT), light(PLAIN)),
@@ -74,11 +77,11 @@ CASES: list[tuple[Kind, Setting, Load]] = [
 MIXED = {"batching": Batching.MIXED, "mixed_step_tokens": 48}
 """A maximum that several prompts share with the decodes, and that cuts long ones."""
 
-MIXED_CASES: list[tuple[Kind, Setting, Load]] = [
+MIXED_CASES: list[Any] = [
     (V1, Setting(num_batches=3, controller=MIXED, **TIGHT), TEMPLATED),
     (V1_ASYNC, Setting(num_batches=3, controller=MIXED), EVERYTHING),
     (V1_PIPELINE, Setting(num_batches=4, controller=MIXED, **TIGHT), SEEDED),
-    (V2, Setting(num_batches=3, controller=MIXED, gpu_blocks=18), light(PLAIN)),
+    pytest.param(V2, Setting(num_batches=3, controller=MIXED, gpu_blocks=18), light(PLAIN), marks=FULL),
     (V2_PIPELINE, Setting(num_batches=4, controller=MIXED, gpu_blocks=18), light(TEMPLATED)),
     (TENSOR, Setting(num_batches=4, controller=MIXED, gpu_blocks=18), light(TEMPLATED)),
 ]

@@ -74,6 +74,7 @@ def test_no_partitions_and_no_chunks_end_ends_a_prefill_phase(
     assert metrics["most_held"] <= 2 * _HOST_ROWS + 4 * _CHUNK_ROWS
 
 
+@pytest.mark.long
 def test_the_first_phase_fills_a_host_pool_that_is_larger_than_a_first_chunk_would_be(
     jobs: Callable[[], Jobs], tmp_path: Path
 ) -> None:

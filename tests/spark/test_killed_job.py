@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from pipemax_spark.dataframe import annotate_requests
 from pipemax_spark.executor.client import EngineOptions
@@ -78,6 +79,7 @@ def rows_in_spool(directory: Path) -> int:
     return num_rows
 
 
+@pytest.mark.long  # with ids, and nodes that die too, faults/test_disturbed_jobs tells of it
 def test_a_killed_job_run_again_on_a_longer_table_answers_every_row_once(
     jobs: Callable[[], Jobs],
 ) -> None:

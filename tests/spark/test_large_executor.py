@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.fakes.engine import expected_text
 from tests.fakes.engine_python import write_engine_python
 from tests.spark.large_executor import ROWS
@@ -18,6 +20,7 @@ CLUSTER = (
 )
 
 
+@pytest.mark.long
 def test_eight_tasks_annotate_at_once_on_sixteen_cores_without_spark_task_cpus(tmp_path: Path) -> None:
     application = subprocess.run(
         [

@@ -23,6 +23,7 @@ from tests.waiting import wait_until
 MakeJobs = Callable[[], Jobs]
 
 BROADCAST = "spark.sql.autoBroadcastJoinThreshold"
+BY_IDS_AND_BY_ROWS = [("id",), pytest.param((), marks=pytest.mark.long)]
 
 
 class TableWithCallback(DeltaTable):
@@ -69,7 +70,7 @@ def test_few_rows_left_are_searched_for_once(
     assert sorted(row["id"] for row in run.rows()) == sorted([*range(200), *(number for number, _ in new)])
 
 
-@pytest.mark.parametrize("id_columns", [("id",), ()])
+@pytest.mark.parametrize("id_columns", BY_IDS_AND_BY_ROWS)
 def test_rows_that_are_committed_between_the_search_and_the_claim_are_not_done_again(
     jobs: MakeJobs, id_columns: tuple[str, ...]
 ) -> None:
@@ -128,7 +129,7 @@ def test_an_engine_that_cannot_start_ends_the_job_with_its_cause_after_one_attem
     assert run.rows() == []
 
 
-@pytest.mark.parametrize("id_columns", [("id",), ()])
+@pytest.mark.parametrize("id_columns", BY_IDS_AND_BY_ROWS)
 def test_a_night_shuffles_its_own_rows_only_and_engines_load_meanwhile(
     jobs: MakeJobs, tmp_path: Path, id_columns: tuple[str, ...]
 ) -> None:

@@ -104,6 +104,7 @@ def test_a_redo_that_fails_leaves_every_old_row_in_place(jobs: MakeJobs) -> None
     assert answers(run) == before
 
 
+@pytest.mark.long
 def test_a_redo_that_is_killed_loses_no_outcome_and_the_same_command_does_the_rest(jobs: MakeJobs) -> None:
     run = jobs()
     ids = range(3_000)

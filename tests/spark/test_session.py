@@ -1,9 +1,12 @@
 """``get_session``: what it sets, and what it leaves as it was told."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from tests.spark.processes import SMALL_JVM
 
 SETTING = "spark.databricks.delta.snapshotPartitions"
 SHOW = f"""
@@ -16,7 +19,13 @@ print("partitions:", with_delta.conf.get("{SETTING}"))
 
 def test_on_one_machine_delta_reads_a_table_s_log_in_few_tasks(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SHOW], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", SHOW],
+        cwd=tmp_path,
+        env={**os.environ, "PYSPARK_SUBMIT_ARGS": f"--driver-java-options '{SMALL_JVM}' pyspark-shell"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert "partitions: 4" in done.stdout, done.stderr
 
