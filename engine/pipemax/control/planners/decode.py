@@ -83,11 +83,14 @@ class DecodePlanner:
         so, and in the tail nothing is added at all (TD-Pipe's work stealing is for that case). Only requests with
         nothing in flight move, and none moves a second time before it has run.
         """
-        load_s = self._load_s(batch)
+        least_s = self._times.decode_seconds(1, 0)
+        load_s = self._load_s(batch, least_s)
         self._loads_s.append(load_s)
         mean_s = sum(self._loads_s) / len(self._loads_s)
-        lightest = min(self._rotation.batches, key=self._load_s)
-        left_s = min(load_s - mean_s, mean_s - self._load_s(lightest))
+        loads_s = [self._load_s(other, least_s) for other in self._rotation.batches]
+        lightest_s = min(loads_s)
+        lightest = self._rotation.batches[loads_s.index(lightest_s)]
+        left_s = min(load_s - mean_s, mean_s - lightest_s)
         if left_s <= self._config.balance_tolerance * self._times.decode_seconds(len(batch), batch.kv_tokens):
             return
         movable = [
@@ -100,12 +103,11 @@ class DecodePlanner:
             if cost_s <= left_s and len(lightest) < self._config.max_batch_requests:
                 left_s -= cost_s
                 self._table.residents.defer(state, lightest)
-        self._loads_s[-1] = self._load_s(batch)
+        self._loads_s[-1] = self._load_s(batch, least_s)
 
-    def _load_s(self, batch: Batch) -> float:
-        """Return the seconds by which a batch's step exceeds the smallest possible step; 0 for an empty batch."""
-        seconds = self._times.decode_seconds
-        return seconds(len(batch), batch.kv_tokens) - seconds(1, 0) if len(batch) else 0.0
+    def _load_s(self, batch: Batch, least_s: float) -> float:
+        """Return the seconds by which a batch's step exceeds the smallest step, of ``least_s``; 0 if it is empty."""
+        return self._times.decode_seconds(len(batch), batch.kv_tokens) - least_s if len(batch) else 0.0
 
     def _make_host_room(self, step: DecodeStep) -> None:
         """Recompute the youngest requests until growth beyond the reservations fits into the host pool."""

@@ -153,11 +153,24 @@ class OnlineEstimator:
         self.batch_scale = 1.0
         self.kv_scale = 1.0
         self._ratios: deque[float] = deque(maxlen=self.WINDOW)
+        # Each plan asks for some ten sizes on every stage. The model does not change, so its answers are kept.
+        self._batch_s: dict[int, float] = {}
+
+    def batch_s(self, size: int) -> float:
+        """Return the model's seconds without the KV and without the scale."""
+        seconds = self._batch_s.get(size)
+        if seconds is None:
+            seconds = self._batch_s[size] = self.model.batch_s(size)
+        return seconds
+
+    def added_batch_s(self, size: int, more: int) -> float:
+        """Return the model's ``added_batch_s``, without the scale."""
+        return max(0.0, self.batch_s(size + more) - self.batch_s(size))
 
     def seconds(self, size: int, kv_tokens: int) -> float:
         if size == 0:
             return 0.0
-        return self.batch_scale * self.model.batch_s(size) + self.kv_scale * self.model.beta_s * kv_tokens
+        return self.batch_scale * self.batch_s(size) + self.kv_scale * self.model.beta_s * kv_tokens
 
     def alpha_s(self, size: int) -> float:
         """Return the seconds that one more request costs at this batch size."""
@@ -175,7 +188,7 @@ class OnlineEstimator:
         ratio = measured_s / predicted_s
         self.note_ratio(ratio)
         error = max(-self.MAX_ERROR, min(self.MAX_ERROR, ratio - 1.0))
-        batch_share = self.batch_scale * self.model.batch_s(size) / predicted_s
+        batch_share = self.batch_scale * self.batch_s(size) / predicted_s
         kv_share = 1.0 - batch_share
         step = self.LEARNING_RATE * error / (batch_share**2 + kv_share**2)
         self.rescale(batch=step * batch_share, kv=step * kv_share)
@@ -248,9 +261,9 @@ class MixedEstimator:
         decode, prefill = self._decode, self._prefill
         scale = self._scale if work.num_decodes else 1.0
         return (
-            decode.batch_scale * decode.model.batch_s(work.num_decodes),
+            decode.batch_scale * decode.batch_s(work.num_decodes),
             decode.beta_s * work.kv_tokens,
-            scale * prefill.batch_scale * prefill.model.added_batch_s(work.num_decodes, work.prompt_tokens),
+            scale * prefill.batch_scale * prefill.added_batch_s(work.num_decodes, work.prompt_tokens),
             scale * prefill.beta_s * work.token_pairs,
         )
 
@@ -270,7 +283,7 @@ class FilledEstimator:
         self._step_tokens = step_tokens
 
     def seconds(self, size: int, kv_tokens: int) -> float:
-        added_s = self._prefill.model.added_batch_s(size, max(0, self._step_tokens - size))
+        added_s = self._prefill.added_batch_s(size, max(0, self._step_tokens - size))
         return self._decode.seconds(size, kv_tokens) + self._scale * self._prefill.batch_scale * added_s
 
     def alpha_s(self, size: int) -> float:
