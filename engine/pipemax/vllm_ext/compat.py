@@ -9,9 +9,12 @@ from inspect import isfunction
 import vllm
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
+from vllm.v1.core.block_pool import BlockHashToBlockMap, BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.engine.core_client import SyncMPClient
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
@@ -28,6 +31,7 @@ _PRIVATE_NAMES: Needed = (
             "_build_kv_connector_meta",
             "_free_request",
             "_get_local_prefix_cache_hit",
+            "_get_new_block_ids_to_zero",
             "_handle_blocked_waiting_request",
             "_is_blocked_waiting_status",
             "_make_cached_request_data",
@@ -40,12 +44,46 @@ _PRIVATE_NAMES: Needed = (
     (AsyncScheduler, ("_update_after_schedule", "_update_request_with_output")),
     (
         KVCacheManager,
-        ("allocate_slots", "cache_blocks", "free", "get_computed_blocks", "truncate_computed_blocks"),
+        (
+            "allocate_slots",
+            "cache_blocks",
+            "free",
+            "get_computed_blocks",
+            "new_step_starts",
+            "pop_blocks_for_free",
+            "prefix_cache_lookup_enabled",
+            "truncate_computed_blocks",
+        ),
     ),
+    (BlockPool, ("free_blocks", "get_new_blocks", "get_num_free_blocks", "touch")),
+    (BlockHashToBlockMap, ("get_one_block",)),
+    (SingleTypeKVCacheManager, ("records_new_block_ids",)),
     (Request, ("append_output_token_ids",)),
     (StructuredOutputRequest, ("_grammar",)),
     (SyncMPClient, ("_send_input", "call_utility")),
 )
+
+_ATTRIBUTES: Needed = (
+    (
+        Scheduler,
+        (
+            "aux_output_connector",
+            "current_step",
+            "ec_connector",
+            "encoder_cache_manager",
+            "finished_req_ids",
+            "num_lookahead_tokens",
+            "num_spec_tokens",
+            "observability_config",
+            "reset_preempted_req_ids",
+        ),
+    ),
+    (BlockPool, ("cached_block_hash_to_block",)),
+    (KVCacheBlock, ("_block_hash",)),
+    (SingleTypeKVCacheManager, ("kv_cache_group_id", "new_block_ids", "num_cached_block", "req_to_blocks")),
+    (Request, ("_all_token_ids", "next_decode_eligible_step", "num_output_placeholders")),
+)
+"""What objects of these classes have, of which their methods tell."""
 
 
 def check_version() -> None:
@@ -55,7 +93,7 @@ def check_version() -> None:
         raise ValueError(
             f"policy pipemax runs on vLLM {SUPPORTED_VERSION}, this is {vllm.__version__}; policy vllm runs on any"
         )
-    _check_names(_PRIVATE_NAMES)
+    _check_names(_PRIVATE_NAMES, _ATTRIBUTES)
 
 
 def check_runner(vllm_config: VllmConfig) -> None:

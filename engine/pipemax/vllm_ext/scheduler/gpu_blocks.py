@@ -3,15 +3,24 @@
 Evicting frees a request's blocks and leaves everything else of the request as it is. Blocks that were computed on the
 GPU, or that several requests share, keep their content hashes until they are overwritten: a request that finds such
 blocks when it is prefetched needs copies of only the rest.
+
+A step may evict and prefetch a hundred requests of dozens of blocks each. The evicted ones' blocks without a hash go
+straight to the prefetched ones, which is where vLLM's pool would put them too, by way of its free list.
 """
 
+from itertools import islice
 from typing import Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import (
+    BlockHash,
+    BlockHashWithGroupId,
+    KVCacheBlock,
+    make_block_hash_with_group_id,
+)
 from vllm.v1.request import Request
 
-from pipemax.domain.units import GpuBlockId
+from pipemax.domain.units import GpuBlockId, ceil_div
 
 _DECODE = {"num_lookahead_tokens": 0}
 """What else vLLM's scheduler says of a running request."""
@@ -22,11 +31,19 @@ class GpuBlocks:
 
     def __init__(self, manager: KVCacheManager, block_tokens: int) -> None:
         self._manager = manager
+        self._pool = manager.block_pool
+        (self._group,) = manager.coordinator.single_type_managers
+        self._blocks_of = self._group.req_to_blocks
+        self._hash_end = make_block_hash_with_group_id(BlockHash(b""), self._group.kv_cache_group_id)
         self._block_tokens = block_tokens
         self._unpublished: list[tuple[Request, int]] = []
         self._held: list[KVCacheBlock] = []
-        self._allocate_slots = manager.allocate_slots
+        self._vacated: list[
+            KVCacheBlock
+        ] = []  # the first to be handed out is the last; still counted as in use
+        self._allocate_slots, self._cache_blocks = manager.allocate_slots, manager.cache_blocks
         manager.allocate_slots = self.allocate_slots  # type: ignore[method-assign]
+        manager.cache_blocks = self.cache_blocks  # type: ignore[method-assign]
 
     def allocate_slots(
         self, request: Request, num_new_tokens: int, *args: Any, **kwargs: Any
@@ -41,17 +58,27 @@ class GpuBlocks:
             return self._manager.empty_kv_cache_blocks
         return self._allocate_slots(request, num_new_tokens, *args, **kwargs)
 
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Answer vLLM's scheduler for its manager: at once where there is no block to enter into the prefix cache.
+
+        That is for nearly every output token: it fills no block, or the request has left the GPU since.
+        """
+        request_id = request.request_id
+        num_full = num_computed_tokens // self._block_tokens
+        if num_full > self._group.num_cached_block.get(request_id, 0) and request_id in self._blocks_of:
+            self._cache_blocks(request, num_computed_tokens)
+
     @property
     def num_free(self) -> int:
         """The number of free blocks, including those that still hold KV."""
-        return self._manager.block_pool.get_num_free_blocks()
+        return self._pool.get_num_free_blocks() + len(self._vacated)
 
     def resize(self, num_blocks: int | None) -> None:
         """Leave this many blocks to requests, ``None`` for all, and forget every prefix. No request may hold any.
 
         ``ValueError`` if there are fewer.
         """
-        pool = self._manager.block_pool
+        pool = self._pool
         pool.free_blocks(self._held)
         self._held = []
         if not self._manager.reset_prefix_cache():
@@ -62,19 +89,32 @@ class GpuBlocks:
             raise ValueError(f"the GPU pool has {self.num_free} blocks, not {num_blocks}")
         self._held = pool.get_new_blocks(self.num_free - num_blocks)
 
-    def blocks(self, request_id: str) -> list[GpuBlockId]:
-        """Return the request's blocks, in order of its sequence."""
-        (ids,) = self._manager.get_block_ids(request_id)
-        return [GpuBlockId(block) for block in ids]
+    def blocks(self, request_id: str) -> list[int]:
+        """Return the ids of the request's blocks, in order of its sequence."""
+        return [block.block_id for block in self._blocks_of[request_id]]
 
     def block(self, request_id: str, index: int) -> GpuBlockId:
         """Return one of the request's blocks, at the same cost for any length of sequence."""
-        (blocks,) = self._manager.coordinator.get_blocks(request_id)
-        return GpuBlockId(blocks[index].block_id)
+        return GpuBlockId(self._blocks_of[request_id][index].block_id)
 
     def evict(self, request: Request) -> None:
-        """Free a request's blocks, even while a step in flight writes to them: steps run first in, first out."""
-        self._manager.free(request)
+        """Free a request's blocks, even while a step in flight writes to them: steps run first in, first out.
+
+        Call ``return_vacated`` before vLLM's scheduler looks for free blocks.
+        """
+        blocks = self._manager.pop_blocks_for_free(request)
+        vacated = [block for block in blocks if block.ref_cnt == 1 and block._block_hash is None]
+        self._vacated += vacated
+        if len(vacated) < len(blocks):
+            # Others share them, or may find them by their hashes. The last go first, as vLLM frees them.
+            kept = [block for block in blocks if block.ref_cnt > 1 or block._block_hash is not None]
+            self._pool.free_blocks(reversed(kept))
+
+    def return_vacated(self) -> None:
+        """Give what evicted requests held, and no prefetched one took, to vLLM's pool."""
+        if self._vacated:
+            self._pool.free_blocks(reversed(self._vacated))
+            self._vacated.clear()
 
     def allocate_for_prefetch(self, request: Request) -> int | None:
         """Allocate blocks for a request's whole sequence and its next token.
@@ -83,26 +123,45 @@ class GpuBlocks:
         changed, if there are too few blocks. The request's KV must be complete but for the last token, and nothing of
         it may be in flight.
         """
-        computed = request.num_computed_tokens
-        for manager in self._manager.coordinator.single_type_managers:
-            # An output that arrived while the request was parked counted blocks as cached that it no longer had.
-            manager.num_cached_block.pop(request.request_id, None)
-        # To vLLM it is a request whose first `found` tokens lie in the prefix cache and the others elsewhere.
-        request.num_computed_tokens = 0
-        try:
-            blocks, found = self._manager.get_computed_blocks(request)[:2]
-            assert found % self._block_tokens == 0, (found, self._block_tokens)
-            new_blocks = self._manager.allocate_slots(
-                request,
-                1,
-                num_new_computed_tokens=found,
-                new_computed_blocks=blocks,
-                num_external_computed_tokens=computed - found,
-                delay_cache_blocks=True,  # others must not find blocks that are not filled yet
-            )
-        finally:
-            request.num_computed_tokens = computed
-        return None if new_blocks is None else found // self._block_tokens
+        request_id = request.request_id
+        assert not self._blocks_of.get(request_id), f"{request_id} has blocks on the GPU"
+        found = self._find_blocks(request)
+        num_tokens = min(request.num_computed_tokens + 1, self._manager.max_model_len)
+        num_new = ceil_div(num_tokens, self._block_tokens) - len(found)
+        if num_new + len([block for block in found if block.ref_cnt == 0]) > self.num_free:
+            return None
+        self._pool.touch(found)
+        new_blocks = self._take(num_new)
+        self._blocks_of[request_id] = [*found, *new_blocks]
+        self._group.num_cached_block[request_id] = len(found)  # others must not find what is not filled yet
+        if self._group.records_new_block_ids:
+            self._group.new_block_ids.extend(block.block_id for block in new_blocks)
+        return len(found)
+
+    def _find_blocks(self, request: Request) -> list[KVCacheBlock]:
+        """Return the leading blocks of a request that still hold its KV on the GPU, as vLLM's manager finds them."""
+        found: list[KVCacheBlock] = []
+        if not self._manager.prefix_cache_lookup_enabled(request):
+            return found
+        find = self._pool.cached_block_hash_to_block.get_one_block
+        # The last token is computed in any case: the block that it ends is not looked for.
+        most = (request.num_tokens - 1) // self._block_tokens
+        for block_hash in islice(request.block_hashes, most):
+            block = find(BlockHashWithGroupId(block_hash + self._hash_end))
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def _take(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Take blocks in the order in which vLLM's pool would hand them out: those vacated last come first."""
+        kept = max(0, len(self._vacated) - num_blocks)
+        taken = self._vacated[kept:]
+        del self._vacated[kept:]
+        taken.reverse()
+        if len(taken) < num_blocks:
+            taken += self._pool.get_new_blocks(num_blocks - len(taken))
+        return taken
 
     def publish_later(self, request: Request, num_shared: int) -> None:
         """Let others find its leading ``num_shared`` blocks from the next step on; the last copy is planned."""
@@ -118,12 +177,12 @@ class GpuBlocks:
             request_id = request.request_id
             if request.is_finished():
                 continue
-            for manager in self._manager.coordinator.single_type_managers:
-                if request_id not in manager.num_cached_block:
-                    continue  # it has left the GPU since
-                if num_shared > manager.num_cached_block[request_id]:
-                    self._manager.cache_blocks(request, num_shared * self._block_tokens)
-                # To vLLM the others are cached, so that it does not enter them with the request's next step.
-                num_full = request.num_computed_tokens // self._block_tokens
-                manager.num_cached_block[request_id] = max(num_full, manager.num_cached_block[request_id])
+            num_cached = self._group.num_cached_block.get(request_id)
+            if num_cached is None:
+                continue  # it has left the GPU since
+            if num_shared > num_cached:
+                self._cache_blocks(request, num_shared * self._block_tokens)
+            # To vLLM the others are cached, so that it does not enter them with the request's next step.
+            num_full = request.num_computed_tokens // self._block_tokens
+            self._group.num_cached_block[request_id] = max(num_full, self._group.num_cached_block[request_id])
         self._unpublished.clear()

@@ -46,12 +46,13 @@ from pipemax.vllm_ext.compat import check_kv_cache
 from pipemax.vllm_ext.core_calls import answer_calls, encode_profile
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings, decode_stage
 from pipemax.vllm_ext.scheduler.blocked_requests import BlockedRequests
+from pipemax.vllm_ext.scheduler.decode_schedule import can_schedule_decodes, schedule_decodes
 from pipemax.vllm_ext.scheduler.gpu_blocks import GpuBlocks
 from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks
 from pipemax.vllm_ext.scheduler.prefix_finder import PrefixFinder
 from pipemax.vllm_ext.scheduler.scheduler_stats import Counters, demand_stats
 from pipemax.vllm_ext.scheduler.step_copies import CopyGatherer
-from pipemax.vllm_ext.scheduler.worker_slots import UNLIMITED, WorkerState, resent
+from pipemax.vllm_ext.scheduler.worker_slots import UNLIMITED, WorkerState
 from pipemax.vllm_ext.worker.connector import StepMetadata
 from pipemax.vllm_ext.worker.stage_reports import ReportBook, WorkerReports
 
@@ -107,6 +108,7 @@ class PipeMaxScheduler(Scheduler):
         self._plan: StepPlan | None = None  # being carried out
         self._num_found: dict[str, int] = {}  # by request being prefetched: leading blocks that need no copy
         self._resent: list[NewRequestData] = []  # in the step being made: they had lost their slots
+        self._schedules_decodes = can_schedule_decodes(self)
         answer_calls()
 
     # -- calibration, while nothing runs ----------------------------------------------------------------------
@@ -190,6 +192,7 @@ class PipeMaxScheduler(Scheduler):
         self._make_room(plan)
         for item in plan.prefetch:
             self._prefetch(plan, item)
+        self._gpu.return_vacated()
         output = self._run(plan)
         self._counters.schedule_s += time.perf_counter() - begin_s
         return output
@@ -277,7 +280,7 @@ class PipeMaxScheduler(Scheduler):
                 new_requests.append(self._not_started.pop(request_id))
                 self.waiting.add_request(new_requests[-1])
         self._planned_tokens = dict(zip(plan.run, plan.run_tokens, strict=True))
-        output = super().schedule()
+        output = (schedule_decodes(self) if self._schedules_decodes else None) or super().schedule()
         output.scheduled_new_reqs.extend(self._resent)
         self._resent.clear()
         while self.waiting:  # without blocks
@@ -340,8 +343,8 @@ class PipeMaxScheduler(Scheduler):
         for request in told.with_all_blocks:
             req_to_new_blocks[request.request_id] = self.kv_cache_manager.get_blocks(request.request_id)
         for request in told.resent:
-            blocks = self.kv_cache_manager.get_block_ids(request.request_id)
-            self._resent.append(resent(request, blocks))
+            blocks = self._gpu.blocks(request.request_id)
+            self._resent.append(self._workers.resend(request, (blocks,)))
         if not (self.use_v2_model_runner or self.scheduler_config.async_scheduling):
             # The workers know every request's tokens; vLLM would send those of all that did not run last. With
             # asynchronous scheduling the V1 runner relies on that: it keeps the sampled tokens of one step only. For
@@ -357,7 +360,7 @@ class PipeMaxScheduler(Scheduler):
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)
-        if not (self.use_v2_model_runner and self.use_pp):
+        if not (self.use_v2_model_runner and self.use_pp) or isinstance(self, AsyncScheduler):
             return
         # The V2 runner's first stages take in a step's sampled tokens when they begin the step that comes as many
         # steps later as there are stages. vLLM heeds that where it schedules asynchronously.

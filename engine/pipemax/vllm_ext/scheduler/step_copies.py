@@ -3,6 +3,7 @@
 This module decides nothing: the plan says which requests leave and which come, vLLM which GPU blocks they have.
 """
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,12 +17,17 @@ from pipemax.vllm_ext.scheduler.gpu_blocks import GpuBlocks
 from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks
 
 
+def _int32s() -> "array[int]":
+    """Return an empty array, of which NumPy makes another one without a look at each of its numbers."""
+    return array("i")
+
+
 @dataclass(slots=True)
 class _Pairs:
     """Whole-block copies being gathered."""
 
-    sources: list[int] = field(default_factory=list)
-    targets: list[int] = field(default_factory=list)
+    sources: "array[int]" = field(default_factory=_int32s)
+    targets: "array[int]" = field(default_factory=_int32s)
 
     def rows(self, kind: type[Row]) -> CopyRows[Row]:
         return CopyRows(kind, np.array([self.sources, self.targets], dtype=np.int32).T)
@@ -53,10 +59,9 @@ class CopyGatherer:
 
         ``is_last``: the next step may run the request; otherwise more of it has to come first.
         """
-        gpu_blocks, host_blocks = self._gpu.blocks(request_id), self._host.blocks(request_id)
         prefetches = self._prefetches if is_last else self._later_prefetches
-        prefetches.sources += host_blocks[first_block:end_block]
-        prefetches.targets += gpu_blocks[first_block:end_block]
+        prefetches.sources.extend(self._host.blocks(request_id)[first_block:end_block])
+        prefetches.targets.extend(self._gpu.blocks(request_id)[first_block:end_block])
         return max(0, end_block - first_block)
 
     def abandon_prefetches(self) -> None:
@@ -67,7 +72,7 @@ class CopyGatherer:
         """Return all copies of a step that runs these, with the stores that keep every replica complete."""
         size = self._block_tokens
         stores = _Pairs()
-        tokens: list[int] = []  # of token stores, one field after the other
+        tokens = _int32s()  # of token stores, one field after the other
         overwrites: list[GpuBlockId] = []
         # Some hundred decodes a step store one token each: of their part, every call counts.
         gpu_block, extend_last, stores_tokens = (
@@ -86,7 +91,7 @@ class CopyGatherer:
             last = extend_last(request_id, end)
             if last is not None:
                 if stores_tokens:
-                    tokens += (gpu_block(request_id, end // size), *last)
+                    tokens.extend((gpu_block(request_id, end // size), *last))
                 continue
             for index, host_block, first_slot, num_slots in self._host.extend(
                 request_id, end, request.block_hashes
@@ -96,7 +101,7 @@ class CopyGatherer:
                     stores.sources.append(source)
                     stores.targets.append(host_block)
                 else:
-                    tokens += (source, host_block, first_slot, num_slots)
+                    tokens.extend((source, host_block, first_slot, num_slots))
         saves, self._saves = tuple(self._saves), []
         block_stores = stores.rows(BlockStore)
         token_stores = CopyRows(TokenStore, np.array(tokens, dtype=np.int32).reshape(-1, 4))

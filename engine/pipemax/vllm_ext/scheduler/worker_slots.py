@@ -82,6 +82,7 @@ class WorkerState:
     def __init__(self, num_slots: int) -> None:
         self.slots = RunnerSlots(num_slots)
         self._prefetched: set[str] = set()  # to other blocks, and not run since
+        self._tokens: dict[str, array[int]] = {}  # when last resent, by request
 
     def leave_gpu(self, request_id: str) -> None:
         self.slots.leave_gpu(request_id)
@@ -95,6 +96,7 @@ class WorkerState:
         """Forget the request, as the workers do or are about to."""
         self.slots.release(request_id)
         self._prefetched.discard(request_id)
+        self._tokens.pop(request_id, None)
 
     def tell(self, started: Sequence[Request], scheduled: Iterable[str]) -> Told:
         """Decide how to tell the workers of a step of ``scheduled``, of which ``started`` ran before."""
@@ -110,15 +112,15 @@ class WorkerState:
         told.dropped.extend(self.slots.take(scheduled))
         return told
 
+    def resend(self, request: Request, block_ids: tuple[list[int], ...]) -> NewRequestData:
+        """Return the message for the workers of a request that lost its slot: like a new one, with its tokens so far.
 
-def resent(request: Request, block_ids: tuple[list[int], ...]) -> NewRequestData:
-    """Return the message for the workers of a request that lost its slot: like a new one, with its tokens so far.
-
-    The tokens are arrays, which are pickled by copying; a list would be encoded token by token. The V2 runner iterates
-    over them, and takes their length.
-    """
-    # The slice is a list, of which an array is made in half the time of vLLM's read-only view.
-    tokens = array("i", request.all_token_ids[:])
-    message = NewRequestData.from_request(request, block_ids, cast("list[int]", tokens))
-    message.prompt_token_ids = cast("list[int]", tokens[: request.num_prompt_tokens])
-    return message
+        The tokens are an array, which is pickled by copying; a list would be encoded token by token. The V2 runner
+        iterates over them. Of the prompt, which begins them, it asks for no more than the length, which is all that a
+        range is. A request may be sent with each prefetch, so its array is kept, and grows by what was generated since.
+        """
+        tokens = self._tokens.setdefault(request.request_id, array("i"))
+        tokens.extend(request._all_token_ids[len(tokens) :])
+        message = NewRequestData.from_request(request, block_ids, cast("list[int]", tokens[:]))
+        message.prompt_token_ids = cast("list[int]", range(request.num_prompt_tokens))
+        return message

@@ -6,9 +6,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import init_none_hash
 
-from pipemax.vllm_ext.scheduler.worker_slots import RunnerSlots, WorkerState, resent
+from pipemax.vllm_ext.scheduler.worker_slots import RunnerSlots, WorkerState
 from tests.unit.vllm_ext.fake_worker import make_request
+
+
+@pytest.fixture(autouse=True, scope="module")
+def hashes_begin() -> None:
+    """Do what a scheduler's start does for the hashes of requests; there is none here."""
+    init_none_hash(sha256)
 
 
 def started(*names: str) -> list[Any]:
@@ -73,10 +81,29 @@ def test_a_request_that_lost_its_slot_is_sent_in_as_many_parts_however_long_it_i
     def num_parts(num_tokens: int) -> int:
         request = make_request("a", [7] * num_tokens, max_tokens=4)
         request.append_output_token_ids([8, 9])
-        message = pickle.dumps(resent(request, ([0],)), pickle.HIGHEST_PROTOCOL)
+        message = pickle.dumps(WorkerState(4).resend(request, ([0],)), pickle.HIGHEST_PROTOCOL)
         received = pickle.loads(message)
         assert [*received.prefill_token_ids] == [7] * num_tokens + [8, 9]
         assert received.prompt_len == num_tokens
         return sum(1 for _ in pickletools.genops(message))
 
     assert num_parts(5_000) == num_parts(3)
+
+
+def test_a_request_that_is_sent_again_has_the_tokens_that_it_got_since() -> None:
+    workers = WorkerState(4)
+    request = make_request("a", [1, 2, 3], max_tokens=9)
+    request.append_output_token_ids([4])
+    first = workers.resend(request, ([0],))
+    request.append_output_token_ids([5, 6])
+    second = workers.resend(request, ([1],))
+    assert [*first.prefill_token_ids] == [1, 2, 3, 4]  # which the workers may not have read yet
+    assert [*second.prefill_token_ids] == [1, 2, 3, 4, 5, 6]
+    assert (second.prompt_len, second.block_ids) == (3, ([1],))
+
+
+def test_the_tokens_of_a_released_request_are_not_those_of_another_with_its_id() -> None:
+    workers = WorkerState(4)
+    workers.resend(make_request("a", [1, 2, 3], max_tokens=9), ([0],))
+    workers.release("a")
+    assert [*workers.resend(make_request("a", [7], max_tokens=9), ([0],)).prefill_token_ids] == [7]
