@@ -211,6 +211,8 @@ class AnnotationJob:
             plan=checked.plan,
             work=work,
             params=record.params(),
+            read=record.read_table(),
+            description=record.description(),
             manifest=record.manifest(rows),
             expected_rows=checked.reply.expected_rows,
         )

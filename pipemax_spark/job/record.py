@@ -15,8 +15,10 @@ from pipemax_spark.job.run import Run
 from pipemax_spark.job.written_rows import WrittenRows
 from pipemax_spark.monitor.findings import CommittedTotals, find_results, totals_of_spec
 from pipemax_spark.monitor.plot_process import draw_plot
+from pipemax_spark.monitor.report_page import report_page
 from pipemax_spark.monitor.summary import Findings, Summary, print_report
 from pipemax_spark.monitor.terminal import Terminal
+from pipemax_spark.monitor.tracking import InputTable
 from pipemax_spark.storage.hadoop import write_file
 from pipemax_spark.storage.tables import DeltaTable
 
@@ -73,6 +75,33 @@ class RunRecord:
             "version.python": sys.version.split()[0],
             **{f"version.{name}": version for name, version in self.checked.reply.versions.items()},
         }
+
+    def read_table(self) -> InputTable:
+        """Return the input as MLflow's dataset. Files and views have no version: the run's id stands for one."""
+        source = self.checked.source
+        if source.version is None:
+            return InputTable(name=source.name, version=self.run_id, kind="spark")
+        return InputTable(name=source.name, version=str(source.version), kind="delta_table")
+
+    def description(self) -> str:
+        """Return what the run does, in five lines of Markdown, for the top of its page in MLflow."""
+        options, source, engine = self.options, self.checked.source, self.checked.reply.engine
+        version = "" if source.version is None else f", version {source.version}"
+        prompt = (
+            options.source.template or options.source.prompt_column or options.source.messages_column or ""
+        )
+        shape = "free text" if options.generation.response_format is None else "answers that follow a schema"
+        stages = engine.get("pipeline_parallel_size") or "as many stages as fit"
+        return "\n".join(
+            [
+                f"- **Reads** `{source.name}`{version}: {self.checked.rows_in:,} rows",
+                f"- **Writes** `{self.table.name}`",
+                f"- **Model** `{engine.get('model')}`, policy `{engine.get('policy')}`, stages: {stages}",
+                f"- **Prompt** `{' '.join(prompt.split())[:200]}`",
+                f"- **Generates** {shape}, up to {options.generation.max_tokens} tokens, temperature "
+                f"{options.generation.temperature:g}",
+            ]
+        )
 
     def manifest(self, rows: WrittenRows | None) -> dict[str, Any]:
         """Return what the next run must know about this one if it dies; ``rows`` are those that it could reuse."""
@@ -133,6 +162,7 @@ class RunRecord:
         samples, tracker = run.samples, run.tracker
         run_dir = run.directory
         artifacts, places = [run_dir / "summary.json", run_dir / "engine_metrics.parquet"], {}
+        charts: dict[str, str] = {}
         account = {part: round(seconds, 3) for part, seconds in run.time_account().items()}
         drain_s = run.drain_at_full_rate_s()
         summary = replace(
@@ -142,14 +172,24 @@ class RunRecord:
             drain_at_full_rate_s=None if drain_s is None else round(drain_s, 3),
         )
         try:
-            draw_plot(run.tracks, run_dir / "throughput.png")
+            charts = draw_plot(run.tracks, run_dir / "throughput.png")
             artifacts.append(run_dir / "throughput.png")
-            places["Plot"] = str(run_dir / "throughput.png")
         except JobError as error:
             self.terminal.warn(str(error))
         summary = replace(summary, mlflow_run_id=tracker.run_id)
         write_file(str(artifacts[0]), summary.to_json(), self.spark)
         findings = replace(self._find(totals), advice=advice)
+        page = report_page(
+            summary,
+            findings,
+            self._places(summary, {"MLflow run": tracker.place}),
+            charts,
+            run_id=self.run_id,
+            price_per_hour=self.options.price_per_hour,
+        )
+        (run_dir / "report.html").write_text(page, encoding="utf-8")
+        artifacts.append(run_dir / "report.html")
+        places["Report"] = str(run_dir / "report.html")
         figures = {key: float(v) for key, v in asdict(summary).items() if isinstance(v, int | float)}
         figures |= {f"time_{part}_s": seconds for part, seconds in account.items()}
         if findings.accuracy is not None and findings.accuracy.rows:
@@ -196,5 +236,8 @@ class RunRecord:
         options = self.options
         if options.summary is not None:
             write_file(options.summary, summary.to_json(), self.spark)
-        places = {"Delta table": summary.output, **places, "Logs": str(options.log_dir)}
+        places = self._places(summary, places)
         print_report(self.terminal.console, summary, findings, places, price_per_hour=options.price_per_hour)
+
+    def _places(self, summary: Summary, places: Mapping[str, str]) -> dict[str, str]:
+        return {"Delta table": summary.output, **places, "Logs": str(self.options.log_dir)}

@@ -30,7 +30,7 @@ from pipemax_spark.monitor.progress import Progress, Sample, SilenceWatch
 from pipemax_spark.monitor.report_totals import SILENT_S
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.monitor.time_accounts import whole_account
-from pipemax_spark.monitor.tracking import Tracker
+from pipemax_spark.monitor.tracking import InputTable, Tracker
 from pipemax_spark.slots import slots_of
 from pipemax_spark.storage.fence import Claim
 from pipemax_spark.storage.tables import DeltaTable
@@ -74,13 +74,15 @@ def begun_run(
     plan: TaskPlan,
     work: WorkDirectory,
     params: Mapping[str, Any],
+    read: InputTable,
+    description: str,
     manifest: Mapping[str, Any],
     expected_rows: int | None = None,
 ) -> Iterator["Run"]:
     """Yield a run whose collector listens, whose progress is shown and which MLflow knows, until the context ends.
 
-    ``params`` are for MLflow, ``manifest`` is what the next run must know of this one if it dies. ``expected_rows``:
-    see ``ChunkRunner``.
+    ``params``, ``read`` and ``description`` are for MLflow, ``manifest`` is what the next run must know of this one if
+    it dies. ``expected_rows``: see ``ChunkRunner``.
     """
     slots = slots_of(spark)
     terminal.say("Spark", f"{spark.version}, {spark.sparkContext.master}, {slots.total} task slots")
@@ -92,7 +94,7 @@ def begun_run(
     tracker = Tracker(
         options.mlflow_experiment, local_store=options.driver_dir / "mlflow", warn=terminal.warn
     )
-    tracker.start(plan.run_id, params)
+    tracker.start(plan.run_id, params, read=read, description=description)
     if (node := params.get("engine.virtual_node")) is not None:
         tracker.tag({"nothing_computed": f"virtual node {node}"})
     spools = _chunk_spools(work, terminal)

@@ -1,6 +1,6 @@
 """Keep what each engine did over the whole run, in bounded memory, for the curves of the run's plot.
 
-A track holds columns of numbers, 34 bytes a report, and at most ``MAX_REPORTS_PER_ENGINE`` reports; with many engines
+A track holds columns of numbers, 42 bytes a report, and at most ``MAX_REPORTS_PER_ENGINE`` reports; with many engines
 fewer, so that all tracks together hold about ``MAX_REPORTS``. Beyond that, every other report of the older half is
 dropped: weeks stay as readable as minutes.
 """
@@ -33,10 +33,12 @@ class EngineTrack:
     reported_s: "array[float]" = field(default_factory=lambda: array("d"))
     """Since the job's first chunk was started, by the server's clock; ascending."""
     rows_done: "array[int]" = field(default_factory=lambda: array("q"))
+    completion_tokens: "array[int]" = field(default_factory=lambda: array("q"))
     kv_usage: "array[float]" = field(default_factory=lambda: array("f"))
     host_kv_usage: "array[float]" = field(default_factory=lambda: array("f"))
     """NaN where the engine does not report it, as in the two below."""
     predicted_step_s: "array[float]" = field(default_factory=lambda: array("f"))
+    """NaN until the engine is calibrated: a first guess predicts nothing."""
     measured_step_s: "array[float]" = field(default_factory=lambda: array("f"))
     phase_number: "array[int]" = field(default_factory=lambda: array("H"))
     phase_names: list[str] = field(default_factory=list)
@@ -59,9 +61,11 @@ class EngineTrack:
         metrics = server.engine_metrics
         self.reported_s.append(reported_s)
         self.rows_done.append(job.rows_done)
+        self.completion_tokens.append(job.completion_tokens)
         self.kv_usage.append(server.kv_usage)
         self.host_kv_usage.append(metrics.get("host_kv_usage", nan))
-        self.predicted_step_s.append(metrics.get("predicted_step_s", nan))
+        is_calibrated = metrics.get("is_calibrated", 0.0) > 0
+        self.predicted_step_s.append(metrics.get("predicted_step_s", nan) if is_calibrated else nan)
         self.measured_step_s.append(metrics.get("measured_step_s", nan))
         self.phase_number.append(self.phase_names.index(phase))
 
@@ -74,12 +78,19 @@ class EngineTrack:
 
     def rows_per_s(self, *, over_s: float) -> list[float]:
         """Return the rate at each report, over the ``over_s`` before it, or since the last report if that is longer."""
+        return self._rates(self.rows_done, over_s)
+
+    def tokens_per_s(self, *, over_s: float) -> list[float]:
+        """Return the rate of generated tokens, as ``rows_per_s`` does for rows."""
+        return self._rates(self.completion_tokens, over_s)
+
+    def _rates(self, counts: "array[int]", over_s: float) -> list[float]:
         rates, first = [0.0] * len(self), 0
         for i in range(1, len(self)):
             at_s = self.reported_s[i]
             while first + 1 < i and self.reported_s[first] < at_s - over_s:
                 first += 1
-            rates[i] = (self.rows_done[i] - self.rows_done[first]) / (at_s - self.reported_s[first])
+            rates[i] = (counts[i] - counts[first]) / (at_s - self.reported_s[first])
         return rates
 
     def to_arrow(self, server_id: str) -> pa.Table:
@@ -101,7 +112,7 @@ class EngineTrack:
 
 
 _COLUMN_NAMES = (
-    *("reported_s", "rows_done", "kv_usage", "host_kv_usage"),
+    *("reported_s", "rows_done", "completion_tokens", "kv_usage", "host_kv_usage"),
     *("predicted_step_s", "measured_step_s", "phase_number"),
 )
 

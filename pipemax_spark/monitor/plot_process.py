@@ -1,4 +1,4 @@
-"""Draw a run's plot in a separate process: matplotlib takes a hundred MiB, which the driver may lack."""
+"""Draw a run's charts in a separate process: matplotlib takes a hundred MiB, which the driver may lack."""
 
 import contextlib
 import os
@@ -17,9 +17,18 @@ from pipemax_spark.monitor.engine_tracks import EngineTrack
 _TIMEOUT_S = 300.0
 
 
-def draw_plot(by_server: Mapping[str, EngineTrack], path: Path) -> None:
-    """Write the plot of the servers' tracks as PNG. Raise ``JobError`` that says why there is none."""
-    arguments = [sys.executable, "-m", "pipemax_spark.monitor.plot", str(path)]
+def draw_plot(by_server: Mapping[str, EngineTrack], path: Path) -> dict[str, str]:
+    """Write the plot of the servers' tracks as PNG, and return each chart as SVG text by name.
+
+    Raise ``JobError`` that says why there is none.
+    """
+    with tempfile.TemporaryDirectory() as drawings:
+        _draw(by_server, path, Path(drawings))
+        return {file.stem: file.read_text(encoding="utf-8") for file in sorted(Path(drawings).glob("*.svg"))}
+
+
+def _draw(by_server: Mapping[str, EngineTrack], path: Path, drawings: Path) -> None:
+    arguments = [sys.executable, "-m", "pipemax_spark.monitor.plot", str(path), str(drawings)]
     # A package that came with --py-files is found only by this process's path.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:

@@ -78,7 +78,7 @@ class Summary:
         return f"<table>{''.join(cells)}</table>"
 
     def _rows(self) -> list[tuple[str, str]]:
-        facts = [*_facts(self, Findings(), None), ("Delta table", self.output)]
+        facts = [*facts_of(self, Findings(), None), ("Delta table", self.output)]
         return facts if self.mlflow_run_id is None else [*facts, ("MLflow run", self.mlflow_run_id)]
 
 
@@ -117,12 +117,13 @@ def print_report(
         console.print()
         console.print(_sample_table(findings.sample))
     console.print()
-    for name, value in [*_facts(summary, findings, price_per_hour), *places.items()]:
+    for name, value in [*facts_of(summary, findings, price_per_hour), *places.items()]:
         # Never wrapped, because people copy the paths.
         console.print(f"{name:<{_LABEL_WIDTH - 1}} {value}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _facts(summary: Summary, findings: Findings, price_per_hour: float | None) -> list[tuple[str, str]]:
+def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None) -> list[tuple[str, str]]:
+    """Return the facts of the report in order: name and text. A name with leading blanks belongs to the one above."""
     facts = [("Rows in", f"{summary.rows_in:,}")]
     if (node := summary.virtual_node) is not None:
         told = (

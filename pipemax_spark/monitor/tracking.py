@@ -8,6 +8,7 @@ once, so two jobs in one notebook could not both log into the notebook's run. Th
 ended.
 """
 
+import json
 import logging
 import math
 import os
@@ -16,9 +17,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipemax_spark.monitor.metric_names import run_metric, total_metric
 from pipemax_spark.monitor.progress import Sample
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ log = logging.getLogger(__name__)
 
 _LONGEST_VALUE = 500
 """MLflow refuses longer parameter values on some stores."""
+_LONGEST_DIGEST = 36
 _PARAMS_PER_CALL, _METRICS_PER_CALL = 100, 1_000
 _MOST_QUEUED = 4
 _FINISH_TIMEOUT_S = 30.0
@@ -51,6 +55,17 @@ _METRICS = (
     "waiting_requests",
     "kv_usage",
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputTable:
+    """The table that a run reads, as MLflow's dataset."""
+
+    name: str
+    version: str
+    """The table's version, or the run's id for an input without versions."""
+    kind: str
+    """Its format or description, such as ``delta``."""
 
 
 class Tracker:
@@ -101,10 +116,18 @@ class Tracker:
             return f"{self.run_id} (mlflow ui --backend-store-uri {self.uri})"
         return f"{self.run_id} at {self.uri}"
 
-    def start(self, name: str, params: Mapping[str, object]) -> None:
+    def start(
+        self,
+        name: str,
+        params: Mapping[str, object],
+        *,
+        read: InputTable | None = None,
+        description: str = "",
+    ) -> None:
+        """Begin the run. ``read`` becomes its dataset, and ``description`` (Markdown) stands at the top of its page."""
         if not self._is_off:
             self._thread.start()
-            self._work.put(lambda: self._start(name, params))
+            self._work.put(lambda: self._start(name, params, read, description))
 
     def log_samples(self, samples: Sequence[Sample]) -> None:
         """Log the samples that are new since the last call; leave them for the next call while the store is behind."""
@@ -155,7 +178,9 @@ class Tracker:
             self._has_warned = True
             self._warn(text)
 
-    def _start(self, name: str, params: Mapping[str, object]) -> None:
+    def _start(
+        self, name: str, params: Mapping[str, object], read: InputTable | None, description: str
+    ) -> None:
         for setting, value in _SETTINGS.items():
             os.environ.setdefault(setting, value)
         from mlflow import MlflowClient  # seconds to import, and optional
@@ -163,7 +188,9 @@ class Tracker:
 
         self._client = client = MlflowClient(tracking_uri=self.uri)
         parent = self._parent_run_id
-        tags = {} if parent is None else {"mlflow.parentRunId": parent}
+        tags = {"mlflow.note.content": description} if description else {}
+        if parent is not None:
+            tags["mlflow.parentRunId"] = parent
         experiment_id = (
             self._own_experiment(client) if parent is None else client.get_run(parent).info.experiment_id
         )
@@ -171,6 +198,20 @@ class Tracker:
         entries = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in params.items()]
         for first in range(0, len(entries), _PARAMS_PER_CALL):
             client.log_batch(run_id, params=entries[first : first + _PARAMS_PER_CALL])
+        if read is not None:
+            self._log_dataset(client, run_id, read)
+
+    def _log_dataset(self, client: "MlflowClient", run_id: str, read: InputTable) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        dataset = Dataset(
+            name=read.name[:_LONGEST_VALUE],
+            digest=read.version[:_LONGEST_DIGEST],
+            source_type=read.kind,
+            source=json.dumps({"table": read.name, "version": read.version}),
+        )
+        context = InputTag(key="mlflow.data.context", value="annotation input")
+        client.log_inputs(run_id, datasets=[DatasetInput(dataset=dataset, tags=[context])])
 
     def _own_experiment(self, client: "MlflowClient") -> str:
         """Return the id of the experiment, and create it if it does not exist."""
@@ -219,7 +260,9 @@ class Tracker:
 
         client, run_id = self._started_run()
         now_ms = round(time.time() * 1000)
-        metrics = [Metric(f"total_{name}", value, timestamp=now_ms, step=0) for name, value in totals.items()]
+        metrics = [
+            Metric(total_metric(name), value, timestamp=now_ms, step=0) for name, value in totals.items()
+        ]
         client.log_batch(run_id, metrics=metrics)
         for artifact in artifacts:
             client.log_artifact(run_id, str(artifact))
@@ -253,4 +296,5 @@ def _thinned(samples: Sequence[Sample], *, after_s: float, with_last: bool) -> I
 
 
 def _figures(sample: Sample) -> dict[str, float]:
-    return {name: float(getattr(sample, name)) for name in _METRICS} | dict(sample.engine_means)
+    figures = {name: float(getattr(sample, name)) for name in _METRICS} | dict(sample.engine_means)
+    return {run_metric(name): value for name, value in figures.items()}

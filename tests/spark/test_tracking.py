@@ -31,14 +31,20 @@ def test_a_job_is_one_run_with_what_is_needed_to_understand_it(tracked_jobs: Cal
     assert params["engine.model"] == "fake"
     assert params["generation.max_tokens"] == "16"
     assert {"version.spark", "version.vllm", "spark.master", "spec_hash"} <= params.keys()
-    assert metrics["total_rows_out"] == 600
-    assert metrics["total_completion_tokens"] == summary.completion_tokens
+    assert metrics["total/rows_out"] == 600
+    assert metrics["total/completion_tokens"] == summary.completion_tokens
     assert recorded.data.tags["policy"] == "vllm"
-    history = client.get_metric_history(recorded.info.run_id, "rows_done")
+    history = client.get_metric_history(recorded.info.run_id, "throughput/rows_done")
     assert len(history) >= 2, "metrics over time"
     assert max(point.value for point in history) == 600
     artifacts = {artifact.path for artifact in client.list_artifacts(recorded.info.run_id)}
-    assert artifacts == {"summary.json", "throughput.png", "engine_metrics.parquet"}
+    assert artifacts == {"summary.json", "throughput.png", "report.html", "engine_metrics.parquet"}
+    assert {name.partition("/")[0] for name in metrics} >= {"throughput", "kv", "total"}
+    description = recorded.data.tags["mlflow.note.content"].splitlines()
+    assert len(description) == 5
+    assert "600 rows" in description[0]
+    (dataset,) = recorded.inputs.dataset_inputs
+    assert dataset.dataset.name.endswith("in.parquet")
     (stored,) = Path(run.directory, "mlflow", "artifacts").rglob("summary.json")
     assert json.loads(stored.read_text())["rows_out"] == 600
 
@@ -85,7 +91,7 @@ def test_within_a_notebook_s_run_a_job_is_a_child_run_and_the_notebook_s_run_goe
     for child in (summary.mlflow_run_id, again.mlflow_run_id):
         assert runs[child].data.tags["mlflow.parentRunId"] == notebook.info.run_id
         assert runs[child].info.status == "FINISHED"
-        assert runs[child].data.metrics["total_rows_out"] == 1
+        assert runs[child].data.metrics["total/rows_out"] == 1
     assert f"child of run {notebook.info.run_id}, at {store}" in run.printed
     assert dict(runs[notebook.info.run_id].data.metrics) == {"after": 1.0}
     assert not (run.directory / "mlflow").exists()

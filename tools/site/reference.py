@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from enum import Enum
 from itertools import pairwise
 from typing import Any, get_args
@@ -19,6 +20,8 @@ from pipemax.api import OfflineEngine
 from pipemax.cli.app import app as pipemax_app
 from pipemax.generation import Sampling
 from pipemax_spark import errors
+from pipemax_spark.monitor.metric_names import RUN_METRICS, total_metric
+from pipemax_spark.monitor.summary import Summary
 
 
 def command_line() -> str:
@@ -153,8 +156,9 @@ def _attribute_docs(kind: type) -> dict[str, str]:
     body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
     docs = {}
     for line, following in pairwise(body):
-        if isinstance(line, ast.Assign) and isinstance(following, ast.Expr):
-            docs[line.targets[0].id] = " ".join(str(following.value.value).split())  # type: ignore[attr-defined]
+        if isinstance(line, ast.Assign | ast.AnnAssign) and isinstance(following, ast.Expr):
+            target = line.target if isinstance(line, ast.AnnAssign) else line.targets[0]
+            docs[target.id] = " ".join(str(following.value.value).split())  # type: ignore[attr-defined]
     return docs
 
 
@@ -210,10 +214,42 @@ def _row(*cells: str) -> str:
     )
 
 
+def metrics() -> str:
+    """Return the page of a run's metrics in MLflow."""
+    rows = ["| metric | |\n|---|---|"]
+    rows += [_row(f"`{group}/{name}`", told) for name, (group, told) in RUN_METRICS.items()]
+    totals = [
+        _row(f"`{total_metric(each.name)}`", documented.get(each.name, ""))
+        for documented in [_attribute_docs(Summary)]
+        for each in fields(Summary)
+        if each.type in ("int", "float", int, float)
+    ]
+    return "\n".join(
+        [
+            "# Metrics of a run\n\nMade from the code: what a job records in MLflow. [When a run is slow]"
+            "(../guide/slow-run.md#the-picture-and-the-figures) has the other figures of `engine_metrics.parquet`.\n",
+            "## While it runs\n",
+            *rows,
+            "\n## At its end\n",
+            "| metric | |\n|---|---|",
+            *totals,
+            _row("`time/…_s`", "Seconds of the engines by what they did: the time account."),
+            _row(
+                "`total/accuracy`",
+                "Share of rows that agree with the label column (`--gold-column`).",
+            ),
+            "\nParameters are the input, its version, the engine config, the generation and Spark settings; the input "
+            "is the run's dataset. Artifacts are `report.html`, `summary.json`, `throughput.png` and "
+            "`engine_metrics.parquet`.\n",
+        ]
+    )
+
+
 PAGES = {
     "reference/command-line.md": command_line,
     "reference/engine-yaml.md": engine_yaml,
     "reference/python.md": python_api,
     "reference/errors.md": error_list,
+    "reference/metrics.md": metrics,
 }
 """The path of each generated page, and what makes it."""

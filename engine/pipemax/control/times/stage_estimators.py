@@ -47,6 +47,8 @@ class StageEstimators:
         self.timed_mixed_steps: deque[TimedMixedStep] = deque(maxlen=self.MAX_TIMED)
         self.timed_copies: deque[TimedCopy] = deque(maxlen=self.MAX_TIMED)
         self.recalibrate(config.stages)
+        self.is_calibrated = False
+        """Whether the predictions begin with measured times, not with a first guess."""
         self.last_step_s = 0.0
         """Seconds of the step timed last, on its slowest stage; ``last_predicted_s`` is the prediction for it."""
         self.last_predicted_s = 0.0
@@ -54,7 +56,8 @@ class StageEstimators:
         self._budgets: OrderedDict[StepId, int] = OrderedDict()
 
     def recalibrate(self, stages: Sequence[StageConfig]) -> None:
-        """Start again from these coefficients, one entry per stage."""
+        """Start again from these coefficients, which were measured, one entry per stage."""
+        self.is_calibrated = True
         self._stages = tuple(stages)
         self.decode = tuple(OnlineEstimator(stage.decode_time) for stage in stages)
         self.prefill = tuple(OnlineEstimator(stage.prefill_time) for stage in stages)

@@ -81,6 +81,7 @@ class Counters:
             "gpu_kv_usage": 1 - max(0, decision.free_gpu_blocks) / config.gpu_blocks,
             "awaits_input": int(decision.reason is PhaseReason.AWAIT_INPUT),
             "predicted_step_s": controller.times.last_predicted_s,
+            "is_calibrated": int(controller.times.is_calibrated),
             "budget_blocks": decision.budget_blocks,
             "waiting_requests": decision.num_waiting,
             "parked_requests": decision.num_parked,
