@@ -25,7 +25,7 @@ from pipemax_spark.prompts import PromptSource
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich", add_completion=False)
+app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
 log = logging.getLogger(__name__)
 
 _RESUME = "Finished chunks are committed; run the same command again to continue."
@@ -88,10 +88,10 @@ def annotate(**given: Any) -> None:
 
     [b]Examples[/b]
 
-    pipemax-annotate --input tickets --output labelled --id-columns id --model org/name
+    pipemax annotate --input tickets --output labelled --id-columns id --model org/name
     --template "Summarise: {body}" --max-tokens 100
 
-    pipemax-annotate --input reviews.parquet --output out/reviews --prompt-column text --engine engine.yaml
+    pipemax annotate --input reviews.parquet --output out/reviews --prompt-column text --engine engine.yaml
     --response-format schema.json --dry-run
     """
     del given["version"]  # if it was given, it has already ended the command
@@ -116,13 +116,13 @@ def _read_options(given: Mapping[str, Any], logs: Path, session: Callable[[], "S
     return job_options(values, log_dir=logs)
 
 
-def main() -> None:
-    """Run the command, and return after success instead of raising ``SystemExit``.
+def main(name: str | None = None) -> None:
+    """Run the command under its own name or the given one, and return after success instead of raising ``SystemExit``.
 
     A scheduler that calls this function may take any ``SystemExit`` for a failure.
     """
     try:
-        app()
+        app(prog_name=name)
     except SystemExit as end:
         if end.code:
             raise

@@ -81,8 +81,7 @@ def _unknown_words(program: str, words: list[str]) -> Iterator[str]:
 
 @cache
 def _program(name: str) -> Any:
-    if name == "pipemax":
-        from pipemax.cli.app import app
-    else:
-        from pipemax_spark.cli import app
-    return typer.main.get_command(app)
+    from pipemax_spark.cli import app
+    from pipemax_spark.command import command
+
+    return typer.main.get_command(command() if name == "pipemax" else app)

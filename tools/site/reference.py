@@ -17,18 +17,20 @@ import pipemax_spark
 import pipemax_spark.cli
 from pipemax import config, wire
 from pipemax.api import OfflineEngine
-from pipemax.cli.app import app as pipemax_app
 from pipemax.generation import Sampling
 from pipemax_spark import errors
+from pipemax_spark.command import command
 from pipemax_spark.monitor.metric_names import RUN_METRICS, total_metric
 from pipemax_spark.monitor.summary import Summary
 
 
 def command_line() -> str:
     """Return the page of all commands, with their options by group."""
-    parts = ["# Command line\n\nMade from the code: what `--help` says.\n"]
-    parts += _command("pipemax-annotate", typer.main.get_command(pipemax_spark.cli.app), level=2)
-    parts += _command("pipemax", typer.main.get_command(pipemax_app), level=2)
+    parts = [
+        "# Command line\n\nMade from the code: what `--help` says. `pipemax-annotate` is another name of "
+        "`pipemax annotate`. `pipemax --install-completion` sets up completion for your shell.\n",
+        *_command("pipemax", typer.main.get_command(command()), level=2),
+    ]
     return "\n".join(parts)
 
 

@@ -15,17 +15,18 @@ from pipemax.cli.simulate import simulate
 from pipemax.cli.trace import trace_app
 
 app = typer.Typer(
-    help="PipeMax: offline LLM inference. To annotate a table with Spark, use pipemax-annotate.",
+    help="PipeMax: offline LLM inference over tables. `pipemax annotate` annotates a table with Spark.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-app.command()(simulate)
-app.command()(plan_capacity)
-app.command()(rehearse)
-app.command()(calibrate)
-app.command()(check_node)
-app.add_typer(trace_app, name="trace")
+_PLAN, _MACHINE, _STUDY = "Before you rent a node", "On a machine with an engine", "Study the scheduler"
+app.command(rich_help_panel=_PLAN)(plan_capacity)
+app.command(rich_help_panel=_PLAN)(rehearse)
+app.command(rich_help_panel=_MACHINE)(check_node)
+app.command(rich_help_panel=_MACHINE)(calibrate)
+app.command(rich_help_panel=_STUDY)(simulate)
+app.add_typer(trace_app, name="trace", rich_help_panel=_STUDY)
 
 
 def _print_version(asked: bool) -> None:
@@ -43,7 +44,7 @@ def _root(
     pass
 
 
-@app.command()
+@app.command(rich_help_panel=_MACHINE)
 def preflight() -> None:
     """Check an engine config without loading the model.
 

@@ -9,6 +9,8 @@ import typer
 
 from pipemax.cli.common import (
     FILE_COLUMNS,
+    NODE_PANEL,
+    ROWS_PANEL,
     Changes,
     JsonFile,
     KvDtype,
@@ -43,11 +45,12 @@ if TYPE_CHECKING:
 
 _GB = 1e9
 
-Rows = Annotated[int, typer.Option(min=1, help="Rows of the table.")]
+Rows = Annotated[int, typer.Option(min=1, rich_help_panel=ROWS_PANEL, help="Rows of the table.")]
 Nodes = Annotated[
     list[str],
     typer.Option(
         "--node",
+        rich_help_panel=NODE_PANEL,
         help="Node profile: rtx5090x8, l20x8, h100x8, or a .yaml file of your own. Repeat it to compare kinds of node.",
     ),
 ]
@@ -56,6 +59,7 @@ Prices = Annotated[
     typer.Option(
         "--price",
         min=0.0,
+        rich_help_panel=NODE_PANEL,
         help="Price of a node per hour, in any currency; one for each --node, in the same order.",
     ),
 ]
@@ -63,18 +67,25 @@ Profile = Annotated[
     str,
     typer.Option(
         "--workload",
+        rich_help_panel=ROWS_PANEL,
         help="Length profile to start from: sharegpt, longbench, templated, or a .yaml file of your own.",
     ),
 ]
 HostMemory = Annotated[
     list[float] | None,
-    typer.Option("--host-memory", metavar="GB", help="Host memory size to compare. Repeatable."),
+    typer.Option(
+        "--host-memory",
+        metavar="GB",
+        rich_help_panel=NODE_PANEL,
+        help="Host memory size to compare. Repeatable.",
+    ),
 ]
 Divisions = Annotated[
     list[int] | None,
     typer.Option(
         "--gpus-per-engine",
         min=1,
+        rich_help_panel=NODE_PANEL,
         help="GPUs per engine to compare. Repeatable; default: every number that divides the node's GPUs.",
     ),
 ]
@@ -82,6 +93,7 @@ Sample = Annotated[
     int,
     typer.Option(
         min=1,
+        rich_help_panel=ROWS_PANEL,
         help="Maximum rows to simulate for each layout; fewer if they fill the KV pools several times.",
     ),
 ]
@@ -93,10 +105,18 @@ def plan_capacity(
     node: Nodes = ["rtx5090x8"],  # noqa: B006  # which typer copies
     model: Model = "llama2-70b",
     workload: Profile = "sharegpt",
-    prompt_mean: Annotated[float | None, typer.Option(help="Mean prompt length in tokens.")] = None,
-    prompt_median: Annotated[float | None, typer.Option(help="Median prompt length in tokens.")] = None,
-    output_mean: Annotated[float | None, typer.Option(help="Mean output length in tokens.")] = None,
-    output_median: Annotated[float | None, typer.Option(help="Median output length in tokens.")] = None,
+    prompt_mean: Annotated[
+        float | None, typer.Option(rich_help_panel=ROWS_PANEL, help="Mean prompt length in tokens.")
+    ] = None,
+    prompt_median: Annotated[
+        float | None, typer.Option(rich_help_panel=ROWS_PANEL, help="Median prompt length in tokens.")
+    ] = None,
+    output_mean: Annotated[
+        float | None, typer.Option(rich_help_panel=ROWS_PANEL, help="Mean output length in tokens.")
+    ] = None,
+    output_median: Annotated[
+        float | None, typer.Option(rich_help_panel=ROWS_PANEL, help="Median output length in tokens.")
+    ] = None,
     host_memory: HostMemory = None,
     gpus_per_engine: Divisions = None,
     sample: Sample = 6000,

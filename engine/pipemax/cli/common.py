@@ -19,33 +19,51 @@ USAGE_ERROR = 2
 FILE_COLUMNS = 120
 """Width of tables that go to a file or a pipe, which has no width of its own."""
 
+NODE_PANEL, ROWS_PANEL, OUTPUT_PANEL = "Node and model", "Rows", "Output"
+
 Node = Annotated[
-    str, typer.Option(help="Node profile: rtx5090x8, l20x8, h100x8, or a .yaml file of your own.")
+    str,
+    typer.Option(
+        rich_help_panel=NODE_PANEL,
+        help="Node profile: rtx5090x8, l20x8, h100x8, or a .yaml file of your own.",
+    ),
 ]
 Model = Annotated[
     str,
     typer.Option(
+        rich_help_panel=NODE_PANEL,
         help="Model profile: llama2-70b, mixtral-8x7b, qwen3-8b, qwen3-32b, qwen3-235b-a22b, gpt-oss-120b, or a "
-        ".yaml file of your own."
+        ".yaml file of your own.",
     ),
 ]
 KvDtype = Annotated[
     KvCacheDtype,
     typer.Option(
-        "--kv-dtype", help="KV cache: auto (as the model profile says), or FP8, one byte per value."
+        "--kv-dtype",
+        rich_help_panel=NODE_PANEL,
+        help="KV cache: auto (as the model profile says), or FP8, one byte per value.",
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Seed for drawing lengths; the same seed gives the same figures.")]
+Seed = Annotated[
+    int,
+    typer.Option(
+        rich_help_panel=ROWS_PANEL, help="Seed for drawing lengths; the same seed gives the same figures."
+    ),
+]
 Changes = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="NAME=NUMBER",
+        rich_help_panel=NODE_PANEL,
         help="Change a number in the node profile, such as host_memory_bytes=512e9 or "
         "all_reduce.bus_bytes_per_s=10e9. Repeatable.",
     ),
 ]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file as JSON.")]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", rich_help_panel=OUTPUT_PANEL, help="Also write the figures to this file as JSON."),
+]
 
 
 @contextmanager

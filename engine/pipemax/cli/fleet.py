@@ -14,13 +14,19 @@ if TYPE_CHECKING:
 _START_UP, _COMMIT_EVERY = "10m", "15m"
 _UNIT_HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}
 
+_FLEET_PANEL = "Fleet (one of --nodes, --done-by, --budget)"
+
 FleetNodes = Annotated[
-    int | None, typer.Option("--nodes", min=1, help="Nodes of a fleet: gives its hours and cost.")
+    int | None,
+    typer.Option(
+        "--nodes", min=1, rich_help_panel=_FLEET_PANEL, help="Nodes of a fleet: gives its hours and cost."
+    ),
 ]
 DoneBy = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
+        rich_help_panel=_FLEET_PANEL,
         help="When a fleet must be done: 8h, 1h30m, a local time (07:30) or date and time (2026-11-25T07:30). "
         "Gives the fewest nodes and their cost.",
     ),
@@ -28,30 +34,43 @@ DoneBy = Annotated[
 Budget = Annotated[
     float | None,
     typer.Option(
-        min=0.0, help="What a fleet may cost. Gives the most nodes that it pays for, and their hours."
+        min=0.0,
+        rich_help_panel=_FLEET_PANEL,
+        help="What a fleet may cost. Gives the most nodes that it pays for, and their hours.",
     ),
 ]
 StartUp = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
+        rich_help_panel=_FLEET_PANEL,
         help="From the order of a fleet's node, or of its replacement, to its first step, with the model's load and "
         "the calibration (10m unless said).",
     ),
 ]
 SpeedSpread = Annotated[
     float | None,
-    typer.Option(min=0.0, help="Coefficient of variation of the nodes' speeds: 0.1 is 10% (0 unless said)."),
+    typer.Option(
+        min=0.0,
+        rich_help_panel=_FLEET_PANEL,
+        help="Coefficient of variation of the nodes' speeds: 0.1 is 10% (0 unless said).",
+    ),
 ]
 LostPerHour = Annotated[
     float | None,
     typer.Option(
-        min=0.0, help="How often a node is lost, per node and hour, as spot nodes are (0 unless said)."
+        min=0.0,
+        rich_help_panel=_FLEET_PANEL,
+        help="How often a node is lost, per node and hour, as spot nodes are (0 unless said).",
     ),
 ]
 CommitEvery = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="The job's --commit-every, which sizes its chunks (15m unless said)."),
+    typer.Option(
+        metavar="TIME",
+        rich_help_panel=_FLEET_PANEL,
+        help="The job's --commit-every, which sizes its chunks (15m unless said).",
+    ),
 ]
 
 

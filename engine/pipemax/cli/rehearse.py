@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipemax.cli.capacity import length_statistics
-from pipemax.cli.common import Changes, JsonFile, Model, Node, Seed, changed_node, one_line_errors, write_json
+from pipemax.cli.common import (
+    NODE_PANEL,
+    OUTPUT_PANEL,
+    ROWS_PANEL,
+    Changes,
+    JsonFile,
+    Model,
+    Node,
+    Seed,
+    changed_node,
+    one_line_errors,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from pipemax.config import EngineConfig
@@ -23,59 +35,100 @@ _MOST_COUNTED = 4000
 _NO_LIMIT = 1 << 24
 _PICTURES = (".svg", ".png", ".pdf")
 
+_JOB_PANEL = "Job"
+
 Engine = Annotated[
-    Path, typer.Option(exists=True, dir_okay=False, help="The job's engine config, a YAML file.")
+    Path,
+    typer.Option(
+        exists=True, dir_okay=False, rich_help_panel=_JOB_PANEL, help="The job's engine config, a YAML file."
+    ),
 ]
 Input = Annotated[
     Path | None,
     typer.Option(
-        "--input", help="The job's table: a Parquet file, or a directory with a Parquet or Delta table."
+        "--input",
+        rich_help_panel=_JOB_PANEL,
+        help="The job's table: a Parquet file, or a directory with a Parquet or Delta table.",
     ),
 ]
-PromptColumn = Annotated[str | None, typer.Option(help="Column of --input with the prompt.")]
+PromptColumn = Annotated[
+    str | None, typer.Option(rich_help_panel=_JOB_PANEL, help="Column of --input with the prompt.")
+]
 Template = Annotated[
     str | None,
-    typer.Option(help="Prompt with {column} placeholders, as in the job. Write \\n for a line break."),
+    typer.Option(
+        rich_help_panel=_JOB_PANEL,
+        help="Prompt with {column} placeholders, as in the job. Write \\n for a line break.",
+    ),
 ]
-System = Annotated[str | None, typer.Option(help="System message to put before every prompt, as in the job.")]
+System = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=_JOB_PANEL, help="System message to put before every prompt, as in the job."
+    ),
+]
 PromptTokens = Annotated[
     str | None,
     typer.Option(
-        "--prompt-tokens-column", help="Column of --input with prompt lengths in tokens, instead of prompts."
+        "--prompt-tokens-column",
+        rich_help_panel=ROWS_PANEL,
+        help="Column of --input with prompt lengths in tokens, instead of prompts.",
     ),
 ]
 OutputTokens = Annotated[
     str | None,
     typer.Option(
-        "--output-tokens-column", help="Column of --input with output lengths in tokens, if they are known."
+        "--output-tokens-column",
+        rich_help_panel=ROWS_PANEL,
+        help="Column of --input with output lengths in tokens, if they are known.",
     ),
 ]
 Profile = Annotated[
     str,
     typer.Option(
-        "--workload", help="Length profile for lengths that --input does not give, as in plan-capacity."
+        "--workload",
+        rich_help_panel=ROWS_PANEL,
+        help="Length profile for lengths that --input does not give, as in plan-capacity.",
     ),
 ]
-MaxTokens = Annotated[int | None, typer.Option(min=1, help="The job's maximum output tokens per row.")]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(min=1, rich_help_panel=_JOB_PANEL, help="The job's maximum output tokens per row."),
+]
 TableRows = Annotated[
-    int | None, typer.Option("--rows", min=1, help="Rows in the table; default: as many as --input has.")
+    int | None,
+    typer.Option(
+        "--rows",
+        min=1,
+        rich_help_panel=ROWS_PANEL,
+        help="Rows in the table; default: as many as --input has.",
+    ),
 ]
 Sample = Annotated[
     int | None,
     typer.Option(
         min=20,
+        rich_help_panel=ROWS_PANEL,
         help="Rows to rehearse; default: enough to fill the GPUs' KV three times, at most 2,000.",
     ),
 ]
-Price = Annotated[float | None, typer.Option(min=0.0, help="Price of the node per hour, in any currency.")]
+Price = Annotated[
+    float | None,
+    typer.Option(min=0.0, rich_help_panel=NODE_PANEL, help="Price of the node per hour, in any currency."),
+]
 HostFactor = Annotated[
     float,
     typer.Option(
-        min=0.0, help="Scheduler CPU time on the node divided by that on this machine; 0 leaves it out."
+        min=0.0,
+        rich_help_panel=NODE_PANEL,
+        help="Scheduler CPU time on the node divided by that on this machine; 0 leaves it out.",
     ),
 ]
 Picture = Annotated[
-    Path | None, typer.Option(help="Draw GPU and host KV over time in this file (.svg, .png or .pdf).")
+    Path | None,
+    typer.Option(
+        rich_help_panel=OUTPUT_PANEL, help="Draw GPU and host KV over time in this file (.svg, .png or .pdf)."
+    ),
 ]
 
 
@@ -90,8 +143,12 @@ def rehearse(
     prompt_tokens_column: PromptTokens = None,
     output_tokens_column: OutputTokens = None,
     workload: Profile = "sharegpt",
-    output_mean: Annotated[float | None, typer.Option(help="Mean output length in tokens.")] = None,
-    output_median: Annotated[float | None, typer.Option(help="Median output length in tokens.")] = None,
+    output_mean: Annotated[
+        float | None, typer.Option(rich_help_panel=ROWS_PANEL, help="Mean output length in tokens.")
+    ] = None,
+    output_median: Annotated[
+        float | None, typer.Option(rich_help_panel=ROWS_PANEL, help="Median output length in tokens.")
+    ] = None,
     max_tokens: MaxTokens = None,
     rows: TableRows = None,
     sample: Sample = None,

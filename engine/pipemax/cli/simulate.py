@@ -9,6 +9,8 @@ import typer
 
 from pipemax.cli.common import (
     FILE_COLUMNS,
+    OUTPUT_PANEL,
+    ROWS_PANEL,
     Changes,
     JsonFile,
     KvDtype,
@@ -25,33 +27,51 @@ from pipemax.domain.specs import KvCacheDtype
 if TYPE_CHECKING:
     from pipemax.sim.study import Study
 
+_SYSTEMS_PANEL = "Systems"
+
 Workload = Annotated[
     str,
     typer.Option(
+        rich_help_panel=ROWS_PANEL,
         help="Length profile: sharegpt, longbench, templated, a .yaml file of your own, or a .jsonl file of a table's "
-        "recorded lengths (prompt_tokens and completion_tokens on each line)."
+        "recorded lengths (prompt_tokens and completion_tokens on each line).",
     ),
 ]
 Requests = Annotated[
-    int, typer.Option(min=1, help="Requests drawn from the profile; a .jsonl file is replayed whole.")
+    int,
+    typer.Option(
+        min=1,
+        rich_help_panel=ROWS_PANEL,
+        help="Requests drawn from the profile; a .jsonl file is replayed whole.",
+    ),
 ]
 Systems = Annotated[
-    str, typer.Option(help="all, baselines (PipeMax and other systems), or comma-separated names.")
+    str,
+    typer.Option(
+        rich_help_panel=_SYSTEMS_PANEL,
+        help="all, baselines (PipeMax and other systems), or comma-separated names.",
+    ),
 ]
 PlotDirectory = Annotated[
-    Path | None, typer.Option("--plot", help="Draw the paper's figures as PNGs in this directory.")
+    Path | None,
+    typer.Option(
+        "--plot", rich_help_panel=OUTPUT_PANEL, help="Draw the paper's figures as PNGs in this directory."
+    ),
 ]
 ChromeTrace = Annotated[
     Path | None,
     typer.Option(
         "--trace",
+        rich_help_panel=OUTPUT_PANEL,
         help="Write the pipeline's steps and copies for chrome://tracing or Perfetto; those of PipeMax, or of the "
         "first system if PipeMax is not among them.",
     ),
 ]
 Decisions = Annotated[
     Path | None,
-    typer.Option(help="Record PipeMax's decisions, for `pipemax trace explain FILE`."),
+    typer.Option(
+        rich_help_panel=OUTPUT_PANEL, help="Record PipeMax's decisions, for `pipemax trace explain FILE`."
+    ),
 ]
 
 
@@ -74,6 +94,8 @@ def simulate(
     Prints total and output tokens/s, ratios to vLLM (TP), decode batches, bubbles and link use. Steady tokens/s
     leave out the drain at the end of the run. PipeMax is the real decision code on a virtual clock. A run of 5,000
     requests takes about 20 s per system.
+
+    Example: pipemax simulate --node l20x8 --model llama2-70b --workload longbench --requests 2000
     """
     from rich.console import Console
 

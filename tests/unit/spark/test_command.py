@@ -1,0 +1,49 @@
+"""The one command that has those of the job and of the engine."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from pipemax_spark.command import command, main
+
+
+def test_the_command_has_the_job_and_what_the_engine_has() -> None:
+    shown = CliRunner().invoke(command(), ["--help"], env={"COLUMNS": "120"}).output
+    names = set(re.findall(r"│ ([a-z-]+) ", shown))
+    assert {"annotate", "plan-capacity", "rehearse", "simulate", "calibrate", "check-node", "trace"} <= names
+    assert "Before you rent a node" in shown
+
+
+def test_annotate_is_the_job_and_loads_nothing_of_the_engine() -> None:
+    loads = (
+        "import sys; sys.argv = ['pipemax', 'annotate', '--version']\n"
+        "from pipemax_spark.command import main\n"
+        "main()\n"
+        "assert not {'pydantic', 'pipemax.cli'} & set(sys.modules), 'loaded'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.split()[:1]) == (0, ["pipemax-annotate"]), done.stderr
+
+
+def test_the_job_s_usage_names_the_command_as_it_was_called(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["pipemax", "annotate", "--nothing"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "Usage: pipemax annotate" in capsys.readouterr().err
+
+
+def test_the_command_is_there_without_the_engine_s_packages() -> None:
+    without = (
+        "import sys; sys.modules.update(pydantic=None, torch=None)\n"
+        "from pipemax_spark.command import command\n"
+        "import typer.testing\n"
+        "print(typer.testing.CliRunner().invoke(command(), ['--help']).output)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, timeout=120)
+    assert "annotate" in done.stdout, done.stderr
+    assert "plan-capacity" in done.stdout
