@@ -8,11 +8,11 @@ and the sizes between. Pure: nothing is known of running engines.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
 
 from pipemax.config import BatchingChoice
 from pipemax.domain.plan import Batching
 from pipemax.policy.compare import WORTHWHILE_GAIN, ChosenPolicy, PolicyChoice, verdict
+from pipemax.policy.race import race
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.result import SimulationResult
 from pipemax.sim.systems.catalog import simulate
@@ -37,6 +37,8 @@ class BatchingPlan:
     mean_decode_batch: float
     other_tokens_per_s: float | None = None
     """Of the best candidate with the other batching; None if it was not to be considered."""
+    num_candidates: int = 1
+    """Ways to batch that were compared."""
 
     @property
     def description(self) -> str:
@@ -74,22 +76,26 @@ def choose_batching(
     engine: MeasuredEngine, rows: Rows, batching: BatchingChoice, mixed_step_tokens: int | None = None
 ) -> BatchingPlan:
     """Return the fastest of what ``batching`` and ``mixed_step_tokens``, both of the engine config, leave open."""
-    plans: list[BatchingPlan] = []
-    if batching is not BatchingChoice.MIXED:
-        plans.append(_plan(engine, rows, None))
+    sizes: list[int] = []
     if batching is not BatchingChoice.SEPARATED:
         sizes = mixed_sizes(engine) if mixed_step_tokens is None else [mixed_step_tokens]
-        run = cache(partial(_plan, engine, rows))
-        plans.append(run(fastest(sizes, lambda size: run(size).tokens_per_s)))
+    mixed = {size: _pipemax(engine, rows, size) for size in sizes}
+    left = race(mixed)
+    plans = [_plan(rows, size, mixed[size].simulate()) for size in left]
+    if batching is not BatchingChoice.MIXED:
+        plans.append(_plan(rows, None, _pipemax(engine, rows, None).simulate()))
     best = max(plans, key=lambda plan: plan.tokens_per_s)
-    others = [plan.tokens_per_s for plan in plans if plan is not best]
-    return replace(best, other_tokens_per_s=max(others, default=None))
+    others = [plan.tokens_per_s for plan in plans if plan.batching is not best.batching]
+    num_candidates = len(sizes) + len(plans) - len(left)
+    return replace(best, other_tokens_per_s=max(others, default=None), num_candidates=num_candidates)
 
 
-def _plan(engine: MeasuredEngine, rows: Rows, mixed_step_tokens: int | None) -> BatchingPlan:
+def _pipemax(engine: MeasuredEngine, rows: Rows, mixed_step_tokens: int | None) -> PipeMaxSystem:
     controller = {} if mixed_step_tokens is None else mixed_batching(mixed_step_tokens)
-    options = PipeMaxOptions(controller=controller)
-    result = PipeMaxSystem(rows.scenario(engine), options).simulate()
+    return PipeMaxSystem(rows.scenario(engine), PipeMaxOptions(controller=controller))
+
+
+def _plan(rows: Rows, mixed_step_tokens: int | None, result: SimulationResult) -> BatchingPlan:
     return BatchingPlan(
         batching=Batching.SEPARATED if mixed_step_tokens is None else Batching.MIXED,
         mixed_step_tokens=mixed_step_tokens,
@@ -146,7 +152,8 @@ def compare_policies(
     sizes, and the choice says which. ``inputs`` are added to the choice's.
     """
     pipemax = choose_batching(engine, rows, batching, mixed_step_tokens)
-    stock_engine, stock = _fastest_stock(engine, rows, chunk_is_free=chunk_is_free)
+    stock_tokens = _stock_sizes(engine, chunk_is_free=chunk_is_free)
+    stock_engine, stock = _fastest_stock(engine, rows, stock_tokens)
     rates = {ChosenPolicy.PIPEMAX: pipemax.tokens_per_s, ChosenPolicy.VLLM: rows.rate(stock)}
     speedup = rates[ChosenPolicy.PIPEMAX] / rates[ChosenPolicy.VLLM]
     chosen, why = verdict(speedup)
@@ -160,7 +167,8 @@ def compare_policies(
         }
     return PolicyChoice(
         chosen=chosen,
-        reason=f"{why}: simulated {pipemax.tokens_per_s:,.0f} tokens/s for {pipemax.description}{_instead(pipemax)} "
+        reason=f"{why}: simulated {_compared(pipemax, len(stock_tokens))} over {len(rows.workload):,} rows: "
+        f"{pipemax.tokens_per_s:,.0f} tokens/s for {pipemax.description}{_instead(pipemax)} "
         f"against {rates[ChosenPolicy.VLLM]:,.0f} for stock vLLM with steps of up to "
         f"{stock_engine.max_batched_tokens:,} tokens, {speedup:.2f}×, in decode batches of "
         f"{pipemax.mean_decode_batch:.0f} and {stock.mean_decode_batch:.0f}",
@@ -189,21 +197,27 @@ def _instead(plan: BatchingPlan) -> str:
     return f" ({plan.other_tokens_per_s:,.0f} {other})"
 
 
+def _compared(plan: BatchingPlan, num_stock: int) -> str:
+    """Return how many candidates were compared."""
+    ways = "1 way" if plan.num_candidates == 1 else f"{plan.num_candidates} ways"
+    sizes = "1 step size" if num_stock == 1 else f"{num_stock} step sizes"
+    return f"{ways} to batch and {sizes} of stock vLLM"
+
+
+def _stock_sizes(engine: MeasuredEngine, *, chunk_is_free: bool) -> list[int]:
+    """Return the sizes of stock vLLM's steps to simulate, ascending; the last is the engine's own."""
+    smaller = [tokens for tokens in STEP_TOKENS if tokens < engine.max_batched_tokens]
+    return [*(smaller if chunk_is_free else []), engine.max_batched_tokens]
+
+
 def _fastest_stock(
-    engine: MeasuredEngine, rows: Rows, *, chunk_is_free: bool
+    engine: MeasuredEngine, rows: Rows, sizes: Sequence[int]
 ) -> tuple[MeasuredEngine, SimulationResult]:
     """Return stock vLLM's run, and the engine with its size of a step."""
-
-    @cache
-    def run(tokens: int) -> SimulationResult:
-        return simulate("vllm_032_pp", rows.scenario(engine.with_steps_of(tokens)))
-
-    own = run(engine.max_batched_tokens)
-    smaller = [tokens for tokens in STEP_TOKENS if tokens < engine.max_batched_tokens]
-    if not (chunk_is_free and smaller):
-        return engine, own
-    tokens = fastest(smaller, lambda tokens: rows.rate(run(tokens)))
+    runs = {tokens: simulate("vllm_032_pp", rows.scenario(engine.with_steps_of(tokens))) for tokens in sizes}
+    own = runs[engine.max_batched_tokens]
+    fastest_tokens = max(runs, key=lambda tokens: rows.rate(runs[tokens]))
     # A size other than the engine's own has to be worth it.
-    if rows.rate(run(tokens)) >= rows.rate(own) * WORTHWHILE_GAIN:
-        return engine.with_steps_of(tokens), run(tokens)
+    if rows.rate(runs[fastest_tokens]) >= rows.rate(own) * WORTHWHILE_GAIN:
+        return engine.with_steps_of(fastest_tokens), runs[fastest_tokens]
     return engine, own

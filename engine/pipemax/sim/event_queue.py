@@ -17,35 +17,21 @@ class Priority(IntEnum):
     DECIDE = 3
 
 
-class VirtualClock:
-    """A clock that the event queue moves."""
-
-    def __init__(self) -> None:
-        self._now_s = 0.0
-
-    def now_s(self) -> float:
-        return self._now_s
-
-    def advance_to(self, time_s: float) -> None:
-        assert time_s >= self._now_s, (time_s, self._now_s)
-        self._now_s = time_s
-
-
 class EventQueue:
     """Runs events in order. An event is a call without arguments; it may add further events."""
 
     def __init__(self) -> None:
-        self.clock = VirtualClock()
+        self._now_s = 0.0
         self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
         self._sequence = 0
         self._is_stopped = False
 
     def now_s(self) -> float:
-        return self.clock.now_s()
+        return self._now_s
 
     def at(self, time_s: float, priority: Priority, event: Callable[[], None]) -> None:
         """Schedule ``event`` to run at ``time_s``, which must not lie in the past."""
-        assert time_s >= self.clock.now_s(), (time_s, self.clock.now_s())
+        assert time_s >= self._now_s, (time_s, self._now_s)
         heapq.heappush(self._heap, (time_s, priority, self._sequence, event))
         self._sequence += 1
 
@@ -53,23 +39,25 @@ class EventQueue:
         return len(self._heap)
 
     def run(self) -> None:
-        """Run events until none are left, or one of them stops the queue."""
-        while self._heap and not self._is_stopped:
-            self.run_next()
+        """Run events until none are left, or one of them stops the queue. Go on from there if called again."""
+        self._is_stopped = False
+        heap = self._heap
+        while heap and not self._is_stopped:
+            self._now_s, _, _, event = heapq.heappop(heap)
+            event()
 
     def stop(self) -> None:
-        """Run no further event."""
+        """Have ``run`` return after this event."""
         self._is_stopped = True
 
     def run_next(self) -> None:
         """Run the next event. ``IndexError`` if none is left."""
         time_s, _, _, event = heapq.heappop(self._heap)
-        self.clock.advance_to(time_s)
+        self._now_s = time_s
         event()
 
     def run_until(self, time_s: float) -> None:
         """Run the events up to ``time_s``, and move the clock there unless it is later already."""
         while self._heap and self._heap[0][0] <= time_s:
             self.run_next()
-        if time_s > self.clock.now_s():
-            self.clock.advance_to(time_s)
+        self._now_s = max(self._now_s, time_s)

@@ -98,7 +98,10 @@ class Links:
         self._caps = [node.link.duplex_bytes_per_s] * node.num_gpus
         self._caps += [node.root_bytes_per_s] * (2 * num_roots)
         self._caps += [node.host_dram_bytes_per_s]
+        # The demands are sums of floats: a rounding error above the cap is not above it.
+        self._bounds = [cap * (1 + 1e-9) for cap in self._caps]
         self._demand = [0.0] * len(self._caps)
+        self._exceeded: set[int] = set()  # the caps whose demand is above them
         self._last_s = 0.0
         self._throttled = False
         self._engines = {}
@@ -157,8 +160,7 @@ class Links:
         copy.start_s = self._queue.now_s()
         engine.head = copy
         self._active.append(engine)
-        for cap in engine.caps:
-            self._demand[cap] += copy.peak_bytes_per_s
+        self._add_demand(engine, copy.peak_bytes_per_s)
         self._rerate(engine)
 
     def _finish(self, engine: _Engine, deadline: int) -> None:
@@ -172,8 +174,7 @@ class Links:
         engine.busy_s += now_s - copy.start_s
         engine.copied_bytes += copy.num_bytes
         self._active.remove(engine)
-        for cap in engine.caps:
-            self._demand[cap] -= copy.peak_bytes_per_s
+        self._add_demand(engine, -copy.peak_bytes_per_s)
         if self._on_span is not None:
             self._on_span(
                 CopySpan(
@@ -190,6 +191,14 @@ class Links:
             self._rerate(None)
         copy.on_done()
 
+    def _add_demand(self, engine: _Engine, bytes_per_s: float) -> None:
+        for cap in engine.caps:
+            self._demand[cap] += bytes_per_s
+            if self._demand[cap] > self._bounds[cap]:
+                self._exceeded.add(cap)
+            else:
+                self._exceeded.discard(cap)
+
     def _settle(self) -> None:
         """Subtract what was copied since the rates last changed."""
         now_s = self._queue.now_s()
@@ -202,8 +211,7 @@ class Links:
 
     def _rerate(self, started: _Engine | None) -> None:
         """Set the rates again, and schedule the ends that change with them."""
-        # The demands are sums of floats: a rounding error above the cap is not above it.
-        over = any(d > c * (1 + 1e-9) for d, c in zip(self._demand, self._caps, strict=True))
+        over = bool(self._exceeded)
         changed = [] if started is None else [started]
         if over or self._throttled:
             heads = [engine.head for engine in self._active if engine.head is not None]

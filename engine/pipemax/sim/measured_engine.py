@@ -90,11 +90,13 @@ class MeasuredTimes:
 
     def __init__(self, engine: MeasuredEngine) -> None:
         self._stages = engine.stages
+        self._distinct = [*dict.fromkeys(engine.stages)]
+        self._distinct_of = [self._distinct.index(stage) for stage in engine.stages]
         self.layers = (1,) * len(engine.stages)
 
     def stage_s(self, work: StepWork) -> list[float]:
         """Return the seconds on each stage."""
-        return [
+        seconds = [
             mixed_step_s(
                 stage.decode_time,
                 stage.prefill_time,
@@ -104,8 +106,9 @@ class MeasuredTimes:
                 token_pairs=round(work.prefill_pairs),
                 mixed_scale=stage.mixed_scale,
             )
-            for stage in self._stages
+            for stage in self._distinct
         ]
+        return [seconds[index] for index in self._distinct_of]
 
     def all_reduce_layer_s(self, tokens: int) -> float:
         """Return 0: the measured times include it."""

@@ -70,6 +70,8 @@ class StageTimes:
         self._model = model
         self._tensor = parallelism.tensor
         self.layers = parallelism.layers_of(model)
+        layer_bytes, shards = model.kv_bytes_per_token_and_layer, model.kv_shards(self._tensor)
+        self._kv_bytes_per_token = [num_layers * layer_bytes / shards for num_layers in self.layers]
 
     def stage_s(self, work: StepWork) -> list[float]:
         """Return the seconds on each stage, all-reduce included."""
@@ -86,8 +88,7 @@ class StageTimes:
 
     def kv_bytes_per_token(self, stage: int) -> float:
         """Return the KV bytes of one token on one GPU of a stage."""
-        model = self._model
-        return self.layers[stage] * model.kv_bytes_per_token_and_layer / model.kv_shards(self._tensor)
+        return self._kv_bytes_per_token[stage]
 
     def activation_bytes(self, tokens: int) -> float:
         """Return the bytes that each GPU of a stage sends to the next stage."""

@@ -13,6 +13,7 @@ from pipemax.policy.row_sample import choose_batching_for
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching
 from pipemax.sim.systems.pipemax import PipeMaxSystem
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import measured_scenario
 from pipemax.sim.workloads import Workload
 from tests.unit.policy.test_row_sample import engine, lengths
@@ -56,8 +57,10 @@ def test_the_size_of_mixed_steps_is_the_fastest_by_simulation() -> None:
     choice = choose_batching(tiled_engine(), rows(), BatchingChoice.AUTO)
     assert (choice.batching, choice.mixed_step_tokens) == (Batching.MIXED, EDGE)
     assert choice.settings == {"batching": "mixed", "mixed_step_tokens": EDGE}
-    assert choice.other_tokens_per_s is not None
-    assert choice.tokens_per_s > choice.other_tokens_per_s
+    phases = choose_batching(tiled_engine(), rows(), BatchingChoice.SEPARATED)
+    assert choice.other_tokens_per_s == phases.tokens_per_s
+    assert choice.tokens_per_s > phases.tokens_per_s
+    assert choice.num_candidates == 1 + len(mixed_sizes(tiled_engine()))
     for size in (128, 2048):
         other = choose_batching(tiled_engine(), rows(), BatchingChoice.MIXED, size)
         assert other.tokens_per_s < choice.tokens_per_s
@@ -81,6 +84,20 @@ def test_a_simulation_that_stops_at_the_drain_has_the_steady_rate_of_the_whole_o
         return simulation.simulate().steady_tokens_per_s
 
     assert run(stops_at_drain=True) == run(stops_at_drain=False)
+
+
+@pytest.mark.parametrize("mixed_step_tokens", [None, 300])
+def test_a_simulation_that_paused_ends_as_one_that_did_not(mixed_step_tokens: int | None) -> None:
+    options = PipeMaxOptions(
+        controller={} if mixed_step_tokens is None else mixed_batching(mixed_step_tokens)
+    )
+    scenario = measured_scenario(tiled_engine(), rows(400).workload)
+    paused = PipeMaxSystem(scenario, options)
+    rates = [paused.advance(share) for share in (0.1, 0.5)]
+    whole, again = PipeMaxSystem(scenario, options).simulate(), paused.simulate()
+    assert replace(again, recording=whole.recording) == whole
+    assert again.recording.decode_samples == whole.recording.decode_samples
+    assert len({*rates, whole.steady_tokens_per_s}) == 3
 
 
 def test_mixed_steps_are_chosen_by_auto_only_where_the_length_of_outputs_is_known() -> None:

@@ -35,3 +35,18 @@ def test_an_event_in_the_past_is_refused() -> None:
     queue.at(1.0, Priority.DECIDE, lambda: queue.at(0.5, Priority.DECIDE, lambda: None))
     with pytest.raises(AssertionError):
         queue.run()
+
+
+def test_a_stopped_queue_goes_on_from_the_next_event() -> None:
+    queue, seen = EventQueue(), list[str]()
+
+    def pause() -> None:
+        seen.append("pause")
+        queue.stop()
+
+    queue.at(1.0, Priority.DECIDE, pause)
+    queue.at(2.0, Priority.DECIDE, lambda: seen.append("later"))
+    queue.run()
+    assert (seen, queue.now_s()) == (["pause"], 1.0)
+    queue.run()
+    assert (seen, queue.now_s()) == (["pause", "later"], 2.0)

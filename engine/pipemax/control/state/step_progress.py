@@ -85,10 +85,11 @@ class StepProgress:
         for state in states:
             state.num_in_flight += 1
             state.is_deferred = False
-            if state.computed_tokens % block_tokens == 0:
+            computed = state.computed_tokens
+            if computed % block_tokens == 0:
                 self._grow(state)
-            state.computed_tokens += 1
-            if state.computed_tokens % block_tokens == 0:
+            state.computed_tokens = computed = computed + 1
+            if computed % block_tokens == 0:
                 batch.lengthen(state)
         batch.add_tokens(len(states))
 

@@ -5,7 +5,7 @@ slowest stage, and the prefetch budget (PipeMax, Equation 7) is the minimum over
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipemax.control.controller_config import ControllerConfig, StageConfig
@@ -59,6 +59,8 @@ class StageEstimators:
         """Start again from these coefficients, which were measured, one entry per stage."""
         self.is_calibrated = True
         self._stages = tuple(stages)
+        timed = [(stage.decode_time, stage.prefill_time, stage.mixed_scale) for stage in stages]
+        self._kinds = [timed.index(times) for times in timed]
         self.decode = tuple(OnlineEstimator(stage.decode_time) for stage in stages)
         self.prefill = tuple(OnlineEstimator(stage.prefill_time) for stage in stages)
         self._mixed = tuple(
@@ -66,7 +68,29 @@ class StageEstimators:
             for decode, prefill, stage in zip(self.decode, self.prefill, self._stages, strict=True)
         )
         self._batches: tuple[OnlineEstimator | FilledEstimator, ...] = self.decode
+        self._fill_tokens = 0
+        self._group_stages()
         self.h2d = tuple(BandwidthEstimator(stage.h2d_bytes_per_s) for stage in stages)
+
+    def _group_stages(self) -> None:
+        """Group the stages whose estimates are the same, so that each group is evaluated once.
+
+        Simulated stages with equally many layers stay alike; those of a real engine differ once they were measured.
+        """
+        groups: dict[tuple[int, float, float, float, float], int] = {}
+        self._group_of = [
+            groups.setdefault(
+                (kind, decode.batch_scale, decode.kv_scale, prefill.batch_scale, prefill.kv_scale),
+                len(groups),
+            )
+            for kind, decode, prefill in zip(self._kinds, self.decode, self.prefill, strict=True)
+        ]
+        self._firsts = [self._group_of.index(group) for group in range(len(groups))]
+
+    def _by_stage(self, seconds: Callable[[int], float]) -> tuple[float, ...]:
+        """Return the seconds of each stage, of which those of one in each group are computed."""
+        of_groups = [seconds(first) for first in self._firsts]
+        return tuple([of_groups[group] for group in self._group_of])
 
     def _estimators(self, phase: Phase) -> tuple[OnlineEstimator, ...]:
         return self.decode if phase is Phase.DECODE else self.prefill
@@ -74,13 +98,15 @@ class StageEstimators:
     def predict(self, work: PhaseWork | MixedWork) -> tuple[float, ...]:
         """Return the predicted seconds on each stage."""
         if isinstance(work, MixedWork):
-            return tuple(estimator.seconds(work) for estimator in self._mixed)
-        return tuple(
-            estimator.seconds(work.size, work.kv_tokens) for estimator in self._estimators(work.phase)
-        )
+            return self._by_stage(lambda stage: self._mixed[stage].seconds(work))
+        estimators = self._estimators(work.phase)
+        return self._by_stage(lambda stage: estimators[stage].seconds(work.size, work.kv_tokens))
 
     def expect_fill(self, step_tokens: int) -> None:
         """Expect prompt tokens to fill the next steps up to this many tokens; with 0, that they only decode."""
+        if step_tokens == self._fill_tokens:
+            return
+        self._fill_tokens = step_tokens
         self._batches = self.decode
         if step_tokens:
             self._batches = tuple(
@@ -90,13 +116,12 @@ class StageEstimators:
 
     def decode_seconds(self, num_requests: int, kv_tokens: int) -> float:
         """Return the predicted seconds of a batch's step on the slowest stage."""
-        return max(estimator.seconds(num_requests, kv_tokens) for estimator in self._batches)
+        return max([self._batches[stage].seconds(num_requests, kv_tokens) for stage in self._firsts])
 
     def decode_marginal_s(self, num_requests: int, kv_tokens: int) -> float:
         """Return the seconds that one more request of this length adds to the slowest stage, at this batch size."""
-        return max(
-            estimator.alpha_s(num_requests) + estimator.beta_s * kv_tokens for estimator in self._batches
-        )
+        estimators = [self._batches[stage] for stage in self._firsts]
+        return max([e.alpha_s(num_requests) + e.beta_s * kv_tokens for e in estimators])
 
     def slowest_decode(self, stage_s: tuple[float, ...]) -> OnlineEstimator | FilledEstimator:
         """Return the estimator of a batch's step on the stage that bounds the pipeline."""
@@ -140,12 +165,14 @@ class StageEstimators:
             self.timed_mixed_steps.append(TimedMixedStep(work=work, stage_s=event.stage_s))
             for mixed, seconds in zip(self._mixed, event.stage_s, strict=True):
                 mixed.observe(work, seconds)
+            self._group_stages()
             return
         self.timed_steps.append(
             TimedStep(phase=work.phase, size=work.size, kv_tokens=work.kv_tokens, stage_s=event.stage_s)
         )
         for estimator, seconds in zip(self._estimators(work.phase), event.stage_s, strict=True):
             estimator.observe(work.size, work.kv_tokens, seconds)
+        self._group_stages()
 
     def observe_transfer(self, event: TransferTimed) -> None:
         self._check_stages(event.stage_s)

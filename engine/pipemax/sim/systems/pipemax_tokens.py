@@ -90,13 +90,12 @@ class TokenBook:
         return StartedStep(work=work, hits=tuple(hits), outputs=tuple(outputs))
 
     def _start_decodes(self, requests: Sequence[RequestId]) -> StepWork:
-        kv, numbers = self._kv, [int(request) for request in requests]
-        work = StepWork(
-            decode_requests=len(numbers), decode_context_tokens=sum([kv[number] for number in numbers])
-        )
-        for number in numbers:
-            kv[number] += 1
-        return work
+        kv, context_tokens = self._kv, 0
+        for number in map(int, requests):
+            tokens = kv[number]
+            context_tokens += tokens
+            kv[number] = tokens + 1
+        return StepWork(decode_requests=len(requests), decode_context_tokens=context_tokens)
 
     def _cached_tokens(self) -> int:
         """Return a prompt's leading tokens on the GPU: the shared prefix, once steps that compute it are in flight."""
@@ -104,11 +103,11 @@ class TokenBook:
 
     def complete(self, outputs: tuple[RequestId, ...]) -> tuple[RequestId, ...]:
         """Count a token for each request of ``outputs``; return those that ended with it."""
-        finished = []
+        made, most, finished = self._made, self._outputs, list[RequestId]()
         for request in outputs:
             number = int(request)
-            self._made[number] += 1
-            if self._made[number] == self._outputs[number]:
+            tokens = made[number] = made[number] + 1
+            if tokens == most[number]:
                 finished.append(request)
         return tuple(finished)
 
