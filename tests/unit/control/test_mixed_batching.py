@@ -44,7 +44,7 @@ def check_plans(engine: FakeEngine) -> None:
         assert not {item.request_id for item in plan.prefetch} & {*plan.run}, plan
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     data=st.data(),
     changes=mixed_pools(),

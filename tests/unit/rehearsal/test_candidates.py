@@ -112,12 +112,12 @@ def test_each_familys_best_is_taken_fastest_first() -> None:
 
 
 def test_a_candidates_settings_reach_the_simulator() -> None:
-    workload, one = small_workload(80), part()
+    workload, one = small_workload(40), part()
     scenario = small_scenario(workload, one.node)
     for found in candidates(config(), one):
         result = simulate_candidate(found, one, scenario)
         narrow = simulate_candidate(replace(found, max_num_seqs=2), one, scenario)
-        assert result.num_requests == 80
+        assert result.num_requests == 40
         assert narrow.steady_tokens_per_s < 0.8 * result.steady_tokens_per_s, found
     ours = [found for found in candidates(config(), one) if found.policy is Policy.PIPEMAX]
     assert {found.batching for found in ours} == {*Batching}
