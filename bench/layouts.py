@@ -4,9 +4,9 @@
 
 For each node and model: every layout over ``--rows`` rows, under stock vLLM with every size of a step and under PipeMax
 in phases and with mixed steps of the size that its bound says, and the choice (``pipemax.policy.layout_choice``) from
-1,500 sampled rows. PipeMax is run in the layouts with the highest bound first, until the others' bounds are below the
-fastest run: it has reached 1.005 of its bound at most. It prints Markdown; ``--json`` keeps a list of objects. A run
-with a file that exists goes on where it ended: only the choices are made again.
+rows of its own. PipeMax is run in the layouts with the highest bound first, until the others' bounds are below the
+fastest run. It prints Markdown; ``--json`` keeps a list of objects. A run with a file that exists goes on where it
+ended: only the choices are made again.
 
     chosen              the layout
     policy              of its two policies, the one that was chosen with it
@@ -78,15 +78,16 @@ def add_pipemax(node: NodeSpec, model: ModelSpec, sample: Workload, rates: Rates
     scenario = engine_scenario(node, model, layout, sample, stops_at_drain=True)
     bound = pipemax_bound(scenario, layout)
     assert bound is not None, name
-    runs = run_pipemax(scenario, layout, [bound.step_tokens])
+    runs = run_pipemax(scenario, layout, [bound.mixed_step_tokens])
     rates[name]["pipemax"] = round(max(run.tokens_per_s for run in runs), 1)
     return True
 
 
-def add_choice(node: NodeSpec, model: ModelSpec, sample: Workload, entry: dict[str, Any]) -> None:
+def add_choice(node: NodeSpec, model: ModelSpec, entry: dict[str, Any]) -> None:
     """Choose a layout, and compare it with what was run in full."""
+    sample = open_workload(entry["workload"], SAMPLE_ROWS)
     begin_s = time.process_time()
-    choice = choose_layout(node, model, sample.first(SAMPLE_ROWS), fixed=FixedLayout())
+    choice = choose_layout(node, model, sample, fixed=FixedLayout())
     cpu_s = time.process_time() - begin_s
     rates: Rates = entry["layouts"]
     run = {
@@ -150,7 +151,7 @@ def main() -> None:
         if entry["layouts"]:
             while add_pipemax(node, model, sample, entry["layouts"]):
                 keep()
-            add_choice(node, model, sample, entry)
+            add_choice(node, model, entry)
             keep()
         cells = [entry.get(name, "does not fit" if name == "chosen" else "") for name in COLUMNS]
         print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)

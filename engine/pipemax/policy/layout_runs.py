@@ -69,19 +69,32 @@ class PipeMaxBound:
 
     tokens_per_s: float
     """Of all replicas together."""
-    step_tokens: int
-    """The size of a step that reaches it."""
+    mixed_step_tokens: int
+    """Of the sizes of mixed steps, the one that is fastest then."""
 
 
 def engine_scenario(
-    node: NodeSpec, model: ModelSpec, layout: Layout, sample: Workload, *, stops_at_drain: bool = False
+    node: NodeSpec,
+    model: ModelSpec,
+    layout: Layout,
+    sample: Workload,
+    *,
+    stops_at_drain: bool = False,
+    enough_rows: int | None = None,
 ) -> Scenario:
-    """Return one engine's part of the node, with as many of the sampled rows as fill its pools."""
+    """Return one engine's part of the node, with as many of the sampled rows as fill its pools.
+
+    More than ``enough_rows`` are there only if the GPUs hold so many: host memory is then not filled.
+    """
     part = node.part(layout.gpus_per_engine)
     capacity = capacity_of(part, model, layout)
     host_tokens = capacity.host_blocks * capacity.block_tokens
-    tokens = max(_GPU_POOL_FILLS * capacity.gpu_tokens, _HOST_POOL_FILLS * host_tokens)
-    rows = max(_FEWEST_ROWS, int(tokens * len(sample) / sample.total_tokens))
+    tokens_per_row = sample.total_tokens / len(sample)
+    gpu_rows = int(_GPU_POOL_FILLS * capacity.gpu_tokens / tokens_per_row)
+    host_rows = int(_HOST_POOL_FILLS * host_tokens / tokens_per_row)
+    if enough_rows is not None:
+        host_rows = min(host_rows, enough_rows)
+    rows = max(_FEWEST_ROWS, gpu_rows, host_rows)
     return Scenario(node=part, model=model, workload=sample.first(rows), stops_at_drain=stops_at_drain)
 
 
@@ -135,13 +148,12 @@ def run_pipemax(
     ]
 
 
-def pipemax_bound(
-    scenario: Scenario, layout: Layout, sizes: Sequence[int] = ALL_SIZES.mixed
-) -> PipeMaxBound | None:
+def pipemax_bound(scenario: Scenario, layout: Layout) -> PipeMaxBound | None:
     """Return what PipeMax reaches in this layout at most, or None if it has one stage.
 
     PipeMax keeps in host memory what does not fit on the GPUs. So it cannot be faster than mixed steps on GPUs that
-    hold the KV of all rows, which are simulated here. Its phases may be, by a few percent.
+    hold the KV of all rows, which are simulated here, with steps as large as those of its prompts too. Its phases may
+    be, by a few percent.
     """
     if layout.pipeline_parallel == 1:
         return None
@@ -152,8 +164,12 @@ def pipemax_bound(
         policy = replace(vllm_032(tokens, tensor=layout.tensor_parallel), max_running=None)
         return ContinuousBatching(boundless, policy).simulate()
 
-    tokens, result = _at_best_size(sizes, simulate)
-    return PipeMaxBound(tokens_per_s=result.steady_tokens_per_s * layout.replicas, step_tokens=tokens)
+    tokens, mixed = _at_best_size(ALL_SIZES.mixed, simulate)
+    rates = [mixed.steady_tokens_per_s]
+    prompt_tokens = prefill_step_tokens(scenario.node, scenario.model)
+    if prompt_tokens > ALL_SIZES.mixed[-1]:
+        rates.append(simulate(prompt_tokens).steady_tokens_per_s)
+    return PipeMaxBound(tokens_per_s=max(rates) * layout.replicas, mixed_step_tokens=tokens)
 
 
 def _at_best_size(
