@@ -242,6 +242,11 @@ class EngineConfig(BaseModel):
         description="Run without compiling or CUDA graphs: starts sooner, runs slower; default: on a CPU only.",
     )
     chat: ChatMode = Field(ChatMode.AUTO, description="Wrap plain prompts in the model's chat template.")
+    reasoning_parser: str | None = Field(
+        None,
+        description="vLLM's reasoning parser for the model (qwen3, deepseek_r1, openai_gptoss, …): its thinking is "
+        "then split off from the answer, and a schema or choice binds only the answer.",
+    )
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the checkpoint.")
     seed: int = Field(0, ge=0, description="Seed of the engine itself; rows have their own seeds.")
     vllm: dict[str, Any] = Field(

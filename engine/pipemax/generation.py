@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+MOST_SAMPLES = 128
+MOST_ATTEMPTS = 20
+_CONSTRAINTS = ("response_format", "choice", "regex", "grammar")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
@@ -33,6 +37,31 @@ class Sampling:
     seed: int | None = None
     response_format: str | None = None
     """A JSON schema, as text, that the output must conform to."""
+    choice: tuple[str, ...] = ()
+    """The answer is one of these."""
+    regex: str | None = None
+    """A regular expression that the whole answer must match."""
+    grammar: str | None = None
+    """A grammar, in EBNF or Lark, that the answer must follow."""
+    logprobs: bool = False
+    """Return how probable the answer was, and with ``choice`` how probable each choice was."""
+    n: int = 1
+    """Samples for each request; the answer is the most frequent one."""
+    attempts: int = 1
+    """Maximum tries for each sample: an answer that is invalid or cut is tried again with another seed."""
+    attempts_show_error: bool = False
+    """Show the model its invalid answer and what is wrong with it, when it tries again."""
+    chat_template_kwargs: str | None = None
+    """A JSON object, as text, of further variables for the chat template, such as ``{"enable_thinking": false}``."""
+    reasoning_effort: str | None = None
+    """Value of the chat template's variable of the same name."""
+    include_reasoning: bool | None = None
+    """Whether to return the thinking; None where the engine splits none off."""
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the answer must follow a schema, a choice, a regular expression or a grammar."""
+        return bool(self.response_format or self.choice or self.regex or self.grammar)
 
     def __post_init__(self) -> None:
         # The conditions are written so that NaN fails too: every comparison with NaN is false.
@@ -46,6 +75,44 @@ class Sampling:
             raise ValueError(f"top_k is {self.top_k}, must be 0 (all tokens) or more")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed is {self.seed}, must be at least 0 and below 2**63")
+        self._check_constraint()
+        self._check_repetition()
+
+    def _check_constraint(self) -> None:
+        given = [name for name in _CONSTRAINTS if getattr(self, name) not in (None, ())]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are given; an answer can follow only one of them")
+        for name in ("regex", "grammar"):
+            if getattr(self, name) is not None and not getattr(self, name).strip():
+                raise ValueError(f"{name} is empty; leave it out")
+        if not self.choice:
+            return
+        if len(self.choice) == 1:
+            raise ValueError(f"choice has only {self.choice[0]!r}; give at least two choices")
+        if blank := [choice for choice in self.choice if not choice.strip()]:
+            raise ValueError(f"choice has {blank[0]!r}, which is empty or blank; leave it out")
+        if len(set(self.choice)) < len(self.choice):
+            doubled = next(choice for choice in self.choice if self.choice.count(choice) > 1)
+            raise ValueError(f"choice has {doubled!r} twice; give it once")
+        if self.stop:
+            raise ValueError("stop and choice are given; a choice ends by itself, so leave stop out")
+
+    def _check_repetition(self) -> None:
+        if not 1 <= self.n <= MOST_SAMPLES:
+            raise ValueError(f"n is {self.n}, must be between 1 and {MOST_SAMPLES}")
+        if self.n > 1 and self.temperature == 0.0:
+            raise ValueError(
+                f"n is {self.n} with temperature 0, so all samples would be equal; set a temperature above 0"
+            )
+        if not 1 <= self.attempts <= MOST_ATTEMPTS:
+            raise ValueError(f"attempts is {self.attempts}, must be between 1 and {MOST_ATTEMPTS}")
+        if self.attempts_show_error and self.attempts == 1:
+            raise ValueError("attempts_show_error needs attempts above 1")
+        if self.attempts > 1 and self.temperature == 0.0 and not self.attempts_show_error:
+            raise ValueError(
+                f"attempts is {self.attempts} with temperature 0, so a second attempt would give the same answer; set "
+                "a temperature above 0, or attempts_show_error"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +150,23 @@ class Completion:
     completion_tokens: int = 0
     token_ids: tuple[int, ...] = ()
     error: RequestError | None = None
+    """If the answer is only invalid, or was cut while the model thought, ``text`` and ``reasoning`` are kept too."""
+    reasoning: str | None = None
+    """The model's thinking, if the engine splits it off."""
+    reasoning_tokens: int | None = None
+    """Tokens of ``completion_tokens`` that the thinking took; None if the engine splits none off."""
+    logprob_sum: float | None = None
+    """Natural logarithm of the answer's probability; with ``logprobs``, except for a choice."""
+    logprob_mean: float | None = None
+    """``logprob_sum`` divided by the answer's tokens."""
+    probabilities: tuple[tuple[str, float], ...] | None = None
+    """Each choice with its probability among all choices; with ``logprobs`` and ``choice``."""
+    samples: tuple[str | None, ...] | None = None
+    """With ``n`` above 1: the answer of each sample, null where it is invalid."""
+    agreement: float | None = None
+    """With ``n`` above 1: the share of samples whose answer is the most frequent one."""
+    attempts: int = 1
+    """The number of the attempt that gave the answer, from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 PACKAGE_VERSION = pipemax.__version__
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 """Incremented whenever a schema or message below changes its meaning; both sides must agree exactly."""
 
 VERSION_METADATA = {
@@ -89,13 +89,22 @@ REQUEST_SCHEMA = pa.schema(
 COMPLETION_SCHEMA = pa.schema(
     [
         pa.field("row_id", pa.int64(), nullable=False),
-        pa.field("text", pa.string()),  # null in an error row
+        pa.field("text", pa.string()),  # null in an error row, unless the error is that the text is invalid
         pa.field("finish_reason", pa.string()),  # "stop" | "length" | "abort", null in an error row
         pa.field("prompt_tokens", pa.int32()),
         pa.field("completion_tokens", pa.int32()),
         pa.field("error_code", pa.string()),  # an ErrorCode, null when the row succeeded
         pa.field("error_message", pa.string()),
         pa.field("completed_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        # Null unless the job asks for them; see ``pipemax.generation.Completion``.
+        pa.field("reasoning", pa.string()),
+        pa.field("reasoning_tokens", pa.int32()),
+        pa.field("logprob_sum", pa.float64()),
+        pa.field("logprob_mean", pa.float64()),
+        pa.field("probabilities", pa.map_(pa.string(), pa.float64())),
+        pa.field("samples", pa.list_(pa.string())),
+        pa.field("agreement", pa.float64()),
+        pa.field("attempts", pa.int32()),
     ]
 )
 
@@ -112,7 +121,10 @@ class ErrorCode(StrEnum):
     INVALID_PARAMETER = "invalid_parameter"
     """A per-row override is out of range."""
     RESPONSE_FORMAT = "response_format"
-    """The output does not match the response format, for instance because ``max_tokens`` cut it off."""
+    """The output does not match its schema, choice, regular expression or grammar, for instance because ``max_tokens``
+    cut it off."""
+    REASONING_UNFINISHED = "reasoning_unfinished"
+    """The model's thinking ended before an answer began, for instance because ``max_tokens`` cut it off."""
     ENGINE_ERROR = "engine_error"
     """The engine refused or failed only this row."""
     ENGINE_DIED = "engine_died"
@@ -166,16 +178,24 @@ class GenerationSpec(Sampling):
 
     def sampling(self) -> Sampling:
         """Return the job's sampling. Raise ``ValueError`` that names the wrong value and the allowed ones."""
-        if self.response_format is not None:
+        for name, kind in (
+            ("response_format", "JSON schema object"),
+            ("chat_template_kwargs", "JSON object"),
+        ):
+            if (text := getattr(self, name)) is None:
+                continue
             try:
-                schema = json.loads(self.response_format)
+                value = json.loads(text)
             except ValueError as error:
-                raise ValueError(f"response_format is not JSON: {error}") from None
-            if not isinstance(schema, dict):
-                raise ValueError(
-                    f"response_format must be a JSON schema object, not a {type(schema).__name__}"
-                )
+                raise ValueError(f"{name} is not JSON: {error}") from None
+            if not isinstance(value, dict):
+                raise ValueError(f"{name} must be a {kind}, not a {type(value).__name__}")
         return Sampling(**{field.name: getattr(self, field.name) for field in fields(Sampling)})
+
+    @classmethod
+    def of_json(cls, values: dict[str, Any]) -> Self:
+        """Return the spec that became these plain values."""
+        return cls(**{**values, "stop": tuple(values["stop"]), "choice": tuple(values["choice"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +234,7 @@ class SessionHeader:
                     **values,
                     "client": ProcessIdentity(**values["client"]),
                     "daemon": ProcessIdentity(**values["daemon"]),
-                    "generation": GenerationSpec(**{**generation, "stop": tuple(generation["stop"])}),
+                    "generation": GenerationSpec.of_json(generation),
                     "collector": CollectorAddress(**collector) if collector else None,
                 }
             )
@@ -383,10 +403,7 @@ class PreflightRequest:
     @classmethod
     def from_bytes(cls, text: bytes) -> Self:
         values = json.loads(text)
-        generation = values["generation"]
-        return cls(
-            **{**values, "generation": GenerationSpec(**{**generation, "stop": tuple(generation["stop"])})}
-        )
+        return cls(**{**values, "generation": GenerationSpec.of_json(values["generation"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,16 +26,23 @@ DEFAULTS: dict[str, object] = {
     "max_num_seqs": 32,
 }
 
+PARSER_PLUGIN = str(REPOSITORY / "tests" / "fakes" / "reasoning_parser.py")
+"""A row whose template's variables say nothing of thinking is answered as by an engine without a parser."""
 POLICIES: dict[str, dict[str, object]] = {
     # With one stage there is nothing to measure: it takes stock vLLM.
-    "vllm": {"policy": "auto"},
+    "vllm": {
+        "policy": "auto",
+        "reasoning_parser": "demo",
+        "vllm": {"reasoning_parser_plugin": PARSER_PLUGIN},
+    },
     # So few blocks on each stage that a few dozen requests leave it and come back.
     "pipemax on two stages": {
         "policy": "pipemax",
         "pipeline_parallel_size": 2,
         "block_size": 32,
         "calibrate_at_start_s": 3,
-        "vllm": {"num_gpu_blocks_override": 24},
+        "reasoning_parser": "demo",
+        "vllm": {"num_gpu_blocks_override": 24, "reasoning_parser_plugin": PARSER_PLUGIN},
     },
 }
 
@@ -69,6 +76,8 @@ def started(
 ) -> Iterator[StartedEngine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        # vLLM compiles a small function for its first logprob, which takes longer than all tests of it.
+        patch.setenv("TORCHDYNAMO_DISABLE", "1")
         with OfflineEngine(EngineConfig.parse(DEFAULTS | request.param)) as engine:
             yield StartedEngine(engine, PrefixCounters.now())
 

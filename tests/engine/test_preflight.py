@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from itertools import product
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import pytest
@@ -109,6 +111,34 @@ def test_a_virtual_node_needs_no_weights_and_has_its_own_host_pool(tmp_path: Pat
         ({}, {"response_format": "{"}, "response_format is not JSON"),
         ({}, {"temperature": -1.0}, "temperature is -1.0"),
         ({}, {"max_tokens": 0}, "max_tokens is 0"),
+        (VIRTUAL, {"choice": ("a", "b")}, "a virtual node computes nothing"),
+        (
+            {},
+            {"regex": "a(?=b)"},
+            "regex cannot be enforced while generating: Regex parsing error at position 4",
+        ),
+        ({}, {"regex": "("}, "The parenthesis is not closed"),
+        ({}, {"grammar": 'foo ::= "a"'}, 'The root rule with name "root" is not found'),
+        ({}, {"grammar": "start = a"}, "grammar cannot be enforced while generating: Lark error"),
+        (
+            {"reasoning_parser": "qwen9"},
+            {},
+            "reasoning_parser 'qwen9' is unknown to vLLM; it knows cohere_command3",
+        ),
+        ({}, {"include_reasoning": False}, "nothing splits off the model's thinking; set reasoning_parser"),
+        ({}, {"chat_template_kwargs": '{"enable_thinking": true}'}, "does not read 'enable_thinking'"),
+        ({}, {"reasoning_effort": "low"}, "does not read 'reasoning_effort'"),
+        ({}, {"chat_template_kwargs": '{"tokenize": true}'}, "'tokenize', which PipeMax sets itself"),
+        (
+            {"chat": "never"},
+            {"attempts": 2, "attempts_show_error": True},
+            "attempts_show_error continues the conversation",
+        ),
+        (
+            {},
+            {"choice": tuple(map("".join, product(ascii_lowercase, repeat=2))), "logprobs": True},
+            "tokens at one place; logprobs can score at most 128",
+        ),
     ],
 )
 def test_a_bad_request_is_answered_with_the_reason(

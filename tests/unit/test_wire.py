@@ -29,7 +29,11 @@ HEADER = SessionHeader(
     daemon=ProcessIdentity(pid=9, start_ticks=19),
     engine={"model": "m", "vllm": {"a": [1, 2]}},
     generation=GenerationSpec(
-        system="Be brief — ja", stop=("\n", "é"), response_format='{"type": "object"}', seed=7
+        system="Be brief — ja",
+        stop=("\n", "é"),
+        response_format='{"type": "object"}',
+        seed=7,
+        choice=("a", "b"),
     ),
     collector=CollectorAddress(host="h", port=1, token="t"),
 )

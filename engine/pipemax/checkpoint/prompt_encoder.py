@@ -5,15 +5,18 @@ those of the template and of the system message; in a plain prompt, those of the
 ``transformers``' interface, and imports neither it nor vLLM.
 """
 
+import json
 import re
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import takewhile
+from typing import Any
 
 from pipemax.checkpoint.special_tokens import SpecialTokens, Tokenizer
 from pipemax.config import ChatMode
-from pipemax.generation import GenerationRequest, Message, RequestError
+from pipemax.generation import GenerationRequest, Message, RequestError, Sampling
 from pipemax.wire import ErrorCode
 
 _ROLE = re.compile(r"[\w-]+")
@@ -27,6 +30,19 @@ def shared_prefix_tokens(prompts: Sequence[list[int]]) -> int:
     first, last = min(prompts), max(prompts)
     same = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
     return sum(1 for _ in same)
+
+
+def template_variables(sampling: Sampling) -> dict[str, Any]:
+    """Return the variables that the chat template gets besides the messages."""
+    variables = _parsed(sampling.chat_template_kwargs) if sampling.chat_template_kwargs else {}
+    effort = sampling.reasoning_effort
+    return dict(variables) if effort is None else {**variables, "reasoning_effort": effort}
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> dict[str, Any]:
+    variables: dict[str, Any] = json.loads(text)
+    return variables
 
 
 class PromptEncoder:
@@ -104,7 +120,10 @@ class PromptEncoder:
         try:
             with self._lock:
                 text: str = self._tokenizer.apply_chat_template(
-                    turns, tokenize=False, add_generation_prompt=True
+                    turns,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    **template_variables(request.sampling),
                 )
                 return text
         except Exception as error:  # a template is a program of the model's authors: it may raise anything

@@ -24,6 +24,7 @@ from pipemax.node.virtual_node import VirtualNodeSetup
 from pipemax.policy.layout_choice import FixedLayout
 from pipemax.policy.layout_start import fixed_layout
 from pipemax.replicas.division import config_of_replica, stages_of_replica
+from pipemax.serve.answer_checks import check_answers, check_constraint, check_reasoning_parser
 from pipemax.serve.schema_checks import check_response_format
 from pipemax.serve.start_checks import check_start
 from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest, SessionErrorCode
@@ -50,9 +51,10 @@ def preflight(request: PreflightRequest) -> PreflightReply:
         )
     try:
         sampling = check_generation(request.generation)
-        if virtual is not None and request.generation.response_format is not None:
+        if virtual is not None and (sampling.is_constrained or sampling.logprobs):
             raise ValueError(
-                "response-format: a virtual node computes nothing, so its answers follow no schema"
+                "response-format: a virtual node computes nothing, so its answers follow no schema, choice, regex or "
+                "grammar, and have no logprobs"
             )
     except ValueError as error:
         return PreflightReply(error_code=SessionErrorCode.INVALID_GENERATION, error=str(error))
@@ -68,6 +70,7 @@ def preflight(request: PreflightRequest) -> PreflightReply:
                 has_gpus=num_gpus > 0,
                 max_model_len=longest,
             )
+        check_reasoning_parser(config)
         encoder = PromptEncoder(tokenizer, chat=config.chat, max_model_len=longest)
     except ValueError as error:
         shared = f" (each of {config.num_replicas} replicas has its part)" if config.num_replicas > 1 else ""
@@ -78,6 +81,10 @@ def preflight(request: PreflightRequest) -> PreflightReply:
             error=f"a system prompt needs a chat template, which the tokenizer of {config.model!r} lacks; "
             "put the text into the prompt template instead",
         )
+    try:
+        check_answers(config, sampling, tokenizer, has_template=encoder.has_chat_template)
+    except ValueError as error:
+        return PreflightReply(error_code=SessionErrorCode.INVALID_GENERATION, error=str(error))
     requests = [
         GenerationRequest(
             request_id=str(i), prompt=prompt, system=request.generation.system, sampling=sampling
@@ -87,7 +94,10 @@ def preflight(request: PreflightRequest) -> PreflightReply:
     encoded = encoder.encode(requests)
     rendered = encoder.render(requests[0]) if requests else ""
     prompts = [ids for ids in encoded if not isinstance(ids, RequestError)]
-    row_tokens = [len(ids) + request.generation.max_tokens for ids in prompts]
+    # Most choices take one token, unless the model thinks first.
+    is_short = bool(sampling.choice) and config.reasoning_parser is None
+    most_tokens = 1 if is_short else sampling.max_tokens
+    row_tokens = [len(ids) + most_tokens for ids in prompts]
     return PreflightReply(
         model=config.model,
         model_fingerprint=_fingerprint(config, model_config),
@@ -96,7 +106,7 @@ def preflight(request: PreflightRequest) -> PreflightReply:
         prompt_tokens=[0 if isinstance(ids, RequestError) else len(ids) for ids in encoded],
         first_prompt=f"({rendered.message})" if isinstance(rendered, RequestError) else rendered,
         engine=config.model_dump(mode="json"),
-        row_lengths=_row_lengths(config, request, prompts),
+        row_lengths=_row_lengths(config, prompts, most_tokens, request.rows),
         expected_rows=(
             _expected_rows(config, own_config, model_config, num_stages, num_gpus > 0, row_tokens)
             if virtual is None
@@ -129,7 +139,7 @@ def _virtual_rows(config: EngineConfig, virtual: VirtualNodeSetup, row_tokens: S
 
 
 def _row_lengths(
-    config: EngineConfig, request: PreflightRequest, prompts: Sequence[list[int]]
+    config: EngineConfig, prompts: Sequence[list[int]], most_tokens: int, rows: int | None
 ) -> dict[str, Any] | None:
     """Return the lengths of the sampled prompts, by which policy and layout are chosen.
 
@@ -142,9 +152,9 @@ def _row_lengths(
     lengths = RowLengths(
         prompt_tokens=tuple(sorted(len(ids) for ids in prompts)[::step]),
         shared_prefix_tokens=shared_prefix_tokens(prompts),
-        max_tokens=request.generation.max_tokens,
+        max_tokens=most_tokens,
         mean_output_tokens=None,
-        rows=request.rows,
+        rows=rows,
     )
     return lengths.model_dump(mode="json")
 
@@ -153,7 +163,9 @@ def check_generation(generation: GenerationSpec) -> Sampling:
     """Return the sampling that the spec asks for. ``ValueError`` names an invalid value."""
     if generation.response_format is not None:
         check_response_format(generation.response_format)
-    return generation.sampling()
+    sampling = generation.sampling()
+    check_constraint(sampling)
+    return sampling
 
 
 def _fingerprint(config: EngineConfig, model_config: "PreTrainedConfig") -> str:

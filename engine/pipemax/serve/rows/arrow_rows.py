@@ -28,9 +28,9 @@ class FinishedRow:
 
     def output_size(self) -> int:
         """Estimate the bytes that the row holds until it is delivered."""
-        text = self.completion.text or ""
-        message = self.completion.error.message if self.completion.error else ""
-        return 64 + len(text) + len(message)
+        done = self.completion
+        texts = [done.text, done.reasoning, *(done.samples or ()), done.error.message if done.error else None]
+        return 64 + sum(len(text) for text in texts if text is not None) + 32 * len(done.probabilities or ())
 
 
 class RowFaultError(ValueError):
@@ -79,13 +79,21 @@ def completion_batch(rows: Sequence[FinishedRow]) -> pa.RecordBatch:
     errors = [completion.error for completion in done]
     columns = [
         [row.row_id for row in rows],
-        [None if c.error or c.text is None else _encodable(c.text) for c in done],
-        [None if c.error else c.finish_reason for c in done],
+        [_encodable(c.text) for c in done],
+        [c.finish_reason for c in done],
         [c.prompt_tokens for c in done],
         [c.completion_tokens for c in done],
         [error.code if error else None for error in errors],
         [_encodable(error.message) if error else None for error in errors],
         [row.completed_at_us for row in rows],
+        [_encodable(c.reasoning) for c in done],
+        [c.reasoning_tokens for c in done],
+        [c.logprob_sum for c in done],
+        [c.logprob_mean for c in done],
+        [c.probabilities for c in done],
+        [None if c.samples is None else list(map(_encodable, c.samples)) for c in done],
+        [c.agreement for c in done],
+        [c.attempts for c in done],
     ]
     arrays = [pa.array(values, field.type) for values, field in zip(columns, COMPLETION_SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=COMPLETION_SCHEMA)
@@ -155,8 +163,10 @@ def row_seed(job_seed: int, prompt: str | None, turns: tuple[Message, ...] | Non
     return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest()) >> 1
 
 
-def _encodable(text: str) -> str:
+def _encodable(text: str | None) -> str | None:
     """Replace lone surrogates, which Arrow refuses, by question marks: one odd row must not end its session."""
+    if text is None:
+        return None
     try:
         text.encode()
     except UnicodeEncodeError:

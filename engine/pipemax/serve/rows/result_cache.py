@@ -69,4 +69,9 @@ def _common_key(engine_id: str, system: str | None, sampling: Sampling) -> bytes
 
 
 def _size(completion: Completion) -> int:
-    return _ENTRY_BYTES + sys.getsizeof(completion.text or "")
+    texts = [completion.text, completion.reasoning, *(completion.samples or ())]
+    return (
+        _ENTRY_BYTES
+        + sum(sys.getsizeof(text or "") for text in texts)
+        + 100 * len(completion.probabilities or ())
+    )

@@ -9,26 +9,33 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Protocol
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
-from vllm.inputs import tokens_input
+from vllm.inputs import TokensInput, tokens_input
 from vllm.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
-from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
-from pipemax.checkpoint.prompt_encoder import PromptEncoder
+from pipemax.answers.asks import Ask, Told
+from pipemax.answers.book import RowBook
+from pipemax.answers.choice_tree import ChoiceTree
+from pipemax.answers.row import RowTools
+from pipemax.checkpoint.prompt_encoder import PromptEncoder, template_variables
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.domain.plan import Batching
-from pipemax.generation import Completion, EngineStats, GenerationRequest, RequestError, Sampling
+from pipemax.generation import Completion, EngineStats, GenerationRequest, RequestError
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.vllm_ext.calibration.measure import calibrate_at_start
 from pipemax.vllm_ext.core_calls import mix_batches, set_input_open, use_batching
 from pipemax.vllm_ext.engine.admission import AdmissionBook
+from pipemax.vllm_ext.engine.sampling import sampling_params, told_of
 from pipemax.vllm_ext.engine.stat_logger import EngineLedger, StatLogger
 from pipemax.vllm_ext.engine.step_watch import StepWatch
+from pipemax.vllm_ext.engine.thinking import VllmThinking
 from pipemax.vllm_ext.engine.time_account import TimeAccount, TimePart
 from pipemax.vllm_ext.launch.start import RunningVllm
 from pipemax.vllm_ext.launch.vllm_config import admission_capacity_tokens
@@ -41,14 +48,12 @@ _ENCODED_AT_ONCE = 512
 
 @dataclass(frozen=True, slots=True)
 class _Add:
-    request_id: str
-    token_ids: list[int]
-    sampling: Sampling
+    ask: Ask
 
 
 @dataclass(frozen=True, slots=True)
 class _Abort:
-    request_ids: tuple[str, ...]
+    ask_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,7 @@ class VllmEngine:
                 chat=config.chat,
                 max_model_len=vllm_config.model_config.max_model_len,
             )
+            self._thinking = self._make_thinking(config)
         except EngineStartError:  # it failed the check, and says why
             self._vllm.close()
             raise
@@ -107,6 +113,9 @@ class VllmEngine:
             raise EngineStartError(
                 f"model {config.model!r} was loaded and cannot be served: {cause}"
             ) from error
+        self._rows = RowBook(
+            RowTools(encode=self._encode, tree_of=lru_cache(maxsize=64)(self._tree), thinking=self._thinking)
+        )
         self._max_model_len: int = vllm_config.model_config.max_model_len
         self._hears_of_input = config.policy is Policy.PIPEMAX
         self._admission = AdmissionBook(admission_capacity_tokens(vllm_config))
@@ -132,9 +141,10 @@ class VllmEngine:
         check_at_start(self._engine, self._vllm.vllm_config, config)
         return calibrate_at_start(self._engine, self._vllm.vllm_config, config)
 
-    def _sampling_params(self, token_ids: Sequence[int], sampling: Sampling) -> SamplingParams:
-        """Return vLLM's parameters of a request with this prompt. ``ValueError`` becomes the row's error."""
-        return _sampling_params(sampling)
+    def _sampling_params(self, ask: Ask) -> SamplingParams:
+        """Return vLLM's parameters of an ask. ``ValueError`` becomes the row's error."""
+        skip = self._thinking is None or self._thinking.skip_special_tokens
+        return sampling_params(ask, skip_special_tokens=skip)
 
     def _text(self, sequence: CompletionOutput) -> str:
         return sequence.text
@@ -151,15 +161,28 @@ class VllmEngine:
             if isinstance(encoded, RequestError):
                 refused.append(Completion(request_id=request.request_id, error=encoded))
                 continue
-            most_tokens = min(len(encoded) + request.sampling.max_tokens, self._max_model_len)
-            self._admission.submit(request.request_id, most_tokens)
-            self._commands.put(_Add(request.request_id, encoded, request.sampling))
+            asks = self._rows.open(request, encoded)
+            if isinstance(asks, Completion):
+                refused.append(asks)
+            else:
+                self._send(asks)
         if refused:
             self._completions.put(refused)
 
+    def _send(self, asks: Sequence[Ask]) -> None:
+        for ask in asks:
+            most_tokens = 1 if ask.allowed else ask.sampling.max_tokens
+            self._admission.submit(ask.ask_id, min(len(ask.token_ids) + most_tokens, self._max_model_len))
+            self._commands.put(_Add(ask))
+
+    def _encode(self, request: GenerationRequest) -> list[int] | RequestError:
+        (encoded,) = self._encoder.encode([request])
+        return encoded
+
     def abort(self, request_ids: Sequence[str]) -> None:
-        self._admission.end(request_ids)
-        self._commands.put(_Abort(tuple(request_ids)))
+        ask_ids = self._rows.abort(request_ids)
+        self._admission.end(ask_ids)
+        self._commands.put(_Abort(tuple(ask_ids)))
 
     def set_input_open(self, is_open: bool) -> None:
         self._commands.put(_Input(is_open))
@@ -222,12 +245,7 @@ class VllmEngine:
                     continue
                 with self._steps.step():
                     outputs = self._engine.step()
-                finished = [self._completion(output) for output in outputs if output.finished]
-                if finished:
-                    self._admission.end(completion.request_id for completion in finished)
-                    self._completions.put(finished)
-                    if self._watch is not None:
-                        self._watch.ended(finished)
+                self._take([output for output in outputs if output.finished])
         except Exception as error:  # whatever ends this thread must reach the caller of poll
             died = EngineDiedError(f"the engine died: {self._vllm.cause_of(error)}")
             died.__cause__ = error
@@ -245,11 +263,11 @@ class VllmEngine:
             wait = False
             match command:
                 case _Add():
-                    self._add(command)
+                    self._add(command.ask)
                 case _Abort():
-                    self._engine.abort_request(list(command.request_ids))
+                    self._engine.abort_request(list(command.ask_ids))
                     if self._watch is not None:
-                        self._watch.aborted(command.request_ids)
+                        self._watch.aborted(command.ask_ids)
                 case _Input():
                     self._tell_input(command.is_open)
                 case _UseBatching():
@@ -259,61 +277,83 @@ class VllmEngine:
                 case _Stop():
                     return False
 
-    def _add(self, command: _Add) -> None:
+    def _add(self, ask: Ask) -> None:
         try:
-            self._engine.add_request(
-                command.request_id,
-                tokens_input(command.token_ids),
-                self._sampling_params(command.token_ids, command.sampling),
-            )
+            params = self._sampling_params(ask)
+            self._engine.add_request(ask.ask_id, self._core_request(ask, params), params)
         except (ValueError, VLLMValidationError) as error:  # vLLM's verdict on this one request
-            self._admission.end([command.request_id])
             refusal = RequestError(
                 code=ErrorCode.ENGINE_ERROR, message=f"the engine refused the row: {error}"
             )
-            self._completions.put([Completion(request_id=command.request_id, error=refusal)])
+            self._take_told([(ask.ask_id, Told(error=refusal))])
         else:
-            self._admission.send(command.request_id)
+            self._admission.send(ask.ask_id)
             if self._watch is not None:
-                self._watch.sent(command.request_id)
+                self._watch.sent(ask.ask_id)
+
+    def _core_request(self, ask: Ask, params: SamplingParams) -> TokensInput | EngineCoreRequest:
+        prompt = tokens_input(list(ask.token_ids))
+        if self._thinking is None or params.structured_outputs is None:
+            return prompt
+        # A parser of the core decides where the grammar begins to bind, and may need the template's variables.
+        request = self._engine.input_processor.process_inputs(
+            ask.ask_id, prompt, params, supported_tasks=self._engine.get_supported_tasks()
+        )
+        request.reasoning_parser_kwargs = {"chat_template_kwargs": template_variables(ask.sampling)}
+        return request
 
     def _tell_input(self, is_open: bool) -> None:
         self._ledger.input_open = is_open
         if self._hears_of_input:
             set_input_open(self._engine, is_open)
 
-    def _completion(self, output: RequestOutput | PoolingRequestOutput) -> Completion:
-        assert isinstance(output, RequestOutput), output
-        (sequence,) = output.outputs
-        error = None
-        if sequence.finish_reason not in ("stop", "length", "abort"):
-            error = RequestError(
-                code=ErrorCode.ENGINE_ERROR,
-                message=f"the engine ended the row with {sequence.finish_reason!r}",
-            )
-        return Completion(
-            request_id=output.request_id,
-            text=self._text(sequence) if error is None else None,
-            finish_reason=sequence.finish_reason if error is None else None,
-            prompt_tokens=len(output.prompt_token_ids or ()),
-            completion_tokens=len(sequence.token_ids),
-            token_ids=tuple(sequence.token_ids),
-            error=error,
+    def _take(self, outputs: Sequence[RequestOutput | PoolingRequestOutput]) -> None:
+        if not outputs:
+            return
+        told = []
+        for output in outputs:
+            assert isinstance(output, RequestOutput), output
+            (sequence,) = output.outputs
+            told.append((output.request_id, told_of(sequence, self._text(sequence))))
+        if self._watch is not None:
+            self._watch.ended([_as_completion(output) for output in outputs])
+        self._take_told(told)
+
+    def _take_told(self, told: Sequence[tuple[str, Told]]) -> None:
+        """Send the next asks of these asks' rows, and hand out the rows that have ended."""
+        self._admission.end(ask_id for ask_id, _ in told)
+        ended = []
+        for ask_id, each in told:
+            asks, completion = self._rows.take(ask_id, each)
+            self._send(asks)
+            if completion is not None:
+                ended.append(completion)
+        if ended:
+            self._completions.put(ended)
+
+    def _make_thinking(self, config: EngineConfig) -> VllmThinking | None:
+        if config.reasoning_parser is None:
+            return None
+        return VllmThinking(
+            self._vllm.vllm_config, self._engine.renderer.tokenizer, name=config.reasoning_parser
+        )
+
+    def _tree(self, choices: tuple[str, ...]) -> ChoiceTree:
+        tokenizer = self._engine.renderer.tokenizer
+        ends = self._vllm.vllm_config.model_config.try_get_generation_config().get("eos_token_id")
+        end_ids = {*(ends if isinstance(ends, list) else [ends]), getattr(tokenizer, "eos_token_id", None)}
+        return ChoiceTree.of(
+            choices,
+            partial(tokenizer.encode, add_special_tokens=False),
+            sorted(end for end in end_ids if end is not None),
         )
 
 
-def _sampling_params(sampling: Sampling) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        stop=list(sampling.stop),
-        seed=sampling.seed,
-        structured_outputs=(
-            None
-            if sampling.response_format is None
-            else StructuredOutputsParams(json=sampling.response_format)
-        ),
-        output_kind=RequestOutputKind.FINAL_ONLY,
+def _as_completion(output: RequestOutput | PoolingRequestOutput) -> Completion:
+    """Return the end of an ask as a watch of rows wants it: with its lengths."""
+    assert isinstance(output, RequestOutput), output
+    return Completion(
+        request_id=output.request_id,
+        prompt_tokens=len(output.prompt_token_ids or ()),
+        completion_tokens=len(output.outputs[0].token_ids),
     )

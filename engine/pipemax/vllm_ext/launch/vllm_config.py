@@ -11,6 +11,7 @@ import vllm
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
+from vllm.reasoning import ReasoningParserManager
 from vllm.usage.usage_lib import UsageContext
 
 from pipemax.config import EngineConfig, KvOffload, Policy, require_free_connector
@@ -171,15 +172,28 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         values["worker_cls"] = "pipemax.vllm_ext.worker.cpu_worker.CpuStageWorker"
     if config.policy is Policy.PIPEMAX:
         values |= _pipemax_args(config, num_gpus=num_gpus)
-    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "reasoning_parser"):
         if (value := getattr(config, name)) is not None:
             values[name] = value
+    _load_reasoning_parser(config)
     try:
         return EngineArgs(**{**values, **config.vllm})
     except TypeError as error:
         raise ValueError(
             f"vllm: {error} (these are the arguments of vLLM {vllm.__version__}'s EngineArgs)"
         ) from None  # the one cause: Python's own words do not name the config's field
+
+
+def _load_reasoning_parser(config: EngineConfig) -> None:
+    """Have vLLM know a parser that comes as a plugin. ``ValueError`` if it knows no parser of the config's name."""
+    name = config.vllm_argument("reasoning_parser")
+    if not name:
+        return
+    if plugin := config.vllm.get("reasoning_parser_plugin"):
+        ReasoningParserManager.import_reasoning_parser(plugin)
+    known = ReasoningParserManager.list_registered()
+    if name not in known:
+        raise ValueError(f"reasoning_parser {name!r} is unknown to vLLM; it knows {', '.join(known)}")
 
 
 def _pipemax_args(config: EngineConfig, *, num_gpus: int) -> dict[str, Any]:

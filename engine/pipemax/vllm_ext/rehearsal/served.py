@@ -19,10 +19,11 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
+from pipemax.answers.asks import Ask
 from pipemax.checkpoint.model_length import max_model_len
 from pipemax.config import BatchingChoice, EngineConfig
 from pipemax.domain.workload import WorkloadSpec
-from pipemax.generation import EngineStats, Sampling
+from pipemax.generation import EngineStats
 from pipemax.node.virtual_node import VirtualNodeSetup
 from pipemax.rehearsal.sequences import END_TOKEN
 from pipemax.sim.measured_engine import MeasuredEngine
@@ -115,16 +116,18 @@ class VirtualVllmEngine(VllmEngine):
     def _measure(self, config: EngineConfig) -> MeasuredEngine | None:
         return None  # its step times are the profiles', and no byte of KV could be checked
 
-    def _sampling_params(self, token_ids: Sequence[int], sampling: Sampling) -> SamplingParams:
-        if sampling.response_format is not None:
-            raise ValueError("a virtual node computes nothing, so its answers follow no response format")
+    def _sampling_params(self, ask: Ask) -> SamplingParams:
+        if ask.sampling.is_constrained or ask.sampling.logprobs:
+            raise ValueError(
+                "a virtual node computes nothing: its answers follow no format and have no logprobs"
+            )
         return SamplingParams(
-            max_tokens=sampling.max_tokens,
+            max_tokens=ask.sampling.max_tokens,
             temperature=0.0,
             ignore_eos=True,
             stop_token_ids=[END_TOKEN],
             detokenize=False,
-            extra_args={OUTPUT_TOKENS: self._answers.of(token_ids)},
+            extra_args={OUTPUT_TOKENS: self._answers.of(ask.token_ids)},
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 

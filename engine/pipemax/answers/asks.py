@@ -1,0 +1,51 @@
+"""Define an ask, which is one request to the engine's core, and what the core told in answer to it.
+
+A row is one ask, unless it samples, is tried again, or chooses: then it is several (``pipemax.answers.row``).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pipemax.generation import RequestError, Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request to the engine's core, for a row with its own sampling."""
+
+    ask_id: str
+    token_ids: Sequence[int]
+    """The prompt."""
+    sampling: Sampling
+    """The row's; the ask's own seed takes the place of its seed."""
+    seed: int | None = None
+    allowed: tuple[int, ...] = ()
+    """If not empty, the answer is one token of these."""
+    with_scores: bool = False
+    """Whether to tell how probable each of ``allowed`` is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """The core's answer to an ask."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    finish_reason: str | None = None
+    """``stop``, ``length`` or ``abort``."""
+    logprobs: Sequence[float] | None = None
+    """The logarithm of each token's probability, if the row wants it."""
+    scores: Mapping[int, float] | None = None
+    """The same of each allowed token, before the others were ruled out."""
+    error: RequestError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """An output, split into thinking and answer."""
+
+    reasoning: str | None
+    answer: str | None
+    """None if the output ended before an answer began."""
+    answer_tokens: int
+    """The output's last tokens, which the answer took."""

@@ -1,0 +1,64 @@
+"""Keep the rows that the engine has, by their asks.
+
+Rows are opened and aborted on any thread. What is told of an ask is taken in on the engine's own thread.
+"""
+
+import threading
+from collections.abc import Iterable, Sequence
+
+from pipemax.answers.asks import Ask, Told
+from pipemax.answers.row import Row, RowTools
+from pipemax.generation import Completion, GenerationRequest, RequestError
+from pipemax.wire import ErrorCode
+
+
+class RowBook:
+    """The open rows and their asks. Thread-safe."""
+
+    def __init__(self, tools: RowTools) -> None:
+        self._tools = tools
+        self._lock = threading.Lock()
+        self._rows: dict[str, Row] = {}
+        self._row_of: dict[str, tuple[str, Row]] = {}  # ask → its row, with the row's id
+
+    def open(self, request: GenerationRequest, token_ids: Sequence[int]) -> list[Ask] | Completion:
+        """Return the first asks of a row whose prompt has these tokens, or its error."""
+        row = Row(request, token_ids, self._tools)
+        try:
+            asks = row.begin()
+        except ValueError as error:  # its choices cannot be told apart
+            refused = RequestError(code=ErrorCode.INVALID_PARAMETER, message=str(error))
+            return Completion(request_id=request.request_id, error=refused)
+        with self._lock:
+            self._rows[request.request_id] = row
+            self._note(request.request_id, row, asks)
+        return asks
+
+    def take(self, ask_id: str, told: Told) -> tuple[list[Ask], Completion | None]:
+        """Take in what was told of an ask. Return the row's next asks, or its completion once it has no more.
+
+        Both are empty while other asks of the row are open, and if the row was aborted.
+        """
+        with self._lock:
+            found = self._row_of.pop(ask_id, None)
+            if found is None:
+                return [], None
+            request_id, row = found
+            asks = row.take(ask_id, told)
+            self._note(request_id, row, asks)
+            if row.completion is not None:
+                del self._rows[request_id]
+            return asks, row.completion
+
+    def abort(self, request_ids: Iterable[str]) -> list[str]:
+        """Forget rows. Return their open asks; unknown ids are ignored."""
+        with self._lock:
+            rows = [self._rows.pop(request_id) for request_id in request_ids if request_id in self._rows]
+            open_asks = [ask_id for row in rows for ask_id in row.open_asks]
+            for ask_id in open_asks:
+                del self._row_of[ask_id]
+            return open_asks
+
+    def _note(self, request_id: str, row: Row, asks: Iterable[Ask]) -> None:
+        for ask in asks:
+            self._row_of[ask.ask_id] = request_id, row

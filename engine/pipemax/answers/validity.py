@@ -1,0 +1,70 @@
+"""Judge a finished answer: does it match what the job asked for?
+
+The engine constrains its output while it generates, so an answer is invalid mostly because it was cut. A JSON answer is
+checked with ``jsonschema``, which also finds what the grammar compilers do not enforce.
+"""
+
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from pipemax.generation import Sampling
+
+CUT = "was cut at max_tokens before it was complete"
+_SHOWN = 200
+
+
+def fault_of(text: str, finish_reason: str | None, sampling: Sampling) -> str | None:
+    """Return what is wrong with the answer, as the rest of a sentence about it; None if nothing is."""
+    is_cut = finish_reason == "length"
+    if sampling.choice:
+        return _fault_of_choice(text, sampling.choice, is_cut=is_cut)
+    if sampling.response_format is not None:
+        return _fault_of_json(text, sampling.response_format, is_cut=is_cut)
+    if is_cut and sampling.is_constrained:
+        return CUT
+    return None
+
+
+def vote_of(text: str, sampling: Sampling) -> str:
+    """Return a text that is equal for answers that count as equal, such as JSON with other white space."""
+    if sampling.response_format is None:
+        return text.strip()
+    return json.dumps(json.loads(text), sort_keys=True)
+
+
+def _fault_of_choice(text: str, choices: tuple[str, ...], *, is_cut: bool) -> str | None:
+    if text not in choices:
+        return CUT if is_cut else f"{text[:_SHOWN]!r} is none of the choices"
+    may_go_on = any(choice != text and choice.startswith(text) for choice in choices)
+    return CUT if is_cut and may_go_on else None
+
+
+def _fault_of_json(text: str, schema: str, *, is_cut: bool) -> str | None:
+    try:
+        value = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        return CUT if is_cut else f"is not JSON: {error}"
+    if (fault := _first_fault(schema)(value)) is None:
+        return None
+    return f"does not match the schema: {fault[:_SHOWN]}"
+
+
+@lru_cache(maxsize=64)
+def _first_fault(schema: str) -> Callable[[Any], str | None]:
+    import jsonschema  # imported only for a schema: an engine may run without it
+
+    checked = json.loads(schema)
+    kind = jsonschema.validators.validator_for(checked)
+    validator = kind(checked, format_checker=kind.FORMAT_CHECKER)
+
+    def fault(value: Any) -> str | None:
+        error = jsonschema.exceptions.best_match(validator.iter_errors(value))
+        return None if error is None else f"at {error.json_path}: {error.message}"
+
+    return fault
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not allowed in JSON")

@@ -1,0 +1,79 @@
+"""Turn an ask into vLLM's parameters, and vLLM's output of it into what was told."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.logprobs import FlatLogprobs
+from vllm.outputs import CompletionOutput
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+from pipemax.answers.asks import Ask, Told
+from pipemax.generation import RequestError, Sampling
+from pipemax.wire import ErrorCode
+
+
+def sampling_params(ask: Ask, *, skip_special_tokens: bool = True) -> SamplingParams:
+    """Return vLLM's parameters. ``ValueError`` if vLLM finds them invalid."""
+    sampling = ask.sampling
+    common: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": ask.seed,
+        "output_kind": RequestOutputKind.FINAL_ONLY,
+    }
+    if ask.allowed:
+        allowed = list(ask.allowed)
+        return SamplingParams(
+            max_tokens=1,
+            allowed_token_ids=allowed,
+            logprob_token_ids=allowed if ask.with_scores else None,
+            flat_logprobs=True,
+            detokenize=False,
+            **common,
+        )
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        stop=list(sampling.stop),
+        structured_outputs=_structured_outputs(sampling),
+        logprobs=0 if sampling.logprobs and not sampling.choice else None,
+        flat_logprobs=True,
+        skip_special_tokens=skip_special_tokens,
+        **common,
+    )
+
+
+def _structured_outputs(sampling: Sampling) -> StructuredOutputsParams | None:
+    if not sampling.is_constrained:
+        return None
+    return StructuredOutputsParams(
+        json=sampling.response_format,
+        regex=sampling.regex,
+        choice=list(sampling.choice) or None,
+        grammar=sampling.grammar,
+    )
+
+
+def told_of(sequence: CompletionOutput, text: str) -> Told:
+    """Return what vLLM told of an ask that has ended."""
+    if sequence.finish_reason not in ("stop", "length", "abort"):
+        reason = f"the engine ended the row with {sequence.finish_reason!r}"
+        return Told(error=RequestError(code=ErrorCode.ENGINE_ERROR, message=reason))
+    logprobs = sequence.logprobs
+    assert logprobs is None or isinstance(logprobs, FlatLogprobs), type(logprobs)
+    return Told(
+        text=text,
+        token_ids=tuple(sequence.token_ids),
+        finish_reason=sequence.finish_reason,
+        # A token's own logprob comes first at its position.
+        logprobs=None if logprobs is None else [logprobs.logprobs[first] for first in logprobs.start_indices],
+        scores=None if logprobs is None else _last_scores(logprobs),
+    )
+
+
+def _last_scores(logprobs: FlatLogprobs) -> Mapping[int, float]:
+    if not logprobs.start_indices:
+        return {}
+    first, end = logprobs.start_indices[-1], logprobs.end_indices[-1]
+    return dict(zip(logprobs.token_ids[first:end], logprobs.logprobs[first:end], strict=True))

@@ -1,0 +1,179 @@
+"""Constrained answers, confidence, samples, attempts and thinking on real vLLM, under both schedulers."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipemax.api import Completion, GenerationRequest, OfflineEngine, Sampling
+from pipemax.wire import ErrorCode
+from tests.engine.conftest import DEMO_MODEL
+from tests.engine.test_offline_engine import SCHEMA, demo_prompts, run
+
+LABELS: list[str] = json.loads(SCHEMA)["properties"]["section"]["enum"]
+ANSWERS = tuple(f'{{"section": "{label}"}}' for label in LABELS)
+THINKS = json.dumps({"thinking": True})
+
+
+def ask(engine: OfflineEngine, prompts: list[str], **sampling: Any) -> list[Completion]:
+    requests = [
+        GenerationRequest(request_id=str(i), prompt=prompt, sampling=Sampling(**sampling))
+        for i, prompt in enumerate(prompts)
+    ]
+    completions = run(engine, *requests)
+    return [completions[str(i)] for i in range(len(prompts))]
+
+
+def log_probabilities(prompt: str, tokens: list[int]) -> torch.Tensor:
+    """Of the whole vocabulary at the place of each of these tokens and behind them, by transformers."""
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
+    )
+    model = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([[*ids, *tokens]])).logits[0]
+    return torch.log_softmax(logits[len(ids) - 1 :], dim=-1)
+
+
+def test_a_choice_takes_one_token_and_is_what_the_model_would_have_written(engine: OfflineEngine) -> None:
+    prompts = demo_prompts(24)
+    chosen = ask(engine, prompts, choice=ANSWERS)
+    written = ask(engine, prompts, max_tokens=24)
+    assert [completion.text for completion in chosen] == [completion.text for completion in written]
+    assert {completion.completion_tokens for completion in chosen} == {1}
+
+
+def test_a_choice_s_probabilities_are_those_of_transformers(engine: OfflineEngine) -> None:
+    prompt = demo_prompts(1)[0]
+    (completion,) = ask(engine, [prompt], choice=ANSWERS, logprobs=True)
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    tokens = [tokenizer.encode(answer, add_special_tokens=False) for answer in ANSWERS]
+    shared = tokens[0][:4]
+    assert all(each[:4] == shared for each in tokens)
+    behind = log_probabilities(prompt, shared)[-1]
+    expected = torch.softmax(torch.stack([behind[each[4]] for each in tokens]), dim=0).tolist()
+    assert dict(completion.probabilities or ()) == pytest.approx(
+        dict(zip(ANSWERS, expected, strict=True)), abs=1e-4
+    )
+
+
+def test_an_answer_s_logprob_is_that_of_transformers(engine: OfflineEngine) -> None:
+    prompt = demo_prompts(1)[0]
+    (completion,) = ask(engine, [prompt], max_tokens=24, logprobs=True)
+    tokens = list(completion.token_ids)
+    found = log_probabilities(prompt, tokens)
+    expected = sum(found[place][token].item() for place, token in enumerate(tokens))
+    assert completion.logprob_sum == pytest.approx(expected, abs=1e-3)
+    assert completion.logprob_mean == pytest.approx(expected / len(tokens), abs=1e-3)
+
+
+def test_regular_expressions_and_grammars_are_obeyed_whatever_the_prompt(engine: OfflineEngine) -> None:
+    prompts = ["Sing a song.", "{}{}{", "日本語", "Package: libfoo-dev"]
+    for completion in ask(engine, prompts, max_tokens=24, regex=r"[A-Z]{2}-\d{3}"):
+        assert re.fullmatch(r"[A-Z]{2}-\d{3}", completion.text or "")
+    for grammar in ('root ::= "up" | "down"', 'start: "up" | "down"'):
+        for completion in ask(engine, prompts, max_tokens=24, grammar=grammar):
+            assert completion.text in ("up", "down")
+    (cut,) = ask(engine, prompts[:1], max_tokens=2, regex=r"[A-Z]{2}-\d{3}")
+    assert cut.error is not None
+    assert (cut.error.code, cut.finish_reason) == (ErrorCode.RESPONSE_FORMAT, "length")
+
+
+def test_samples_vote_and_the_same_seed_gives_the_same_ones(engine: OfflineEngine) -> None:
+    prompts = demo_prompts(8)
+    sampling = {"choice": ANSWERS, "n": 7, "temperature": 1.5, "seed": 11}
+    first, again = ask(engine, prompts, **sampling), ask(engine, prompts[::-1], **sampling)[::-1]
+    assert [completion.samples for completion in first] == [completion.samples for completion in again]
+    assert any(len(set(completion.samples or ())) > 1 for completion in first)
+    for completion in first:
+        samples = completion.samples or ()
+        assert len(samples) == 7
+        assert completion.agreement == samples.count(completion.text) / 7
+        assert max(map(samples.count, samples)) == samples.count(completion.text)
+
+
+def test_cut_answers_are_tried_again_until_one_fits_or_attempts_run_out(engine: OfflineEngine) -> None:
+    sampling: dict[str, Any] = {"max_tokens": 4, "regex": "[a-z]{2,30}", "temperature": 2.0, "seed": 5}
+    prompts = demo_prompts(24)
+    once = ask(engine, prompts, **sampling)
+    tried = ask(engine, prompts, attempts=4, **sampling)
+    assert sum(c.error is None for c in tried) > sum(c.error is None for c in once) > 0
+    for before, after in zip(once, tried, strict=True):
+        if before.error is None:
+            assert (after.text, after.attempts) == (before.text, 1), "a good first answer stays"
+        else:
+            assert after.attempts == 4 or after.error is None
+            assert after.attempts > 1
+    assert [c.text for c in ask(engine, prompts, attempts=4, **sampling)] == [c.text for c in tried]
+
+
+def test_thinking_is_split_off_and_a_constraint_binds_only_the_answer(engine: OfflineEngine) -> None:
+    prompts = demo_prompts(6)
+    thoughtful: dict[str, Any] = {"max_tokens": 24, "chat_template_kwargs": THINKS, "include_reasoning": True}
+    plain = ask(engine, prompts, **thoughtful)
+    written = ask(engine, prompts, max_tokens=24)
+    for completion, whole in zip(plain, written, strict=True):
+        assert completion.reasoning == '{"section'
+        assert f'{completion.reasoning}":{completion.text}' == whole.text
+        assert completion.reasoning_tokens == 3
+        assert (whole.reasoning, whole.reasoning_tokens) == (None, 0)
+    for completion in ask(engine, prompts, choice=("up", "down"), logprobs=True, **thoughtful):
+        assert (completion.reasoning, completion.error) == ('{"section', None)
+        assert completion.text in ("up", "down")
+        assert sum(dict(completion.probabilities or ()).values()) == pytest.approx(1.0)
+    for completion in ask(engine, prompts, response_format='{"type": "boolean"}', **thoughtful):
+        assert (completion.reasoning, completion.text) in (('{"section', "true"), ('{"section', "false"))
+
+
+def test_thinking_that_never_ends_is_an_error_with_what_was_cut(engine: OfflineEngine) -> None:
+    (completion,) = ask(
+        engine, demo_prompts(1), max_tokens=2, chat_template_kwargs=THINKS, include_reasoning=True
+    )
+    assert completion.error is not None
+    assert completion.error.code == ErrorCode.REASONING_UNFINISHED
+    assert (completion.reasoning, completion.text) == ('{"section', None)
+
+
+def test_vllm_s_parsers_split_what_their_models_write() -> None:
+    from vllm.config import ModelConfig, VllmConfig
+
+    from pipemax.answers.asks import Told
+    from pipemax.vllm_ext.engine.thinking import VllmThinking
+
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    tokenizer.add_tokens(["<think>", "</think>"])
+    config = VllmConfig()
+    config.model_config = ModelConfig(str(DEMO_MODEL))
+    for name, output in {
+        "qwen3": "<think>\nhmm, so\n</think>\n\nnet",
+        "deepseek_r1": "hmm, so</think>net",
+    }.items():
+        thinking = VllmThinking(config, tokenizer, name=name)
+        tokens = tuple(tokenizer.encode(output, add_special_tokens=False))
+        told = Told(text=output, token_ids=tokens, finish_reason="stop")
+        split = thinking.split([1, 2], told, Sampling())
+        assert ((split.reasoning or "").strip(), (split.answer or "").strip()) == ("hmm, so", "net"), name
+        assert 0 < split.answer_tokens < len(tokens), name
+        cut = Told(text="<think>hmm", token_ids=tokens[:2], finish_reason="length")
+        assert thinking.split([1, 2], cut, Sampling()).answer is None, name
+    off = Sampling(chat_template_kwargs='{"enable_thinking": false}')
+    ended = tokenizer.encode("<think>\n\n</think>\n\n", add_special_tokens=False)
+    thinking = VllmThinking(config, tokenizer, name="qwen3")
+    assert thinking.is_over(ended, off)
+    assert thinking.split(ended, Told(text="net", token_ids=(5,)), off).answer == "net"
+    with pytest.raises(ValueError, match="does not fit the model"):
+        VllmThinking(config, AutoTokenizer.from_pretrained(DEMO_MODEL), name="deepseek_r1")
+
+
+def test_the_names_of_vllm_s_parsers_are_read_from_its_source() -> None:
+    from vllm.reasoning import ReasoningParserManager
+
+    from pipemax.serve.answer_checks import known_reasoning_parsers
+
+    registered = set(ReasoningParserManager.list_registered())
+    assert known_reasoning_parsers() <= registered
+    assert {"qwen3", "deepseek_r1", "openai_gptoss"} <= known_reasoning_parsers()

@@ -1,0 +1,235 @@
+"""A row's way through its asks: what is asked next, and which completion comes out."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import log
+from typing import Any
+
+import pytest
+
+from pipemax.answers.asks import Ask, Split, Told
+from pipemax.answers.book import RowBook
+from pipemax.answers.choice_tree import ChoiceTree
+from pipemax.answers.row import Row, RowTools, seed_of
+from pipemax.generation import Completion, GenerationRequest, RequestError, Sampling
+from pipemax.wire import ErrorCode
+
+PROMPT = [1, 2, 3]
+END = 99
+SCHEMA = json.dumps(
+    {"type": "object", "properties": {"n": {"type": "integer", "minimum": 5}}, "required": ["n"]}
+)
+
+
+def letters(text: str) -> list[int]:
+    return [ord(letter) for letter in text]
+
+
+class HashThinking:
+    """Thinking ends with a '#'; a prompt that ends with 0 has none."""
+
+    def is_over(self, prompt: Sequence[int], sampling: Sampling) -> bool:
+        return prompt[-1] == 0
+
+    def split(self, prompt: Sequence[int], told: Told, sampling: Sampling) -> Split:
+        if self.is_over(prompt, sampling):
+            return Split(reasoning=None, answer=told.text, answer_tokens=len(told.token_ids))
+        thought, mark, answer = told.text.partition("#")
+        return Split(reasoning=thought, answer=answer if mark and answer else None, answer_tokens=len(answer))
+
+
+@dataclass
+class Model:
+    """Answers each ask, and keeps them."""
+
+    answer: Callable[[Ask], Told]
+    thinking: HashThinking | None = None
+
+    def __post_init__(self) -> None:
+        self.asks: list[Ask] = []
+        self.encoded: list[GenerationRequest] = []
+
+    def encode(self, request: GenerationRequest) -> list[int] | RequestError:
+        self.encoded.append(request)
+        return [7] * (len(PROMPT) + 1)
+
+    def run(self, **sampling: Any) -> Completion:
+        tools = RowTools(
+            encode=self.encode,
+            tree_of=lambda choices: ChoiceTree.of(choices, letters, [END]),
+            thinking=self.thinking,
+        )
+        request = GenerationRequest(request_id="r", prompt="Say", sampling=Sampling(**sampling))
+        row = Row(request, PROMPT, tools)
+        waiting = row.begin()
+        while waiting:
+            ask = waiting.pop(0)
+            self.asks.append(ask)
+            waiting += row.take(ask.ask_id, self.answer(ask))
+        assert row.completion is not None
+        assert row.open_asks == []
+        return row.completion
+
+
+def text(answer: str, finish_reason: str = "stop") -> Told:
+    return Told(text=answer, token_ids=tuple(letters(answer)), finish_reason=finish_reason)
+
+
+def by_attempt(*answers: Told) -> Callable[[Ask], Told]:
+    left = list(answers)
+    return lambda ask: left.pop(0)
+
+
+def test_a_plain_row_is_one_ask_with_its_own_id_and_seed() -> None:
+    model = Model(lambda ask: text("yes"))
+    completion = model.run(temperature=1.0, seed=5)
+    (ask,) = model.asks
+    assert (ask.ask_id, ask.token_ids, ask.seed, ask.allowed) == ("r", PROMPT, 5, ())
+    assert (completion.text, completion.completion_tokens, completion.prompt_tokens) == ("yes", 3, 3)
+    assert (completion.attempts, completion.samples) == (1, None)
+
+
+def chooses(letter_of: Callable[[Ask], str], **weights: float) -> Callable[[Ask], Told]:
+    def answer(ask: Ask) -> Told:
+        scores = {token: log(weights.get(chr(token), 0.001)) for token in ask.allowed}
+        return Told(
+            token_ids=(ord(letter_of(ask)),),
+            finish_reason="length",
+            scores=scores if ask.with_scores else None,
+        )
+
+    return answer
+
+
+def test_a_choice_is_asked_for_only_where_choices_part() -> None:
+    model = Model(chooses(lambda ask: "c" if len(model.asks) == 1 else "r"))
+    completion = model.run(choice=("call", "cry", "wait"))
+    assert [(ask.token_ids, {chr(token) for token in ask.allowed}) for ask in model.asks] == [
+        (PROMPT, {"c", "w"}),
+        ([*PROMPT, ord("c")], {"a", "r"}),
+    ]
+    assert (completion.text, completion.finish_reason, completion.completion_tokens) == ("cry", "stop", 2)
+    assert not any(ask.with_scores for ask in model.asks)
+
+
+def test_with_logprobs_each_choice_has_its_probability_and_the_likeliest_is_the_answer() -> None:
+    model = Model(chooses(lambda ask: chr(min(ask.allowed)), c=0.6, w=0.4, a=0.5, r=0.5))
+    completion = model.run(choice=("call", "cry", "wait"), logprobs=True)
+    assert dict(completion.probabilities or ()) == pytest.approx({"call": 0.3, "cry": 0.3, "wait": 0.4})
+    assert completion.text == "wait", "decoding greedily would have begun with c"
+    assert (completion.logprob_sum, completion.completion_tokens) == (None, 2)
+
+
+def test_an_answer_s_logprobs_are_summed() -> None:
+    model = Model(lambda ask: replace(text("ab"), logprobs=[-1.0, -3.0]))
+    completion = model.run(logprobs=True)
+    assert (completion.logprob_sum, completion.logprob_mean) == (-4.0, -2.0)
+
+
+def test_an_invalid_answer_is_tried_again_with_another_seed() -> None:
+    model = Model(by_attempt(text('{"n": 1', "length"), text('{"n": 1}'), text('{"n": 7}')))
+    completion = model.run(response_format=SCHEMA, attempts=4, temperature=1.0, seed=3)
+    assert (completion.text, completion.attempts, completion.error) == ('{"n": 7}', 3, None)
+    assert completion.completion_tokens == 7 + 8 + 8, "what all attempts cost"
+    seeds = [ask.seed for ask in model.asks]
+    assert seeds == [3, seed_of(3, 0, 2, 0), seed_of(3, 0, 3, 0)]
+    assert len(set(seeds)) == 3
+
+
+def test_a_row_that_never_gets_a_valid_answer_is_an_error_with_the_last_one() -> None:
+    model = Model(lambda ask: text('{"n": 1}'))
+    completion = model.run(response_format=SCHEMA, attempts=2, temperature=1.0)
+    assert completion.error is not None
+    assert completion.error.code == ErrorCode.RESPONSE_FORMAT
+    assert "does not match the schema: at $.n: 1 is less than the minimum of 5" in completion.error.message
+    assert (completion.text, completion.attempts) == ('{"n": 1}', 2)
+
+
+def test_a_cut_text_is_tried_again_and_stays_a_good_row_if_it_is_always_cut() -> None:
+    model = Model(lambda ask: text("and so on", "length"))
+    completion = model.run(attempts=3, temperature=1.0)
+    assert (completion.error, completion.finish_reason, completion.attempts) == (None, "length", 3)
+
+
+def test_the_error_is_shown_to_the_model() -> None:
+    model = Model(lambda ask: text("yes"))
+    completion = model.run(regex="yes|no", attempts=2, attempts_show_error=True)
+    assert completion.attempts == 1, "an answer that ended by itself follows its regular expression"
+    model = Model(by_attempt(text("ye", "length"), text("yes")))
+    completion = model.run(regex="yes|no", attempts=2, attempts_show_error=True)
+    assert (completion.text, completion.attempts, completion.prompt_tokens) == ("yes", 2, 3)
+    (shown,) = model.encoded
+    assert shown.messages is not None
+    assert [(turn.role, turn.content) for turn in shown.messages] == [
+        ("user", "Say"),
+        ("assistant", "ye"),
+        (
+            "user",
+            "Your answer was cut at max_tokens before it was complete. Answer again, with nothing but a valid answer.",
+        ),
+    ]
+    assert model.asks[1].token_ids == [7] * 4
+
+
+def test_samples_vote_and_invalid_ones_do_not_count() -> None:
+    answers = ['{"n": 6}', '{"n":  7}', '{"n": 1}', '{"n": 7}']
+    model = Model(lambda ask: text(answers[len(model.asks) - 1]))
+    completion = model.run(response_format=SCHEMA, n=4, temperature=1.0, seed=1)
+    assert (completion.text, completion.agreement) == ('{"n":  7}', 0.5)
+    assert completion.samples == ('{"n": 6}', '{"n":  7}', None, '{"n": 7}')
+    assert len({ask.seed for ask in model.asks}) == 4
+    assert completion.completion_tokens == sum(map(len, answers))
+
+
+def test_thinking_is_split_off_and_counted() -> None:
+    model = Model(lambda ask: text("hmm#42"), HashThinking())
+    completion = model.run(include_reasoning=True)
+    assert (completion.reasoning, completion.text, completion.reasoning_tokens) == ("hmm", "42", 4)
+    completion = model.run(include_reasoning=False)
+    assert (completion.reasoning, completion.text, completion.reasoning_tokens) == (None, "42", 4)
+
+
+def test_thinking_that_is_cut_is_an_error_with_what_was_cut() -> None:
+    model = Model(by_attempt(text("hmmm", "length"), text("hm#ok")), HashThinking())
+    completion = model.run(include_reasoning=True)
+    assert completion.error is not None
+    assert completion.error.code == ErrorCode.REASONING_UNFINISHED
+    assert (completion.reasoning, completion.text) == ("hmmm", None)
+    assert "max_tokens cut the thinking after 4 tokens" in completion.error.message
+
+
+def test_thinking_that_is_cut_is_worth_another_attempt() -> None:
+    model = Model(by_attempt(text("hmmm", "length"), text("hm#ok")), HashThinking())
+    completion = model.run(include_reasoning=True, attempts=2, temperature=1.0)
+    assert (completion.text, completion.attempts, completion.reasoning_tokens) == ("ok", 2, 4 + 3)
+
+
+def test_a_choice_after_thinking_is_one_ask_and_its_probabilities_are_those_behind_the_thinking() -> None:
+    branch = chooses(lambda ask: "y", y=0.2, n=0.6)
+    model = Model(lambda ask: branch(ask) if ask.allowed else text("hm#yes"), HashThinking())
+    assert model.run(choice=("yes", "no")).text == "yes"
+    assert [ask.allowed for ask in model.asks] == [()]
+    completion = model.run(choice=("yes", "no"), logprobs=True)
+    assert model.asks[-1].token_ids == [*PROMPT, *letters("hm#")]
+    assert dict(completion.probabilities or ()) == pytest.approx({"yes": 0.25, "no": 0.75})
+    assert completion.text == "no"
+
+
+def test_what_the_engine_refuses_ends_the_row() -> None:
+    refusal = RequestError(code=ErrorCode.ENGINE_ERROR, message="no")
+    model = Model(lambda ask: Told(error=refusal))
+    assert model.run(choice=("a", "b"), attempts=3, temperature=1.0).error == refusal
+    assert len(model.asks) == 1
+
+
+def test_an_aborted_row_gives_back_its_open_asks_and_what_is_told_later_is_dropped() -> None:
+    tools = RowTools(encode=lambda request: PROMPT, tree_of=lambda _: ChoiceTree((), ()))
+    book = RowBook(tools)
+    asks = book.open(
+        GenerationRequest(request_id="r", prompt="x", sampling=Sampling(n=2, temperature=1.0)), PROMPT
+    )
+    assert isinstance(asks, list)
+    assert book.take(asks[0].ask_id, text("a")) == ([], None)
+    assert book.abort(["r", "unknown"]) == [asks[1].ask_id]
+    assert book.take(asks[1].ask_id, text("b")) == ([], None)
