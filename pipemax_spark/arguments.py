@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.dataframe import engine_config
+from pipemax_spark.dataframe import engine_config, for_engine
 from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.job.options import JobOptions, driver_directory
 from pipemax_spark.prompts import PromptSource
@@ -71,6 +71,11 @@ def _read_engine_file(file: str, session: "Session") -> dict[str, Any]:
 def _read_response_format(given: str, session: "Session") -> str | None:
     text = given if is_inline(given) else read_file(given, session, option="response_format")
     return response_schema(text, session)
+
+
+def _read_grammar(given: str, session: "Session") -> str:
+    is_inline = "::=" in given or "\n" in given or re.match(r"\s*start\s*:", given)
+    return given if is_inline else read_file(given, session, option="grammar")
 
 
 def _key_value(option: str) -> tuple[str, str]:
@@ -171,6 +176,46 @@ OPTIONS: dict[str, Option] = {
         given=str,
         read_with_session=_read_response_format,
     ),
+    "choice": _option(
+        _MODEL,
+        "A text that the answer may be; repeat it for each choice. Labels that differ in their first token cost one.",
+        given=list[str],
+        read=tuple,
+    ),
+    "regex": _option(_MODEL, "Regular expression that every answer must match as a whole."),
+    "grammar": _option(
+        _MODEL,
+        "Grammar that every answer must follow, in EBNF (root ::= …) or Lark; given as text or as a file.",
+        given=str,
+        read_with_session=_read_grammar,
+    ),
+    "logprobs": _option(
+        _MODEL, "Add the log-probability of each answer, or with --choice the probability of each choice."
+    ),
+    "n": _option(
+        _MODEL,
+        "Samples per row, with --temperature above 0: the answer is the most frequent one, with all samples and "
+        "their agreement.",
+    ),
+    "chat_template_kwargs": _option(
+        _MODEL,
+        'JSON object of variables for the model\'s chat template, such as {"enable_thinking": false}.',
+    ),
+    "reasoning_effort": _option(
+        _MODEL, "How much the model thinks (low, medium, high, …), if its chat template takes that."
+    ),
+    "include_reasoning": _option(
+        _MODEL,
+        "Whether to keep the thinking that the engine's reasoning_parser splits off; default: keep it.",
+        given=bool,
+    ),
+    "attempts": _option(
+        _ROWS,
+        "Maximum attempts per row: an answer that is invalid or was cut is tried again with another seed.",
+    ),
+    "attempts_show_error": _option(
+        _ROWS, "Show the model its invalid answer, and what is wrong with it, when a row is tried again."
+    ),
     "on_error": _option(
         _ROWS,
         "row: keep a failed row with its error; fail: end the job at the first failed row.",
@@ -228,7 +273,8 @@ OPTIONS: dict[str, Option] = {
         show_default=False,
     ),
     "gold_column": _option(
-        _RUN, "Column of right answers, to compare with the schema's property of the same name."
+        _RUN,
+        "Column of right answers, to compare with the schema's property of the same name, or with the choice.",
     ),
     "no_sample": _option(
         _RUN, "Show no rows and quote no prompts or outputs, in the report, in errors and in logs."
@@ -256,7 +302,7 @@ def job_options(values: Mapping[str, Any], *, log_dir: Path) -> JobOptions:
     return JobOptions(
         source=PromptSource(**taken(PromptSource)),
         engine=_with_absolute_model(engine),
-        generation=GenerationSpec(**taken(GenerationSpec)),
+        generation=for_engine(GenerationSpec(**taken(GenerationSpec)), engine),
         log_dir=log_dir,
         **rest,
     )

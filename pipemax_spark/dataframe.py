@@ -4,9 +4,10 @@ Each task sends its rows to its executor's engine server and yields them as they
 changes. This module builds the DataFrame; the code that runs in the tasks is in ``pipemax_spark.executor.task``.
 """
 
+import json
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -33,9 +34,16 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 ANNOTATION = "annotation"
+TemplateVariables = Mapping[str, Any] | str | None
+"""The type of ``chat_template_kwargs`` that functions show."""
 
 
-@takes_fields(GenerationSpec, response_format=ResponseFormat)
+@takes_fields(
+    GenerationSpec,
+    response_format=ResponseFormat,
+    choice=Sequence[str],
+    chat_template_kwargs=TemplateVariables,
+)
 def annotate(
     df: "DataFrame",
     *,
@@ -57,7 +65,8 @@ def annotate(
     """Return ``df`` with one more column, a struct that holds each row's answer or its error.
 
     The struct is {text, parsed (with a ``response_format``), finish_reason, prompt_tokens, completion_tokens, error
-    {code, message}, spec_hash, run_id, completed_at}.
+    {code, message}, spec_hash, run_id, completed_at}, and fields that ``logprobs``, ``n``, ``attempts`` and an engine
+    with a ``reasoning_parser`` add; docs/guide/answers.md lists them.
 
     Give ``model``, or an ``engine`` config (a dict of its YAML) that names a model, and exactly one of
     ``prompt_column``, ``messages_column`` (array<struct<role, content>>) and ``template`` (such as
@@ -65,7 +74,8 @@ def annotate(
     and stop for its row. ``generation`` takes the fields of ``GenerationSpec``: system, max_tokens, temperature,
     top_p, top_k, stop, seed and response_format: a JSON schema (dict or text), a schema in ``ai_query``'s envelope,
     or a Spark type such as ``"STRUCT<label: STRING, score: DOUBLE>"``, which is then the type of ``parsed``;
-    ``pipemax_spark.executor.response_format`` shows which type a JSON schema becomes. ``profile`` is the
+    ``pipemax_spark.executor.response_format`` shows which type a JSON schema becomes. Instead of it, ``choice`` (a list
+    of texts), ``regex`` or ``grammar`` constrain the text. ``profile`` is the
     ``ResourceProfile`` of executors with GPUs (``pipemax_spark.profiles.gpu_profile``), for a session whose own
     executors have none.
 
@@ -85,10 +95,11 @@ def annotate(
     columns = RequestColumns(source, overrides_column)
     _check_work_dir(df.sparkSession, work_dir, resume)
     policy = OnError.of(on_error)
+    config = engine_config(engine, model)
     options = engine_options(
         df.sparkSession,
-        engine_config(engine, model),
-        generation_spec(**generation),
+        config,
+        for_engine(generation_spec(**generation), config),
         engine_python=engine_python,
         log_dir=log_dir,
         profile=profile,
@@ -189,6 +200,13 @@ def engine_config(engine: Mapping[str, Any] | None, model: str | None) -> dict[s
     return config
 
 
+def for_engine(generation: GenerationSpec, engine: Mapping[str, Any]) -> GenerationSpec:
+    """Return the generation with the thinking included where the engine splits it off, unless it says otherwise."""
+    if generation.include_reasoning is not None or engine.get("reasoning_parser") is None:
+        return generation
+    return replace(generation, include_reasoning=True)
+
+
 def generation_spec(**given: Any) -> GenerationSpec:
     """Build the spec from what users give.
 
@@ -198,11 +216,16 @@ def generation_spec(**given: Any) -> GenerationSpec:
 
 
 def generation_values(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with ``stop`` and ``response_format`` as ``GenerationSpec`` has them.
+    """Return the values as ``GenerationSpec`` has them.
 
-    ``JobError`` says what is wrong with the response format.
+    ``JobError`` says what is wrong with the response format or the choices.
     """
     values = {**given, "stop": tuple(given.get("stop", ()))}
+    if isinstance(choice := given.get("choice", ()), str):
+        raise JobError(f"choice is the text {choice!r}; give a list of texts")
+    values["choice"] = tuple(choice)
+    if isinstance(variables := given.get("chat_template_kwargs"), Mapping):
+        values["chat_template_kwargs"] = json.dumps(variables)
     if (response_format := given.get("response_format")) is not None:
         values["response_format"] = response_schema(response_format)
     return values

@@ -10,7 +10,7 @@ only speed, memory or logging (``vllm_arguments`` lists them).
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from pipemax.wire import GenerationSpec, PreflightReply
@@ -18,10 +18,13 @@ from pipemax_spark.executor.response_format import load_schema
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.vllm_arguments import arguments_that_count
 
-_ENGINE_FIELDS = ("tokenizer", "quantization", "chat", "virtual_node")
+_ENGINE_FIELDS = ("tokenizer", "quantization", "chat", "virtual_node", "reasoning_parser")
 _VLLM_FIELDS = ("dtype", "kv_cache_dtype")
 """Fields that are also arguments of vLLM, and count like those; a field with the value ``auto`` adds nothing."""
 _AUTO = "auto"
+_ALWAYS_COUNT = {"system", "max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "response_format"}
+"""Settings that count even at their defaults; later ones do not, so that older specs keep their hash."""
+_DEFAULTS = {each.name: each.default for each in fields(GenerationSpec)}
 _SHOWN = 160
 
 
@@ -54,7 +57,7 @@ class AnnotationSpec:
             values["time_zone"] = time_zone
         # The system message stays first: the hash depends on the order.
         told = {"system": generation.system} | asdict(generation)
-        values |= {name: value for name, value in told.items() if value not in (None, ())}
+        values |= {name: value for name, value in told.items() if _counts(name, value)}
         if generation.response_format is not None:
             # Parsed, so that white space does not make another spec. The properties keep their order, because the model
             # writes them in that order.
@@ -91,6 +94,10 @@ class AnnotationSpec:
                 before, after = f"{old.model} ({before})", f"{self.model} ({after})"
             phrases.append(f"{name} was {_shown(before)}, is {_shown(after)}")
         return phrases
+
+
+def _counts(name: str, value: object) -> bool:
+    return value not in (None, ()) and (name in _ALWAYS_COUNT or value != _DEFAULTS[name])
 
 
 def _text(value: object) -> str:

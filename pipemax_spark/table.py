@@ -19,7 +19,7 @@ from pipemax_spark.arguments import (
     read_engine,
     read_names,
 )
-from pipemax_spark.dataframe import generation_values
+from pipemax_spark.dataframe import TemplateVariables, generation_values
 from pipemax_spark.errors import JobError, JobFailedError, OnError, failure_text, is_interrupt
 from pipemax_spark.job.annotation_job import AnnotationJob
 from pipemax_spark.job.options import JobOptions
@@ -68,6 +68,8 @@ def _describes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
     on_error=str,
     summary=str | os.PathLike[str] | None,
     stop=Sequence[str],
+    choice=Sequence[str],
+    chat_template_kwargs=TemplateVariables,
     response_format=ResponseFormat,
 )
 def annotate_table(
@@ -82,8 +84,8 @@ def annotate_table(
 
     Make the same call again to annotate the rows that are left. The options are the command's, with ``_`` for ``-`` and
     Python values: ``engine`` is a dict or the path of a YAML file, ``response_format`` a dict, a string or a Spark
-    ``DataType``, ``id_columns`` a list, ``input_option`` a dict, ``stop`` a list, ``commit_every`` a ``timedelta`` or
-    text such as ``"15m"``.
+    ``DataType``, ``id_columns`` a list, ``input_option`` a dict, ``stop`` and ``choice`` lists, ``commit_every`` a
+    ``timedelta`` or text such as ``"15m"``.
 
     Print the command's report meanwhile. Interrupting the call (Ctrl-C, or the notebook's button) stops the job;
     committed rows stay.

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.dataframe import checked_spec, engine_config, engine_options, generation_spec
+from pipemax_spark.dataframe import (
+    TemplateVariables,
+    checked_spec,
+    engine_config,
+    engine_options,
+    for_engine,
+    generation_spec,
+)
 from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.executor.client import complete
 from pipemax_spark.executor.overrides import overrides_of
@@ -46,7 +53,12 @@ _ALIASES = {"endpoint": "model", "responseFormat": "response_format"}
 """``ai_query``'s names → ours, for arguments whose value is the same."""
 
 
-@takes_fields(GenerationSpec, response_format=ResponseFormat)
+@takes_fields(
+    GenerationSpec,
+    response_format=ResponseFormat,
+    choice=Sequence[str],
+    chat_template_kwargs=TemplateVariables,
+)
 def pipemax_udf(
     *,
     model: str | None = None,
@@ -92,13 +104,14 @@ def _udf(
     log_dir: str | None = None,
     **generation: Any,
 ) -> "UserDefinedFunctionLike":
-    spec = generation_spec(**generation)
+    config = engine_config(engine, model)
+    spec = for_engine(generation_spec(**generation), config)
     if spec.seed is None and spec.temperature > 0:
         spec = replace(spec, seed=0)
     policy = OnError.of(on_error)
     options = engine_options(
         spark,
-        engine_config(engine, model),
+        config,
         spec,
         engine_python=engine_python,
         log_dir=log_dir,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipemax.wire import REQUEST_SCHEMA, ErrorCode, GenerationSpec
+from pipemax.wire import COMPLETION_SCHEMA, REQUEST_SCHEMA, ErrorCode, GenerationSpec
 from pipemax_spark.errors import OnError, RowFailedError
 from pipemax_spark.executor.client import EngineOptions, complete
 from pipemax_spark.executor.json_values import Parser
@@ -58,12 +58,25 @@ def annotation_type(generation: GenerationSpec) -> pa.StructType:
             ("finish_reason", pa.string()),
             ("prompt_tokens", pa.int32()),
             ("completion_tokens", pa.int32()),
+            *((name, COMPLETION_SCHEMA.field(name).type) for name in asked_fields(generation)),
             ("error", _ERROR_TYPE),
             ("spec_hash", pa.string()),
             ("run_id", pa.string()),
             ("completed_at", pa.timestamp("us", tz="UTC")),
         ]
     )
+
+
+def asked_fields(generation: GenerationSpec) -> list[str]:
+    """Return the fields of the annotation that exist only because the job asks for them."""
+    scores = ["probabilities"] if generation.choice else ["logprob_sum", "logprob_mean"]
+    return [
+        *(["reasoning"] if generation.include_reasoning else []),
+        *(["reasoning_tokens"] if generation.include_reasoning is not None else []),
+        *(scores if generation.logprobs else []),
+        *(["samples", "agreement"] if generation.n > 1 else []),
+        *(["attempts"] if generation.attempts > 1 else []),
+    ]
 
 
 def _parser(generation: GenerationSpec) -> Parser | None:

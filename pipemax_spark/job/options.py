@@ -75,7 +75,8 @@ class JobOptions:
             )
         self._check_incremental()
         self._check_ids_given()
-        if self.gold_column is not None:
+        # A choice itself is compared with the column.
+        if self.gold_column is not None and not self.generation.choice:
             text = self.generation.response_format
             properties = load_schema(text).get("properties", {}) if text else {}
             if self.gold_column not in properties:

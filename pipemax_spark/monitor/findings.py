@@ -13,7 +13,7 @@ from pipemax_spark.sql import quoted
 from pipemax_spark.storage.tables import DeltaTable
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 _SHOWN_ROWS = 5
 _SHOWN_COLUMNS = 2
@@ -26,6 +26,12 @@ class CommittedTotals:
     rows: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int | None = None
+    """Tokens of ``completion_tokens`` that thinking took; None if none is split off."""
+    rows_retried: int | None = None
+    """Rows that took more than one attempt; None if each has one."""
+    extra_attempts: int | None = None
+    """Attempts beyond the first of all rows."""
     errors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     """Error code → (rows, one of their messages), the most frequent first."""
 
@@ -47,6 +53,13 @@ def totals_of_spec(table: DeltaTable, spec_hash: str) -> CommittedTotals:
 def _totals(rows: "DataFrame") -> CommittedTotals:
     from pyspark.sql import functions as F  # noqa: N812
 
+    fields = _fields(rows)
+    asked: dict[str, Column] = {}
+    if "reasoning_tokens" in fields:
+        asked["reasoning_tokens"] = F.col(f"{ANNOTATION}.reasoning_tokens")
+    if "attempts" in fields:
+        extra = F.col(f"{ANNOTATION}.attempts") - 1
+        asked |= {"rows_retried": F.when(extra > 0, 1).otherwise(0), "extra_attempts": extra}
     by_code = (
         rows.groupBy(F.col(f"{ANNOTATION}.error.code").alias("code"))
         .agg(
@@ -54,6 +67,7 @@ def _totals(rows: "DataFrame") -> CommittedTotals:
             F.first(f"{ANNOTATION}.error.message").alias("example"),
             F.coalesce(F.sum(f"{ANNOTATION}.prompt_tokens"), F.lit(0)).alias("prompt"),
             F.coalesce(F.sum(f"{ANNOTATION}.completion_tokens"), F.lit(0)).alias("completion"),
+            *(F.sum(expression).alias(name) for name, expression in asked.items()),
         )
         .collect()
     )
@@ -62,6 +76,7 @@ def _totals(rows: "DataFrame") -> CommittedTotals:
         rows=sum(row["rows"] for row in by_code),
         prompt_tokens=sum(row["prompt"] for row in by_code),
         completion_tokens=sum(row["completion"] for row in by_code),
+        **{name: sum(row[name] or 0 for row in by_code) for name in asked},
         errors={row["code"]: (row["rows"], row["example"]) for row in failed},
     )
 
@@ -96,14 +111,22 @@ def _rows_of_run(table: DeltaTable, run_id: str) -> "DataFrame":
     return table.read().where(f"{ANNOTATION}.run_id = '{run_id}'")
 
 
+def _fields(rows: "DataFrame") -> list[str]:
+    """Return the fields of the annotation, some of which exist only where a job asks for them."""
+    return list(rows.select(f"{ANNOTATION}.*").columns)
+
+
 def _accuracy(table: DeltaTable, spec_hash: str, gold_column: str) -> Accuracy:
     from pyspark.sql import functions as F  # noqa: N812
 
     rows = table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'")
     # Compare as strings: with ANSI casts, comparing a text column with a number would raise at the first word.
     given = F.col(quoted(gold_column)).cast("string")
-    answer = F.col(f"{ANNOTATION}.parsed.{quoted(gold_column)}").cast("string")
-    [row] = rows.agg(F.count_if(given == answer).alias("right"), F.count(F.lit(1)).alias("rows")).collect()
+    is_parsed = "parsed" in _fields(rows)
+    answer = F.col(f"{ANNOTATION}.parsed.{quoted(gold_column)}" if is_parsed else f"{ANNOTATION}.text")
+    [row] = rows.agg(
+        F.count_if(given == answer.cast("string")).alias("right"), F.count(F.lit(1)).alias("rows")
+    ).collect()
     return Accuracy(column=gold_column, right=row["right"], rows=row["rows"])
 
 

@@ -35,6 +35,12 @@ class Summary:
     """Rows that ``--limit`` leaves for a later run."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int | None = None
+    """Tokens of ``completion_tokens`` that thinking took; None if the engine splits none off."""
+    rows_retried: int | None = None
+    """Rows that took more than one attempt; None without ``--attempts``."""
+    extra_attempts: int | None = None
+    """Attempts beyond the first of all rows; None without ``--attempts``."""
     seconds: float = 0.0
     """Time from the first chunk's start to the last one's commit, including the rest of the engines' start."""
     rows_per_s: float = 0.0
@@ -148,7 +154,14 @@ def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None)
             )
         )
     if summary.rows_out:
-        facts.append(("Tokens", f"{summary.prompt_tokens:,} read, {summary.completion_tokens:,} generated"))
+        thinking = (
+            "" if summary.reasoning_tokens is None else f", {summary.reasoning_tokens:,} of them for thinking"
+        )
+        told = f"{summary.prompt_tokens:,} read, {summary.completion_tokens:,} generated{thinking}"
+        facts.append(("Tokens", told))
+        if summary.rows_retried is not None:
+            attempts = f"{summary.rows_retried:,} rows tried again, {summary.extra_attempts:,} extra attempts"
+            facts.append(("Attempts", attempts))
         facts.append(
             (
                 "Speed",

@@ -9,7 +9,7 @@ windows of wall time in an order other than that of their submission. How it beh
 - ``[[abort]]``, ``[[abort-once PATH]]``: likewise, by abort(), as a failed assertion in C would;
 - ``[[memory-once PATH]]``: likewise, the engine asks for more memory than there is;
 - ``[[hang-once PATH]]``: likewise, ``poll`` never comes back; ``[[slow SECONDS]]``: this row takes so long;
-- ``[[error]]``: this row alone fails;
+- ``[[error]]``: this row alone fails; ``[[invalid N]]``: the first N asks of this row get an invalid answer;
 - ``[[log LINES]]``: the engine logs one line so often; ``[[print LINES]]``: a process of it prints so many;
 - the answer is, for ``[[seed]]``, the row's seed; for ``[[environ]]``, the server's environment as JSON; for
   ``[[counts]]``, what the engine was asked so far, as JSON (``FakeCounts``).
@@ -38,9 +38,11 @@ from pipemax.api import Completion, EngineStats, GenerationRequest, RequestError
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.wire import ErrorCode
+from tests.fakes.answers import answered
 
 log = logging.getLogger(__name__)
 
+_INVALID = re.compile(r"\[\[invalid (\d+)\]\]")
 _MARK = re.compile(r"\[\[([a-z-]+)(?: ([^\]]+))?\]\]")
 DEFAULT_MAX_MODEL_LEN = 4_096
 
@@ -264,16 +266,13 @@ class FakeEngine:
         text, slow_s = self._text(request, prompt)
         if text is None:
             return _error(request, ErrorCode.ENGINE_ERROR, "the fake failed this row, as it was told"), 0.0
-        words = text.split(" ")
-        cut = len(words) > request.sampling.max_tokens
-        if cut:
-            text = " ".join(words[: request.sampling.max_tokens])
-        completion = Completion(
-            request_id=request.request_id,
-            text=text,
-            finish_reason="length" if cut else "stop",
+        invalid = _INVALID.search(prompt)
+        completion = answered(
+            request,
+            text,
             prompt_tokens=prompt_tokens,
-            completion_tokens=count_tokens(text),
+            thinks=self._config.reasoning_parser is not None,
+            invalid_asks=int(invalid[1]) if invalid else 0,
         )
         return completion, slow_s
 
@@ -287,6 +286,8 @@ class FakeEngine:
         if "[[" in prompt:
             for name, argument in _MARK.findall(prompt):
                 match name:
+                    case "invalid":
+                        pass
                     case "slow":
                         slow_s = float(argument)
                     case "error":

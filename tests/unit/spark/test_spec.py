@@ -24,6 +24,33 @@ def test_a_spec_without_arguments_of_vllm_hashes_as_it_always_did() -> None:
 
 
 @pytest.mark.parametrize(
+    "asked",
+    [
+        {"choice": ("a", "b")},
+        {"regex": "a|b"},
+        {"grammar": 'root ::= "a"'},
+        {"logprobs": True},
+        {"n": 2},
+        {"attempts": 2},
+        {"attempts_show_error": True},
+        {"chat_template_kwargs": '{"enable_thinking": false}'},
+        {"reasoning_effort": "low"},
+        {"include_reasoning": False},
+    ],
+)
+def test_whatever_a_job_asks_of_the_model_makes_another_spec(asked: dict[str, Any]) -> None:
+    changed = AnnotationSpec.of(
+        PreflightReply(model="a-model", model_fingerprint="0123", engine={"chat": "auto"}),
+        source=PromptSource(template="Say {text}"),
+        generation=GenerationSpec(max_tokens=16, **asked),
+        time_zone=None,
+    )
+    assert changed.hash != spec().hash
+    (told,) = changed.changes_from(spec())
+    assert told.startswith(f"{next(iter(asked))} was not given, is ")
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         {"kv_cache_dtype": "fp8"},

@@ -1,0 +1,84 @@
+"""How the fake engine answers a row that samples, is tried again, chooses or thinks: by the real engine's own row.
+
+A letter is a token of a choice. The model prefers a choice by the prompt, and thinks where the engine config names a
+reasoning parser, whatever its name.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from math import log
+
+from pipemax.answers.asks import Ask, Split, Told
+from pipemax.answers.choice_tree import ChoiceTree
+from pipemax.answers.row import Row, RowTools
+from pipemax.generation import Completion, GenerationRequest, Sampling
+
+END_OF_THINKING = "</think>"
+_END_TOKEN = 0
+
+
+class FakeThinking:
+    def is_over(self, prompt: Sequence[int], sampling: Sampling) -> bool:
+        return '"enable_thinking": false' in (sampling.chat_template_kwargs or "")
+
+    def split(self, prompt: Sequence[int], told: Told, sampling: Sampling) -> Split:
+        if self.is_over(prompt, sampling):
+            return Split(reasoning=None, answer=told.text, answer_tokens=len(told.token_ids))
+        thought, mark, answer = told.text.partition(END_OF_THINKING)
+        answer = answer.strip()
+        return Split(
+            reasoning=thought.strip(), answer=answer if mark else None, answer_tokens=len(answer.split())
+        )
+
+
+def answered(
+    request: GenerationRequest, text: str, *, prompt_tokens: int, thinks: bool, invalid_asks: int
+) -> Completion:
+    """Return the row's completion. ``text`` is its answer, the first ``invalid_asks`` asks get an invalid one."""
+    thinking = FakeThinking() if thinks else None
+    tools = RowTools(
+        encode=lambda shown: [1] * len(" ".join(m.content for m in shown.messages or ()).split()),
+        tree_of=lambda choices: ChoiceTree.of(choices, lambda choice: list(map(ord, choice)), [_END_TOKEN]),
+        thinking=thinking,
+    )
+    row = Row(request, [1] * prompt_tokens, tools)
+    waiting, num_asks = row.begin(), 0
+    while waiting:
+        ask = waiting.pop(0)
+        num_asks += 1
+        told = _chosen(ask, text) if ask.allowed else _written(ask, text, num_asks <= invalid_asks, thinking)
+        waiting += row.take(ask.ask_id, told)
+    assert row.completion is not None
+    return row.completion
+
+
+def _written(ask: Ask, text: str, is_invalid: bool, thinking: FakeThinking | None) -> Told:
+    sampling = ask.sampling
+    if sampling.choice:
+        text = sampling.choice[_number(text, ask.seed) % len(sampling.choice)]
+    if sampling.n > 1 and not sampling.is_constrained:
+        text = f"{text} {_number(text, ask.seed) % 3}"
+    if is_invalid:
+        text = "not valid"
+    if thinking is not None and not thinking.is_over(ask.token_ids, sampling):
+        text = f"thinking about {text} {END_OF_THINKING} {text}"
+    words = text.split(" ")
+    is_cut = len(words) > sampling.max_tokens
+    text = " ".join(words[: sampling.max_tokens]) if is_cut else text
+    tokens = tuple(range(len(text.split())))
+    return Told(
+        text=text,
+        token_ids=tokens,
+        finish_reason="length" if is_cut else "stop",
+        logprobs=[-0.5] * len(tokens) if sampling.logprobs else None,
+    )
+
+
+def _chosen(ask: Ask, text: str) -> Told:
+    token = ask.allowed[_number(text, ask.seed) % len(ask.allowed)]
+    scores = {each: log(0.5 if each == token else 0.5 / len(ask.allowed)) for each in ask.allowed}
+    return Told(token_ids=(token,), finish_reason="length", scores=scores if ask.with_scores else None)
+
+
+def _number(text: str, seed: int | None) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{text} {seed}".encode(), digest_size=4).digest())
