@@ -1,13 +1,15 @@
 """Hypothesis without deadlines: machines are shared, and no test here is about time. The order of `make test`."""
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from tests.running_order import in_order, make_scheduler
+from tests.running_order import in_order, make_scheduler, unit_of
 
 settings.register_profile("pipemax", deadline=None)
 settings.load_profile("pipemax")
@@ -21,6 +23,24 @@ os.environ.setdefault("VLLM_CACHE_ROOT", str(_CACHE / "vllm"))
 @pytest.hookimpl(trylast=True)  # pytest itself and tests/parity order the tests within units
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [items[index] for index in in_order([item.nodeid for item in items])]
+
+
+_UNIT_END = pytest.StashKey[ExitStack]()
+
+
+@pytest.fixture(scope="session")
+def unit_end(pytestconfig: pytest.Config) -> Iterator[ExitStack]:
+    """What ends with the last test of a unit, and not with the session: idle engines keep memory and cores."""
+    with ExitStack() as stack:
+        pytestconfig.stash[_UNIT_END] = stack
+        yield stack
+
+
+@pytest.hookimpl(trylast=True)  # when the last test's own fixtures are gone
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    is_last = nextitem is not None and unit_of(nextitem.nodeid) != unit_of(item.nodeid)
+    if is_last and (stack := item.config.stash.get(_UNIT_END, None)) is not None:
+        stack.close()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,6 +1,7 @@
 """Real vLLM engines on the demo model, one for each policy: they take up to a minute to start."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,14 +73,16 @@ class StartedEngine:
 
 @pytest.fixture(scope="session", params=POLICIES.values(), ids=POLICIES.keys())
 def started(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, unit_end: ExitStack
 ) -> Iterator[StartedEngine]:
-    with pytest.MonkeyPatch.context() as patch:
+    with ExitStack() as own:
+        unit_end.callback(own.close)
+        patch = own.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         # vLLM compiles a small function for its first logprob, which takes longer than all tests of it.
         patch.setenv("TORCHDYNAMO_DISABLE", "1")
-        with OfflineEngine(EngineConfig.parse(DEFAULTS | request.param)) as engine:
-            yield StartedEngine(engine, PrefixCounters.now())
+        engine = own.enter_context(OfflineEngine(EngineConfig.parse(DEFAULTS | request.param)))
+        yield StartedEngine(engine, PrefixCounters.now())
 
 
 @pytest.fixture(scope="session")

@@ -36,9 +36,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def engine_of(model: str) -> Iterator[EngineOf]:
+def engine_of(model: str, unit_end: ExitStack) -> Iterator[EngineOf]:
     """The engine of a kind; another kind ends it."""
     with ExitStack() as stack:
+        unit_end.callback(stack.close)
         engines: dict[Kind, ParityEngine] = {}
 
         def engine_of(kind: Kind) -> ParityEngine:
@@ -52,13 +53,14 @@ def engine_of(model: str) -> Iterator[EngineOf]:
 
 
 @pytest.fixture(scope="session")
-def reference(model: str, engine_of: EngineOf) -> Iterator[Reference]:
+def reference(model: str, engine_of: EngineOf, unit_end: ExitStack) -> Iterator[Reference]:
     """Stock vLLM, one stage, synchronous, ample KV of the same type: each load is run once.
 
     Seeds are the exception: the two runners draw differently, so V2's reference is vLLM's scheduler on V2.
     """
     known: dict[tuple[int, str, Load], Answers] = {}
     with ExitStack() as stack:
+        unit_end.callback(stack.close)
         engines: dict[str, ParityEngine] = {}
 
         def stock(kv_cache_dtype: str) -> ParityEngine:
