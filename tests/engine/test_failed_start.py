@@ -49,7 +49,7 @@ def test_a_worker_that_is_killed_while_it_loads_is_named_with_its_signal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY), prepend=os.pathsep)  # workers import the tests
-    killed = {"vllm": {"worker_cls": "tests.fakes.killed_worker.KilledWorker"}}
+    killed = {"reasoning_parser": None, "vllm": {"worker_cls": "tests.fakes.killed_worker.KilledWorker"}}
     with pytest.raises(EngineStartError) as raised:
         OfflineEngine(EngineConfig.parse(DEFAULTS | POLICIES["pipemax on two stages"] | killed))
     error = str(raised.value)
