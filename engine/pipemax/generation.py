@@ -167,6 +167,8 @@ class Completion:
     """With ``n`` above 1: the share of samples whose answer is the most frequent one."""
     attempts: int = 1
     """The number of the attempt that gave the answer, from 1."""
+    is_reused: bool = False
+    """Whether the outcome is that of an equal request, and the engine has done nothing for this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

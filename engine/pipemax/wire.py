@@ -215,7 +215,8 @@ class SessionHeader:
     generation: GenerationSpec = field(default_factory=GenerationSpec)
     collector: CollectorAddress | None = None
     reuses_results: bool = False
-    """Whether a request that the server has answered before, to any client, gets the same answer without the engine."""
+    """Whether a request takes the answer of an equal one, of any client, that the server has answered or computes now.
+    A request that is sampled without a seed has no equal."""
     wire_version: int = WIRE_VERSION
     package_version: str = PACKAGE_VERSION
 
@@ -310,7 +311,7 @@ class JobStats:
     rows_done: int = 0
     """Completions handed to the client, error rows included."""
     rows_reused: int = 0
-    """Rows of these that were answered from the server's cache, without the engine."""
+    """Rows of these that took the outcome of an equal request, without the engine."""
     errors: dict[str, int] = field(default_factory=dict)
     """ErrorCode → rows."""
     error_examples: dict[str, str] = field(default_factory=dict)

@@ -1,13 +1,17 @@
-"""How long an answer is given again, for sessions that reuse results."""
+"""Equal requests of sessions that reuse results: computed once at a time, and how long an answer is given again."""
 
+import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fakes.engine import fake_config
-from tests.serve.support import options, run_prompts, server_stats
+from pipemax.wire import ErrorCode, GenerationSpec
+from pipemax_spark.executor.client import EngineOptions
+from tests.fakes.engine import expected_text, fake_config
+from tests.serve.support import files_of, options, run_prompts, server_stats
 
 MakePython = Callable[..., str]
 PROMPTS = [f"prompt {i}" for i in range(20)]
@@ -86,3 +90,53 @@ def test_an_answer_of_a_commit_on_the_hub_outlives_its_engine(asker: Asker) -> N
     asker.rows_reused("org/name", revision=commit)
     asker.rows_reused("another")
     assert asker.rows_reused("org/name", revision=commit) == len(PROMPTS)
+
+
+def _run_at_once(sessions: list[list[str]], opts: EngineOptions) -> list[list[dict[str, Any]]]:
+    results: dict[int, list[dict[str, Any]]] = {}
+
+    def run(number: int) -> None:
+        results[number] = run_prompts(sessions[number], opts)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(sessions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[number] for number in range(len(sessions))]
+
+
+def test_equal_rows_that_come_at_once_are_computed_once_and_fill_no_window(
+    fake_engine_python: MakePython,
+) -> None:
+    """Two sessions with 3,000 rows each and 20 prompts between them, at an engine whose window is 48 rows."""
+    opts = options(fake_engine_python(), latency_s=0.3, reuses_results=True)
+    prompts = [f"prompt {row % 20}" for row in range(3_000)]
+    for rows in _run_at_once([prompts, prompts], opts):
+        assert [row["text"] for row in rows] == [expected_text(prompt) for prompt in prompts]
+    stats = server_stats(opts)
+    assert stats.engine_metrics["submitted"] == 20
+    assert (stats.jobs["job"].rows_done, stats.jobs["job"].rows_reused) == (6_000, 5_980)
+
+
+def test_copies_of_a_row_that_kills_the_engine_do_not_kill_it_more_often(
+    fake_engine_python: MakePython,
+) -> None:
+    opts = options(fake_engine_python(), latency_s=0.02, reuses_results=True)
+    prompts = [f"row {row} of 4" for row in range(4)] * 10
+    prompts[0::8] = ["killer [[die]]"] * 5
+    sessions = [prompts, list(prompts)]
+    for rows in _run_at_once(sessions, opts):
+        for prompt, row in zip(prompts, rows, strict=True):
+            expected = (None, ErrorCode.ENGINE_DIED) if "die" in prompt else (expected_text(prompt), None)
+            assert (row["text"], row["error_code"]) == expected
+    deaths = files_of(opts).log.read_text().count("listening") - 1
+    assert deaths <= 3 + 2, "five different requests, and then two deaths of the one by itself"
+
+
+def test_rows_sampled_without_a_seed_are_all_computed(shared_engine_python: str) -> None:
+    generation = GenerationSpec(temperature=0.7)
+    opts = options(shared_engine_python, job_id="s", generation=generation, reuses_results=True)
+    rows = run_prompts(["the same"] * 8, opts)
+    assert Counter(row["text"] for row in rows) == {expected_text("the same"): 8}
+    assert server_stats(opts).jobs["s"].rows_reused == 0

@@ -18,7 +18,7 @@ from typing import Protocol
 import pyarrow as pa
 from pyarrow import flight
 
-from pipemax.api import Completion, Engine, GenerationRequest, Sampling
+from pipemax.api import Completion, Engine, Sampling
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError
 from pipemax.serve.engine_host import EngineHost
@@ -26,7 +26,8 @@ from pipemax.serve.flow.credit import StreamCredit
 from pipemax.serve.job_stats import StatsBook
 from pipemax.serve.membership import Member, Ready, Refused
 from pipemax.serve.rows.arrow_rows import FinishedRow, completion_batch, requests_of
-from pipemax.serve.rows.result_cache import ResultCache, cache_key
+from pipemax.serve.rows.equal_requests import EqualRequests
+from pipemax.serve.rows.result_cache import cache_key
 from pipemax.serve.rows.turns import Turns
 from pipemax.wire import HEARTBEAT_PERIOD_S, MessageKind, ServerMessage, SessionErrorCode, SessionHeader
 
@@ -89,19 +90,24 @@ class Session:
         credit: StreamCredit,
         stats: StatsBook,
         turns: Turns,
-        cache: ResultCache | None,
+        equals: EqualRequests | None,
+        rows_ended: Callable[[Sequence[Completion]], None],
         input_ended: Callable[[], None],
         context: CallContext,
         reader: flight.MetadataRecordBatchReader,
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
-        """Call ``input_ended`` once the client has sent its last row."""
+        """Call ``input_ended`` once the client has sent its last row, and ``rows_ended`` with rows never run.
+
+        ``equals`` is given if the session's requests take the answers of equal ones.
+        """
         self._terms = terms
         self._host = host
         self._credit = credit
         self._stats = stats
         self._turns = turns
-        self._cache = cache
+        self._equals = equals
+        self._tell_rows_ended = rows_ended
         self._tell_input_ended = input_ended
         self._engine_id = terms.config.engine_id()
         self._context = context
@@ -111,8 +117,7 @@ class Session:
         self._id_prefix = f"{terms.number}:"
         self._changed = threading.Condition()
         # Guarded by the condition:
-        self._running: dict[int, int] = {}  # row id -> its bytes of credit
-        self._cache_keys: dict[str, bytes] = {}  # request id -> the cache key of its answer
+        self._running: dict[int, int | None] = {}  # row id -> its bytes of credit; None if set aside
         self._outbox: deque[FinishedRow] = deque()
         self._input_ended = False
         self._input_error: Exception | None = None
@@ -139,19 +144,21 @@ class Session:
     def deliver(self, completions: Sequence[Completion]) -> None:
         """Take completions of this session's rows, to be sent on the session's thread."""
         now_us = time.time_ns() // 1_000
-        self._keep(completions)
         with self._changed:
             if self._closed:
                 return
             was_empty = not self._outbox
             for completion in completions:
                 row_id = int(completion.request_id.removeprefix(self._id_prefix))
-                size = self._running.pop(row_id, None)
-                if size is None:
+                if row_id not in self._running:
                     log.warning("a completion of row %d, which is not running, was dropped", row_id)
                     continue
+                size = self._running.pop(row_id)
                 row = FinishedRow(row_id=row_id, completion=completion, completed_at_us=now_us)
-                self._credit.finish(rows=1, size=size, output_size=row.output_size())
+                if size is None:
+                    self._credit.finish_waiting(output_size=row.output_size())
+                else:
+                    self._credit.finish(rows=1, size=size, output_size=row.output_size())
                 self._outbox.append(row)
             # Do not do this after every engine step: the session's thread would wake up only to wait again.
             if was_empty or self._has_much_to_send():
@@ -331,42 +338,26 @@ class Session:
         self._host.note_movement()
         self.deliver([Completion(request_id=f"{self._id_prefix}{row}", error=fault) for row, fault in faults])
         keys = [cache_key(self._engine_id, request) for request in requests]
-        if self._cache is not None:
-            requests, keys = self._answer_from_cache(self._cache, ready.content, requests, keys)
+        if self._equals is not None:
+            admission = self._equals.admit(requests, keys, ready.content)
+            requests = [request for request, _ in admission.computed]
+            keys = [key for _, key in admission.computed]
+            self._set_aside(admission.waiting)
+            self.deliver(admission.answered)
         if requests:
             condemned = self._turns.submit(ready.engine, requests, keys)
             if condemned:
-                self.deliver(condemned)
+                self._tell_rows_ended(condemned)
 
-    def _answer_from_cache(
-        self, cache: ResultCache, content: bytes, requests: Sequence[GenerationRequest], keys: Sequence[bytes]
-    ) -> tuple[list[GenerationRequest], list[bytes]]:
-        """Deliver the cached answers for this ``content``. Return the other requests and their keys."""
-        known, unknown, unknown_keys = [], [], []
-        cache_keys = dict[str, bytes]()
-        for request, key in zip(requests, keys, strict=True):
-            completion = cache.find(content + key, request_id=request.request_id)
-            if completion is not None:
-                known.append(completion)
-            else:
-                unknown.append(request)
-                unknown_keys.append(key)
-                cache_keys[request.request_id] = content + key
+    def _set_aside(self, request_ids: Sequence[str]) -> None:
+        """Take rows out of the window that wait for equal ones; some may have ended meanwhile."""
         with self._changed:
-            self._cache_keys.update(cache_keys)
-        if known:
-            self._stats.count_reused(self._job_id, len(known))
-            self.deliver(known)
-        return unknown, unknown_keys
-
-    def _keep(self, completions: Sequence[Completion]) -> None:
-        if self._cache is None:
-            return
-        with self._changed:
-            keys = [self._cache_keys.pop(completion.request_id, None) for completion in completions]
-        for key, completion in zip(keys, completions, strict=True):
-            if key is not None:
-                self._cache.keep(key, completion)
+            for row_id in (int(request_id.removeprefix(self._id_prefix)) for request_id in request_ids):
+                if (size := self._running.get(row_id)) is not None:
+                    self._running[row_id] = None
+                    self._credit.set_aside(rows=1, size=size)
+            if request_ids and self._credit.is_low:
+                self._changed.notify_all()  # there is room to grant more
 
     # The end.
 
@@ -375,6 +366,8 @@ class Session:
         with self._changed:
             self._closed = True
             left = [f"{self._id_prefix}{row_id}" for row_id in self._running]
+        if self._equals is not None:
+            left = self._equals.leave(left)
         if left:
             log.info("aborting %d rows of %s", len(left), self._terms.header.task)
             try:

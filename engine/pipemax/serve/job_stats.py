@@ -66,17 +66,13 @@ class StatsBook:
         with self._lock:
             return self._jobs[job_id].rows_received if job_id in self._jobs else 0
 
-    def count_reused(self, job_id: str, rows: int) -> None:
-        """Count rows answered from the cache. They also count as done once they are handed out."""
-        with self._lock:
-            self._jobs[job_id].rows_reused += rows
-
     def count_done(self, job_id: str, completions: Iterable[Completion]) -> None:
         """Count completions that were handed to the client."""
         with self._lock:
             totals = self._jobs[job_id]
             for completion in completions:
                 totals.rows_done += 1
+                totals.rows_reused += completion.is_reused
                 totals.prompt_tokens += completion.prompt_tokens
                 totals.completion_tokens += completion.completion_tokens
                 if completion.error is not None:

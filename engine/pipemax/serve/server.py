@@ -18,6 +18,7 @@ from pipemax.serve.job_stats import StatsBook
 from pipemax.serve.lifecycle import EXIT_ENGINE_DIED, Exit, Lifecycle
 from pipemax.serve.limits import Timings, WindowLimits
 from pipemax.serve.membership import Refused
+from pipemax.serve.rows.equal_requests import EqualRequests
 from pipemax.serve.rows.journal import Journal
 from pipemax.serve.rows.result_cache import ResultCache
 from pipemax.serve.rows.turns import Turns
@@ -53,12 +54,12 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         self._lifecycle = lifecycle
         self._stats = StatsBook()
         self._window = CreditWindow(limits)
-        self._cache = ResultCache(limits.cache_bytes)
+        self._equals = EqualRequests(ResultCache(limits.cache_bytes))
         self._turns = Turns(journal)
         self._numbers = itertools.count(1)
         inputs = InputWatch(self._stats.received)
         self._sessions = EngineSessions(
-            window=self._window, turns=self._turns, inputs=inputs, lifecycle=lifecycle
+            window=self._window, turns=self._turns, equals=self._equals, inputs=inputs, lifecycle=lifecycle
         )
         self._host = EngineHost(engine_factory, self._sessions, timings, gpus)
         self._snapshots = ServerSnapshots(self._host, self._window, self._stats, self._sessions)
@@ -143,7 +144,8 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             credit=self._window.open_stream(),
             stats=self._stats,
             turns=self._turns,
-            cache=self._cache if header.reuses_results else None,
+            equals=self._equals if header.reuses_results else None,
+            rows_ended=self._sessions.deliver,
             input_ended=lambda: self._sessions.end_input(terms.number),
             context=context,
             reader=reader,

@@ -17,6 +17,7 @@ from pipemax.serve.flow.length_relation import LengthRelation
 from pipemax.serve.flow.open_input import InputWatch
 from pipemax.serve.flow.pacing import Pacer
 from pipemax.serve.lifecycle import EXIT_ENGINE_DIED, Exit, Lifecycle
+from pipemax.serve.rows.equal_requests import EqualRequests
 from pipemax.serve.rows.turns import Turns
 
 
@@ -34,11 +35,18 @@ class EngineSessions:
     """Implements ``EngineListener`` on the engine's thread. All other methods are thread-safe."""
 
     def __init__(
-        self, *, window: CreditWindow, turns: Turns, inputs: InputWatch, lifecycle: Lifecycle
+        self,
+        *,
+        window: CreditWindow,
+        turns: Turns,
+        equals: EqualRequests,
+        inputs: InputWatch,
+        lifecycle: Lifecycle,
     ) -> None:
         """Let ``lifecycle`` end the server when the engine has died."""
         self._window = window
         self._turns = turns
+        self._equals = equals
         self._inputs = inputs
         self.lengths = LengthRelation()
         """What the rows that have ended tell of prompts and answers."""
@@ -82,7 +90,19 @@ class EngineSessions:
 
     def running_rows(self) -> int:
         """See ``EngineListener.running_rows``."""
-        return self._window.running_rows
+        # A request may run on for rows that wait for it, after its own session has gone.
+        return max(self._window.running_rows, self._equals.num_computing)
+
+    def deliver(self, completions: Sequence[Completion]) -> None:
+        """Hand rows that have ended to their sessions, and their outcome to the rows that wait for it."""
+        by_session: dict[int, list[Completion]] = defaultdict(list)
+        for completion in (*completions, *self._equals.record_ends(completions)):
+            by_session[int(completion.request_id.partition(":")[0])].append(completion)
+        for number, own in by_session.items():
+            with self._lock:
+                session = self._open.get(number)
+            if session is not None:  # otherwise it ended meanwhile, and no client waits for its rows
+                session.deliver(own)
 
     # Called on the engine's thread: see ``EngineListener``.
 
@@ -96,14 +116,7 @@ class EngineSessions:
         self._turns.record_ends(completions)
         self._pacer.learn(completions)
         self.lengths.observe(completions)
-        by_session: dict[int, list[Completion]] = defaultdict(list)
-        for completion in completions:
-            by_session[int(completion.request_id.partition(":")[0])].append(completion)
-        for number, own in by_session.items():
-            with self._lock:
-                session = self._open.get(number)
-            if session is not None:  # otherwise it ended meanwhile, and no client waits for its rows
-                session.deliver(own)
+        self.deliver(completions)
 
     def readiness_changed(self) -> None:
         self.wake_all()

@@ -11,7 +11,9 @@ from pipemax.serve.flow.credit import CreditWindow
 from pipemax.serve.flow.open_input import InputWatch
 from pipemax.serve.lifecycle import EXIT_ENGINE_DIED, Exit, Lifecycle
 from pipemax.serve.limits import Timings, WindowLimits
+from pipemax.serve.rows.equal_requests import EqualRequests
 from pipemax.serve.rows.journal import Journal
+from pipemax.serve.rows.result_cache import ResultCache
 from pipemax.serve.rows.turns import Turns
 from pipemax.serve.sessions import EngineSessions
 from pipemax.wire import ProcessIdentity
@@ -67,6 +69,7 @@ class Bench:
         self.sessions = EngineSessions(
             window=CreditWindow(WindowLimits()),
             turns=self.turns,
+            equals=EqualRequests(ResultCache(0)),
             inputs=InputWatch(lambda job_id: 0, clock=lambda: self.now_s),
             lifecycle=self.lifecycle,
         )

@@ -1,8 +1,9 @@
 """Flow control: how many rows and bytes each stream may send.
 
 A row belongs to one of three counts of its stream: *unused* credit (granted, not yet sent), *running* (sent, not
-yet finished) and *undelivered* (finished, not yet taken by the client). Unused and running rows of all streams
-fill one window. Two rules keep chained calls, where one stream's output is another's input, from deadlock:
+yet finished) and *undelivered* (finished, not yet taken by the client). A row that waits for the outcome of an equal
+one counts as undelivered from the start. Unused and running rows of all streams fill one window. Two rules keep
+chained calls, where one stream's output is another's input, from deadlock:
 
 - a stream whose unused and running rows are fewer than a chunk is given the rest of the chunk, even when the
   others fill the window: so the window overflows by at most a chunk per stream;
@@ -204,6 +205,17 @@ class StreamCredit:
             rows=_Count(running=-rows, undelivered=rows),
             size=_Count(running=-size, undelivered=output_size),
         )
+
+    def set_aside(self, *, rows: int, size: int) -> None:
+        """Record that running rows of ``size`` bytes wait for the outcome of others.
+
+        They leave the window, because they take no room in the engine, and count as undelivered.
+        """
+        self._window._move(self, rows=_Count(running=-rows, undelivered=rows), size=_Count(running=-size))
+
+    def finish_waiting(self, *, output_size: int) -> None:
+        """Record that a row that was set aside is done, and waits to be delivered."""
+        self._window._move(self, rows=_Count(), size=_Count(undelivered=output_size))
 
     def deliver(self, *, rows: int, output_size: int) -> None:
         """Record that the client has taken finished rows."""

@@ -82,6 +82,21 @@ def test_undelivered_rows_stop_only_their_own_stream() -> None:
     assert stuck.grant() is not None
 
 
+def test_a_row_that_waits_for_an_equal_one_leaves_the_window_and_bounds_its_own_stream() -> None:
+    window = CreditWindow(_LIMITS)
+    copies, others = window.open_stream(), window.open_stream()
+    sent = _send_all(copies)
+    copies.set_aside(rows=sent, size=sent * 100)
+    assert window.running_rows == 0
+    assert copies.grant() is None, "it has as many undelivered rows as it may have"
+    assert _send_all(others) >= _LIMITS.max_rows - _LIMITS.chunk_rows, "the engine's room is free"
+    for _ in range(sent):
+        copies.finish_waiting(output_size=10)
+    copies.deliver(rows=sent, output_size=10 * sent)
+    assert copies.grant() is not None
+    window.check_integrity()
+
+
 def test_a_full_window_frees_rows_in_batches_not_one_by_one() -> None:
     window = CreditWindow(_LIMITS)
     stream = window.open_stream()
