@@ -152,7 +152,9 @@ OPTIONS: dict[str, Option] = {
         "Struct column with per-row values for any of max_tokens, temperature, top_p, top_k, seed and stop.",
     ),
     "model": _option(
-        _MODEL, "Checkpoint directory or hub name; may be set in the --engine file instead.", given=str
+        _MODEL,
+        "Checkpoint directory, hub name or models:/NAME/VERSION of MLflow; may be set in the --engine file instead.",
+        given=str,
     ),
     "engine": _option(
         _MODEL,

@@ -21,6 +21,7 @@ from pipemax_spark.executor.spool import dealt_directory, spool_fault
 from pipemax_spark.executor.task import KEY_COLUMN, AnnotateTask, TaskPlan, annotation_type
 from pipemax_spark.executor_call import call_on_executor
 from pipemax_spark.keywords import takes_fields
+from pipemax_spark.model_source import is_registered, registered_model
 from pipemax_spark.profiles import discovery_script_of
 from pipemax_spark.prompts import PromptSource, find_field
 from pipemax_spark.request_columns import RequestColumns, without_request_columns
@@ -193,10 +194,19 @@ def annotated_schema(
 
 
 def engine_config(engine: Mapping[str, Any] | None, model: str | None) -> dict[str, Any]:
-    """Return the engine config; ``model`` replaces its own model. Raise ``JobError`` if neither names a model."""
+    """Return the engine config; ``model`` replaces its own model.
+
+    A model of MLflow's registry becomes the directory of its files. Raise ``JobError`` if no model is named, or if the
+    registry does not have it.
+    """
     config = {**(engine or {}), **({} if model is None else {"model": model})}
     if not config.get("model"):
         raise JobError("no model is named; give model (--model), or an engine config with a line 'model: …'")
+    if is_registered(config["model"]):
+        files = registered_model(config["model"])
+        config["model"] = files.model
+        if files.tokenizer is not None:
+            config.setdefault("tokenizer", files.tokenizer)
     return config
 
 

@@ -78,14 +78,15 @@ def one_line_errors() -> Iterator[None]:
 
 def measured_config(model: str | None, engine: Path | None) -> "EngineConfig":
     """Return the config without a calibration and under policy pipemax, the only policy that times its steps."""
+    return engine_config(
+        model, engine, policy="pipemax", calibration=None, calibrate_at_start_s=0.0, check_at_start=False
+    )
+
+
+def engine_config(model: str | None, engine: Path | None, **changes: Any) -> "EngineConfig":
+    """Return the config of the file, with this model if one is given, and with these fields changed."""
     from pipemax.config import EngineConfig
 
-    changes: dict[str, Any] = {
-        "policy": "pipemax",
-        "calibration": None,
-        "calibrate_at_start_s": 0.0,
-        "check_at_start": False,
-    }
     named = {} if model is None else {"model": model}
     if engine is not None:
         return EngineConfig.load(engine, **named, **changes)
