@@ -1,6 +1,6 @@
 """Compare what ``policy: auto`` chooses with the best of all candidates in long simulations.
 
-    python bench/auto_choice.py [--rows 12000] [--known FILE] [--json FILE]
+    python bench/auto_choice.py [--rows 12000] [--known FILE ...] [--json FILE]
 
 For each node, model and workload of the paper, and for templated prompts: the engine as its calibration would describe
 it on the simulated node, the choice with 1,000 sampled prompts (``pipemax.policy.row_sample``), once with the table's
@@ -19,6 +19,7 @@ rows. It prints Markdown; ``--json`` keeps a list of objects, two for each setti
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +105,9 @@ class Candidates:
         return self.tokens_per_s[name]
 
 
-def read_known(path: Path | None, names: tuple[str, str, str], rows: int) -> dict[str, float]:
+def read_known(paths: Sequence[Path], names: tuple[str, str, str], rows: int) -> dict[str, float]:
     """Return the steady tokens/s of what was simulated of a setting with as many rows, by system."""
-    entries = [] if path is None else json.loads(path.read_text(encoding="utf-8"))
+    entries = [entry for path in paths for entry in json.loads(path.read_text(encoding="utf-8"))]
     return {
         entry["system"]: entry["steady_tokens_per_s"]
         for entry in entries
@@ -114,7 +115,7 @@ def read_known(path: Path | None, names: tuple[str, str, str], rows: int) -> dic
     }
 
 
-def run_setting(names: tuple[str, str, str], rows: int, known: Path | None) -> list[dict[str, Any]]:
+def run_setting(names: tuple[str, str, str], rows: int, known: Sequence[Path]) -> list[dict[str, Any]]:
     node, model = load_node(names[0]), load_model(names[1])
     workload = open_workload(names[2], rows)
     engine = measured_engine(node, model)
@@ -164,7 +165,13 @@ def main() -> None:
     )
     parser.add_argument("--rows", type=int, default=12_000)
     parser.add_argument("--only", help="node,model,workload: one setting")
-    parser.add_argument("--known", type=Path, help="figures of bench/simulation.py matrix")
+    parser.add_argument(
+        "--known",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="figures of bench/simulation.py matrix, and others like them",
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     settings = SETTINGS
