@@ -109,8 +109,13 @@ def _option(panel: str, text: str, **rest: Any) -> Option:
 
 
 OPTIONS: dict[str, Option] = {
-    "input": _option(_INPUT, "Delta table, by path or name; or Parquet, CSV or JSON files, by path."),
-    "output": _option(_INPUT, "Delta table, by path or name; created if it does not exist."),
+    "input": _option(
+        _INPUT,
+        "Delta table, by path or name; Iceberg table, by name; or Parquet, CSV or JSON files, by path.",
+    ),
+    "output": _option(
+        _INPUT, "Delta table, by path or name, or Iceberg table, by name; created if it does not exist."
+    ),
     "input_format": _option(_INPUT, "delta, parquet, csv or json; default: inferred from the input."),
     "input_option": _option(
         _INPUT,
@@ -249,7 +254,8 @@ OPTIONS: dict[str, Option] = {
     ),
     "compact": _option(
         _RUN,
-        "Compact the output's small files at the end with Delta's OPTIMIZE; each chunk leaves one file per task.",
+        "Compact the output's small files at the end with Delta's OPTIMIZE or Iceberg's rewrite_data_files; each "
+        "chunk leaves one file per task.",
     ),
     "group_by_prefix": _option(
         _RUN, "Sort the rows by prompt, so that the engine reads a prefix that many prompts share only once."

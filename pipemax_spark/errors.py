@@ -42,7 +42,7 @@ class JobFailedError(RuntimeError):
 
 
 class CommitRefusedError(RuntimeError):
-    """Delta refused a commit, because another one landed under its application id meanwhile."""
+    """The table refused a commit, because another one landed under its application id meanwhile."""
 
 
 class RowFailedError(RuntimeError):

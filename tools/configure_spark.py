@@ -2,7 +2,8 @@
 
 Writes three files into pyspark's own ``conf`` folder and replaces ``bin/spark-submit`` with a wrapper that needs no
 variable set. Spark itself resolves the jars, once, into the environment, so that removing the environment removes them
-too. Run by ``make setup``.
+too. Run by ``make setup``; with
+``--iceberg`` by ``make test-versions``, which also tests Iceberg where a release of it is made for this Spark.
 """
 
 import os
@@ -18,6 +19,16 @@ from pipemax_spark.spark_session import DELTA_PACKAGES
 
 DELTA_PACKAGE = DELTA_PACKAGES[".".join(pyspark.__version__.split(".")[:2])]
 """The Delta release for this pyspark."""
+
+ICEBERG_PACKAGES = {
+    "4.0": "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0",
+    "4.1": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
+}
+"""Spark release → the Iceberg release made for it, which the tests use."""
+DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+ICEBERG_EXTENSION = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+SQLITE_PACKAGE = "org.xerial:sqlite-jdbc:3.46.1.3"
+"""For the tests with Iceberg's JDBC catalog."""
 
 # One resolver: with Spark's defaults, every look-up that another repository would answer prints an error page.
 IVY_SETTINGS = """<ivysettings>
@@ -46,10 +57,15 @@ appender.file.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
 def main() -> None:
     environment = Path(sys.prefix)
     spark_home = Path(pyspark.__file__).parent
-    jars = resolve_jars([DELTA_PACKAGE], environment / "ivy")
+    packages, extensions = [DELTA_PACKAGE], [DELTA_EXTENSION]
+    iceberg = ICEBERG_PACKAGES.get(".".join(pyspark.__version__.split(".")[:2]))
+    if "--iceberg" in sys.argv[1:] and iceberg is not None:
+        packages += [iceberg, SQLITE_PACKAGE]
+        extensions += [ICEBERG_EXTENSION]
+    jars = resolve_jars(packages, environment / "ivy")
     conf = spark_home / "conf"
     conf.mkdir(exist_ok=True)
-    (conf / "spark-defaults.conf").write_text(spark_defaults(jars))
+    (conf / "spark-defaults.conf").write_text(spark_defaults(jars, extensions))
     (conf / "log4j2.properties").write_text(LOG4J)
     (conf / "spark-env.sh").write_text(spark_env(environment))
     write_wrapper(environment, spark_home)
@@ -86,13 +102,13 @@ def resolve_jars(packages: Sequence[str], ivy: Path, *, without: Sequence[str] =
     return jars
 
 
-def spark_defaults(jars: list[Path]) -> str:
+def spark_defaults(jars: list[Path], extensions: Sequence[str]) -> str:
     # "local:" jars are read where they lie; plain paths would be copied for every application and executor.
     return "\n".join(
         [
             "# Written by tools/configure_spark.py.",
             f"spark.jars {','.join(f'local:{jar}' for jar in jars)}",
-            "spark.sql.extensions io.delta.sql.DeltaSparkSessionExtension",
+            f"spark.sql.extensions {','.join(extensions)}",
             "spark.sql.catalog.spark_catalog org.apache.spark.sql.delta.catalog.DeltaCatalog",
             "spark.ui.showConsoleProgress false",
             "",

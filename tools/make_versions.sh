@@ -16,7 +16,8 @@ for lock in requirements/versions-*.lock; do
     [ -x "$environment/bin/python" ] || "$bin/uv" venv -q --python "$bin/python" "$environment"
     "$bin/uv" pip sync -q --python "$environment/bin/python" "$lock"
     "$bin/uv" pip install -q --no-deps --python "$environment/bin/python" "$directory"/dist/pipemax_spark-*.whl
-    [ -f "$environment/ready" ] || "$environment/bin/python" tools/configure_spark.py >"$environment/jars.log" 2>&1 ||
+    [ "$environment/ready" -nt tools/configure_spark.py ] ||
+        "$environment/bin/python" tools/configure_spark.py --iceberg >"$environment/jars.log" 2>&1 ||
         { tail -n 20 "$environment/jars.log"; exit 1; }
     touch "$environment/ready"
 done

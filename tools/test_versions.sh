@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The tests of the UDF, of annotate() and of the job on each Spark of tools/make_versions.sh, with the engine's side in BIN.
+# The tests of the UDF, of annotate() and of the job on each Spark of tools/make_versions.sh, with the engine's side in BIN,
+# and those of Iceberg tables where Iceberg has a release for that Spark.
 # tools/test_versions.sh BIN DIRECTORY [PYTEST ARGUMENTS]: ends with the first release that fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,6 +11,8 @@ shift 2
 ln -sfn "$repository/tests" "$directory/tests"
 cd "$directory"
 job=tests/spark/test_job.py
+is_whole=
+[ $# -gt 0 ] || is_whole=yes
 [ $# -gt 0 ] || set -- tests/spark/test_udf.py tests/spark/test_annotate.py \
     $job::test_every_row_is_answered_once_and_a_rerun_does_only_what_is_new \
     $job::test_bad_rows_become_error_rows_and_are_tried_again_when_asked
@@ -19,4 +22,7 @@ import pipemax_spark, pyarrow, pyspark
 print(f"\nSpark {pyspark.__version__}, pyarrow {pyarrow.__version__}: {pipemax_spark.__file__}", flush=True)
 PYTHON
     env -u PYTHONPATH "$environment/bin/python" -m pytest -c "$repository/pyproject.toml" --rootdir "$repository" "$@"
+    [ -n "$is_whole" ] && ls "$environment"/ivy/jars/*iceberg-spark-runtime* >/dev/null 2>&1 || continue
+    env -u PYTHONPATH "$environment/bin/python" -m pytest -c "$repository/pyproject.toml" --rootdir "$repository" \
+        -m iceberg tests/spark/iceberg
 done

@@ -34,7 +34,8 @@ from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.request_columns import prompt_text
 from pipemax_spark.sql import quoted
 from pipemax_spark.storage.hadoop import HadoopFiles, check_storage
-from pipemax_spark.storage.tables import DeltaTable, is_path
+from pipemax_spark.storage.output_table import OutputTable, open_table
+from pipemax_spark.storage.tables import is_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,7 +50,7 @@ class AnnotationJob:
         options: JobOptions,
         terminal: Terminal,
         *,
-        table: DeltaTable | None = None,
+        table: OutputTable | None = None,
     ) -> None:
         """Prepare a run. ``table`` is the output, for a caller that already has it."""
         self._spark = spark
@@ -58,7 +59,7 @@ class AnnotationJob:
         self.run_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:8]}"
         self._files = HadoopFiles(spark)
         output = self._files.qualified(options.output) if is_path(options.output) else options.output
-        self._table = table or DeltaTable(spark, output)
+        self._table = table or open_table(spark, output)
         self._prefixes: PrefixShare | None = None
 
     def run(self) -> Summary | None:
@@ -80,6 +81,7 @@ class AnnotationJob:
         is_empty = make_output(self._table, checked, options.generation, self.run_id)
         record = self._record(checked)
         base = work_base(options.work_dir, self._table.location())
+        check_storage(base, self._spark, option="work-dir")
         table_id = self._table.table_id()
         with WorkDirectory(
             self._files, base, table_id=table_id, run_id=self.run_id, say=self._terminal.warn

@@ -19,8 +19,9 @@ from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.prompts import find_field, resolve_column, resolve_names
 from pipemax_spark.spec import AnnotationSpec
 from pipemax_spark.sql import quoted
+from pipemax_spark.storage.output_table import OutputTable
 from pipemax_spark.storage.sources import Source, read_source
-from pipemax_spark.storage.tables import DeltaTable, spec_texts
+from pipemax_spark.storage.tables import spec_texts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,17 +45,18 @@ class Checked:
 
 
 def check_job(
-    spark: "SparkSession", options: JobOptions, table: DeltaTable, *, run_id: str, terminal: Terminal
+    spark: "SparkSession", options: JobOptions, table: OutputTable, *, run_id: str, terminal: Terminal
 ) -> Checked:
     """Check the whole job. Raise ``JobError`` for a fault. ``table`` is the output, which need not exist."""
     source = read_source(spark, options.input, file_format=options.input_format, options=options.input_option)
-    if options.incremental and source.version is None:
+    if options.incremental and not source.tells_appends:
         raise JobError(
             f"--incremental reads what was appended to a Delta table, but the input is {source.description}; leave it "
             "out: a run without it also annotates only the rows that are left"
         )
     source = replace(source, rows=rows_where(source.rows, options.where))
     schema, id_columns = _check_columns(source, options)
+    table.check_usable(replaces=options.retry_errors or options.redo_changed)
     if table.exists():
         _check_output(source, schema, id_columns, options, table, terminal)
     if id_columns and not options.incremental:
@@ -132,7 +134,7 @@ def _check_output(
     schema: "StructType",
     id_columns: tuple[str, ...],
     options: JobOptions,
-    table: DeltaTable,
+    table: OutputTable,
     terminal: Terminal,
 ) -> None:
     """Check that the table accepts rows with these columns, and that its rows can be matched and replaced."""
@@ -144,7 +146,7 @@ def _check_output(
         raise JobError(f"output {table.name!r} holds rows without annotations; name another one")
     # An empty table has no rows to match, so it may lack any column.
     ids = () if is_empty else id_columns
-    check_columns(schema, known, ids, only_appended=options.incremental or is_empty)
+    check_columns(table.stored(schema), known, ids, only_appended=options.incremental or is_empty)
     check_columns_fit(table, schema, id_columns, options, warn=terminal.warn)
     replaces = [name for name in ("retry_errors", "redo_changed") if getattr(options, name)]
     if replaces and table.properties().get("delta.appendOnly", "").lower() == "true":
@@ -155,7 +157,7 @@ def _check_output(
         _check_requests_kept(source.rows.select(*map(quoted, schema.names)), options, table)
 
 
-def _check_requests_kept(kept: "DataFrame", options: JobOptions, table: DeltaTable) -> None:
+def _check_requests_kept(kept: "DataFrame", options: JobOptions, table: OutputTable) -> None:
     """Raise ``JobError`` if the output's rows lack, or will lack, the columns of their requests."""
     for rows, where in ((table.read(), f"output {table.name!r}"), (kept, "--select")):
         try:
@@ -180,7 +182,7 @@ def _engine_options(spark: "SparkSession", options: JobOptions, run_id: str) -> 
     )
 
 
-def _check_spec(spec: AnnotationSpec, table: DeltaTable, *, allows_new: bool) -> None:
+def _check_spec(spec: AnnotationSpec, table: OutputTable, *, allows_new: bool) -> None:
     """Raise ``JobError`` if the output holds rows of another spec that is not allowed."""
     if not table.exists():
         return

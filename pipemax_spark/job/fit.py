@@ -15,7 +15,7 @@ from pipemax_spark.errors import JobError
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.prompts import find_field
 from pipemax_spark.sql import quoted
-from pipemax_spark.storage.tables import DeltaTable
+from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -48,7 +48,7 @@ def holds_annotations(schema: "StructType") -> bool:
 
 
 def check_columns_fit(
-    table: DeltaTable,
+    table: OutputTable,
     input_schema: "StructType",
     id_columns: Sequence[str],
     options: JobOptions,
@@ -81,7 +81,7 @@ def check_columns_fit(
             )
 
 
-def check_rows_fit(table: DeltaTable, rows: "DataFrame") -> None:
+def check_rows_fit(table: OutputTable, rows: "DataFrame") -> None:
     """Raise ``JobError`` if a row breaks a rule of the table. Reads the rows once if the table has rules for them."""
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -118,7 +118,7 @@ def _conflicts(
             yield name, of_table, of_answers
 
 
-def _check_no_padding(table: DeltaTable, known: "StructType", compared: "Sequence[StructField]") -> None:
+def _check_no_padding(table: OutputTable, known: "StructType", compared: "Sequence[StructField]") -> None:
     """Raise ``JobError`` for ``char(n)``: Delta pads it with blanks, so a rerun could not match the value."""
     for field in compared:
         same = find_field(field.name, known)
@@ -130,7 +130,7 @@ def _check_no_padding(table: DeltaTable, known: "StructType", compared: "Sequenc
             )
 
 
-def _check_not_null(table: DeltaTable, known: "StructType", input_schema: "StructType") -> None:
+def _check_not_null(table: OutputTable, known: "StructType", input_schema: "StructType") -> None:
     missing = [
         name
         for field in known.fields
@@ -180,7 +180,7 @@ def _not_null(field: "StructField", outer: str, outer_column: str) -> Iterator[t
             yield from _not_null(inner, f"{name}.", f"{column}.")
 
 
-def _completed(rows: "DataFrame", table: DeltaTable) -> "DataFrame":
+def _completed(rows: "DataFrame", table: OutputTable) -> "DataFrame":
     """Add the table's columns that the rows lack, with the values that Delta will fill in, as far as they are known."""
     from pyspark.sql import functions as F  # noqa: N812
 

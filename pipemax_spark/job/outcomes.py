@@ -14,20 +14,21 @@ from pipemax_spark.dataframe import ANNOTATION
 from pipemax_spark.job.left import identity, occurrence
 from pipemax_spark.prompts import find_field
 from pipemax_spark.sql import quoted
-from pipemax_spark.storage.tables import DeltaTable, Transaction
+from pipemax_spark.storage.conforming import conformed
+from pipemax_spark.storage.output_table import OutputTable
+from pipemax_spark.storage.tables import KEY, Replaced, Transaction
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import DataType
 
-_VIEW, _KEY, _TIMES, _NUMBER = "outcomes", "__pipemax_key", "__pipemax_times", "__pipemax_number"
+_TIMES, _NUMBER = "__pipemax_times", "__pipemax_number"
 
 
 class Outcomes(Protocol):
     """Commits a chunk's outcomes."""
 
     def commit(self, rows: "DataFrame", transaction: Transaction) -> int:
-        """Commit annotated ``rows``, which are evaluated once; commit nothing if Delta refuses the transaction.
+        """Commit annotated ``rows``, which are evaluated once; commit nothing if the table refuses the transaction.
 
         Return how many rows the commit adds beyond these.
         """
@@ -37,7 +38,7 @@ class Outcomes(Protocol):
 class AppendedOutcomes:
     """Outcomes that become new rows of the table."""
 
-    def __init__(self, table: DeltaTable) -> None:
+    def __init__(self, table: OutputTable) -> None:
         self._table = table
 
     def commit(self, rows: "DataFrame", transaction: Transaction) -> int:
@@ -53,7 +54,7 @@ class StagedOutcomes:
     of two chunks would overlap for as long as the engines work.
     """
 
-    def __init__(self, table: DeltaTable, directory: str) -> None:
+    def __init__(self, table: OutputTable, directory: str) -> None:
         """Keep the outcomes' files in ``directory``."""
         self._table = table
         self._directory = directory
@@ -73,7 +74,7 @@ class ReplacingOutcomes:
     def __init__(
         self,
         spark: "SparkSession",
-        table: DeltaTable,
+        table: OutputTable,
         *,
         spec_hash: str,
         id_columns: tuple[str, ...],
@@ -102,8 +103,7 @@ class ReplacingOutcomes:
         of_table = find_field(ANNOTATION, self._table.read().schema)
         assert of_table is not None, f"{self._table.name} has no column {ANNOTATION}"
         annotation = conformed(F.col(ANNOTATION), rows.schema[ANNOTATION].dataType, of_table.dataType)
-        # A separate session: the merge's transaction is one of the session's settings.
-        session = self._spark.newSession()
+        session = self._table.session_for_replacing()
         path = f"{self._directory}/{transaction.version}"
         outcomes = written(session, rows.withColumn(ANNOTATION, annotation), path)
         with self._lock:
@@ -114,22 +114,12 @@ class ReplacingOutcomes:
                 kept = written(session, self._kept(session, outcomes, key), f"{path}-kept")
                 num_kept = kept.count()
                 inserted = inserted.unionByName(kept)
-            # Rows with a null key are inserted; the old rows of the other keys are deleted.
-            source = inserted.withColumn(_KEY, F.lit(None).cast("string")).unionByName(
-                outcomes.select(key.alias(_KEY)).distinct(), allowMissingColumns=True
+            replaced = Replaced(
+                keys=outcomes.select(key.alias(KEY)).distinct(),
+                key=identity(self._key_columns(outcomes), table="t"),
+                condition=self._is_replaced(f"t.{ANNOTATION}"),
             )
-            source.createOrReplaceTempView(_VIEW)
-            names = ", ".join(quoted(name) for name in outcomes.columns)
-            values = ", ".join(f"s.{quoted(name)}" for name in outcomes.columns)
-            self._table.merge(
-                session,
-                f"USING {_VIEW} AS s "
-                f"ON s.{_KEY} = {identity(self._key_columns(outcomes), table='t')} "
-                f"AND {self._is_replaced(f't.{ANNOTATION}')} "
-                "WHEN MATCHED THEN DELETE "
-                f"WHEN NOT MATCHED AND s.{_KEY} IS NULL THEN INSERT ({names}) VALUES ({values})",
-                transaction,
-            )
+            self._table.replace(session, inserted, replaced, transaction)
             return num_kept
 
     def _kept(self, session: "SparkSession", outcomes: "DataFrame", key: "Column") -> "DataFrame":
@@ -144,9 +134,9 @@ class ReplacingOutcomes:
             .where(self._is_error(ANNOTATION))
             .select(*map(quoted, outcomes.columns))
         )
-        old = old.withColumn(_KEY, key).withColumn(_NUMBER, occurrence(_KEY))
-        times = outcomes.groupBy(key.alias(_KEY)).agg(F.count(F.lit(1)).alias(_TIMES))
-        return old.join(times, _KEY).where(f"{_NUMBER} > {_TIMES}").select(*map(quoted, outcomes.columns))
+        old = old.withColumn(KEY, key).withColumn(_NUMBER, occurrence(KEY))
+        times = outcomes.groupBy(key.alias(KEY)).agg(F.count(F.lit(1)).alias(_TIMES))
+        return old.join(times, KEY).where(f"{_NUMBER} > {_TIMES}").select(*map(quoted, outcomes.columns))
 
     def _key_columns(self, rows: "DataFrame") -> list[str]:
         return list(self._id_columns) or [name for name in rows.columns if name != ANNOTATION]
@@ -168,23 +158,3 @@ def written(session: "SparkSession", rows: "DataFrame", path: str) -> "DataFrame
     """Write the rows to files and return them as read from there, so that every evaluation gives the same rows."""
     rows.write.parquet(path)
     return session.read.schema(rows.schema).parquet(path)
-
-
-def conformed(column: "Column", kind: "DataType", wanted: "DataType") -> "Column":
-    """Return the column as a value of type ``wanted``: struct fields by their names, null where one is missing.
-
-    An append does this by itself, a merge does not.
-    """
-    from pyspark.sql import functions as F  # noqa: N812
-    from pyspark.sql.types import StructType
-
-    if kind == wanted or not isinstance(kind, StructType) or not isinstance(wanted, StructType):
-        return column
-    known = {field.name: field.dataType for field in kind.fields}
-    fields = [
-        conformed(column[field.name], known[field.name], field.dataType).alias(field.name)
-        if field.name in known
-        else F.lit(None).cast(field.dataType).alias(field.name)
-        for field in wanted.fields
-    ]
-    return F.when(column.isNotNull(), F.struct(*fields))

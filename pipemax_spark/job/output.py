@@ -7,13 +7,14 @@ from pipemax_spark.dataframe import ANNOTATION, annotated_schema
 from pipemax_spark.job.checks import Checked
 from pipemax_spark.job.fit import holds_annotations
 from pipemax_spark.prompts import find_field
-from pipemax_spark.storage.tables import DeltaTable, spec_property, spec_texts
+from pipemax_spark.storage.output_table import OutputTable
+from pipemax_spark.storage.tables import spec_property, spec_texts
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-def make_output(table: DeltaTable, checked: Checked, generation: GenerationSpec, run_id: str) -> bool:
+def make_output(table: OutputTable, checked: Checked, generation: GenerationSpec, run_id: str) -> bool:
     """Create the table, or add what it lacks; return True if it is new or has no annotations yet.
 
     All changes of its schema happen here: during a running chunk they would make the chunk retry its commit.
@@ -30,7 +31,7 @@ def make_output(table: DeltaTable, checked: Checked, generation: GenerationSpec,
     return is_empty
 
 
-def is_annotated(table: DeltaTable) -> bool:
+def is_annotated(table: OutputTable) -> bool:
     """Tell whether the table exists and may hold annotated rows."""
     return table.exists() and holds_annotations(table.read().schema)
 

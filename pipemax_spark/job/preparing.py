@@ -29,7 +29,7 @@ from pipemax_spark.job.written_rows import WrittenRows, which_rows
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.sql import quoted
 from pipemax_spark.storage.fence import Claim
-from pipemax_spark.storage.tables import DeltaTable
+from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,7 +76,7 @@ class Preparing:
         options: JobOptions,
         terminal: Terminal,
         *,
-        table: DeltaTable,
+        table: OutputTable,
         run_id: str,
         checked: Checked,
         work: WorkDirectory,
@@ -299,7 +299,7 @@ class Preparing:
         return rows if rows.rows else None
 
 
-def remaining_of(table: DeltaTable, options: JobOptions, checked: Checked) -> Remaining:
+def remaining_of(table: OutputTable, options: JobOptions, checked: Checked) -> Remaining:
     """Return the object that finds the rows left of a job's batches."""
     return Remaining(table=table, options=options, spec_hash=checked.spec.hash, id_columns=checked.id_columns)
 

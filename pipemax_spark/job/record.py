@@ -20,7 +20,7 @@ from pipemax_spark.monitor.summary import Findings, Summary, print_report
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.monitor.tracking import InputTable
 from pipemax_spark.storage.hadoop import write_file
-from pipemax_spark.storage.tables import DeltaTable
+from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,7 +52,7 @@ class RunRecord:
     spark: "SparkSession"
     options: JobOptions
     terminal: Terminal
-    table: DeltaTable
+    table: OutputTable
     run_id: str
     checked: Checked
 
@@ -81,7 +81,8 @@ class RunRecord:
         source = self.checked.source
         if source.version is None:
             return InputTable(name=source.name, version=self.run_id, kind="spark")
-        return InputTable(name=source.name, version=str(source.version), kind="delta_table")
+        kind = "delta_table" if source.tells_appends else "spark"
+        return InputTable(name=source.name, version=str(source.version), kind=kind)
 
     def description(self) -> str:
         """Return what the run does, in five lines of Markdown, for the top of its page in MLflow."""
@@ -151,6 +152,7 @@ class RunRecord:
             rows_per_s=round(counts.done / seconds, 3),
             tokens_per_s=round(totals.completion_tokens / seconds, 3),
             output=self.table.name,
+            output_format=self.table.format_name,
             engines=engines,
             virtual_node=self._virtual_node,
         )
@@ -210,6 +212,7 @@ class RunRecord:
             rows_in=counts.rows_in,
             rows_skipped=counts.skipped,
             output=self.table.name,
+            output_format=self.table.format_name,
             virtual_node=self._virtual_node,
         )
         self._finish(summary, self._find(), {})
@@ -243,4 +246,8 @@ class RunRecord:
         print_report(self.terminal.console, summary, findings, places, price_per_hour=options.price_per_hour)
 
     def _places(self, summary: Summary, places: Mapping[str, str]) -> dict[str, str]:
-        return {"Delta table": summary.output, **places, "Logs": str(self.options.log_dir)}
+        return {
+            f"{self.table.format_name} table": summary.output,
+            **places,
+            "Logs": str(self.options.log_dir),
+        }

@@ -14,7 +14,7 @@ from pipemax_spark.job.left import rows_left
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.request_columns import without_request_columns
 from pipemax_spark.sql import quoted
-from pipemax_spark.storage.tables import DeltaTable
+from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -51,7 +51,7 @@ def _is_deterministic(rows: "DataFrame") -> bool:
 class Remaining:
     """Finds the rows that are left of a batch."""
 
-    table: DeltaTable
+    table: OutputTable
     options: JobOptions
     spec_hash: str
     id_columns: tuple[str, ...]

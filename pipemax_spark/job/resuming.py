@@ -16,7 +16,7 @@ from pipemax_spark.job.slicing import Slices, Slicing
 from pipemax_spark.job.workdir import LeftRun, WorkDirectory
 from pipemax_spark.job.written_rows import Committed, DeadRun
 from pipemax_spark.monitor.terminal import Terminal
-from pipemax_spark.storage.tables import DeltaTable
+from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,7 +30,7 @@ class Resuming:
     """Takes over from one dead run."""
 
     dead: DeadRun
-    table: DeltaTable
+    table: OutputTable
     work: WorkDirectory
     terminal: Terminal
     engines: EarlyStart
@@ -41,7 +41,7 @@ class Resuming:
         cls,
         which: str,
         *,
-        table: DeltaTable,
+        table: OutputTable,
         work: WorkDirectory,
         terminal: Terminal,
         engines: EarlyStart,

@@ -33,7 +33,7 @@ from pipemax_spark.monitor.time_accounts import whole_account
 from pipemax_spark.monitor.tracking import InputTable, Tracker
 from pipemax_spark.slots import slots_of
 from pipemax_spark.storage.fence import Claim
-from pipemax_spark.storage.tables import DeltaTable
+from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,7 +70,7 @@ def begun_run(
     options: JobOptions,
     terminal: Terminal,
     *,
-    table: DeltaTable,
+    table: OutputTable,
     plan: TaskPlan,
     work: WorkDirectory,
     params: Mapping[str, Any],
@@ -153,7 +153,7 @@ class Run:
         options: JobOptions,
         terminal: Terminal,
         *,
-        table: DeltaTable,
+        table: OutputTable,
         plan: TaskPlan,
         work: WorkDirectory,
         spools: ChunkSpools | None,

@@ -20,15 +20,15 @@ from pipemax_spark.job.chunks import SlicedRows, SliceSpan
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.workdir import LeftRun
 from pipemax_spark.storage.fence import is_claim, is_recovery_by, note_prefix
-from pipemax_spark.storage.tables import DeltaTable
+from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _FORMAT = 1
 """The format of the facts, the slices and the keys: a run uses no rows that a run with another format had recorded."""
-_KEEPS_ROWS = frozenset({"OPTIMIZE", "VACUUM START", "VACUUM END"})
-"""Operations, by any writer, that do not change a table's rows."""
+_KEEPS_ROWS = frozenset({"OPTIMIZE", "VACUUM START", "VACUUM END", "replace"})
+"""Operations, by any writer, that do not change a table's rows; the last one is Iceberg's."""
 _SLICES = re.compile(r"(\d+) \(slices (\d+) to (\d+)\)")
 
 
@@ -103,7 +103,7 @@ class DeadRun:
         spooled = {run.run_id for run in left_runs if run.has_spool and run.spec_hash == spec_hash}
         return last if spooled <= {last.run.run_id, *last.rows.earlier_runs} else None
 
-    def committed(self, table: DeltaTable) -> Committed | None:
+    def committed(self, table: OutputTable) -> Committed | None:
         """Return the run's rows that it has committed.
 
         None if other rows may have been added to the table or removed.
@@ -128,8 +128,8 @@ class DeadRun:
 def which_rows(spark: "SparkSession", options: JobOptions, checked: Checked) -> str | None:
     """Return a hash of everything that decides which rows a run finds left in an output with given rows.
 
-    Return None if another run cannot be sure to find the same: the input is not a Delta table, the condition reads
-    other tables, or the run annotates other rows than exactly those that are left.
+    Return None if another run cannot be sure to find the same: the input is not a table with versions, the
+    condition reads other tables, or the run annotates other rows than exactly those that are left.
     """
     source = checked.source
     is_partial = options.limit is not None or options.incremental
@@ -143,7 +143,7 @@ def which_rows(spark: "SparkSession", options: JobOptions, checked: Checked) -> 
     decides = {
         "format": _FORMAT,
         "spec_hash": checked.spec.hash,
-        "input": DeltaTable(spark, source.name).table_id(),
+        "input": source.table_id,
         "version": source.version,
         "input_options": dict(options.input_option),
         "where": [options.where, condition],

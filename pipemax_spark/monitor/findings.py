@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pipemax_spark.dataframe import ANNOTATION
 from pipemax_spark.monitor.summary import Accuracy, Findings
 from pipemax_spark.sql import quoted
-from pipemax_spark.storage.tables import DeltaTable
+from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -40,12 +40,12 @@ class CommittedTotals:
         return sum(rows for rows, _ in self.errors.values())
 
 
-def totals_of_run(table: DeltaTable, run_id: str) -> CommittedTotals:
+def totals_of_run(table: OutputTable, run_id: str) -> CommittedTotals:
     """Return the totals of the rows that one run has committed. Reads them once."""
     return _totals(_rows_of_run(table, run_id))
 
 
-def totals_of_spec(table: DeltaTable, spec_hash: str) -> CommittedTotals:
+def totals_of_spec(table: OutputTable, spec_hash: str) -> CommittedTotals:
     """Return the totals of all rows under a spec, whichever run has committed them. Reads them once."""
     return _totals(table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'"))
 
@@ -82,7 +82,7 @@ def _totals(rows: "DataFrame") -> CommittedTotals:
 
 
 def find_results(
-    table: DeltaTable,
+    table: OutputTable,
     totals: CommittedTotals | None,
     *,
     spec_hash: str,
@@ -107,7 +107,7 @@ def find_results(
     return Findings(errors=totals.errors, sample=sample, accuracy=accuracy)
 
 
-def _rows_of_run(table: DeltaTable, run_id: str) -> "DataFrame":
+def _rows_of_run(table: OutputTable, run_id: str) -> "DataFrame":
     return table.read().where(f"{ANNOTATION}.run_id = '{run_id}'")
 
 
@@ -116,7 +116,7 @@ def _fields(rows: "DataFrame") -> list[str]:
     return list(rows.select(f"{ANNOTATION}.*").columns)
 
 
-def _accuracy(table: DeltaTable, spec_hash: str, gold_column: str) -> Accuracy:
+def _accuracy(table: OutputTable, spec_hash: str, gold_column: str) -> Accuracy:
     from pyspark.sql import functions as F  # noqa: N812
 
     rows = table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'")

@@ -48,6 +48,8 @@ class Summary:
     tokens_per_s: float = 0.0
     """``completion_tokens`` divided by ``seconds``."""
     output: str
+    output_format: str = "Delta"
+    """``Delta`` or ``Iceberg``."""
     mlflow_run_id: str | None = None
     engines: int = 0
     """Engine servers that have done rows of this run."""
@@ -84,7 +86,7 @@ class Summary:
         return f"<table>{''.join(cells)}</table>"
 
     def _rows(self) -> list[tuple[str, str]]:
-        facts = [*facts_of(self, Findings(), None), ("Delta table", self.output)]
+        facts = [*facts_of(self, Findings(), None), (f"{self.output_format} table", self.output)]
         return facts if self.mlflow_run_id is None else [*facts, ("MLflow run", self.mlflow_run_id)]
 
 

@@ -11,7 +11,9 @@ not say so in either case, so each commit is looked up in the table's history be
 The epoch is one more than the table's version at the claim. It needs no state of its own and only grows, because each
 claim is a commit. Two runs that read the same version claim the same epoch, and Delta lets one of them pass.
 
-A claim changes no metadata, so it disturbs neither other writers nor streams that read the table.
+An Iceberg table has the same numbers among its properties, and refuses a commit in either case (``iceberg_commits``).
+
+On Delta, a claim changes no metadata, so it disturbs neither other writers nor streams that read the table.
 """
 
 import hashlib
@@ -20,7 +22,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import CommitRefusedError, JobFailedError
-from pipemax_spark.storage.tables import Commit, DeltaTable, Transaction
+from pipemax_spark.storage.output_table import OutputTable
+from pipemax_spark.storage.tables import Commit, Transaction
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -39,12 +42,12 @@ _CLAIM_NOTE = "pipemax claim by run "
 class Claim:
     """A run's right to commit, which lasts until another run claims the table."""
 
-    table: DeltaTable
+    table: OutputTable
     run_id: str
     epoch: int
 
     @classmethod
-    def take(cls, table: DeltaTable, run_id: str, *, schema: "StructType | None" = None) -> "Claim":
+    def take(cls, table: OutputTable, run_id: str, *, schema: "StructType | None" = None) -> "Claim":
         """Fence off all earlier runs. Raise ``JobFailedError`` if another run claims the table at the same moment.
 
         ``schema`` is that of the rows to come, for a table that has columns which only Delta may fill; without it, the
@@ -62,19 +65,18 @@ class Claim:
         )
 
     def _take_lanes(self, schema: "StructType | None") -> bool:
-        nothing = self.table.no_rows(schema or self.table.read().schema)
         first, *others = [
             self._transaction(lane, 0, f"{_CLAIM_NOTE}{self.run_id}: epoch {self.epoch}, lane {lane}")
             for lane in range(LANES)
         ]
         try:
-            self.table.append(nothing, first)
+            self.table.append_nothing(first, schema)
             # A run that was skipped here must claim no other lane, or two runs could refuse each other.
             if self.table.find_commit(first.note, since_version=self.epoch - 1) is None:
                 return False
             num_at_once = 1 if self.table.takes_one_append_at_a_time else len(others)
             with ThreadPoolExecutor(num_at_once, thread_name_prefix="pipemax-claim") as pool:
-                for append in [pool.submit(self.table.append, nothing, claim) for claim in others]:
+                for append in [pool.submit(self.table.append_nothing, claim, schema) for claim in others]:
                     append.result()
         except CommitRefusedError:
             return False
@@ -114,8 +116,9 @@ class Claim:
         other = self._claimed_by_another()
         by = f"run {other}" if other else "another run"
         return (
-            f"the output {self.table.name} was taken over by {by} while this run, {self.run_id}, was working; Delta "
-            "refused this run's commit, and what it had committed before stays. Run one job at a time on an output"
+            f"the output {self.table.name} was taken over by {by} while this run, {self.run_id}, was working; "
+            f"{self.table.format_name} refused this run's commit, and what it had committed before stays. Run one "
+            "job at a time on an output"
         )
 
     def _claimed_by_another(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Open the rows to annotate: a Delta table, pinned to one version, or Parquet, CSV or JSON files."""
+"""Open the rows to annotate: a Delta or Iceberg table, pinned to one version, or Parquet, CSV or JSON files."""
 
 import re
 from collections.abc import Mapping
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import JobError, first_line
 from pipemax_spark.storage.hadoop import HadoopFiles
+from pipemax_spark.storage.iceberg import IcebergTable
+from pipemax_spark.storage.output_table import open_table
 from pipemax_spark.storage.tables import COMPRESSION_SUFFIXES, FORMATS_BY_SUFFIX, DeltaTable, is_path
 
 if TYPE_CHECKING:
@@ -25,7 +27,11 @@ class Source:
     name: str
     description: str
     version: int | None = None
-    """The version of a Delta table; None for anything else."""
+    """The version of a Delta table or the id of an Iceberg table's snapshot; None for anything else."""
+    table_id: str | None = None
+    """Unlike its name, the same for one table only; None if there is no version."""
+    tells_appends: bool = False
+    """Whether ``--incremental`` can follow it: a Delta table."""
 
 
 def read_source(
@@ -54,10 +60,20 @@ def _read_table(spark: "SparkSession", name: str, options: Mapping[str, str]) ->
         raise JobError(
             f"there is no table {name!r}; for files, give a path such as ./{name} or an absolute one"
         )
-    table = DeltaTable(spark, name)
+    table = open_table(spark, name)
     if not table.exists():
         # A view, or a table of another format, is read in its current state.
         return Source(rows=spark.table(name), name=name, description=f"table {name}")
+    if isinstance(table, IcebergTable):
+        rows, snapshot_id = table.pinned(options)
+        told = "no snapshot yet" if snapshot_id is None else f"snapshot {snapshot_id}"
+        return Source(
+            rows=rows,
+            name=name,
+            description=f"Iceberg {name}, {told}",
+            version=snapshot_id,
+            table_id=None if snapshot_id is None else table.table_id(),
+        )
     return _pinned(table, options)
 
 
@@ -71,6 +87,10 @@ def _read_path(
     # Spark resolves a pattern such as /data/*.parquet.
     if not re.search(r"[*?\[{]", path) and not files.exists(path):
         raise JobError(f"input {path!r} does not exist; give a Delta table's path or name, or a file's path")
+    if any(entry.name.endswith(".metadata.json") for entry in files.list(f"{path}/metadata")):
+        raise JobError(
+            f"input {path!r} holds an Iceberg table, which is read by its name: give catalog.schema.table"
+        )
     chosen = file_format or _format_of(files, path)
     if chosen is None or chosen == "delta":
         raise JobError(
@@ -86,7 +106,12 @@ def _pinned(table: DeltaTable, options: Mapping[str, str]) -> Source:
     version = table.version()
     rows = table.read(version=version, options=options)
     return Source(
-        rows=rows, name=table.name, description=f"Delta {table.name}, version {version}", version=version
+        rows=rows,
+        name=table.name,
+        description=f"Delta {table.name}, version {version}",
+        version=version,
+        table_id=table.table_id(),
+        tells_appends=True,
     )
 
 

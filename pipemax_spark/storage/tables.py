@@ -14,8 +14,9 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import CommitRefusedError, JobError, cause_of
-from pipemax_spark.sql import literal
+from pipemax_spark.sql import literal, quoted
 from pipemax_spark.storage.hadoop import HadoopFiles, plain_path
+from pipemax_spark.storage.names import provider_of, sql_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SPEC_PROPERTY = "pipemax.spec."
+KEY = "__pipemax_key"
+"""The column of ``Replaced.keys``."""
+_VIEW = "outcomes"
 
 _REFUSED = "ConcurrentTransactionException"
 """Another commit under the same application id landed while this one was under way."""
@@ -92,8 +96,22 @@ class Commit:
     note: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replaced:
+    """Which of a table's rows are replaced by new ones."""
+
+    keys: "DataFrame"
+    """Their keys, distinct, in the column ``KEY``."""
+    key: str
+    """SQL: the key of a row of the table, which is called ``t``."""
+    condition: str
+    """SQL that is true for a row of ``t`` which may be replaced."""
+
+
 class DeltaTable:
     """A table that may not exist yet."""
+
+    format_name = "Delta"
 
     def __init__(self, spark: "SparkSession", name: str) -> None:
         self._spark = spark
@@ -104,16 +122,20 @@ class DeltaTable:
     def sql_name(self) -> str:
         if self._by_path:
             return f"delta.`{self.name.replace('`', '``')}`"
-        return self.name if "`" in self.name else ".".join(f"`{part}`" for part in self.name.split("."))
+        return sql_name(self.name)
 
     def exists(self) -> bool:
         """Tell whether the Delta table exists: False also for tables and views that are not Delta's."""
         if self._by_path:
             return HadoopFiles(self._spark).exists(f"{self.name}/_delta_log")
-        if not self._spark.catalog.tableExists(self.name):
-            return False
-        rows = self._spark.sql(f"DESCRIBE TABLE EXTENDED {self.sql_name}").collect()
-        return any(row["col_name"] == "Provider" and row["data_type"].lower() == "delta" for row in rows)
+        return provider_of(self._spark, self.name) == "delta"
+
+    def check_usable(self, *, replaces: bool) -> None:
+        """Raise ``JobError`` if the table cannot be a job's output; Delta's rules are checked with the columns."""
+
+    def stored(self, schema: "StructType") -> "StructType":
+        """Return the schema with the types in which the table keeps its columns: the same."""
+        return schema
 
     def read(
         self,
@@ -206,6 +228,39 @@ class DeltaTable:
             "userMetadata": transaction.note,
         }
         _try_commit(lambda: self._append(rows, options), transaction.note)
+
+    def append_nothing(self, transaction: Transaction, schema: "StructType | None" = None) -> None:
+        """Commit the transaction without rows, as in ``append``.
+
+        ``schema`` is that of the rows to come, for a table that has columns which only Delta may fill; without it, the
+        commit has all of the table's columns.
+        """
+        self.append(self.no_rows(schema or self.read().schema), transaction)
+
+    def session_for_replacing(self) -> "SparkSession":
+        """Return the session for ``replace``: a new one, because the merge's transaction is among its settings."""
+        return self._spark.newSession()
+
+    def replace(
+        self, session: "SparkSession", rows: "DataFrame", replaced: Replaced, transaction: Transaction
+    ) -> None:
+        """Commit the rows and delete the ones that they replace, in one merge; see ``merge``."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        # Rows with a null key are inserted; the old rows of the other keys are deleted.
+        source = rows.withColumn(KEY, F.lit(None).cast("string")).unionByName(
+            replaced.keys, allowMissingColumns=True
+        )
+        source.createOrReplaceTempView(_VIEW)
+        names = ", ".join(quoted(name) for name in rows.columns)
+        values = ", ".join(f"s.{quoted(name)}" for name in rows.columns)
+        self.merge(
+            session,
+            f"USING {_VIEW} AS s ON s.{KEY} = {replaced.key} AND {replaced.condition} "
+            "WHEN MATCHED THEN DELETE "
+            f"WHEN NOT MATCHED AND s.{KEY} IS NULL THEN INSERT ({names}) VALUES ({values})",
+            transaction,
+        )
 
     def merge(self, session: "SparkSession", clauses: str, transaction: Transaction) -> None:
         """Run ``MERGE INTO`` this table, called ``t`` in ``clauses``; Delta may refuse it as in ``append``.

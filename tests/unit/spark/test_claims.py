@@ -1,4 +1,4 @@
-"""Runs that claim one table at once and commit on all lanes, against Delta's transaction rules in memory.
+"""Runs that claim one table at once and commit on all lanes, against Delta's and Iceberg's rules in memory.
 
 Real Delta is in ``tests/spark/test_fence.py``; here are many interleavings of it.
 """
@@ -7,7 +7,6 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -22,7 +21,7 @@ ROWS = set(range(2 * LANES))
 class TableInMemory:
     """A Delta table of ints, one a commit; each of its operations pauses at random."""
 
-    name = "table"
+    name, format_name = "table", "Delta"
     takes_one_append_at_a_time = False
 
     def __init__(self, seed: int) -> None:
@@ -44,12 +43,6 @@ class TableInMemory:
     def table_id(self) -> str:
         return "id"
 
-    def read(self) -> Any:
-        return SimpleNamespace(schema=None)
-
-    def no_rows(self, schema: None) -> None:
-        return schema
-
     def version(self) -> int:
         self.pause()
         return len(self._commits) - 1
@@ -68,6 +61,9 @@ class TableInMemory:
             self._last_version[transaction.app_id] = transaction.version
             self._commits.append((transaction.app_id, transaction.note, row))
 
+    def append_nothing(self, transaction: Transaction, _schema: Any = None) -> None:
+        self.append(None, transaction)
+
     def find_commit(self, note: str, *, since_version: int) -> Commit | None:
         self.pause()
         for version, (_, found, _) in enumerate(self._commits):
@@ -79,6 +75,20 @@ class TableInMemory:
         self.pause()
         later = [note for _, note, _ in self._commits[since_version + 1 :]]
         return [note for note in reversed(later) if note.startswith(prefix)]
+
+
+class IcebergInMemory(TableInMemory):
+    """An Iceberg table: it compares the numbers at the moment of the commit, and refuses what Delta would skip."""
+
+    format_name = "Iceberg"
+
+    def append(self, row: int | None, transaction: Transaction) -> None:
+        self.pause()
+        with self._lock:
+            if self._last_version.get(transaction.app_id, -1) >= transaction.version:
+                raise CommitRefusedError("the number is not above the table's")
+            self._last_version[transaction.app_id] = transaction.version
+            self._commits.append((transaction.app_id, transaction.note, row))
 
 
 def run(table: TableInMemory, run_id: str) -> bool:
@@ -105,10 +115,13 @@ def run(table: TableInMemory, run_id: str) -> bool:
         return all(list(lanes.map(commit_lane, range(LANES))))
 
 
+@pytest.mark.parametrize("kind", [TableInMemory, IcebergInMemory])
 @pytest.mark.parametrize("num_runs", [2, 3, 4])
-def test_of_runs_that_claim_at_once_one_goes_on_and_each_row_is_committed_once(num_runs: int) -> None:
+def test_of_runs_that_claim_at_once_one_goes_on_and_each_row_is_committed_once(
+    num_runs: int, kind: type[TableInMemory]
+) -> None:
     for seed in range(20):
-        table = TableInMemory(seed)
+        table = kind(seed)
         with ThreadPoolExecutor(num_runs) as pool:
             is_done = list(pool.map(lambda number, table=table: run(table, f"run{number}"), range(num_runs)))
         assert any(is_done), f"seed {seed}: the runs refused each other"

@@ -1,0 +1,22 @@
+"""Look up a table by its name: how SQL writes it, and which format the table has."""
+
+from typing import TYPE_CHECKING
+
+from pipemax_spark.sql import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def sql_name(name: str) -> str:
+    """Return a table's name for SQL; one that is quoted stays as it is."""
+    return name if "`" in name else ".".join(quoted(part) for part in name.split("."))
+
+
+def provider_of(spark: "SparkSession", name: str) -> str | None:
+    """Return the format of the table with this name, in lower case; empty for a view, None if there is neither."""
+    if not spark.catalog.tableExists(name):
+        return None
+    rows = spark.sql(f"DESCRIBE TABLE EXTENDED {sql_name(name)}").collect()
+    told = [row["data_type"].lower() for row in rows if row["col_name"] == "Provider"]
+    return told[-1] if told else ""  # a column may be called so, too; the table's own comes last
