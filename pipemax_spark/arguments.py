@@ -260,6 +260,10 @@ OPTIONS: dict[str, Option] = {
     "group_by_prefix": _option(
         _RUN, "Sort the rows by prompt, so that the engine reads a prefix that many prompts share only once."
     ),
+    "compute_each": _option(
+        _RUN,
+        "Compute every row; default: equal requests are computed once, and all of their rows get the answer.",
+    ),
     "work_dir": _option(
         _RUN,
         "Storage for work in progress, visible to all executors; default: inside the output's directory.",

@@ -129,7 +129,7 @@ def engine_options(
     engine_python: str | None,
     log_dir: str | None,
     run_id: str | None = None,
-    reuses_results: bool = False,
+    reuses_results: bool = True,
     profile: "ResourceProfile | None" = None,
 ) -> EngineOptions:
     """Return the engine options of the run ``run_id``, or of a new run if that is None."""

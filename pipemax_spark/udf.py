@@ -115,7 +115,6 @@ def _udf(
         spec,
         engine_python=engine_python,
         log_dir=log_dir,
-        reuses_results=True,
     )
     checked = checked_spec(spark, options, source=None)
     if spec.seed is None:

@@ -179,6 +179,7 @@ def _engine_options(spark: "SparkSession", options: JobOptions, run_id: str) -> 
         engine_python=options.engine_python,
         # This path means nothing on other nodes, so servers log next to their sockets there.
         log_dir=str(options.log_dir) if is_local else None,
+        reuses_results=not options.compute_each,
     )
 
 

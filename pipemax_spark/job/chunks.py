@@ -6,7 +6,8 @@ slices are written, Spark recomputes its part of the shuffle, possibly in anothe
 same slice again. There are two orders:
 
 - dealt: a hash decides a row's slice, so slices are alike. Within a slice the rows are sorted by prompt length and
-  distributed one by one, so every partition of a chunk gets short and long rows in proportion;
+  distributed one by one, so every partition of a chunk gets short and long rows in proportion. Rows with equal
+  requests may be kept together (``equal_rows``), so that one engine computes them once;
 - by prefix: all rows are sorted by their prompt, slices are cut from end to end, and so are a chunk's partitions,
   so that prompts with the same beginning reach the engine one after the other.
 
@@ -17,7 +18,6 @@ partitions begin one after the other, the first ones with the longest rows, and 
 say their own ``max_tokens`` are sorted by it, and by the length of their prompt within that.
 """
 
-import functools
 import itertools
 import threading
 from bisect import bisect_left
@@ -28,6 +28,8 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from pipemax_spark.executor.task import KEY_COLUMN, OVERRIDES_COLUMN
+from pipemax_spark.job.equal_rows import shared_rank
+from pipemax_spark.job.partition_keys import partition_keys
 from pipemax_spark.request_columns import prompt_text, without_request_columns
 from pipemax_spark.sql import quoted
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 _SLICE, _RANK = "__pipemax_slice", "__pipemax_rank"
 _LENGTH, _TEXT, _HASH = "__pipemax_length", "__pipemax_text", "__pipemax_hash"
+_WRITER = "__pipemax_writer"
 _MAX_SLICES = 4_096
 _MIN_SLICE_ROWS_PER_SLOT = 64
 _WRITERS_PER_SLOT = 4
@@ -126,13 +129,27 @@ def write_slices(
     slices: int,
     slots: int,
     by_prefix: bool = False,
+    equal_together: bool = False,
     max_tokens: int = 2**31 - 1,
 ) -> SliceSpan:
     """Write rows with their keys (``RequestColumns.add_with_keys``), in slices, and return all of these.
 
     Their prompts decide the order and are not written. ``identity`` is a column that distinguishes rows, for instance
-    by their ids. ``max_tokens`` is that of rows that do not say their own.
+    by their ids; rows with the same identity are in one slice. With ``equal_together``, rows of a slice with the same
+    identity also get the same rank, but for large groups. ``max_tokens`` is that of rows that do not say their own.
     """
+    rows = _arranged(requests, identity, slices, slots, by_prefix, max_tokens)
+    if equal_together and not by_prefix:
+        rows = rows.withColumn(_RANK, shared_rank((_SLICE, _WRITER), (_LENGTH, _HASH), place=_RANK))
+    helpers = (_HASH, _TEXT, _LENGTH, _WRITER)
+    without_request_columns(rows).drop(*helpers).write.partitionBy(_SLICE).parquet(path)
+    return SliceSpan(path=path, first=0, end=slices)
+
+
+def _arranged(
+    requests: "DataFrame", identity: "Column", slices: int, slots: int, by_prefix: bool, max_tokens: int
+) -> "DataFrame":
+    """Return the rows with their slices and their places in their writers' partitions."""
     from pyspark.sql import functions as F  # noqa: N812
 
     text = prompt_text(requests)
@@ -150,12 +167,11 @@ def write_slices(
         arranged = (
             hashed.withColumn(_LENGTH, _expected_length(requests, text, max_tokens))
             .withColumn(_SLICE, F.pmod(_HASH, F.lit(slices)).cast("int"))
-            .repartition(writers, _nth(partition_keys(writers), F.col(_SLICE) % writers))
-            .sortWithinPartitions(_SLICE, _LENGTH)
+            .withColumn(_WRITER, _nth(partition_keys(writers), F.col(_SLICE) % writers))
+            .repartition(writers, _WRITER)
+            .sortWithinPartitions(_SLICE, _WRITER, _LENGTH, _HASH)
         )
-    ranked = arranged.withColumn(_RANK, _place_in_partition())
-    without_request_columns(ranked).drop(_HASH, _TEXT, _LENGTH).write.partitionBy(_SLICE).parquet(path)
-    return SliceSpan(path=path, first=0, end=slices)
+    return arranged.withColumn(_RANK, _place_in_partition())
 
 
 def _expected_length(requests: "DataFrame", text: "Column", max_tokens: int) -> "Column":
@@ -213,10 +229,10 @@ class SlicedRows:
             num_slices += span.end - span.first
         self._all = reduce(lambda some, more: some.unionAll(more), parts)
         self.schema = schema
-        found = self._all.groupBy(_SLICE).agg(F.count(_RANK), F.min(_RANK)).collect()
-        counts = {number: count for number, count, _ in found}
-        first_ranks = {number: rank for number, _, rank in found}
-        self._first_ranks = [first_ranks.get(number, 0) for number in range(num_slices)]
+        found = self._all.groupBy(_SLICE).agg(F.count(_RANK), F.min(_RANK), F.max(_RANK)).collect()
+        counts = {number: count for number, count, *_ in found}
+        ranks = {number: (first, last) for number, _, first, last in found}
+        self._ranks = [ranks.get(number, (0, 0)) for number in range(num_slices)]
         self.spans = tuple(spans)
         self.slice_rows: tuple[int, ...] = tuple(counts.get(number, 0) for number in range(num_slices))
         """Rows of each slice."""
@@ -276,11 +292,11 @@ class SlicedRows:
         """Return a column with a row's place in its slice, from 0 to 1. Slices are alike: it is that in the chunk."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        slices = slice(chunk.first_slice, chunk.end_slice)
+        ranks = self._ranks[chunk.first_slice : chunk.end_slice]
         number = F.col(_SLICE) - chunk.first_slice
-        rank = F.col(_RANK) - _nth(self._first_ranks[slices], number)
+        rank = F.col(_RANK) - _nth([first for first, _ in ranks], number)
         # In the middle of its share, so that slices of other sizes mix.
-        place = (rank + 0.5) / _nth([max(1, rows) for rows in self.slice_rows[slices]], number)
+        place = (rank + 0.5) / _nth([last - first + 1 for first, last in ranks], number)
         return 1 - place if order is RowOrder.LAST_RANK_FIRST else place
 
 
@@ -295,32 +311,6 @@ def _in_turn(place: "Column", partitions: int, executors: int) -> "Column":
         partitions // groups
     )
     return group * (partitions // groups) + F.col(_RANK) % size
-
-
-@functools.cache
-def partition_keys(partitions: int) -> tuple[int, ...]:
-    """Return, for each partition, an int that Spark's hash partitioning sends there, to distribute rows explicitly."""
-    found: dict[int, int] = {}
-    for key in itertools.count():
-        found.setdefault(_spark_hash(key) % partitions, key)
-        if len(found) == partitions:
-            return tuple(found[partition] for partition in range(partitions))
-    raise AssertionError("unreachable: count never ends")
-
-
-def _spark_hash(value: int) -> int:
-    """Compute Spark's ``hash`` of an int: Murmur3 of four bytes with seed 42, as a signed number of 32 bits."""
-    mask = 0xFFFFFFFF
-    mixed = value * 0xCC9E2D51 & mask
-    mixed = (mixed << 15 | mixed >> 17) & mask
-    hashed = 42 ^ (mixed * 0x1B873593 & mask)
-    hashed = (hashed << 13 | hashed >> 19) & mask
-    hashed = (hashed * 5 + 0xE6546B64) & mask
-    hashed ^= 4
-    hashed = (hashed ^ hashed >> 16) * 0x85EBCA6B & mask
-    hashed = (hashed ^ hashed >> 13) * 0xC2B2AE35 & mask
-    hashed ^= hashed >> 16
-    return hashed - 2**32 if hashed >= 2**31 else hashed
 
 
 class ChunkPlan:

@@ -43,6 +43,8 @@ class JobOptions:
     new_spec: bool = False
     group_by_prefix: bool = False
     """Sort the rows by prompt, so that the engine reads only once a prefix that neighbours share."""
+    compute_each: bool = False
+    """Compute every row, even if its request equals another row's."""
     work_dir: str | None = None
     commit_every: timedelta = timedelta(minutes=15)
     limit: int | None = None

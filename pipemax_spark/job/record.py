@@ -172,6 +172,7 @@ class RunRecord:
         drain_s = run.drain_at_full_rate_s()
         summary = replace(
             summary,
+            rows_reused=min(run.rows_reused, summary.rows_out),
             time_account_s=account,
             replicas=run.replicas,
             drain_at_full_rate_s=None if drain_s is None else round(drain_s, 3),

@@ -217,6 +217,11 @@ class Run:
         """What each replica of the engines has done; empty for engines without replicas."""
         return self._collector.replicas()
 
+    @property
+    def rows_reused(self) -> int:
+        """Rows that took the answer of an equal request, as far as the engines have reported it."""
+        return self._collector.totals().rows_reused
+
     def time_account(self) -> dict[str, float]:
         """Return where the engines' time went: seconds by part, which add up to ``seconds`` for each engine."""
         return whole_account(self._collector.time_account(), engines=self.engines, seconds=self.seconds)

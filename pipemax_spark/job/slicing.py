@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pipemax_spark.job.checks import Checked
 from pipemax_spark.job.chunks import SlicedRows, SliceSpan, number_of_slices, write_slices
+from pipemax_spark.job.equal_rows import frequent_keys, group_of
 from pipemax_spark.job.left import identity
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.workdir import WorkDirectory
@@ -42,13 +43,24 @@ class Slicing:
         """Record these rows of the run's batch ``number``, about ``expected`` of them."""
         from pyspark.sql import functions as F  # noqa: N812
 
+        columns, source = self._options.request_columns, self._checked.source.rows
+        keyed = columns.add_with_keys(rows)
+        slices = number_of_slices(expected, slots_of(self._spark).total)
+        own = F.expr(identity(list(self._checked.id_columns) or source.columns))
+        together = not self._options.compute_each and not self._options.group_by_prefix
+        if together:
+            frequent = frequent_keys(
+                columns.add_with_keys(source), rows_in=self._checked.rows_in, slices=slices
+            )
+            own = group_of(keyed, own, frequent)
         return write_slices(
-            self._options.request_columns.add_with_keys(rows),
+            keyed,
             self._work.rows_path(number, "slices"),
-            identity=F.expr(identity(list(self._checked.id_columns) or self._checked.source.rows.columns)),
-            slices=number_of_slices(expected, slots_of(self._spark).total),
+            identity=own,
+            slices=slices,
             slots=other_slots(self._spark),
             by_prefix=self._options.group_by_prefix,
+            equal_together=together,
             max_tokens=self._options.generation.max_tokens,
         )
 

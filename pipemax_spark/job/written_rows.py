@@ -152,6 +152,7 @@ def which_rows(spark: "SparkSession", options: JobOptions, checked: Checked) -> 
         "overrides_column": options.overrides_column,
         "id_columns": checked.id_columns,
         "by_prefix": options.group_by_prefix,
+        "compute_each": options.compute_each,
     }
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 

@@ -24,6 +24,7 @@ class Totals:
     """One job's totals over all servers and tasks. Rows that a retried task did again count again."""
 
     rows_done: int = 0
+    rows_reused: int = 0
     errors: dict[str, int] = field(default_factory=dict)
     """ErrorCode → rows."""
     error_examples: dict[str, str] = field(default_factory=dict)
@@ -46,6 +47,7 @@ class _Sums:
     """Sums over the latest report of each sender."""
 
     rows_done: int = 0
+    rows_reused: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     errors: Counter[str] = field(default_factory=Counter)
@@ -56,6 +58,7 @@ class _Sums:
 
     def replace(self, old: JobStats, new: JobStats) -> None:
         self.rows_done += new.rows_done - old.rows_done
+        self.rows_reused += new.rows_reused - old.rows_reused
         self.prompt_tokens += new.prompt_tokens - old.prompt_tokens
         self.completion_tokens += new.completion_tokens - old.completion_tokens
         if new.errors != old.errors:
@@ -109,6 +112,7 @@ class ReportTotals:
         errors = {code: rows for code, rows in sums.errors.items() if rows}
         return Totals(
             rows_done=sums.rows_done,
+            rows_reused=sums.rows_reused,
             errors=errors,
             error_examples={
                 code: sums.error_examples[code] for code in errors if code in sums.error_examples

@@ -33,6 +33,8 @@ class Summary:
     """Rows that earlier runs have completed."""
     rows_left_out: int = 0
     """Rows that ``--limit`` leaves for a later run."""
+    rows_reused: int = 0
+    """Rows that took the answer of a row with an equal request, as far as the engines have reported it."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int | None = None
@@ -145,6 +147,13 @@ def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None)
     facts += [
         (f"    {code}", f"{rows:,}{such_as(message)}") for code, (rows, message) in findings.errors.items()
     ]
+    if summary.rows_reused:
+        facts.append(
+            (
+                "  not computed",
+                f"{summary.rows_reused:,}, which took the answer of a row with an equal request",
+            )
+        )
     if summary.rows_left_out:
         facts.append(("Still to do", f"{summary.rows_left_out:,} (left out by --limit)"))
     if (accuracy := findings.accuracy) is not None and accuracy.rows:

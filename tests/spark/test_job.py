@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 
@@ -55,6 +56,29 @@ def test_without_ids_equal_rows_are_counted(jobs: MakeJobs) -> None:
     assert summary is not None
     assert summary.rows_out == 2
     assert texts(run) == {"a": 3, "b": 1, "c": 1}
+
+
+def test_equal_requests_are_computed_once_over_all_chunks_and_every_row_gets_the_answer(
+    jobs: MakeJobs,
+) -> None:
+    run = jobs()
+    # 1,000 rows with 300 prompts, one of them in 400 rows, several chunks, and ids that tell equal rows apart.
+    run.write_input([(i, "often" if i % 5 < 2 else f"word {i % 500}") for i in range(1_000)])
+    summary = run.run(id_columns=("id",), commit_every=timedelta(milliseconds=1))
+    assert summary is not None
+    assert (summary.rows_out, summary.rows_error, summary.rows_reused) == (1_000, 0, 1_000 - 301)
+    assert "699, which took the answer of a row with an equal request" in run.printed
+    rows = run.rows()
+    assert sorted(row["id"] for row in rows) == list(range(1_000))
+    assert all(row["annotation"]["text"] == expected_text(f"Say {row['text']}") for row in rows)
+
+    sampled = run.run(
+        output=f"{run.output}-sampled", generation=GenerationSpec(max_tokens=16, temperature=0.5)
+    )
+    each = run.run(output=f"{run.output}-each", compute_each=True)
+    assert sampled is not None
+    assert each is not None
+    assert (sampled.rows_reused, each.rows_reused) == (0, 0)
 
 
 def test_bad_rows_become_error_rows(jobs: MakeJobs) -> None:

@@ -13,10 +13,11 @@ from pipemax_spark.job.chunks import (
     RowOrder,
     SlicedRows,
     order_of_last_chunk,
-    partition_keys,
     write_slices,
 )
+from pipemax_spark.job.equal_rows import frequent_keys, group_of, shared_rank
 from pipemax_spark.job.left import rows_left
+from pipemax_spark.job.partition_keys import partition_keys
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.request_columns import RequestColumns, without_request_columns
 
@@ -227,3 +228,53 @@ def test_prompts_order_the_last_chunk_only_if_they_have_told_how_long_answers_ar
 ) -> None:
     found = order_of_last_chunk(has_own_max_tokens=own, length_correlation=length_correlation)
     assert found is order
+
+
+def test_equal_requests_go_to_one_task_unless_they_are_very_many(spark: Any, tmp_path: Path) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    # 1,000 prompts with three rows each, 2,000 rows with one prompt, and 600 without any.
+    prompt = "CASE WHEN id < 3000 THEN concat('prompt ', id % 1000) WHEN id < 5000 THEN 'hello' ELSE ' ' END"
+    rows = spark.range(5_600, numPartitions=3).selectExpr("id", f"{prompt} AS text")
+    keyed = RequestColumns(PromptSource(prompt_column="text")).add_with_keys(rows)
+    (hello,) = keyed.where("text = 'hello'").select("__pipemax_key").distinct().collect()
+    frequent = frequent_keys(keyed, rows_in=20_000, slices=8)
+    assert frequent == {hello[0]: 3}, "a third of eight slices"
+    group = group_of(keyed, F.col("id").cast("string"), frequent)
+    path = str(tmp_path / "rows")
+    span = write_slices(keyed, path, identity=group, slices=8, slots=2, equal_together=True)
+    sliced = SlicedRows(spark, [span], rows.schema)
+    assert sliced.rows == 5_600
+    places = Counter[tuple[str, int, int]]()
+    tasks_of, empties = dict[str, set[tuple[int, int]]](), Counter[int]()
+    for number in range(8):
+        for order in (RowOrder.AS_DEALT, RowOrder.LAST_RANK_FIRST):
+            part = sliced.read(chunk_of(sliced, number, number + 1), partitions=4, order=order)
+            found = part.select("text", F.spark_partition_id()).collect()
+            if order is RowOrder.AS_DEALT:
+                empties[number] += sum(row[0] == " " for row in found)
+                places.update((row[0], number, row[1]) for row in found)
+            else:
+                tasks = dict[str, set[int]]()
+                for text, task in found:
+                    tasks.setdefault(text, set()).add(task)
+                assert all(len(own) == 1 for text, own in tasks.items() if text.startswith("prompt"))
+    for text, number, task in places:
+        tasks_of.setdefault(text, set()).add((number, task))
+    assert all(len(tasks) == 1 for text, tasks in tasks_of.items() if text.startswith("prompt"))
+    assert len(tasks_of) == 1_002
+    assert {number for number, _ in tasks_of["hello"]} <= set(range(8))
+    assert len(tasks_of["hello"]) > 6, "in several slices, and there in several tasks"
+    assert min(empties.values()) > 40, "rows without a prompt are in all slices"
+
+
+def test_keeping_equal_requests_together_costs_no_further_shuffle_or_sort(spark: Any) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    rows = spark.range(100).withColumn("slice", F.col("id") % 5).withColumn("writer", F.col("slice") % 2)
+    rows = rows.repartition(2, "writer").sortWithinPartitions("slice", "writer", "id")
+    rows = rows.withColumn("place", F.monotonically_increasing_id())
+    ranked = rows.withColumn("place", shared_rank(("slice", "writer"), ("id",), place="place"))
+    plan = ranked._jdf.queryExecution().executedPlan().toString()
+    assert (plan.count("Exchange"), plan.count("Sort "), "Window" in plan) == (1, 1, True)
+    assert sorted(row["place"] % 2**33 for row in ranked.collect()) == sorted([*range(60), *range(40)])
