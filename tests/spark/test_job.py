@@ -63,7 +63,7 @@ def test_equal_requests_are_computed_once_over_all_chunks_and_every_row_gets_the
 ) -> None:
     run = jobs()
     # 1,000 rows with 300 prompts, one of them in 400 rows, several chunks, and ids that tell equal rows apart.
-    run.write_input([(i, "often" if i % 5 < 2 else f"word {i % 500}") for i in range(1_000)])
+    run.write_input([(i, "often" if i % 5 < 2 else f"thing {i % 500}") for i in range(1_000)])
     summary = run.run(id_columns=("id",), commit_every=timedelta(milliseconds=1))
     assert summary is not None
     assert (summary.rows_out, summary.rows_error, summary.rows_reused) == (1_000, 0, 1_000 - 301)
