@@ -1,19 +1,20 @@
 """Reads a model's shapes from its checkpoint's configuration, as the profile that the simulator needs.
 
-The names are those of Hugging Face's configurations. What has no such shapes (state-space layers, latent attention,
-encoders) is refused, as is a quantization whose bits are not known: a wrong profile would choose a wrong layout.
+The names are those of Hugging Face's configurations. What has no such shapes (state-space layers, sparse attention,
+layers of different sizes, encoders) is refused, as is a quantization whose bits are not known: a wrong profile would
+choose a wrong layout. Windows count as full attention, whose KV PipeMax keeps. Of a multimodal model only the text part
+counts, and the first dense layers of a model with experts count as layers with experts.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from pipemax.checkpoint.model_kinds import refusal_under_pipemax
 from pipemax.domain.specs import KvCacheDtype, ModelSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 _TYPE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2, "auto": 2}
-_NO_PLAIN_ATTENTION = ("kv_lora_rank", "state_size", "mamba_d_state", "ssm_cfg", "linear_num_value_heads")
-"""Settings of models whose KV is not keys and values of heads."""
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
 
@@ -31,11 +32,9 @@ def model_shapes(
     weights count in feed-forward layers only, where nearly all of them are.
     """
     text = model_config.get_text_config()
-    foreign = [setting for setting in _NO_PLAIN_ATTENTION if getattr(text, setting, None)]
-    if foreign or getattr(model_config, "is_encoder_decoder", False):
-        raise ValueError(
-            f"model {name!r} is no decoder with plain attention ({', '.join(foreign) or 'it has an encoder'})"
-        )
+    refusal = refusal_under_pipemax(model_config)
+    if refusal is not None:
+        raise ValueError(f"the shapes of model {name!r} are not known: it {refusal}")
     num_experts = _first(text, _EXPERTS) or 1
     experts_per_token = _first(text, _EXPERTS_PER_TOKEN) or 1
     heads = _needed(text, "num_attention_heads", name)
@@ -46,21 +45,44 @@ def model_shapes(
     value_bytes = _TYPE_BYTES.get(dtype)
     if value_bytes is None:
         raise ValueError(f"the bytes of dtype {dtype!r} are not known")
+    num_shared = (_first(text, ("n_shared_experts",)) or 0) if num_experts > 1 else 0
     spec = ModelSpec(
         name=name,
         num_layers=_needed(text, "num_hidden_layers", name),
         hidden_size=hidden,
         num_heads=heads,
-        num_kv_heads=_first(text, ("num_key_value_heads",)) or heads,
-        head_dim=_first(text, ("head_dim",)) or hidden // heads,
+        **_attention(text, name, heads=heads, hidden=hidden),
         ffn_size=ffn,
-        num_experts=num_experts,
-        experts_per_token=min(experts_per_token, num_experts),
+        num_experts=num_experts + num_shared,
+        experts_per_token=min(experts_per_token, num_experts) + num_shared,
         vocab_size=_needed(text, "vocab_size", name),
         bytes_per_value=value_bytes,
         expert_bytes_per_value=_quantized_bytes(getattr(model_config, "quantization_config", None)),
     )
     return spec.with_kv_dtype(kv_cache_dtype)
+
+
+def _attention(text: "PreTrainedConfig", name: str, *, heads: int, hidden: int) -> dict[str, int]:
+    """Return the part of a profile that says what attention keeps and computes."""
+    latent = _first(text, ("kv_lora_rank",))
+    if latent is None:
+        return {
+            "num_kv_heads": _first(text, ("num_key_value_heads",)) or heads,
+            "head_dim": _first(text, ("head_dim",)) or hidden // heads,
+        }
+    nope, rope, value = (
+        _needed(text, setting, name) for setting in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    )
+    query_rank = _first(text, ("q_lora_rank",))
+    queries = heads * (nope + rope)
+    params = hidden * queries if query_rank is None else query_rank * (hidden + queries)
+    params += hidden * (latent + rope) + latent * heads * (nope + value) + heads * value * hidden
+    return {
+        "num_kv_heads": 1,
+        "head_dim": (nope + rope + value) // 2,
+        "latent_size": latent + rope,
+        "attention_params": params,
+    }
 
 
 def _first(config: "PreTrainedConfig", names: tuple[str, ...]) -> int | None:

@@ -178,6 +178,11 @@ class ModelSpec:
     """Bytes of one value of KV; ``None`` means ``bytes_per_value``."""
     expert_bytes_per_value: float | None = None
     """Bytes of one weight of an expert, scales included; ``None`` means ``bytes_per_value``."""
+    latent_size: int | None = None
+    """Values that a layer keeps of a token under latent attention (MLA); ``None``: keys and values of each KV head.
+    ``num_kv_heads`` is then 1, and ``head_dim`` the mean of the sizes of keys and values, for the arithmetic."""
+    attention_params: int | None = None
+    """Parameters of one layer's attention, where they do not follow from the heads."""
 
     def __post_init__(self) -> None:
         _check_positive(self)
@@ -186,6 +191,8 @@ class ModelSpec:
 
     @property
     def attention_params_per_layer(self) -> int:
+        if self.attention_params is not None:
+            return self.attention_params
         return self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
 
     @property
@@ -232,7 +239,8 @@ class ModelSpec:
 
     @property
     def kv_bytes_per_token_and_layer(self) -> int:
-        return 2 * self.num_kv_heads * self.head_dim * self.kv_value_bytes
+        values = 2 * self.num_kv_heads * self.head_dim if self.latent_size is None else self.latent_size
+        return values * self.kv_value_bytes
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -66,7 +66,7 @@ def expected_rows(
 def kv_bytes_per_token(
     config: EngineConfig, model_config: "PreTrainedConfig", *, num_stages: int
 ) -> int | None:
-    """Return the bytes of KV that the worker with the most layers keeps of a token, if all attention is full.
+    """Return the bytes of KV that the worker with the most layers keeps of a token, if all attention is full or latent.
 
     ``None`` if the model's configuration does not give its heads, or the KV cache has one of vLLM's other types.
     """
@@ -77,8 +77,11 @@ def kv_bytes_per_token(
     kv_heads = getattr(text_config, "num_key_value_heads", None) or heads
     if not layers or not heads or not kv_heads or value_bytes is None:
         return None
-    head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
     own_layers = ceil_div(layers, num_stages)
+    latent = getattr(text_config, "kv_lora_rank", None)
+    if latent:  # one vector for all heads, whole on each GPU that shares a stage
+        return int(own_layers * (latent + text_config.qk_rope_head_dim) * value_bytes)
+    head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
     own_heads = ceil_div(kv_heads, config.tensor_degree)
     return int(2 * own_layers * own_heads * head_dim * value_bytes)
 

@@ -29,6 +29,8 @@ class VirtualNodeSetup:
         try:
             node = load_node(virtual.node)
             model = load_model(virtual.model).with_kv_dtype(config.kv_cache_dtype)
+            if model.latent_size is not None:
+                raise ValueError(f"{model.name} has latent attention, which a virtual node does not imitate")
             answers = virtual.output_tokens
             outputs = load_workload(answers) if isinstance(answers, str) else answers
         except OSError as error:

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipemax.checkpoint.model_kinds import refusal_under_pipemax
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.units import GIB
 from pipemax.node.host_pool_size import host_pool_bytes, kv_bytes_per_token
@@ -27,6 +28,11 @@ _WEIGHTS = {
 """Files with weights, the preferred kind first, and the file that lists those of a checkpoint in several."""
 _PLAIN_MODELS = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 """Model types whose KV cache grows by the same bytes with each token of each layer."""
+_PLAIN_UNDER_PIPEMAX = (
+    *("gemma2", "gemma3_text", "gpt_oss", "ministral", "llama4_text", "cohere2", "olmo3", "exaone4"),
+    *("deepseek_v2", "deepseek_v3"),
+)
+"""Model types of which the same holds under policy pipemax, which keeps the whole KV of windowed layers."""
 _OTHER_MODEL = ("config_format", "hf_overrides", "model_impl")
 """vLLM's own arguments that change which code runs the model."""
 _OTHER_KV = (
@@ -57,9 +63,10 @@ def check_start(
             "the engine's environment has no vLLM: name one that has it (--engine-python, requirements/gpu.lock)"
         )
     _check_architecture(config, model_config)
+    _check_policy(config, model_config)
     if "load_format" not in config.vllm and Path(config.model).is_dir():
         _check_weights(Path(config.model))
-    if _is_plain(model_config) and not any(name in config.vllm for name in _OTHER_KV):
+    if _is_plain(model_config, config.policy) and not any(name in config.vllm for name in _OTHER_KV):
         token_bytes = kv_bytes_per_token(config, model_config, num_stages=num_stages)
         if token_bytes is not None:
             _check_blocks(config, max_model_len)
@@ -80,6 +87,18 @@ def _check_architecture(config: EngineConfig, model_config: "PreTrainedConfig") 
         raise ValueError(
             f"model {config.model!r} has the architecture {unknown}, which the engine environment's vLLM does not "
             "have: name another model, or an engine environment (--engine-python) whose vLLM has this one"
+        )
+
+
+def _check_policy(config: EngineConfig, model_config: "PreTrainedConfig") -> None:
+    """Refuse at once what policy pipemax would refuse when it starts an engine; policy auto takes stock vLLM there."""
+    if config.policy is not Policy.PIPEMAX or "hf_overrides" in config.vllm:
+        return
+    refusal = refusal_under_pipemax(model_config)
+    if refusal is not None:
+        raise ValueError(
+            f"policy pipemax cannot serve {config.model!r}: it {refusal}. Use policy: vllm, or auto, which takes "
+            "stock vLLM for it"
         )
 
 
@@ -129,8 +148,10 @@ def _json_object(text: bytes, file: Path) -> dict[str, Any]:
         raise ValueError(f"{str(file)!r} cannot be read: {error}; copy the file again") from error
 
 
-def _is_plain(model_config: "PreTrainedConfig") -> bool:
+def _is_plain(model_config: "PreTrainedConfig", policy: Policy) -> bool:
     text_config = model_config.get_text_config()
+    if policy is Policy.PIPEMAX:
+        return text_config.model_type in (*_PLAIN_MODELS, *_PLAIN_UNDER_PIPEMAX)
     layers = getattr(text_config, "layer_types", None) or []
     windowed = getattr(text_config, "sliding_window", None) and getattr(
         text_config, "use_sliding_window", True

@@ -7,8 +7,11 @@ import pytest
 from transformers import (
     BambaConfig,
     DeepseekV3Config,
+    DeepseekV32Config,
     Gemma3Config,
+    Gemma4Config,
     GptOssConfig,
+    Llama4Config,
     LlamaConfig,
     MixtralConfig,
     PreTrainedConfig,
@@ -79,6 +82,27 @@ def test_a_multimodal_model_has_the_shapes_of_its_text_part() -> None:
     assert shapes(config).num_layers == config.get_text_config().num_hidden_layers
 
 
+def test_latent_attention_keeps_one_vector_of_a_token_for_all_heads() -> None:
+    """DeepSeek V3: 61 layers × (512 + 64) values, of 671 billion parameters with 37 billion active."""
+    model = shapes(DeepseekV3Config())
+    assert model.kv_bytes_per_token == 61 * 576 * 2
+    assert model.kv_shards(8) == 1, "every GPU of a stage keeps the whole vector"
+    assert model.weight_bytes / 2 == pytest.approx(671e9, rel=0.06), "its first three layers are dense"
+    assert model.active_params == pytest.approx(37e9, rel=0.03)
+
+
+def test_windows_count_as_full_attention() -> None:
+    model = shapes(GptOssConfig())
+    assert model.kv_bytes_per_token == 36 * 2 * 8 * 64 * 2
+
+
+def test_the_text_part_of_llama_4_has_its_kv_heads() -> None:
+    config = Llama4Config()
+    text = config.get_text_config()
+    per_layer = 2 * text.num_key_value_heads * text.head_dim * 2
+    assert shapes(config).kv_bytes_per_token == text.num_hidden_layers * per_layer
+
+
 @pytest.mark.parametrize(
     ("quantization", "expected"),
     [
@@ -108,9 +132,10 @@ def test_types_of_weights_and_of_kv_are_the_engines() -> None:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (DeepseekV3Config(), r"no decoder with plain attention \(kv_lora_rank\)"),
-        (BambaConfig(), r"no decoder with plain attention \(mamba_d_state\)"),
-        (T5Config(), "it has an encoder"),
+        (BambaConfig(), r"has Mamba or linear-attention layers \(mamba_d_state\)"),
+        (DeepseekV32Config(), r"sparse latent attention \(index_topk\)"),
+        (Gemma4Config(), "layers whose KV differs in size"),
+        (T5Config(), "is an encoder-decoder"),
         (LlamaConfig(quantization_config={"quant_method": "new"}), "quantized by 'new' are not known"),
     ],
 )
