@@ -61,6 +61,10 @@ class ControllerConfig:
     """Tokens of one prefill step. Equal steps keep all stages busy; PipeMax, Appendix A.1, asks only that the first
     stage is busy, not that steps are equal."""
 
+    whole_prompts: bool = False
+    """No prompt is cut: for engines whose attention cannot go on with a prompt. Only with separated batching, and with
+    steps that hold the longest prompt."""
+
     batching: Batching = Batching.SEPARATED
     mixed_step_tokens: int | None = None
     """Mixed batching: maximum tokens of a step, decodes and prompts together; None takes ``prefill_chunk_tokens``."""
@@ -121,6 +125,10 @@ class ControllerConfig:
         for name, count in counts.items():
             if count < 1:
                 raise ValueError(f"{name} must be at least 1, not {count}")
+        if self.whole_prompts and self.batching is not Batching.SEPARATED:
+            raise ValueError(
+                "whole_prompts needs separated batching: a mixed step may be too short for a prompt"
+            )
         if not self.stages:
             raise ValueError("stages must name at least one pipeline stage")
         shares = {

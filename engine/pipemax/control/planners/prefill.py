@@ -153,11 +153,14 @@ class PrefillPlanner:
     def _advance(
         self, step: PrefillStep, state: RequestState, sources: Sequence[Batch], tokens_left: int
     ) -> int:
-        """Plan a request's next chunk and return its tokens; 0 if the GPU has no room for a single one."""
+        """Plan a request's next chunk and return its tokens.
+
+        Return 0 if the GPU has no room for a single one; where prompts are not cut, for all of them.
+        """
         first_token = state.computed_tokens or self._table.needs.cached_prefix_tokens(state)
         wanted = min(tokens_left, state.target_tokens - first_token)
         num_tokens = min(wanted, self._make_room(step, state, sources, first_token + wanted) - first_token)
-        if num_tokens <= 0:
+        if num_tokens <= 0 or (self._config.whole_prompts and num_tokens < state.target_tokens - first_token):
             return 0
         # Making room may have dropped the last holder of its prefix.
         first_token = state.computed_tokens or self._table.needs.cached_prefix_tokens(state)

@@ -3,7 +3,7 @@
 import pytest
 
 from pipemax.control.planners.prefill import OutputLengths
-from pipemax.domain.plan import Phase
+from pipemax.domain.plan import Batching, Phase
 from pipemax.domain.request import PrefixId, SharedPrefix
 from tests.unit.control.fake_engine import FakeEngine, small_config, spec
 
@@ -21,6 +21,27 @@ def test_steps_have_equal_tokens_whatever_the_prompts() -> None:
     tokens = [sum(plan.run_tokens) for plan in prefill_plans(engine)]
     assert tokens[:-1] == [256] * (len(tokens) - 1)
     assert sum(tokens) == 1708
+
+
+def test_whole_prompts_are_not_cut_and_all_of_them_end() -> None:
+    """Neither by a step's tokens nor by room on the GPU, which here is too small for all of them."""
+    engine = FakeEngine(config=small_config(whole_prompts=True, prefill_chunk_tokens=512))
+    lengths = {f"r{index}": length for index, length in enumerate([10, 500, 3, 90, 300, 512, 41, 64])}
+    for name, length in lengths.items():
+        engine.admit(spec(name, length, 5), 5)
+    engine.run()
+    first_steps = [
+        (request, tokens)
+        for plan in engine.plans
+        if plan.phase is Phase.PREFILL
+        for request, tokens in zip(plan.run, plan.run_tokens, strict=True)
+    ]
+    assert sorted(first_steps) == sorted(lengths.items())
+
+
+def test_whole_prompts_need_separated_batching() -> None:
+    with pytest.raises(ValueError, match="whole_prompts needs separated batching"):
+        small_config(whole_prompts=True, batching=Batching.MIXED)
 
 
 def test_prompts_are_prefilled_first_come_first_served() -> None:
