@@ -154,7 +154,7 @@ OPTIONS: dict[str, Option] = {
     "system": _option(_PROMPT, "System message to put before every prompt."),
     "overrides_column": _option(
         _PROMPT,
-        "Struct column with per-row values for any of max_tokens, temperature, top_p, top_k, seed and stop.",
+        "Struct column with per-row values for any of max_tokens, temperature, top_p, top_k, seed, stop and lora.",
     ),
     "model": _option(
         _MODEL,
@@ -176,6 +176,7 @@ OPTIONS: dict[str, Option] = {
     "top_k": _option(_MODEL, "Sample only from this many likeliest tokens; 0 means all."),
     "seed": _option(_MODEL, "Seed that makes sampling repeatable."),
     "stop": _option(_MODEL, "Stop string. May be repeated.", given=list[str], read=tuple),
+    "lora": _option(_MODEL, "Adapter for all rows, by its name under lora: in the engine config."),
     "response_format": _option(
         _MODEL,
         "Format that every output must follow: a JSON schema, a schema in ai_query's envelope, or a Spark type such "
@@ -341,9 +342,14 @@ def log_handler(directory: Path) -> logging.Handler:
 
 def _with_absolute_model(engine: dict[str, Any]) -> dict[str, Any]:
     """Make local paths absolute, because servers run in a directory of their own."""
-    paths = {
+    paths: dict[str, Any] = {
         name: str(Path(engine[name]).absolute())
         for name in ("model", "tokenizer")
         if isinstance(engine.get(name), str) and Path(engine[name]).is_dir()
     }
+    if isinstance(adapters := engine.get("lora"), dict):
+        paths["lora"] = {
+            name: str(Path(directory).absolute()) if Path(str(directory)).is_dir() else directory
+            for name, directory in adapters.items()
+        }
     return {**engine, **paths}

@@ -71,10 +71,10 @@ def annotate(
 
     Give ``model``, or an ``engine`` config (a dict of its YAML) that names a model, and exactly one of
     ``prompt_column``, ``messages_column`` (array<struct<role, content>>) and ``template`` (such as
-    ``"Summarise: {text}"``). ``overrides_column`` is a struct with any of max_tokens, temperature, top_p, top_k, seed
-    and stop for its row. ``generation`` takes the fields of ``GenerationSpec``: system, max_tokens, temperature,
-    top_p, top_k, stop, seed and response_format: a JSON schema (dict or text), a schema in ``ai_query``'s envelope,
-    or a Spark type such as ``"STRUCT<label: STRING, score: DOUBLE>"``, which is then the type of ``parsed``;
+    ``"Summarise: {text}"``). ``overrides_column`` is a struct with any of max_tokens, temperature, top_p, top_k, seed,
+    stop and lora for its row. ``generation`` takes the fields of ``GenerationSpec``: system, max_tokens, temperature,
+    top_p, top_k, stop, seed, lora and response_format: a JSON schema (dict or text), a schema in ``ai_query``'s
+    envelope, or a Spark type such as ``"STRUCT<label: STRING, score: DOUBLE>"``, which is then the type of ``parsed``;
     ``pipemax_spark.executor.response_format`` shows which type a JSON schema becomes. Instead of it, ``choice`` (a list
     of texts), ``regex`` or ``grammar`` constrain the text. ``profile`` is the
     ``ResourceProfile`` of executors with GPUs (``pipemax_spark.profiles.gpu_profile``), for a session whose own

@@ -70,8 +70,8 @@ def pipemax_udf(
 ) -> "Callable[..., Column]":
     """Return a function of a column of prompts (string) or conversations (array<struct<role, content>>).
 
-    A second argument may be a struct with any of max_tokens, temperature, top_p, top_k, seed and stop: options of the
-    row, in place of those given here.
+    A second argument may be a struct with any of max_tokens, temperature, top_p, top_k, seed, stop and lora: options of
+    the row, in place of those given here.
 
     The function returns the same struct as ``annotate()``, and ``generation`` takes the same fields. With a
     ``temperature`` and no ``seed``, the seed is 0: equal rows get equal answers, however often Spark evaluates them. A

@@ -109,6 +109,7 @@ class VirtualNodeConfig(BaseModel):
 _NOT_ON_A_VIRTUAL_NODE = (
     *(
         "dtype",
+        "lora",
         "quantization",
         "block_size",
         "gpu_memory_utilization",
@@ -142,6 +143,10 @@ class EngineConfig(BaseModel):
         KvCacheDtype.AUTO,
         description="Type of the KV cache: auto (the checkpoint's, otherwise dtype), fp8, fp8_e4m3 or fp8_e5m2. FP8 "
         "takes half the bytes of 16-bit KV, in the pools and in copies, and changes answers.",
+    )
+    lora: dict[str, str] = Field(
+        default_factory=dict,
+        description="LoRA adapters that rows may name: directories by name. All are kept on the GPUs.",
     )
     quantization: str | None = Field(None, description="vLLM quantization method; default: the checkpoint's.")
     pipeline_parallel_size: int | None = Field(
@@ -264,6 +269,14 @@ class EngineConfig(BaseModel):
         if not model.strip():
             raise ValueError("is empty; give a checkpoint directory or a hub name")
         return model
+
+    @field_validator("lora")
+    @classmethod
+    def _adapters_are_named(cls, lora: dict[str, str]) -> dict[str, str]:
+        for name, directory in lora.items():
+            if not name.strip() or not directory.strip():
+                raise ValueError(f"adapter {name!r} needs a name and a directory, not {directory!r}")
+        return lora
 
     @field_validator("vllm")
     @classmethod

@@ -57,6 +57,8 @@ class Sampling:
     """Value of the chat template's variable of the same name."""
     include_reasoning: bool | None = None
     """Whether to return the thinking; None where the engine splits none off."""
+    lora: str | None = None
+    """The adapter to use, by its name in the engine config; ``None`` uses the model as it is."""
 
     @property
     def is_constrained(self) -> bool:

@@ -73,6 +73,7 @@ OVERRIDES_TYPE = pa.struct(
         ("top_k", pa.int32()),
         ("seed", pa.int64()),
         ("stop", pa.list_(pa.string())),
+        ("lora", pa.string()),
     ]
 )
 """Per-row sampling: a null field, or a null struct, keeps the job's value."""

@@ -41,8 +41,12 @@ def _cast(name: str, column: pa.Array) -> pa.Array:
 
 
 def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
-    if pa.types.is_null(given) or pa.types.is_integer(given):
-        return not pa.types.is_list(wanted) or pa.types.is_null(given)
+    if pa.types.is_null(given):
+        return True
+    if pa.types.is_string(wanted):
+        return bool(pa.types.is_string(given) or pa.types.is_large_string(given))
+    if pa.types.is_integer(given):
+        return not pa.types.is_list(wanted)
     if pa.types.is_floating(wanted):
         return bool(pa.types.is_floating(given) or pa.types.is_decimal(given))
     # SQL's array() has elements of the type null.
@@ -58,4 +62,5 @@ def _wanted() -> str:
 
 
 def _name(kind: pa.DataType) -> str:
-    return {pa.int32(): "int", pa.int64(): "bigint", pa.float64(): "double"}.get(kind, "array<string>")
+    names = {pa.int32(): "int", pa.int64(): "bigint", pa.float64(): "double", pa.string(): "string"}
+    return names.get(kind, "array<string>")

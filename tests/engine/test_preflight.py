@@ -214,6 +214,41 @@ def test_the_kv_of_a_token_is_what_vllm_itself_computes(stages: int) -> None:
     assert own == max(of_vllm)
 
 
+def test_a_model_that_pipemax_cannot_serve_is_refused_at_once_and_auto_takes_stock_vllm(
+    tmp_path: Path,
+) -> None:
+    layers = ["linear_attention", "full_attention"]
+    hybrid = model_with(tmp_path, layer_types=layers, num_hidden_layers=2)
+    error = ask({"model": str(hybrid), "policy": "pipemax"}).error
+    assert "it has Mamba or linear-attention layers (layer_types: linear_attention)" in error
+    assert error.endswith("Use policy: vllm, or auto, which takes stock vLLM for it")
+    for policy in ("auto", "vllm"):
+        assert not ask({"model": str(hybrid), "policy": policy}).error
+
+
+def test_kv_memory_that_cannot_hold_a_windowed_model_s_request_is_told_under_pipemax(tmp_path: Path) -> None:
+    """There the whole KV of a window is kept."""
+    windowed = model_with(tmp_path, model_type="mistral", sliding_window=128)
+    small = {"model": str(windowed), "max_model_len": 512, "cpu_kv_gib": 0.0003}
+    assert "cpu_kv_gib 0.0003 holds the KV of 314 tokens" in ask({**small, "policy": "pipemax"}).error
+    assert not ask({**small, "policy": "vllm"}).error
+
+
+def test_adapters_are_checked_and_their_content_is_part_of_the_model_s_identity(tmp_path: Path) -> None:
+    adapter = tmp_path / "red"
+    adapter.mkdir()
+    engine = {"lora": {"red": str(adapter)}}
+    assert "adapter 'red':" in ask(engine).error
+    (adapter / "adapter_config.json").write_text('{"r": 8}')
+    (adapter / "adapter_model.safetensors").write_bytes(b"weights")
+    with_red = ask(engine, lora="red")
+    assert not with_red.error
+    assert with_red.model_fingerprint != ask().model_fingerprint
+    (adapter / "adapter_model.safetensors").write_bytes(b"others")
+    assert ask(engine).model_fingerprint != with_red.model_fingerprint
+    assert "there is no adapter 'blue': the engine config names red" in ask(engine, lora="blue").error
+
+
 def test_an_architecture_that_this_vllm_lacks_is_refused(tmp_path: Path) -> None:
     unknown = model_with(tmp_path, architectures=["FooForCausalLM"])
     error = ask({"model": str(unknown)}).error

@@ -39,14 +39,19 @@ def fingerprint(model: str, *, resolved_revision: str | None) -> str:
 
 
 def content_of(config: EngineConfig, *, load: int) -> bytes:
-    """Return a digest of the model's and the tokenizer's content, as they are now.
+    """Return a digest of the content of model, tokenizer and adapters, as they are now.
 
     It tells an engine's answers from those of an engine that was loaded from other files of the same name. The config
     is not enough: a directory's files may be replaced, and a branch on the hub moves on.
 
     Where the content cannot be known (a hub name without a commit), the digest is that of this ``load`` only.
     """
-    known = [_content(name, config.revision) for name in (config.model, config.tokenizer or config.model)]
+    named = (
+        config.model,
+        config.tokenizer or config.model,
+        *(path for _, path in sorted(config.lora.items())),
+    )
+    known = [_content(name, config.revision) for name in named]
     text = "\n".join(content or f"load {load}" for content in known)
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 

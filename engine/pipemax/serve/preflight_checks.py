@@ -12,6 +12,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from pipemax.api import GenerationRequest, RequestError, Sampling
+from pipemax.checkpoint.adapters import check_adapters, unknown_adapter, with_adapters
 from pipemax.checkpoint.fingerprint import fingerprint
 from pipemax.checkpoint.model_config import read_model_config
 from pipemax.checkpoint.model_length import max_model_len
@@ -51,6 +52,8 @@ def preflight(request: PreflightRequest) -> PreflightReply:
         )
     try:
         sampling = check_generation(request.generation)
+        if sampling.lora is not None and sampling.lora not in config.lora:
+            raise ValueError(unknown_adapter(sampling.lora, list(config.lora)))
         if virtual is not None and (sampling.is_constrained or sampling.logprobs):
             raise ValueError(
                 "response-format: a virtual node computes nothing, so its answers follow no schema, choice, regex or "
@@ -60,6 +63,7 @@ def preflight(request: PreflightRequest) -> PreflightReply:
         return PreflightReply(error_code=SessionErrorCode.INVALID_GENERATION, error=str(error))
     try:
         model_config = read_model_config(config)
+        check_adapters(config)
         tokenizer = load_tokenizer(config)
         longest = max_model_len(config, model_config)
         if virtual is None:
@@ -170,7 +174,7 @@ def check_generation(generation: GenerationSpec) -> Sampling:
 
 def _fingerprint(config: EngineConfig, model_config: "PreTrainedConfig") -> str:
     revision = getattr(model_config, "_commit_hash", None) or config.revision
-    return fingerprint(config.model, resolved_revision=revision)
+    return with_adapters(fingerprint(config.model, resolved_revision=revision), config)
 
 
 def _versions() -> dict[str, str]:

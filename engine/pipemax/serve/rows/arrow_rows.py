@@ -14,7 +14,7 @@ import pyarrow as pa
 from pipemax.api import Completion, GenerationRequest, Message, RequestError, Sampling
 from pipemax.wire import COMPLETION_SCHEMA, ErrorCode
 
-_OVERRIDABLE = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+_OVERRIDABLE = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "lora")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Protocol
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensInput, tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.metrics.loggers import StatLoggerFactory
@@ -23,6 +24,7 @@ from pipemax.answers.asks import Ask, Told
 from pipemax.answers.book import RowBook
 from pipemax.answers.choice_tree import ChoiceTree
 from pipemax.answers.row import RowTools
+from pipemax.checkpoint.adapters import unknown_adapter
 from pipemax.checkpoint.prompt_encoder import PromptEncoder, template_variables
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.errors import EngineDiedError, EngineStartError
@@ -116,6 +118,11 @@ class VllmEngine:
         self._rows = RowBook(
             RowTools(encode=self._encode, tree_of=lru_cache(maxsize=64)(self._tree), thinking=self._thinking)
         )
+        # vLLM numbers adapters from 1 on.
+        self._adapters = {
+            name: LoRARequest(name, number, directory)
+            for number, (name, directory) in enumerate(config.lora.items(), start=1)
+        }
         self._max_model_len: int = vllm_config.model_config.max_model_len
         self._hears_of_input = config.policy is Policy.PIPEMAX
         self._admission = AdmissionBook(admission_capacity_tokens(vllm_config))
@@ -158,8 +165,11 @@ class VllmEngine:
     def _submit(self, requests: Sequence[GenerationRequest]) -> None:
         refused: list[Completion] = []
         for request, encoded in zip(requests, self._encoder.encode(requests), strict=True):
-            if isinstance(encoded, RequestError):
-                refused.append(Completion(request_id=request.request_id, error=encoded))
+            fault = (
+                encoded if isinstance(encoded, RequestError) else self._adapter_fault(request.sampling.lora)
+            )
+            if isinstance(encoded, RequestError) or fault is not None:
+                refused.append(Completion(request_id=request.request_id, error=fault))
                 continue
             asks = self._rows.open(request, encoded)
             if isinstance(asks, Completion):
@@ -178,6 +188,12 @@ class VllmEngine:
     def _encode(self, request: GenerationRequest) -> list[int] | RequestError:
         (encoded,) = self._encoder.encode([request])
         return encoded
+
+    def _adapter_fault(self, name: str | None) -> RequestError | None:
+        if name is None or name in self._adapters:
+            return None
+        message = unknown_adapter(name, list(self._adapters))
+        return RequestError(code=ErrorCode.INVALID_PARAMETER, message=message)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         ask_ids = self._rows.abort(request_ids)
@@ -279,8 +295,9 @@ class VllmEngine:
 
     def _add(self, ask: Ask) -> None:
         try:
-            params = self._sampling_params(ask)
-            self._engine.add_request(ask.ask_id, self._core_request(ask, params), params)
+            params, adapter = self._sampling_params(ask), self._adapters.get(ask.sampling.lora or "")
+            request = self._core_request(ask, params, adapter)
+            self._engine.add_request(ask.ask_id, request, params, lora_request=adapter)
         except (ValueError, VLLMValidationError) as error:  # vLLM's verdict on this one request
             refusal = RequestError(
                 code=ErrorCode.ENGINE_ERROR, message=f"the engine refused the row: {error}"
@@ -291,13 +308,19 @@ class VllmEngine:
             if self._watch is not None:
                 self._watch.sent(ask.ask_id)
 
-    def _core_request(self, ask: Ask, params: SamplingParams) -> TokensInput | EngineCoreRequest:
+    def _core_request(
+        self, ask: Ask, params: SamplingParams, adapter: LoRARequest | None
+    ) -> TokensInput | EngineCoreRequest:
         prompt = tokens_input(list(ask.token_ids))
         if self._thinking is None or params.structured_outputs is None:
             return prompt
         # A parser of the core decides where the grammar begins to bind, and may need the template's variables.
         request = self._engine.input_processor.process_inputs(
-            ask.ask_id, prompt, params, supported_tasks=self._engine.get_supported_tasks()
+            ask.ask_id,
+            prompt,
+            params,
+            supported_tasks=self._engine.get_supported_tasks(),
+            lora_request=adapter,
         )
         request.reasoning_parser_kwargs = {"chat_template_kwargs": template_variables(ask.sampling)}
         return request
