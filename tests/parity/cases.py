@@ -22,6 +22,7 @@ class Request:
     id: str
     prompt: tuple[int, ...]
     params: SamplingParams
+    adapter: str | None = None
 
 
 Choose = Callable[[int], SamplingParams]
@@ -73,6 +74,8 @@ class Load:
     prompt_tokens: tuple[int, int] = (10, 170)
     output_tokens: tuple[int, int] = (8, 56)
     choose: Choose = greedy
+    adapters: tuple[str | None, ...] = (None,)
+    """Which rows take in turn."""
 
     def make(self) -> list[Request]:
         rng = Random(self.seed)
@@ -84,7 +87,8 @@ class Load:
             params.max_tokens = rng.randint(*self.output_tokens)
             params.output_kind = RequestOutputKind.FINAL_ONLY
             prompt = (template if index % 3 else ()) + own
-            requests.append(Request(id=str(index), prompt=prompt, params=params))
+            adapter = self.adapters[index % len(self.adapters)]
+            requests.append(Request(id=str(index), prompt=prompt, params=params, adapter=adapter))
         return requests
 
 

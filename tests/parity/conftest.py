@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.parity.cases import SEEDED, Answers, Load
 from tests.parity.engines import STOCK, Kind, ParityEngine
-from tests.parity.make_model import SMALL, make_model
+from tests.parity.families import ADAPTERS, make_adapter, make_family
 
+ModelOf = Callable[[str], str]
 EngineOf = Callable[[Kind], ParityEngine]
 Reference = Callable[[Kind, Load], Answers]
 
@@ -29,14 +31,23 @@ def _kind_of(item: pytest.Item) -> Kind | None:
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    directory: Path = tmp_path_factory.mktemp("varied-model")
-    make_model(directory, SMALL)
-    return str(directory)
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> ModelOf:
+    """The directory of a family's model, made once."""
+
+    @cache
+    def model_of(family: str) -> str:
+        directory: Path = tmp_path_factory.mktemp("varied-model")
+        make_family(directory, family)
+        if family == "llama":
+            for name in ADAPTERS:
+                make_adapter(Path(f"{directory}-{name}"), name)
+        return str(directory)
+
+    return model_of
 
 
 @pytest.fixture(scope="session")
-def engine_of(model: str, unit_end: ExitStack) -> Iterator[EngineOf]:
+def engine_of(model_of: ModelOf, unit_end: ExitStack) -> Iterator[EngineOf]:
     """The engine of a kind; another kind ends it."""
     with ExitStack() as stack:
         unit_end.callback(stack.close)
@@ -46,34 +57,40 @@ def engine_of(model: str, unit_end: ExitStack) -> Iterator[EngineOf]:
             if kind not in engines:
                 engines.clear()
                 stack.pop_all().close()
-                engines[kind] = stack.enter_context(closing(ParityEngine(model, kind)))
+                engines[kind] = stack.enter_context(closing(ParityEngine(model_of(kind.family), kind)))
             return engines[kind]
 
         yield engine_of
 
 
 @pytest.fixture(scope="session")
-def reference(model: str, engine_of: EngineOf, unit_end: ExitStack) -> Iterator[Reference]:
+def reference(model_of: ModelOf, engine_of: EngineOf, unit_end: ExitStack) -> Iterator[Reference]:
     """Stock vLLM, one stage, synchronous, ample KV of the same type: each load is run once.
 
     Seeds are the exception: the two runners draw differently, so V2's reference is vLLM's scheduler on V2.
     """
-    known: dict[tuple[int, str, Load], Answers] = {}
+    known: dict[tuple[str, tuple[str, ...], int, str, Load], Answers] = {}
     with ExitStack() as stack:
         unit_end.callback(stack.close)
-        engines: dict[str, ParityEngine] = {}
+        engines: dict[tuple[str, tuple[str, ...], str], ParityEngine] = {}
 
-        def stock(kv_cache_dtype: str) -> ParityEngine:
-            if kv_cache_dtype not in engines:
-                kind = Kind(policy="vllm", kv_cache_dtype=kv_cache_dtype)
-                engines[kv_cache_dtype] = stack.enter_context(closing(ParityEngine(model, kind)))
-            return engines[kv_cache_dtype]
+        def stock(family: str, adapters: tuple[str, ...], kv_cache_dtype: str) -> ParityEngine:
+            if any(other[:2] != (family, adapters) for other in engines):  # tests are ordered by them
+                engines.clear()
+                stack.pop_all().close()
+            key = family, adapters, kv_cache_dtype
+            if key not in engines:
+                kind = Kind(policy="vllm", family=family, adapters=adapters, kv_cache_dtype=kv_cache_dtype)
+                engines[key] = stack.enter_context(closing(ParityEngine(model_of(family), kind)))
+            return engines[key]
 
         def answers(kind: Kind, load: Load) -> Answers:
             runner = kind.runner if load.choose is SEEDED.choose else 1
-            key = runner, kind.kv_cache_dtype, load
+            key = kind.family, kind.adapters, runner, kind.kv_cache_dtype, load
             if key not in known:
-                engine = stock(kind.kv_cache_dtype) if runner == 1 else engine_of(kind)
+                engine = (
+                    stock(kind.family, kind.adapters, kind.kv_cache_dtype) if runner == 1 else engine_of(kind)
+                )
                 if runner == 2:
                     engine.reset(STOCK)
                 known[key] = engine.run(load.make())

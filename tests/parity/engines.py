@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from vllm.envs import disable_envs_cache
 from vllm.inputs import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -47,6 +48,10 @@ HOST_MIB = 96
 class Kind:
     """What an engine is for its whole life."""
 
+    adapters: tuple[str, ...] = ()
+    """Names of LoRA adapters, which ``families`` makes."""
+    family: str = "llama"
+    """Of the model: see ``families``."""
     tp: int = 1
     pp: int = 1
     runner: int = 1
@@ -58,6 +63,16 @@ class Kind:
     """A GPU's worker and transfers, over vLLM's worker for CPUs and ``late_cuda``."""
 
     @property
+    def dtype(self) -> str:
+        """float32, because batches differ and their arithmetic must not; kernels for quantized weights take 16 bits."""
+        return "bfloat16" if self.family in ("awq", "gptq", "fp8") else "float32"
+
+    @property
+    def block_tokens(self) -> int:
+        """vLLM's kernels for latent attention on a CPU know one size only."""
+        return 16 if self.family == "deepseek" else BLOCK_TOKENS
+
+    @property
     def depth(self) -> int:
         """Steps that can be in flight."""
         return self.pp + self.asynchronous
@@ -67,7 +82,10 @@ class Kind:
         path = " GPU path" if self.gpu_path else ""
         kv = "" if self.kv_cache_dtype == "auto" else f" KV {self.kv_cache_dtype}"
         tensor = "" if self.tp == 1 else f"tp{self.tp} "
-        return f"{tensor}pp{self.pp} V{self.runner} {'async' if self.asynchronous else 'sync'}{offload}{path}{kv}"
+        family = "" if self.family == "llama" else f"{self.family} "
+        schedule = "async" if self.asynchronous else "sync"
+        family += "LoRA " if self.adapters else ""
+        return f"{family}{tensor}pp{self.pp} V{self.runner} {schedule}{offload}{path}{kv}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +150,9 @@ class ParityEngine:
 
     def __init__(self, model: str, kind: Kind) -> None:
         self.kind = kind
+        self._adapters = {
+            name: LoRARequest(name, number, f"{model}-{name}") for number, name in enumerate(kind.adapters, 1)
+        }
         config = _engine_config(model, kind)
         with _starting(config, kind):
             vllm_config = make_vllm_config(config)
@@ -183,7 +204,7 @@ class ParityEngine:
             replace(
                 settings,
                 num_batches=setting.num_batches,
-                host_kv_tokens=setting.host_blocks * BLOCK_TOKENS,
+                host_kv_tokens=setting.host_blocks * self.kind.block_tokens,
                 stores_tokens=self.kind.gpu_path,
                 controller=setting.controller,
             ).to_extra_config()
@@ -193,7 +214,7 @@ class ParityEngine:
                 vllm_config=config,
                 kv_cache_config=replace(old.kv_cache_config, num_blocks=setting.gpu_blocks + 1),
                 structured_output_manager=core.structured_output_manager,
-                block_size=BLOCK_TOKENS,
+                block_size=self.kind.block_tokens,
             )
         core.scheduler.finished_req_ids = old.finished_req_ids  # the workers have not heard of them
         core.model_executor.collective_rpc(set_fault, args=(setting.fault,))
@@ -220,7 +241,10 @@ class ParityEngine:
         for request in requests:
             unique = f"{request.id}-run{self._num_runs}"  # an aborted id's last step may still be in flight
             names[unique] = request.id
-            self.llm.add_request(unique, tokens_input(list(request.prompt)), request.params)
+            adapter = self._adapters.get(request.adapter or "")
+            self.llm.add_request(
+                unique, tokens_input(list(request.prompt)), request.params, lora_request=adapter
+            )
         answers: Answers = {}
         num_steps = 0
         while self.llm.has_unfinished_requests():
@@ -273,21 +297,23 @@ def _answer(output: RequestOutput) -> Answer:
 
 
 def _engine_config(model: str, kind: Kind) -> EngineConfig:
-    """float32, because batches differ and their arithmetic must not."""
     return EngineConfig(
         model=model,
         policy=kind.policy,
         kv_offload=kind.kv_offload,
-        dtype="float32",
+        dtype=kind.dtype,
+        lora={name: f"{model}-{name}" for name in kind.adapters},
+        quantization="fp8" if kind.family == "fp8" else None,
         kv_cache_dtype=kind.kv_cache_dtype,
         tensor_parallel_size=kind.tp,
         pipeline_parallel_size=kind.pp,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=24,
         max_num_batched_tokens=256,
-        block_size=BLOCK_TOKENS,
+        block_size=kind.block_tokens,
         cpu_kv_gib=0.25,
         host_kv_gib=HOST_MIB / 1024,
+        batching="separated" if kind.family == "deepseek" else "auto",
         vllm={"num_gpu_blocks_override": GPU_BLOCKS, "distributed_executor_backend": "mp"},
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 _SCALE = {"q_proj": 8.0, "k_proj": 8.0, "v_proj": 6.0, "o_proj": 6.0}
 _OTHER_SCALE = 3.0
@@ -38,7 +38,7 @@ MEDIUM = {
 
 def make_model(directory: Path, shapes: dict[str, int]) -> None:
     """A Llama in float32, and a byte tokenizer."""
-    _make_tokenizer().save_pretrained(directory)
+    make_tokenizer().save_pretrained(directory)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -49,14 +49,19 @@ def make_model(directory: Path, shapes: dict[str, int]) -> None:
         **shapes,
     )
     model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.ndim == 2 and "embed" not in name and "lm_head" not in name:
-                weight.mul_(_SCALE.get(name.split(".")[-2], _OTHER_SCALE))
+    vary(model)
     model.float().save_pretrained(directory)
 
 
-def _make_tokenizer() -> PreTrainedTokenizerFast:
+def vary(model: PreTrainedModel) -> None:
+    """Scale random weights up, so that the output varies."""
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim in (2, 3) and "embed" not in name and "lm_head" not in name:
+                weight.mul_(_SCALE.get(name.split(".")[-2], _OTHER_SCALE))
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

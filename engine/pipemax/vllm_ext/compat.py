@@ -7,7 +7,7 @@ error at start-up is better than wrong tokens later.
 from inspect import isfunction
 
 import vllm
-from vllm.config import VllmConfig
+from vllm.config import ModelConfig, VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.core.block_pool import BlockHashToBlockMap, BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -19,6 +19,8 @@ from vllm.v1.engine.core_client import SyncMPClient
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 from vllm.v1.structured_output.request import StructuredOutputRequest
+
+from pipemax.checkpoint.model_kinds import refusal_under_pipemax
 
 SUPPORTED_VERSION = "0.32.0"
 
@@ -165,23 +167,23 @@ _PLAIN_KV_TYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
 """Types of KV caches whose blocks are keys and values only: the scales of FP8 are the model's, one for each layer."""
 
 
-def check_model(vllm_config: VllmConfig) -> None:
+def check_model(vllm_config: VllmConfig, *, num_adapters: int = 0) -> None:
     """Raise ``ValueError`` for a model or setting that the extension cannot serve; ``policy: vllm`` serves all."""
-    model, reasons = vllm_config.model_config, []
+    model = vllm_config.model_config
+    reasons: list[str] = []
     if model.runner_type != "generate":
         reasons.append("it does not generate text")
-    if model.is_hybrid or model.is_attention_free:
-        reasons.append("it has layers without a KV cache that grows by tokens (Mamba, hybrid)")
-    if model.use_mla:
-        reasons.append("it has latent attention (MLA)")
-    if model.is_encoder_decoder:
-        reasons.append("it is an encoder-decoder")
-    if model.is_multimodal_model:
-        reasons.append("it takes more than text")
+    reasons += _reasons_of_layers(model)
+    if model.multimodal_config is not None and not model.multimodal_config.language_model_only:
+        reasons.append("vllm.language_model_only is off, and it serves the text part only")
     if vllm_config.speculative_config is not None:
         reasons.append("speculative decoding is on")
-    if vllm_config.lora_config is not None:
-        reasons.append("LoRA is on")
+    if vllm_config.lora_config is not None and num_adapters > vllm_config.lora_config.max_loras:
+        reasons.append(
+            f"max_loras is {vllm_config.lora_config.max_loras}, and a step may need all {num_adapters} adapters"
+        )
+    if not vllm_config.scheduler_config.disable_hybrid_kv_cache_manager:
+        reasons.append("vllm.disable_hybrid_kv_cache_manager is off, and all layers must be in one group")
     if vllm_config.scheduler_config.policy != "fcfs":
         reasons.append(f"vLLM's own scheduling policy is {vllm_config.scheduler_config.policy}")
     if vllm_config.parallel_config.data_parallel_size > 1:
@@ -201,6 +203,15 @@ def check_model(vllm_config: VllmConfig) -> None:
         )
 
 
+def _reasons_of_layers(model: ModelConfig) -> list[str]:
+    refusal = refusal_under_pipemax(model.hf_config)
+    if refusal is not None:
+        return [f"it {refusal}"]
+    if model.is_hybrid or model.is_attention_free:
+        return ["it has layers without a KV cache that grows by tokens (Mamba, hybrid)"]
+    return ["it is an encoder-decoder"] if model.is_encoder_decoder else []
+
+
 def check_hooks_run(vllm_config: VllmConfig) -> None:
     """Raise ``ValueError`` if full CUDA graphs would bypass the hook in each layer, which ``per_layer`` needs."""
     mode = vllm_config.compilation_config.cudagraph_mode
@@ -212,11 +223,11 @@ def check_hooks_run(vllm_config: VllmConfig) -> None:
 
 
 def check_kv_cache(kv_cache_config: KVCacheConfig) -> None:
-    """Raise ``ValueError`` for KV caches other than one group of full attention."""
+    """Raise ``ValueError`` for KV caches other than one group of full attention; windowed layers count as such."""
     groups = kv_cache_config.kv_cache_groups
     kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
-    if len(groups) != 1 or kinds != ["FullAttentionSpec"]:
+    if len(groups) != 1 or kinds[0] not in ("FullAttentionSpec", "MLAAttentionSpec"):
         raise ValueError(
-            f"policy pipemax serves models whose layers all have full attention, not {len(groups)} groups of "
-            f"{', '.join(kinds)}. Use policy: vllm"
+            f"policy pipemax serves models whose layers keep KV of the same size for every token, in one group; this "
+            f"model has {len(groups)}, of {', '.join(kinds)}. Use policy: vllm"
         )

@@ -30,6 +30,8 @@ class RuntimeSettings:
     """New tokens' KV goes to the host token by token after each step, if the device has a kernel for it."""
     offloads_per_layer: bool = False
     """New KV leaves layer by layer, while the step computes."""
+    whole_prompts: bool = False
+    """No prompt is computed in several steps."""
     batching: str = Batching.SEPARATED.value
     mixed_step_tokens: int | None = None
     """Maximum tokens of a mixed step; None takes vLLM's maximum of any step."""
@@ -67,6 +69,7 @@ class RuntimeSettings:
             "max_num_seqs": self.max_num_seqs,
             "prefill_chunk_tokens": prefill_chunk_tokens,
             "max_resident_requests": max_slots,
+            "whole_prompts": self.whole_prompts,
             "batching": Batching(self.batching),
             "mixed_step_tokens": self.mixed_step_tokens,
         }

@@ -20,6 +20,7 @@ from vllm.distributed.utils import get_pp_indices
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 
+from pipemax.checkpoint.adapters import max_rank
 from pipemax.checkpoint.fingerprint import fingerprint
 from pipemax.config import EngineConfig, KvOffload
 from pipemax.control.times.calibration import Calibration, load_calibration, save_calibration
@@ -63,7 +64,8 @@ def remember_calibration(config: EngineConfig, vllm_config: VllmConfig, calibrat
 def kv_bytes_per_token(vllm_config: VllmConfig) -> list[int]:
     """Return the bytes of KV per token, by stage."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    values_per_layer = 2 * model.get_num_kv_heads(parallel) * model.get_head_size()
+    parts = 1 if model.use_mla else 2  # a latent vector, or keys and values
+    values_per_layer = parts * model.get_num_kv_heads(parallel) * model.get_head_size()
     num_stages = parallel.pipeline_parallel_size
     num_layers = model.get_total_num_hidden_layers()
     return [
@@ -125,6 +127,7 @@ def engine_facts(config: EngineConfig, vllm_config: VllmConfig) -> dict[str, Any
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
     # Named only if it is not the default, so that what was measured before there was a choice is still found.
     offload = {} if config.kv_offload is KvOffload.AFTER_STEP else {"kv_offload": config.kv_offload.value}
+    adapters = {"lora": [len(config.lora), max_rank(config)]} if config.lora else {}
     revision = getattr(model.hf_config, "_commit_hash", None) or config.revision
     return {
         "model": fingerprint(config.model, resolved_revision=revision),
@@ -142,4 +145,5 @@ def engine_facts(config: EngineConfig, vllm_config: VllmConfig) -> dict[str, Any
         "vllm": vllm.__version__,
         "torch": torch.__version__,
         **offload,
+        **adapters,
     }

@@ -14,7 +14,9 @@ from vllm.platforms import current_platform
 from vllm.reasoning import ReasoningParserManager
 from vllm.usage.usage_lib import UsageContext
 
-from pipemax.config import EngineConfig, KvOffload, Policy, require_free_connector
+from pipemax.checkpoint.adapters import max_rank
+from pipemax.checkpoint.model_kinds import has_windows
+from pipemax.config import BatchingChoice, EngineConfig, KvOffload, Policy, require_free_connector
 from pipemax.control.controller_config import HOST_HIGH_WATERMARK
 from pipemax.domain.units import GIB, ceil_div
 from pipemax.node.failure_records import FAILURES_VARIABLE
@@ -63,16 +65,36 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
             "needs one"
         )
     if config.policy is Policy.PIPEMAX:
-        check_model(vllm_config)
+        check_model(vllm_config, num_adapters=len(config.lora))
         check_runner(vllm_config)
+        _tell_of_model(config, vllm_config)
         if config.kv_offload is KvOffload.PER_LAYER:
             check_hooks_run(vllm_config)
+            if vllm_config.model_config.use_mla:
+                raise ValueError(
+                    "kv_offload per_layer splits keys from values, and latent attention (MLA) has neither: set "
+                    "kv_offload after_step"
+                )
         _check_mixed_steps(config, vllm_config)
+        _check_whole_prompts(config, vllm_config)
         settings = _runtime_settings(config, vllm_config)
         assert vllm_config.kv_transfer_config is not None
         fit_scheduler(vllm_config, settings)
         vllm_config.kv_transfer_config.kv_connector_extra_config.update(settings.to_extra_config())
     return vllm_config
+
+
+def _tell_of_model(config: EngineConfig, vllm_config: VllmConfig) -> None:
+    """Log what policy pipemax changes about the model."""
+    model = vllm_config.model_config
+    if has_windows(model.hf_config):
+        log.info(
+            "policy pipemax keeps the whole KV of the layers of %s that attend to a window of tokens "
+            "(disable_hybrid_kv_cache_manager): they take as much memory as layers with full attention",
+            config.model,
+        )
+    if model.is_multimodal_model:
+        log.info("policy pipemax runs the text part of %s only (language_model_only)", config.model)
 
 
 def _check_mixed_steps(config: EngineConfig, vllm_config: VllmConfig) -> None:
@@ -82,6 +104,20 @@ def _check_mixed_steps(config: EngineConfig, vllm_config: VllmConfig) -> None:
             f"mixed_step_tokens {config.mixed_step_tokens} is more than the {most_tokens} tokens of any step "
             "(max_num_batched_tokens)"
         )
+
+
+def _check_whole_prompts(config: EngineConfig, vllm_config: VllmConfig) -> None:
+    """Raise ``ValueError`` if steps may be mixed in an engine that computes each prompt in one step."""
+    if vllm_config.scheduler_config.enable_chunked_prefill or config.batching is BatchingChoice.SEPARATED:
+        return
+    reason = (
+        "latent attention (MLA) on a CPU"
+        if vllm_config.model_config.use_mla
+        else "enable_chunked_prefill: false"
+    )
+    raise ValueError(
+        f"{reason} computes each prompt in one step, which mixed steps may be too short for: set batching: separated"
+    )
 
 
 def fit_scheduler(vllm_config: VllmConfig, settings: RuntimeSettings) -> None:
@@ -170,6 +206,8 @@ def engine_args(config: EngineConfig) -> EngineArgs:
     else:
         values["kv_cache_memory_bytes"] = int(config.cpu_kv_gib * GIB)
         values["worker_cls"] = "pipemax.vllm_ext.worker.cpu_worker.CpuStageWorker"
+    if config.lora:  # every one is there for every step, so that no batch must wait for another's adapter
+        values |= {"enable_lora": True, "max_loras": len(config.lora), "max_lora_rank": max_rank(config)}
     if config.policy is Policy.PIPEMAX:
         values |= _pipemax_args(config, num_gpus=num_gpus)
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "reasoning_parser"):
@@ -200,6 +238,8 @@ def _pipemax_args(config: EngineConfig, *, num_gpus: int) -> dict[str, Any]:
     worker = "gpu_worker.PipeMaxGpuWorker" if num_gpus else "cpu_worker.PipeMaxCpuWorker"
     return {
         "worker_cls": f"pipemax.vllm_ext.worker.{worker}",
+        "disable_hybrid_kv_cache_manager": True,
+        "language_model_only": True,
         "kv_transfer_config": KVTransferConfig(
             kv_connector=_CONNECTOR,
             kv_connector_module_path="pipemax.vllm_ext.worker.connector",
@@ -244,6 +284,7 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
         stores_tokens=not current_platform.is_cpu(),
         offloads_per_layer=config.kv_offload is KvOffload.PER_LAYER,
+        whole_prompts=not vllm_config.scheduler_config.enable_chunked_prefill,
         batching=config.batching.at_start.value,
         mixed_step_tokens=config.mixed_step_tokens,
     )

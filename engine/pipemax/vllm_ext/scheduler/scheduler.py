@@ -220,8 +220,9 @@ class PipeMaxScheduler(Scheduler):
     def _admit(self, request: Request) -> None:
         self._not_started[request.request_id] = request
         room = self.max_model_len - request.num_prompt_tokens
-        # A request that must not read the prefix cache finds nothing of its prefix on the GPU.
-        prefix = None if request.skip_reading_prefix_cache else self._prefixes.find(request.block_hashes)
+        # A request that does not read the prefix cache finds nothing of its prefix on the GPU.
+        is_read = self.cache_config.enable_prefix_caching and not request.skip_reading_prefix_cache
+        prefix = self._prefixes.find(request.block_hashes) if is_read else None
         if prefix is not None:
             self._prefix_blocks[request.request_id] = prefix.num_tokens // self.block_size
         spec = RequestSpec(

@@ -20,13 +20,14 @@ from pipemax.vllm_ext.worker.connector import PipeMaxConnector
 from pipemax.vllm_ext.worker.copy_calls import AnswersCopyCalls
 from pipemax.vllm_ext.worker.runner_v2 import keep_slots_of_parked, limited, profile_one_step
 from pipemax.vllm_ext.worker.stage_clock import GpuStageClock
+from pipemax.vllm_ext.worker.whole_windows import KeepsWholeWindows
 
 if TYPE_CHECKING:  # seconds to import, and each worker needs one of them
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
-class PipeMaxGpuWorker(AnswersCopyCalls, Worker):
+class PipeMaxGpuWorker(KeepsWholeWindows, AnswersCopyCalls, Worker):
     """A stage of a pipeline on a GPU under ``policy: pipemax``."""
 
     def init_device(self) -> None:

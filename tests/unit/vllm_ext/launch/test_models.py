@@ -1,0 +1,125 @@
+"""Kinds of models under policy pipemax: what the launch sets for them, and what it refuses before weights load."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedConfig
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, SlidingWindowSpec
+
+from pipemax.config import EngineConfig
+from pipemax.node.host_pool_size import kv_bytes_per_token as expected_kv_bytes
+from pipemax.vllm_ext.launch.forecast import forecast
+from pipemax.vllm_ext.launch.known_calibration import kv_bytes_per_token
+from pipemax.vllm_ext.launch.vllm_config import make_vllm_config
+from pipemax.vllm_ext.worker.whole_windows import with_whole_windows
+from tests.parity.families import CONFIGS
+from tests.parity.make_model import make_tokenizer
+from tests.unit.vllm_ext.launch.demo_config import two_stages
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+DirectoryOf = Callable[[PreTrainedConfig], str]
+
+
+@pytest.fixture(scope="module")
+def directory_of(tmp_path_factory: pytest.TempPathFactory) -> DirectoryOf:
+    """Write a checkpoint without weights."""
+
+    def directory_of(model: PreTrainedConfig) -> str:
+        directory = tmp_path_factory.mktemp("model")
+        make_tokenizer().save_pretrained(directory)
+        model.save_pretrained(directory)
+        return str(directory)
+
+    return directory_of
+
+
+def config_of(directory: str, **values: object) -> EngineConfig:
+    return two_stages(model=directory, dtype="float32", host_kv_gib=0.25, **values)
+
+
+def test_windows_are_kept_whole_and_the_log_says_so(
+    directory_of: DirectoryOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = CONFIGS["gpt-oss"]()
+    config = config_of(directory_of(model))
+    with caplog.at_level(logging.INFO, logger="pipemax"):
+        vllm_config = make_vllm_config(config)
+    assert vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
+    assert "keeps the whole KV of the layers" in caplog.text
+    assert expected_kv_bytes(config, model, num_stages=2) == max(kv_bytes_per_token(vllm_config))
+    with pytest.raises(ValueError, match="disable_hybrid_kv_cache_manager is off"):
+        make_vllm_config(config.model_copy(update={"vllm": {"disable_hybrid_kv_cache_manager": False}}))
+
+
+def test_a_multimodal_checkpoint_runs_its_text_part(
+    directory_of: DirectoryOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = CONFIGS["gemma3"]()
+    config = config_of(directory_of(model))
+    with caplog.at_level(logging.INFO, logger="pipemax"):
+        vllm_config = make_vllm_config(config)
+    assert vllm_config.model_config.multimodal_config.language_model_only
+    assert "runs the text part" in caplog.text
+    assert expected_kv_bytes(config, model, num_stages=2) == max(kv_bytes_per_token(vllm_config))
+    with pytest.raises(ValueError, match="language_model_only is off"):
+        make_vllm_config(config.model_copy(update={"vllm": {"language_model_only": False}}))
+
+
+def test_a_token_s_latent_vector_is_whole_on_every_gpu_of_a_stage(directory_of: DirectoryOf) -> None:
+    model = CONFIGS["deepseek"]()
+    directory = directory_of(model)
+    for tensor in (1, 2):
+        config = config_of(directory, tensor_parallel_size=tensor, batching="separated")
+        assert kv_bytes_per_token(make_vllm_config(config)) == [4 * 576 * 4, 4 * 576 * 4]
+        assert expected_kv_bytes(config, model, num_stages=2) == 4 * 576 * 4
+    with pytest.raises(ValueError, match="set batching: separated"):
+        make_vllm_config(config_of(directory))
+    with pytest.raises(ValueError, match="set kv_offload after_step"):
+        make_vllm_config(config_of(directory, batching="separated", kv_offload="per_layer"))
+
+
+def test_a_model_with_recurrent_layers_is_refused_before_weights_are_read(directory_of: DirectoryOf) -> None:
+    """Under ``auto`` the same words are the reason for stock vLLM."""
+    model = transformers.LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        vocab_size=512,
+        num_hidden_layers=2,
+        layer_types=["linear_attention", "full_attention"],
+    )
+    config = config_of(directory_of(model))
+    with pytest.raises(ValueError, match=r"it has Mamba or linear-attention layers \(layer_types"):
+        make_vllm_config(config)
+    assert "it has Mamba or linear-attention layers" in forecast(config).refusal
+
+
+def test_every_adapter_has_a_place_in_every_step(tmp_path: Path) -> None:
+    for name, rank in (("red", 4), ("blue", 12)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps({"r": rank}))
+    config = two_stages(lora={name: str(tmp_path / name) for name in ("red", "blue")})
+    lora = make_vllm_config(config).lora_config
+    assert (lora.max_loras, lora.max_lora_rank) == (2, 16)
+    with pytest.raises(ValueError, match="max_loras is 1, and a step may need all 2 adapters"):
+        make_vllm_config(config.model_copy(update={"vllm": {"max_loras": 1}}))
+
+
+def test_windowed_layers_are_declared_as_full_ones() -> None:
+    shape = {"block_size": 32, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
+    specs = with_whole_windows(
+        {
+            "full": FullAttentionSpec(**shape),
+            "window": SlidingWindowSpec(**shape, sliding_window=48),
+            "chunks": ChunkedLocalAttentionSpec(**shape, attention_chunk_size=64),
+        }
+    )
+    assert {type(spec) for spec in specs.values()} == {FullAttentionSpec}
+    assert len({spec.page_size_bytes for spec in specs.values()}) == 1
+    assert specs["window"].sliding_window == 48
+    assert specs["chunks"].attention_chunk_size == 64
