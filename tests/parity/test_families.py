@@ -22,7 +22,6 @@ MISTRAL = Kind(family="mistral")
 GEMMA3 = Kind(family="gemma3")
 MISTRAL3 = Kind(family="mistral3")
 LLAMA4 = Kind(family="llama4")
-DEEPSEEK = Kind(family="deepseek")
 KINDS = [GPT_OSS, MISTRAL, GEMMA3, MISTRAL3, LLAMA4]
 QUANTIZED = [Kind(family=family) for family in ("awq", "gptq", "fp8")]
 NEEDS_TORCHVISION = ("mistral3", "llama4")
@@ -56,16 +55,6 @@ def test_tokens_of_a_family_are_those_of_stock_vllm(
     kind: Kind, setting: Setting, load: Load, engine_of: EngineOf, reference: Reference
 ) -> None:
     check(engine_of(kind), setting, load, reference(kind, load))
-
-
-@pytest.mark.parity_full
-@pytest.mark.parametrize("load", [PLAIN, TEMPLATED, SEEDED], ids=["plain", "templated", "seeded"])
-@pytest.mark.parametrize("kind", [DEEPSEEK], ids=str)
-def test_tokens_of_latent_attention_are_those_of_stock_vllm(
-    kind: Kind, load: Load, engine_of: EngineOf, reference: Reference
-) -> None:
-    """Blocks of 16 tokens, so that the same pools hold twice as many; no prompt is cut."""
-    check(engine_of(kind), Setting(num_batches=3, gpu_blocks=36, host_blocks=96), load, reference(kind, load))
 
 
 def with_logprobs(index: int) -> SamplingParams:
@@ -135,17 +124,18 @@ def test_an_adapter_changes_the_answers(kind: Kind, reference: Reference) -> Non
 
 
 @pytest.mark.parity_full
-@pytest.mark.parametrize("kind", [*KINDS, DEEPSEEK], ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_family_s_output_varies_and_a_corrupted_copy_changes_it(
     kind: Kind, engine_of: EngineOf, reference: Reference
 ) -> None:
     """The negative control."""
-    expected = reference(kind, PLAIN)
-    assert len({token for answer in expected.values() for token in answer.tokens}) > 100
+    load = replace(PLAIN, **FEW)
+    expected = reference(kind, load)
+    assert len({token for answer in expected.values() for token in answer.tokens}) > 50
     engine = engine_of(kind)
     engine.reset(
         Setting(num_batches=3, gpu_blocks=24 * BLOCK_TOKENS // kind.block_tokens, fault=Fault.CORRUPT)
     )
-    answers = engine.run(PLAIN.make())
+    answers = engine.run(load.make())
     assert engine.counters.prefetches > 0
     assert [*different(answers, expected)]

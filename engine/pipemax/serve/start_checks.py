@@ -30,7 +30,6 @@ _PLAIN_MODELS = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "
 """Model types whose KV cache grows by the same bytes with each token of each layer."""
 _PLAIN_UNDER_PIPEMAX = (
     *("gemma2", "gemma3_text", "gpt_oss", "ministral", "llama4_text", "cohere2", "olmo3", "exaone4"),
-    *("deepseek_v2", "deepseek_v3"),
 )
 """Model types of which the same holds under policy pipemax, which keeps the whole KV of windowed layers."""
 _OTHER_MODEL = ("config_format", "hf_overrides", "model_impl")

@@ -226,7 +226,7 @@ def check_kv_cache(kv_cache_config: KVCacheConfig) -> None:
     """Raise ``ValueError`` for KV caches other than one group of full attention; windowed layers count as such."""
     groups = kv_cache_config.kv_cache_groups
     kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
-    if len(groups) != 1 or kinds[0] not in ("FullAttentionSpec", "MLAAttentionSpec"):
+    if len(groups) != 1 or kinds != ["FullAttentionSpec"]:
         raise ValueError(
             f"policy pipemax serves models whose layers keep KV of the same size for every token, in one group; this "
             f"model has {len(groups)}, of {', '.join(kinds)}. Use policy: vllm"

@@ -70,11 +70,6 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
         _tell_of_model(config, vllm_config)
         if config.kv_offload is KvOffload.PER_LAYER:
             check_hooks_run(vllm_config)
-            if vllm_config.model_config.use_mla:
-                raise ValueError(
-                    "kv_offload per_layer splits keys from values, and latent attention (MLA) has neither: set "
-                    "kv_offload after_step"
-                )
         _check_mixed_steps(config, vllm_config)
         _check_whole_prompts(config, vllm_config)
         settings = _runtime_settings(config, vllm_config)
@@ -206,8 +201,11 @@ def engine_args(config: EngineConfig) -> EngineArgs:
     else:
         values["kv_cache_memory_bytes"] = int(config.cpu_kv_gib * GIB)
         values["worker_cls"] = "pipemax.vllm_ext.worker.cpu_worker.CpuStageWorker"
-    if config.lora:  # every one is there for every step, so that no batch must wait for another's adapter
-        values |= {"enable_lora": True, "max_loras": len(config.lora), "max_lora_rank": max_rank(config)}
+    if config.lora:
+        # Each has a place, so that no step must wait for one. Next to rows with adapters, vLLM's kernels for CPUs apply
+        # the last place's adapter to rows without one: there it must stay empty.
+        num_places = len(config.lora) + (num_gpus == 0)
+        values |= {"enable_lora": True, "max_loras": num_places, "max_lora_rank": max_rank(config)}
     if config.policy is Policy.PIPEMAX:
         values |= _pipemax_args(config, num_gpus=num_gpus)
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "reasoning_parser"):

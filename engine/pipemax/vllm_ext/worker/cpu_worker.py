@@ -1,9 +1,8 @@
 """Workers on a CPU: pipeline stages, block-first KV, and the measured time of each step.
 
-vLLM 0.32 runs only one stage on a CPU, and this module fixes four things. vLLM's V1 runner makes the buffers for
-another stage's activations in a warm-up that CPUs skip; its attention declares only one layout; its latent attention
-writes only to blocks that follow one another; and a seeded request whose prompt is computed in chunks ends the engine,
-because generators on a CPU cannot be rewound.
+vLLM 0.32 runs only one stage on a CPU, and this module fixes three things. vLLM's V1 runner makes the buffers for
+another stage's activations in a warm-up that CPUs skip; its attention declares only one layout; and a seeded request
+whose prompt is computed in chunks ends the engine, because generators on a CPU cannot be rewound.
 """
 
 import time
@@ -14,7 +13,6 @@ import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
@@ -38,28 +36,6 @@ def _supported_kv_cache_layouts(cls: type) -> tuple[KVCacheLayout, ...]:
 # before tokens in both layouts, as the kernels require.
 _cpu_attention: Any = CPUAttentionBackend
 _cpu_attention.supported_kv_cache_layouts = classmethod(_supported_kv_cache_layouts)
-
-
-def _write_latents(
-    self: CPUMLAImpl,
-    kv_c_normed: torch.Tensor,
-    k_pe: torch.Tensor,
-    kv_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    kv_cache_dtype: str,
-    k_scale: torch.Tensor,
-) -> None:
-    """Write new tokens' latent vectors into a layer's part of the blocks, ``(num_blocks, block_tokens, content)``."""
-    slots = slot_mapping.flatten().long()
-    is_slot = slots >= 0  # vLLM pads with -1
-    latents = torch.cat((kv_c_normed, k_pe.squeeze(1)), dim=-1)[is_slot].to(kv_cache.dtype)
-    block_tokens = kv_cache.shape[1]
-    kv_cache[slots[is_slot] // block_tokens, slots[is_slot] % block_tokens] = latents
-
-
-# The kernel that reads takes a block's stride from the tensor; vLLM's own writing takes the blocks as one piece.
-_latent_attention: Any = CPUMLAImpl
-_latent_attention.do_kv_cache_update = _write_latents
 
 
 class _SpareGenerator(torch.Generator):

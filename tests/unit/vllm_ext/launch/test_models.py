@@ -16,6 +16,7 @@ from pipemax.node.host_pool_size import kv_bytes_per_token as expected_kv_bytes
 from pipemax.vllm_ext.launch.forecast import forecast
 from pipemax.vllm_ext.launch.known_calibration import kv_bytes_per_token
 from pipemax.vllm_ext.launch.vllm_config import make_vllm_config
+from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.worker.whole_windows import with_whole_windows
 from tests.parity.families import CONFIGS
 from tests.parity.make_model import make_tokenizer
@@ -72,17 +73,19 @@ def test_a_multimodal_checkpoint_runs_its_text_part(
         make_vllm_config(config.model_copy(update={"vllm": {"language_model_only": False}}))
 
 
-def test_a_token_s_latent_vector_is_whole_on_every_gpu_of_a_stage(directory_of: DirectoryOf) -> None:
+def test_latent_attention_is_refused(directory_of: DirectoryOf) -> None:
+    with pytest.raises(ValueError, match=r"it has latent attention \(MLA\)"):
+        make_vllm_config(config_of(directory_of(CONFIGS["deepseek"]()), batching="separated"))
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_token_s_latent_vector_is_whole_on_every_gpu_of_a_stage(
+    tensor: int, directory_of: DirectoryOf
+) -> None:
     model = CONFIGS["deepseek"]()
-    directory = directory_of(model)
-    for tensor in (1, 2):
-        config = config_of(directory, tensor_parallel_size=tensor, batching="separated")
-        assert kv_bytes_per_token(make_vllm_config(config)) == [4 * 576 * 4, 4 * 576 * 4]
-        assert expected_kv_bytes(config, model, num_stages=2) == 4 * 576 * 4
-    with pytest.raises(ValueError, match="set batching: separated"):
-        make_vllm_config(config_of(directory))
-    with pytest.raises(ValueError, match="set kv_offload after_step"):
-        make_vllm_config(config_of(directory, batching="separated", kv_offload="per_layer"))
+    config = config_of(directory_of(model), tensor_parallel_size=tensor, policy="vllm")
+    assert kv_bytes_per_token(make_vllm_config(config)) == [4 * 576 * 4, 4 * 576 * 4]
+    assert expected_kv_bytes(config, model, num_stages=2) == 4 * 576 * 4
 
 
 def test_a_model_with_recurrent_layers_is_refused_before_weights_are_read(directory_of: DirectoryOf) -> None:
@@ -105,9 +108,19 @@ def test_every_adapter_has_a_place_in_every_step(tmp_path: Path) -> None:
         (tmp_path / name / "adapter_config.json").write_text(json.dumps({"r": rank}))
     config = two_stages(lora={name: str(tmp_path / name) for name in ("red", "blue")})
     lora = make_vllm_config(config).lora_config
-    assert (lora.max_loras, lora.max_lora_rank) == (2, 16)
+    assert (lora.max_loras, lora.max_lora_rank) == (3, 16), "and on a CPU one place stays empty"
     with pytest.raises(ValueError, match="max_loras is 1, and a step may need all 2 adapters"):
         make_vllm_config(config.model_copy(update={"vllm": {"max_loras": 1}}))
+
+
+def test_prompts_stay_whole_where_vllm_does_not_cut_them() -> None:
+    whole = {"vllm": {"enable_chunked_prefill": False, "max_num_batched_tokens": 512}}
+    with pytest.raises(ValueError, match="set batching: separated"):
+        make_vllm_config(two_stages(**whole))
+    for values, expected in ((whole, True), ({}, False)):
+        vllm_config = make_vllm_config(two_stages(batching="separated", **values))
+        extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
+        assert RuntimeSettings.from_extra_config(extra_config).whole_prompts is expected
 
 
 def test_windowed_layers_are_declared_as_full_ones() -> None:
