@@ -43,6 +43,14 @@ class TestLayout:
         assert not layers["layer.1"][3].view(torch.uint8).any()
         assert layers["layer.1"][2].view(torch.uint8).any()
 
+    def test_one_latent_vector_of_a_token_is_one_head_of_a_block(self) -> None:
+        """As vLLM's caches of latent attention (MLA) lie in memory: 512 values and 64 of the position."""
+        pool = torch.randn(5, LAYERS, 1, 16, 576)
+        layout, rows = describe_layers({str(index): pool[:, index] for index in range(LAYERS)})
+        assert (layout.num_kv_heads, layout.content_bytes) == (1, 576 * 4)
+        assert layout.token_bytes == LAYERS * 576 * 4
+        assert torch.equal(rows.view(torch.float32).view(pool.shape), pool)
+
     def test_order_of_names_does_not_matter(self) -> None:
         layers = block_first_layers(2)
         _, rows = describe_layers(dict(reversed(layers.items())))
