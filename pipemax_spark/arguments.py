@@ -19,6 +19,7 @@ from pipemax_spark.dataframe import engine_config, for_engine
 from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.job.options import JobOptions, driver_directory
 from pipemax_spark.prompts import PromptSource
+from pipemax_spark.questions import asked_of_text, read_questions
 from pipemax_spark.storage.hadoop import read_file
 from pipemax_spark.structured_output import is_inline, response_schema
 
@@ -78,6 +79,10 @@ def _read_grammar(given: str, session: "Session") -> str:
     return given if is_inline else read_file(given, session, option="grammar")
 
 
+def _read_ask(given: Sequence[str], session: "Session") -> dict[str, Any]:
+    return asked_of_text(given, lambda file: read_file(file, session, option="ask"))
+
+
 def _key_value(option: str) -> tuple[str, str]:
     key, separator, value = option.partition("=")
     if not separator:
@@ -97,7 +102,7 @@ class Option:
     """Converts the field's default into the text that a user would give for it."""
     read: Callable[[Any], Any] | None = None
     """Converts the given value into the field's value; ``JobError`` says what is wrong with it."""
-    read_with_session: "Callable[[str, Session], Any] | None" = None
+    read_with_session: "Callable[[Any, Session], Any] | None" = None
     """Converts the given value, in place of ``read``; requests a session only if it needs one."""
     typer: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments for ``typer.Option``."""
@@ -150,6 +155,13 @@ OPTIONS: dict[str, Option] = {
         _PROMPT,
         "Prompt with {column} placeholders. Write {{ and }} for braces, \\n for a line break.",
         read=lambda given: given.replace("\\n", "\n"),
+    ),
+    "ask": _option(
+        _PROMPT,
+        "NAME=TEMPLATE: a question about each row, answered in a column NAME; its text follows the prompt. Or a YAML "
+        "file of questions with settings of their own. May be repeated.",
+        given=list[str],
+        read_with_session=_read_ask,
     ),
     "system": _option(_PROMPT, "System message to put before every prompt."),
     "overrides_column": _option(
@@ -312,10 +324,13 @@ def job_options(values: Mapping[str, Any], *, log_dir: Path) -> JobOptions:
     def taken(kind: type) -> dict[str, Any]:
         return {each.name: rest.pop(each.name) for each in fields(kind) if each.name in rest}
 
+    source = PromptSource(**taken(PromptSource))
+    generation = for_engine(GenerationSpec(**taken(GenerationSpec)), engine)
     return JobOptions(
-        source=PromptSource(**taken(PromptSource)),
+        source=source,
         engine=_with_absolute_model(engine),
-        generation=for_engine(GenerationSpec(**taken(GenerationSpec)), engine),
+        generation=generation,
+        ask=read_questions(rest.pop("ask", {}), generation),
         log_dir=log_dir,
         **rest,
     )

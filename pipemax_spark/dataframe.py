@@ -17,6 +17,7 @@ from pipemax_spark.annotating_stage import annotating_profile
 from pipemax_spark.engine_check import recent_preflight
 from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.executor.client import EngineOptions
+from pipemax_spark.executor.questions import Question
 from pipemax_spark.executor.spool import dealt_directory, spool_fault
 from pipemax_spark.executor.task import KEY_COLUMN, AnnotateTask, TaskPlan, annotation_type
 from pipemax_spark.executor_call import call_on_executor
@@ -24,6 +25,7 @@ from pipemax_spark.keywords import takes_fields
 from pipemax_spark.model_source import is_registered, registered_model
 from pipemax_spark.profiles import discovery_script_of
 from pipemax_spark.prompts import PromptSource, find_field
+from pipemax_spark.questions import read_questions
 from pipemax_spark.request_columns import RequestColumns, without_request_columns
 from pipemax_spark.slots import annotating_slots
 from pipemax_spark.spec import AnnotationSpec
@@ -53,6 +55,7 @@ def annotate(
     prompt_column: str | None = None,
     messages_column: str | None = None,
     template: str | None = None,
+    ask: Mapping[str, Any] | None = None,
     overrides_column: str | None = None,
     on_error: str = "row",
     engine_python: str | None = None,
@@ -80,6 +83,10 @@ def annotate(
     ``ResourceProfile`` of executors with GPUs (``pipemax_spark.profiles.gpu_profile``), for a session whose own
     executors have none.
 
+    With ``ask``, several questions are asked about each row, and the engine reads the row's prompt once: a mapping from
+    names to the texts that follow the prompt, or to dicts with ``template`` and fields of ``GenerationSpec``. Each name
+    is a column like the struct above, and ``annotation`` has the tokens of all of them and the first error.
+
     With ``work_dir``, a directory on storage that all executors see, tasks save their completions there every 10 s, so
     a retried task, or a second action on this result, asks the engine only for the rest. With ``resume``, a name, a
     later application that makes the same call under the same name also asks only for the rest: rows are then assigned
@@ -93,14 +100,18 @@ def annotate(
     what to do.
     """
     source = PromptSource(prompt_column=prompt_column, messages_column=messages_column, template=template)
-    columns = RequestColumns(source, overrides_column)
+    config = engine_config(engine, model)
+    spec_of_all = for_engine(generation_spec(**generation), config)
+    questions = read_questions(ask or {}, spec_of_all)
+    _check_askable(source, questions)
+    columns = RequestColumns(source, overrides_column, questions=questions)
     _check_work_dir(df.sparkSession, work_dir, resume)
     policy = OnError.of(on_error)
-    config = engine_config(engine, model)
     options = engine_options(
         df.sparkSession,
         config,
-        for_engine(generation_spec(**generation), config),
+        spec_of_all,
+        questions=questions,
         engine_python=engine_python,
         log_dir=log_dir,
         profile=profile,
@@ -108,12 +119,15 @@ def annotate(
     # Find wrong columns before asking the executors.
     annotated_schema(df.schema, output_column, options.generation)
     requests = columns.add(df) if work_dir is None else columns.add_with_keys(df)
-    spec = checked_spec(df.sparkSession, options, source, profile, time_zone=source.time_zone(df))
+    spec = checked_spec(
+        df.sparkSession, options, source, profile, questions=questions, time_zone=source.time_zone(df)
+    )
     plan = TaskPlan(
         options=options,
         spec_hash=spec.hash,
         run_id=options.job_id,
         output_column=output_column,
+        questions=questions,
         on_error=policy,
     )
     if work_dir is not None:
@@ -126,6 +140,7 @@ def engine_options(
     engine: Mapping[str, Any],
     generation: GenerationSpec,
     *,
+    questions: Sequence[Question] = (),
     engine_python: str | None,
     log_dir: str | None,
     run_id: str | None = None,
@@ -136,6 +151,7 @@ def engine_options(
     return EngineOptions(
         engine=engine,
         generation=generation,
+        questions=tuple(question.generation for question in questions),
         job_id=run_id or uuid.uuid4().hex,
         engine_python=engine_python,
         gpu_discovery_script=discovery_script_of(spark, profile),
@@ -150,15 +166,20 @@ def checked_spec(
     source: PromptSource | None,
     profile: "ResourceProfile | None" = None,
     *,
+    questions: Sequence[Question] = (),
     time_zone: str | None = None,
 ) -> AnnotationSpec:
     """Return the spec once an executor has found engine and generation fine; raise ``JobError`` if they are not.
 
     A check that passed within the last ten minutes is not repeated.
     """
-    request = PreflightRequest(engine=dict(options.engine), generation=options.generation)
+    request = PreflightRequest(
+        engine=dict(options.engine), generation=options.generation, questions=options.questions
+    )
     reply = recent_preflight(spark, request, options, profile=profile)
-    return AnnotationSpec.of(reply, source=source, generation=options.generation, time_zone=time_zone)
+    return AnnotationSpec.of(
+        reply, source=source, generation=options.generation, questions=questions, time_zone=time_zone
+    )
 
 
 def annotate_requests(
@@ -170,27 +191,36 @@ def annotate_requests(
     """
     profile = profile or annotating_profile(requests.sparkSession)
     own = [field for field in without_request_columns(requests).schema.fields if field.name != KEY_COLUMN]
-    schema = annotated_schema(type(requests.schema)(own), plan.output_column, plan.options.generation)
+    kept = type(requests.schema)(own)
+    schema = annotated_schema(kept, plan.output_column, plan.options.generation, plan.questions)
     return requests.mapInArrow(AnnotateTask(plan), schema, profile=profile)
 
 
 def annotated_schema(
-    input_schema: "StructType", output_column: str, generation: GenerationSpec
+    input_schema: "StructType",
+    output_column: str,
+    generation: GenerationSpec,
+    questions: Sequence[Question] = (),
 ) -> "StructType":
     """Return the Spark schema of the result.
 
-    Raise ``JobError`` if the input already has a column of the result's name.
+    With ``questions``, each has a column, and the result's column says what became of the row as a whole. Raise
+    ``JobError`` if the input already has a column of such a name.
     """
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StructField, StructType
 
-    if find_field(output_column, input_schema) is not None:
-        raise JobError(
-            f"the input already has a column {output_column!r}, which is the name of the result's column; rename or "
-            "drop it first"
-        )
-    annotation = from_arrow_type(annotation_type(generation), prefer_timestamp_ntz=False)
-    return StructType([*input_schema.fields, StructField(output_column, annotation)])
+    kinds = {question.name: question.generation for question in questions}
+    kinds[output_column] = GenerationSpec() if questions else generation
+    added = []
+    for name, own in kinds.items():
+        if find_field(name, input_schema) is not None:
+            raise JobError(
+                f"the input already has a column {name!r}, which is the name of the result's column; rename or drop it "
+                "first"
+            )
+        added.append(StructField(name, from_arrow_type(annotation_type(own), prefer_timestamp_ntz=False)))
+    return StructType([*input_schema.fields, *added])
 
 
 def engine_config(engine: Mapping[str, Any] | None, model: str | None) -> dict[str, Any]:
@@ -239,6 +269,12 @@ def generation_values(given: Mapping[str, Any]) -> dict[str, Any]:
     if (response_format := given.get("response_format")) is not None:
         values["response_format"] = response_schema(response_format)
     return values
+
+
+def _check_askable(source: PromptSource, questions: Sequence[Question]) -> None:
+    """Raise ``JobError`` if these questions cannot be asked about such prompts."""
+    if questions and source.is_messages:
+        raise JobError("ask needs a prompt-column or a template: a question is text that follows the prompt")
 
 
 def _check_work_dir(spark: "SparkSession", work_dir: str | None, resume: str | None) -> None:

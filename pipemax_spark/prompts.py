@@ -56,11 +56,7 @@ class PromptSource:
             return F.col(expression).cast("string")
         if self.messages_column is not None:
             return _messages(self.messages_column, schema)
-        parts = [
-            F.lit(part.text) if part.column is None else F.col(part.column).cast("string")
-            for part in parse_template(self.template or "", schema)
-        ]
-        return F.concat(*parts)
+        return _concatenated(parse_template(self.template or "", schema))
 
     def depends_on_time_zone(self, schema: "StructType") -> bool:
         """Tell whether a prompt contains a timestamp, which Spark writes in the session's time zone."""
@@ -91,7 +87,7 @@ class TemplatePart:
     column: str | None = None
 
 
-def parse_template(template: str, schema: "StructType") -> list[TemplatePart]:
+def parse_template(template: str, schema: "StructType", *, needs_column: bool = True) -> list[TemplatePart]:
     """Return the template's parts in order. ``JobError`` names the brace or the column that is wrong."""
     parts: list[TemplatePart] = []
     try:
@@ -112,11 +108,24 @@ def parse_template(template: str, schema: "StructType") -> list[TemplatePart]:
         raise JobError(
             f"template {template!r}: {error}; write {{{{ and }}}} for braces that are text"
         ) from error
-    if not any(part.column for part in parts):
+    if needs_column and not any(part.column for part in parts):
         raise JobError(
             f"template {template!r} names no column, so every prompt would be the same; write {{column}}"
         )
     return parts
+
+
+def rendered(template: str, schema: "StructType") -> "Column":
+    """Return a template's text as a string column; the template need not name a column."""
+    return _concatenated(parse_template(template, schema, needs_column=False))
+
+
+def _concatenated(parts: "Sequence[TemplatePart]") -> "Column":
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.concat(
+        *(F.lit(part.text) if part.column is None else F.col(part.column).cast("string") for part in parts)
+    )
 
 
 def resolve_column(name: str, schema: "StructType") -> tuple[str, "DataType"]:

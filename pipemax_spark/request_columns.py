@@ -7,15 +7,22 @@ import pyarrow as pa
 
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.overrides import OVERRIDE_FIELDS
-from pipemax_spark.executor.task import KEY_COLUMN, MESSAGES_COLUMN, OVERRIDES_COLUMN, PROMPT_COLUMN
-from pipemax_spark.prompts import PromptSource, resolve_column, resolve_names
+from pipemax_spark.executor.questions import Question
+from pipemax_spark.executor.task import (
+    ENDINGS_COLUMN,
+    KEY_COLUMN,
+    MESSAGES_COLUMN,
+    OVERRIDES_COLUMN,
+    PROMPT_COLUMN,
+)
+from pipemax_spark.prompts import PromptSource, rendered, resolve_column, resolve_names
 from pipemax_spark.sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-_REQUEST_COLUMNS = (PROMPT_COLUMN, MESSAGES_COLUMN, OVERRIDES_COLUMN)
+_REQUEST_COLUMNS = (PROMPT_COLUMN, MESSAGES_COLUMN, OVERRIDES_COLUMN, ENDINGS_COLUMN)
 _SPARK_TYPES: dict[pa.DataType, str] = {
     pa.int32(): "int",
     pa.int64(): "bigint",
@@ -33,11 +40,15 @@ class RequestColumns:
     """Column with a struct of the row's own sampling values."""
     kept: tuple[str, ...] = ()
     """The input's columns that go to the output; empty for all columns."""
+    questions: tuple[Question, ...] = ()
+    """The questions about each row, whose text follows the prompt."""
 
     def add(self, rows: "DataFrame") -> "DataFrame":
         """Return the rows with their request columns. Raise ``JobError`` if a column is missing or of a wrong type."""
         column = MESSAGES_COLUMN if self.source.is_messages else PROMPT_COLUMN
         requests = rows.withColumn(column, self.source.column(rows.schema))
+        if self.questions:
+            requests = requests.withColumn(ENDINGS_COLUMN, self._endings(rows.schema))
         if self.overrides_column is None:
             return requests
         return requests.withColumn(OVERRIDES_COLUMN, _overrides(self.overrides_column, rows.schema))
@@ -52,6 +63,13 @@ class RequestColumns:
         requests = self.add(rows)
         asked = [requests[name] for name in requests.columns if name in _REQUEST_COLUMNS]
         return requests.withColumn(KEY_COLUMN, F.md5(F.to_json(F.struct(*asked))))
+
+    def _endings(self, schema: "StructType") -> "Column":
+        from pyspark.sql import functions as F  # noqa: N812
+
+        # A template says itself what stands between prompt and question; a column cannot.
+        gap = "\n\n" if self.source.prompt_column is not None else ""
+        return F.array(*(rendered(f"{gap}{each.template}", schema) for each in self.questions))
 
     def has_own_max_tokens(self, schema: "StructType") -> bool:
         """Tell whether rows of the input's schema say their own ``max_tokens``."""

@@ -9,11 +9,12 @@ only speed, memory or logging (``vllm_arguments`` lists them).
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from pipemax.wire import GenerationSpec, PreflightReply
+from pipemax_spark.executor.questions import Question
 from pipemax_spark.executor.response_format import load_schema
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.vllm_arguments import arguments_that_count
@@ -43,6 +44,7 @@ class AnnotationSpec:
         *,
         source: PromptSource | None,
         generation: GenerationSpec,
+        questions: Sequence[Question] = (),
         time_zone: str | None,
     ) -> Self:
         """Build the spec from the checked engine, the prompt source and the generation.
@@ -53,6 +55,8 @@ class AnnotationSpec:
         values: dict[str, Any] = {"model": reply.model_fingerprint}
         if source is not None:
             values |= {name: value for name, value in asdict(source).items() if value is not None}
+        if questions:
+            values["ask"] = {each.name: _question_values(each, generation) for each in questions}
         if time_zone is not None:
             values["time_zone"] = time_zone
         # The system message stays first: the hash depends on the order.
@@ -94,6 +98,15 @@ class AnnotationSpec:
                 before, after = f"{old.model} ({before})", f"{self.model} ({after})"
             phrases.append(f"{name} was {_shown(before)}, is {_shown(after)}")
         return phrases
+
+
+def _question_values(question: Question, common: GenerationSpec) -> dict[str, Any]:
+    """Return the question's template, and its settings that differ from the common ones."""
+    own, others = asdict(question.generation), asdict(common)
+    values = {"template": question.template} | {name: own[name] for name in own if own[name] != others[name]}
+    if values.get("response_format") is not None:
+        values["response_format"] = load_schema(values["response_format"])
+    return values
 
 
 def _counts(name: str, value: object) -> bool:

@@ -71,6 +71,7 @@ def _describes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
     choice=Sequence[str],
     chat_template_kwargs=TemplateVariables,
     response_format=ResponseFormat,
+    ask=Mapping[str, Any],
 )
 def annotate_table(
     spark: "SparkSession",

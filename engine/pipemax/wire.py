@@ -84,6 +84,7 @@ REQUEST_SCHEMA = pa.schema(
         pa.field("prompt", pa.string()),  # one of prompt and messages; both null is an error row
         pa.field("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
         pa.field("overrides", OVERRIDES_TYPE),
+        pa.field("question", pa.int32()),  # place in the header's questions; null: the header's generation
     ]
 )
 
@@ -214,6 +215,8 @@ class SessionHeader:
     engine: dict[str, Any]
     """An EngineConfig, unvalidated."""
     generation: GenerationSpec = field(default_factory=GenerationSpec)
+    questions: tuple[GenerationSpec, ...] = ()
+    """The settings of each question of a job that asks several about a row; ``generation`` gives the system message."""
     collector: CollectorAddress | None = None
     reuses_results: bool = False
     """Whether a request takes the answer of an equal one, of any client, that the server has answered or computes now.
@@ -237,6 +240,7 @@ class SessionHeader:
                     "client": ProcessIdentity(**values["client"]),
                     "daemon": ProcessIdentity(**values["daemon"]),
                     "generation": GenerationSpec.of_json(generation),
+                    "questions": tuple(GenerationSpec.of_json(each) for each in values["questions"]),
                     "collector": CollectorAddress(**collector) if collector else None,
                 }
             )
@@ -394,6 +398,8 @@ class PreflightRequest:
 
     engine: dict[str, Any]
     generation: GenerationSpec
+    questions: tuple[GenerationSpec, ...] = ()
+    """As in ``SessionHeader``; they are only checked."""
     prompts: list[str | None] = field(default_factory=list)
     """Sampled rows' prompts (or, for ``--messages-column``, their joined text), which are only counted, never run."""
     rows: int | None = None
@@ -405,7 +411,13 @@ class PreflightRequest:
     @classmethod
     def from_bytes(cls, text: bytes) -> Self:
         values = json.loads(text)
-        return cls(**{**values, "generation": GenerationSpec.of_json(values["generation"])})
+        return cls(
+            **{
+                **values,
+                "generation": GenerationSpec.of_json(values["generation"]),
+                "questions": tuple(GenerationSpec.of_json(each) for each in values["questions"]),
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

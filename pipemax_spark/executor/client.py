@@ -71,6 +71,8 @@ class EngineOptions:
     engine: Mapping[str, Any]
     """An EngineConfig, checked by the server."""
     generation: GenerationSpec = field(default_factory=GenerationSpec)
+    questions: tuple[GenerationSpec, ...] = ()
+    """The settings of each question, if rows have several."""
     job_id: str
     engine_python: str | None = None
     """The interpreter of the engine's environment; ``None`` means this one."""
@@ -344,6 +346,7 @@ def session_header(options: EngineOptions, task: str, executor: Executor) -> Ses
         daemon=executor.daemon,
         engine=dict(options.engine),
         generation=options.generation,
+        questions=options.questions,
         collector=options.collector,
         reuses_results=options.reuses_results,
     )

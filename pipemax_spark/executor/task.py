@@ -8,7 +8,7 @@ import contextlib
 import queue
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +17,13 @@ from pipemax.wire import COMPLETION_SCHEMA, REQUEST_SCHEMA, ErrorCode, Generatio
 from pipemax_spark.errors import OnError, RowFailedError
 from pipemax_spark.executor.client import EngineOptions, complete
 from pipemax_spark.executor.json_values import Parser
+from pipemax_spark.executor.questions import (
+    AnswersByRow,
+    Question,
+    question_key,
+    question_requests,
+    row_annotations,
+)
 from pipemax_spark.executor.response_format import compile_schema, load_schema, parse
 from pipemax_spark.executor.spool import Spool
 from pipemax_spark.executor.task_reports import TaskReporter
@@ -24,6 +31,8 @@ from pipemax_spark.executor.task_reports import TaskReporter
 PROMPT_COLUMN = "__pipemax_prompt"
 MESSAGES_COLUMN = "__pipemax_messages"
 OVERRIDES_COLUMN = "__pipemax_overrides"
+ENDINGS_COLUMN = "__pipemax_endings"
+"""The text with which each question ends, in an array; only if there are questions."""
 KEY_COLUMN = "__pipemax_key"
 """The key by which the spool identifies a row; only jobs with a spool have this column."""
 _HELPERS = {PROMPT_COLUMN: "prompt", MESSAGES_COLUMN: "messages", OVERRIDES_COLUMN: "overrides"}
@@ -41,6 +50,8 @@ class TaskPlan:
     spec_hash: str
     run_id: str
     output_column: str
+    questions: tuple[Question, ...] = ()
+    """The questions about each row, each with a column of its own; without any, the row's prompt is the question."""
     on_error: OnError = OnError.ROW
     quotes_rows: bool = True
     """Whether an exception may hold a row's error message, which may quote its prompt or its output."""
@@ -92,19 +103,75 @@ class AnnotateTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         plan = self.plan
-        annotator = Annotator(plan)
+        annotator = QuestionAnnotator(plan) if plan.questions else RowAnnotator(plan)
         with (
             Spool(plan.spool, partition=_partition()) as spool,
             TaskReporter(plan.options.collector, plan.options.job_id) as reporter,
         ):
-            pending = PendingRows(batches, spool)
+            pending = PendingRows(batches, spool, questions=len(plan.questions))
             for completions in pending.completions(plan.options):
-                rows, completions = pending.take(completions)
-                annotations = annotator.annotations(completions)
-                reporter.count(annotator.unreported_errors)
-                yield pa.RecordBatch.from_arrays(
-                    [*rows.columns, annotations], names=[*rows.schema.names, plan.output_column]
-                )
+                ended = annotator.take(completions, pending)
+                if ended is not None:
+                    reporter.count(annotator.unreported_errors)
+                    yield ended
+
+
+class RowAnnotator:
+    """Annotates rows with one column."""
+
+    def __init__(self, plan: TaskPlan) -> None:
+        self._name = plan.output_column
+        self._annotator = Annotator(plan)
+
+    @property
+    def unreported_errors(self) -> Counter[tuple[str, str]]:
+        """See ``Annotator``."""
+        return self._annotator.unreported_errors
+
+    def take(self, completions: pa.RecordBatch, pending: "PendingRows") -> pa.RecordBatch | None:
+        """Return the annotated rows of these completions."""
+        rows, completions = pending.take(completions)
+        annotations = self._annotator.annotations(completions)
+        return _with_columns(rows, {self._name: annotations})
+
+
+class QuestionAnnotator:
+    """Annotates rows with a column for each question, and one for the row as a whole."""
+
+    def __init__(self, plan: TaskPlan) -> None:
+        self._name = plan.output_column
+        self._questions = plan.questions
+        self._answers = AnswersByRow(len(plan.questions))
+        self._annotators = [
+            Annotator(replace(plan, options=replace(plan.options, generation=question.generation)))
+            for question in plan.questions
+        ]
+        self.unreported_errors: Counter[tuple[str, str]] = Counter()
+        """See ``Annotator``."""
+
+    def take(self, completions: pa.RecordBatch, pending: "PendingRows") -> pa.RecordBatch | None:
+        """Return the annotated rows that these completions complete, if any."""
+        answers = self._answers.add(completions)
+        if not answers:
+            return None
+        rows, _ = pending.take(answers[0])  # ascending row ids stay in their order
+        return _with_columns(rows, self.columns(answers))
+
+    def columns(self, answers: Sequence[pa.RecordBatch]) -> dict[str, pa.Array]:
+        """Return the columns for completions of the same rows, a batch for each question."""
+        columns = {
+            question.name: annotator.annotations(batch)
+            for question, annotator, batch in zip(self._questions, self._annotators, answers, strict=True)
+        }
+        self.unreported_errors = sum((each.unreported_errors for each in self._annotators), Counter())
+        whole = row_annotations([*columns.values()], self._questions, annotation_type(GenerationSpec()))
+        return {**columns, self._name: whole}
+
+
+def _with_columns(rows: pa.RecordBatch, columns: dict[str, pa.Array]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [*rows.columns, *columns.values()], names=[*rows.schema.names, *columns]
+    )
 
 
 class PendingRows:
@@ -114,8 +181,10 @@ class PendingRows:
     the piece's number times the piece's size, plus the row's place in it.
     """
 
-    def __init__(self, batches: Iterator[pa.RecordBatch], spool: Spool) -> None:
+    def __init__(self, batches: Iterator[pa.RecordBatch], spool: Spool, *, questions: int = 0) -> None:
+        """Keep the rows of ``batches``; with ``questions``, a row has so many requests, and its id counts rows."""
         self._batches = batches
+        self._questions = questions
         self._spool = spool
         self._recalled: queue.SimpleQueue[pa.RecordBatch] = queue.SimpleQueue()
         self._pieces: dict[int, pa.RecordBatch] = {}
@@ -141,8 +210,10 @@ class PendingRows:
                 self._open_rows[number] = piece.num_rows
                 self._pieces[number] = _without_helpers(piece)
                 request = _request(piece, number * PIECE_ROWS)
+                if self._questions:
+                    request = question_requests(request, piece.column(ENDINGS_COLUMN), self._questions)
                 if KEY_COLUMN in piece.schema.names:
-                    keys = self._keys[number] = piece.column(KEY_COLUMN).to_pylist()
+                    keys = self._keys[number] = self._request_keys(piece)
                     request = self._without_recalled(request, keys)
                 yield request
                 number += 1
@@ -164,6 +235,12 @@ class PendingRows:
         rows = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
         return rows, completions.take(pa.array(order, pa.int32()))
 
+    def _request_keys(self, piece: pa.RecordBatch) -> list[str]:
+        keys: list[str] = piece.column(KEY_COLUMN).to_pylist()
+        if not self._questions:
+            return keys
+        return [question_key(key, number) for key in keys for number in range(self._questions)]
+
     def _without_recalled(self, request: pa.RecordBatch, keys: list[str]) -> pa.RecordBatch:
         recalled = self._spool.recall(keys, request.column("row_id"))
         if not recalled.num_rows:
@@ -179,7 +256,8 @@ class PendingRows:
     def _keep(self, completions: pa.RecordBatch) -> None:
         if self._keys:
             row_ids: list[int] = completions.column("row_id").to_pylist()
-            keys = [self._keys[i // PIECE_ROWS][i % PIECE_ROWS] for i in row_ids]
+            size = PIECE_ROWS * max(1, self._questions)
+            keys = [self._keys[i // size][i % size] for i in row_ids]
             self._spool.keep(pa.array(keys, pa.string()), completions)
 
 
@@ -269,7 +347,8 @@ def _request(piece: pa.RecordBatch, first_row_id: int) -> pa.RecordBatch:
 
 
 def _without_helpers(piece: pa.RecordBatch) -> pa.RecordBatch:
-    return piece.drop_columns([name for name in piece.schema.names if name in (*_HELPERS, KEY_COLUMN)])
+    helpers = (*_HELPERS, ENDINGS_COLUMN, KEY_COLUMN)
+    return piece.drop_columns([name for name in piece.schema.names if name in helpers])
 
 
 def _copied(piece: pa.RecordBatch) -> pa.RecordBatch:

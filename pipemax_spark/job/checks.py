@@ -16,7 +16,7 @@ from pipemax_spark.job.remaining import rows_where
 from pipemax_spark.job.sample import sample_prompts
 from pipemax_spark.monitor.policy_notes import wants_row_lengths
 from pipemax_spark.monitor.terminal import Terminal
-from pipemax_spark.prompts import find_field, resolve_column, resolve_names
+from pipemax_spark.prompts import PromptSource, find_field, resolve_column, resolve_names
 from pipemax_spark.spec import AnnotationSpec
 from pipemax_spark.sql import quoted
 from pipemax_spark.storage.output_table import OutputTable
@@ -65,13 +65,14 @@ def check_job(
     condition = "" if options.where is None else f" where {options.where}"
     terminal.say("Input", f"{source.description}: {rows_in:,} rows{condition}")
     samples = options.dry_run or wants_row_lengths(options.engine)
+    asked = _engine_options(spark, options, run_id)
     request = PreflightRequest(
         engine=dict(options.engine),
         generation=options.generation,
+        questions=asked.questions,
         prompts=sample_prompts(source.rows, options.request_columns, rows_in) if samples else [],
         rows=rows_in or None,
     )
-    asked = _engine_options(spark, options, run_id)
     reply = run_preflight(spark, request, asked)
     terminal.say("Model", f"{reply.model}, prompt and output at most {reply.max_model_len:,} tokens")
     if (node := reply.engine.get("virtual_node")) is not None:
@@ -83,7 +84,8 @@ def check_job(
         reply,
         source=options.source,
         generation=options.generation,
-        time_zone=options.source.time_zone(source.rows),
+        questions=options.ask,
+        time_zone=_time_zone(source, options),
     )
     _check_spec(spec, table, allows_new=options.new_spec)
     return Checked(
@@ -98,10 +100,18 @@ def check_job(
             spec_hash=spec.hash,
             run_id=run_id,
             output_column=ANNOTATION,
+            questions=options.ask,
             on_error=options.on_error,
             quotes_rows=not options.no_sample,
         ),
     )
+
+
+def _time_zone(source: Source, options: JobOptions) -> str | None:
+    """Return the session's time zone if a prompt or a question depends on it."""
+    endings = [PromptSource(template=question.template) for question in options.ask]
+    zones = (each.time_zone(source.rows) for each in (options.source, *endings))
+    return next((zone for zone in zones if zone is not None), None)
 
 
 def _told_of_rows(options: EngineOptions, reply: PreflightReply) -> EngineOptions:
@@ -118,7 +128,7 @@ def _check_columns(source: Source, options: JobOptions) -> "tuple[StructType, tu
     """
     columns = options.request_columns
     schema = columns.output_schema(source.rows.schema)
-    annotated_schema(schema, ANNOTATION, options.generation)
+    annotated_schema(schema, ANNOTATION, options.generation, options.ask)
     columns.add(source.rows)
     id_columns = tuple(resolve_names(options.id_columns, source.rows.schema))
     needed = [*id_columns] if options.gold_column is None else [*id_columns, options.gold_column]
@@ -175,6 +185,7 @@ def _engine_options(spark: "SparkSession", options: JobOptions, run_id: str) -> 
         spark,
         options.engine,
         options.generation,
+        questions=options.ask,
         run_id=run_id,
         engine_python=options.engine_python,
         # This path means nothing on other nodes, so servers log next to their sockets there.

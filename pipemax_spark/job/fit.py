@@ -59,10 +59,15 @@ def check_columns_fit(
 
     ``warn`` about rules on the answers.
     """
-    known, answers = table.read().schema, annotated_schema(input_schema, ANNOTATION, options.generation)
-    held = find_field(ANNOTATION, known)
-    if held is not None:
-        for name, of_table, of_answers in _conflicts(ANNOTATION, held.dataType, answers[ANNOTATION].dataType):
+    known, answers = (
+        table.read().schema,
+        annotated_schema(input_schema, ANNOTATION, options.generation, options.ask),
+    )
+    for column in (ANNOTATION, *(question.name for question in options.ask)):
+        held = find_field(column, known)
+        if held is None:
+            continue
+        for name, of_table, of_answers in _conflicts(column, held.dataType, answers[column].dataType):
             raise JobError(
                 f"output {table.name!r} has a column {name!r} of type {of_table.simpleString()}, which must be of "
                 f"type {of_answers.simpleString()}; drop it, or name another output"

@@ -8,6 +8,7 @@ from typing import Any
 
 from pipemax.wire import GenerationSpec
 from pipemax_spark.errors import JobError, OnError
+from pipemax_spark.executor.questions import Question
 from pipemax_spark.executor.response_format import load_schema
 from pipemax_spark.monitor.error_limits import ErrorLimits
 from pipemax_spark.prompts import PromptSource
@@ -26,6 +27,8 @@ class JobOptions:
     engine: Mapping[str, Any]
     """An EngineConfig; the engine's side checks it."""
     generation: GenerationSpec
+    ask: tuple[Question, ...] = ()
+    """Questions about each row, whose prompts begin with the row's prompt."""
     overrides_column: str | None = None
     id_columns: tuple[str, ...] = ()
     where: str | None = None
@@ -77,6 +80,7 @@ class JobOptions:
             )
         self._check_incremental()
         self._check_ids_given()
+        self._check_questions()
         # A choice itself is compared with the column.
         if self.gold_column is not None and not self.generation.choice:
             text = self.generation.response_format
@@ -105,6 +109,18 @@ class JobOptions:
                     "once without --incremental: each kind of run knows what the other has done"
                 )
 
+    def _check_questions(self) -> None:
+        if not self.ask:
+            return
+        if self.source.is_messages:
+            raise JobError(
+                "--ask needs a --prompt-column or a --template: a question is text that follows the prompt"
+            )
+        if self.retry_errors and not self.id_columns:
+            raise JobError("--retry-errors needs --id-columns if there are several questions (--ask)")
+        if self.gold_column is not None:
+            raise JobError("--gold-column compares one answer, so it cannot be combined with --ask")
+
     def _check_ids_given(self) -> None:
         for name, value in (("select", self.select), ("redo-changed", self.redo_changed)):
             if value and not self.id_columns:
@@ -114,7 +130,7 @@ class JobOptions:
 
     @property
     def request_columns(self) -> RequestColumns:
-        return RequestColumns(self.source, self.overrides_column, self.select)
+        return RequestColumns(self.source, self.overrides_column, self.select, self.ask)
 
     @property
     def error_limits(self) -> ErrorLimits:

@@ -19,7 +19,7 @@ def make_output(table: OutputTable, checked: Checked, generation: GenerationSpec
 
     All changes of its schema happen here: during a running chunk they would make the chunk retry its commit.
     """
-    schema = annotated_schema(checked.schema, ANNOTATION, generation)
+    schema = annotated_schema(checked.schema, ANNOTATION, generation, checked.plan.questions)
     is_empty, is_new = not is_annotated(table), not table.exists()
     if is_new:
         table.create(schema)

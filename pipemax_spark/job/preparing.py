@@ -197,7 +197,8 @@ class Preparing:
 
     def _claimed(self) -> Claim:
         if self._claim is None:
-            schema = annotated_schema(self._checked.schema, ANNOTATION, self._options.generation)
+            options = self._options
+            schema = annotated_schema(self._checked.schema, ANNOTATION, options.generation, options.ask)
             self._claim = Claim.take(self._table, self._run_id, schema=schema)
             # Between this run's creation of the table and its claim, another run may have filled the table.
             self._is_empty = self._is_empty and self._remaining.held().isEmpty()

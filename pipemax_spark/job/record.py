@@ -70,6 +70,7 @@ class RunRecord:
             "model_fingerprint": self.checked.reply.model_fingerprint,
             **{f"engine.{name}": value for name, value in self.checked.reply.engine.items()},
             **{f"generation.{name}": value for name, value in generation.items()},
+            **{f"ask.{question.name}": question.template for question in self.options.ask},
             **{name: conf.get(name) for name in _REPORTED_CONF if conf.get(name) is not None},
             "version.spark": self.spark.version,
             "version.python": sys.version.split()[0],
@@ -172,7 +173,7 @@ class RunRecord:
         drain_s = run.drain_at_full_rate_s()
         summary = replace(
             summary,
-            rows_reused=min(run.rows_reused, summary.rows_out),
+            rows_reused=min(run.rows_reused, summary.rows_out * max(1, len(self.options.ask))),
             time_account_s=account,
             replicas=run.replicas,
             drain_at_full_rate_s=None if drain_s is None else round(drain_s, 3),
@@ -236,6 +237,7 @@ class RunRecord:
             run_id=self.run_id,
             gold_column=self.options.gold_column,
             shown_columns=self.checked.id_columns,
+            questions=[question.name for question in self.options.ask],
             shows_rows=not self.options.no_sample,
         )
 

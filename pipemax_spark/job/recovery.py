@@ -10,7 +10,7 @@ from pipemax.wire import COMPLETION_SCHEMA
 from pipemax_spark.dataframe import annotated_schema
 from pipemax_spark.errors import CommitRefusedError, JobFailedError
 from pipemax_spark.executor.spool import KEY, SPOOL_SCHEMA
-from pipemax_spark.executor.task import KEY_COLUMN, Annotator, TaskPlan
+from pipemax_spark.executor.task import KEY_COLUMN, Annotator, QuestionAnnotator, TaskPlan
 from pipemax_spark.job.left import occurrence, rows_left
 from pipemax_spark.job.outcomes import Outcomes, written
 from pipemax_spark.job.workdir import LeftRun
@@ -44,7 +44,8 @@ class SpoolRecovery:
         """
         columns = self.request_columns
         keyed = columns.for_output(without_request_columns(columns.add_with_keys(left)))
-        spooled = written(self.spark, spooled_rows(self.spark, keyed, run), path)
+        rows = spooled_rows(self.spark, keyed, run, questions=len(self.plan.questions))
+        spooled = written(self.spark, rows, path)
         transaction = self.claim.recovery(chunk, dead_run_id=run.run_id)
         try:
             rows_kept = self.outcomes.commit(annotated_rows(spooled, run, plan=self.plan), transaction)
@@ -56,8 +57,12 @@ class SpoolRecovery:
         return num_rows, rows_left(left, without_completions(spooled), self.id_columns)
 
 
-def spooled_rows(spark: "SparkSession", left: "DataFrame", run: LeftRun) -> "DataFrame":
+def spooled_rows(
+    spark: "SparkSession", left: "DataFrame", run: LeftRun, *, questions: int = 0
+) -> "DataFrame":
     """Return the rows that the run's spool has completed, each with its completion.
+
+    With ``questions``, a row is complete if the spool has the completions of all of them; it gets an array of them.
 
     ``left`` is the input's rows that the table lacks, with their keys. A completion serves one row, and a row takes one
     completion: of equal rows, as many are done as the spool holds.
@@ -67,6 +72,8 @@ def spooled_rows(spark: "SparkSession", left: "DataFrame", run: LeftRun) -> "Dat
     known = _completions(spark, run.spool_path)
     completion = F.struct(*(F.col(quoted(name)) for name in COMPLETION_SCHEMA.names)).alias(_COMPLETION)
     known = known.select(F.col(KEY).alias(KEY_COLUMN), occurrence(KEY).alias(_OCCURRENCE), completion)
+    if questions:
+        known = _whole_rows(known, questions)
     pairs = left.withColumn(_OCCURRENCE, occurrence(KEY_COLUMN)).join(known, [KEY_COLUMN, _OCCURRENCE])
     columns = [pairs[quoted(name)] for name in left.columns if name != KEY_COLUMN]
     return pairs.select(*columns, _COMPLETION)
@@ -81,7 +88,8 @@ def annotated_rows(spooled: "DataFrame", run: LeftRun, *, plan: TaskPlan) -> "Da
     """Return the rows of ``spooled_rows`` with their annotations, which name the run that computed them."""
     task = RecallTask(replace(plan, run_id=run.run_id))
     own = without_completions(spooled).schema
-    return spooled.mapInArrow(task, annotated_schema(own, plan.output_column, plan.options.generation))
+    schema = annotated_schema(own, plan.output_column, plan.options.generation, plan.questions)
+    return spooled.mapInArrow(task, schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +101,44 @@ class RecallTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         annotator = Annotator(self.plan)
         for batch in batches:
-            parts = pa.RecordBatch.from_struct_array(batch.column(_COMPLETION))
-            completions = pa.RecordBatch.from_arrays(
-                [parts.column(field.name).cast(field.type) for field in COMPLETION_SCHEMA],
-                schema=COMPLETION_SCHEMA,
-            )
+            found = batch.column(_COMPLETION)
+            count = len(self.plan.questions)
+            if count:
+                places = [range(question, count * batch.num_rows, count) for question in range(count)]
+                flat = found.flatten()
+                answers = [_completion_batch(flat.take(pa.array(own, pa.int64()))) for own in places]
+                columns = QuestionAnnotator(self.plan).columns(answers)
+            else:
+                columns = {self.plan.output_column: annotator.annotations(_completion_batch(found))}
             rows = batch.drop_columns([_COMPLETION])
             yield pa.RecordBatch.from_arrays(
-                [*rows.columns, annotator.annotations(completions)],
-                names=[*rows.schema.names, self.plan.output_column],
+                [*rows.columns, *columns.values()], names=[*rows.schema.names, *columns]
             )
+
+
+def _completion_batch(completions: pa.StructArray) -> pa.RecordBatch:
+    parts = pa.RecordBatch.from_struct_array(completions)
+    return pa.RecordBatch.from_arrays(
+        [parts.column(field.name).cast(field.type) for field in COMPLETION_SCHEMA], schema=COMPLETION_SCHEMA
+    )
+
+
+def _whole_rows(known: "DataFrame", questions: int) -> "DataFrame":
+    """Return the keys of rows with the completions of all questions, in the questions' order."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    parts = F.split(KEY_COLUMN, ":")
+    numbered = known.select(
+        parts[0].alias(KEY_COLUMN),
+        _OCCURRENCE,
+        F.struct(parts[1].cast("int").alias("question"), F.col(_COMPLETION).alias("completion")).alias(
+            "answer"
+        ),
+    )
+    gathered = numbered.groupBy(KEY_COLUMN, _OCCURRENCE).agg(F.collect_list("answer").alias("answers"))
+    in_order = F.array_sort("answers", lambda a, b: a["question"] - b["question"])
+    completions = F.transform(in_order, lambda answer: answer["completion"]).alias(_COMPLETION)
+    return gathered.where(F.size("answers") == questions).select(KEY_COLUMN, _OCCURRENCE, completions)
 
 
 def _completions(spark: "SparkSession", directory: str) -> "DataFrame":

@@ -120,6 +120,7 @@ def begun_run(
                     show=show,
                     show_period_s=period_s,
                     price_per_hour=options.price_per_hour,
+                    unit="answers" if options.ask else "rows",
                 )
             )
             run = Run(
@@ -243,8 +244,10 @@ class Run:
 
         The chunks are numbered from ``first_chunk`` on; see ``ChunkRunner``.
         """
-        self._progress.expect(rows.rows)
-        self._collector.expect(rows.rows)
+        # Engines count requests: a row has one for each question.
+        per_row = max(1, len(self._options.ask))
+        self._progress.expect(rows.rows * per_row)
+        self._collector.expect(rows.rows * per_row)
         chunks = ChunkPlan(
             slice_rows=rows.slice_rows,
             slots=slots_of(self._spark).total,
@@ -268,8 +271,8 @@ class Run:
         )
         self._signal.watch(runner)
         runner.run(
-            self._progress.rows_per_s,
-            self._collector.engine_rows,
+            lambda: None if (rate := self._progress.rows_per_s()) is None else rate / per_row,
+            lambda: None if (room := self._collector.engine_rows()) is None else max(1, room // per_row),
             every_second=self._track,
             length_correlation=self._collector.length_correlation,
         )

@@ -89,6 +89,7 @@ def find_results(
     run_id: str,
     gold_column: str | None,
     shown_columns: Sequence[str],
+    questions: Sequence[str] = (),
     shows_rows: bool = True,
 ) -> Findings:
     """Return the errors and a sample of this run, and the accuracy over all rows under the spec.
@@ -103,7 +104,7 @@ def find_results(
         return Findings(
             errors={code: (rows, "") for code, (rows, _) in totals.errors.items()}, accuracy=accuracy
         )
-    sample = _sample(_rows_of_run(table, run_id), shown_columns, gold_column)
+    sample = _sample(_rows_of_run(table, run_id), shown_columns, gold_column, questions)
     return Findings(errors=totals.errors, sample=sample, accuracy=accuracy)
 
 
@@ -130,19 +131,26 @@ def _accuracy(table: OutputTable, spec_hash: str, gold_column: str) -> Accuracy:
     return Accuracy(column=gold_column, right=row["right"], rows=row["rows"])
 
 
-def _sample(rows: "DataFrame", shown_columns: Sequence[str], gold_column: str | None) -> list[dict[str, Any]]:
+def _sample(
+    rows: "DataFrame", shown_columns: Sequence[str], gold_column: str | None, questions: Sequence[str]
+) -> list[dict[str, Any]]:
     """Return rows with answers, or error rows only if there is nothing else."""
-    names = list(shown_columns) or [name for name in rows.columns if name != ANNOTATION][:_SHOWN_COLUMNS]
+    names = (
+        list(shown_columns)
+        or [name for name in rows.columns if name not in (ANNOTATION, *questions)][:_SHOWN_COLUMNS]
+    )
     if gold_column is not None and gold_column not in names:
         names.append(gold_column)
+    answers = list(questions) or [ANNOTATION]
     chosen = rows.where(f"{ANNOTATION}.error IS NULL").limit(_SHOWN_ROWS).collect()
     chosen = chosen or rows.limit(_SHOWN_ROWS).collect()
     return [
         {name: row[name] for name in names}
         | {
-            "annotation.text": row[ANNOTATION]["text"]
-            if row[ANNOTATION]["error"] is None
-            else f"({row[ANNOTATION]['error']['code']})"
+            f"{name}.text": row[name]["text"]
+            if row[name]["error"] is None
+            else f"({row[name]['error']['code']})"
+            for name in answers
         }
         for row in chosen
     ]

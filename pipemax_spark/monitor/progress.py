@@ -79,6 +79,7 @@ class Progress:
         show: Callable[[str], None],
         show_period_s: float,
         price_per_hour: float | None = None,
+        unit: str = "rows",
     ) -> None:
         """Prepare to take samples. ``show`` gets the line, ``stop_job`` the reason, once, when a limit is passed."""
         self._collector = collector
@@ -88,6 +89,7 @@ class Progress:
         self._show = show
         self._show_period_s = show_period_s
         self._price_per_hour = price_per_hour
+        self._unit = unit
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pipemax-progress", daemon=True)
         self._started_s = time.monotonic()
@@ -199,8 +201,8 @@ class Progress:
         done = min(sample.rows_done, self._rows_total)
         left = self._rows_total - done
         parts = [
-            f"{clock(sample.seconds)}  {done:,} of {self._rows_total:,} rows",
-            f"{sample.rows_per_s:,.1f} rows/s",
+            f"{clock(sample.seconds)}  {done:,} of {self._rows_total:,} {self._unit}",
+            f"{sample.rows_per_s:,.1f} {self._unit}/s",
             f"{sample.tokens_per_s:,.0f} tokens/s",
             sample.phases,
             f"{sample.rows_error:,} errors" if sample.rows_error else "",

@@ -101,7 +101,8 @@ def _preflight(text: bytes) -> bytes:
     except ValueError as error:
         return PreflightReply(error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=str(error)).to_bytes()
     try:
-        request.generation.sampling()
+        for generation in (request.generation, *request.questions):
+            generation.sampling()
     except ValueError as error:
         return PreflightReply(error_code=SessionErrorCode.INVALID_GENERATION, error=str(error)).to_bytes()
     system = f"{request.generation.system} " if request.generation.system else ""

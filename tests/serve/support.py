@@ -29,6 +29,7 @@ def request_batch(prompts: Sequence[str | None], first_id: int = 0, **columns: l
         "prompt": list(prompts),
         "messages": columns.get("messages", [None] * rows),
         "overrides": columns.get("overrides", [None] * rows),
+        "question": columns.get("question", [None] * rows),
     }
     return pa.RecordBatch.from_pydict(values, schema=REQUEST_SCHEMA)
 

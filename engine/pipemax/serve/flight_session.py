@@ -77,6 +77,7 @@ class SessionTerms:
     header: SessionHeader
     config: EngineConfig
     sampling: Sampling
+    questions: tuple[Sampling, ...] = ()
 
 
 class Session:
@@ -165,7 +166,6 @@ class Session:
                 self._changed.notify_all()
 
     def wake(self) -> None:
-        """Make the session check its engine again."""
         with self._changed:
             self._changed.notify_all()
 
@@ -318,6 +318,7 @@ class Session:
         requests, faults = requests_of(
             batch,
             job=self._terms.sampling,
+            questions=self._terms.questions,
             system=self._terms.header.generation.system,
             id_prefix=self._id_prefix,
         )

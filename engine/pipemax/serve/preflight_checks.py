@@ -52,9 +52,11 @@ def preflight(request: PreflightRequest) -> PreflightReply:
         )
     try:
         sampling = check_generation(request.generation)
-        if sampling.lora is not None and sampling.lora not in config.lora:
-            raise ValueError(unknown_adapter(sampling.lora, list(config.lora)))
-        if virtual is not None and (sampling.is_constrained or sampling.logprobs):
+        asked = (sampling, *(check_generation(question) for question in request.questions))
+        for each in asked:
+            if each.lora is not None and each.lora not in config.lora:
+                raise ValueError(unknown_adapter(each.lora, list(config.lora)))
+        if virtual is not None and any(each.is_constrained or each.logprobs for each in asked):
             raise ValueError(
                 "response-format: a virtual node computes nothing, so its answers follow no schema, choice, regex or "
                 "grammar, and have no logprobs"

@@ -196,6 +196,7 @@ def check_header(number: int, text: bytes) -> SessionTerms:
         raise SessionFailedError(SessionErrorCode.INVALID_ENGINE_CONFIG, f"engine config: {error}") from None
     try:
         sampling = header.generation.sampling()
+        questions = tuple(each.sampling() for each in header.questions)
     except (ValueError, TypeError) as error:
         raise SessionFailedError(SessionErrorCode.INVALID_GENERATION, str(error)) from None
-    return SessionTerms(number=number, header=header, config=config, sampling=sampling)
+    return SessionTerms(number=number, header=header, config=config, sampling=sampling, questions=questions)

@@ -42,22 +42,29 @@ class RowFaultError(ValueError):
 
 
 def requests_of(
-    batch: pa.RecordBatch, *, job: Sampling, system: str | None, id_prefix: str
+    batch: pa.RecordBatch,
+    *,
+    job: Sampling,
+    questions: Sequence[Sampling] = (),
+    system: str | None,
+    id_prefix: str,
 ) -> tuple[list[GenerationRequest], list[tuple[int, RequestError]]]:
     """Convert a REQUEST_SCHEMA batch to requests; return them and the errors of rows that cannot be.
 
-    A request's id is ``id_prefix`` followed by its row id. A row that only the engine can judge (an empty or over-long
-    prompt) stays a request.
+    ``questions`` are the samplings of rows that name a question, ``job`` is that of the others. A request's id is
+    ``id_prefix`` followed by its row id. A row that only the engine can judge (an empty or over-long prompt) stays a
+    request.
     """
     row_ids = batch.column("row_id").to_pylist()
-    columns = [_texts(batch.column(name)) for name in ("prompt", "messages", "overrides")]
+    columns = [_texts(batch.column(name)) for name in ("prompt", "messages", "overrides", "question")]
     requests: list[GenerationRequest] = []
     faults: list[tuple[int, RequestError]] = []
-    for row_id, prompt, messages, overrides in zip(row_ids, *columns, strict=True):
+    for row_id, prompt, messages, overrides, question in zip(row_ids, *columns, strict=True):
+        asked = job if question is None else questions[question]
         try:
             turns = _messages(_readable(messages))
             prompt = _readable(prompt)
-            sampling = _sampling(job, _readable(overrides), prompt, turns)
+            sampling = _sampling(asked, _readable(overrides), prompt, turns)
         except RowFaultError as fault:
             faults.append((row_id, fault.error))
             continue

@@ -1,0 +1,131 @@
+"""Ask several questions about each row: a request for each, a column for each, and the row as a whole.
+
+The requests of a row follow one another, because they begin with the same text: the engine reads it once. Each of them
+is spooled, fails and is reported like a request of its own. A row leaves the task when all of its questions have ended.
+This module knows nothing of sessions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipemax.wire import COMPLETION_SCHEMA, REQUEST_SCHEMA, GenerationSpec
+
+_ROW_ID = COMPLETION_SCHEMA.get_field_index("row_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One of the questions about a row."""
+
+    name: str
+    """The name of its column."""
+    template: str
+    """The text that follows the row's prompt; it may have ``{column}`` in it."""
+    generation: GenerationSpec
+
+
+def question_requests(requests: pa.RecordBatch, endings: pa.ListArray, questions: int) -> pa.RecordBatch:
+    """Return a request for each question of each row, row by row.
+
+    A prompt is the row's prompt and the question's ending; row ids are ``row_id * questions + question``.
+    """
+    rows = requests.num_rows
+    repeated = requests.take(pa.array([row for row in range(rows) for _ in range(questions)], pa.int64()))
+    number = pa.array([*range(questions)] * rows, pa.int32())
+    columns = {name: repeated.column(name) for name in repeated.schema.names}
+    columns["question"] = number
+    columns["row_id"] = pc.add(pc.multiply(repeated.column("row_id"), questions), number.cast(pa.int64()))
+    columns["prompt"] = pc.binary_join_element_wise(
+        repeated.column("prompt"), endings.flatten().cast(pa.string()), ""
+    )
+    return pa.RecordBatch.from_arrays([columns[name] for name in REQUEST_SCHEMA.names], schema=REQUEST_SCHEMA)
+
+
+def question_key(row_key: str, question: int) -> str:
+    """Return the key by which the spool identifies a row's question."""
+    return f"{row_key}:{question}"
+
+
+class AnswersByRow:
+    """Completions of questions, until all of a row's have come."""
+
+    def __init__(self, questions: int) -> None:
+        self._questions = questions
+        self._batches: dict[int, pa.RecordBatch] = {}
+        self._open: dict[int, int] = {}  # batch -> its completions that are held
+        self._next = 0
+        self._places: dict[int, dict[int, tuple[int, int]]] = {}  # row -> question -> (batch, place in it)
+
+    def add(self, completions: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Take completions; return those of the rows that are now complete.
+
+        There is one batch for each question, with the rows' ids in ascending order, or none if no row is complete.
+        """
+        number, self._next = self._next, self._next + 1
+        self._batches[number], self._open[number] = completions, completions.num_rows
+        complete = []
+        for place, request_id in enumerate(completions.column("row_id").to_pylist()):
+            row, question = divmod(request_id, self._questions)
+            places = self._places.setdefault(row, {})
+            places[question] = number, place
+            if len(places) == self._questions:
+                complete.append(row)
+        complete.sort()
+        ended = [self._places.pop(row) for row in complete]
+        answers = [
+            self._taken(complete, [places[question] for places in ended])
+            for question in range(self._questions if complete else 0)
+        ]
+        for places in ended:
+            for batch, _ in places.values():
+                self._open[batch] -= 1
+                if self._open[batch] == 0:
+                    del self._open[batch], self._batches[batch]
+        return answers
+
+    def _taken(self, rows: Sequence[int], places: Sequence[tuple[int, int]]) -> pa.RecordBatch:
+        """Return the completions at these places (batch, place in it), with these row ids."""
+        numbers = sorted({batch for batch, _ in places})
+        starts, start = {}, 0
+        for number in numbers:
+            starts[number], start = start, start + self._batches[number].num_rows
+        together = pa.concat_batches([self._batches[number] for number in numbers])
+        taken = together.take(pa.array([starts[batch] + place for batch, place in places], pa.int64()))
+        field = COMPLETION_SCHEMA.field(_ROW_ID)
+        return taken.set_column(_ROW_ID, field, pa.array(rows, pa.int64()))
+
+
+def row_annotations(
+    answers: Sequence[pa.StructArray], questions: Sequence[Question], kind: pa.StructType
+) -> pa.StructArray:
+    """Return the annotations of whole rows: tokens of all questions, the first error, and when the last one ended."""
+    rows = len(answers[0])
+    columns: dict[str, pa.Array] = {
+        name: _sum([answer.field(name) for answer in answers])
+        for name in ("prompt_tokens", "completion_tokens")
+    }
+    columns["completed_at"] = pc.max_element_wise(*(answer.field("completed_at") for answer in answers))
+    columns["spec_hash"], columns["run_id"] = answers[0].field("spec_hash"), answers[0].field("run_id")
+    by_question = [answer.field("error").to_pylist() for answer in answers]
+    errors = []
+    for of_row in zip(*by_question, strict=True):
+        first = next(((n, error) for n, error in enumerate(of_row) if error is not None), None)
+        errors.append(
+            None
+            if first is None
+            else {"code": first[1]["code"], "message": f"{questions[first[0]].name}: {first[1]['message']}"}
+        )
+    columns["error"] = pa.array(errors, kind.field("error").type)
+    fields = list(kind)
+    arrays = [columns[f.name] if f.name in columns else pa.nulls(rows, f.type) for f in fields]
+    return pa.StructArray.from_arrays(arrays, fields=fields)
+
+
+def _sum(columns: Sequence[pa.Array]) -> pa.Array:
+    total = pc.fill_null(columns[0], 0)
+    for column in columns[1:]:
+        total = pc.add(total, pc.fill_null(column, 0))
+    return total
