@@ -80,6 +80,7 @@ def batches(rows: list[tuple[bytes | None, float | None]]) -> Iterator[pa.Record
             prompts,
             pa.nulls(len(part), REQUEST_SCHEMA.field("messages").type),
             pa.array(overrides, OVERRIDES_TYPE),
+            pa.nulls(len(part), REQUEST_SCHEMA.field("question").type),
         ]
         yield pa.RecordBatch.from_arrays(columns, schema=REQUEST_SCHEMA)
 

@@ -89,6 +89,7 @@ class StatLogger(StatLoggerBase):
             kv_usage=scheduler_stats.kv_cache_usage,
             metrics={
                 "preemptions": float(self._preemptions),
+                "prefix_cache_hit_tokens": float(self._prefix_hits),
                 "prefix_cache_hit_rate": self._prefix_hits / max(1, self._prefix_queries),
                 "batch_size": float(output_tokens),
                 "output_steps": float(self._output_steps),

@@ -44,7 +44,7 @@ def test_text_that_is_not_utf8_is_an_error_row_and_its_neighbours_are_fine() -> 
     offsets = pa.py_buffer(b"".join(n.to_bytes(4, "little") for n in (0, 4, 6, 10)))
     prompts = pa.StringArray.from_buffers(3, offsets, pa.py_buffer(b"good\xff\xfefine"))
     good = request_batch(["", "", ""])
-    columns = [good["row_id"], prompts, good["messages"], good["overrides"]]
+    columns = [good["row_id"], prompts, *(good[name] for name in REQUEST_SCHEMA.names[2:])]
     batch = pa.RecordBatch.from_arrays(columns, schema=REQUEST_SCHEMA)
     requests, faults = requests_of(batch, job=Sampling(), system=None, id_prefix="")
     assert [request.prompt for request in requests] == ["good", "fine"]
