@@ -80,7 +80,11 @@ def _read_grammar(given: str, session: "Session") -> str:
 
 
 def _read_ask(given: Sequence[str], session: "Session") -> dict[str, Any]:
-    return asked_of_text(given, lambda file: read_file(file, session, option="ask"))
+    asked = asked_of_text(given, lambda file: read_file(file, session, option="ask"))
+    for name, value in asked.items():
+        if isinstance(value, dict) and isinstance(text := value.get("response_format"), str):
+            asked[name] = value | {"response_format": _read_response_format(text, session)}
+    return asked
 
 
 def _key_value(option: str) -> tuple[str, str]:
