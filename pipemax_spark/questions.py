@@ -1,5 +1,6 @@
 """Read the questions that a job or ``annotate()`` asks about each row: names, templates, and settings of their own."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -73,6 +74,8 @@ def _question(name: object, value: Any, generation: GenerationSpec) -> Question:
     for field_name, each in given.items():
         if isinstance(each, list):
             given[field_name] = tuple(each)
+    if isinstance(variables := given.get("chat_template_kwargs"), Mapping):
+        given["chat_template_kwargs"] = json.dumps(variables)
     if given.get("response_format") is not None:
         given["response_format"] = response_schema(given["response_format"])
     try:
