@@ -107,7 +107,10 @@ def row_annotations(
         name: _sum([answer.field(name) for answer in answers])
         for name in ("prompt_tokens", "completion_tokens")
     }
-    columns["completed_at"] = pc.max_element_wise(*(answer.field("completed_at") for answer in answers))
+    ends = [answer.field("completed_at") for answer in answers]
+    # Arrow has no maximum of times with a zone.
+    last = pc.max_element_wise(*(end.cast(pa.int64()) for end in ends))
+    columns["completed_at"] = last.cast(ends[0].type)
     columns["spec_hash"], columns["run_id"] = answers[0].field("spec_hash"), answers[0].field("run_id")
     by_question = [answer.field("error").to_pylist() for answer in answers]
     errors = []

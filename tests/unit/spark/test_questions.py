@@ -9,8 +9,9 @@ import pytest
 
 from pipemax.wire import COMPLETION_SCHEMA, GenerationSpec
 from pipemax_spark.errors import JobError
+from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.questions import AnswersByRow, question_requests
-from pipemax_spark.executor.task import request_batch
+from pipemax_spark.executor.task import QuestionAnnotator, TaskPlan, request_batch
 from pipemax_spark.questions import asked_of_text, read_questions
 
 BASE = GenerationSpec(max_tokens=16)
@@ -93,3 +94,27 @@ def test_a_question_that_is_asked_twice_and_a_file_without_questions_are_refused
         asked_of_text(["lang=a", "lang=b"], lambda path: "")
     with pytest.raises(JobError, match="must hold a mapping"):
         asked_of_text(["questions.yaml"], lambda path: "just text")
+
+
+def test_the_row_as_a_whole_has_all_tokens_the_first_error_and_the_last_end() -> None:
+    questions = read_questions({"topic": "Topic?", "lang": {"template": "Lang?", "max_tokens": 3}}, BASE)
+    plan = TaskPlan(
+        options=EngineOptions(engine={"model": "m"}, job_id="job", generation=BASE),
+        spec_hash="spec",
+        run_id="run",
+        output_column="annotation",
+        questions=questions,
+    )
+    topic = {"row_id": 0, "text": "a", "prompt_tokens": 5, "completion_tokens": 2, "completed_at": 1}
+    failed = {"row_id": 1, "error_code": "engine_error", "error_message": "it failed", "completed_at": 9}
+    lang = [{**topic, "completed_at": 7}, {**topic, "row_id": 1, "completed_at": 8}]
+    answers = [pa.RecordBatch.from_pylist(rows, schema=COMPLETION_SCHEMA) for rows in ([topic, failed], lang)]
+    columns = QuestionAnnotator(plan).columns(answers)
+    assert list(columns) == ["topic", "lang", "annotation"]
+    ends = columns["annotation"].field("completed_at").cast(pa.int64()).to_pylist()
+    whole = [columns["annotation"].field(name).to_pylist() for name in ("prompt_tokens", "completion_tokens")]
+    assert (ends, whole) == ([7, 9], [[10, 5], [4, 2]])
+    assert columns["annotation"].field("error").to_pylist() == [
+        None,
+        {"code": "engine_error", "message": "topic: it failed"},
+    ]
