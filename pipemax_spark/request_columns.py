@@ -27,6 +27,7 @@ _SPARK_TYPES: dict[pa.DataType, str] = {
     pa.int32(): "int",
     pa.int64(): "bigint",
     pa.float64(): "double",
+    pa.string(): "string",
     pa.list_(pa.string()): "array<string>",
 }
 
