@@ -118,6 +118,8 @@ def add_phase_legend(axes: "Axes", tracks: Sequence[EngineTrack]) -> None:
 
 def draw_step_times(axes: "Axes", tracks: Sequence[EngineTrack], time: TimeAxis) -> None:
     """Draw predicted against measured step times on logarithmic axes; without predictions, measured ones over time."""
+    import matplotlib as mpl
+
     steps = [
         step
         for track in tracks
@@ -144,7 +146,9 @@ def draw_step_times(axes: "Axes", tracks: Sequence[EngineTrack], time: TimeAxis)
         for scale, axis in ((axes.set_xscale, axes.xaxis), (axes.set_yscale, axes.yaxis)):
             scale("log")
             for set_formatter in (axis.set_major_formatter, axis.set_minor_formatter):
-                set_formatter(lambda value, _: f"{value:g}")
+                set_formatter(
+                    mpl.ticker.LogFormatter()
+                )  # plain numbers, and few of them over several decades
         axes.set_xlabel("measured step of the slowest stage, ms")
         axes.set_ylabel("predicted, ms")
         _legend_below(axes, columns=1, offset=-0.18)

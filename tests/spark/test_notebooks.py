@@ -38,12 +38,15 @@ def run(notebook: Path, parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
-def test_a_notebook_defines_nothing_and_keeps_no_output(notebook: Path) -> None:
+def test_a_notebook_defines_nothing_and_its_outputs_name_no_error_and_no_home(notebook: Path) -> None:
     for source, _ in code_cells(notebook):
         kinds = {type(node) for node in ast.walk(ast.parse(source))}
         assert not kinds & {ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda}
-    cells = json.loads(notebook.read_text())["cells"]
-    assert not any(cell.get("outputs") for cell in cells)
+    outputs = [
+        output for cell in json.loads(notebook.read_text())["cells"] for output in cell.get("outputs", [])
+    ]
+    assert not any(output["output_type"] == "error" for output in outputs)
+    assert str(Path.home()) not in json.dumps(outputs)
 
 
 def test_the_notebook_runs_the_job_plots_its_results_and_stops_its_engine(

@@ -17,7 +17,7 @@ _BLOCK = re.compile(
     r"(?ms)^```(?:bash|console|sh)\n(.*?)^```|(?:(?<=\n\n)|\A)((?:^ {4}(?! ).*\n?(?:^ {4,}.*\n?|^\n(?= {4}))*)+)"
 )
 _COMMANDS = re.compile(
-    r"^(?:make|pipemax|pipemax-annotate|spark-submit|(?:\.venv/bin/)?(?:python|pytest)|bash|tools/\S+\.sh)(?:\s|$)"
+    r"^(?:\.venv/bin/)?(?:make|pipemax|pipemax-annotate|spark-submit|python|pytest|bash|tools/\S+\.sh)(?:\s|$)"
 )
 
 
