@@ -24,7 +24,7 @@ MISTRAL3 = Kind(family="mistral3")
 LLAMA4 = Kind(family="llama4")
 KINDS = [GPT_OSS, MISTRAL, GEMMA3, MISTRAL3, LLAMA4]
 QUANTIZED = [Kind(family=family) for family in ("awq", "gptq", "fp8")]
-NEEDS_TORCHVISION = ("mistral3", "llama4")
+NEEDS_TORCHVISION = ("gemma3", "mistral3", "llama4")
 """vLLM imports these models together with their image processors."""
 
 NEAR_TIE = 0.3
