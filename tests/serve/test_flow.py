@@ -167,7 +167,7 @@ def test_duplicate_row_ids_and_foreign_schemas_are_refused(
 ) -> None:
     double = [request_batch(["[[slow 60]]"], ids[0]), request_batch(["b"], ids[1])]
     if ids[0] != ids[1]:
-        double[1] = double[1].rename_columns(["id", "prompt", "messages", "overrides"])
+        double[1] = double[1].rename_columns(["id", *double[1].schema.names[1:]])
     with pytest.raises(ValueError, match=r"row ids are not unique|expected batches of"):
         list(complete(double, options(shared_engine_python), task="task"))
 

@@ -172,7 +172,7 @@ def test_tasks_open_databricks_paths_where_databricks_mounts_them(directory: str
 def test_no_more_than_the_limit_is_read_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for key in "abc":
         write(tmp_path, [key])
-    with Spool(str(tmp_path), partition=0, most_read_bytes=100) as spool:
+    with Spool(str(tmp_path), partition=0, most_read_bytes=200) as spool:
         found = spool.recall(list("abc"), pa.array(range(3), pa.int64()))
     assert 0 < found.num_rows < 3
     assert "what follows is skipped" in caplog.text
