@@ -61,7 +61,7 @@ class TimeAxis:
 
 
 def draw_rates(
-    axes: "Axes", by_server: Mapping[str, EngineTrack], time: TimeAxis, *, of_tokens: bool, has_legend: bool
+    axes: "Axes", by_server: Mapping[str, EngineTrack], time: TimeAxis, *, of_tokens: bool
 ) -> None:
     """Draw each engine's rate, and the rate of all together if there are several."""
     import matplotlib as mpl
@@ -81,7 +81,7 @@ def draw_rates(
     axes.set_ylabel("generated tokens/s" if of_tokens else "rows/s")
     axes.set_ylim(bottom=0)
     axes.set_xlim(0, time.length_s / time.seconds)
-    if has_legend and 0 < len(by_server) <= MOST_NAMED:
+    if 0 < len(by_server) <= MOST_NAMED:
         _legend_below(axes, columns=2)
 
 

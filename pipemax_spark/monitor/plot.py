@@ -35,7 +35,7 @@ def plot(by_server: Mapping[str, EngineTrack], path: Path) -> None:
     figure = _figure(10, 6.5 + 1.6 * strips)
     grid = figure.add_gridspec(strips + 2, 1, height_ratios=[3, *[1.6] * strips, 3.4])
     rates = figure.add_subplot(grid[0])
-    draw_rates(rates, by_server, time, of_tokens=False, has_legend=True)
+    draw_rates(rates, by_server, time, of_tokens=False)
     rates.set_title(f"Each engine's throughput, mean of {time.rate_window_s:.0f} s")
     for i in range(strips):
         strip = figure.add_subplot(grid[i + 1], sharex=rates)
@@ -58,7 +58,7 @@ def draw_all(by_server: Mapping[str, EngineTrack], directory: Path) -> None:
     for name, of_tokens in (("rows", False), ("tokens", True)):
         figure = _figure(10, 3.2)
         axes = figure.add_subplot()
-        draw_rates(axes, by_server, time, of_tokens=of_tokens, has_legend=True)
+        draw_rates(axes, by_server, time, of_tokens=of_tokens)
         axes.set_xlabel(time.label)
         _save(figure, directory / f"{name}.svg")
     strips = max(1, min(MOST_STRIPS, len(tracks)))
