@@ -1,3 +1,4 @@
+import os
 import subprocess
 
 from pipemax.node.process import pid_namespace, running_in_group
@@ -19,5 +20,5 @@ def test_a_group_has_its_processes_until_they_have_ended_although_nobody_has_rea
         child = int(leader.stdout.readline())
         assert sorted(running_in_group(leader.pid)) == sorted([leader.pid, child])
         subprocess.run(["kill", "-9", str(child)], check=True)
-        leader.stdout.read()  # the shell ends, and is a zombie until it is waited for
+        os.waitid(os.P_PID, leader.pid, os.WEXITED | os.WNOWAIT)  # the shell has ended and stays a zombie
         assert running_in_group(leader.pid) == []
