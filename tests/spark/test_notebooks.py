@@ -45,6 +45,7 @@ def test_a_notebook_defines_nothing_and_its_outputs_name_no_error_and_no_home(no
     outputs = [
         output for cell in json.loads(notebook.read_text())["cells"] for output in cell.get("outputs", [])
     ]
+    assert outputs, "tools/run_notebooks.py makes them"
     assert not any(output["output_type"] == "error" for output in outputs)
     assert str(Path.home()) not in json.dumps(outputs)
 
