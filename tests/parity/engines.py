@@ -303,7 +303,7 @@ def _engine_config(model: str, kind: Kind) -> EngineConfig:
         kv_offload=kind.kv_offload,
         dtype=kind.dtype,
         lora={name: f"{model}-{name}" for name in kind.adapters},
-        quantization="fp8" if kind.family == "fp8" else None,
+        quantization="fp8_per_channel" if kind.family == "fp8" else None,
         kv_cache_dtype=kind.kv_cache_dtype,
         tensor_parallel_size=kind.tp,
         pipeline_parallel_size=kind.pp,
@@ -314,7 +314,12 @@ def _engine_config(model: str, kind: Kind) -> EngineConfig:
         cpu_kv_gib=0.25,
         host_kv_gib=HOST_MIB / 1024,
         batching="separated" if kind.family == "deepseek" else "auto",
-        vllm={"num_gpu_blocks_override": GPU_BLOCKS, "distributed_executor_backend": "mp"},
+        vllm={
+            "num_gpu_blocks_override": GPU_BLOCKS,
+            "distributed_executor_backend": "mp",
+            # On CPUs with matrix units vLLM takes other kernels, for 16 bits.
+            **({"attention_backend": "CPU_MLA"} if kind.family == "deepseek" else {}),
+        },
     )
 
 

@@ -114,7 +114,11 @@ def _llama4() -> PreTrainedConfig:
 
 
 def _deepseek() -> PreTrainedConfig:
-    """Latent attention (MLA), of the size for which vLLM's kernel for CPUs is made; experts behind a dense layer."""
+    """Latent attention (MLA), of the size for which vLLM's kernel for CPUs is made; experts behind a dense layer.
+
+    Positions are scaled, as in all published models: without that, vLLM's kernel for CPUs turns the wrong values, and
+    stock vLLM's own answers depend on which requests are in a step.
+    """
     return transformers.DeepseekV3Config(
         **{name: value for name, value in _TEXT.items() if name not in ("head_dim", "num_key_value_heads")},
         num_key_value_heads=8,
@@ -132,6 +136,16 @@ def _deepseek() -> PreTrainedConfig:
         n_group=1,
         topk_group=1,
         topk_method="noaux_tc",
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 512,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-_SCALE = {"q_proj": 8.0, "k_proj": 8.0, "v_proj": 6.0, "o_proj": 6.0}
+_SCALE = {"q_proj": 8.0, "k_proj": 8.0, "v_proj": 6.0, "o_proj": 6.0, "q_b_proj": 8.0, "kv_b_proj": 8.0}
 _OTHER_SCALE = 3.0
 VOCABULARY = 512
 

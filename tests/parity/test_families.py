@@ -22,6 +22,7 @@ MISTRAL = Kind(family="mistral")
 GEMMA3 = Kind(family="gemma3")
 MISTRAL3 = Kind(family="mistral3")
 LLAMA4 = Kind(family="llama4")
+DEEPSEEK = Kind(family="deepseek", pp=2)
 KINDS = [GPT_OSS, MISTRAL, GEMMA3, MISTRAL3, LLAMA4]
 QUANTIZED = [Kind(family=family) for family in ("awq", "gptq", "fp8")]
 NEEDS_TORCHVISION = ("gemma3", "mistral3", "llama4")
@@ -47,7 +48,11 @@ MIXED_SETTING = Setting(num_batches=3, controller=MIXED, **TIGHT)
 @pytest.mark.parity_full
 @pytest.mark.parametrize(
     ("setting", "load"),
-    [(TIGHT_SETTING, TEMPLATED), (MIXED_SETTING, PLAIN), (Setting(num_batches=2), SEEDED)],
+    [
+        (TIGHT_SETTING, replace(TEMPLATED, **FEW)),
+        (MIXED_SETTING, replace(PLAIN, **FEW)),
+        (Setting(num_batches=2, gpu_blocks=18), replace(SEEDED, **FEW)),
+    ],
     ids=["templated", "mixed steps", "seeded"],
 )
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -55,6 +60,16 @@ def test_tokens_of_a_family_are_those_of_stock_vllm(
     kind: Kind, setting: Setting, load: Load, engine_of: EngineOf, reference: Reference
 ) -> None:
     check(engine_of(kind), setting, load, reference(kind, load))
+
+
+@pytest.mark.parity_full
+@pytest.mark.parametrize("load", [replace(PLAIN, **FEW), replace(SEEDED, **FEW)], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("kind", [DEEPSEEK], ids=str)
+def test_tokens_of_latent_attention_are_those_of_stock_vllm(
+    kind: Kind, load: Load, engine_of: EngineOf, reference: Reference
+) -> None:
+    """In blocks of 16 tokens, so pools hold twice as many; vLLM cuts no prompt on a CPU, and shares no prefix."""
+    check(engine_of(kind), Setting(num_batches=3, gpu_blocks=36, host_blocks=96), load, reference(kind, load))
 
 
 def with_logprobs(index: int) -> SamplingParams:
@@ -124,7 +139,7 @@ def test_an_adapter_changes_the_answers(kind: Kind, reference: Reference) -> Non
 
 
 @pytest.mark.parity_full
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("kind", [*KINDS, DEEPSEEK], ids=str)
 def test_a_family_s_output_varies_and_a_corrupted_copy_changes_it(
     kind: Kind, engine_of: EngineOf, reference: Reference
 ) -> None:

@@ -53,14 +53,6 @@ def has_windows(model_config: "PreTrainedConfig") -> bool:
 
 def refusal_under_pipemax(model_config: "PreTrainedConfig") -> str | None:
     """Return why policy pipemax cannot run the model, as the end of "it …"; ``None`` if nothing speaks against it."""
-    reason = unlike_blocks(model_config)
-    if reason is None and has_latent_attention(model_config):
-        return "has latent attention (MLA), of which no run has shown yet that it gives right tokens"
-    return reason
-
-
-def unlike_blocks(model_config: "PreTrainedConfig") -> str | None:
-    """Return why a model's KV is not in equal blocks, which grow with the tokens, as the end of "it …"."""
     text = model_config.get_text_config()
     setting = state_setting(model_config)
     if setting is not None:

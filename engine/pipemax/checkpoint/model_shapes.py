@@ -8,7 +8,7 @@ counts, and the first dense layers of a model with experts count as layers with 
 
 from typing import TYPE_CHECKING, Any
 
-from pipemax.checkpoint.model_kinds import unlike_blocks
+from pipemax.checkpoint.model_kinds import refusal_under_pipemax
 from pipemax.domain.specs import KvCacheDtype, ModelSpec
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def model_shapes(
     weights count in feed-forward layers only, where nearly all of them are.
     """
     text = model_config.get_text_config()
-    refusal = unlike_blocks(model_config)
+    refusal = refusal_under_pipemax(model_config)
     if refusal is not None:
         raise ValueError(f"the shapes of model {name!r} are not known: it {refusal}")
     num_experts = _first(text, _EXPERTS) or 1

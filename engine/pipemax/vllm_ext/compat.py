@@ -6,9 +6,11 @@ error at start-up is better than wrong tokens later.
 
 from inspect import isfunction
 
+import torch
 import vllm
 from vllm.config import ModelConfig, VllmConfig
 from vllm.platforms import current_platform
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.core.block_pool import BlockHashToBlockMap, BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -20,7 +22,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
-from pipemax.checkpoint.model_kinds import refusal_under_pipemax
+from pipemax.checkpoint.model_kinds import has_latent_attention, refusal_under_pipemax
 
 SUPPORTED_VERSION = "0.32.0"
 
@@ -174,6 +176,11 @@ def check_model(vllm_config: VllmConfig, *, num_adapters: int = 0) -> None:
     if model.runner_type != "generate":
         reasons.append("it does not generate text")
     reasons += _reasons_of_layers(model)
+    if model.use_mla and _takes_amx_kernels(vllm_config):
+        reasons.append(
+            "vLLM's AMX kernels for latent attention need blocks that follow one another (set "
+            "vllm.attention_backend: CPU_MLA)"
+        )
     if model.multimodal_config is not None and not model.multimodal_config.language_model_only:
         reasons.append("vllm.language_model_only is off, and it serves the text part only")
     if vllm_config.speculative_config is not None:
@@ -209,7 +216,18 @@ def _reasons_of_layers(model: ModelConfig) -> list[str]:
         return [f"it {refusal}"]
     if model.is_hybrid or model.is_attention_free:
         return ["it has layers without a KV cache that grows by tokens (Mamba, hybrid)"]
+    if has_latent_attention(model.hf_config) and not model.use_mla:
+        return ["vLLM runs its latent attention as heads, whose sizes its configuration does not give"]
     return ["it is an encoder-decoder"] if model.is_encoder_decoder else []
+
+
+def _takes_amx_kernels(vllm_config: VllmConfig) -> bool:
+    """Tell whether vLLM takes a CPU's matrix units for latent attention, by its platform's own condition."""
+    return (
+        current_platform.is_cpu()
+        and torch.cpu._is_amx_tile_supported()
+        and vllm_config.attention_config.backend != AttentionBackendEnum.CPU_MLA
+    )
 
 
 def check_hooks_run(vllm_config: VllmConfig) -> None:
@@ -223,10 +241,13 @@ def check_hooks_run(vllm_config: VllmConfig) -> None:
 
 
 def check_kv_cache(kv_cache_config: KVCacheConfig) -> None:
-    """Raise ``ValueError`` for KV caches other than one group of full attention; windowed layers count as such."""
+    """Raise ``ValueError`` for KV caches other than one group of full or latent attention.
+
+    Windowed layers count as full ones.
+    """
     groups = kv_cache_config.kv_cache_groups
     kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
-    if len(groups) != 1 or kinds != ["FullAttentionSpec"]:
+    if len(groups) != 1 or kinds not in (["FullAttentionSpec"], ["MLAAttentionSpec"]):
         raise ValueError(
             f"policy pipemax serves models whose layers keep KV of the same size for every token, in one group; this "
             f"model has {len(groups)}, of {', '.join(kinds)}. Use policy: vllm"

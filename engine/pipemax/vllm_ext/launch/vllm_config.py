@@ -70,6 +70,11 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
         _tell_of_model(config, vllm_config)
         if config.kv_offload is KvOffload.PER_LAYER:
             check_hooks_run(vllm_config)
+            if vllm_config.model_config.use_mla:
+                raise ValueError(
+                    "kv_offload per_layer has not been shown to work with latent attention (MLA): set kv_offload "
+                    "after_step"
+                )
         _check_mixed_steps(config, vllm_config)
         _check_whole_prompts(config, vllm_config)
         settings = _runtime_settings(config, vllm_config)

@@ -2,7 +2,8 @@
 
 vLLM 0.32 runs only one stage on a CPU, and this module fixes three things. vLLM's V1 runner makes the buffers for
 another stage's activations in a warm-up that CPUs skip; its attention declares only one layout; and a seeded request
-whose prompt is computed in chunks ends the engine, because generators on a CPU cannot be rewound.
+whose prompt is computed in chunks ends the engine, because generators on a CPU cannot be rewound. Latent attention
+needs one more (``cpu_latents``).
 """
 
 import time
@@ -84,6 +85,10 @@ class PipeMaxCpuWorker(KeepsWholeWindows, AnswersCopyCalls, CpuStageWorker):
 
     def init_device(self) -> None:
         super().init_device()  # type: ignore[no-untyped-call]  # vLLM lacks the types
+        if self.model_config.use_mla:
+            from pipemax.vllm_ext.worker.cpu_latents import write_between_blocks  # seconds to import
+
+            write_between_blocks()
         if self.use_v2_model_runner:
             # vLLM annotates a worker's runner as the V1 runner, whichever it makes.
             keep_slots_of_parked(cast("GPUModelRunnerV2", self.model_runner))

@@ -74,19 +74,37 @@ def test_a_multimodal_checkpoint_runs_its_text_part(
         make_vllm_config(config.model_copy(update={"vllm": {"language_model_only": False}}))
 
 
-def test_latent_attention_is_refused(directory_of: DirectoryOf) -> None:
-    with pytest.raises(ValueError, match=r"it has latent attention \(MLA\)"):
-        make_vllm_config(config_of(directory_of(CONFIGS["deepseek"]()), batching="separated"))
-
-
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_a_token_s_latent_vector_is_whole_on_every_gpu_of_a_stage(
     tensor: int, directory_of: DirectoryOf
 ) -> None:
     model = CONFIGS["deepseek"]()
-    config = config_of(directory_of(model), tensor_parallel_size=tensor, policy="vllm")
+    config = config_of(directory_of(model), tensor_parallel_size=tensor, batching="separated")
     assert kv_bytes_per_token(make_vllm_config(config)) == [4 * 576 * 4, 4 * 576 * 4]
     assert expected_kv_bytes(config, model, num_stages=2) == 4 * 576 * 4
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({}, "set batching: separated"),
+        ({"batching": "separated", "kv_offload": "per_layer"}, "set kv_offload after_step"),
+    ],
+)
+def test_latent_attention_is_refused_where_no_run_has_shown_it(
+    values: dict[str, str], told: str, directory_of: DirectoryOf
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        make_vllm_config(config_of(directory_of(CONFIGS["deepseek"]()), **values))
+
+
+def test_latent_attention_that_vllm_runs_as_heads_is_refused(directory_of: DirectoryOf) -> None:
+    """Their sizes are not those of the latent vector, by which pools are counted."""
+    model = transformers.MiniCPM3Config(
+        architectures=["MiniCPM3ForCausalLM"], num_hidden_layers=2, vocab_size=512
+    )
+    with pytest.raises(ValueError, match="vLLM runs its latent attention as heads"):
+        make_vllm_config(config_of(directory_of(model)))
 
 
 def test_a_model_with_recurrent_layers_is_refused_before_weights_are_read(directory_of: DirectoryOf) -> None:
