@@ -66,13 +66,15 @@ COLUMNS = (
 def measured_engine(node: NodeSpec, model: ModelSpec) -> MeasuredEngine:
     """Return the engine as its calibration describes it, with vLLM's defaults for offline batches on GPUs."""
     layout = Parallelism(pipeline=node.num_gpus, tensor=1)
+    most_tokens = max(8192, prefill_step_tokens(node, model))
+    times = StageTimes(node, model, layout)
     return MeasuredEngine(
-        stages=stage_configs(node, StageTimes(node, model, layout), PipeMaxOptions()),
+        stages=stage_configs(node, times, PipeMaxOptions(), most_step_tokens=most_tokens),
         round_trip_s=0.0,
         capacity=kv_capacity(node, model, layout, block_tokens=BLOCK_TOKENS),
         num_batches=node.num_gpus,
         max_num_seqs=4096,
-        max_batched_tokens=max(8192, prefill_step_tokens(node, model)),
+        max_batched_tokens=most_tokens,
         max_model_len=4096,
     )
 

@@ -3,7 +3,7 @@
     python -m bench.layouts [--rows 3000] [--only NODE,MODEL,WORKLOAD] [--json FILE]
 
 For each node and model: every layout over ``--rows`` rows, under stock vLLM with every size of a step and under PipeMax
-in phases and with mixed steps of the size that its bound says, and the choice (``pipemax.policy.layout_choice``) from
+in phases and with mixed steps of the size that wins a race, and the choice (``pipemax.policy.layout_choice``) from
 rows of its own. PipeMax is run in the layouts with the highest bound first, until the others' bounds are below the
 fastest run. It prints Markdown; ``--json`` keeps a list of objects. A run with a file that exists goes on where it
 ended: only the choices are made again.
@@ -28,7 +28,7 @@ from pipemax.cli.common import open_workload
 from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.policy.layout_choice import SAMPLE_ROWS, FixedLayout, choose_layout
 from pipemax.policy.layout_runs import engine_scenario, pipemax_bound, run_pipemax, run_stock
-from pipemax.policy.layouts import layout_refusal, possible_layouts
+from pipemax.policy.layouts import Layout, layout_refusal, possible_layouts
 from pipemax.presets import load_model, load_node
 from pipemax.sim.workloads import Workload
 
@@ -59,7 +59,7 @@ def stock_rates(node: NodeSpec, model: ModelSpec, sample: Workload) -> Rates:
         scenario = engine_scenario(node, model, layout, sample, stops_at_drain=True)
         rates[str(layout)] = {"vllm": round(run_stock(scenario, layout).tokens_per_s, 1)}
         if (bound := pipemax_bound(scenario, layout)) is not None:
-            rates[str(layout)]["bound"] = round(bound.tokens_per_s, 1)
+            rates[str(layout)]["bound"] = round(bound, 1)
     return rates
 
 
@@ -75,12 +75,13 @@ def add_pipemax(node: NodeSpec, model: ModelSpec, sample: Workload, rates: Rates
         return False
     name = max(bounds, key=bounds.__getitem__)
     layout = next(layout for layout in possible_layouts(node) if str(layout) == name)
-    scenario = engine_scenario(node, model, layout, sample, stops_at_drain=True)
-    bound = pipemax_bound(scenario, layout)
-    assert bound is not None, name
-    runs = run_pipemax(scenario, layout, [bound.mixed_step_tokens])
-    rates[name]["pipemax"] = round(max(run.tokens_per_s for run in runs), 1)
+    rates[name]["pipemax"] = _pipemax_rate(node, model, layout, sample)
     return True
+
+
+def _pipemax_rate(node: NodeSpec, model: ModelSpec, layout: Layout, sample: Workload) -> float:
+    runs = run_pipemax(engine_scenario(node, model, layout, sample, stops_at_drain=True), layout)
+    return round(max(run.tokens_per_s for run in runs), 1)
 
 
 def add_choice(node: NodeSpec, model: ModelSpec, entry: dict[str, Any]) -> None:
@@ -90,6 +91,12 @@ def add_choice(node: NodeSpec, model: ModelSpec, entry: dict[str, Any]) -> None:
     choice = choose_layout(node, model, sample, fixed=FixedLayout())
     cpu_s = time.process_time() - begin_s
     rates: Rates = entry["layouts"]
+    policy = str(choice.best.policy) if choice.best else "vllm"
+    own = rates[str(choice.layout)]
+    if policy == "pipemax" and policy not in own:  # its bound is below the fastest run
+        own[policy] = _pipemax_rate(
+            node, model, choice.layout, open_workload(entry["workload"], entry["rows"])
+        )
     run = {
         (layout, policy): rate
         for layout, own in rates.items()
@@ -97,9 +104,7 @@ def add_choice(node: NodeSpec, model: ModelSpec, entry: dict[str, Any]) -> None:
         if policy != "bound"
     }
     best = max(run, key=run.__getitem__)
-    policy = str(choice.best.policy) if choice.best else "vllm"
-    # The choice may have simulated PipeMax where the full run gave it up; the layout's stock rate counts then.
-    rate = run.get((str(choice.layout), policy), rates[str(choice.layout)]["vllm"])
+    rate = own[policy]
     entry |= {
         "chosen": str(choice.layout),
         "policy": policy,

@@ -6,7 +6,9 @@
     python bench/simulation.py thresholds  the controller's named defaults, one changed at a time
     python bench/simulation.py kv          PipeMax, separated and mixed, and stock vLLM, with 16-bit and with FP8 KV
 
-Each prints Markdown; ``--json FILE`` keeps the figures. One process, no threads.
+Each prints Markdown; ``--json FILE`` keeps the figures. One process, no threads. ``kv`` takes the figures of 16-bit KV
+from the file that ``matrix`` wrote (``--known``), and runs FP8 KV with the size of a step that was best there and with
+the next one.
 """
 
 import argparse
@@ -198,24 +200,35 @@ def thresholds(num_requests: int) -> Iterator[dict[str, Any]]:
             yield {**entry, "what": what}
 
 
-def kv_types(num_requests: int) -> Iterator[dict[str, Any]]:
-    """Run PipeMax and stock vLLM over the matrix, with the model's own KV and with FP8 KV.
+def kv_types(num_requests: int, known: Path, only: str | None = None) -> Iterator[dict[str, Any]]:
+    """Run PipeMax and stock vLLM over the matrix with FP8 KV, and compare them with the known runs of 16-bit KV.
 
-    Of PipeMax's mixed steps and of pipeline-parallel vLLM's, the best maximum counts, in brackets. A column of FP8 KV
-    also has the ratio to the model's own KV.
+    Of PipeMax's mixed steps and of pipeline-parallel vLLM's, the best maximum counts, in brackets. With FP8 KV more
+    requests fit, so that the best maximum is not smaller: the best one with 16-bit KV is run, and the next. A column
+    of FP8 KV also has the ratio to 16-bit KV.
     """
     groups = {
         "separated": ["pipemax"],
         "mixed": mixed_names(),
-        "stock PP": ["vllm_032_pp", *stock_chunk_names()],
+        "stock PP": stock_chunk_names(),
         "stock TP": ["vllm_tp"],
     }
-    systems = [name for names in groups.values() for name in names]
     heading(["node", "model", "workload", "rate", *groups, *(f"{name}, FP8 KV" for name in groups)])
-    for node_name, model_name, workload_name in PAPER_SETTINGS:
-        node, model = load_node(node_name), load_model(model_name)
-        workload = open_workload(workload_name, num_requests)
-        own = json_objects(run_study(node, model, workload, systems))
+    of_16_bits = json.loads(known.read_text(encoding="utf-8"))
+    for setting in PAPER_SETTINGS:
+        if only is not None and only != ",".join(setting):
+            continue
+        own = [
+            entry
+            for entry in of_16_bits
+            if (entry["node"], entry["model"], entry["workload"], entry["requests"])
+            == (*setting, num_requests)
+        ]
+        if not own:
+            raise SystemExit(f"{known} has no run of {', '.join(setting)} with {num_requests} requests")
+        node, model = load_node(setting[0]), load_model(setting[1])
+        systems = [name for names in groups.values() for name in _best_and_next(own, names)]
+        workload = open_workload(setting[2], num_requests)
         fp8 = json_objects(run_study(node, model.with_kv_dtype(KvCacheDtype.FP8), workload, systems))
         for rate, key in (("whole run", "total_tokens_per_s"), ("steady", "steady_tokens_per_s")):
             before = [_best(own, names, key) for names in groups.values()]
@@ -225,8 +238,16 @@ def kv_types(num_requests: int) -> Iterator[dict[str, Any]]:
                 f"{_rate(new, key)}, {new[key] / old[key]:.2f}×"
                 for new, old in zip(after, before, strict=True)
             ]
-            line([node_name, model_name, workload_name, rate, *cells])
-        yield from (*own, *fp8)
+            line([*setting, rate, *cells])
+        yield from fp8
+
+
+def _best_and_next(entries: list[dict[str, Any]], names: list[str]) -> list[str]:
+    """Return the names with the best steady and whole-run rates, and the one after each, sizes ascending."""
+    best = {
+        names.index(_best(entries, names, f"{part}_tokens_per_s")["system"]) for part in ("steady", "total")
+    }
+    return [name for at, name in enumerate(names) if best & {at, at - 1}]
 
 
 def _best(entries: list[dict[str, Any]], names: list[str], key: str) -> dict[str, Any]:
@@ -274,15 +295,22 @@ def main() -> None:
         "ablations": ablations,
         "sensitivity": sensitivity,
         "thresholds": thresholds,
-        "kv": kv_types,
     }
-    parser.add_argument("study", choices=[*studies])
+    parser.add_argument("study", choices=[*studies, "kv"])
     parser.add_argument("--requests", type=int, default=5000)
     parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument(
+        "--known", type=Path, default=Path("docs/results/simulation.json"), help="of kv: 16-bit KV"
+    )
+    parser.add_argument("--only", help="of kv: NODE,MODEL,WORKLOAD, one setting")
     parser.add_argument("--plot", type=Path, help="of the matrix: file for its picture, as fig:overall")
     arguments = parser.parse_args()
     entries: list[dict[str, Any]] = []
-    for entry in studies[arguments.study](arguments.requests):
+    if arguments.study == "kv":
+        run = kv_types(arguments.requests, arguments.known, arguments.only)
+    else:
+        run = studies[arguments.study](arguments.requests)
+    for entry in run:
         entries.append(entry)
         if arguments.json:
             arguments.json.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")

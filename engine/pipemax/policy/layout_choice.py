@@ -124,10 +124,7 @@ def choose_layout(
 
 
 def _promising_pipemax(scenarios: Mapping[Layout, Scenario], stock_tokens_per_s: float) -> list[LayoutRun]:
-    """Return the runs of PipeMax that are faster than the best stock vLLM by what is worthwhile.
-
-    Mixed steps have the size that is fastest where all KV fits on the GPUs.
-    """
+    """Return the runs of PipeMax that are faster than the best stock vLLM by what is worthwhile."""
     bounds = {
         layout: bound
         for layout, scenario in scenarios.items()
@@ -135,10 +132,10 @@ def _promising_pipemax(scenarios: Mapping[Layout, Scenario], stock_tokens_per_s:
     }
     to_beat = WORTHWHILE_GAIN * stock_tokens_per_s
     runs: list[LayoutRun] = []
-    for layout in sorted(bounds, key=lambda layout: -bounds[layout].tokens_per_s):
-        if _OVER_BOUND * bounds[layout].tokens_per_s < to_beat:
+    for layout in sorted(bounds, key=lambda layout: -bounds[layout]):
+        if _OVER_BOUND * bounds[layout] < to_beat:
             break
-        own = run_pipemax(scenarios[layout], layout, [bounds[layout].mixed_step_tokens])
+        own = run_pipemax(scenarios[layout], layout)
         worthwhile = [run for run in own if run.tokens_per_s >= WORTHWHILE_GAIN * stock_tokens_per_s]
         runs += worthwhile
         to_beat = max([to_beat, *(run.tokens_per_s for run in worthwhile)])

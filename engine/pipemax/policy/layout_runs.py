@@ -12,6 +12,7 @@ from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, k
 from pipemax.policy.compare import ChosenPolicy
 from pipemax.policy.layouts import Layout
 from pipemax.policy.measured_choice import fastest
+from pipemax.policy.race import race
 from pipemax.sim.machine import BLOCK_TOKENS, prefill_step_tokens
 from pipemax.sim.result import SimulationResult
 from pipemax.sim.systems.continuous import ContinuousBatching, vllm_032
@@ -61,16 +62,6 @@ class LayoutRun:
     def __str__(self) -> str:
         how = "stock vLLM" if self.batching is None else f"PipeMax, {self.batching}"
         return f"{how}, steps of {self.chunk_tokens:,}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipeMaxBound:
-    """What PipeMax makes in a layout at most."""
-
-    tokens_per_s: float
-    """Of all replicas together."""
-    mixed_step_tokens: int
-    """Of the sizes of mixed steps, the one that is fastest then."""
 
 
 def engine_scenario(
@@ -129,16 +120,17 @@ def run_pipemax(
     if layout.pipeline_parallel == 1:
         return []
 
-    def simulate(tokens: int | None) -> SimulationResult:
+    def system(tokens: int | None) -> PipeMaxSystem:
         controller = {} if tokens is None else mixed_batching(tokens)
-        options = PipeMaxOptions(tensor=layout.tensor_parallel, controller=controller)
-        return PipeMaxSystem(scenario, options).simulate()
+        return PipeMaxSystem(scenario, PipeMaxOptions(tensor=layout.tensor_parallel, controller=controller))
 
-    phases = simulate(None)
-    tokens, mixed = _at_best_size(sizes, simulate)
+    phases = system(None).simulate()
+    mixed_systems = {tokens: system(tokens) for tokens in sizes}
+    mixed = {tokens: mixed_systems[tokens].simulate() for tokens in race(mixed_systems)}
+    tokens = max(mixed, key=lambda tokens: mixed[tokens].steady_tokens_per_s)
     runs = (
         (Batching.SEPARATED, prefill_step_tokens(scenario.node, scenario.model), phases),
-        (Batching.MIXED, tokens, mixed),
+        (Batching.MIXED, tokens, mixed[tokens]),
     )
     return [
         LayoutRun(
@@ -148,8 +140,8 @@ def run_pipemax(
     ]
 
 
-def pipemax_bound(scenario: Scenario, layout: Layout) -> PipeMaxBound | None:
-    """Return what PipeMax reaches in this layout at most, or None if it has one stage.
+def pipemax_bound(scenario: Scenario, layout: Layout) -> float | None:
+    """Return the tokens/s of all replicas that PipeMax reaches in this layout at most, or None if it has one stage.
 
     PipeMax keeps in host memory what does not fit on the GPUs. So it cannot be faster than mixed steps on GPUs that
     hold the KV of all rows, which are simulated here, with steps as large as those of its prompts too. Its phases may
@@ -164,12 +156,12 @@ def pipemax_bound(scenario: Scenario, layout: Layout) -> PipeMaxBound | None:
         policy = replace(vllm_032(tokens, tensor=layout.tensor_parallel), max_running=None)
         return ContinuousBatching(boundless, policy).simulate()
 
-    tokens, mixed = _at_best_size(ALL_SIZES.mixed, simulate)
+    _, mixed = _at_best_size(ALL_SIZES.mixed, simulate)
     rates = [mixed.steady_tokens_per_s]
     prompt_tokens = prefill_step_tokens(scenario.node, scenario.model)
     if prompt_tokens > ALL_SIZES.mixed[-1]:
         rates.append(simulate(prompt_tokens).steady_tokens_per_s)
-    return PipeMaxBound(tokens_per_s=max(rates) * layout.replicas, mixed_step_tokens=tokens)
+    return max(rates) * layout.replicas
 
 
 def _at_best_size(

@@ -23,6 +23,8 @@ from pipemax.sim.workloads import Workload
 
 STEP_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
 """Sizes of a step that are simulated, next to the engine's own."""
+_LEAST_STEP_RATIO = 1.25
+"""Of two sizes of mixed steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,10 @@ def _plan(rows: Rows, mixed_step_tokens: int | None, result: SimulationResult) -
 
 
 def mixed_sizes(engine: MeasuredEngine) -> list[int]:
-    """Return the sizes of mixed steps to simulate, ascending: those at which a token costs less than at any smaller."""
+    """Return the sizes of mixed steps to simulate, ascending: those at which a token costs less than at any smaller.
+
+    Of sizes that are all but equal only the largest is there: two of them would take two places in the race.
+    """
     ends = {
         segment.min_size - 1
         for stage in engine.stages
@@ -123,7 +128,8 @@ def mixed_sizes(engine: MeasuredEngine) -> list[int]:
         if token_s < least_s:
             chosen.append(size)
             least_s = token_s
-    return chosen
+    larger = [*chosen[1:], math.inf]
+    return [size for size, after in zip(chosen, larger, strict=True) if after >= _LEAST_STEP_RATIO * size]
 
 
 def fastest(sizes: Sequence[int], rate: Callable[[int], float]) -> int:

@@ -199,7 +199,7 @@ def test_plan_capacity_plans_fp8_kv(small: list[str], tmp_path: Path) -> None:
         assert ("on little with fp8 KV" in result.output) == bool(options)
         plan = json.loads(path.read_text())
         assert {option["kv_dtype"] for option in plan} == {"fp8" if options else "auto"}
-        return float(next(o["tokens_per_s"] for o in plan if o["policy"] == "pipemax"))
+        return float(next(o["tokens_per_s"] for o in plan if o["policy"] == "vllm"))
 
     assert rate("--kv-dtype", "fp8") > rate()
 

@@ -9,7 +9,7 @@ from pipemax.config import Policy
 from pipemax.domain.specs import AllReduceSpec, NodeSpec
 from pipemax.policy.compare import WORTHWHILE_GAIN
 from pipemax.policy.layout_choice import FixedLayout, LayoutChoice, choose_layout
-from pipemax.policy.layout_runs import engine_scenario, pipemax_bound, run_pipemax, run_stock
+from pipemax.policy.layout_runs import ALL_SIZES, engine_scenario, pipemax_bound, run_pipemax, run_stock
 from pipemax.policy.layouts import Layout, layout_refusal, possible_layouts
 from pipemax.presets import load_workload
 from pipemax.sim.workloads import draw_workload
@@ -98,10 +98,20 @@ def test_bounds_hide_no_layout_in_which_pipemax_is_fastest() -> None:
         assert (bound is None) == (layout.pipeline_parallel == 1) == (not runs)
         for run in runs:
             assert bound is not None
-            assert run.tokens_per_s <= 1.03 * bound.tokens_per_s, f"{run} in {layout}"
+            assert run.tokens_per_s <= 1.03 * bound, f"{run} in {layout}"
             fastest = max(fastest, run.tokens_per_s)
     assert choice.best is not None
     assert choice.best.tokens_per_s >= 0.97 * fastest
+
+
+@pytest.mark.parametrize(("kv_gb", "best_size"), [(0.8, 512), (3.0, 1024)])
+def test_mixed_steps_have_the_size_that_suits_what_the_gpus_hold(kv_gb: float, best_size: int) -> None:
+    node = small_node(num_gpus=4, kv_gb=kv_gb)
+    layout = Layout(replicas=1, tensor_parallel=1, pipeline_parallel=4)
+    scenario = engine_scenario(node, small_model(), layout, SAMPLE, stops_at_drain=True)
+    rates = {size: run_pipemax(scenario, layout, [size])[1].tokens_per_s for size in ALL_SIZES.mixed}
+    assert max(rates, key=rates.__getitem__) == best_size
+    assert run_pipemax(scenario, layout)[1].chunk_tokens == best_size
 
 
 def test_a_layout_without_room_for_one_request_is_left_out() -> None:

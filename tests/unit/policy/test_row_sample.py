@@ -80,7 +80,7 @@ def test_many_stages_and_scarce_memory_make_pipemax_the_choice() -> None:
 def test_memory_for_all_rows_makes_stock_vllm_the_choice() -> None:
     choice = choose_policy(engine(stages=2, gpu_blocks=10_000), lengths(rows=100))
     assert choice.chosen is ChosenPolicy.VLLM
-    assert "gains less than 3%" in choice.reason
+    assert "gains less than 2%" in choice.reason
 
 
 @pytest.mark.parametrize("gpu_blocks", [2_000, 20_000])

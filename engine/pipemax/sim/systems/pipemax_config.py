@@ -87,10 +87,13 @@ def _measured_config(engine: MeasuredEngine) -> ControllerConfig:
     )
 
 
-def stage_configs(node: NodeSpec, times: StageTimes, options: PipeMaxOptions) -> tuple[StageConfig, ...]:
+def stage_configs(
+    node: NodeSpec, times: StageTimes, options: PipeMaxOptions, *, most_step_tokens: int = _TILES[-1]
+) -> tuple[StageConfig, ...]:
     """Return each stage's config, with step times fitted to a profile of the simulated stage.
 
-    Bytes and bandwidth are those of one of its GPUs, as an engine's workers report them.
+    The profile has steps of up to ``most_step_tokens``, as a calibration has that of an engine with this limit. Bytes
+    and bandwidth are those of one of its GPUs, as an engine's workers report them.
     """
     together = min(node.root_bytes_per_s / node.gpus_per_root, node.host_dram_bytes_per_s / node.num_gpus)
     configs: list[StageConfig] = []
@@ -102,7 +105,7 @@ def stage_configs(node: NodeSpec, times: StageTimes, options: PipeMaxOptions) ->
         kv_bytes = round(times.kv_bytes_per_token(stage))
         piece_bytes = BLOCK_TOKENS * kv_bytes / pieces_per_block(options.layout, num_layers)
         bandwidth = min(node.link.effective_host_to_gpu_bytes_per_s(piece_bytes), together)
-        decode, prefill = _profile(times, stage, options.estimator_bias)
+        decode, prefill = _profile(times, stage, options.estimator_bias, most_step_tokens)
         configs.append(
             StageConfig(
                 kv_bytes_per_token=kv_bytes,
@@ -114,10 +117,12 @@ def stage_configs(node: NodeSpec, times: StageTimes, options: PipeMaxOptions) ->
     return tuple(configs)
 
 
-def _profile(times: StageTimes, stage: int, bias: float) -> tuple[list[ProfileRow], list[ProfileRow]]:
+def _profile(
+    times: StageTimes, stage: int, bias: float, most_step_tokens: int
+) -> tuple[list[ProfileRow], list[ProfileRow]]:
     """Return the decode and the prefill rows of one stage, with times longer by the share ``bias``."""
     decode, prefill = [], []
-    for size in _TILES:
+    for size in (*_TILES, *range(2 * _TILES[-1], most_step_tokens + 1, _TILES[-1])):
         for context in _CONTEXTS:
             work = StepWork(decode_requests=size, decode_context_tokens=size * context)
             seconds = times.stage_s(work)[stage] * (1 + bias)
