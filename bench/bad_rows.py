@@ -78,7 +78,7 @@ def batches(rows: list[tuple[bytes | None, float | None]]) -> Iterator[pa.Record
         columns = [
             pa.array(range(first, first + len(part)), pa.int64()),
             prompts,
-            pa.nulls(len(part), REQUEST_SCHEMA.field("messages").type),
+            *(pa.nulls(len(part), REQUEST_SCHEMA.field(name).type) for name in ("messages", "images")),
             pa.array(overrides, OVERRIDES_TYPE),
             pa.nulls(len(part), REQUEST_SCHEMA.field("question").type),
         ]

@@ -154,7 +154,20 @@ OPTIONS: dict[str, Option] = {
         _INPUT, "With --incremental: skip commits that updated or deleted rows of the input."
     ),
     "prompt_column": _option(_PROMPT, "Column that holds the prompt."),
-    "messages_column": _option(_PROMPT, "Column that holds conversations: array<struct<role, content>>."),
+    "messages_column": _option(
+        _PROMPT,
+        "Column that holds conversations: array<struct<role, content>>; content is text, or an array of parts with "
+        "text and image_url.",
+    ),
+    "image_column": _option(
+        _PROMPT, "Column of images, their paths or URLs, or arrays of them, shown before the prompt's text."
+    ),
+    "allow_image_urls": _option(
+        _PROMPT,
+        "Hosts whose http(s) URLs of images may be fetched, comma-separated; * allows any. Default: none.",
+        given=str,
+        read=read_names,
+    ),
     "template": _option(
         _PROMPT,
         "Prompt with {column} placeholders. Write {{ and }} for braces, \\n for a line break.",

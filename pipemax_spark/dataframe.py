@@ -21,6 +21,7 @@ from pipemax_spark.executor.questions import Question
 from pipemax_spark.executor.spool import dealt_directory, spool_fault
 from pipemax_spark.executor.task import KEY_COLUMN, AnnotateTask, TaskPlan, annotation_type
 from pipemax_spark.executor_call import call_on_executor
+from pipemax_spark.image_settings import with_image_settings
 from pipemax_spark.keywords import takes_fields
 from pipemax_spark.model_source import is_registered, registered_model
 from pipemax_spark.profiles import discovery_script_of
@@ -55,6 +56,8 @@ def annotate(
     prompt_column: str | None = None,
     messages_column: str | None = None,
     template: str | None = None,
+    image_column: str | None = None,
+    allow_image_urls: Sequence[str] = (),
     ask: Mapping[str, Any] | None = None,
     overrides_column: str | None = None,
     on_error: str = "row",
@@ -74,8 +77,10 @@ def annotate(
 
     Give ``model``, or an ``engine`` config (a dict of its YAML) that names a model, and exactly one of
     ``prompt_column``, ``messages_column`` (array<struct<role, content>>) and ``template`` (such as
-    ``"Summarise: {text}"``). ``overrides_column`` is a struct with any of max_tokens, temperature, top_p, top_k, seed,
-    stop and lora for its row. ``generation`` takes the fields of ``GenerationSpec``: system, max_tokens, temperature,
+    ``"Summarise: {text}"``). ``image_column`` holds each row's image, which the model sees before the prompt (bytes, a
+    path, a URL whose host is in ``allow_image_urls``), or an array of images. ``overrides_column`` is a struct with any
+    of max_tokens, temperature, top_p, top_k, seed, stop and lora for its row. ``generation`` takes the fields of
+    ``GenerationSpec``: system, max_tokens, temperature,
     top_p, top_k, stop, seed, lora and response_format: a JSON schema (dict or text), a schema in ``ai_query``'s
     envelope, or a Spark type such as ``"STRUCT<label: STRING, score: DOUBLE>"``, which is then the type of ``parsed``;
     ``pipemax_spark.executor.response_format`` shows which type a JSON schema becomes. Instead of it, ``choice`` (a list
@@ -99,8 +104,16 @@ def annotate(
     engine, and does not check them again within ten minutes. ``JobError``, a ``ValueError``, says what is wrong and
     what to do.
     """
-    source = PromptSource(prompt_column=prompt_column, messages_column=messages_column, template=template)
-    config = engine_config(engine, model)
+    source = PromptSource(
+        prompt_column=prompt_column,
+        messages_column=messages_column,
+        template=template,
+        image_column=image_column,
+    )
+    has_images = source.has_images(df.schema)
+    config = with_image_settings(
+        engine_config(engine, model), has_images=has_images, allow_urls=allow_image_urls
+    )
     spec_of_all = for_engine(generation_spec(**generation), config)
     questions = read_questions(ask or {}, spec_of_all)
     _check_askable(source, questions)
@@ -120,7 +133,13 @@ def annotate(
     annotated_schema(df.schema, output_column, options.generation)
     requests = columns.add(df) if work_dir is None else columns.add_with_keys(df)
     spec = checked_spec(
-        df.sparkSession, options, source, profile, questions=questions, time_zone=source.time_zone(df)
+        df.sparkSession,
+        options,
+        source,
+        profile,
+        questions=questions,
+        time_zone=source.time_zone(df),
+        has_images=has_images,
     )
     plan = TaskPlan(
         options=options,
@@ -168,13 +187,17 @@ def checked_spec(
     *,
     questions: Sequence[Question] = (),
     time_zone: str | None = None,
+    has_images: bool = False,
 ) -> AnnotationSpec:
     """Return the spec once an executor has found engine and generation fine; raise ``JobError`` if they are not.
 
     A check that passed within the last ten minutes is not repeated.
     """
     request = PreflightRequest(
-        engine=dict(options.engine), generation=options.generation, questions=options.questions
+        engine=dict(options.engine),
+        generation=options.generation,
+        questions=options.questions,
+        has_images=has_images,
     )
     reply = recent_preflight(spark, request, options, profile=profile)
     return AnnotationSpec.of(

@@ -19,20 +19,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSource:
-    """The source of prompts; exactly one field is set."""
+    """The source of prompts: one of the first three fields is set, and maybe the images before each prompt's text."""
 
     prompt_column: str | None = None
     messages_column: str | None = None
     template: str | None = None
     """Text with ``{column}`` in it; ``{a.b}`` is a field of a struct, ``{{`` and ``}}`` are braces."""
+    image_column: str | None = None
+    """A column of images (binary), of their paths or URLs (string), or of arrays of either."""
 
     def __post_init__(self) -> None:
-        given = [name for name in self.__slots__ if getattr(self, name) is not None]
+        given = [
+            name
+            for name in ("prompt_column", "messages_column", "template")
+            if getattr(self, name) is not None
+        ]
         if len(given) != 1:
             what = " and ".join(name.replace("_", "-") for name in given) or "none of them"
             raise JobError(
                 f"give exactly one of prompt-column, messages-column and template; {what} "
                 f"{'were' if len(given) > 1 else 'was'} given"
+            )
+        if self.image_column is not None and self.is_messages:
+            raise JobError(
+                "image-column goes with a prompt-column or a template; the images of conversations are parts of their "
+                "messages"
             )
 
     @property
@@ -57,6 +68,31 @@ class PromptSource:
         if self.messages_column is not None:
             return _messages(self.messages_column, schema)
         return _concatenated(parse_template(self.template or "", schema))
+
+    def images(self, schema: "StructType") -> "Column | None":
+        """Return the column of images, or None if there is none.
+
+        Raise ``JobError`` for an unknown column or one of another type.
+        """
+        from pyspark.sql import functions as F  # noqa: N812
+        from pyspark.sql.types import ArrayType, BinaryType, StringType
+
+        if self.image_column is None:
+            return None
+        expression, kind = resolve_column(self.image_column, schema)
+        one = kind.elementType if isinstance(kind, ArrayType) else kind
+        if not isinstance(one, BinaryType | StringType):
+            raise JobError(
+                f"image-column {self.image_column!r} is of type {kind.simpleString()}, must be binary or string, or an "
+                "array of them"
+            )
+        return F.col(expression)
+
+    def has_images(self, schema: "StructType") -> bool:
+        """Tell whether rows may have images."""
+        if self.messages_column is not None:
+            return _has_parts(_message_type(self.messages_column, schema)[1])
+        return self.image_column is not None
 
     def depends_on_time_zone(self, schema: "StructType") -> bool:
         """Tell whether a prompt contains a timestamp, which Spark writes in the session's time zone."""
@@ -188,13 +224,21 @@ def _has_timestamp(kind: "DataType") -> bool:
 def _messages(name: str, schema: "StructType") -> "Column":
     from pyspark.sql import functions as F  # noqa: N812
 
-    expression, _ = _message_type(name, schema)
+    expression, message_type = _message_type(name, schema)
+    if _has_parts(message_type):
+        return F.col(expression)  # ``executor.images`` reads the parts
     return F.transform(
         F.col(expression),
         lambda message: F.struct(
             message["role"].cast("string").alias("role"), message["content"].cast("string").alias("content")
         ),
     )
+
+
+def _has_parts(message: "StructType") -> bool:
+    from pyspark.sql.types import ArrayType
+
+    return isinstance(message["content"].dataType, ArrayType)
 
 
 def _message_type(name: str, schema: "StructType") -> tuple[str, "StructType"]:
@@ -208,4 +252,16 @@ def _message_type(name: str, schema: "StructType") -> tuple[str, "StructType"]:
             f"messages-column {name!r} is of type {kind.simpleString()}, must be array<struct<role:string,"
             "content:string>>"
         )
+    content = message["content"].dataType
+    if isinstance(content, ArrayType) and not _is_part(content.elementType):
+        raise JobError(
+            f"the content of messages-column {name!r} is of type {content.simpleString()}, must be string, or an array "
+            "of structs with text, and with image_url or image"
+        )
     return expression, message
+
+
+def _is_part(kind: "DataType") -> bool:
+    from pyspark.sql.types import StructType
+
+    return isinstance(kind, StructType) and not {"text", "image_url", "image"}.isdisjoint(kind.names)

@@ -10,6 +10,7 @@ from pipemax_spark.executor.overrides import OVERRIDE_FIELDS
 from pipemax_spark.executor.questions import Question
 from pipemax_spark.executor.task import (
     ENDINGS_COLUMN,
+    IMAGES_COLUMN,
     KEY_COLUMN,
     MESSAGES_COLUMN,
     OVERRIDES_COLUMN,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-_REQUEST_COLUMNS = (PROMPT_COLUMN, MESSAGES_COLUMN, OVERRIDES_COLUMN, ENDINGS_COLUMN)
+_REQUEST_COLUMNS = (PROMPT_COLUMN, MESSAGES_COLUMN, IMAGES_COLUMN, OVERRIDES_COLUMN, ENDINGS_COLUMN)
 _SPARK_TYPES: dict[pa.DataType, str] = {
     pa.int32(): "int",
     pa.int64(): "bigint",
@@ -48,6 +49,8 @@ class RequestColumns:
         """Return the rows with their request columns. Raise ``JobError`` if a column is missing or of a wrong type."""
         column = MESSAGES_COLUMN if self.source.is_messages else PROMPT_COLUMN
         requests = rows.withColumn(column, self.source.column(rows.schema))
+        if (images := self.source.images(rows.schema)) is not None:
+            requests = requests.withColumn(IMAGES_COLUMN, images)
         if self.questions:
             requests = requests.withColumn(ENDINGS_COLUMN, self._endings(rows.schema))
         if self.overrides_column is None:
@@ -62,7 +65,7 @@ class RequestColumns:
         from pyspark.sql import functions as F  # noqa: N812
 
         requests = self.add(rows)
-        asked = [requests[name] for name in requests.columns if name in _REQUEST_COLUMNS]
+        asked = [_asked(requests, name) for name in requests.columns if name in _REQUEST_COLUMNS]
         return requests.withColumn(KEY_COLUMN, F.md5(F.to_json(F.struct(*asked))))
 
     def _endings(self, schema: "StructType") -> "Column":
@@ -108,10 +111,29 @@ def prompt_text(requests: "DataFrame") -> "Column":
     The messages of a conversation are joined by line breaks.
     """
     from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.types import ArrayType
 
     if PROMPT_COLUMN in requests.columns:
         return requests[PROMPT_COLUMN]
-    return F.array_join(F.transform(requests[MESSAGES_COLUMN], lambda message: message["content"]), "\n")
+    content = F.transform(requests[MESSAGES_COLUMN], lambda message: message["content"])
+    message = requests.schema[MESSAGES_COLUMN].dataType.elementType["content"].dataType  # type: ignore[attr-defined]
+    if isinstance(message, ArrayType):
+        has_text = "text" in message.elementType.names  # type: ignore[attr-defined]
+        content = F.transform(F.flatten(content), lambda part: part["text"] if has_text else F.lit(None))
+    return F.array_join(content, "\n")
+
+
+def _asked(requests: "DataFrame", name: str) -> "Column":
+    """Return what a request column adds to a row's key: digests in place of images, which may be large."""
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.types import ArrayType, BinaryType
+
+    kind = requests.schema[name].dataType
+    if isinstance(kind, BinaryType):
+        return F.md5(requests[name]).alias(name)
+    if isinstance(kind, ArrayType) and isinstance(kind.elementType, BinaryType):
+        return F.transform(requests[name], F.md5).alias(name)
+    return requests[name]
 
 
 def _overrides(name: str, schema: "StructType") -> "Column":

@@ -39,6 +39,7 @@ _T = TypeVar("_T")
 _READ: Mapping[str, Callable[[Any], Any]] = {
     "id_columns": read_names,
     "select": read_names,
+    "allow_image_urls": read_names,
     "commit_every": read_duration,
     "on_error": OnError.of,
     "summary": os.fspath,
@@ -64,6 +65,7 @@ def _describes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
     GenerationSpec,
     id_columns=Sequence[str] | str,
     select=Sequence[str] | str,
+    allow_image_urls=Sequence[str] | str,
     commit_every=timedelta | str,
     on_error=str,
     summary=str | os.PathLike[str] | None,

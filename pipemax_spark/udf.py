@@ -27,6 +27,7 @@ from pipemax_spark.dataframe import (
 )
 from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.executor.client import complete
+from pipemax_spark.executor.images import is_image
 from pipemax_spark.executor.overrides import overrides_of
 from pipemax_spark.executor.task import (
     PIECE_ROWS,
@@ -37,6 +38,7 @@ from pipemax_spark.executor.task import (
     request_batch,
     task_label,
 )
+from pipemax_spark.image_settings import with_image_settings
 from pipemax_spark.keywords import takes_fields
 from pipemax_spark.structured_output import ResponseFormat
 
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 _MOST_PIECES_AHEAD = 256
 """Maximum pieces of 256 rows whose answers wait in memory behind a slow row."""
 Columns: TypeAlias = "pa.Array | tuple[pa.Array, ...]"
-"""The UDF's input from Spark: the column of prompts, or that and the column of options."""
+"""The UDF's input from Spark: the column of prompts, or that and those of images and of options."""
 _ALIASES = {"endpoint": "model", "responseFormat": "response_format"}
 """``ai_query``'s names → ours, for arguments whose value is the same."""
 
@@ -66,12 +68,15 @@ def pipemax_udf(
     on_error: str = "row",
     engine_python: str | None = None,
     log_dir: str | None = None,
+    images: bool = False,
+    allow_image_urls: Sequence[str] = (),
     **generation: Any,
 ) -> "Callable[..., Column]":
     """Return a function of a column of prompts (string) or conversations (array<struct<role, content>>).
 
-    A second argument may be a struct with any of max_tokens, temperature, top_p, top_k, seed, stop and lora: options of
-    the row, in place of those given here.
+    A further argument may be a struct with any of max_tokens, temperature, top_p, top_k, seed, stop and lora: options
+    of the row, in place of those given here. With ``images``, one may be the row's image: bytes, a path, a URL whose
+    host is in ``allow_image_urls``, or an array of images; and conversations may have them.
 
     The function returns the same struct as ``annotate()``, and ``generation`` takes the same fields. With a
     ``temperature`` and no ``seed``, the seed is 0: equal rows get equal answers, however often Spark evaluates them. A
@@ -90,6 +95,8 @@ def pipemax_udf(
         on_error=on_error,
         engine_python=engine_python,
         log_dir=log_dir,
+        images=images,
+        allow_image_urls=allow_image_urls,
         **generation,
     )
 
@@ -102,9 +109,11 @@ def _udf(
     on_error: str = "row",
     engine_python: str | None = None,
     log_dir: str | None = None,
+    images: bool = False,
+    allow_image_urls: Sequence[str] = (),
     **generation: Any,
 ) -> "UserDefinedFunctionLike":
-    config = engine_config(engine, model)
+    config = with_image_settings(engine_config(engine, model), has_images=images, allow_urls=allow_image_urls)
     spec = for_engine(generation_spec(**generation), config)
     if spec.seed is None and spec.temperature > 0:
         spec = replace(spec, seed=0)
@@ -116,7 +125,7 @@ def _udf(
         engine_python=engine_python,
         log_dir=log_dir,
     )
-    checked = checked_spec(spark, options, source=None)
+    checked = checked_spec(spark, options, source=None, has_images=images)
     if spec.seed is None:
         # This is for rows with their own temperature. It comes after the hash, which does not depend on the seed of a
         # spec without temperature.
@@ -124,7 +133,7 @@ def _udf(
     plan = TaskPlan(
         options=options, spec_hash=checked.hash, run_id=options.job_id, output_column="", on_error=policy
     )
-    return _spark_function(plan)
+    return _spark_function(UdfTask(plan, images))
 
 
 def register(spark: "SparkSession", name: str = "pipemax", **options: Any) -> None:
@@ -154,12 +163,11 @@ def _without_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
     return ours
 
 
-def _spark_function(plan: TaskPlan) -> "UserDefinedFunctionLike":
+def _spark_function(task: "UdfTask") -> "UserDefinedFunctionLike":
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.pandas.types import from_arrow_type
 
-    returned = from_arrow_type(annotation_type(plan.options.generation), prefer_timestamp_ntz=False)
-    task = UdfTask(plan)
+    returned = from_arrow_type(annotation_type(task.plan.options.generation), prefer_timestamp_ntz=False)
     make = _arrow_udf if hasattr(F, "arrow_udf") else _pandas_udf
     made = make(task, returned)
     # Otherwise Spark treats the UDF as free and evaluates it again for every filter and every field.
@@ -204,10 +212,11 @@ class UdfTask:
     """The UDF's function: turn prompts, with or without options, into annotations in the same order."""
 
     plan: TaskPlan
+    takes_images: bool = False
 
     def __call__(self, batches: Iterator[Columns]) -> Iterator[pa.Array]:
         annotator = Annotator(self.plan)
-        rows = OrderedRows(batches)
+        rows = OrderedRows(batches, takes_images=self.takes_images)
         completions = complete(rows.requests(), self.plan.options, task=task_label())
         with contextlib.closing(completions):
             try:
@@ -221,8 +230,9 @@ class UdfTask:
 class OrderedRows:
     """Takes answers in any order and yields them in the input's order, piece by piece."""
 
-    def __init__(self, batches: Iterator[Columns]) -> None:
+    def __init__(self, batches: Iterator[Columns], *, takes_images: bool = False) -> None:
         self._batches = batches
+        self._takes_images = takes_images
         self._changed = threading.Condition()
         self._num_sent = 0  # pieces
         self._num_taken = 0
@@ -236,7 +246,7 @@ class OrderedRows:
         The feeder's thread reads them.
         """
         for batch in self._batches:
-            columns = _request_columns(batch)
+            columns = _request_columns(batch, takes_images=self._takes_images)
             rows = len(next(iter(columns.values())))
             for start in range(0, rows, PIECE_ROWS):
                 piece = {name: column.slice(start, PIECE_ROWS) for name, column in columns.items()}
@@ -286,13 +296,18 @@ class OrderedRows:
             return self._answers.pop(number)
 
 
-def _request_columns(given: Columns) -> dict[str, pa.Array]:
-    """Return the columns by request field. Raise ``JobError`` for a column that is neither prompts nor options."""
+def _request_columns(given: Columns, *, takes_images: bool = False) -> dict[str, pa.Array]:
+    """Return the columns by request field. Raise ``JobError`` for a column that is none of them."""
     prompts, *rest = given if isinstance(given, tuple) else (given,)
-    if len(rest) > 1:
-        raise JobError(
-            f"the function takes prompts and, optionally, a struct of options; it was given {len(given)} columns"
-        )
     is_text = pa.types.is_string(prompts.type) or pa.types.is_large_string(prompts.type)
     columns = {"prompt" if is_text else "messages": prompts}
-    return columns | ({"overrides": overrides_of(rest[0])} if rest else {})
+    for column in rest:
+        name = "images" if takes_images and is_image(column.type) else "overrides"
+        if name in columns or (name == "images" and not is_text):
+            raise JobError(
+                "the function takes prompts and, optionally, a struct of options and (with images=True) images; it was "
+                f"given {len(rest) + 1} columns, of the types "
+                f"{', '.join(str(each.type) for each in (prompts, *rest))}"
+            )
+        columns[name] = column if name == "images" else overrides_of(column)
+    return columns

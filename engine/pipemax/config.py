@@ -81,6 +81,33 @@ class RowLengths(BaseModel):
     rows: int | None = Field(None, ge=1, description="Rows in the table.")
 
 
+class ImageConfig(BaseModel):
+    """Limits of the images in rows, which need stock vLLM: a row beyond them is an error row (docs/guide/images.md)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_bytes: int = Field(20 * 2**20, ge=1, description="Maximum bytes of an image as its file has it.")
+    max_pixels: int = Field(
+        89_478_485,
+        ge=1,
+        le=2 * 89_478_485,
+        description="Maximum width times height, which is read before the image is decoded.",
+    )
+    max_per_row: int = Field(8, ge=1, description="Maximum images of one row.")
+    directories: tuple[str, ...] = Field(
+        ("/",), description="Directories from which files are read, links resolved; default: any."
+    )
+    allow_urls: tuple[str, ...] = Field(
+        (), description="Hosts from which http(s) URLs may be fetched; * allows any. Default: none."
+    )
+    fetch_timeout_s: float = Field(
+        10.0,
+        gt=0.0,
+        allow_inf_nan=False,
+        description="Seconds for an http(s) URL's answer; it is tried three times.",
+    )
+
+
 class VirtualNodeConfig(BaseModel):
     """A simulated node in place of this machine: GPUs only take time, nothing is computed (docs/guide/rehearsal.md)."""
 
@@ -254,6 +281,10 @@ class EngineConfig(BaseModel):
     )
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the checkpoint.")
     seed: int = Field(0, ge=0, description="Seed of the engine itself; rows have their own seeds.")
+    images: ImageConfig = Field(
+        default_factory=lambda: ImageConfig.model_validate({}),
+        description="Limits of images: bytes, pixels, number, directories, hosts of URLs.",
+    )
     vllm: dict[str, Any] = Field(
         default_factory=dict, description="Further arguments of vLLM's EngineArgs, by their Python names."
     )

@@ -3,13 +3,36 @@
 These are plain values: ``pipemax.api`` offers them to users, ``pipemax.vllm_ext`` implements ``Engine``.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 MOST_SAMPLES = 128
 MOST_ATTEMPTS = 20
 _CONSTRAINTS = ("response_format", "choice", "regex", "grammar")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """An image of a request. Exactly one of the fields is given."""
+
+    # For pydantic, which writes requests as JSON between processes: bytes need not be UTF-8.
+    __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
+
+    content: bytes | None = field(default=None, repr=False)
+    """The image as a file has it: PNG, JPEG, WebP and so on."""
+    source: str | None = None
+    """A path that the engine can read, a ``file:`` or ``data:`` URL, or an http(s) URL of an allowed host."""
+
+    def digest(self) -> str:
+        """Return a digest of the bytes, or of where they are: equal on every machine."""
+        content = (
+            b"bytes" + self.content
+            if self.content is not None
+            else (self.source or "").encode(errors="surrogatepass")
+        )
+        return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +41,28 @@ class Message:
 
     role: str
     """``system``, ``user`` or ``assistant``, as the model's chat template defines them."""
-    content: str
+    content: str | tuple[str | Image, ...]
+    """Text, or texts and images in their order."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The content without images."""
+        if isinstance(self.content, str):
+            return (self.content,)
+        return tuple(part for part in self.content if isinstance(part, str))
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        if isinstance(self.content, str):
+            return ()
+        return tuple(part for part in self.content if isinstance(part, Image))
+
+    def identity(self) -> list[Any]:
+        """Return plain values that are equal for equal messages, with each image as its digest."""
+        if isinstance(self.content, str):
+            return [self.role, self.content]
+        parts = [part if isinstance(part, str) else {"image": part.digest()} for part in self.content]
+        return [self.role, parts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +172,11 @@ class GenerationRequest:
     system: str | None = None
     """System message to put before the prompt or messages."""
     sampling: Sampling = field(default_factory=Sampling)
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The images of all messages, in their order."""
+        return tuple(image for message in self.messages or () for image in message.images)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,8 @@ __all__ = [
     "COLLECTOR_ACTION_STATS",
     "COMPLETION_SCHEMA",
     "HEARTBEAT_PERIOD_S",
+    "IMAGE_TYPE",
+    "MESSAGE_TYPE",
     "OVERRIDES_TYPE",
     "PACKAGE_VERSION",
     "REQUEST_SCHEMA",
@@ -53,7 +55,7 @@ __all__ = [
 ]
 
 PACKAGE_VERSION = pipemax.__version__
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 """Incremented whenever a schema or message below changes its meaning; both sides must agree exactly."""
 
 VERSION_METADATA = {
@@ -78,11 +80,24 @@ OVERRIDES_TYPE = pa.struct(
 )
 """Per-row sampling: a null field, or a null struct, keeps the job's value."""
 
+IMAGE_TYPE = pa.struct([("content", pa.binary()), ("source", pa.string())])
+"""An image: its bytes, or a path or URL at which the engine finds it."""
+
+MESSAGE_TYPE = pa.struct(
+    [
+        ("role", pa.string()),
+        ("content", pa.string()),
+        ("parts", pa.list_(pa.struct([("text", pa.string()), ("image", IMAGE_TYPE)]))),
+    ]
+)
+"""A turn of a conversation: text, or parts in place of it, each of which is a text or an image."""
+
 REQUEST_SCHEMA = pa.schema(
     [
         pa.field("row_id", pa.int64(), nullable=False),  # the client's number, unique within the session
         pa.field("prompt", pa.string()),  # one of prompt and messages; both null is an error row
-        pa.field("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        pa.field("messages", pa.list_(MESSAGE_TYPE)),
+        pa.field("images", pa.list_(IMAGE_TYPE)),  # before the text of the prompt
         pa.field("overrides", OVERRIDES_TYPE),
         pa.field("question", pa.int32()),  # place in the header's questions; null: the header's generation
     ]
@@ -120,6 +135,8 @@ class ErrorCode(StrEnum):
     """The prompt and one output token exceed ``max_model_len``."""
     INVALID_PROMPT = "invalid_prompt"
     """Messages that the chat template cannot render, or text that is not UTF-8."""
+    INVALID_IMAGE = "invalid_image"
+    """An image is missing, is no image, is larger than allowed, or may not be fetched."""
     INVALID_PARAMETER = "invalid_parameter"
     """A per-row override is out of range."""
     RESPONSE_FORMAT = "response_format"
@@ -404,6 +421,8 @@ class PreflightRequest:
     """Sampled rows' prompts (or, for ``--messages-column``, their joined text), which are only counted, never run."""
     rows: int | None = None
     """Number of rows in the sampled table, if known."""
+    has_images: bool = False
+    """Whether rows have images, which the model must then take."""
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()

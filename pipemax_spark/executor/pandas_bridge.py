@@ -3,10 +3,11 @@
 This module knows the shapes of prompts and annotations as pandas holds them, and nothing of Spark.
 """
 
+from typing import Any
+
 import pandas as pd
 import pyarrow as pa
 
-from pipemax.wire import REQUEST_SCHEMA
 from pipemax_spark.executor.overrides import OVERRIDE_FIELDS
 
 
@@ -15,9 +16,18 @@ def array_of_prompts(prompts: pd.Series) -> pa.Array:
 
     A conversation is a sequence of dicts with role and content.
     """
-    values = [value if value is None or isinstance(value, str) else list(value) for value in prompts]
-    is_text = all(value is None or isinstance(value, str) for value in values)
-    return pa.array(values, pa.string() if is_text else REQUEST_SCHEMA.field("messages").type)
+    values: list[Any] = [
+        value if value is None or isinstance(value, str) else list(value) for value in prompts
+    ]
+    if all(value is None or isinstance(value, str) for value in values):
+        return pa.array(values, pa.string())
+    return pa.array([value and [_turn(turn) for turn in value] for value in values])
+
+
+def _turn(turn: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose parts, if it has any, are a list."""
+    content = turn["content"]
+    return turn if content is None or isinstance(content, str) else {**turn, "content": list(content)}
 
 
 def array_of_options(options: pd.DataFrame | pd.Series) -> pa.Array:

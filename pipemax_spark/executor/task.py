@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from pipemax.wire import COMPLETION_SCHEMA, REQUEST_SCHEMA, ErrorCode, GenerationSpec
 from pipemax_spark.errors import OnError, RowFailedError
 from pipemax_spark.executor.client import EngineOptions, complete
+from pipemax_spark.executor.images import images_of, messages_of
 from pipemax_spark.executor.json_values import Parser
 from pipemax_spark.executor.questions import (
     AnswersByRow,
@@ -30,15 +31,23 @@ from pipemax_spark.executor.task_reports import TaskReporter
 
 PROMPT_COLUMN = "__pipemax_prompt"
 MESSAGES_COLUMN = "__pipemax_messages"
+IMAGES_COLUMN = "__pipemax_images"
 OVERRIDES_COLUMN = "__pipemax_overrides"
 ENDINGS_COLUMN = "__pipemax_endings"
 """The text with which each question ends, in an array; only if there are questions."""
 KEY_COLUMN = "__pipemax_key"
 """The key by which the spool identifies a row; only jobs with a spool have this column."""
-_HELPERS = {PROMPT_COLUMN: "prompt", MESSAGES_COLUMN: "messages", OVERRIDES_COLUMN: "overrides"}
+_HELPERS = {
+    PROMPT_COLUMN: "prompt",
+    MESSAGES_COLUMN: "messages",
+    IMAGES_COLUMN: "images",
+    OVERRIDES_COLUMN: "overrides",
+}
 """Column that the driver adds → field of a request."""
 
 PIECE_ROWS = 256
+_MAX_OUTPUT_BYTES = 64 * 2**20
+"""About how many bytes of input rows leave in one batch: Arrow's arrays hold 2 GiB, and rows may hold images."""
 _ERROR_TYPE = pa.struct([("code", pa.string()), ("message", pa.string())])
 
 
@@ -190,14 +199,21 @@ class PendingRows:
         self._pieces: dict[int, pa.RecordBatch] = {}
         self._keys: dict[int, list[str]] = {}  # where there is a key column
         self._open_rows: dict[int, int] = {}
+        self._largest_row = 1  # bytes, as the mean of a piece
 
     def completions(self, options: EngineOptions) -> Iterator[pa.RecordBatch]:
         """Yield completions of all rows (COMPLETION_SCHEMA), from the spool or otherwise from the engine."""
         for completions in complete(self.requests(), options, task=task_label()):
             self._keep(completions)
-            yield completions
+            yield from self._in_parts(completions)
             yield from self._take_recalled()
         yield from self._take_recalled()
+
+    def _in_parts(self, completions: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Cut completions of rows that are too large to leave together."""
+        rows = max(1, _MAX_OUTPUT_BYTES // self._largest_row)
+        for start in range(0, completions.num_rows, rows):
+            yield completions.slice(start, rows)
 
     def requests(self) -> Iterator[pa.RecordBatch]:
         """Yield batches of REQUEST_SCHEMA, without the rows that the spool has."""
@@ -208,7 +224,8 @@ class PendingRows:
                 # Keep the piece before its request is sent or answered by the spool: its completions may be taken at
                 # once.
                 self._open_rows[number] = piece.num_rows
-                self._pieces[number] = _without_helpers(piece)
+                kept = self._pieces[number] = _without_helpers(piece)
+                self._largest_row = max(self._largest_row, kept.nbytes // kept.num_rows)
                 request = _request(piece, number * PIECE_ROWS)
                 if self._questions:
                     request = question_requests(request, piece.column(ENDINGS_COLUMN), self._questions)
@@ -251,7 +268,7 @@ class PendingRows:
     def _take_recalled(self) -> Iterator[pa.RecordBatch]:
         with contextlib.suppress(queue.Empty):
             while True:
-                yield self._recalled.get_nowait()
+                yield from self._in_parts(self._recalled.get_nowait())
 
     def _keep(self, completions: pa.RecordBatch) -> None:
         if self._keys:
@@ -329,7 +346,13 @@ def by_piece(row_ids: Sequence[int]) -> dict[int, list[int]]:
 
 
 def request_batch(first_row_id: int, rows: int, **given: pa.Array) -> pa.RecordBatch:
-    """Return a batch of REQUEST_SCHEMA with ascending row ids; columns that are not given are null."""
+    """Return a batch of REQUEST_SCHEMA with ascending row ids; columns that are not given are null.
+
+    Images and conversations may be of any type that users have them in (``executor.images``).
+    """
+    for name, convert in (("images", images_of), ("messages", messages_of)):
+        if name in given:
+            given[name] = convert(given[name])
     row_ids = pa.array(range(first_row_id, first_row_id + rows), pa.int64())
     columns = [
         given[field.name].cast(field.type) if field.name in given else pa.nulls(rows, field.type)

@@ -9,6 +9,7 @@ from pipemax_spark.engine_check import run_preflight
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.task import TaskPlan
+from pipemax_spark.image_settings import with_image_settings
 from pipemax_spark.job.fit import check_columns_fit, holds_annotations
 from pipemax_spark.job.left import check_columns, check_ids
 from pipemax_spark.job.options import JobOptions
@@ -64,14 +65,17 @@ def check_job(
     rows_in = source.rows.count()
     condition = "" if options.where is None else f" where {options.where}"
     terminal.say("Input", f"{source.description}: {rows_in:,} rows{condition}")
-    samples = options.dry_run or wants_row_lengths(options.engine)
-    asked = _engine_options(spark, options, run_id)
+    has_images = options.source.has_images(source.rows.schema)
+    engine = with_image_settings(options.engine, has_images=has_images, allow_urls=options.allow_image_urls)
+    samples = options.dry_run or wants_row_lengths(engine)
+    asked = _engine_options(spark, replace(options, engine=engine), run_id)
     request = PreflightRequest(
-        engine=dict(options.engine),
+        engine=engine,
         generation=options.generation,
         questions=asked.questions,
         prompts=sample_prompts(source.rows, options.request_columns, rows_in) if samples else [],
         rows=rows_in or None,
+        has_images=has_images,
     )
     reply = run_preflight(spark, request, asked)
     terminal.say("Model", f"{reply.model}, prompt and output at most {reply.max_model_len:,} tokens")

@@ -30,6 +30,8 @@ class JobOptions:
     ask: tuple[Question, ...] = ()
     """Questions about each row, whose prompts begin with the row's prompt."""
     overrides_column: str | None = None
+    allow_image_urls: tuple[str, ...] = ()
+    """Hosts from which images may be fetched."""
     id_columns: tuple[str, ...] = ()
     where: str | None = None
     """A SQL condition that selects the input rows to annotate."""

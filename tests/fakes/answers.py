@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Sequence
 from math import log
 
-from pipemax.answers.asks import Ask, Split, Told
+from pipemax.answers.asks import Ask, Prompt, Split, Told
 from pipemax.answers.choice_tree import ChoiceTree
 from pipemax.answers.row import Row, RowTools
 from pipemax.generation import Completion, GenerationRequest, Sampling
@@ -37,11 +37,13 @@ def answered(
     """Return the row's completion. ``text`` is its answer, the first ``invalid_asks`` asks get an invalid one."""
     thinking = FakeThinking() if thinks else None
     tools = RowTools(
-        encode=lambda shown: [1] * len(" ".join(m.content for m in shown.messages or ()).split()),
+        encode=lambda shown: Prompt(
+            [1] * len(" ".join(text for m in shown.messages or () for text in m.texts).split())
+        ),
         tree_of=lambda choices: ChoiceTree.of(choices, lambda choice: list(map(ord, choice)), [_END_TOKEN]),
         thinking=thinking,
     )
-    row = Row(request, [1] * prompt_tokens, tools)
+    row = Row(request, Prompt([1] * prompt_tokens), tools)
     waiting, num_asks = row.begin(), 0
     while waiting:
         ask = waiting.pop(0)
@@ -60,7 +62,7 @@ def _written(ask: Ask, text: str, is_invalid: bool, thinking: FakeThinking | Non
         text = f"{text} {_number(text, ask.seed) % 3}"
     if is_invalid:
         text = "not valid"
-    if thinking is not None and not thinking.is_over(ask.token_ids, sampling):
+    if thinking is not None and not thinking.is_over(ask.prompt.token_ids, sampling):
         text = f"thinking about {text} {END_OF_THINKING} {text}"
     words = text.split(" ")
     is_cut = len(words) > sampling.max_tokens

@@ -34,7 +34,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
-from pipemax.api import Completion, EngineStats, GenerationRequest, RequestError
+from pipemax.api import Completion, EngineStats, GenerationRequest, Image, Message, RequestError
+from pipemax.checkpoint.image_sources import ImageSourceError, read_source
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.wire import ErrorCode
@@ -104,6 +105,11 @@ def fake_config(model: str = "fake", *, max_num_seqs: int | None = 16, **options
 def expected_text(prompt: str, max_tokens: int = 256) -> str:
     """The fake's answer to a plain prompt without marks and without a response format."""
     return " ".join(f"reply to {prompt}".split()[:max_tokens])
+
+
+def image_text(content: bytes) -> str:
+    """What the fake reads in place of an image."""
+    return f"image-{Image(content=content).digest()[:8]}"
 
 
 def count_tokens(text: str) -> int:
@@ -255,7 +261,10 @@ class FakeEngine:
         """The row's end, and for how long it is slow."""
         prompt = request.prompt
         if prompt is None and request.messages:
-            prompt = "\n".join(message.content for message in request.messages)
+            try:
+                prompt = "\n".join(self._seen(part) for turn in request.messages for part in _parts(turn))
+            except ImageSourceError as error:
+                return _error(request, ErrorCode.INVALID_IMAGE, str(error)), 0.0
         if prompt is None or not prompt.strip():
             return _error(request, ErrorCode.EMPTY_PROMPT, "the prompt is empty"), 0.0
         prompt_tokens = count_tokens(f"{request.system or ''} {prompt}")
@@ -275,6 +284,16 @@ class FakeEngine:
             invalid_asks=int(invalid[1]) if invalid else 0,
         )
         return completion, slow_s
+
+    def _seen(self, part: str | Image) -> str:
+        if isinstance(part, str):
+            return part
+        limits, content = self._config.images, part.content
+        if content is None:
+            content = read_source(
+                part.source or "", max_bytes=limits.max_bytes, directories=limits.directories
+            )
+        return image_text(content)
 
     def _text(self, request: GenerationRequest, prompt: str) -> tuple[str | None, float]:
         text: str | None = None
@@ -367,6 +386,10 @@ def instance_of(schema: dict[str, Any], prompt: str) -> Any:
             return bool(number % 2)
         case _:
             return None
+
+
+def _parts(turn: Message) -> tuple[str | Image, ...]:
+    return (turn.content,) if isinstance(turn.content, str) else turn.content
 
 
 def _error(request: GenerationRequest, code: ErrorCode, message: str) -> Completion:

@@ -28,6 +28,7 @@ def request_batch(prompts: Sequence[str | None], first_id: int = 0, **columns: l
         "row_id": list(range(first_id, first_id + rows)),
         "prompt": list(prompts),
         "messages": columns.get("messages", [None] * rows),
+        "images": columns.get("images", [None] * rows),
         "overrides": columns.get("overrides", [None] * rows),
         "question": columns.get("question", [None] * rows),
     }

@@ -5,8 +5,21 @@ A row is one ask, unless it samples, is tried again, or chooses: then it is seve
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pipemax.generation import RequestError, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the model reads."""
+
+    token_ids: Sequence[int]
+    media: Any = None
+    """The row's images as the engine has made them; their places in the tokens are part of it."""
+
+    def followed_by(self, token_ids: Sequence[int]) -> "Prompt":
+        return Prompt([*self.token_ids, *token_ids], self.media)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,8 +27,7 @@ class Ask:
     """One request to the engine's core, for a row with its own sampling."""
 
     ask_id: str
-    token_ids: Sequence[int]
-    """The prompt."""
+    prompt: Prompt
     sampling: Sampling
     """The row's; the ask's own seed takes the place of its seed."""
     seed: int | None = None

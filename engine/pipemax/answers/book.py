@@ -4,9 +4,9 @@ Rows are opened and aborted on any thread. What is told of an ask is taken in on
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from pipemax.answers.asks import Ask, Told
+from pipemax.answers.asks import Ask, Prompt, Told
 from pipemax.answers.row import Row, RowTools
 from pipemax.generation import Completion, GenerationRequest, RequestError
 from pipemax.wire import ErrorCode
@@ -21,9 +21,9 @@ class RowBook:
         self._rows: dict[str, Row] = {}
         self._row_of: dict[str, tuple[str, Row]] = {}  # ask → its row, with the row's id
 
-    def open(self, request: GenerationRequest, token_ids: Sequence[int]) -> list[Ask] | Completion:
-        """Return the first asks of a row whose prompt has these tokens, or its error."""
-        row = Row(request, token_ids, self._tools)
+    def open(self, request: GenerationRequest, prompt: Prompt) -> list[Ask] | Completion:
+        """Return the first asks of a row, or its error."""
+        row = Row(request, prompt, self._tools)
         try:
             asks = row.begin()
         except ValueError as error:  # its choices cannot be told apart

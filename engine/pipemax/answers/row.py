@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
 
-from pipemax.answers.asks import Ask, Split, Told
+from pipemax.answers.asks import Ask, Prompt, Split, Told
 from pipemax.answers.choice_tree import MOST_ALLOWED, MOST_SCORED, ChoiceTree, Node
 from pipemax.answers.validity import CUT, fault_of, vote_of
 from pipemax.generation import Completion, GenerationRequest, Message, RequestError, Sampling
@@ -34,7 +34,7 @@ class Thinking(Protocol):
 class RowTools:
     """What a row needs of the engine."""
 
-    encode: Callable[[GenerationRequest], list[int] | RequestError]
+    encode: Callable[[GenerationRequest], Prompt | RequestError]
     tree_of: Callable[[tuple[str, ...]], ChoiceTree]
     """``ValueError`` if the choices cannot be told apart."""
     thinking: Thinking | None = None
@@ -56,10 +56,10 @@ _Asking = Generator[list[Ask], list[Told], _Outcome]
 class Row:
     """One row, from its first ask to its completion."""
 
-    def __init__(self, request: GenerationRequest, token_ids: Sequence[int], tools: RowTools) -> None:
+    def __init__(self, request: GenerationRequest, prompt: Prompt, tools: RowTools) -> None:
         self._request = request
         self._sampling = request.sampling
-        self._prompt = token_ids
+        self._prompt = prompt
         self._tools = tools
         self._ask_numbers = count()
         self._samples = [self._sample(number) for number in range(request.sampling.n)]
@@ -126,10 +126,10 @@ class Row:
                 prompt = shown
         return outcome
 
-    def _attempt(self, prompt: Sequence[int], sample: int, attempt: int) -> _Asking:
+    def _attempt(self, prompt: Prompt, sample: int, attempt: int) -> _Asking:
         sampling, thinking = self._sampling, self._tools.thinking
         tree = self._tree()
-        if tree is not None and (thinking is None or thinking.is_over(prompt, sampling)):
+        if tree is not None and (thinking is None or thinking.is_over(prompt.token_ids, sampling)):
             return (yield from self._choose(tree, prompt, sample, attempt))
         (told,) = yield [self._ask(prompt, sample, attempt)]
         outcome = self._judged(prompt, told)
@@ -137,7 +137,7 @@ class Row:
             return outcome
         # It has thought: the choices' probabilities are those behind its thinking.
         thought = len(told.token_ids) - self._split(prompt, told).answer_tokens
-        chosen = yield from self._choose(tree, [*prompt, *told.token_ids[:thought]], sample, attempt)
+        chosen = yield from self._choose(tree, prompt.followed_by(told.token_ids[:thought]), sample, attempt)
         if chosen.answer.error is not None:
             return chosen
         text = chosen.answer.text if sampling.temperature == 0.0 else outcome.answer.text
@@ -152,7 +152,7 @@ class Row:
         most = MOST_SCORED if self._sampling.logprobs else MOST_ALLOWED
         return tree if tree.most_branches <= most else None
 
-    def _choose(self, tree: ChoiceTree, prompt: Sequence[int], sample: int, attempt: int) -> _Asking:
+    def _choose(self, tree: ChoiceTree, prompt: Prompt, sample: int, attempt: int) -> _Asking:
         """Ask where the choices part: on the answer's way, or everywhere if each choice's probability is wanted."""
         told_of: dict[int, Told] = {}
         wants_all = self._sampling.logprobs
@@ -179,22 +179,22 @@ class Row:
             place = max(chances, key=lambda choice: chances[choice])
         return _Outcome(answer=replace(answer, text=place, probabilities=tuple(chances.items())))
 
-    def _branching(self, node: Node, prompt: Sequence[int], sample: int, attempt: int, number: int) -> Ask:
-        ask = self._ask([*prompt, *node.prefix], sample, attempt, number)
+    def _branching(self, node: Node, prompt: Prompt, sample: int, attempt: int, number: int) -> Ask:
+        ask = self._ask(prompt.followed_by(node.prefix), sample, attempt, number)
         return replace(ask, allowed=tuple(node.branches), with_scores=self._sampling.logprobs)
 
-    def _ask(self, token_ids: Sequence[int], sample: int, attempt: int, step: int = 0) -> Ask:
+    def _ask(self, prompt: Prompt, sample: int, attempt: int, step: int = 0) -> Ask:
         number = next(self._ask_numbers)
         # Most rows are one ask, which has the row's own id.
         name = self._request.request_id
         return Ask(
             ask_id=name if number == 0 else f"{name} ask {number}",
-            token_ids=token_ids,
+            prompt=prompt,
             sampling=self._sampling,
             seed=seed_of(self._sampling.seed, sample, attempt, step),
         )
 
-    def _judged(self, prompt: Sequence[int], told: Told) -> _Outcome:
+    def _judged(self, prompt: Prompt, told: Told) -> _Outcome:
         """Turn the answer to an ask for text into an outcome."""
         if told.error is not None:
             return _Outcome(answer=self._completion(error=told.error))
@@ -248,9 +248,9 @@ class Row:
         # Any text is a good answer, but a whole one is worth another attempt.
         return _Outcome(answer=answer, fault=CUT if answer.finish_reason == "length" else None)
 
-    def _split(self, prompt: Sequence[int], told: Told) -> Split:
+    def _split(self, prompt: Prompt, told: Told) -> Split:
         assert self._tools.thinking is not None
-        return self._tools.thinking.split(prompt, told, self._sampling)
+        return self._tools.thinking.split(prompt.token_ids, told, self._sampling)
 
     def _completion(
         self,
@@ -263,7 +263,7 @@ class Row:
     ) -> Completion:
         return Completion(
             request_id=self._request.request_id,
-            prompt_tokens=len(self._prompt),
+            prompt_tokens=len(self._prompt.token_ids),
             text=text,
             finish_reason=finish_reason,
             completion_tokens=completion_tokens,

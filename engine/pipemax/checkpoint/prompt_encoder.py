@@ -20,6 +20,9 @@ from pipemax.generation import GenerationRequest, Message, RequestError, Samplin
 from pipemax.wire import ErrorCode
 
 _ROLE = re.compile(r"[\w-]+")
+NO_IMAGES = (
+    "the row has an image, and this engine takes none: that needs a model with image input and policy: vllm"
+)
 
 
 def shared_prefix_tokens(prompts: Sequence[list[int]]) -> int:
@@ -69,7 +72,7 @@ class PromptEncoder:
     def _encode(self, request: GenerationRequest) -> list[int] | RequestError:
         mark = None
         if self._is_chat(request):
-            request, mark = self._marked(request)
+            request, mark = self.marked(request)
         text = self.render(request)
         return text if isinstance(text, RequestError) else self._tokenize(text, request, mark)
 
@@ -82,6 +85,8 @@ class PromptEncoder:
             return RequestError(code=ErrorCode.EMPTY_PROMPT, message=f"the prompt is {what}")
         if request.messages is not None and not request.messages:
             return RequestError(code=ErrorCode.EMPTY_PROMPT, message="the list of messages is empty")
+        if request.images:
+            return RequestError(code=ErrorCode.INVALID_IMAGE, message=NO_IMAGES)
         if not self._is_chat(request):
             assert request.prompt is not None
             return request.prompt
@@ -90,17 +95,28 @@ class PromptEncoder:
     def _is_chat(self, request: GenerationRequest) -> bool:
         return request.messages is not None or request.system is not None or self._wraps_prompts
 
-    def _marked(self, request: GenerationRequest) -> tuple[GenerationRequest, str | None]:
+    def marked(self, request: GenerationRequest) -> tuple[GenerationRequest, str | None]:
         """Return the request with marks for the special tokens in its row's text, and what the marks begin with."""
         if request.messages is not None:
-            marked = self._special_tokens.mark([message.content for message in request.messages])
-            turns = zip(request.messages, marked.texts, strict=True)
-            messages = tuple(Message(role=turn.role, content=content) for turn, content in turns)
+            marked = self._special_tokens.mark(
+                [text for message in request.messages for text in message.texts]
+            )
+            texts = iter(marked.texts)
+            messages = tuple(
+                Message(
+                    role=turn.role,
+                    content=next(texts)
+                    if isinstance(turn.content, str)
+                    else tuple(next(texts) if isinstance(part, str) else part for part in turn.content),
+                )
+                for turn in request.messages
+            )
             return replace(request, messages=messages), marked.mark
         marked = self._special_tokens.mark([request.prompt or ""])
         return (replace(request, prompt=marked.texts[0]) if marked.mark else request), marked.mark
 
-    def _render_chat(self, request: GenerationRequest) -> str | RequestError:
+    def fault_of_chat(self, request: GenerationRequest) -> RequestError | None:
+        """Return why the request cannot be a chat, if its messages or the model's template do not allow it."""
         if not self.has_chat_template:
             return RequestError(
                 code=ErrorCode.INVALID_PROMPT,
@@ -112,11 +128,18 @@ class PromptEncoder:
                     code=ErrorCode.INVALID_PROMPT,
                     message=f"the role of a message is {message.role[:80]!r}; roles are words, such as user",
                 )
+        return None
+
+    def _render_chat(self, request: GenerationRequest) -> str | RequestError:
+        if (fault := self.fault_of_chat(request)) is not None:
+            return fault
         turns = [] if request.system is None else [{"role": "system", "content": request.system}]
         if request.messages is None:
             turns.append({"role": "user", "content": request.prompt or ""})
         else:
-            turns += [{"role": message.role, "content": message.content} for message in request.messages]
+            turns += [
+                {"role": message.role, "content": "\n".join(message.texts)} for message in request.messages
+            ]
         try:
             with self._lock:
                 text: str = self._tokenizer.apply_chat_template(
@@ -133,25 +156,38 @@ class PromptEncoder:
             )
 
     def _tokenize(self, text: str, request: GenerationRequest, mark: str | None) -> list[int] | RequestError:
+        # A rendered chat holds its own special tokens; a plain prompt gets the tokenizer's (such as <s>).
+        token_ids = self.tokenized(text, mark, add_special_tokens=not self._is_chat(request))
+        if isinstance(token_ids, RequestError):
+            return token_ids
+        return self.fault_of_length(token_ids) or token_ids
+
+    def tokenized(
+        self, text: str, mark: str | None, *, add_special_tokens: bool = False
+    ) -> list[int] | RequestError:
+        """Return the token ids of a rendered text, which has marks if ``mark`` is given, or why it has none."""
         try:
             with self._lock:
                 if mark is not None:
                     token_ids = self._special_tokens.tokenize(text, mark, self._tokenizer.encode)
                 else:
-                    # A rendered chat holds its own special tokens; a plain prompt gets the tokenizer's (such as <s>).
-                    token_ids = self._tokenizer.encode(text, add_special_tokens=not self._is_chat(request))
+                    token_ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeError, ValueError) as error:
             return RequestError(
                 code=ErrorCode.INVALID_PROMPT, message=f"the prompt cannot be tokenized: {error}"
             )
         if not token_ids:
             return RequestError(code=ErrorCode.EMPTY_PROMPT, message="the prompt has no tokens")
-        if len(token_ids) >= self._max_model_len:
-            return RequestError(
-                code=ErrorCode.PROMPT_TOO_LONG,
-                message=(
-                    f"the prompt has {len(token_ids)} tokens; max_model_len is {self._max_model_len}, of which one "
-                    "must be left for the output. Shorten the prompt or raise max_model_len"
-                ),
-            )
         return list(token_ids)
+
+    def fault_of_length(self, token_ids: Sequence[int]) -> RequestError | None:
+        """Return the error of a prompt that leaves no room for an output, if this is one."""
+        if len(token_ids) < self._max_model_len:
+            return None
+        return RequestError(
+            code=ErrorCode.PROMPT_TOO_LONG,
+            message=(
+                f"the prompt has {len(token_ids)} tokens; max_model_len is {self._max_model_len}, of which one "
+                "must be left for the output. Shorten the prompt or raise max_model_len"
+            ),
+        )

@@ -1,5 +1,6 @@
 """The messages between a server and its replicas: one JSON object on a line, over a pair of sockets."""
 
+import base64
 import json
 import socket
 from collections.abc import Iterator
@@ -157,4 +158,10 @@ def _line(adapter: TypeAdapter[_Message], message: _Message) -> bytes:
         return adapter.dump_json(message) + b"\n"
     except PydanticSerializationError:
         # One odd row must not end a replica.
-        return json.dumps(asdict(message), ensure_ascii=False).encode(errors="replace") + b"\n"
+        text = json.dumps(asdict(message), ensure_ascii=False, default=_encoded)
+        return text.encode(errors="replace") + b"\n"
+
+
+def _encoded(content: bytes) -> str:
+    """Return an image's bytes as pydantic writes them."""
+    return base64.urlsafe_b64encode(content).decode()

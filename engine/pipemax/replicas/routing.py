@@ -48,7 +48,7 @@ def leading_text(request: GenerationRequest, *, limit_chars: int) -> str:
     parts = [request.system or ""]
     if request.prompt is not None:
         parts.append(request.prompt[:limit_chars])
-    parts += [message.content[:limit_chars] for message in request.messages or ()]
+    parts += [text[:limit_chars] for message in request.messages or () for text in message.texts]
     return "\0".join(parts)[:limit_chars]
 
 

@@ -49,5 +49,6 @@ class RowEstimates:
 
 def num_chars(request: GenerationRequest) -> int:
     """Return the characters of all texts of a request."""
-    texts = [request.system or "", request.prompt or "", *(m.content for m in request.messages or ())]
+    of_messages = (text for message in request.messages or () for text in message.texts)
+    texts = [request.system or "", request.prompt or "", *of_messages]
     return sum(len(text) for text in texts)

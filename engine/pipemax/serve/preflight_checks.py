@@ -27,7 +27,7 @@ from pipemax.policy.layout_start import fixed_layout
 from pipemax.replicas.division import config_of_replica, stages_of_replica
 from pipemax.serve.answer_checks import check_answers, check_constraint, check_reasoning_parser
 from pipemax.serve.schema_checks import check_response_format
-from pipemax.serve.start_checks import check_start
+from pipemax.serve.start_checks import check_images, check_start
 from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest, SessionErrorCode
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ def preflight(request: PreflightRequest) -> PreflightReply:
                 has_gpus=num_gpus > 0,
                 max_model_len=longest,
             )
+        if request.has_images:
+            check_images(config, model_config)
         check_reasoning_parser(config)
         encoder = PromptEncoder(tokenizer, chat=config.chat, max_model_len=longest)
     except ValueError as error:

@@ -15,7 +15,7 @@ from pipemax.checkpoint.model_kinds import refusal_under_pipemax
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.units import GIB
 from pipemax.node.host_pool_size import host_pool_bytes, kv_bytes_per_token
-from pipemax.vllm_ext.launch.architectures import unknown_architecture
+from pipemax.vllm_ext.launch.architectures import is_text_only, unknown_architecture
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -71,6 +71,25 @@ def check_start(
             _check_blocks(config, max_model_len)
             for name, room_bytes in _kv_rooms(config, has_gpus=has_gpus):
                 _check_room(name, room_bytes, token_bytes, max_model_len)
+
+
+def check_images(config: EngineConfig, model_config: "PreTrainedConfig") -> None:
+    """Raise ``ValueError`` for an engine that cannot take the images of a job's rows."""
+    if config.virtual_node is not None:
+        raise ValueError(
+            "a virtual node computes nothing and takes no images: run it without an image-column"
+        )
+    if config.policy is Policy.PIPEMAX or config.vllm.get("language_model_only"):
+        raise ValueError(
+            "the rows have images, and the engine config loads the text part of a model only: set policy: vllm, and "
+            "leave language_model_only out"
+        )
+    architectures = list(getattr(model_config, "architectures", None) or [])
+    if is_text_only(architectures) and not any(name in config.vllm for name in _OTHER_MODEL):
+        raise ValueError(
+            f"the rows have images, and model {config.model!r} ({architectures[0]}) takes text only: name a model with "
+            "image input"
+        )
 
 
 def _check_architecture(config: EngineConfig, model_config: "PreTrainedConfig") -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipemax.answers.asks import Ask, Split, Told
+from pipemax.answers.asks import Ask, Prompt, Split, Told
 from pipemax.answers.book import RowBook
 from pipemax.answers.choice_tree import ChoiceTree
 from pipemax.answers.row import Row, RowTools, seed_of
@@ -50,9 +50,9 @@ class Model:
         self.asks: list[Ask] = []
         self.encoded: list[GenerationRequest] = []
 
-    def encode(self, request: GenerationRequest) -> list[int] | RequestError:
+    def encode(self, request: GenerationRequest) -> Prompt | RequestError:
         self.encoded.append(request)
-        return [7] * (len(PROMPT) + 1)
+        return Prompt([7] * (len(PROMPT) + 1))
 
     def run(self, **sampling: Any) -> Completion:
         tools = RowTools(
@@ -61,7 +61,7 @@ class Model:
             thinking=self.thinking,
         )
         request = GenerationRequest(request_id="r", prompt="Say", sampling=Sampling(**sampling))
-        row = Row(request, PROMPT, tools)
+        row = Row(request, Prompt(PROMPT), tools)
         waiting = row.begin()
         while waiting:
             ask = waiting.pop(0)
@@ -85,7 +85,7 @@ def test_a_plain_row_is_one_ask_with_its_own_id_and_seed() -> None:
     model = Model(lambda ask: text("yes"))
     completion = model.run(temperature=1.0, seed=5)
     (ask,) = model.asks
-    assert (ask.ask_id, ask.token_ids, ask.seed, ask.allowed) == ("r", PROMPT, 5, ())
+    assert (ask.ask_id, ask.prompt.token_ids, ask.seed, ask.allowed) == ("r", PROMPT, 5, ())
     assert (completion.text, completion.completion_tokens, completion.prompt_tokens) == ("yes", 3, 3)
     assert (completion.attempts, completion.samples) == (1, None)
 
@@ -105,7 +105,7 @@ def chooses(letter_of: Callable[[Ask], str], **weights: float) -> Callable[[Ask]
 def test_a_choice_is_asked_for_only_where_choices_part() -> None:
     model = Model(chooses(lambda ask: "c" if len(model.asks) == 1 else "r"))
     completion = model.run(choice=("call", "cry", "wait"))
-    assert [(ask.token_ids, {chr(token) for token in ask.allowed}) for ask in model.asks] == [
+    assert [(ask.prompt.token_ids, {chr(token) for token in ask.allowed}) for ask in model.asks] == [
         (PROMPT, {"c", "w"}),
         ([*PROMPT, ord("c")], {"a", "r"}),
     ]
@@ -169,7 +169,7 @@ def test_the_error_is_shown_to_the_model() -> None:
             "Your answer was cut at max_tokens before it was complete. Answer again, with nothing but a valid answer.",
         ),
     ]
-    assert model.asks[1].token_ids == [7] * 4
+    assert model.asks[1].prompt.token_ids == [7] * 4
 
 
 def test_samples_vote_and_invalid_ones_do_not_count() -> None:
@@ -211,7 +211,7 @@ def test_a_choice_after_thinking_is_one_ask_and_its_probabilities_are_those_behi
     assert model.run(choice=("yes", "no")).text == "yes"
     assert [ask.allowed for ask in model.asks] == [()]
     completion = model.run(choice=("yes", "no"), logprobs=True)
-    assert model.asks[-1].token_ids == [*PROMPT, *letters("hm#")]
+    assert model.asks[-1].prompt.token_ids == [*PROMPT, *letters("hm#")]
     assert dict(completion.probabilities or ()) == pytest.approx({"yes": 0.25, "no": 0.75})
     assert completion.text == "no"
 
@@ -224,10 +224,10 @@ def test_what_the_engine_refuses_ends_the_row() -> None:
 
 
 def test_an_aborted_row_gives_back_its_open_asks_and_what_is_told_later_is_dropped() -> None:
-    tools = RowTools(encode=lambda request: PROMPT, tree_of=lambda _: ChoiceTree((), ()))
+    tools = RowTools(encode=lambda request: Prompt(PROMPT), tree_of=lambda _: ChoiceTree((), ()))
     book = RowBook(tools)
     asks = book.open(
-        GenerationRequest(request_id="r", prompt="x", sampling=Sampling(n=2, temperature=1.0)), PROMPT
+        GenerationRequest(request_id="r", prompt="x", sampling=Sampling(n=2, temperature=1.0)), Prompt(PROMPT)
     )
     assert isinstance(asks, list)
     assert book.take(asks[0].ask_id, text("a")) == ([], None)

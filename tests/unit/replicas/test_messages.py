@@ -1,6 +1,7 @@
 """What is said to a replica and by it, is heard as it was said."""
 
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from pipemax.generation import (
     Completion,
     EngineStats,
     GenerationRequest,
+    Image,
     Message,
     RequestError,
     Sampling,
@@ -34,6 +36,10 @@ CHAT = GenerationRequest(
     system="Be brief.",
     sampling=Sampling(max_tokens=3, temperature=0.5, stop=("\n",), seed=2**62, response_format="{}"),
 )
+SHOWN = GenerationRequest(
+    request_id="8.1",
+    messages=(Message(role="user", content=(Image(content=b"\xff\xfe\n/+"), "what?", Image(source="/a"))),),
+)
 ANSWERS = (
     Completion(request_id="1", text="a\nb", finish_reason="stop", completion_tokens=2, token_ids=(5, 6)),
     Completion(request_id="2", error=RequestError(code="engine_error", message="no")),
@@ -41,7 +47,8 @@ ANSWERS = (
 
 
 @pytest.mark.parametrize(
-    "message", [Submit(number=2, requests=(CHAT,)), Abort(request_ids=("1", "2")), InputOpen(is_open=True)]
+    "message",
+    [Submit(number=2, requests=(CHAT, SHOWN)), Abort(request_ids=("1", "2")), InputOpen(is_open=True)],
 )
 def test_what_a_replica_hears_is_what_was_said(message: ToReplica) -> None:
     line = to_replica_line(message)
@@ -68,6 +75,9 @@ def test_text_that_is_not_utf_8_ends_nobody() -> None:
     heard = read_from_replica(from_replica_line(odd))
     assert isinstance(heard, Ended)
     assert heard.completions == (Completion(request_id="1", text="a?b"), *ANSWERS)
+    told = read_to_replica(to_replica_line(Submit(number=1, requests=(replace(SHOWN, system="a\udc80"),))))
+    assert isinstance(told, Submit)
+    assert told.requests == (replace(SHOWN, system="a?"),)
 
 
 def test_a_line_that_a_death_cut_short_is_dropped() -> None:

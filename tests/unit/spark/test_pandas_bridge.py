@@ -20,6 +20,12 @@ def test_conversations_come_as_arrays_of_dicts() -> None:
     assert array.to_pylist() == [[message], None]
 
 
+def test_the_parts_of_conversations_are_kept() -> None:
+    message = {"role": "user", "content": np.array([{"text": "what?", "image_url": None}], dtype=object)}
+    array = array_of_prompts(pd.Series([np.array([message], dtype=object), None]))
+    assert array.to_pylist() == [[message | {"content": [{"text": "what?", "image_url": None}]}], None]
+
+
 def test_nested_fields_are_dicts_and_whole_numbers_stay_whole() -> None:
     rows = [
         {"parsed": {"label": "a", "counts": [("x", 1)]}, "prompt_tokens": 2**53 + 1},

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pipemax.wire import COMPLETION_SCHEMA
 from pipemax_spark.executor.spool import Spool
-from pipemax_spark.executor.task import KEY_COLUMN, PROMPT_COLUMN, PendingRows
+from pipemax_spark.executor.task import IMAGES_COLUMN, KEY_COLUMN, PROMPT_COLUMN, PendingRows
 
 
 @given(sizes=st.lists(st.integers(0, 700), min_size=1, max_size=5), seed=st.randoms())
@@ -71,3 +71,16 @@ def test_what_the_spool_knows_can_be_taken_before_the_request_is_out() -> None:
         "the engine is asked nothing"
     )
     assert spool.taken == list(range(600))
+
+
+def test_rows_with_large_images_leave_in_small_batches() -> None:
+    batch = pa.RecordBatch.from_pydict(
+        {"photo": [bytes(2**20)] * 150, PROMPT_COLUMN: ["what?"] * 150, IMAGES_COLUMN: [b"x"] * 150}
+    )
+    pending = PendingRows(iter([batch]), Spool(None, partition=0))
+    (request,) = pending.requests()
+    assert request.column("images").to_pylist()[0] == [{"content": b"x", "source": None}]
+    completions = pa.RecordBatch.from_pydict({"row_id": request.column("row_id")})
+    sizes = [pending.take(part)[0].nbytes for part in pending._in_parts(completions)]
+    assert len(sizes) == 3
+    assert max(sizes) <= 65 * 2**20

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipemax.api import Completion, GenerationRequest, Message, RequestError, Sampling
+from pipemax.api import Completion, GenerationRequest, Image, Message, RequestError, Sampling
 from pipemax.wire import COMPLETION_SCHEMA, ErrorCode
 
 _OVERRIDABLE = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "lora")
@@ -56,14 +56,16 @@ def requests_of(
     request.
     """
     row_ids = batch.column("row_id").to_pylist()
-    columns = [_texts(batch.column(name)) for name in ("prompt", "messages", "overrides", "question")]
+    names = ("prompt", "messages", "images", "overrides", "question")
+    columns = [_texts(batch.column(name)) for name in names]
     requests: list[GenerationRequest] = []
     faults: list[tuple[int, RequestError]] = []
-    for row_id, prompt, messages, overrides, question in zip(row_ids, *columns, strict=True):
+    for row_id, prompt, messages, images, overrides, question in zip(row_ids, *columns, strict=True):
         asked = job if question is None else questions[question]
         try:
-            turns = _messages(_readable(messages))
-            prompt = _readable(prompt)
+            prompt, turns = _with_images(
+                _readable(prompt), _messages(_readable(messages)), _images(_readable(images))
+            )
             sampling = _sampling(asked, _readable(overrides), prompt, turns)
         except RowFaultError as fault:
             faults.append((row_id, fault.error))
@@ -132,18 +134,53 @@ def _readable(value: Any) -> Any:
     return value
 
 
-def _messages(turns: list[dict[str, str | None] | None] | None) -> tuple[Message, ...] | None:
+def _messages(turns: list[dict[str, Any] | None] | None) -> tuple[Message, ...] | None:
     if turns is None:
         return None
     messages = []
     for number, turn in enumerate(turns, start=1):
-        role, content = (turn or {}).get("role"), (turn or {}).get("content")
+        role, content, parts = ((turn or {}).get(name) for name in ("role", "content", "parts"))
+        if parts is not None:
+            content = _content(parts)
         if role is None or content is None:
             raise RowFaultError(
                 ErrorCode.INVALID_PROMPT, f"message {number} of {len(turns)} lacks its role or content"
             )
         messages.append(Message(role=role, content=content))
     return tuple(messages)
+
+
+def _content(parts: list[dict[str, Any] | None]) -> str | tuple[str | Image, ...] | None:
+    """Return the content of a message in parts: text if none of them is an image."""
+    content: list[str | Image] = []
+    for number, part in enumerate(parts, start=1):
+        text, image = (part or {}).get("text"), (part or {}).get("image")
+        if text is None and image is None:
+            raise RowFaultError(
+                ErrorCode.INVALID_PROMPT,
+                f"part {number} of {len(parts)} of a message has no text and no image",
+            )
+        content += _images([image]) if text is None else [text]
+    texts = [part for part in content if isinstance(part, str)]
+    # As vLLM joins them for templates that take text only.
+    return "\n".join(texts) if len(texts) == len(content) else tuple(content)
+
+
+def _images(images: list[dict[str, Any] | None] | None) -> list[Image]:
+    found = [Image(**image) if image else Image() for image in images or ()]
+    for number, image in enumerate(found, start=1):
+        if image == Image():
+            raise RowFaultError(ErrorCode.INVALID_IMAGE, f"image {number} of {len(found)} is null")
+    return found
+
+
+def _with_images(
+    prompt: str | None, turns: tuple[Message, ...] | None, images: list[Image]
+) -> tuple[str | None, tuple[Message, ...] | None]:
+    """Return prompt and messages; a prompt with images becomes a message. A blank prompt stays the row's error."""
+    if not images or prompt is None or not prompt.strip():
+        return prompt, turns
+    return None, (*(turns or ()), Message(role="user", content=(*images, prompt)))
 
 
 def _sampling(
@@ -166,7 +203,7 @@ def _sampling(
 
 def row_seed(job_seed: int, prompt: str | None, turns: tuple[Message, ...] | None) -> int:
     """Return a row's seed: the same for the same job seed and prompt, on every machine and in every attempt."""
-    content = json.dumps([job_seed, prompt, [[turn.role, turn.content] for turn in turns or ()]])
+    content = json.dumps([job_seed, prompt, [turn.identity() for turn in turns or ()]])
     return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest()) >> 1
 
 

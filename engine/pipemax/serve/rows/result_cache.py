@@ -17,6 +17,7 @@ from functools import lru_cache
 from cachetools import LRUCache
 
 from pipemax.api import Completion, GenerationRequest, Sampling
+from pipemax.checkpoint.image_sources import version_of
 
 KEY_BYTES = 16
 _ENTRY_BYTES = 600
@@ -47,13 +48,14 @@ class ResultCache:
 def cache_key(engine_id: str, request: GenerationRequest) -> bytes:
     """Return a key that is equal for requests that this engine must answer alike, in every process.
 
-    Everything but the request's id counts.
+    Everything but the request's id counts; of an image's file, its size and the time of its last change.
     """
     if request.messages is None and request.prompt is not None:
         content = b"prompt" + request.prompt.encode(errors="surrogatepass")
     else:
-        turns = request.messages and [[turn.role, turn.content] for turn in request.messages]
-        content = json.dumps([request.prompt, turns]).encode()
+        turns = request.messages and [turn.identity() for turn in request.messages]
+        files = [version_of(image) for image in request.images]
+        content = json.dumps([request.prompt, turns, *files]).encode()
     # Of fixed length, so that its end is unambiguous.
     common = _common_key(engine_id, request.system, request.sampling)
     return hashlib.blake2b(common + content, digest_size=KEY_BYTES).digest()

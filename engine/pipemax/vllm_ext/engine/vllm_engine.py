@@ -14,13 +14,13 @@ from typing import Protocol
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
-from vllm.inputs import TokensInput, tokens_input
+from vllm.inputs import EngineInput
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
-from pipemax.answers.asks import Ask, Told
+from pipemax.answers.asks import Ask, Prompt, Told
 from pipemax.answers.book import RowBook
 from pipemax.answers.choice_tree import ChoiceTree
 from pipemax.answers.row import RowTools
@@ -34,6 +34,7 @@ from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.vllm_ext.calibration.measure import calibrate_at_start
 from pipemax.vllm_ext.core_calls import mix_batches, set_input_open, use_batching
 from pipemax.vllm_ext.engine.admission import AdmissionBook
+from pipemax.vllm_ext.engine.row_encoder import RowEncoder, core_prompt
 from pipemax.vllm_ext.engine.sampling import sampling_params, told_of
 from pipemax.vllm_ext.engine.stat_logger import EngineLedger, StatLogger
 from pipemax.vllm_ext.engine.step_watch import StepWatch
@@ -46,6 +47,8 @@ from pipemax.wire import ErrorCode
 
 _ENCODED_AT_ONCE = 512
 """Requests tokenized together: the engine begins with the first ones while the rest of a table are tokenized."""
+_IMAGES_AT_ONCE = 16
+"""The same for requests with images, each of which takes as long as hundreds of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +103,12 @@ class VllmEngine:
         self._engine, vllm_config = self._vllm.engine, self._vllm.vllm_config
         try:
             self.measured = self._measure(config)
-            self._encoder = PromptEncoder(
+            prompts = PromptEncoder(
                 self._engine.renderer.tokenizer,
                 chat=config.chat,
                 max_model_len=vllm_config.model_config.max_model_len,
             )
+            self._encoder = RowEncoder(self._engine.renderer, vllm_config.model_config, prompts, config)
             self._thinking = self._make_thinking(config)
         except EngineStartError:  # it failed the check, and says why
             self._vllm.close()
@@ -159,8 +163,9 @@ class VllmEngine:
     # -- any thread -------------------------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        for first in range(0, len(requests), _ENCODED_AT_ONCE):
-            self._submit(requests[first : first + _ENCODED_AT_ONCE])
+        size = _IMAGES_AT_ONCE if any(request.images for request in requests) else _ENCODED_AT_ONCE
+        for first in range(0, len(requests), size):
+            self._submit(requests[first : first + size])
 
     def _submit(self, requests: Sequence[GenerationRequest]) -> None:
         refused: list[Completion] = []
@@ -182,10 +187,12 @@ class VllmEngine:
     def _send(self, asks: Sequence[Ask]) -> None:
         for ask in asks:
             most_tokens = 1 if ask.allowed else ask.sampling.max_tokens
-            self._admission.submit(ask.ask_id, min(len(ask.token_ids) + most_tokens, self._max_model_len))
+            self._admission.submit(
+                ask.ask_id, min(len(ask.prompt.token_ids) + most_tokens, self._max_model_len)
+            )
             self._commands.put(_Add(ask))
 
-    def _encode(self, request: GenerationRequest) -> list[int] | RequestError:
+    def _encode(self, request: GenerationRequest) -> Prompt | RequestError:
         (encoded,) = self._encoder.encode([request])
         return encoded
 
@@ -250,6 +257,7 @@ class VllmEngine:
         if self._thread.is_alive():
             self._commands.put(_Stop())
             self._thread.join()
+        self._encoder.close()
         self._vllm.close()
 
     # -- the engine's thread ----------------------------------------------------------------------------------
@@ -310,8 +318,8 @@ class VllmEngine:
 
     def _core_request(
         self, ask: Ask, params: SamplingParams, adapter: LoRARequest | None
-    ) -> TokensInput | EngineCoreRequest:
-        prompt = tokens_input(list(ask.token_ids))
+    ) -> EngineInput | EngineCoreRequest:
+        prompt = core_prompt(ask.prompt)
         if self._thinking is None or params.structured_outputs is None:
             return prompt
         # A parser of the core decides where the grammar begins to bind, and may need the template's variables.

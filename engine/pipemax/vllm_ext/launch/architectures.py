@@ -14,6 +14,7 @@ from pathlib import Path
 _REGISTRY = "model_executor/models/registry.py"
 _TABLES = re.compile(r"_[A-Z_]+_MODELS")
 _NOT_RUN = ("_PREVIOUSLY_SUPPORTED_MODELS", "_OOT_SUPPORTED_MODELS")
+_WITH_MEDIA = "_MULTIMODAL_MODELS"
 _ROLE = re.compile(r"(For[A-Z]|Model|LMHead|Embedding).*")
 """The part of a name that says what the model is used for; vLLM converts one use into another."""
 
@@ -27,12 +28,19 @@ def unknown_architecture(architectures: Sequence[str]) -> str | None:
     return None if any(_ROLE.sub("", name) in stems for name in architectures) else architectures[0]
 
 
+def is_text_only(architectures: Sequence[str]) -> bool:
+    """Tell whether vLLM has one of these architectures, and as one that takes neither images nor other media."""
+    known, with_media = _known_architectures(), _known_architectures(_WITH_MEDIA)
+    return any(name in known for name in architectures) and with_media.isdisjoint(architectures)
+
+
 def _has_foreign_plugin() -> bool:
     plugins = metadata.entry_points(group="vllm.general_plugins")
     return any(plugin.module.partition(".")[0] not in ("vllm", "pipemax") for plugin in plugins)
 
 
-def _known_architectures() -> set[str]:
+def _known_architectures(only: str | None = None) -> set[str]:
+    """Return the names in all of vLLM's tables, or in one."""
     vllm = find_spec("vllm")
     if vllm is None or vllm.origin is None:
         return set()
@@ -45,7 +53,7 @@ def _known_architectures() -> set[str]:
         for statement in ast.parse(source).body
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict)
         if isinstance(table := statement.targets[0], ast.Name)
-        if _TABLES.fullmatch(table.id) and table.id not in _NOT_RUN
+        if _TABLES.fullmatch(table.id) and table.id not in _NOT_RUN and only in (None, table.id)
         for key in statement.value.keys
         if isinstance(key, ast.Constant) and isinstance(key.value, str)
     }

@@ -213,6 +213,10 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         values |= {"enable_lora": True, "max_loras": num_places, "max_lora_rank": max_rank(config)}
     if config.policy is Policy.PIPEMAX:
         values |= _pipemax_args(config, num_gpus=num_gpus)
+    else:
+        # Rows have no video and no sound, and images seldom come twice: each cache would take 4 GiB of host memory.
+        values["limit_mm_per_prompt"] = {"image": config.images.max_per_row, "video": 0, "audio": 0}
+        values["mm_processor_cache_gb"] = 0
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "reasoning_parser"):
         if (value := getattr(config, name)) is not None:
             values[name] = value

@@ -127,7 +127,7 @@ class VirtualVllmEngine(VllmEngine):
             ignore_eos=True,
             stop_token_ids=[END_TOKEN],
             detokenize=False,
-            extra_args={OUTPUT_TOKENS: self._answers.of(ask.token_ids)},
+            extra_args={OUTPUT_TOKENS: self._answers.of(ask.prompt.token_ids)},
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 

@@ -1,9 +1,11 @@
 """Request batches become requests, completions become batches."""
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
-from pipemax.api import Completion, Message, Sampling
+from pipemax.api import Completion, Image, Message, Sampling
 from pipemax.serve.rows.arrow_rows import FinishedRow, completion_batch, requests_of, row_seed
 from pipemax.wire import COMPLETION_SCHEMA, REQUEST_SCHEMA, ErrorCode
 from tests.serve.support import request_batch
@@ -38,6 +40,53 @@ def test_messages_become_turns_and_an_incomplete_turn_an_error_row() -> None:
     ((row_id, error),) = faults
     assert (row_id, error.code) == (1, ErrorCode.INVALID_PROMPT)
     assert "message 1 of 1" in error.message
+
+
+def test_the_images_of_a_prompt_stand_before_its_text_and_those_of_messages_where_they_are() -> None:
+    photo, link = {"content": b"\xff\xd8", "source": None}, {"content": None, "source": "/a.png"}
+    parts = [{"text": "This", "image": None}, {"text": None, "image": link}]
+    texts = [{"text": "a", "image": None}, {"text": "b", "image": None}]
+    turns = [
+        {"role": "user", "content": None, "parts": parts},
+        {"role": "user", "content": None, "parts": texts},
+    ]
+    batch = request_batch(
+        ["what?", None, "plain", " "],
+        messages=[None, turns, None, None],
+        images=[[photo, link], None, [], [photo]],
+    )
+    requests, faults = requests_of(batch, job=Sampling(), system=None, id_prefix="")
+    assert faults == []
+    shown, chat, plain, blank = requests
+    assert (shown.prompt, shown.messages) == (
+        None,
+        (Message(role="user", content=(Image(content=b"\xff\xd8"), Image(source="/a.png"), "what?")),),
+    )
+    assert chat.messages == (
+        Message(role="user", content=("This", Image(source="/a.png"))),
+        Message(role="user", content="a\nb"),
+    )
+    assert (plain.prompt, plain.messages, blank.prompt) == ("plain", None, " ")
+
+
+@pytest.mark.parametrize(
+    ("columns", "code", "says"),
+    [
+        ({"images": [[{"content": None, "source": None}]]}, ErrorCode.INVALID_IMAGE, "image 1 of 1 is null"),
+        ({"images": [[{"content": b"x", "source": None}, None]]}, ErrorCode.INVALID_IMAGE, "image 2 of 2"),
+        (
+            {"messages": [[{"role": "user", "content": None, "parts": [{"text": None, "image": None}]}]]},
+            ErrorCode.INVALID_PROMPT,
+            "part 1 of 1",
+        ),
+    ],
+)
+def test_a_missing_image_is_an_error_row(columns: dict[str, list[Any]], code: ErrorCode, says: str) -> None:
+    batch = request_batch([None if "messages" in columns else "what?"], **columns)
+    requests, ((_, error),) = requests_of(batch, job=Sampling(), system=None, id_prefix="")
+    assert requests == []
+    assert error.code == code
+    assert says in error.message
 
 
 def test_text_that_is_not_utf8_is_an_error_row_and_its_neighbours_are_fine() -> None:
@@ -75,6 +124,13 @@ def test_a_row_s_seed_depends_only_on_the_job_s_seed_and_the_prompt() -> None:
     assert len(set(seeds)) == 4
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert row_seed(1, "a", None) == 8210095554241109847  # it must not change between versions or machines
+
+
+def test_a_row_s_seed_depends_on_its_images() -> None:
+    def seed(content: bytes) -> int:
+        return row_seed(1, None, (Message(role="user", content=(Image(content=content), "a")),))
+
+    assert seed(b"x") == seed(b"x") != seed(b"y")
 
 
 def test_a_row_s_own_seed_is_taken_as_it_is_and_greedy_rows_need_none() -> None:

@@ -1,10 +1,11 @@
 """What decides a row's answer, and only that, decides its key."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from pipemax.api import GenerationRequest, Message, Sampling
+from pipemax.api import GenerationRequest, Image, Message, Sampling
 from pipemax.serve.rows.result_cache import KEY_BYTES, cache_key
 
 _ROW = GenerationRequest(request_id="1:1", prompt="hello")
@@ -42,6 +43,20 @@ def test_a_result_key_depends_only_on_engine_prompt_and_sampling() -> None:
     assert cache_key("other engine", _ROW) != key
     assert cache_key("engine", replace(_ROW, request_id="2:7")) == key
     assert cache_key("engine", replace(_ROW, sampling=Sampling(temperature=0, top_p=1))) == key
+
+
+def test_the_bytes_of_an_image_are_part_of_the_key_and_so_is_a_file_s_version(tmp_path: Path) -> None:
+    def key(image: Image) -> bytes:
+        turn = Message(role="user", content=(image, "hello"))
+        return cache_key("engine", replace(_ROW, prompt=None, messages=(turn,)))
+
+    photo = tmp_path / "a.png"
+    photo.write_bytes(b"x")
+    at_path = key(Image(source=str(photo)))
+    assert key(Image(content=b"x")) == key(Image(content=b"x"))
+    assert len({key(Image(content=b"x")), key(Image(content=b"y")), at_path}) == 3
+    photo.write_bytes(b"xy")
+    assert key(Image(source=str(photo))) != at_path
 
 
 def test_a_lone_surrogate_has_a_key() -> None:

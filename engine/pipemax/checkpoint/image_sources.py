@@ -1,0 +1,111 @@
+"""Find the file or the data that the source of an image names, and tell one version of a file from another.
+
+Sources are those that Spark's users write: a path, ``file:`` and ``dbfs:`` URLs, ``data:`` URLs. What is at an http(s)
+URL is fetched elsewhere, if that is allowed. Nothing here knows images: bytes are bytes.
+"""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
+
+from pipemax.generation import Image
+
+
+class ImageSourceError(ValueError):
+    """The bytes of an image cannot be had; the message says why, and names no more of the source than a user knows."""
+
+
+def is_web_url(source: str) -> bool:
+    """Tell whether the image would have to be fetched."""
+    return source[:8].lower().startswith(("http://", "https://"))
+
+
+def version_of(image: Image) -> list[int]:
+    """Return what changes when the file of an image is written again; empty for other images, and without a file."""
+    if image.source is None or image.source[:5].lower() == "data:" or is_web_url(image.source):
+        return []
+    try:
+        found = path_of(image.source).stat()
+    except (OSError, ValueError):
+        return []
+    return [found.st_size, found.st_mtime_ns]
+
+
+def read_source(source: str, *, max_bytes: int, directories: Sequence[str]) -> bytes:
+    """Return the bytes that a path, or a ``file:`` or ``data:`` URL, names. ``ImageSourceError`` says why not.
+
+    Files must be in one of these directories.
+    """
+    if source[:5].lower() == "data:":
+        return _bytes_of_data_url(source, max_bytes)
+    try:
+        path = path_of(source)
+        resolved = path.resolve(strict=True)
+        if not any(resolved.is_relative_to(directory) for directory in directories):
+            raise ImageSourceError(
+                f"{_shown(source)} is not in {' or '.join(directories)} (images.directories)"
+            )
+        if not resolved.is_file():  # reading a device or a pipe may never end
+            raise ImageSourceError(f"{_shown(source)} is not a file")
+        size = resolved.stat().st_size
+        if size <= max_bytes:
+            return resolved.read_bytes()
+    except FileNotFoundError:
+        raise ImageSourceError(f"{_shown(source)} does not exist on the executor") from None
+    except OSError as error:
+        raise ImageSourceError(f"{_shown(source)} cannot be read: {error.strerror or error}") from None
+    except ImageSourceError:
+        raise
+    except ValueError as error:
+        raise ImageSourceError(f"{_shown(source)} is no path: {error}") from None
+    raise ImageSourceError(too_large(size, max_bytes, what=_shown(source)))
+
+
+def too_large(size: int, max_bytes: int, *, what: str = "the image") -> str:
+    """Return the message for an image that has too many bytes."""
+    return f"{what} has {size:,} bytes, and images.max_bytes is {max_bytes:,}"
+
+
+def path_of(source: str) -> Path:
+    """Return the path on this machine. ``ImageSourceError`` if the source names none."""
+    parts = urlsplit(source)
+    scheme = parts.scheme.lower()
+    if not scheme or source.startswith("/"):
+        return _absolute(Path(source), source)
+    match scheme:
+        case "file":
+            return _absolute(Path(unquote(parts.path)), source)
+        case "dbfs" if parts.path.startswith("/Volumes/"):
+            return Path(unquote(parts.path))
+        case "dbfs":
+            return Path("/dbfs") / unquote(parts.path).lstrip("/")
+    raise ImageSourceError(
+        f"{_shown(source)} cannot be read: the engine reads local paths, /Volumes/…, file: and data: URLs, and http(s) "
+        "URLs of allowed hosts. For other storage, give the bytes in a column (Spark's format binaryFile reads them)"
+    )
+
+
+def _absolute(path: Path, source: str) -> Path:
+    if not path.is_absolute():
+        raise ImageSourceError(f"{_shown(source)} is not an absolute path")
+    return path
+
+
+def _bytes_of_data_url(source: str, max_bytes: int) -> bytes:
+    head, comma, body = source[5:].partition(",")
+    if not comma:
+        raise ImageSourceError("the data: URL has no comma before its data")
+    if len(body) > 2 * max_bytes:  # base64 takes a third more
+        raise ImageSourceError(too_large(len(body), max_bytes, what="the data: URL"))
+    if not head.lower().endswith(";base64"):
+        return unquote_to_bytes(body)
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ImageSourceError(f"the data: URL is not base64: {error}") from None
+
+
+def _shown(source: str) -> str:
+    return repr(source if len(source) <= 160 else f"{source[:159]}…")

@@ -1,0 +1,123 @@
+"""Images through Spark: bytes, paths and parts of messages reach the engine, and a bad one is its row's error."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipemax_spark import annotate
+from pipemax_spark.errors import JobError
+from pipemax_spark.prompts import PromptSource
+from pipemax_spark.udf import register
+from tests.fakes.engine import expected_text, fake_config, image_text
+from tests.spark.conftest import Jobs
+
+CAT, DOG, OWL = b"\x89cat\xff", b"\x89dog\xff", b"\x89owl\xff"
+
+
+def answer(prompt: str, *images: bytes) -> str:
+    return expected_text("\n".join([*map(image_text, images), prompt]), 16)
+
+
+def test_a_job_answers_rows_with_images_and_keeps_a_bad_one_as_an_error(jobs: Callable[[], Jobs]) -> None:
+    run = jobs()
+    run.defaults = replace(
+        run.defaults,
+        source=PromptSource(template="What is {text}?", image_column="photo"),
+        id_columns=("id",),
+        select=("id",),
+    )
+    rows = [(1, "it", CAT), (2, "it", DOG), (3, "it", CAT), (4, "it", None), (5, None, CAT)]
+    run.write_input(rows, "id long, text string, photo binary")
+    summary = run.run()
+    assert summary is not None
+    kept = {row["id"]: row["annotation"] for row in run.rows()}
+    assert [kept[number]["text"] for number in (1, 2, 3)] == [
+        answer("What is it?", image) for image in (CAT, DOG, CAT)
+    ]
+    assert [kept[number]["error"]["code"] for number in (4, 5)] == ["invalid_image", "empty_prompt"]
+
+
+def test_a_changed_image_is_answered_again(jobs: Callable[[], Jobs]) -> None:
+    run = jobs()
+    run.defaults = replace(
+        run.defaults,
+        source=PromptSource(prompt_column="text", image_column="photos"),
+        id_columns=("id",),
+    )
+    schema = "id long, text string, photos array<binary>"
+    run.write_input([(1, "which?", [CAT, DOG]), (2, "which?", []), (3, "which?", [OWL])], schema)
+    run.run()
+    run.write_input([(1, "which?", [DOG, CAT]), (2, "which?", []), (3, "which?", [OWL])], schema)
+    run.run(redo_changed=True)
+    assert "1 rows have changed" in run.printed
+    texts = {row["id"]: row["annotation"]["text"] for row in run.rows()}
+    assert texts == {1: answer("which?", DOG, CAT), 2: answer("which?"), 3: answer("which?", OWL)}
+
+
+def test_paths_and_parts_of_messages_and_sql_take_images_too(
+    spark: Any, engine_python: str, tmp_path: Path
+) -> None:
+    photo = tmp_path / "cat.png"
+    photo.write_bytes(CAT)
+    options: dict[str, Any] = {"engine": fake_config(), "engine_python": engine_python, "max_tokens": 16}
+    frame = spark.createDataFrame(
+        [("a", str(photo)), ("b", str(tmp_path / "none.png"))], "text string, path string"
+    )
+    asked = annotate(
+        frame,
+        prompt_column="text",
+        image_column="path",
+        ask={"what": "What?", "where": "Where?"},
+        **options,
+    )
+    seen = {row["text"]: row for row in asked.collect()}
+    assert seen["a"]["what"]["text"] == answer("a\n\nWhat?", CAT)
+    assert seen["a"]["where"]["text"] == answer("a\n\nWhere?", CAT)
+    assert "does not exist" in seen["b"]["annotation"]["error"]["message"]
+
+    chats = spark.sql(
+        "SELECT array(named_struct('role', 'user', 'content', array("
+        f"named_struct('type', 'image_url', 'text', NULL, 'image_url', named_struct('url', '{photo.as_uri()}')),"
+        "named_struct('type', 'text', 'text', 'Which?', 'image_url', NULL)))) AS chat"
+    )
+    (row,) = annotate(chats, messages_column="chat", **options).collect()
+    assert row["annotation"]["text"] == answer("Which?", CAT)
+
+    register(spark, "look", images=True, **options)
+    frame.createOrReplaceTempView("photos")
+    told = spark.sql(
+        "SELECT text, look(text, path) AS by_path,"
+        " look(text, X'0102', named_struct('max_tokens', 1)) AS by_bytes FROM photos"
+    ).collect()
+    by_text = {row["text"]: row for row in told}
+    assert by_text["a"]["by_path"]["text"] == answer("a", CAT)
+    assert by_text["b"]["by_path"]["error"]["code"] == "invalid_image"
+    assert by_text["b"]["by_bytes"]["text"] == "reply"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"prompt_column": "text", "image_column": "n"}, "image-column 'n' is of type bigint"),
+        ({"prompt_column": "text", "image_column": "foto"}, "no column 'foto'"),
+        ({"messages_column": "text", "image_column": "text"}, "are parts of their messages"),
+        ({"prompt_column": "text", "allow_image_urls": ["a.org"]}, "no column has images"),
+        (
+            {
+                "prompt_column": "text",
+                "image_column": "text",
+                "engine": fake_config() | {"policy": "pipemax"},
+            },
+            "policy pipemax serves text only",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(
+    spark: Any, engine_python: str, options: dict[str, Any], told: str
+) -> None:
+    frame = spark.createDataFrame([("x", 1)], "text string, n long")
+    with pytest.raises(JobError, match=told):
+        annotate(frame, **{"engine": fake_config(), "engine_python": engine_python, **options})
