@@ -38,7 +38,7 @@ from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload
 
 COMPARED = ("vllm_tp", "vllm_pp", "td_pipe_tuned", "td_pipe", "seesaw_t8", "seesaw_t4p2")
-"""Beside PipeMax with separated batching; stock vLLM 0.32 is compared at its best size of a step."""
+"""Compared with PipeMax with separated batching; stock vLLM 0.32 is compared at its best size of a step."""
 
 
 def line(cells: list[Any]) -> None:

@@ -211,7 +211,9 @@ def main() -> int:
     )
     parser.add_argument("--matrix", action="store_true", help="all nodes, models and workloads of the paper")
     parser.add_argument("--rows", type=int, default=1_000, help="requests (default 1,000)")
-    parser.add_argument("--systems", help="names separated by commas (default: all)")
+    parser.add_argument(
+        "--systems", help="names separated by commas, also with a size: vllm_pp_512 (default: all)"
+    )
     parser.add_argument("--host-factor", type=float, default=1.0, help="how far the core's CPU time counts")
     parser.add_argument("--check-kv", action="store_true", help="check what PipeMax's steps and copies find")
     parser.add_argument("--json", type=Path, help="also write the figures as JSON")
@@ -231,7 +233,11 @@ def run_setting(names: tuple[str, str, str], arguments: argparse.Namespace) -> l
     node, model = load_node(names[0]), load_model(names[1]).with_kv_dtype(arguments.kv_dtype)
     workload = open_workload(names[2], arguments.rows)
     wanted = arguments.systems.split(",") if arguments.systems else None
-    chosen = [one for one in settings(node, model) if wanted is None or one.system in wanted]
+    chosen = [
+        one
+        for one in settings(node, model)
+        if wanted is None or {one.system, f"{one.system}_{one.chunk_tokens}"} & {*wanted}
+    ]
     clock = ClockSettings(host_factor=arguments.host_factor)
     ran = list(run(chosen, node, model, workload, clock, arguments.check_kv))
     found = objects(ran, names[0], model, workload)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Resolve the locks anew: tools/lock.sh [UV]. The output names no index, so any mirror serves.
+# Resolve the locks again: tools/lock.sh [UV]. The output names no index, so any mirror serves.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 uv=${1:-uv}

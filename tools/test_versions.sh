@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 export PIPEMAX_TEST_ENGINE_PYTHON=$PWD/$1/python
 repository=$PWD directory=$2
 shift 2
-# The tests without the packages beside them: what is imported is the wheel that each environment has.
+# The tests without the packages next to them: what is imported is the wheel that each environment has.
 ln -sfn "$repository/tests" "$directory/tests"
 cd "$directory"
 job=tests/spark/test_job.py

@@ -1,7 +1,7 @@
 """Measures three ways of bringing a step's new KV to the host.
 
 They are our kernel after the step, whole blocks after the step, and the paper's copy of every layer with re-layout on
-the CPU. Each is measured alone and together with the computation that should hide it (``fig:runtime`` (b)).
+the CPU. Each is measured by itself and together with the computation that should hide it (``fig:runtime`` (b)).
 """
 
 import time
@@ -48,7 +48,7 @@ class BreakdownRow:
     way: str
     compute_ms: float
     offload_ms: float
-    """Offload alone: on the device, or for the CPU's part until it is done."""
+    """Only offload: on the device, or for the CPU's part until it is done."""
     pack_ms: float
     """Packing by the CPU only."""
     together_ms: float

@@ -1,6 +1,6 @@
 """The runs whose traces are kept: a fake engine, seeded, carries the controller's plans out.
 
-``python -m tests.golden.scenarios`` writes ``tests/golden/traces`` anew. Do so after a change of policy that is meant,
+``python -m tests.golden.scenarios`` writes ``tests/golden/traces`` again. Do so after a change of policy that is meant,
 and look at the difference: ``pipemax trace explain FILE`` says in words what each step did, before and after.
 """
 

@@ -1,4 +1,4 @@
-"""Engines for parity: at most one of PipeMax is up, beside stock vLLM's."""
+"""Engines for parity: at most one of PipeMax is up, next to stock vLLM's."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing

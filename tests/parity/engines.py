@@ -131,13 +131,13 @@ class _ObservedAsyncScheduler(_ObservedScheduler, PipeMaxAsyncScheduler):
 
 
 class _StockScheduler(Scheduler):
-    """vLLM's own, beside a connector that has nothing to do."""
+    """vLLM's own, with a connector that has nothing to do."""
 
     def _build_kv_connector_meta(self, connector: Any, scheduler_output: SchedulerOutput) -> StepMetadata:
         return StepMetadata(StepId(self.current_step), StepCopies())
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
-        model_runner_output.kv_connector_output = None  # measured times, for ours alone
+        model_runner_output.kv_connector_output = None  # measured times, only for ours
         return super().update_from_output(scheduler_output, model_runner_output)
 
 

@@ -37,7 +37,7 @@ class FaultyConnector(PipeMaxConnector):
         return self.faults
 
     def begin(self, fault: Fault) -> None:
-        """Another scheduler begins, whose steps are counted anew."""
+        """Begin to count the steps of another scheduler."""
         if self._per_layer is not None:
             self._per_layer._packing.wait_for(map(HostBlockId, range(self.faults.num_host_blocks)))
         self.faults.begin(fault)

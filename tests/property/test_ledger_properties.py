@@ -17,7 +17,7 @@ BLOCKS = st.integers(0, 9)
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Beside the pool, a model of who holds which named blocks."""
+    """Next to the pool, a model of who holds which named blocks."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Rows that kill the engine, through the real server: found, alone turned into error rows, and nobody else."""
+"""Rows that kill the engine, through the real server: they are found, and only they become error rows."""
 
 import contextlib
 import os
@@ -70,7 +70,7 @@ def test_one_row_that_kills_the_engine_among_two_sessions_is_an_error_row(
     rows = _run_sessions(prompts, opts)
     assert _culprits(prompts[0], rows[0]) == []
     assert _culprits(prompts[1], rows[1]) == [prompts[1][77]]
-    assert _servers_started(opts) - 1 <= 9 + 2  # log2(300), rounded up, and the two deaths alone
+    assert _servers_started(opts) - 1 <= 9 + 2  # log2(300), rounded up, and the two deaths in runs of one row
 
 
 @pytest.mark.parametrize("mark", ["[[crash]]", "[[abort]]"])

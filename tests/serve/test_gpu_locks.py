@@ -65,7 +65,7 @@ def test_a_killed_server_s_successor_waits_for_a_worker_that_outlives_it(
     worker = ProcessIdentity.of(int(server_stats(opts).engine_metrics["child_pid"]))
     os.kill(server_of(opts).pid, signal.SIGKILL)
     run_prompts(["two"], opts)
-    assert not worker.is_running(), "the successor loaded its engine beside a worker of the dead one"
+    assert not worker.is_running(), "the successor loaded its engine next to a worker of the dead one"
     log = files_of(opts).log.read_text()
     assert "waiting for GPU" in log
     assert f"which process {worker.pid} (" in log

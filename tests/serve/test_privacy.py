@@ -1,4 +1,4 @@
-"""What a server leaves on its machine is its user's alone."""
+"""Only its user can read what a server leaves on its machine."""
 
 import os
 import stat

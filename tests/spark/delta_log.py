@@ -12,7 +12,7 @@ def actions(table: Path) -> list[dict[str, Any]]:
 
 
 def committed_files(table: Path) -> list[Path]:
-    """Of the newest version. A killed writer's files lie beside them."""
+    """Of the newest version. A killed writer's files lie next to them."""
     files: set[str] = set()
     for action in actions(table):
         if "add" in action:

@@ -123,7 +123,7 @@ def test_sorted_slices_hold_each_row_once_and_keep_prompts_that_begin_alike_toge
         for row in part.select("text", F.spark_partition_id().alias("at")).collect()
     ]
     assert len({place[:2] for place in seen}) == 8, "no partition is empty"
-    # Cut from end to end: beside a cut, a document's questions are in one piece, one behind the other.
+    # Cut from end to end: next to a cut, a document's questions are in one piece, one behind the other.
     pieces = {place[:3] for place in seen}
     assert len(pieces) <= 100 + 8
     for piece in {place[:2] for place in seen}:

@@ -122,4 +122,4 @@ def test_spark_asks_kubernetes_for_a_pod_that_an_engine_fits_in() -> None:
     assert token["valueFrom"]["secretKeyRef"]["name"] == "hub"
     (rule,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     selected = rule["labelSelector"]["matchLabels"].items()
-    assert selected <= pod["metadata"]["labels"].items(), "a second executor beside it"
+    assert selected <= pod["metadata"]["labels"].items(), "a second executor next to it"

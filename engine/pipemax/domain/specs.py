@@ -292,7 +292,7 @@ class KvCapacity:
 def kv_capacity(
     node: NodeSpec, model: ModelSpec, parallelism: Parallelism, *, block_tokens: int = 16
 ) -> KvCapacity:
-    """Return how many KV blocks the GPUs and the host hold. Raise ``ValueError`` if the weights alone do not fit.
+    """Return how many KV blocks the GPUs and the host hold. Raise ``ValueError`` if even the weights do not fit.
 
     Each GPU has its own pools for its part of the KV; more GPUs than KV heads keep copies on the host as well.
     """

@@ -77,7 +77,7 @@ def mixed_step_s(
 
     All tokens of a step pass the matrix products together, so the prompt tokens add what they add to a prefill step of
     as many tokens as there are decodes; each kind's attention comes on top. Without prompt tokens this is a decode
-    step's time, without decodes a prefill step's. ``mixed_scale`` is what prompt tokens were measured to add beside
+    step's time, without decodes a prefill step's. ``mixed_scale`` is what prompt tokens were measured to add to
     decodes, as a multiple of that.
     """
     added_s = prefill.added_batch_s(num_decodes, prompt_tokens) + prefill.beta_s * token_pairs

@@ -53,7 +53,7 @@ class NodeWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSettings:
-    """What is known of the nodes and of the job beside its engines."""
+    """What is known of the nodes, and of the job apart from its engines."""
 
     start_up_s: float
     """From the order of a node, or of its replacement, to its engine's first step: model load and calibration too."""

@@ -35,7 +35,7 @@ class Hardware:
 
     gpus: tuple[Gpu, ...] = ()
     cores_of_nodes: dict[int, tuple[int, ...]]
-    """NUMA node → its cores, hyperthreads of one core beside each other; nodes without a core of ours are left out."""
+    """NUMA node → its cores, hyperthreads of one core next to each other; nodes without a core of ours are left out."""
 
 
 def read_hardware(sys: Path = _SYS) -> Hardware:

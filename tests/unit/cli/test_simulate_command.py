@@ -181,7 +181,7 @@ def test_plan_capacity_plans_a_fleet_of_the_chosen_option(small: list[str], tmp_
     assert [option["fleet"] is not None for option in options] == [option["chosen"] for option in options]
     (chosen,) = (option for option in options if option["chosen"])
     fleet = chosen["fleet"]
-    assert fleet["nodes"] >= chosen["hours"] / 12, "one node alone takes so many hours"
+    assert fleet["nodes"] >= chosen["hours"] / 12, "one node takes so many hours"
     assert fleet["least_hours"] <= fleet["hours"] <= fleet["most_hours"] <= 12
     assert fleet["cost"] == pytest.approx(20 * fleet["nodes"] * fleet["hours"], rel=1e-3)
     assert (fleet["start_up_s"], fleet["commit_every_s"]) == (300, 900)

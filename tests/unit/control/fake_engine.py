@@ -110,7 +110,7 @@ class FakeEngine:
     trace: TraceSink | None = None
     checks_integrity: bool = True
     checks_each_run: bool = True
-    """Whether each request's blocks are there when it runs, beside the sum over all after each step."""
+    """Whether each request's blocks are there when it runs, next to the sum over all after each step."""
     events_at: dict[int, list[Event]] = field(default_factory=dict)
     """Number of plans made → events of other origin that come then."""
     sequences: dict[RequestId, Sequence] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Templates and columns, by a schema alone: no JVM runs."""
+"""Templates and columns, by only a schema: no JVM runs."""
 
 import pytest
 from pyspark.sql.types import (

@@ -206,6 +206,6 @@ class TdPipe:
 
 
 def simulate_tuned(scenario: Scenario) -> SimulationResult:
-    """Simulate with the refill share chosen by hindsight: the best that separate phases on the GPU alone can do."""
+    """Simulate with the refill share chosen by hindsight: the best that separate phases on only the GPU can do."""
     runs = [TdPipe(scenario, refill_share=share).simulate() for share in REFILL_SHARES]
     return max(runs, key=lambda run: run.total_tokens_per_s)

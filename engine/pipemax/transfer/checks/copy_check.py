@@ -1,7 +1,7 @@
 """Send known bytes through every lane of a stage's copies and compare them, byte for byte, on the machine at hand.
 
 Each check overwrites what it is going to compare before the copy, so nothing passes that was there already. The last
-one damages a byte on purpose and must be told of exactly that block. Then the same copies are timed, beside torch's
+one damages a byte on purpose and must be told of exactly that block. Then the same copies are timed, next to torch's
 plain copy of as many bytes between the same two pools, which is the best that the link gives to one copy.
 
 It needs only torch. The stage must be idle, because the check overwrites both pools. At the end it sets what it wrote

@@ -112,7 +112,7 @@ def measure(
 def _with_mixed_steps(
     engine: LLMEngine, vllm_config: VllmConfig, measured: Measurement, *, time_limit_s: float
 ) -> Measurement:
-    """Measure mixed steps of two sizes, and fit to them what prompt tokens add beside decodes."""
+    """Measure mixed steps of two sizes, and fit to them what prompt tokens add to decodes."""
     begin_s = time.monotonic()
     limits, runner, rng = wave_limits(vllm_config), _WaveRunner(engine, vllm_config), Random(1)
     most_tokens = vllm_config.scheduler_config.max_num_batched_tokens

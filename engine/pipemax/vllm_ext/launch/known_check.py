@@ -1,4 +1,4 @@
-"""The result of the check of a node, and where it is kept: beside the calibrations, under a key of its own.
+"""The result of the check of a node, and where it is kept: next to the calibrations, under a key of its own.
 
 A check holds for this machine with this driver, this model and these versions; a change of any of them asks for a new
 one. ``$XDG_CACHE_HOME/pipemax/node-checks`` (``~/.cache`` by default) is a cache: delete it freely.

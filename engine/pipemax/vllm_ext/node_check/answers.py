@@ -1,7 +1,7 @@
 """Compare what one engine answers to the same prompts twice, with and without its KV going to the host and back.
 
 Steps of other sizes use other kernels, whose sums differ in the last bits; so two runs of the very same model may part
-where two tokens are nearly as likely. How far they differ by that alone is measured: runs without any eviction, that
+where two tokens are nearly as likely. How far only that makes them differ is measured: runs without any eviction, that
 differ in how many prompts run together. What goes beyond a few times that is a fault.
 """
 

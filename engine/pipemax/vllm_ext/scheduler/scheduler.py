@@ -71,7 +71,7 @@ class PipeMaxScheduler(Scheduler):
         # Freed blocks may be reused while a step that writes to them is in flight: steps are first in, first out.
         self.defer_block_free = False
         transfer_config = self.vllm_config.kv_transfer_config
-        assert transfer_config is not None, "PipeMax's scheduler runs with its connector alone"
+        assert transfer_config is not None, "PipeMax's scheduler runs only with its connector"
         settings = RuntimeSettings.from_extra_config(transfer_config.kv_connector_extra_config)
         self._gpu = GpuBlocks(self.kv_cache_manager, self.block_size)
         self._host = HostBlocks(

@@ -1,4 +1,4 @@
-"""Mixed steps in a calibration: what prompt tokens add beside decodes is fitted to measured steps."""
+"""Mixed steps in a calibration: what prompt tokens add to decodes is fitted to measured steps."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who runs beside whom while the row that kills the engine is looked for; the engine is a list."""
+"""Which rows run together while the row that kills the engine is looked for; the engine is a list."""
 
 from collections.abc import Sequence
 from pathlib import Path

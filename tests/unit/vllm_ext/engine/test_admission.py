@@ -33,7 +33,7 @@ def test_an_aborted_request_does_not_shift_the_count_of_those_that_are_known() -
         book.send(name)
     book.end(["a"])
     book.report(demand_tokens=500, mean_tokens=100, num_known=2)
-    assert book.credit_tokens() == 400, "c alone is unknown"
+    assert book.credit_tokens() == 400, "only c is unknown"
 
 
 def test_where_more_waits_than_fits_the_credit_is_negative_and_an_empty_engine_has_all_its_room() -> None:

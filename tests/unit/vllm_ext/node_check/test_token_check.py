@@ -10,7 +10,7 @@ from pipemax.vllm_ext.node_check import run
 from pipemax.vllm_ext.node_check.answers import Answer
 
 NOISE = 0.0012
-"""Of a prompt that runs alone: matrices with one row take other kernels."""
+"""Of a prompt that runs by itself: matrices with one row take other kernels."""
 
 
 class RoundingEngine(run._TokenCheck):
