@@ -1,4 +1,4 @@
-"""Copies overlap with the computation that they have nothing to do with, however far the host is ahead of the device."""
+"""Copies overlap with computation that they have nothing to do with, however far the host is ahead of the device."""
 
 import itertools
 from collections.abc import Callable
