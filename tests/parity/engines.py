@@ -37,6 +37,7 @@ from tests.fakes.vllm_kinds import (
     runner_version,
 )
 from tests.parity.cases import BLOCK_TOKENS, MAX_MODEL_LEN, Answer, Answers, Request
+from tests.parity.families import MULTIMODAL
 from tests.parity.faulty_connector import Fault, WorkerPool, host_pool, set_fault
 
 _REPOSITORY = Path(__file__).parents[2]
@@ -319,6 +320,7 @@ def _engine_config(model: str, kind: Kind) -> EngineConfig:
             "distributed_executor_backend": "mp",
             # On CPUs with matrix units vLLM takes other kernels, for 16 bits.
             **({"attention_backend": "CPU_MLA"} if kind.family == "deepseek" else {}),
+            **({"language_model_only": True} if kind.family in MULTIMODAL else {}),
         },
     )
 

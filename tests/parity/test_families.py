@@ -25,17 +25,9 @@ LLAMA4 = Kind(family="llama4")
 DEEPSEEK = Kind(family="deepseek", pp=2)
 KINDS = [GPT_OSS, MISTRAL, GEMMA3, MISTRAL3, LLAMA4]
 QUANTIZED = [Kind(family=family) for family in ("awq", "gptq", "fp8")]
-NEEDS_TORCHVISION = ("gemma3", "mistral3", "llama4")
-"""vLLM imports these models together with their image processors."""
 
 NEAR_TIE = 0.3
 """Difference of logprobs that other batches may make in 16 bits."""
-
-
-@pytest.fixture(autouse=True)
-def _has_torchvision(kind: Kind) -> None:
-    if kind.family in NEEDS_TORCHVISION:
-        pytest.importorskip("torchvision")
 
 
 FEW = {"count": 12, "output_tokens": (6, 24)}
@@ -146,7 +138,7 @@ def test_a_family_s_output_varies_and_a_corrupted_copy_changes_it(
     """The negative control."""
     load = replace(PLAIN, **FEW)
     expected = reference(kind, load)
-    assert len({token for answer in expected.values() for token in answer.tokens}) > 50
+    assert len({token for answer in expected.values() for token in answer.tokens}) > 25
     engine = engine_of(kind)
     engine.reset(
         Setting(num_batches=3, gpu_blocks=24 * BLOCK_TOKENS // kind.block_tokens, fault=Fault.CORRUPT)

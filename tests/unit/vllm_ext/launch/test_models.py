@@ -62,7 +62,6 @@ def test_windows_are_kept_whole_and_the_log_says_so(
 def test_a_multimodal_checkpoint_runs_its_text_part(
     directory_of: DirectoryOf, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pytest.importorskip("torchvision", reason="vLLM imports the model together with its image processor")
     model = CONFIGS["gemma3"]()
     config = config_of(directory_of(model))
     with caplog.at_level(logging.INFO, logger="pipemax"):
