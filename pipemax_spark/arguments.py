@@ -21,6 +21,8 @@ from pipemax_spark.job.options import JobOptions, driver_directory
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.questions import asked_of_text, read_questions
 from pipemax_spark.storage.hadoop import read_file
+from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
+from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
 from pipemax_spark.structured_output import is_inline, response_schema
 
 if TYPE_CHECKING:
@@ -125,7 +127,16 @@ OPTIONS: dict[str, Option] = {
     "output": _option(
         _INPUT, "Delta table, by path or name, or Iceberg table, by name; created if it does not exist."
     ),
-    "input_format": _option(_INPUT, "delta, parquet, csv or json; default: inferred from the input."),
+    "input_format": _option(
+        _INPUT,
+        "delta, parquet, csv, json, or openai-batch: files of requests in OpenAI's batch format, with id, messages and "
+        "overrides; default: inferred from the input.",
+    ),
+    "batch_output": _option(
+        _INPUT,
+        "With openai-batch: once all rows are done, write their answers to this file in OpenAI's format, and errors to "
+        "one next to it.",
+    ),
     "input_option": _option(
         _INPUT,
         "KEY=VALUE for Spark's reader, such as sep=;. May be repeated.",
@@ -335,7 +346,7 @@ def job_options(values: Mapping[str, Any], *, log_dir: Path) -> JobOptions:
 
     ``JobError`` says what is wrong with them.
     """
-    rest = dict(values)
+    rest = _with_batch_columns(values)
     engine = engine_config(rest.pop("engine", None), rest.pop("model", None))
 
     def taken(kind: type) -> dict[str, Any]:
@@ -351,6 +362,16 @@ def job_options(values: Mapping[str, Any], *, log_dir: Path) -> JobOptions:
         log_dir=log_dir,
         **rest,
     )
+
+
+def _with_batch_columns(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values, with the columns that OpenAI's batch files have where no others are named."""
+    if values.get("input_format") != BATCH_FORMAT:
+        return dict(values)
+    columns: dict[str, Any] = {"id_columns": (BATCH_ID,), "overrides_column": "overrides"}
+    if not {"prompt_column", "messages_column", "template"} & values.keys():
+        columns["messages_column"] = "messages"
+    return {**columns, **values}
 
 
 def log_directory(given: str | os.PathLike[str] | None, output: str) -> Path:

@@ -7,13 +7,14 @@ from pipemax_spark.errors import JobError
 
 
 def with_image_settings(
-    engine: Mapping[str, Any], *, has_images: bool, allow_urls: Sequence[str] = ()
+    engine: Mapping[str, Any], *, has_images: bool, allow_urls: Sequence[str] | str = ()
 ) -> dict[str, Any]:
     """Return the engine config for rows that have images, or for rows that have none.
 
     Raise ``JobError`` if the config names policy pipemax, which serves text only.
     """
     config = dict(engine)
+    hosts = allow_urls.split(",") if isinstance(allow_urls, str) else allow_urls
     if not has_images:
         if allow_urls:
             raise JobError("allow-image-urls is given, and no column has images; give image-column too")
@@ -27,5 +28,8 @@ def with_image_settings(
             )
     if allow_urls:
         images = config.get("images") or {}
-        config["images"] = {**images, "allow_urls": [*images.get("allow_urls", ()), *allow_urls]}
+        config["images"] = {
+            **images,
+            "allow_urls": [*images.get("allow_urls", ()), *(host.strip() for host in hosts)],
+        }
     return config

@@ -34,6 +34,8 @@ from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.request_columns import prompt_text
 from pipemax_spark.sql import quoted
 from pipemax_spark.storage.hadoop import HadoopFiles, check_storage
+from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
+from pipemax_spark.storage.openai_batch import errors_path, write_answers
 from pipemax_spark.storage.output_table import OutputTable, open_table
 from pipemax_spark.storage.tables import is_path
 
@@ -103,9 +105,24 @@ class AnnotationJob:
             else:
                 reason = record.too_many_errors(CommittedTotals())
                 summary = record.nothing_to_do(counts)
+            if options.batch_output is not None:
+                self._write_batch_output(options.batch_output, checked, rows_left=counts.left_out)
             if reason is not None:
                 raise JobFailedError(reason)
             return summary
+
+    def _write_batch_output(self, path: str, checked: Checked, *, rows_left: int) -> None:
+        """Write the input's rows as OpenAI's output files once all of them are done."""
+        if rows_left:
+            self._terminal.say("Answers", f"{rows_left:,} rows are left, so {path} is not written yet")
+            return
+        rows = remaining_of(self._table, self._options, checked).held()
+        asked = checked.source.rows.select(BATCH_ID)
+        num_good, num_bad = write_answers(
+            rows.join(asked, on=BATCH_ID, how="left_semi"), path, model=checked.reply.model
+        )
+        errors = f", {num_bad:,} errors in {errors_path(path)}" if num_bad else ""
+        self._terminal.say("Answers", f"{num_good:,} in {path}{errors}")
 
     def _dry_run(self, checked: Checked) -> None:
         remaining = remaining_of(self._table, self._options, checked)

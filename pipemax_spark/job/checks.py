@@ -20,6 +20,8 @@ from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.prompts import PromptSource, find_field, resolve_column, resolve_names
 from pipemax_spark.spec import AnnotationSpec
 from pipemax_spark.sql import quoted
+from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
+from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
 from pipemax_spark.storage.output_table import OutputTable
 from pipemax_spark.storage.sources import Source, read_source
 from pipemax_spark.storage.tables import spec_texts
@@ -134,6 +136,12 @@ def _check_columns(source: Source, options: JobOptions) -> "tuple[StructType, tu
     schema = columns.output_schema(source.rows.schema)
     annotated_schema(schema, ANNOTATION, options.generation, options.ask)
     columns.add(source.rows)
+    if options.batch_output is not None:
+        for name in (BATCH_ID, "url"):
+            if find_field(name, schema) is None:
+                raise JobError(
+                    f"--batch-output needs the column {name!r} of --input-format {BATCH_FORMAT} in the output"
+                )
     id_columns = tuple(resolve_names(options.id_columns, source.rows.schema))
     needed = [*id_columns] if options.gold_column is None else [*id_columns, options.gold_column]
     for name in needed:

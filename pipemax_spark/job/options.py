@@ -39,6 +39,8 @@ class JobOptions:
     """The input's columns that go to the output; empty for all."""
     input_format: str | None = None
     input_option: Mapping[str, str] = field(default_factory=dict)
+    batch_output: str | None = None
+    """File of answers as OpenAI's Batch API writes it, once all rows are done."""
     engine_python: str | None = None
     on_error: OnError = OnError.ROW
     max_error_rate: float = 0.5

@@ -59,6 +59,13 @@ class HadoopFiles:
         finally:
             stream.close()
 
+    def put(self, local: Path, path: str) -> None:
+        """Move a file of this machine there, in the place of an older one."""
+        hadoop_path, file_system = self._open(path)
+        file_system.copyFromLocalFile(
+            True, True, self._jvm.org.apache.hadoop.fs.Path(str(local)), hadoop_path
+        )
+
     def modified_ms(self, path: str) -> int | None:
         """Return the storage's own time stamp, or None if there is no such file."""
         hadoop_path, file_system = self._open(path)

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import JobError, first_line
+from pipemax_spark.storage import openai_batch
 from pipemax_spark.storage.hadoop import HadoopFiles
 from pipemax_spark.storage.iceberg import IcebergTable
 from pipemax_spark.storage.output_table import open_table
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _CSV_OPTIONS = {"header": "true", "multiLine": "true", "escape": '"'}
-FORMATS = ("delta", "parquet", "csv", "json")
+FORMATS = ("delta", "parquet", "csv", "json", openai_batch.FORMAT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,9 @@ def _read_path(
             f"input {path!r} holds no Delta table, and its format cannot be inferred from the file names; give "
             "--input-format parquet, csv or json"
         )
+    if chosen == openai_batch.FORMAT:
+        rows = openai_batch.read_requests(spark, path)
+        return Source(rows=rows, name=path, description=f"OpenAI's batch file {path}")
     reader_options = {**(_CSV_OPTIONS if chosen == "csv" else {}), **options}
     rows = spark.read.format(chosen).options(**reader_options).load(path)
     return Source(rows=rows, name=path, description=f"{chosen} {path}")

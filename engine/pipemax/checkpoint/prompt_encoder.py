@@ -115,13 +115,8 @@ class PromptEncoder:
         marked = self._special_tokens.mark([request.prompt or ""])
         return (replace(request, prompt=marked.texts[0]) if marked.mark else request), marked.mark
 
-    def fault_of_chat(self, request: GenerationRequest) -> RequestError | None:
-        """Return why the request cannot be a chat, if its messages or the model's template do not allow it."""
-        if not self.has_chat_template:
-            return RequestError(
-                code=ErrorCode.INVALID_PROMPT,
-                message="messages and system prompts need a chat template, which this model's tokenizer lacks",
-            )
+    def fault_of_roles(self, request: GenerationRequest) -> RequestError | None:
+        """Return the error of a role that is no word, if a message has one."""
         for message in request.messages or ():
             if not _ROLE.fullmatch(message.role):  # templates put the role between special tokens as it is
                 return RequestError(
@@ -131,7 +126,12 @@ class PromptEncoder:
         return None
 
     def _render_chat(self, request: GenerationRequest) -> str | RequestError:
-        if (fault := self.fault_of_chat(request)) is not None:
+        if not self.has_chat_template:
+            return RequestError(
+                code=ErrorCode.INVALID_PROMPT,
+                message="messages and system prompts need a chat template, which this model's tokenizer lacks",
+            )
+        if (fault := self.fault_of_roles(request)) is not None:
             return fault
         turns = [] if request.system is None else [{"role": "system", "content": request.system}]
         if request.messages is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from pipemax.generation import Completion, GenerationRequest, Message, Sampling
+from pipemax.generation import Completion, GenerationRequest, Image, Message, Sampling
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 _TAKEN = {"temperature", "top_p", "top_k", "seed", "n", "reasoning_effort", "regex", "grammar"}
@@ -192,14 +192,23 @@ def _messages(given: Any) -> tuple[Message, ...]:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise BatchLineError(f"message {message!r} has no role")
         content = message.get("content")
-        if isinstance(content, list):  # parts
-            if any(part.get("type") != "text" for part in content):
-                raise BatchLineError("a message has a part that is not text")
-            content = "".join(str(part.get("text", "")) for part in content)
-        if not isinstance(content, str):
+        if isinstance(content, list):
+            parts = tuple(map(_part, content))
+            texts = [part for part in parts if isinstance(part, str)]
+            content = "".join(texts) if len(texts) == len(parts) else parts
+        if not isinstance(content, str | tuple):
             raise BatchLineError(f"the content of message {message!r} is not text")
         messages.append(Message(role=message["role"], content=content))
     return tuple(messages)
+
+
+def _part(part: Any) -> str | Image:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case {"type": "image_url", "image_url": {"url": str(url)}}:
+            return Image(source=url)
+    raise BatchLineError(f"a part of a message is {str(part)[:80]!r}; texts and image_urls are supported")
 
 
 def _sampling(body: Mapping[str, Any], *, is_chat: bool) -> Sampling:

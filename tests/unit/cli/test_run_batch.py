@@ -9,7 +9,7 @@ import pytest
 
 from pipemax.cli.batch_file import BatchLine, answer_of, read_done, read_ids, read_lines
 from pipemax.cli.run_batch import answer_all
-from pipemax.generation import Completion, GenerationRequest, RequestError
+from pipemax.generation import Completion, GenerationRequest, Image, RequestError
 
 
 def line(custom_id: str, *, url: str = "/v1/chat/completions", **body: Any) -> str:
@@ -65,6 +65,14 @@ def test_a_chat_request_becomes_one_of_ours_with_openai_s_defaults() -> None:
     assert json.loads(sampling.response_format or "") == {"type": "object"}
 
 
+def test_parts_may_be_images() -> None:
+    shown = {"type": "image_url", "image_url": {"url": "data:,x"}}
+    (read,) = lines(line("a", messages=[{"role": "user", "content": [{"type": "text", "text": "H"}, shown]}]))
+    assert read.request is not None, read.fault
+    (message,) = read.request.messages or ()
+    assert message.content == ("H", Image(source="data:,x"))
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -72,7 +80,7 @@ def test_a_chat_request_becomes_one_of_ours_with_openai_s_defaults() -> None:
         (line("a", messages=[]), "messages must be a list"),
         (
             line("a", messages=[{"role": "user", "content": [{"type": "image_url"}]}]),
-            "a part that is not text",
+            "texts and image_urls are supported",
         ),
         (line("a", url="/v1/completions", prompt=["x", "y"]), "prompt must be one text"),
         (line("a", messages=[{"role": "user", "content": "x"}], tools=[{"type": "function"}]), "'tools'"),

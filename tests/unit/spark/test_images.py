@@ -96,6 +96,7 @@ def test_a_job_with_images_takes_stock_vllm_and_refuses_pipemax() -> None:
         "policy": "vllm",
         "images": {"max_bytes": 5, "allow_urls": ["a", "b"]},
     }
+    assert with_image_settings({}, has_images=True, allow_urls="a, b")["images"] == {"allow_urls": ["a", "b"]}
     assert with_image_settings(engine, has_images=False) == engine
     with pytest.raises(JobError, match="policy pipemax serves text only"):
         with_image_settings({"policy": "pipemax"}, has_images=True)

@@ -14,6 +14,7 @@ from typing import Any
 from vllm.config import ModelConfig
 from vllm.inputs import EngineInput, tokens_input
 from vllm.renderers import BaseRenderer, ChatParams
+from vllm.utils.mistral import is_mistral_tokenizer
 
 from pipemax.answers.asks import Prompt
 from pipemax.checkpoint.prompt_encoder import NO_IMAGES, PromptEncoder, template_variables
@@ -58,6 +59,8 @@ class RowEncoder:
             and renderer.mm_processor is not None
             and "image" in renderer.mm_processor.info.supported_mm_limits
         )
+        # Mistral's own tokenizer writes token ids, and never takes a row's text for a control token.
+        self._writes_tokens = is_mistral_tokenizer(renderer.tokenizer)
         self._pool = ThreadPoolExecutor(_LOADING_THREADS, thread_name_prefix="load-images")
         # A processor of a model's authors need not be safe for threads.
         self._lock = threading.Lock()
@@ -87,14 +90,16 @@ class RowEncoder:
         self._pool.shutdown(cancel_futures=True)
 
     def _encode_one(self, request: GenerationRequest, images: list[LoadedImage]) -> Prompt | RequestError:
-        if (fault := self._prompts.fault_of_chat(request)) is not None:
+        # The template is vLLM's business: it may be the processor's, where the tokenizer has none.
+        if (fault := self._prompts.fault_of_roles(request)) is not None:
             return fault
-        marked, mark = self._prompts.marked(request)
-        variables = {"add_generation_prompt": True, "tokenize": False, **template_variables(request.sampling)}
+        marked, mark = (request, None) if self._writes_tokens else self._prompts.marked(request)
+        variables = template_variables(request.sampling)
+        settings = {"add_generation_prompt": True, "tokenize": self._writes_tokens, **variables}
         try:
             with self._lock:
                 _, rendered = self._renderer.render_messages(
-                    _conversation(marked, images), ChatParams(chat_template_kwargs=variables)
+                    _conversation(marked, images), ChatParams(chat_template_kwargs=settings)
                 )
         except Exception as error:  # a template is a program of the model's authors: it may raise anything
             return RequestError(
@@ -105,14 +110,15 @@ class RowEncoder:
 
     def _processed(self, rendered: dict[str, Any], mark: str | None) -> Prompt | RequestError:
         """Return the prompt with the images in their places. The template has written the special tokens."""
-        text = rendered.pop("prompt")
-        token_ids = self._prompts.tokenized(text, mark)
-        if isinstance(token_ids, RequestError):
-            return token_ids
+        if "prompt" in rendered:
+            token_ids = self._prompts.tokenized(rendered.pop("prompt"), mark)
+            if isinstance(token_ids, RequestError):
+                return token_ids
+            rendered["prompt_token_ids"] = token_ids
+        inputs: Any = rendered
         try:
             with self._lock:
                 # Without the cache of the processor's results: the core's copy of it wants all requests in one order.
-                inputs: Any = {"prompt_token_ids": token_ids, **rendered}
                 made: Any = self._renderer.process_for_engine(inputs, time.time(), skip_mm_cache=True)
         except Exception as error:  # a processor, too
             return RequestError(

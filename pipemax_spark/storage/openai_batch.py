@@ -1,0 +1,104 @@
+"""OpenAI's batch files as a job's input, and its output files for a finished output table."""
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipemax_spark.errors import JobError
+from pipemax_spark.executor.openai_batch import LINE_COLUMN, PARSED_SCHEMA, output_line, parsed_lines
+from pipemax_spark.storage.hadoop import HadoopFiles, is_remote, plain_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FORMAT = "openai-batch"
+ID_COLUMN = "custom_id"
+
+
+def read_requests(spark: "SparkSession", path: str) -> "DataFrame":
+    """Return the requests of batch files: custom_id, url, overrides, and messages or, for completions, prompt.
+
+    The content of messages is text, or an array of parts if a message has an image. Raise ``JobError`` that names a
+    request which cannot be a row.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    lines = spark.read.text(path)
+    assert lines.columns[0] == LINE_COLUMN, lines.columns
+    parsed = lines.select(LINE_COLUMN).mapInArrow(parsed_lines, from_arrow_schema(PARSED_SCHEMA))
+    (found,) = parsed.agg(
+        F.count("fault").alias("faults"),
+        F.min("fault").alias("fault"),
+        F.coalesce(F.max("has_image"), F.lit(False)).alias("has_image"),
+        F.count("messages").alias("chats"),
+        F.count("prompt").alias("prompts"),
+    ).collect()
+    if found["faults"]:
+        more = f" ({found['faults']:,} such requests)" if found["faults"] > 1 else ""
+        raise JobError(f"input {path!r}: {found['fault']}{more}")
+    if found["chats"] and found["prompts"]:
+        raise JobError(
+            f"input {path!r} has {found['chats']:,} requests for chats and {found['prompts']:,} for completions; put "
+            "them into two files"
+        )
+    if found["prompts"]:
+        return parsed.select(ID_COLUMN, "url", "prompt", "overrides")
+    if not found["has_image"]:
+        texts = F.transform(
+            "messages",
+            lambda message: F.struct(
+                message["role"].alias("role"),
+                F.array_join(F.transform(message["content"], lambda part: part["text"]), "").alias("content"),
+            ),
+        )
+        parsed = parsed.withColumn("messages", texts)
+    return parsed.select(ID_COLUMN, "url", "messages", "overrides")
+
+
+def errors_path(path: str) -> str:
+    """Return the file of requests without an answer, next to the file of answers."""
+    stem, dot, suffix = path.rpartition(".")
+    return f"{stem}.errors.{suffix}" if dot and "/" not in suffix else f"{path}.errors"
+
+
+def write_answers(rows: "DataFrame", path: str, *, model: str) -> tuple[int, int]:
+    """Write annotated rows as OpenAI's output file and error file; return how many lines each has.
+
+    Each file appears whole, in the place of an older one. There is a file of errors if it has lines, or had some.
+    """
+    spark = rows.sparkSession
+    counts = [0, 0]
+    with tempfile.TemporaryDirectory(dir=_near(path)) as directory:
+        drafts = [Path(directory) / name for name in ("answers", "errors")]
+        with drafts[0].open("w", encoding="utf-8") as good, drafts[1].open("w", encoding="utf-8") as bad:
+            for row in rows.select(ID_COLUMN, "url", "annotation").toLocalIterator():
+                values = row.asDict(recursive=True)
+                is_bad = values["annotation"]["error"] is not None
+                (bad if is_bad else good).write(output_line(values, model=model) + "\n")
+                counts[is_bad] += 1
+        # The answers come last: once they are there, all is.
+        if counts[1] or _exists(spark, errors_path(path)):
+            _put(spark, drafts[1], errors_path(path))
+        _put(spark, drafts[0], path)
+    return counts[0], counts[1]
+
+
+def _near(path: str) -> str | None:
+    """Return the directory of a local file, made if need be, so that a draft in it can be renamed."""
+    if is_remote(path):
+        return None
+    directory = Path(plain_path(path)).absolute().parent
+    directory.mkdir(parents=True, exist_ok=True)
+    return str(directory)
+
+
+def _exists(spark: "SparkSession", path: str) -> bool:
+    return HadoopFiles(spark).exists(path) if is_remote(path) else Path(plain_path(path)).exists()
+
+
+def _put(spark: "SparkSession", draft: Path, path: str) -> None:
+    if is_remote(path):
+        HadoopFiles(spark).put(draft, path)
+    else:
+        draft.replace(plain_path(path))

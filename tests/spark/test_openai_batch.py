@@ -1,0 +1,122 @@
+"""OpenAI's batch files as input and output of the job."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipemax_spark.arguments import job_options
+from pipemax_spark.errors import JobError
+from pipemax_spark.job.options import JobOptions
+from tests.fakes.engine import expected_text, fake_config
+from tests.spark.conftest import Jobs
+
+
+def write_requests(path: Path, *bodies: dict[str, Any], url: str = "/v1/chat/completions") -> None:
+    lines = [
+        {"custom_id": f"r{number}", "method": "POST", "url": url, "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+
+
+def chat(text: str, **settings: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "temperature": 0, **settings}
+
+
+def options_of(run: Jobs, path: Path, **values: Any) -> JobOptions:
+    return replace(
+        job_options(
+            {
+                "input": str(path),
+                "input_format": "openai-batch",
+                "output": run.output,
+                "batch_output": str(path.parent / "answers.jsonl"),
+                "engine": fake_config(),
+                "engine_python": run.defaults.engine_python,
+                "mlflow_experiment": "",
+                **values,
+            },
+            log_dir=run.directory / "logs",
+        )
+    )
+
+
+def lines_of(path: Path) -> dict[str, dict[str, Any]]:
+    return {line["custom_id"]: line["response"] for line in map(json.loads, path.read_text().splitlines())}
+
+
+def test_requests_of_a_file_are_answered_in_a_file_once_all_are_done(
+    jobs: Callable[[], Jobs], tmp_path: Path
+) -> None:
+    run = jobs()
+    requests, answers = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
+    write_requests(
+        requests, chat("one two three"), chat("four five", max_tokens=2), chat(" "), chat("[[error]]")
+    )
+    run.defaults = options_of(run, requests)
+    run.run(limit=2)
+    assert not answers.exists(), "two rows are left"
+    run.run()
+    good, bad = lines_of(answers), lines_of(tmp_path / "answers.errors.jsonl")
+    texts = {name: line["body"]["choices"][0]["message"]["content"] for name, line in good.items()}
+    assert texts == {"r0": expected_text("one two three"), "r1": expected_text("four five", 2)}
+    assert good["r1"]["body"]["choices"][0]["finish_reason"] == "length"
+    assert {name: line["body"]["error"]["code"] for name, line in bad.items()} == {
+        "r2": "empty_prompt",
+        "r3": "engine_error",
+    }
+    before = answers.read_text()
+    answers.unlink()
+    run.run()
+    assert sorted(answers.read_text().splitlines()) == sorted(before.splitlines()), (
+        "a done job writes it again"
+    )
+
+
+def test_images_of_a_file_and_texts_for_completion_are_taken_too(
+    jobs: Callable[[], Jobs], tmp_path: Path
+) -> None:
+    run = jobs()
+    requests = tmp_path / "requests.jsonl"
+    parts = [
+        {"type": "text", "text": "What?"},
+        {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
+    ]
+    write_requests(requests, {"messages": [{"role": "user", "content": parts}]}, chat("no image"))
+    run.defaults = options_of(run, requests)
+    run.run()
+    assert {row["custom_id"]: row["annotation"]["error"] is None for row in run.rows()} == {
+        "r0": False,
+        "r1": True,
+    }
+    other = tmp_path / "completions.jsonl"
+    write_requests(other, {"prompt": "Once upon", "temperature": 0}, url="/v1/completions")
+    run.output = str(tmp_path / "other")
+    run.defaults = options_of(run, other, prompt_column="prompt")
+    run.run()
+    assert lines_of(tmp_path / "answers.jsonl")["r0"]["body"]["choices"][0]["text"] == expected_text(
+        "Once upon", 16
+    )
+
+
+def test_a_request_that_cannot_be_a_row_is_named_before_anything_runs(
+    jobs: Callable[[], Jobs], tmp_path: Path
+) -> None:
+    run = jobs()
+    requests = tmp_path / "requests.jsonl"
+    write_requests(requests, chat("one"), chat("two", n=3))
+    run.defaults = options_of(run, requests)
+    with pytest.raises(JobError, match="request 'r1': n is 3"):
+        run.run()
+    run.write_input([(1, "x")])
+    with pytest.raises(JobError, match="--batch-output needs the column 'custom_id'"):
+        run.run(
+            **{name: getattr(jobs().defaults, name) for name in ("input", "source")},
+            input_format=None,
+            id_columns=("id",),
+            overrides_column=None,
+        )
