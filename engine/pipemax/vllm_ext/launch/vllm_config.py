@@ -65,6 +65,7 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
             "needs one"
         )
     if config.policy is Policy.PIPEMAX:
+        _refuse_embeddings_of_media(vllm_config)
         check_model(vllm_config, num_adapters=len(config.lora))
         check_runner(vllm_config)
         _tell_of_model(config, vllm_config)
@@ -82,6 +83,16 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
         fit_scheduler(vllm_config, settings)
         vllm_config.kv_transfer_config.kv_connector_extra_config.update(settings.to_extra_config())
     return vllm_config
+
+
+def _refuse_embeddings_of_media(vllm_config: VllmConfig) -> None:
+    """Leave the text part of a multimodal model without its processor of images, which it would start with.
+
+    To vLLM, an engine with a KV connector is one that other engines send embeddings of images to.
+    """
+    multimodal = vllm_config.model_config.multimodal_config
+    if multimodal is not None:
+        multimodal.enable_mm_embeds = multimodal.allow_missing_mm_embeddings = False
 
 
 def _tell_of_model(config: EngineConfig, vllm_config: VllmConfig) -> None:

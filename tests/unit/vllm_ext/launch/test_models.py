@@ -67,6 +67,7 @@ def test_a_multimodal_checkpoint_runs_its_text_part(
     with caplog.at_level(logging.INFO, logger="pipemax"):
         vllm_config = make_vllm_config(config)
     assert vllm_config.model_config.multimodal_config.language_model_only
+    assert not vllm_config.model_config.supports_multimodal_inputs, "it would need the processor of images"
     assert "runs the text part" in caplog.text
     assert expected_kv_bytes(config, model, num_stages=2) == max(kv_bytes_per_token(vllm_config))
     with pytest.raises(ValueError, match="language_model_only is off"):
