@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.dataframe import engine_config, for_engine
+from pipemax_spark.dataframe import engine_config, with_task
 from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.job.options import JobOptions, driver_directory
 from pipemax_spark.prompts import PromptSource
@@ -184,6 +184,9 @@ OPTIONS: dict[str, Option] = {
         "Prompt with {column} placeholders. Write {{ and }} for braces, \\n for a line break.",
         read=lambda given: given.replace("\\n", "\n"),
     ),
+    "query_column": _option(
+        _PROMPT, "With --task score: column that holds the query; the prompt is the document that is scored."
+    ),
     "ask": _option(
         _PROMPT,
         "NAME=TEMPLATE: a question about each row, answered in a column NAME; its text follows the prompt. Or a YAML "
@@ -209,6 +212,20 @@ OPTIONS: dict[str, Option] = {
     ),
     "engine_python": _option(
         _MODEL, "Path on the executors of a Python that has vLLM; default: the Python of Spark's tasks."
+    ),
+    "task": _option(
+        _MODEL, "generate, or with a pooling model embed, classify or score: see docs/guide/embed.md."
+    ),
+    "dimensions": _option(
+        _MODEL, "With --task embed: length of the embeddings, of a model whose embeddings may be cut.", min=1
+    ),
+    "normalize": _option(
+        _MODEL,
+        "With --task embed: whether embeddings have length 1; default: as the model says, mostly yes.",
+        given=bool,
+    ),
+    "truncate": _option(
+        _MODEL, "With a pooling task: cut prompts that are too long; default: they are error rows."
     ),
     "max_tokens": _option(_MODEL, "Maximum output tokens per row.", min=1),
     "temperature": _option(_MODEL, "Sampling temperature; 0 is greedy."),
@@ -347,13 +364,13 @@ def job_options(values: Mapping[str, Any], *, log_dir: Path) -> JobOptions:
     ``JobError`` says what is wrong with them.
     """
     rest = _with_batch_columns(values)
-    engine = engine_config(rest.pop("engine", None), rest.pop("model", None))
+    given = engine_config(rest.pop("engine", None), rest.pop("model", None))
 
     def taken(kind: type) -> dict[str, Any]:
         return {each.name: rest.pop(each.name) for each in fields(kind) if each.name in rest}
 
     source = PromptSource(**taken(PromptSource))
-    generation = for_engine(GenerationSpec(**taken(GenerationSpec)), engine)
+    engine, generation = with_task(given, GenerationSpec(**taken(GenerationSpec)))
     return JobOptions(
         source=source,
         engine=_with_absolute_model(engine),

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipemax.wire import GenerationSpec, PreflightRequest
+from pipemax.wire import GENERATE, GenerationSpec, PreflightRequest
 from pipemax_spark.annotating_stage import annotating_profile
 from pipemax_spark.engine_check import recent_preflight
 from pipemax_spark.errors import JobError, OnError
@@ -58,6 +58,7 @@ def annotate(
     template: str | None = None,
     image_column: str | None = None,
     allow_image_urls: Sequence[str] = (),
+    query_column: str | None = None,
     ask: Mapping[str, Any] | None = None,
     overrides_column: str | None = None,
     on_error: str = "row",
@@ -88,6 +89,10 @@ def annotate(
     ``ResourceProfile`` of executors with GPUs (``pipemax_spark.profiles.gpu_profile``), for a session whose own
     executors have none.
 
+    ``task`` is ``generate``, or with a pooling model ``embed`` (the struct then has ``embedding``), ``classify``
+    (``label`` and ``probabilities``) or ``score`` (``score``, of the prompt as an answer to ``query_column``);
+    docs/guide/embed.md shows them.
+
     With ``ask``, several questions are asked about each row, and the engine reads the row's prompt once: a mapping from
     names to the texts that follow the prompt, or to dicts with ``template`` and fields of ``GenerationSpec``. Each name
     is a column like the struct above, and ``annotation`` has the tokens of all of them and the first error.
@@ -109,12 +114,14 @@ def annotate(
         messages_column=messages_column,
         template=template,
         image_column=image_column,
+        query_column=query_column,
     )
     has_images = source.has_images(df.schema)
-    config = with_image_settings(
+    given = with_image_settings(
         engine_config(engine, model), has_images=has_images, allow_urls=allow_image_urls
     )
-    spec_of_all = for_engine(generation_spec(**generation), config)
+    config, spec_of_all = with_task(given, generation_spec(**generation))
+    check_pooling(spec_of_all, source, ask=ask, overrides_column=overrides_column, image_column=image_column)
     questions = read_questions(ask or {}, spec_of_all)
     _check_askable(source, questions)
     columns = RequestColumns(source, overrides_column, questions=questions)
@@ -261,6 +268,47 @@ def engine_config(engine: Mapping[str, Any] | None, model: str | None) -> dict[s
         if files.tokenizer is not None:
             config.setdefault("tokenizer", files.tokenizer)
     return config
+
+
+def with_task(engine: Mapping[str, Any], generation: GenerationSpec) -> tuple[dict[str, Any], GenerationSpec]:
+    """Return both with the same task: the engine is started for the job's, and a job takes the engine config's.
+
+    The generation has the thinking included where the engine splits it off, unless it says otherwise. Raise
+    ``JobError`` if the two name different tasks.
+    """
+    named = engine.get("task") or GENERATE
+    if generation.task == GENERATE:
+        generation = replace(generation, task=str(named))
+    elif named not in (GENERATE, generation.task):
+        raise JobError(f"the task is {generation.task}, and the engine config's is {named}; name one task")
+    if generation.task == GENERATE:
+        return dict(engine), for_engine(generation, engine)
+    return {**engine, "task": generation.task}, generation
+
+
+def check_pooling(generation: GenerationSpec, source: PromptSource | None, **given: Any) -> None:
+    """Raise ``JobError`` if the prompts, or other things that are given, do not fit the task."""
+    task = generation.task
+    is_score, has_query = task == "score", source is not None and source.query_column is not None
+    if has_query and not is_score:
+        raise JobError(f"query-column is for the task score, and the task is {task}; leave query-column out")
+    if not generation.is_pooling:
+        return
+    if source is not None and is_score and not has_query and not source.is_messages:
+        raise JobError("the task score needs a query-column next to the prompt, which is the document")
+    if source is not None and source.messages_column is not None and not is_score:
+        raise JobError(
+            f"the task {task} reads texts; give a prompt-column or a template, not a messages-column"
+        )
+    for name, value in given.items():
+        if value:
+            raise JobError(
+                f"{name.replace('_', '-')} is for generation, and the task is {task}; leave it out"
+            )
+    try:
+        generation.sampling()
+    except (ValueError, TypeError) as error:
+        raise JobError(str(error)) from error
 
 
 def for_engine(generation: GenerationSpec, engine: Mapping[str, Any]) -> GenerationSpec:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipemax.wire import PAIR
 from pipemax_spark.errors import JobError
 from pipemax_spark.sql import quoted
 
@@ -27,18 +28,21 @@ class PromptSource:
     """Text with ``{column}`` in it; ``{a.b}`` is a field of a struct, ``{{`` and ``}}`` are braces."""
     image_column: str | None = None
     """A column of images (binary), of their paths or URLs (string), or of arrays of either."""
+    query_column: str | None = None
+    """With the task ``score``: column of the query that the prompt, a document, is to answer."""
 
     def __post_init__(self) -> None:
-        given = [
-            name
-            for name in ("prompt_column", "messages_column", "template")
-            if getattr(self, name) is not None
-        ]
+        sources = ("prompt_column", "messages_column", "template")
+        given = [name for name in sources if getattr(self, name) is not None]
         if len(given) != 1:
             what = " and ".join(name.replace("_", "-") for name in given) or "none of them"
             raise JobError(
                 f"give exactly one of prompt-column, messages-column and template; {what} "
                 f"{'were' if len(given) > 1 else 'was'} given"
+            )
+        if self.query_column is not None and self.messages_column is not None:
+            raise JobError(
+                "query-column is given next to messages-column; messages hold the query themselves"
             )
         if self.image_column is not None and self.is_messages:
             raise JobError(
@@ -48,7 +52,7 @@ class PromptSource:
 
     @property
     def is_messages(self) -> bool:
-        return self.messages_column is not None
+        return self.messages_column is not None or self.query_column is not None
 
     def column(self, schema: "StructType") -> "Column":
         """Return the prompt as a string column, or as array<struct<role, content>> for messages.
@@ -57,17 +61,18 @@ class PromptSource:
         """
         from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-        if self.prompt_column is not None:
-            expression, kind = resolve_column(self.prompt_column, schema)
-            if kind.typeName() in ("array", "map", "struct"):
-                raise JobError(
-                    f"prompt-column {self.prompt_column!r} is of type {kind.simpleString()}, not text; for "
-                    "conversations give --messages-column, for fields a --template"
-                )
-            return F.col(expression).cast("string")
         if self.messages_column is not None:
             return _messages(self.messages_column, schema)
-        return _concatenated(parse_template(self.template or "", schema))
+        if self.prompt_column is not None:
+            prompt = _text_column("prompt-column", self.prompt_column, schema)
+        else:
+            prompt = _concatenated(parse_template(self.template or "", schema))
+        if self.query_column is None:
+            return prompt
+        query = _text_column("query-column", self.query_column, schema)
+        pair = F.array(*(_message(role, text) for role, text in zip(PAIR, (query, prompt), strict=True)))
+        # Null if one is missing: such a row has an empty prompt.
+        return F.when(query.isNotNull() & prompt.isNotNull(), pair)
 
     def images(self, schema: "StructType") -> "Column | None":
         """Return the column of images, or None if there is none.
@@ -106,12 +111,11 @@ class PromptSource:
 
     def _types_read(self, schema: "StructType") -> list["DataType"]:
         """Return the types of all values that are turned into text."""
-        if self.prompt_column is not None:
-            return [resolve_column(self.prompt_column, schema)[1]]
         if self.messages_column is not None:
             message = _message_type(self.messages_column, schema)[1]
             return [message["role"].dataType, message["content"].dataType]
         names = [name for _, name, _, _ in string.Formatter().parse(self.template or "")]
+        names += [self.prompt_column, self.query_column]
         return [resolve_column(name, schema)[1] for name in names if name is not None]
 
 
@@ -149,6 +153,24 @@ def parse_template(template: str, schema: "StructType", *, needs_column: bool = 
             f"template {template!r} names no column, so every prompt would be the same; write {{column}}"
         )
     return parts
+
+
+def _text_column(option: str, name: str, schema: "StructType") -> "Column":
+    from pyspark.sql import functions as F  # noqa: N812
+
+    expression, kind = resolve_column(name, schema)
+    if kind.typeName() in ("array", "map", "struct"):
+        raise JobError(
+            f"{option} {name!r} is of type {kind.simpleString()}, not text; for conversations give --messages-column, "
+            "for fields a --template"
+        )
+    return F.col(expression).cast("string")
+
+
+def _message(role: str, text: "Column") -> "Column":
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.struct(F.lit(role).alias("role"), text.alias("content"))
 
 
 def rendered(template: str, schema: "StructType") -> "Column":

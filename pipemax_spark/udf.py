@@ -15,15 +15,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pipemax.wire import GenerationSpec
+from pipemax.wire import PAIR, GenerationSpec
 from pipemax_spark.dataframe import (
     TemplateVariables,
+    check_pooling,
     checked_spec,
     engine_config,
     engine_options,
-    for_engine,
     generation_spec,
+    with_task,
 )
 from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.executor.client import complete
@@ -76,7 +78,8 @@ def pipemax_udf(
 
     A further argument may be a struct with any of max_tokens, temperature, top_p, top_k, seed, stop and lora: options
     of the row, in place of those given here. With ``images``, one may be the row's image: bytes, a path, a URL whose
-    host is in ``allow_image_urls``, or an array of images; and conversations may have them.
+    host is in ``allow_image_urls``, or an array of images; and conversations may have them. With ``task="score"`` the
+    two arguments are a query and a document.
 
     The function returns the same struct as ``annotate()``, and ``generation`` takes the same fields. With a
     ``temperature`` and no ``seed``, the seed is 0: equal rows get equal answers, however often Spark evaluates them. A
@@ -113,8 +116,9 @@ def _udf(
     allow_image_urls: Sequence[str] = (),
     **generation: Any,
 ) -> "UserDefinedFunctionLike":
-    config = with_image_settings(engine_config(engine, model), has_images=images, allow_urls=allow_image_urls)
-    spec = for_engine(generation_spec(**generation), config)
+    given = with_image_settings(engine_config(engine, model), has_images=images, allow_urls=allow_image_urls)
+    config, spec = with_task(given, generation_spec(**generation))
+    check_pooling(spec, None, images=images)
     if spec.seed is None and spec.temperature > 0:
         spec = replace(spec, seed=0)
     policy = OnError.of(on_error)
@@ -216,7 +220,8 @@ class UdfTask:
 
     def __call__(self, batches: Iterator[Columns]) -> Iterator[pa.Array]:
         annotator = Annotator(self.plan)
-        rows = OrderedRows(batches, takes_images=self.takes_images)
+        takes_pairs = self.plan.options.generation.task == "score"
+        rows = OrderedRows(batches, takes_images=self.takes_images, takes_pairs=takes_pairs)
         completions = complete(rows.requests(), self.plan.options, task=task_label())
         with contextlib.closing(completions):
             try:
@@ -230,9 +235,12 @@ class UdfTask:
 class OrderedRows:
     """Takes answers in any order and yields them in the input's order, piece by piece."""
 
-    def __init__(self, batches: Iterator[Columns], *, takes_images: bool = False) -> None:
+    def __init__(
+        self, batches: Iterator[Columns], *, takes_images: bool = False, takes_pairs: bool = False
+    ) -> None:
+        """With ``takes_pairs``, a row is a query and a document."""
         self._batches = batches
-        self._takes_images = takes_images
+        self._columns = _pair_columns if takes_pairs else partial(_request_columns, takes_images=takes_images)
         self._changed = threading.Condition()
         self._num_sent = 0  # pieces
         self._num_taken = 0
@@ -246,7 +254,7 @@ class OrderedRows:
         The feeder's thread reads them.
         """
         for batch in self._batches:
-            columns = _request_columns(batch, takes_images=self._takes_images)
+            columns = self._columns(batch)
             rows = len(next(iter(columns.values())))
             for start in range(0, rows, PIECE_ROWS):
                 piece = {name: column.slice(start, PIECE_ROWS) for name, column in columns.items()}
@@ -294,6 +302,26 @@ class OrderedRows:
             self._changed.notify_all()
             del self._open_rows[number]
             return self._answers.pop(number)
+
+
+def _pair_columns(given: Columns) -> dict[str, pa.Array]:
+    """Return the messages of queries and documents. Raise ``JobError`` if these are not two columns of text."""
+    columns = given if isinstance(given, tuple) else (given,)
+    is_text = [pa.types.is_string(each.type) or pa.types.is_large_string(each.type) for each in columns]
+    if is_text != [True, True]:
+        raise JobError("the function of the task score takes two columns of text: a query and a document")
+    query, document = (each.cast(pa.string()) for each in columns)
+    rows = len(query)
+    roles = [pa.repeat(pa.scalar(role), rows) for role in PAIR]
+    # Message by message: the row's query, then its document.
+    order = pa.array([place for row in range(rows) for place in (row, rows + row)], pa.int64())
+    turns = pa.StructArray.from_arrays(
+        [pa.concat_arrays(roles).take(order), pa.concat_arrays([query, document]).take(order)],
+        names=["role", "content"],
+    )
+    is_null = pc.or_(pc.is_null(query), pc.is_null(document))
+    ends = pa.array(range(0, 2 * rows + 1, 2), pa.int32())
+    return {"messages": pa.ListArray.from_arrays(ends, turns, mask=is_null)}
 
 
 def _request_columns(given: Columns, *, takes_images: bool = False) -> dict[str, pa.Array]:

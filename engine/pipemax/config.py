@@ -8,12 +8,13 @@ import hashlib
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from pipemax.domain.plan import Batching
+from pipemax.domain.choices import BatchingChoice as BatchingChoice
+from pipemax.domain.choices import KvOffload as KvOffload
 from pipemax.domain.specs import KvCacheDtype
 
 
@@ -26,32 +27,6 @@ class Policy(StrEnum):
     """PipeMax inside vLLM: every request's KV also in host memory, batches rotated through the GPU."""
     AUTO = "auto"
     """The faster of the two, according to simulations of the measured engine; see docs/guide/engine.md."""
-
-
-class KvOffload(StrEnum):
-    """The time at which new KV is copied to the host."""
-
-    AFTER_STEP = "after_step"
-    """All layers together once a step has computed; full CUDA graphs stay."""
-    PER_LAYER = "per_layer"
-    """Each layer's KV directly after its attention, put into blocks by the CPU. PipeMax, §3.4.2, begins after the QKV
-    projection, where vLLM has no hook."""
-
-
-class BatchingChoice(StrEnum):
-    """The contents that a step of PipeMax may have, or the choice by simulations of the measured engine."""
-
-    SEPARATED = "separated"
-    """Phases of prefill and of decode, as in the paper."""
-    MIXED = "mixed"
-    """Each step decodes a batch and takes prompt tokens, up to a maximum."""
-    AUTO = "auto"
-    """The faster of the two, according to simulations; separated while nothing is measured."""
-
-    @property
-    def at_start(self) -> Batching:
-        """The batching until simulations have chosen one."""
-        return Batching.MIXED if self is BatchingChoice.MIXED else Batching.SEPARATED
 
 
 class ChatMode(StrEnum):
@@ -161,6 +136,11 @@ class EngineConfig(BaseModel):
         Policy.AUTO,
         description="Scheduler: vllm is stock vLLM; pipemax keeps KV in host memory too; auto measures the engine "
         "once, simulates both on a sample of the rows, and takes the faster.",
+    )
+    task: Literal["generate", "embed", "classify", "score"] = Field(
+        "generate",
+        description="What the engine does: generate, or embed, classify or score with a pooling model; a job sets it "
+        "(--task).",
     )
     dtype: str = Field(
         "auto",
@@ -301,6 +281,20 @@ class EngineConfig(BaseModel):
             raise ValueError("is empty; give a checkpoint directory or a hub name")
         return model
 
+    @field_validator("task", "reasoning_parser", "virtual_node")
+    @classmethod
+    def _pooling_generates_nothing(cls, value: Any, info: ValidationInfo) -> Any:
+        is_task = info.field_name == "task"
+        task = value if is_task else info.data.get("task", "generate")
+        if task != "generate" and is_task and info.data.get("policy") is Policy.PIPEMAX:
+            raise ValueError(
+                f"{task} generates no tokens, so policy pipemax has nothing to schedule; set policy: vllm, or auto, "
+                "which takes stock vLLM for it"
+            )
+        if task != "generate" and not is_task and value is not None:
+            raise ValueError(f"is only for generation, and the task is {task}; leave {info.field_name} out")
+        return value
+
     @field_validator("lora")
     @classmethod
     def _adapters_are_named(cls, lora: dict[str, str]) -> dict[str, str]:
@@ -389,6 +383,11 @@ class EngineConfig(BaseModel):
     def tensor_degree(self) -> int:
         """The GPUs that share each stage: as configured, otherwise 1."""
         return self.tensor_parallel_size or 1
+
+    @property
+    def is_pooling(self) -> bool:
+        """Whether the task generates nothing."""
+        return self.task != "generate"
 
     def engine_id(self) -> str:
         """Return a digest: equal configs have equal ids, whatever rows were sampled for them.

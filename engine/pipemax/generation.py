@@ -5,11 +5,18 @@ These are plain values: ``pipemax.api`` offers them to users, ``pipemax.vllm_ext
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Protocol
 
+GENERATE = "generate"
+POOLING_TASKS = ("embed", "classify", "score")
+"""The tasks that read a prompt and generate nothing: the model's pooled output is the answer."""
+PAIR = ("query", "document")
+"""The roles of the two messages of a row that is scored; vLLM uses these names too."""
 MOST_SAMPLES = 128
 MOST_ATTEMPTS = 20
+_OF_POOLING = ("task", "dimensions", "normalize", "truncate", "lora")
+"""Settings that a pooling task may have."""
 _CONSTRAINTS = ("response_format", "choice", "regex", "grammar")
 
 
@@ -103,6 +110,19 @@ class Sampling:
     """Whether to return the thinking; None where the engine splits none off."""
     lora: str | None = None
     """The adapter to use, by its name in the engine config; ``None`` uses the model as it is."""
+    task: str = GENERATE
+    """``generate``, or a task of a pooling model: ``embed``, ``classify`` or ``score`` (a query and a document)."""
+    dimensions: int | None = None
+    """With ``embed``: length of the embedding, of a model that was trained to be cut (Matryoshka)."""
+    normalize: bool | None = None
+    """With ``embed``: whether the embedding has length 1; None for the model's own default, mostly yes."""
+    truncate: bool = False
+    """With a pooling task: cut a prompt that is longer than the model takes, instead of failing its row."""
+
+    @property
+    def is_pooling(self) -> bool:
+        """Whether the task generates nothing."""
+        return self.task in POOLING_TASKS
 
     @property
     def is_constrained(self) -> bool:
@@ -110,6 +130,7 @@ class Sampling:
         return bool(self.response_format or self.choice or self.regex or self.grammar)
 
     def __post_init__(self) -> None:
+        self._check_task()
         # The conditions are written so that NaN fails too: every comparison with NaN is false.
         if not self.max_tokens >= 1:
             raise ValueError(f"max_tokens is {self.max_tokens}, must be at least 1")
@@ -123,6 +144,25 @@ class Sampling:
             raise ValueError(f"seed is {self.seed}, must be at least 0 and below 2**63")
         self._check_constraint()
         self._check_repetition()
+
+    def _check_task(self) -> None:
+        if self.task not in (GENERATE, *POOLING_TASKS):
+            raise ValueError(f"task is {self.task!r}, must be {', '.join((GENERATE, *POOLING_TASKS))}")
+        if self.is_pooling:
+            for each in fields(Sampling):
+                if each.name not in _OF_POOLING and getattr(self, each.name) != each.default:
+                    raise ValueError(
+                        f"task {self.task} generates no text, so {each.name} has no meaning; leave {each.name} out"
+                    )
+        elif self.truncate:
+            raise ValueError(f"truncate is for the tasks {', '.join(POOLING_TASKS)}; leave truncate out")
+        for name in ("dimensions", "normalize"):
+            if getattr(self, name) is not None and self.task != "embed":
+                raise ValueError(
+                    f"{name} is for the task embed, and the task is {self.task}; leave {name} out"
+                )
+        if self.dimensions is not None and not self.dimensions >= 1:
+            raise ValueError(f"dimensions is {self.dimensions}, must be at least 1")
 
     def _check_constraint(self) -> None:
         given = [name for name in _CONSTRAINTS if getattr(self, name) not in (None, ())]
@@ -193,6 +233,8 @@ class RequestError:
 class Completion:
     """The outcome of one request, good or bad."""
 
+    __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
+    """How it crosses to and from a replica as JSON, which has no bytes."""
     request_id: str
     text: str | None = None
     finish_reason: str | None = None
@@ -211,13 +253,21 @@ class Completion:
     logprob_mean: float | None = None
     """``logprob_sum`` divided by the answer's tokens."""
     probabilities: tuple[tuple[str, float], ...] | None = None
-    """Each choice with its probability among all choices; with ``logprobs`` and ``choice``."""
+    """Each choice with its probability among all choices; with ``logprobs`` and ``choice``. With the task ``classify``:
+    each of the model's labels with its probability."""
     samples: tuple[str | None, ...] | None = None
     """With ``n`` above 1: the answer of each sample, null where it is invalid."""
     agreement: float | None = None
     """With ``n`` above 1: the share of samples whose answer is the most frequent one."""
     attempts: int = 1
     """The number of the attempt that gave the answer, from 1."""
+    embedding: bytes | None = None
+    """With the task ``embed``: float32 values, in the machine's byte order. Plain bytes, because a row may have
+    thousands of values: Arrow takes them as they are."""
+    label: str | None = None
+    """With the task ``classify``: the most probable label."""
+    score: float | None = None
+    """With the task ``score``: how well the document answers the query."""
     is_reused: bool = False
     """Whether the outcome is that of an equal request, and the engine has done nothing for this one."""
 

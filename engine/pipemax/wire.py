@@ -23,17 +23,20 @@ from typing import Any, Self
 import pyarrow as pa
 
 import pipemax
-from pipemax.generation import Sampling
+from pipemax.generation import GENERATE, PAIR, POOLING_TASKS, Sampling
 from pipemax.node.process import ProcessIdentity, pid_namespace
 
 __all__ = [
     "COLLECTOR_ACTION_STATS",
     "COMPLETION_SCHEMA",
+    "GENERATE",
     "HEARTBEAT_PERIOD_S",
     "IMAGE_TYPE",
     "MESSAGE_TYPE",
     "OVERRIDES_TYPE",
     "PACKAGE_VERSION",
+    "PAIR",
+    "POOLING_TASKS",
     "REQUEST_SCHEMA",
     "VERSION_METADATA",
     "WIRE_VERSION",
@@ -122,6 +125,9 @@ COMPLETION_SCHEMA = pa.schema(
         pa.field("samples", pa.list_(pa.string())),
         pa.field("agreement", pa.float64()),
         pa.field("attempts", pa.int32()),
+        pa.field("embedding", pa.list_(pa.float32())),
+        pa.field("label", pa.string()),
+        pa.field("score", pa.float64()),
     ]
 )
 
@@ -132,7 +138,7 @@ class ErrorCode(StrEnum):
     EMPTY_PROMPT = "empty_prompt"
     """The prompt is null, empty or blank."""
     PROMPT_TOO_LONG = "prompt_too_long"
-    """The prompt and one output token exceed ``max_model_len``."""
+    """The prompt and one output token (none, for a pooling task) exceed ``max_model_len``."""
     INVALID_PROMPT = "invalid_prompt"
     """Messages that the chat template cannot render, or text that is not UTF-8."""
     INVALID_IMAGE = "invalid_image"
@@ -197,6 +203,11 @@ class GenerationSpec(Sampling):
 
     def sampling(self) -> Sampling:
         """Return the job's sampling. Raise ``ValueError`` that names the wrong value and the allowed ones."""
+        if self.is_pooling and self.system is not None:
+            raise ValueError(
+                f"task {self.task} holds no conversation, so it takes no system message; put the text into the prompt "
+                "template"
+            )
         for name, kind in (
             ("response_format", "JSON schema object"),
             ("chat_template_kwargs", "JSON object"),

@@ -48,6 +48,8 @@ _HELPERS = {
 PIECE_ROWS = 256
 _MAX_OUTPUT_BYTES = 64 * 2**20
 """About how many bytes of input rows leave in one batch: Arrow's arrays hold 2 GiB, and rows may hold images."""
+_POOLED_FIELDS = {"embed": ("embedding",), "classify": ("label", "probabilities"), "score": ("score",)}
+"""Task of a pooling model → the fields of the annotation that hold its answer."""
 _ERROR_TYPE = pa.struct([("code", pa.string()), ("message", pa.string())])
 
 
@@ -71,14 +73,15 @@ class TaskPlan:
 def annotation_type(generation: GenerationSpec) -> pa.StructType:
     """Return the type of the annotation column."""
     parser = _parser(generation)
+    told = ["text", "finish_reason", "prompt_tokens", "completion_tokens", *asked_fields(generation)]
+    if generation.is_pooling:
+        told = [*_POOLED_FIELDS[generation.task], "prompt_tokens"]
+    first, *others = [(name, COMPLETION_SCHEMA.field(name).type) for name in told]
     return pa.struct(
         [
-            ("text", pa.string()),
+            first,
             *([] if parser is None else [("parsed", parser.arrow_type)]),
-            ("finish_reason", pa.string()),
-            ("prompt_tokens", pa.int32()),
-            ("completion_tokens", pa.int32()),
-            *((name, COMPLETION_SCHEMA.field(name).type) for name in asked_fields(generation)),
+            *others,
             ("error", _ERROR_TYPE),
             ("spec_hash", pa.string()),
             ("run_id", pa.string()),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipemax.wire import GenerationSpec
+from pipemax_spark.dataframe import check_pooling
 from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.executor.questions import Question
 from pipemax_spark.executor.response_format import load_schema
@@ -85,6 +86,13 @@ class JobOptions:
         self._check_incremental()
         self._check_ids_given()
         self._check_questions()
+        check_pooling(
+            self.generation,
+            self.source,
+            ask=self.ask,
+            overrides_column=self.overrides_column,
+            gold_column=self.gold_column,
+        )
         # A choice itself is compared with the column.
         if self.gold_column is not None and not self.generation.choice:
             text = self.generation.response_format

@@ -92,7 +92,9 @@ class RunRecord:
         prompt = (
             options.source.template or options.source.prompt_column or options.source.messages_column or ""
         )
-        shape = "free text" if options.generation.response_format is None else "answers that follow a schema"
+        generation = options.generation
+        shape = "free text" if generation.response_format is None else "answers that follow a schema"
+        generates = f"{shape}, up to {generation.max_tokens} tokens, temperature {generation.temperature:g}"
         stages = engine.get("pipeline_parallel_size") or "as many stages as fit"
         return "\n".join(
             [
@@ -100,8 +102,7 @@ class RunRecord:
                 f"- **Writes** `{self.table.name}`",
                 f"- **Model** `{engine.get('model')}`, policy `{engine.get('policy')}`, stages: {stages}",
                 f"- **Prompt** `{' '.join(prompt.split())[:200]}`",
-                f"- **Generates** {shape}, up to {options.generation.max_tokens} tokens, temperature "
-                f"{options.generation.temperature:g}",
+                f"- **Task** {generation.task}" if generation.is_pooling else f"- **Generates** {generates}",
             ]
         )
 

@@ -13,7 +13,7 @@ from pipemax_spark.sql import quoted
 from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, Row
 
 _SHOWN_ROWS = 5
 _SHOWN_COLUMNS = 2
@@ -60,13 +60,15 @@ def _totals(rows: "DataFrame") -> CommittedTotals:
     if "attempts" in fields:
         extra = F.col(f"{ANNOTATION}.attempts") - 1
         asked |= {"rows_retried": F.when(extra > 0, 1).otherwise(0), "extra_attempts": extra}
+    # A pooling task generates none, and its annotation has no such field.
+    generated = F.col(f"{ANNOTATION}.completion_tokens") if "completion_tokens" in fields else F.lit(0)
     by_code = (
         rows.groupBy(F.col(f"{ANNOTATION}.error.code").alias("code"))
         .agg(
             F.count(F.lit(1)).alias("rows"),
             F.first(f"{ANNOTATION}.error.message").alias("example"),
             F.coalesce(F.sum(f"{ANNOTATION}.prompt_tokens"), F.lit(0)).alias("prompt"),
-            F.coalesce(F.sum(f"{ANNOTATION}.completion_tokens"), F.lit(0)).alias("completion"),
+            F.coalesce(F.sum(generated), F.lit(0)).alias("completion"),
             *(F.sum(expression).alias(name) for name, expression in asked.items()),
         )
         .collect()
@@ -147,10 +149,18 @@ def _sample(
     return [
         {name: row[name] for name in names}
         | {
-            f"{name}.text": row[name]["text"]
-            if row[name]["error"] is None
-            else f"({row[name]['error']['code']})"
+            f"{name}.{field}": shown if row[name]["error"] is None else f"({row[name]['error']['code']})"
             for name in answers
+            for field, shown in [_shown_answer(row[name])]
         }
         for row in chosen
     ]
+
+
+def _shown_answer(annotation: "Row") -> tuple[str, str]:
+    """Return the field of an annotation that holds the answer, and its text; of an embedding, only the beginning."""
+    field = next(name for name in ("text", "embedding", "label", "score") if name in annotation)
+    value = annotation[field]
+    if field == "embedding" and value is not None:
+        return field, f"[{', '.join(f'{each:.4g}' for each in value[:4])}, …] ({len(value)} values)"
+    return field, value if field == "text" else f"{value}"

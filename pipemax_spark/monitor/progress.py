@@ -203,7 +203,8 @@ class Progress:
         parts = [
             f"{clock(sample.seconds)}  {done:,} of {self._rows_total:,} {self._unit}",
             f"{sample.rows_per_s:,.1f} {self._unit}/s",
-            f"{sample.tokens_per_s:,.0f} tokens/s",
+            # A pooling task generates none.
+            f"{sample.tokens_per_s:,.0f} tokens/s" if sample.completion_tokens else "",
             sample.phases,
             f"{sample.rows_error:,} errors" if sample.rows_error else "",
             _time_left(left, sample.rows_per_s),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from pipemax_spark.monitor.summary import Findings, Summary, facts_of
+from pipemax_spark.monitor.summary import Findings, Summary, facts_of, token_rate
 
 _CHARTS = {
     "rows": "Rows per second, each engine",
@@ -110,7 +110,7 @@ def _tiles(summary: Summary, price_per_hour: float | None) -> str:
         (f"{summary.rows_out:,}", "rows out"),
         (f"{summary.rows_error:,}", "error rows"),
         (f"{summary.rows_per_s:,.1f}", "rows/s"),
-        (f"{summary.tokens_per_s:,.0f}", "generated tokens/s"),
+        token_rate(summary),
         (_duration(summary.seconds), "from the first chunk on"),
         (f"{summary.engines}", "engines" if summary.engines != 1 else "engine"),
     ]

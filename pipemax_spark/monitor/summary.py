@@ -176,7 +176,7 @@ def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None)
         facts.append(
             (
                 "Speed",
-                f"{summary.rows_per_s:,.1f} rows/s, {summary.tokens_per_s:,.0f} generated tokens/s, over "
+                f"{summary.rows_per_s:,.1f} rows/s, {' '.join(token_rate(summary))}, over "
                 f"{summary.seconds:,.1f} s on {summary.engines} engine{'' if summary.engines == 1 else 's'}, from the "
                 "start of the first chunk",
             )
@@ -225,3 +225,10 @@ def _sample_table(sample: Sequence[Mapping[str, Any]]) -> Table:
 def _short(value: object) -> str:
     text = "" if value is None else " ".join(str(value).split())
     return text if len(text) <= _TEXT_WIDTH else text[: _TEXT_WIDTH - 1] + "…"
+
+
+def token_rate(summary: Summary) -> tuple[str, str]:
+    """Return the rate of generated tokens, or of read ones for a pooling task, which generates none, and its unit."""
+    if summary.completion_tokens or not summary.prompt_tokens or not summary.seconds:
+        return f"{summary.tokens_per_s:,.0f}", "generated tokens/s"
+    return f"{summary.prompt_tokens / summary.seconds:,.0f}", "read tokens/s"

@@ -40,6 +40,7 @@ from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.wire import ErrorCode
 from tests.fakes.answers import answered
+from tests.fakes.pooled import pooled
 
 log = logging.getLogger(__name__)
 
@@ -272,6 +273,8 @@ class FakeEngine:
         if prompt_tokens + 1 > longest:
             message = f"the prompt has {prompt_tokens} tokens, max_model_len is {longest}"
             return _error(request, ErrorCode.PROMPT_TOO_LONG, message), 0.0
+        if request.sampling.is_pooling:
+            return pooled(request, prompt, prompt_tokens=prompt_tokens), 0.0
         text, slow_s = self._text(request, prompt)
         if text is None:
             return _error(request, ErrorCode.ENGINE_ERROR, "the fake failed this row, as it was told"), 0.0

@@ -89,6 +89,7 @@ def _load_fake_engine():  # type: ignore[no-untyped-def]
 
 def _preflight(text: bytes) -> bytes:
     """As ``pipemax preflight``: checks config and generation, counts the prompts' words as tokens."""
+    from pipemax.checkpoint.model_tasks import check_tasks
     from pipemax.config import EngineConfig
     from pipemax.node.gpus import pipeline_parallel_size, visible_gpus
     from pipemax.wire import PACKAGE_VERSION, PreflightReply, PreflightRequest, SessionErrorCode
@@ -102,7 +103,7 @@ def _preflight(text: bytes) -> bytes:
         return PreflightReply(error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=str(error)).to_bytes()
     try:
         for generation in (request.generation, *request.questions):
-            generation.sampling()
+            check_tasks(config, [generation.sampling()])
     except ValueError as error:
         return PreflightReply(error_code=SessionErrorCode.INVALID_GENERATION, error=str(error)).to_bytes()
     system = f"{request.generation.system} " if request.generation.system else ""

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from pipemax.wire import COMPLETION_SCHEMA, ErrorCode, GenerationSpec
-from pipemax_spark.executor.client import complete
+from pipemax_spark.executor.client import EngineSessionError, complete
+from tests.fakes.engine import fake_config
+from tests.fakes.pooled import vector
 from tests.serve.support import (
     FakeJvm,
     assert_exactly_once,
@@ -121,3 +123,19 @@ def test_a_sampled_row_gets_the_same_seed_in_every_attempt(shared_engine_python:
     assert first == again
     assert first[0] != first[1]
     assert drawn_anew == ["None", "None"]
+
+
+def test_a_session_embeds_and_one_with_another_task_than_its_engine_is_refused(
+    shared_engine_python: str,
+) -> None:
+    engine = fake_config("embeds") | {"task": "embed"}
+    opts = options(shared_engine_python, generation=GenerationSpec(task="embed"), engine=engine)
+    good, empty, again = run_prompts(["a b", " ", "a b"], opts)
+    assert good["embedding"] == again["embedding"] == vector("a b").tolist()
+    assert (good["text"], good["completion_tokens"], good["prompt_tokens"]) == (None, 0, 2)
+    assert (empty["error_code"], empty["embedding"]) == (ErrorCode.EMPTY_PROMPT, None)
+    other = options(shared_engine_python, generation=GenerationSpec(), engine=engine)
+    with pytest.raises(
+        EngineSessionError, match="the job's task is generate, and the engine config's is embed"
+    ):
+        run_prompts(["a"], other)

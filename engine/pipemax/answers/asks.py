@@ -3,11 +3,14 @@
 A row is one ask, unless it samples, is tried again, or chooses: then it is several (``pipemax.answers.row``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from pipemax.generation import RequestError, Sampling
+import numpy as np
+from numpy.typing import NDArray
+
+from pipemax.generation import Completion, RequestError, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,8 @@ class Told:
     """The logarithm of each token's probability, if the row wants it."""
     scores: Mapping[int, float] | None = None
     """The same of each allowed token, before the others were ruled out."""
+    pooled: NDArray[np.float32] | None = None
+    """The output of a pooling model: an embedding, or the classes' probabilities."""
     error: RequestError | None = None
 
 
@@ -61,3 +66,13 @@ class Split:
     """None if the output ended before an answer began."""
     answer_tokens: int
     """The output's last tokens, which the answer took."""
+
+
+class OpenRows(Protocol):
+    """The rows that the engine has, by their asks. Thread-safe."""
+
+    def take(self, ask_id: str, told: Told) -> tuple[list[Ask], Completion | None]:
+        """Take in what was told of an ask. Return the row's next asks, or its completion once it has no more."""
+
+    def abort(self, request_ids: Iterable[str]) -> list[str]:
+        """Forget rows. Return their open asks; unknown ids are ignored."""

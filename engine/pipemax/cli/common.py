@@ -88,11 +88,24 @@ def engine_config(model: str | None, engine: Path | None, **changes: Any) -> "En
     from pipemax.config import EngineConfig
 
     named = {} if model is None else {"model": model}
-    if engine is not None:
-        return EngineConfig.load(engine, **named, **changes)
-    if model is None:
+    if engine is None and model is None:
         raise ValueError("give --model, or --engine with a file that names one")
-    return EngineConfig.parse(named | changes)
+    config = (
+        EngineConfig.parse(named | changes)
+        if engine is None
+        else EngineConfig.load(engine, **named, **changes)
+    )
+    require_generation(config)
+    return config
+
+
+def require_generation(config: "EngineConfig") -> None:
+    """Raise ``ValueError`` for the config of a pooling task."""
+    if config.is_pooling:
+        raise ValueError(
+            f"this command is for generation, and the engine config's task is {config.task}; "
+            f"pipemax annotate --task {config.task} runs it"
+        )
 
 
 def changed_node(name: str, changes: Sequence[str]) -> "NodeSpec":

@@ -21,6 +21,7 @@ from pipemax.cli.common import (
     Seed,
     changed_node,
     one_line_errors,
+    require_generation,
     write_json,
 )
 
@@ -177,6 +178,7 @@ def rehearse(
         _require_vllm()
         _check_files(json_file, picture)
         config = EngineConfig.load(engine, default_model=model)
+        require_generation(config)
         spec = changed_node(node, changes or [])
         model_spec = load_model(model).with_kv_dtype(config.kv_cache_dtype)
         part = engine_part(config, spec, model_spec)

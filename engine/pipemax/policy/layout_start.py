@@ -59,6 +59,8 @@ def settle_layout(
     is_open = None in (fixed.replicas, fixed.tensor_parallel, fixed.pipeline_parallel)
     if len(gpus) < 2 or not is_open or config.virtual_node is not None or _is_users(config):
         return SettledLayout(config=config)
+    if config.is_pooling:
+        return _one_model_a_gpu(config, len(gpus))
     try:
         node = _node_for(config, describe_machine(environ, gpus))
         model_config = read_model_config(config)
@@ -93,6 +95,21 @@ def settle_layout(
         "tensor_parallel_size": layout.tensor_parallel,
         "pipeline_parallel_size": layout.pipeline_parallel,
     }
+    return SettledLayout(config=config.model_copy(update=parts), reason=reason)
+
+
+def _one_model_a_gpu(config: EngineConfig, num_gpus: int) -> SettledLayout:
+    """Return the layout of a pooling task: replicas of a whole model, because most such models fit one GPU."""
+    engine_gpus = (config.tensor_parallel_size or 1) * (config.pipeline_parallel_size or 1)
+    parts = {
+        "replicas": config.replicas or max(1, num_gpus // engine_gpus),
+        "tensor_parallel_size": config.tensor_parallel_size or 1,
+        "pipeline_parallel_size": config.pipeline_parallel_size or 1,
+    }
+    reason = (
+        f"{parts['replicas']} replicas of {engine_gpus} GPUs each, for task {config.task} is not simulated"
+    )
+    log.info("layout: %s", reason)
     return SettledLayout(config=config.model_copy(update=parts), reason=reason)
 
 

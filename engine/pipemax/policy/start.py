@@ -15,6 +15,7 @@ from pipemax.policy.compare import ChosenPolicy, PolicyChoice
 from pipemax.policy.later_choice import LaterChoice, is_worth_learning
 from pipemax.policy.row_sample import choose_batching_for, choose_policy
 from pipemax.sim.measured_engine import MeasuredEngine
+from pipemax.vllm_ext.engine.pooling_engine import PoolingEngine
 from pipemax.vllm_ext.engine.vllm_engine import VllmEngine
 from pipemax.vllm_ext.launch.forecast import forecast
 
@@ -35,6 +36,8 @@ def start_engine(config: EngineConfig) -> StartedEngine:
     """Start an engine, and block until its model is loaded. ``EngineStartError`` says why it could not be loaded."""
     if config.virtual_node is not None:
         return _start_virtual(config)
+    if config.is_pooling:
+        return _start_pooling(config)
     match config.policy:
         case Policy.AUTO:
             started = _start_by_simulation(config)
@@ -46,6 +49,15 @@ def start_engine(config: EngineConfig) -> StartedEngine:
     started = _learning(started, config)
     log.info("policy %s: %s", started.choice.chosen, started.choice.reason)
     return started
+
+
+def _start_pooling(config: EngineConfig) -> StartedEngine:
+    reason = f"task {config.task} generates no tokens, so there is nothing that PipeMax could schedule"
+    stock = config.model_copy(update={"policy": Policy.VLLM})
+    log.info("policy vllm: %s", reason)
+    return StartedEngine(
+        engine=PoolingEngine(stock), choice=PolicyChoice(chosen=ChosenPolicy.VLLM, reason=reason)
+    )
 
 
 def _learning(started: StartedEngine, config: EngineConfig) -> StartedEngine:

@@ -163,5 +163,5 @@ def _line(adapter: TypeAdapter[_Message], message: _Message) -> bytes:
 
 
 def _encoded(content: bytes) -> str:
-    """Return an image's bytes as pydantic writes them."""
+    """Return the bytes of an image or an embedding as pydantic writes them."""
     return base64.urlsafe_b64encode(content).decode()

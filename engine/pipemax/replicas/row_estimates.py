@@ -31,7 +31,7 @@ class RowEstimates:
     def estimate(self, request: GenerationRequest) -> RowTokens:
         """Return the expected tokens of a row; at least one."""
         prompt_tokens = max(1.0, self._tokens_per_char * num_chars(request))
-        output_tokens = request.sampling.max_tokens
+        output_tokens = 0 if request.sampling.is_pooling else request.sampling.max_tokens
         return RowTokens(
             expected=prompt_tokens + self._output_share * output_tokens, most=prompt_tokens + output_tokens
         )

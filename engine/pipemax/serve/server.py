@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from pyarrow import flight
 
+from pipemax.checkpoint.model_tasks import check_tasks
 from pipemax.config import EngineConfig
 from pipemax.serve.collector_reports import Reporter
 from pipemax.serve.engine_host import EngineFactory, EngineHost
@@ -197,6 +198,7 @@ def check_header(number: int, text: bytes) -> SessionTerms:
     try:
         sampling = header.generation.sampling()
         questions = tuple(each.sampling() for each in header.questions)
+        check_tasks(config, (sampling, *questions))
     except (ValueError, TypeError) as error:
         raise SessionFailedError(SessionErrorCode.INVALID_GENERATION, str(error)) from None
     return SessionTerms(number=number, header=header, config=config, sampling=sampling, questions=questions)

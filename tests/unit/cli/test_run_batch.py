@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pipemax.cli.batch_file import BatchLine, answer_of, read_done, read_ids, read_lines
+from pipemax.cli.common import engine_config
 from pipemax.cli.run_batch import answer_all
 from pipemax.generation import Completion, GenerationRequest, Image, RequestError
 
@@ -148,3 +149,11 @@ def test_samples_are_choices() -> None:
     body = answer_of(BatchLine(custom_id="a"), completion, model="m", created_s=1)["response"]["body"]
     assert [each["message"]["content"] for each in body["choices"]] == ["x", "y"]
     assert body["choices"][0]["message"]["reasoning_content"] == "hm"
+
+
+def test_an_engine_config_for_a_pooling_task_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "engine.yaml").write_text("model: m\ntask: embed\n")
+    with pytest.raises(
+        ValueError, match="this command is for generation, and the engine config's task is embed"
+    ):
+        engine_config(None, tmp_path / "engine.yaml")

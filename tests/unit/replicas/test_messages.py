@@ -43,6 +43,8 @@ SHOWN = GenerationRequest(
 ANSWERS = (
     Completion(request_id="1", text="a\nb", finish_reason="stop", completion_tokens=2, token_ids=(5, 6)),
     Completion(request_id="2", error=RequestError(code="engine_error", message="no")),
+    Completion(request_id="3", embedding=bytes(range(256))),
+    Completion(request_id="4", label="yes", probabilities=(("yes", 0.75), ("no", 0.25)), score=0.5),
 )
 
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
@@ -30,7 +31,8 @@ class FinishedRow:
         """Estimate the bytes that the row holds until it is delivered."""
         done = self.completion
         texts = [done.text, done.reasoning, *(done.samples or ()), done.error.message if done.error else None]
-        return 64 + sum(len(text) for text in texts if text is not None) + 32 * len(done.probabilities or ())
+        others = 32 * len(done.probabilities or ()) + len(done.embedding or b"")
+        return 64 + sum(len(text) for text in texts if text is not None) + others
 
 
 class RowFaultError(ValueError):
@@ -103,9 +105,24 @@ def completion_batch(rows: Sequence[FinishedRow]) -> pa.RecordBatch:
         [None if c.samples is None else list(map(_encodable, c.samples)) for c in done],
         [c.agreement for c in done],
         [c.attempts for c in done],
+        embedding_array([c.embedding for c in done]),
+        [c.label for c in done],
+        [c.score for c in done],
     ]
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, COMPLETION_SCHEMA, strict=True)]
+    arrays = [
+        values if isinstance(values, pa.Array) else pa.array(values, field.type)
+        for values, field in zip(columns, COMPLETION_SCHEMA, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=COMPLETION_SCHEMA)
+
+
+def embedding_array(embeddings: Sequence[bytes | None]) -> pa.ListArray:
+    """Return embeddings as lists of floats. Their bytes become the array's memory, value by value in no Python list."""
+    values = pa.py_buffer(b"".join(each for each in embeddings if each is not None))
+    flat = pa.Array.from_buffers(pa.float32(), values.size // 4, [None, values])
+    ends = accumulate((len(each or b"") // 4 for each in embeddings), initial=0)
+    is_null = pa.array([each is None for each in embeddings], pa.bool_())
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), flat, mask=is_null)
 
 
 def _texts(column: pa.Array) -> list[Any]:

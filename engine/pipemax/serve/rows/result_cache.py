@@ -76,4 +76,5 @@ def _size(completion: Completion) -> int:
         _ENTRY_BYTES
         + sum(sys.getsizeof(text or "") for text in texts)
         + 100 * len(completion.probabilities or ())
+        + len(completion.embedding or b"")
     )

@@ -7,12 +7,12 @@ its own; when one dies, ``step`` raises, and the next ``poll`` raises that as En
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Protocol
 
-from vllm import SamplingParams
+from vllm import PoolingParams, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import EngineInput
 from vllm.lora.request import LoRARequest
@@ -20,7 +20,7 @@ from vllm.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
-from pipemax.answers.asks import Ask, Prompt, Told
+from pipemax.answers.asks import Ask, OpenRows, Prompt, Told
 from pipemax.answers.book import RowBook
 from pipemax.answers.choice_tree import ChoiceTree
 from pipemax.answers.row import RowTools
@@ -101,15 +101,11 @@ class VllmEngine:
         self._ledger = EngineLedger(time=TimeAccount(time.monotonic()))
         self._vllm = self._load(config, lambda vllm_config, engine_index: StatLogger(self._ledger))
         self._engine, vllm_config = self._vllm.engine, self._vllm.vllm_config
+        self._rows: OpenRows
+        self._thinking: VllmThinking | None = None
         try:
             self.measured = self._measure(config)
-            prompts = PromptEncoder(
-                self._engine.renderer.tokenizer,
-                chat=config.chat,
-                max_model_len=vllm_config.model_config.max_model_len,
-            )
-            self._encoder = RowEncoder(self._engine.renderer, vllm_config.model_config, prompts, config)
-            self._thinking = self._make_thinking(config)
+            self._prepare(config)
         except EngineStartError:  # it failed the check, and says why
             self._vllm.close()
             raise
@@ -119,14 +115,12 @@ class VllmEngine:
             raise EngineStartError(
                 f"model {config.model!r} was loaded and cannot be served: {cause}"
             ) from error
-        self._rows = RowBook(
-            RowTools(encode=self._encode, tree_of=lru_cache(maxsize=64)(self._tree), thinking=self._thinking)
-        )
         # vLLM numbers adapters from 1 on.
         self._adapters = {
             name: LoRARequest(name, number, directory)
             for number, (name, directory) in enumerate(config.lora.items(), start=1)
         }
+        self._task: str = config.task
         self._max_model_len: int = vllm_config.model_config.max_model_len
         self._hears_of_input = config.policy is Policy.PIPEMAX
         self._admission = AdmissionBook(admission_capacity_tokens(vllm_config))
@@ -142,7 +136,7 @@ class VllmEngine:
         self._ledger.admission = self._admission
         self._thread.start()
 
-    # -- what a virtual node does in another way ---------------------------------------------------------------
+    # -- what a virtual node or a pooling task does in another way ---------------------------------------------
 
     def _load(self, config: EngineConfig, stat_logger: StatLoggerFactory) -> RunningVllm:
         return RunningVllm.start(config, stat_loggers=[stat_logger])
@@ -152,13 +146,39 @@ class VllmEngine:
         check_at_start(self._engine, self._vllm.vllm_config, config)
         return calibrate_at_start(self._engine, self._vllm.vllm_config, config)
 
-    def _sampling_params(self, ask: Ask) -> SamplingParams:
+    def _prepare(self, config: EngineConfig) -> None:
+        """Make what turns rows into asks. An exception says why the loaded model cannot be served."""
+        self._encoder = PromptEncoder(
+            self._engine.renderer.tokenizer,
+            chat=config.chat,
+            max_model_len=self._vllm.vllm_config.model_config.max_model_len,
+        )
+        self._thinking = self._make_thinking(config)
+        self._rows = self._book = RowBook(
+            RowTools(encode=self._encode, tree_of=lru_cache(maxsize=64)(self._tree), thinking=self._thinking)
+        )
+
+    def _open(self, requests: Sequence[GenerationRequest]) -> Iterator[list[Ask] | Completion]:
+        """Yield the first asks of each row, or its error."""
+        for request, encoded in zip(requests, self._encoder.encode(requests), strict=True):
+            fault = encoded if isinstance(encoded, RequestError) else self._fault_of(request)
+            if isinstance(encoded, RequestError) or fault is not None:
+                yield Completion(request_id=request.request_id, error=fault)
+            else:
+                yield self._book.open(request, encoded)
+
+    def _sampling_params(self, ask: Ask) -> SamplingParams | PoolingParams:
         """Return vLLM's parameters of an ask. ``ValueError`` becomes the row's error."""
         skip = self._thinking is None or self._thinking.skip_special_tokens
         return sampling_params(ask, skip_special_tokens=skip)
 
     def _text(self, sequence: CompletionOutput) -> str:
         return sequence.text
+
+    def _told(self, output: RequestOutput | PoolingRequestOutput) -> Told:
+        assert isinstance(output, RequestOutput), output
+        (sequence,) = output.outputs
+        return told_of(sequence, self._text(sequence))
 
     # -- any thread -------------------------------------------------------------------------------------------
 
@@ -169,14 +189,7 @@ class VllmEngine:
 
     def _submit(self, requests: Sequence[GenerationRequest]) -> None:
         refused: list[Completion] = []
-        for request, encoded in zip(requests, self._encoder.encode(requests), strict=True):
-            fault = (
-                encoded if isinstance(encoded, RequestError) else self._adapter_fault(request.sampling.lora)
-            )
-            if isinstance(encoded, RequestError) or fault is not None:
-                refused.append(Completion(request_id=request.request_id, error=fault))
-                continue
-            asks = self._rows.open(request, encoded)
+        for asks in self._open(requests):
             if isinstance(asks, Completion):
                 refused.append(asks)
             else:
@@ -186,7 +199,7 @@ class VllmEngine:
 
     def _send(self, asks: Sequence[Ask]) -> None:
         for ask in asks:
-            most_tokens = 1 if ask.allowed else ask.sampling.max_tokens
+            most_tokens = 0 if ask.sampling.is_pooling else 1 if ask.allowed else ask.sampling.max_tokens
             self._admission.submit(
                 ask.ask_id, min(len(ask.prompt.token_ids) + most_tokens, self._max_model_len)
             )
@@ -196,10 +209,17 @@ class VllmEngine:
         (encoded,) = self._encoder.encode([request])
         return encoded
 
-    def _adapter_fault(self, name: str | None) -> RequestError | None:
-        if name is None or name in self._adapters:
+    def _fault_of(self, request: GenerationRequest) -> RequestError | None:
+        """Return why this engine cannot take the row, if it cannot."""
+        name = request.sampling.lora
+        if request.sampling.task != self._task:
+            message = (
+                f"the row's task is {request.sampling.task}, and the engine was started for {self._task}"
+            )
+        elif name is not None and name not in self._adapters:
+            message = unknown_adapter(name, list(self._adapters))
+        else:
             return None
-        message = unknown_adapter(name, list(self._adapters))
         return RequestError(code=ErrorCode.INVALID_PARAMETER, message=message)
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -317,10 +337,11 @@ class VllmEngine:
                 self._watch.sent(ask.ask_id)
 
     def _core_request(
-        self, ask: Ask, params: SamplingParams, adapter: LoRARequest | None
+        self, ask: Ask, params: SamplingParams | PoolingParams, adapter: LoRARequest | None
     ) -> EngineInput | EngineCoreRequest:
         prompt = core_prompt(ask.prompt)
-        if self._thinking is None or params.structured_outputs is None:
+        is_bound = isinstance(params, SamplingParams) and params.structured_outputs is not None
+        if self._thinking is None or not is_bound:
             return prompt
         # A parser of the core decides where the grammar begins to bind, and may need the template's variables.
         request = self._engine.input_processor.process_inputs(
@@ -341,11 +362,7 @@ class VllmEngine:
     def _take(self, outputs: Sequence[RequestOutput | PoolingRequestOutput]) -> None:
         if not outputs:
             return
-        told = []
-        for output in outputs:
-            assert isinstance(output, RequestOutput), output
-            (sequence,) = output.outputs
-            told.append((output.request_id, told_of(sequence, self._text(sequence))))
+        told = [(output.request_id, self._told(output)) for output in outputs]
         if self._watch is not None:
             self._watch.ended([_as_completion(output) for output in outputs])
         self._take_told(told)

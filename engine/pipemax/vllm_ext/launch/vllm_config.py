@@ -44,6 +44,8 @@ _RESIDENT_TOKENS = 512
 _TOKEN_ID_BYTES = 4
 _QUEUE_DEPTH = 2
 """Stock vLLM is sent this many times its KV capacity."""
+_POOLING_STEPS = 16
+"""An engine with a pooling task is sent the tokens of this many steps."""
 
 
 def make_vllm_config(config: EngineConfig) -> VllmConfig:
@@ -183,6 +185,9 @@ def admission_capacity_tokens(vllm_config: VllmConfig) -> int:
     Under PipeMax that is what the host pool holds up to its high watermark, otherwise twice what the GPU pool holds:
     what runs, and as much waiting behind it.
     """
+    if vllm_config.model_config.runner_type == "pooling":
+        # Each prompt is read in one step or few, and leaves; some such models have no KV cache at all.
+        return _POOLING_STEPS * vllm_config.scheduler_config.max_num_batched_tokens
     cache, transfer = vllm_config.cache_config, vllm_config.kv_transfer_config
     # Stock vLLM has no connector, or one of the user's.
     if transfer is None or transfer.kv_connector != _CONNECTOR:
@@ -212,6 +217,10 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         # Compiling takes minutes on a CPU and gains little there.
         "enforce_eager": num_gpus == 0 if config.enforce_eager is None else config.enforce_eager,
     }
+    if config.is_pooling:
+        values["runner"] = "pooling"
+        # vLLM knows which pooling models may take a prompt's beginning from its cache.
+        values["enable_prefix_caching"] = None if config.enable_prefix_caching else False
     if num_gpus:
         values["gpu_memory_utilization"] = config.gpu_memory_utilization
     else:

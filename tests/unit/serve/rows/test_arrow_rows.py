@@ -2,11 +2,18 @@
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from pipemax.api import Completion, Image, Message, Sampling
-from pipemax.serve.rows.arrow_rows import FinishedRow, completion_batch, requests_of, row_seed
+from pipemax.serve.rows.arrow_rows import (
+    FinishedRow,
+    completion_batch,
+    embedding_array,
+    requests_of,
+    row_seed,
+)
 from pipemax.wire import COMPLETION_SCHEMA, REQUEST_SCHEMA, ErrorCode
 from tests.serve.support import request_batch
 
@@ -144,3 +151,27 @@ def test_text_with_a_lone_surrogate_does_not_end_the_session() -> None:
     batch = completion_batch([FinishedRow(row_id=0, completion=done, completed_at_us=0)])
     assert batch.schema == COMPLETION_SCHEMA
     assert batch["text"].to_pylist() == ["a?b"]
+
+
+def floats(*values: float) -> bytes:
+    return np.array(values, np.float32).tobytes()
+
+
+def test_embeddings_become_lists_of_floats_and_rows_without_one_null() -> None:
+    array = embedding_array([floats(1.5, -2.0), None, floats(0.25), None])
+    assert array.type == COMPLETION_SCHEMA.field("embedding").type
+    assert array.to_pylist() == [[1.5, -2.0], None, [0.25], None]
+    array.validate(full=True)
+    assert embedding_array([None, None]).to_pylist() == [None, None]
+    assert embedding_array([]).to_pylist() == []
+
+
+def test_an_embedding_counts_with_its_bytes_until_it_is_delivered() -> None:
+    rows = [
+        FinishedRow(
+            row_id=0, completion=Completion(request_id="1:0", embedding=floats(*each)), completed_at_us=0
+        )
+        for each in ([], range(4096))
+    ]
+    assert rows[1].output_size() - rows[0].output_size() == 4 * 4096
+    assert completion_batch(rows)["embedding"].to_pylist()[1] == list(range(4096))

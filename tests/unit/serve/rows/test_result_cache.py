@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipemax.api import GenerationRequest, Image, Message, Sampling
-from pipemax.serve.rows.result_cache import KEY_BYTES, cache_key
+from pipemax.api import Completion, GenerationRequest, Image, Message, Sampling
+from pipemax.serve.rows.result_cache import KEY_BYTES, ResultCache, cache_key
 
 _ROW = GenerationRequest(request_id="1:1", prompt="hello")
 
@@ -61,3 +61,14 @@ def test_the_bytes_of_an_image_are_part_of_the_key_and_so_is_a_file_s_version(tm
 
 def test_a_lone_surrogate_has_a_key() -> None:
     assert len(cache_key("engine", replace(_ROW, prompt="\ud800"))) == KEY_BYTES
+
+
+def test_an_embedding_takes_its_bytes_of_the_cache() -> None:
+    cache = ResultCache(50_000)
+    for number in range(3):
+        cache.keep(bytes([number]), Completion(request_id="1:1", embedding=bytes(20_000)))
+    assert [cache.find(bytes([number]), request_id="1:2") is None for number in range(3)] == [
+        True,
+        False,
+        False,
+    ]

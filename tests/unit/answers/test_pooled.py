@@ -1,0 +1,75 @@
+"""A pooling model's vectors become answers, each row once."""
+
+import numpy as np
+import pytest
+
+from pipemax.answers.asks import Ask, Told
+from pipemax.answers.pooled import PooledRows, class_names, pooled_answer
+from pipemax.generation import RequestError, Sampling
+from pipemax.wire import ErrorCode
+
+
+def vector(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+def asks(*names: str, tokens: int = 3) -> list[Ask]:
+    return [Ask(ask_id=name, token_ids=[1] * tokens, sampling=Sampling(task="score")) for name in names]
+
+
+def test_an_embedding_is_its_float32_bytes() -> None:
+    answer = pooled_answer("embed", [vector(1.5, -2.0)], {})
+    assert np.frombuffer(answer["embedding"], np.float32).tolist() == [1.5, -2.0]
+
+
+def test_the_most_probable_label_is_named() -> None:
+    answer = pooled_answer("classify", [vector(0.25, 0.75)], {0: "no", 1: "yes"})
+    assert answer == {"label": "yes", "probabilities": (("no", 0.25), ("yes", 0.75))}
+
+
+@pytest.mark.parametrize("labels", [{}, {0: "a"}, {0: "a", 1: "a"}, {0: "a", 1: ""}])
+def test_classes_without_names_of_their_own_are_numbered(labels: dict[int, str]) -> None:
+    assert class_names(labels, 2) == ["LABEL_0", "LABEL_1"]
+
+
+def test_a_score_is_the_cross_encoders_or_the_cosine_of_two_embeddings() -> None:
+    assert pooled_answer("score", [vector(0.5)], {}) == {"score": 0.5}
+    assert pooled_answer("score", [vector(3, 4), vector(4, 3)], {})["score"] == pytest.approx(0.96)
+    assert pooled_answer("score", [vector(0, 0), vector(4, 3)], {})["score"] == 0.0
+
+
+def test_a_row_ends_with_its_last_ask_in_any_order() -> None:
+    rows = PooledRows("score")
+    rows.open("row", asks("q", "d"))
+    assert rows.take("d", Told(pooled=vector(0, 2))) == ([], None)
+    _, done = rows.take("q", Told(pooled=vector(0, 1)))
+    assert done is not None
+    assert (done.request_id, done.score, done.prompt_tokens, done.completion_tokens) == ("row", 1.0, 6, 0)
+    assert rows.take("q", Told(pooled=vector(0, 1))) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("told", "code"),
+    [
+        (Told(error=RequestError(code="engine_error", message="refused")), ErrorCode.ENGINE_ERROR),
+        (Told(pooled=vector(float("nan"), 1)), ErrorCode.ENGINE_ERROR),
+    ],
+)
+def test_a_row_with_a_failed_ask_is_an_error(told: Told, code: ErrorCode) -> None:
+    rows = PooledRows("score")
+    rows.open("row", asks("q", "d"))
+    rows.take("q", told)
+    _, done = rows.take("d", Told(pooled=vector(0, 1)))
+    assert done is not None
+    assert done.error is not None
+    assert done.error.code == code
+    assert done.score is None
+
+
+def test_an_aborted_row_gives_its_open_asks_and_no_completion() -> None:
+    rows = PooledRows("score")
+    rows.open("row", asks("q", "d"))
+    rows.take("q", Told(pooled=vector(0, 1)))
+    assert rows.abort(["row", "unknown"]) == ["d"]
+    assert rows.take("d", Told(pooled=vector(0, 1))) == ([], None)
+    assert rows.abort(["row"]) == []
