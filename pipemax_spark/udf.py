@@ -12,6 +12,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
@@ -130,7 +131,7 @@ def _udf(
         log_dir=log_dir,
     )
     checked = checked_spec(spark, options, source=None, has_images=images)
-    if spec.seed is None:
+    if spec.seed is None and not spec.is_pooling:
         # This is for rows with their own temperature. It comes after the hash, which does not depend on the seed of a
         # spec without temperature.
         options = replace(options, generation=replace(spec, seed=0))

@@ -6,7 +6,6 @@ GPUs of the machine (pipeline degree). This module knows nothing of vLLM.
 
 import hashlib
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -14,28 +13,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from pipemax.domain.choices import BatchingChoice as BatchingChoice
+from pipemax.domain.choices import ChatMode as ChatMode
 from pipemax.domain.choices import KvOffload as KvOffload
+from pipemax.domain.choices import Policy as Policy
 from pipemax.domain.specs import KvCacheDtype
-
-
-class Policy(StrEnum):
-    """The scheduler that decides which requests run."""
-
-    VLLM = "vllm"
-    """Stock vLLM: continuous batching, the KV cache only on the GPU."""
-    PIPEMAX = "pipemax"
-    """PipeMax inside vLLM: every request's KV also in host memory, batches rotated through the GPU."""
-    AUTO = "auto"
-    """The faster of the two, according to simulations of the measured engine; see docs/guide/engine.md."""
-
-
-class ChatMode(StrEnum):
-    """Whether plain prompts are wrapped in the model's chat template."""
-
-    AUTO = "auto"
-    """Wrapped if the tokenizer has a chat template."""
-    ALWAYS = "always"
-    NEVER = "never"
 
 
 class RowLengths(BaseModel):
@@ -139,8 +120,7 @@ class EngineConfig(BaseModel):
     )
     task: Literal["generate", "embed", "classify", "score"] = Field(
         "generate",
-        description="What the engine does: generate, or embed, classify or score with a pooling model; a job sets it "
-        "(--task).",
+        description="generate, or with a pooling model embed, classify or score; a job sets it (--task).",
     )
     dtype: str = Field(
         "auto",
@@ -284,15 +264,16 @@ class EngineConfig(BaseModel):
     @field_validator("task", "reasoning_parser", "virtual_node")
     @classmethod
     def _pooling_generates_nothing(cls, value: Any, info: ValidationInfo) -> Any:
-        is_task = info.field_name == "task"
-        task = value if is_task else info.data.get("task", "generate")
-        if task != "generate" and is_task and info.data.get("policy") is Policy.PIPEMAX:
+        task = value if info.field_name == "task" else info.data.get("task", "generate")
+        if task == "generate" or value is None:
+            return value
+        if info.field_name != "task":
+            raise ValueError(f"is only for generation, and the task is {task}; leave {info.field_name} out")
+        if info.data.get("policy") is Policy.PIPEMAX:
             raise ValueError(
                 f"{task} generates no tokens, so policy pipemax has nothing to schedule; set policy: vllm, or auto, "
                 "which takes stock vLLM for it"
             )
-        if task != "generate" and not is_task and value is not None:
-            raise ValueError(f"is only for generation, and the task is {task}; leave {info.field_name} out")
         return value
 
     @field_validator("lora")

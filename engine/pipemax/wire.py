@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 PACKAGE_VERSION = pipemax.__version__
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 """Incremented whenever a schema or message below changes its meaning; both sides must agree exactly."""
 
 VERSION_METADATA = {

@@ -42,7 +42,7 @@ class PooledRows:
 
     def open(self, request_id: str, asks: Sequence[Ask]) -> None:
         """Note a row and its asks."""
-        tokens = sum(len(ask.token_ids) for ask in asks)
+        tokens = sum(len(ask.prompt.token_ids) for ask in asks)
         row = _Row(request_id, tokens, tuple(ask.ask_id for ask in asks))
         with self._lock:
             self._rows[request_id] = row

@@ -12,6 +12,11 @@ from pipemax.wire import ErrorCode
 
 def row_texts(request: GenerationRequest) -> Sequence[str] | RequestError:
     """Return the row's texts, or why it has none."""
+    if request.images:
+        return RequestError(
+            code=ErrorCode.INVALID_IMAGE,
+            message=f"the task {request.sampling.task} reads texts, and the row has images",
+        )
     if request.sampling.task != "score":
         if request.messages is not None:
             return RequestError(
@@ -28,7 +33,7 @@ def row_texts(request: GenerationRequest) -> Sequence[str] | RequestError:
             code=ErrorCode.INVALID_PROMPT,
             message=f"the task score takes the messages query and document, not {', '.join(roles) or 'none'}",
         )
-    return _checked({message.role: message.content for message in request.messages})
+    return _checked({message.role: "".join(message.texts) for message in request.messages})
 
 
 def _checked(texts: dict[str, str | None]) -> Sequence[str] | RequestError:

@@ -1,8 +1,28 @@
-"""The choices that an engine's config leaves to its user: when KV is copied to the host, and what a step may hold."""
+"""The choices that an engine's config leaves to its user: the scheduler, chat templates, copies of KV, batching."""
 
 from enum import StrEnum
 
 from pipemax.domain.plan import Batching
+
+
+class Policy(StrEnum):
+    """The scheduler that decides which requests run."""
+
+    VLLM = "vllm"
+    """Stock vLLM: continuous batching, the KV cache only on the GPU."""
+    PIPEMAX = "pipemax"
+    """PipeMax inside vLLM: every request's KV also in host memory, batches rotated through the GPU."""
+    AUTO = "auto"
+    """The faster of the two, according to simulations of the measured engine; see docs/guide/engine.md."""
+
+
+class ChatMode(StrEnum):
+    """Whether plain prompts are wrapped in the model's chat template."""
+
+    AUTO = "auto"
+    """Wrapped if the tokenizer has a chat template."""
+    ALWAYS = "always"
+    NEVER = "never"
 
 
 class KvOffload(StrEnum):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipemax.answers.asks import Ask, Told
+from pipemax.answers.asks import Ask, Prompt, Told
 from pipemax.answers.pooled import PooledRows, class_names, pooled_answer
 from pipemax.generation import RequestError, Sampling
 from pipemax.wire import ErrorCode
@@ -14,7 +14,7 @@ def vector(*values: float) -> np.ndarray:
 
 
 def asks(*names: str, tokens: int = 3) -> list[Ask]:
-    return [Ask(ask_id=name, token_ids=[1] * tokens, sampling=Sampling(task="score")) for name in names]
+    return [Ask(ask_id=name, prompt=Prompt([1] * tokens), sampling=Sampling(task="score")) for name in names]
 
 
 def test_an_embedding_is_its_float32_bytes() -> None:

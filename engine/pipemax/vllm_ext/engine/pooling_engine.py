@@ -21,7 +21,7 @@ from vllm.renderers.params import TokenizeParams
 from vllm.tasks import SCORE_TYPE_MAP, PoolingTask
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from pipemax.answers.asks import Ask, Told
+from pipemax.answers.asks import Ask, Prompt, Told
 from pipemax.answers.pooled import PooledRows
 from pipemax.checkpoint.pooling_texts import row_texts
 from pipemax.config import EngineConfig
@@ -119,7 +119,7 @@ class PoolingPrompts:
             [request.request_id] if len(prompts) == 1 else [f"{request.request_id} {n}" for n in ("q", "d")]
         )
         return [
-            PoolingAsk(ask_id=name, token_ids=token_ids, sampling=sampling, params=of_prompt)
+            PoolingAsk(ask_id=name, prompt=Prompt(token_ids), sampling=sampling, params=of_prompt)
             for name, (token_ids, of_prompt) in zip(names, prompts, strict=True)
         ]
 

@@ -8,9 +8,9 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Protocol
 
 from vllm import PoolingParams, SamplingParams
 from vllm.exceptions import VLLMValidationError
@@ -35,6 +35,7 @@ from pipemax.vllm_ext.calibration.measure import calibrate_at_start
 from pipemax.vllm_ext.core_calls import mix_batches, set_input_open, use_batching
 from pipemax.vllm_ext.engine.admission import AdmissionBook
 from pipemax.vllm_ext.engine.row_encoder import RowEncoder, core_prompt
+from pipemax.vllm_ext.engine.row_watch import RowWatch
 from pipemax.vllm_ext.engine.sampling import sampling_params, told_of
 from pipemax.vllm_ext.engine.stat_logger import EngineLedger, StatLogger
 from pipemax.vllm_ext.engine.step_watch import StepWatch
@@ -81,18 +82,6 @@ class _Stop:
     pass
 
 
-class RowWatch(Protocol):
-    """Hears of each row, on the engine's thread: no call may take time."""
-
-    def sent(self, request_id: str) -> None: ...
-
-    def ended(self, completions: Sequence[Completion]) -> None: ...
-
-    def aborted(self, request_ids: Sequence[str]) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class VllmEngine:
     """Implements ``pipemax.api.Engine`` over vLLM, under either policy."""
 
@@ -101,6 +90,7 @@ class VllmEngine:
         self._ledger = EngineLedger(time=TimeAccount(time.monotonic()))
         self._vllm = self._load(config, lambda vllm_config, engine_index: StatLogger(self._ledger))
         self._engine, vllm_config = self._vllm.engine, self._vllm.vllm_config
+        self._at_close = ExitStack()
         self._rows: OpenRows
         self._thinking: VllmThinking | None = None
         try:
@@ -148,11 +138,10 @@ class VllmEngine:
 
     def _prepare(self, config: EngineConfig) -> None:
         """Make what turns rows into asks. An exception says why the loaded model cannot be served."""
-        self._encoder = PromptEncoder(
-            self._engine.renderer.tokenizer,
-            chat=config.chat,
-            max_model_len=self._vllm.vllm_config.model_config.max_model_len,
-        )
+        renderer, model = self._engine.renderer, self._vllm.vllm_config.model_config
+        prompts = PromptEncoder(renderer.tokenizer, chat=config.chat, max_model_len=model.max_model_len)
+        self._encoder = RowEncoder(renderer, model, prompts, config)
+        self._at_close.callback(self._encoder.close)
         self._thinking = self._make_thinking(config)
         self._rows = self._book = RowBook(
             RowTools(encode=self._encode, tree_of=lru_cache(maxsize=64)(self._tree), thinking=self._thinking)
@@ -277,7 +266,7 @@ class VllmEngine:
         if self._thread.is_alive():
             self._commands.put(_Stop())
             self._thread.join()
-        self._encoder.close()
+        self._at_close.close()
         self._vllm.close()
 
     # -- the engine's thread ----------------------------------------------------------------------------------
