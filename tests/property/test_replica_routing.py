@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipemax.generation import GenerationRequest
+from pipemax.generation import GenerationRequest, Sampling
 from pipemax.replicas.routing import UNEVENNESS, Router, prefix_keys
 from pipemax.replicas.row_book import RowBook
 from pipemax.replicas.row_estimates import RowEstimates, RowTokens
@@ -83,3 +83,9 @@ def test_a_row_is_expected_to_have_tokens_and_at_most_its_longest_answer(
 ) -> None:
     tokens = RowEstimates().estimate(GenerationRequest(request_id="1", prompt=prompt))
     assert 1.0 <= tokens.expected <= tokens.most
+
+
+def test_a_row_of_a_pooling_task_is_expected_to_have_its_prompt_only() -> None:
+    sampling = Sampling(task="embed")
+    tokens = RowEstimates().estimate(GenerationRequest(request_id="1", prompt="a" * 400, sampling=sampling))
+    assert tokens.expected == tokens.most < 400

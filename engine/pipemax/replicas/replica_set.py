@@ -79,7 +79,7 @@ class ReplicaSet:
         self._died: EngineDiedError | None = None
         self._level_tokens: float | None = None
         """Most work of a live replica while another is away: the rest waits for the one that comes back."""
-        self._start_all(measures=config.policy is not Policy.VLLM)
+        self._start_all(measures=config.policy is not Policy.VLLM and not config.is_pooling)
         self.policy_choice = _choice_of_all(self._replicas[1].policy, len(self._replicas))
 
     # -- any thread -------------------------------------------------------------------------------------------

@@ -147,3 +147,11 @@ def test_a_calibration_that_the_config_names_fixes_the_layout_it_was_measured_in
     save_calibration(file, two_stages_measured(1.0))
     assert parts_of(settle(checkpoint, node=fast).config) == (1, 2, 1)
     assert parts_of(settle(checkpoint, node=fast, calibration=str(file)).config) == (1, 1, 2)
+
+
+def test_a_pooling_task_gets_a_replica_of_the_whole_model_for_each_engine_s_gpus(checkpoint: Path) -> None:
+    gpus = [f"GPU-{number}" for number in range(4)]
+    settled = settle(checkpoint, gpus=gpus, task="embed")
+    assert parts_of(settled.config) == (4, 1, 1)
+    assert "task embed is not simulated" in settled.reason
+    assert parts_of(settle(checkpoint, gpus=gpus, task="embed", tensor_parallel_size=2).config) == (2, 2, 1)

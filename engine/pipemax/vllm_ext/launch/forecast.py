@@ -46,7 +46,7 @@ def forecast(config: EngineConfig) -> Forecast:
 
 def measures_at_start(config: EngineConfig) -> bool:
     """Return whether an engine of this config would check or measure the machine when it starts. Loads no weights."""
-    if config.policy is Policy.VLLM:
+    if config.policy is Policy.VLLM or config.is_pooling:
         return False
     pipemax = config.model_copy(update={"policy": Policy.PIPEMAX})
     try:
