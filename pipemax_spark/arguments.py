@@ -213,9 +213,7 @@ OPTIONS: dict[str, Option] = {
     "engine_python": _option(
         _MODEL, "Path on the executors of a Python that has vLLM; default: the Python of Spark's tasks."
     ),
-    "task": _option(
-        _MODEL, "generate, or with a pooling model embed, classify or score: see docs/guide/embed.md."
-    ),
+    "task": _option(_MODEL, "generate, or with a pooling model embed, classify or score."),
     "dimensions": _option(
         _MODEL, "With --task embed: length of the embeddings, of a model whose embeddings may be cut.", min=1
     ),
@@ -224,9 +222,7 @@ OPTIONS: dict[str, Option] = {
         "With --task embed: whether embeddings have length 1; default: as the model says, mostly yes.",
         given=bool,
     ),
-    "truncate": _option(
-        _MODEL, "With a pooling task: cut prompts that are too long; default: they are error rows."
-    ),
+    "truncate": _option(_MODEL, "With a pooling task: cut prompts that are too long for the model."),
     "max_tokens": _option(_MODEL, "Maximum output tokens per row.", min=1),
     "temperature": _option(_MODEL, "Sampling temperature; 0 is greedy."),
     "top_p": _option(_MODEL, "Sample only from the likeliest tokens, up to this total probability."),

@@ -270,10 +270,8 @@ class EngineConfig(BaseModel):
         if info.field_name != "task":
             raise ValueError(f"is only for generation, and the task is {task}; leave {info.field_name} out")
         if info.data.get("policy") is Policy.PIPEMAX:
-            raise ValueError(
-                f"{task} generates no tokens, so policy pipemax has nothing to schedule; set policy: vllm, or auto, "
-                "which takes stock vLLM for it"
-            )
+            reason = "generates no tokens, so policy pipemax has nothing to schedule"
+            raise ValueError(f"{task} {reason}; set policy: vllm, or auto, which takes stock vLLM for it")
         return value
 
     @field_validator("lora")

@@ -57,10 +57,11 @@ def test_embeddings_pass_through_as_arrays_of_floats() -> None:
 def test_pairs_of_columns_become_a_query_and_a_document() -> None:
     queries, documents = pa.array(["q0", None, "q2"]), pa.array(["d0", "d1", "d2"], pa.large_string())
     (batch,) = OrderedRows(iter([(queries, documents)]), takes_pairs=True).requests()
-    assert batch.column("messages").to_pylist() == [
-        [{"role": "query", "content": "q0"}, {"role": "document", "content": "d0"}],
+    rows = batch.column("messages").to_pylist()
+    assert [row and [(turn["role"], turn["content"]) for turn in row] for row in rows] == [
+        [("query", "q0"), ("document", "d0")],
         None,
-        [{"role": "query", "content": "q2"}, {"role": "document", "content": "d2"}],
+        [("query", "q2"), ("document", "d2")],
     ]
     for wrong in (queries, (queries,), (queries, documents, documents), (queries, pa.array([1, 2, 3]))):
         with pytest.raises(JobError, match="two columns of text: a query and a document"):
