@@ -160,31 +160,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
 }
 
 
-_IMAGE_MARKS = {
-    "gemma3": {"boi_token": "<boi>", "eoi_token": "<eoi>", "image_token": "<image>"}
-    | {f"lines_{number}": "\n" * number for number in range(1, 5)},
-    "mistral3": {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"},
-    "llama4": {"image_token": "<|image|>"},
-}
-MULTIMODAL = tuple(_IMAGE_MARKS)
-
-
-def _save_processor(directory: Path, family: str) -> None:
-    """Write what turns images into tokens, for which vLLM asks even if it loads the text part only."""
-    tokenizer = make_tokenizer(_IMAGE_MARKS[family])
-    size = {"height": 28, "width": 28}
-    processor: Any
-    match family:
-        case "gemma3":
-            images = transformers.Gemma3ImageProcessor(size=size)
-            processor = transformers.Gemma3Processor(images, tokenizer, image_seq_length=4)
-        case "mistral3":
-            images = transformers.PixtralImageProcessor(size={"longest_edge": 28}, patch_size=14)
-            processor = transformers.PixtralProcessor(images, tokenizer, patch_size=14, spatial_merge_size=2)
-        case _:
-            images = transformers.Llama4ImageProcessor(size=size)
-            processor = transformers.Llama4Processor(images, tokenizer, patch_size=14)
-    processor.save_pretrained(directory)
+MULTIMODAL = ("gemma3", "mistral3", "llama4")
 
 
 ADAPTERS = ("red", "blue")
@@ -226,10 +202,7 @@ def make_family(directory: Path, family: str) -> None:
         if family in ("awq", "gptq"):
             quantize(directory, family)
         return
-    if family in MULTIMODAL:
-        _save_processor(directory, family)
-    else:
-        make_tokenizer().save_pretrained(directory)
+    make_tokenizer().save_pretrained(directory)
     torch.manual_seed(0)
     config = CONFIGS[family]()
     auto = (

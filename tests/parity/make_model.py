@@ -61,8 +61,7 @@ def vary(model: PreTrainedModel) -> None:
                 weight.mul_(_SCALE.get(name.split(".")[-2], _OTHER_SCALE))
 
 
-def make_tokenizer(marks: dict[str, str] | None = None) -> PreTrainedTokenizerFast:
-    """A byte tokenizer; ``marks``: more special tokens, by what they are."""
+def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -73,11 +72,7 @@ def make_tokenizer(marks: dict[str, str] | None = None) -> PreTrainedTokenizerFa
     )
     tokenizer.train_from_iterator(["a package, its summary and its description "] * 10, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        extra_special_tokens=marks or {},
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
     )
 
 
