@@ -11,8 +11,8 @@ windows of wall time in an order other than that of their submission. How it beh
 - ``[[hang-once PATH]]``: likewise, ``poll`` never comes back; ``[[slow SECONDS]]``: this row takes so long;
 - ``[[error]]``: this row alone fails; ``[[invalid N]]``: the first N asks of this row get an invalid answer;
 - ``[[log LINES]]``: the engine logs one line so often; ``[[print LINES]]``: a process of it prints so many;
-- the answer is, for ``[[seed]]``, the row's seed; for ``[[environ]]``, the server's environment as JSON; for
-  ``[[counts]]``, what the engine was asked so far, as JSON (``FakeCounts``).
+- the answer is, for ``[[seed]]``, the row's seed; for ``[[lora]]``, its adapter; for ``[[environ]]``, the server's
+  environment as JSON; for ``[[counts]]``, what the engine was asked so far, as JSON (``FakeCounts``).
 """
 
 import contextlib
@@ -326,6 +326,8 @@ class FakeEngine:
                         subprocess.run([sys.executable, "-c", script], check=True)
                     case "seed":
                         text = str(request.sampling.seed)
+                    case "lora":
+                        text = str(request.sampling.lora)
                     case _:
                         self._misbehave(name, argument)
         return text, slow_s

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from pipemax.wire import GenerationSpec
 from pipemax_spark.errors import JobError
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.storage.sources import read_source
@@ -43,6 +44,23 @@ def test_json_lines_with_conversations_and_a_row_s_own_sampling(jobs: MakeJobs) 
     assert annotations[1]["finish_reason"] == "length"
     assert annotations[2]["text"] == expected_text("one two three", 16)
     assert annotations[3]["error"]["code"] == "empty_prompt"
+
+
+def test_a_row_s_overrides_name_its_adapter_and_equal_prompts_of_other_adapters_are_other_requests(
+    jobs: MakeJobs,
+) -> None:
+    run = jobs()
+    named: dict[int, str | None] = {1: "red", 2: "blue", 3: None, 4: "red"}
+    run.write_input(
+        [(row, "[[lora]]", (adapter,)) for row, adapter in named.items()],
+        "id long, text string, options struct<lora: string>",
+    )
+    generation = GenerationSpec(lora="green", max_tokens=16)
+    summary = run.run(generation=generation, overrides_column="options", id_columns=("id",))
+    assert summary is not None
+    assert summary.rows_reused == 1
+    answers = {row["id"]: row["annotation"]["text"] for row in run.rows()}
+    assert answers == {row: adapter or "green" for row, adapter in named.items()}
 
 
 def test_a_delta_table_is_read_as_it_was_when_the_job_began(jobs: MakeJobs) -> None:
