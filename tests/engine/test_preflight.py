@@ -261,16 +261,21 @@ def test_an_architecture_that_this_vllm_lacks_is_refused(tmp_path: Path) -> None
     [
         {"architectures": ["CTRLLMHeadModel"]},
         {"architectures": ["FooForCausalLM"], "auto_map": {"AutoModelForCausalLM": "model.Foo"}},
-        {"architectures": ["LlamaForSequenceClassification"]},
         {
             "architectures": ["FooSpeculator"],
             "speculators_config": {"verifier": {"name_or_path": "org/model"}},
         },
     ],
-    ids=["transformers has it", "its code comes with it", "converted", "for another model"],
+    ids=["transformers has it", "its code comes with it", "for another model"],
 )
 def test_an_architecture_that_vllm_may_accept_is_left_to_it(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert not ask({"model": str(model_with(tmp_path, **changes))}).error
+
+
+def test_an_architecture_that_vllm_converts_is_left_to_it_for_its_own_task(tmp_path: Path) -> None:
+    classifier = {"model": str(model_with(tmp_path, architectures=["LlamaForSequenceClassification"]))}
+    assert "classifies and cannot generate" in ask(classifier).error
+    assert not ask({**classifier, "task": "classify"}, task="classify").error
 
 
 def test_weights_that_are_missing_or_cut_off_are_refused(tmp_path: Path) -> None:
