@@ -295,8 +295,9 @@ def main() -> None:
         "ablations": ablations,
         "sensitivity": sensitivity,
         "thresholds": thresholds,
+        "kv": lambda num_requests: kv_types(num_requests, arguments.known, arguments.only),
     }
-    parser.add_argument("study", choices=[*studies, "kv"])
+    parser.add_argument("study", choices=[*studies])
     parser.add_argument("--requests", type=int, default=5000)
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument(
@@ -306,11 +307,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="of the matrix: file for its picture, as fig:overall")
     arguments = parser.parse_args()
     entries: list[dict[str, Any]] = []
-    if arguments.study == "kv":
-        run = kv_types(arguments.requests, arguments.known, arguments.only)
-    else:
-        run = studies[arguments.study](arguments.requests)
-    for entry in run:
+    for entry in studies[arguments.study](arguments.requests):
         entries.append(entry)
         if arguments.json:
             arguments.json.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")

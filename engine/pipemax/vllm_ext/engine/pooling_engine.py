@@ -170,8 +170,8 @@ def pooling_task(engine: LLMEngine, vllm_config: VllmConfig, config: EngineConfi
     model = vllm_config.model_config
     supported = engine.get_supported_tasks()
     own: PoolingTask | None = model.get_pooling_task(supported)
+    task: PoolingTask = "embed" if config.task == "embed" else "classify"
     if config.task != "score":
-        task: PoolingTask = "embed" if config.task == "embed" else "classify"
         if task in supported:
             return task
     elif own is not None and (kind := SCORE_TYPE_MAP.get(own)) in ("bi-encoder", "cross-encoder"):
@@ -184,9 +184,5 @@ def pooling_task(engine: LLMEngine, vllm_config: VllmConfig, config: EngineConfi
         return own
     raise EngineStartError(
         f"model {config.model!r} cannot do the task {config.task}; vLLM runs it for {', '.join(sorted(supported))}. "
-        f"Name another model, or have vLLM convert this one (vllm: {{convert: {_convert(config.task)}}})"
+        f"Name another model, or have vLLM convert this one (vllm: {{convert: {task}}})"
     )
-
-
-def _convert(task: str) -> str:
-    return "embed" if task == "embed" else "classify"

@@ -65,15 +65,15 @@ def test_an_engine_for_a_pooling_task_takes_requests_without_a_kv_cache(vllm_con
 
 def test_an_embedding_models_query_and_document_are_asked_apart(vllm_config: Any) -> None:
     query, document = asked(prompts(vllm_config, "score").asks(pair("a package", "its summary")))
-    (alone,) = asked(
+    (single,) = asked(
         prompts(vllm_config, "embed").asks(
             GenerationRequest(request_id="8", prompt="its summary", sampling=Sampling(task="embed"))
         )
     )
-    assert document.prompt.token_ids == alone.prompt.token_ids
+    assert document.prompt.token_ids == single.prompt.token_ids
     assert query.prompt.token_ids != document.prompt.token_ids
     assert len({query.ask_id, document.ask_id}) == 2
-    assert (query.params.task, alone.ask_id) == ("embed", "8")
+    assert (query.params.task, single.ask_id) == ("embed", "8")
 
 
 def test_dimensions_and_normalization_reach_vllm(vllm_config: Any) -> None:
