@@ -72,6 +72,7 @@ def measured_engine(node: NodeSpec, model: ModelSpec) -> MeasuredEngine:
         stages=stage_configs(node, times, PipeMaxOptions(), most_step_tokens=most_tokens),
         round_trip_s=0.0,
         capacity=kv_capacity(node, model, layout, block_tokens=BLOCK_TOKENS),
+        windowed_capacity=kv_capacity(node, model, layout, block_tokens=BLOCK_TOKENS, frees_windows=True),
         num_batches=node.num_gpus,
         max_num_seqs=4096,
         max_batched_tokens=most_tokens,

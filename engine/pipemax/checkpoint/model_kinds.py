@@ -51,6 +51,15 @@ def has_windows(model_config: "PreTrainedConfig") -> bool:
     return bool(getattr(text, "sliding_window", None) and is_used)
 
 
+def sliding_layers(model_config: "PreTrainedConfig") -> list[int]:
+    """Return the layers, by number, that attend to a sliding window, whose older KV stock vLLM frees."""
+    text: Any = model_config.get_text_config()
+    kinds = getattr(text, "layer_types", None)
+    if kinds:
+        return [layer for layer, kind in enumerate(kinds) if kind == "sliding_attention"]
+    return [*range(text.num_hidden_layers)] if has_windows(model_config) else []
+
+
 def refusal_under_pipemax(model_config: "PreTrainedConfig") -> str | None:
     """Return why policy pipemax cannot run the model, as the end of "it …"; ``None`` if nothing speaks against it."""
     text = model_config.get_text_config()

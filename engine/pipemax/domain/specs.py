@@ -4,9 +4,13 @@ Rates are *achieved*, not data-sheet figures. The YAML profile (``pipemax/preset
 number. Nothing here knows how long a step takes: that is ``pipemax.sim.stage_times``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from itertools import accumulate
 from typing import Self
+
+from pipemax.domain.kv_groups import WHOLE_KV, KvGroups, group_layers
 
 
 class KvLayout(StrEnum):
@@ -183,9 +187,17 @@ class ModelSpec:
     ``num_kv_heads`` is then 1, and ``head_dim`` the mean of the sizes of keys and values, for the arithmetic."""
     attention_params: int | None = None
     """Parameters of one layer's attention, where they do not follow from the heads."""
+    window_tokens: int | None = None
+    """Tokens, a layer's own one included, to which layers with a sliding window attend; ``None``: there are none."""
+    full_layers: tuple[int, ...] = ()
+    """With windows, the layers that attend to all tokens, by number from 0."""
 
     def __post_init__(self) -> None:
         _check_positive(self)
+        if self.full_layers and self.window_tokens is None:
+            raise ValueError(f"{self.name}: full_layers are given without window_tokens")
+        if any(not 0 <= layer < self.num_layers for layer in self.full_layers):
+            raise ValueError(f"{self.name}: full_layers {self.full_layers} of {self.num_layers} layers")
         if self.experts_per_token > self.num_experts:
             raise ValueError(f"{self.name}: {self.experts_per_token} experts a token of {self.num_experts}")
 
@@ -250,6 +262,12 @@ class ModelSpec:
         """Return the model with its KV in ``dtype``; ``auto`` leaves the profile's."""
         return self if dtype is KvCacheDtype.AUTO else replace(self, kv_bytes_per_value=1)
 
+    def windows_of(self, first: int, end: int) -> int:
+        """Return how many of the layers ``[first, end)`` have a window."""
+        if self.window_tokens is None:
+            return 0
+        return end - first - sum(first <= layer < end for layer in self.full_layers)
+
     def kv_shards(self, tensor: int) -> int:
         """Return into how many parts ``tensor`` GPUs split a stage's KV; more GPUs than KV heads hold copies."""
         return min(tensor, self.num_kv_heads)
@@ -274,6 +292,11 @@ class Parallelism:
         whole, rest = divmod(model.num_layers, self.pipeline)
         return tuple(whole + (stage < rest) for stage in range(self.pipeline))
 
+    def layer_ranges(self, model: ModelSpec) -> list[tuple[int, int]]:
+        """Return the layers ``[first, end)`` of each stage."""
+        ends = [*accumulate(self.layers_of(model))]
+        return [*zip([0, *ends], ends, strict=False)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCapacity:
@@ -283,34 +306,77 @@ class KvCapacity:
     gpu_blocks: int
     """The minimum over the stages: every stage holds its layers of every block."""
     host_blocks: int
+    groups: KvGroups = WHOLE_KV
+    """The block tables of a row, which all draw on these blocks."""
 
     @property
     def gpu_tokens(self) -> int:
-        return self.gpu_blocks * self.block_tokens
+        """Tokens of rows that are no longer than a window."""
+        return self.gpu_blocks * self.block_tokens // self.groups.count
+
+    def gpu_rows(self, tokens: float) -> float:
+        """Return how many rows of this many tokens the GPUs hold."""
+        if not self.groups.window:
+            return self.gpu_tokens / tokens
+        return self.gpu_blocks / self.groups.running_blocks(max(1, round(tokens)), self.block_tokens)
+
+    def with_freed_windows(
+        self,
+        stages: Sequence[tuple[int, int]],
+        full_layers: Sequence[int],
+        *,
+        window_tokens: int,
+        keeps_gpu_blocks: bool = False,
+    ) -> Self:
+        """Return what the same memory holds if layers with windows have block tables of their own, as in stock vLLM.
+
+        ``stages`` are the layers ``[first, end)`` of each. ``keeps_gpu_blocks``: the number of blocks is given.
+        """
+        grouped = group_layers(stages[-1][1], full_layers)
+        ratio = min((end - first) / grouped.most_layers(first, end) for first, end in stages)
+        return replace(
+            self,
+            gpu_blocks=self.gpu_blocks if keeps_gpu_blocks else int(ratio * self.gpu_blocks),
+            groups=KvGroups(full=len(grouped.full), window=len(grouped.window), window_tokens=window_tokens),
+        )
 
 
 def kv_capacity(
-    node: NodeSpec, model: ModelSpec, parallelism: Parallelism, *, block_tokens: int = 16
+    node: NodeSpec,
+    model: ModelSpec,
+    parallelism: Parallelism,
+    *,
+    block_tokens: int = 16,
+    frees_windows: bool = False,
 ) -> KvCapacity:
     """Return how many KV blocks the GPUs and the host hold. Raise ``ValueError`` if even the weights do not fit.
 
     Each GPU has its own pools for its part of the KV; more GPUs than KV heads keep copies on the host as well.
+    ``frees_windows``: layers with windows have block tables of their own, as under stock vLLM; otherwise their KV is
+    kept whole, as under PipeMax.
     """
+    groups, stage_layers = WHOLE_KV, parallelism.layers_of(model)
+    block_layers: Sequence[int] = stage_layers
+    if frees_windows and model.window_tokens is not None:
+        grouped = group_layers(model.num_layers, model.full_layers)
+        groups = KvGroups(
+            full=len(grouped.full), window=len(grouped.window), window_tokens=model.window_tokens
+        )
+        block_layers = [grouped.most_layers(first, end) for first, end in parallelism.layer_ranges(model)]
+    layer_bytes = block_tokens * model.kv_bytes_per_token_and_layer / model.kv_shards(parallelism.tensor)
     budget = node.gpu.memory_bytes * node.gpu_memory_fraction - node.gpu_reserve_bytes
-    layers = parallelism.layers_of(model)
     blocks = []
-    for stage, num_layers in enumerate(layers):
-        num_heads = (stage == 0) + (stage == len(layers) - 1)
+    for stage, num_layers in enumerate(stage_layers):
+        num_heads = (stage == 0) + (stage == len(stage_layers) - 1)
         weight_bytes = num_layers * model.layer_weight_bytes + num_heads * model.head_weight_bytes
         free_bytes = budget - weight_bytes / parallelism.tensor
-        kv_bytes = num_layers * model.kv_bytes_per_token_and_layer
-        block_bytes = block_tokens * kv_bytes / model.kv_shards(parallelism.tensor)
-        blocks.append(int(free_bytes // block_bytes))
+        blocks.append(int(free_bytes // (block_layers[stage] * layer_bytes)))
     if min(blocks) < 1:
         raise ValueError(
             f"{model.name} does not fit on {node.name} with {parallelism.pipeline} stages of "
             f"{parallelism.tensor} GPUs: the weights leave no room for the KV cache"
         )
-    copies = parallelism.tensor / model.kv_shards(parallelism.tensor)
-    host_blocks = int(node.host_kv_bytes // (block_tokens * model.kv_bytes_per_token * copies))
-    return KvCapacity(block_tokens=block_tokens, gpu_blocks=min(blocks), host_blocks=host_blocks)
+    host_blocks = int(node.host_kv_bytes // (layer_bytes * sum(block_layers) * parallelism.tensor))
+    return KvCapacity(
+        block_tokens=block_tokens, gpu_blocks=min(blocks), host_blocks=host_blocks, groups=groups
+    )

@@ -176,16 +176,17 @@ def _node_work(run: LayoutRun, scenario: Scenario) -> NodeWork:
     """Return a node's rate and drain. Its engines hold as many rows as fill the pools that they use."""
     result, replicas = run.result, run.layout.replicas
     tokens_per_row = (result.prompt_tokens + result.output_tokens) / result.num_requests
-    capacity = capacity_of(scenario.node, scenario.model, run.layout)
-    held_tokens = capacity.gpu_tokens
-    if run.batching is not None:
-        held_tokens = max(held_tokens, capacity.host_blocks * capacity.block_tokens)
+    is_stock = run.batching is None
+    capacity = capacity_of(scenario.node, scenario.model, run.layout, frees_windows=is_stock)
+    held_rows = capacity.gpu_rows(tokens_per_row)
+    if not is_stock:
+        held_rows = max(held_rows, capacity.host_blocks * capacity.block_tokens / tokens_per_row)
     steady_rows = result.steady_tokens_per_s * result.steady_seconds / tokens_per_row
     return NodeWork(
         rows_per_s=run.tokens_per_s / tokens_per_row,
         drain_s=result.seconds - result.steady_seconds,
         drain_rows=replicas * (result.num_requests - steady_rows),
-        held_rows=replicas * held_tokens / tokens_per_row,
+        held_rows=replicas * held_rows,
     )
 
 

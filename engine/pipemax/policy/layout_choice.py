@@ -94,7 +94,11 @@ def choose_layout(
     """
     allowed = [layout for layout in possible_layouts(node) if fixed.allows(layout)]
     longest = max(max_model_len, int((sample.prompt_tokens + sample.output_tokens).max()))
-    refusals = {layout: layout_refusal(node, model, layout, longest_request=longest) for layout in allowed}
+    keeps = policy is Policy.PIPEMAX
+    refusals = {
+        layout: layout_refusal(node, model, layout, longest_request=longest, keeps_windows=keeps)
+        for layout in allowed
+    }
     not_possible = tuple(f"{layout}: {why}" for layout, why in refusals.items() if why is not None)
     possible = [layout for layout, why in refusals.items() if why is None]
     if not possible:

@@ -81,7 +81,8 @@ def engine_scenario(
     capacity = capacity_of(part, model, layout)
     host_tokens = capacity.host_blocks * capacity.block_tokens
     tokens_per_row = sample.total_tokens / len(sample)
-    gpu_rows = int(_GPU_POOL_FILLS * capacity.gpu_tokens / tokens_per_row)
+    held_rows = capacity_of(part, model, layout, frees_windows=True).gpu_rows(tokens_per_row)
+    gpu_rows = int(_GPU_POOL_FILLS * held_rows)
     host_rows = int(_HOST_POOL_FILLS * host_tokens / tokens_per_row)
     if enough_rows is not None:
         host_rows = min(host_rows, enough_rows)
@@ -89,10 +90,12 @@ def engine_scenario(
     return Scenario(node=part, model=model, workload=sample.first(rows), stops_at_drain=stops_at_drain)
 
 
-def capacity_of(part: NodeSpec, model: ModelSpec, layout: Layout) -> KvCapacity:
-    """Return the KV blocks of one engine on its part of a node."""
+def capacity_of(
+    part: NodeSpec, model: ModelSpec, layout: Layout, *, frees_windows: bool = False
+) -> KvCapacity:
+    """Return the KV blocks of one engine on its part of a node; ``frees_windows`` as under stock vLLM."""
     parallelism = Parallelism(pipeline=layout.pipeline_parallel, tensor=layout.tensor_parallel)
-    return kv_capacity(part, model, parallelism, block_tokens=BLOCK_TOKENS)
+    return kv_capacity(part, model, parallelism, block_tokens=BLOCK_TOKENS, frees_windows=frees_windows)
 
 
 def run_stock(scenario: Scenario, layout: Layout, sizes: Sequence[int] = ALL_SIZES.stock) -> LayoutRun:
@@ -115,9 +118,15 @@ def run_pipemax(
 ) -> list[LayoutRun]:
     """Simulate PipeMax in phases, and with the fastest of these sizes of mixed steps.
 
-    The list is empty if the layout has one stage: no batch waits while another computes.
+    The list is empty if the layout has one stage: no batch waits while another computes. It is also empty if the KV
+    of a row does not fit, of which stock vLLM keeps less where layers have windows.
     """
-    if layout.pipeline_parallel == 1:
+    workload = scenario.workload
+    longest = int((workload.prompt_tokens + workload.output_tokens).max())
+    if (
+        layout.pipeline_parallel == 1
+        or capacity_of(scenario.node, scenario.model, layout).gpu_tokens < longest
+    ):
         return []
 
     def system(tokens: int | None) -> PipeMaxSystem:

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism, kv_capacity
 
+_LARGEST_STEP_TOKENS = 4096
+"""Of the sizes of a step from which one is chosen: a window is kept for all tokens in flight."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
@@ -42,11 +45,17 @@ def possible_layouts(node: NodeSpec, gpus_per_engine: Sequence[int] = ()) -> lis
 
 
 def layout_refusal(
-    node: NodeSpec, model: ModelSpec, layout: Layout, *, longest_request: int = 1
+    node: NodeSpec,
+    model: ModelSpec,
+    layout: Layout,
+    *,
+    longest_request: int = 1,
+    keeps_windows: bool = False,
 ) -> str | None:
     """Return why no engine of this layout can run the model, or None.
 
-    vLLM does not start unless its KV cache holds one request of ``longest_request`` tokens.
+    vLLM does not start unless its KV cache holds one request of ``longest_request`` tokens. ``keeps_windows``: the
+    engine runs PipeMax, which keeps the whole KV of layers with windows.
     """
     tensor, pipeline = layout.tensor_parallel, layout.pipeline_parallel
     if model.num_heads % tensor:
@@ -59,11 +68,18 @@ def layout_refusal(
         return f"{model.name} has {model.num_layers} layers, fewer than {pipeline} stages"
     try:
         capacity = kv_capacity(
-            node.part(layout.gpus_per_engine), model, Parallelism(pipeline=pipeline, tensor=tensor)
+            node.part(layout.gpus_per_engine),
+            model,
+            Parallelism(pipeline=pipeline, tensor=tensor),
+            frees_windows=not keeps_windows,
         )
     except ValueError as error:
         return str(error)
-    if capacity.gpu_tokens < longest_request:
+    in_flight_tokens = (pipeline + 1) * _LARGEST_STEP_TOKENS
+    needed = capacity.groups.prompt_blocks(
+        longest_request, capacity.block_tokens, in_flight_tokens=in_flight_tokens
+    )
+    if capacity.gpu_blocks < needed:
         return (
             f"an engine's KV cache has room for {capacity.gpu_tokens:,} tokens, and one request may have "
             f"{longest_request:,} (max_model_len)"

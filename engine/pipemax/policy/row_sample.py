@@ -123,7 +123,7 @@ def _mean_output(lengths: RowLengths) -> float:
 def _rows_to_simulate(engine: MeasuredEngine, tokens_per_row: float, outputs_per_row: float) -> int:
     """Return a number of rows at which the engine works as in the midst of a long table."""
     capacity, places = engine.capacity, engine.num_batches * engine.max_num_seqs
-    gpu_rows = capacity.gpu_tokens / tokens_per_row
+    gpu_rows = engine.stock_capacity.gpu_rows(tokens_per_row)
     host_rows = capacity.host_blocks * capacity.block_tokens / tokens_per_row
     batch = max(1.0, min(engine.max_num_seqs, gpu_rows / engine.num_batches))
     affordable = min(_MOST_OUTPUTS, _MOST_DECODE_STEPS * batch) / outputs_per_row

@@ -68,7 +68,8 @@ def build_spec(spec_type: type[Spec], values: dict[str, Any], where: str) -> Spe
                 raise ValueError(f"{where}: {key} must have keys of its own, got {value!r}")
             value = build_spec(typing.cast(type[Any], hint), value, f"{where}: {key}")
         elif typing.get_origin(hint) is tuple:
-            value = _tuple_of_rows(value, f"{where}: {key}")
+            is_of_rows = typing.get_origin(typing.get_args(hint)[0]) is tuple
+            value = (_tuple_of_rows if is_of_rows else _tuple_of_integers)(value, f"{where}: {key}")
         elif hint in (int, float):
             try:
                 value = hint(value)
@@ -90,6 +91,13 @@ def _tuple_of_rows(value: Any, where: str) -> tuple[tuple[int, int], ...]:
         return tuple((int(first), int(second)) for first, second in value)
     except (TypeError, ValueError):
         raise ValueError(f"{where} must be rows of two integers, got {value!r}") from None
+
+
+def _tuple_of_integers(value: Any, where: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(one) for one in value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{where} must be a list of integers, got {value!r}") from None
 
 
 def load_node(name: str) -> NodeSpec:

@@ -189,7 +189,8 @@ def simulate_candidate(candidate: Candidate, part: EnginePart, scenario: Scenari
         max_num_seqs=candidate.max_num_seqs,
         keeps_preempted=True,
     )
-    return ContinuousBatching(scenario, policy).simulate()
+    # The virtual node's layers all declare whole KV to vLLM.
+    return ContinuousBatching(scenario, replace(policy, frees_windows=False)).simulate()
 
 
 def best_of_each_family(simulated: Sequence[tuple[Candidate, float]]) -> list[tuple[Candidate, float]]:

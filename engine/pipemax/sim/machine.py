@@ -42,6 +42,7 @@ class Machine:
         *,
         measured: MeasuredEngine | None = None,
         shared_tokens: int = 0,
+        frees_windows: bool = False,
         activation_priority: bool = True,
         gate: Callable[[int, Step], bool] | None = None,
         on_stage_start: Callable[[int, Step], None] | None = None,
@@ -58,9 +59,12 @@ class Machine:
         self.capacity: KvCapacity
         if measured is None:
             self.times = StageTimes(node, model, parallelism)
-            self.capacity = kv_capacity(node, model, parallelism, block_tokens=BLOCK_TOKENS)
+            self.capacity = kv_capacity(
+                node, model, parallelism, block_tokens=BLOCK_TOKENS, frees_windows=frees_windows
+            )
         else:
-            self.times, self.capacity = MeasuredTimes(measured), measured.capacity
+            self.times = MeasuredTimes(measured)
+            self.capacity = measured.stock_capacity if frees_windows else measured.capacity
         self.usage = Usage()
         self._shared_tokens = shared_tokens
         self._activation_priority = activation_priority

@@ -23,6 +23,9 @@ class MeasuredEngine:
     round_trip_s: float
     """From the end of a batch's step on the last stage to its next step on the first."""
     capacity: KvCapacity
+    """Under PipeMax, with the whole KV of layers that have windows."""
+    windowed_capacity: KvCapacity | None = None
+    """Under stock vLLM, which frees what is older than a window; None for a model without windows."""
     num_batches: int
     """n of the paper."""
     max_num_seqs: int
@@ -30,6 +33,11 @@ class MeasuredEngine:
     max_batched_tokens: int
     """Maximum number of tokens in one step."""
     max_model_len: int
+
+    @property
+    def stock_capacity(self) -> KvCapacity:
+        """The KV blocks under stock vLLM."""
+        return self.windowed_capacity or self.capacity
 
     def with_steps_of(self, tokens: int) -> "MeasuredEngine":
         """Return the engine with steps of at most this many tokens; vLLM runs no more requests than that at once."""

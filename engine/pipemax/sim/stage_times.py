@@ -26,6 +26,10 @@ class StepWork:
     prefill_tokens: int = 0
     prefill_pairs: float = 0.0
     """(token, attended token) pairs of the prompts in this step."""
+    decode_window_tokens: int | None = None
+    """As ``decode_context_tokens``, in layers with windows; None means as many as these could be."""
+    prefill_window_pairs: float | None = None
+    """As ``prefill_pairs``, in layers with windows; None means as many as these could be."""
     prefill_outputs: int = 0
     """Prompts that end in this step: only these pass the output head."""
 
@@ -37,10 +41,25 @@ class StepWork:
     def outputs(self) -> int:
         return self.decode_requests + self.prefill_outputs
 
+    def within_window(self, window_tokens: int) -> tuple[int, float]:
+        """Return what layers with this window have of decode's context tokens and of the prompts' pairs."""
+        tokens, pairs = self.decode_window_tokens, self.prefill_window_pairs
+        if tokens is None:
+            tokens = min(self.decode_context_tokens, self.decode_requests * window_tokens)
+        if pairs is None:
+            pairs = min(self.prefill_pairs, self.prefill_tokens * window_tokens)
+        return tokens, pairs
+
 
 def prompt_pairs(first_token: int, num_tokens: int) -> float:
     """Return the causal attention pairs of a prompt's tokens ``[first_token, first_token + num_tokens)``."""
     return num_tokens * (first_token + (num_tokens + 1) / 2)
+
+
+def window_pairs(first_token: int, num_tokens: int, window_tokens: int) -> float:
+    """Return the pairs of the same tokens in a layer that attends to a window."""
+    filling = min(max(0, window_tokens - first_token), num_tokens)
+    return prompt_pairs(first_token, filling) + (num_tokens - filling) * window_tokens
 
 
 def product_tokens(gpu: GpuSpec, tokens: int) -> float:
@@ -70,14 +89,21 @@ class StageTimes:
         self._model = model
         self._tensor = parallelism.tensor
         self.layers = parallelism.layers_of(model)
+        self._windows = [model.windows_of(first, end) for first, end in parallelism.layer_ranges(model)]
         layer_bytes, shards = model.kv_bytes_per_token_and_layer, model.kv_shards(self._tensor)
         self._kv_bytes_per_token = [num_layers * layer_bytes / shards for num_layers in self.layers]
 
     def stage_s(self, work: StepWork) -> list[float]:
         """Return the seconds on each stage, all-reduce included."""
-        layer_s = self._linear_layer_s(work.tokens) + self._attention_layer_s(work)
-        layer_s += self.all_reduce_layer_s(work.tokens)
-        times = [self._node.gpu.step_overhead_s + num_layers * layer_s for num_layers in self.layers]
+        layer_s = self._linear_layer_s(work.tokens) + self.all_reduce_layer_s(work.tokens)
+        full_s = layer_s + self._attention_layer_s(work.decode_context_tokens, work.prefill_pairs)
+        window_s = full_s
+        if self._model.window_tokens is not None:
+            window_s = layer_s + self._attention_layer_s(*work.within_window(self._model.window_tokens))
+        times = [
+            self._node.gpu.step_overhead_s + (num_layers - windows) * full_s + windows * window_s
+            for num_layers, windows in zip(self.layers, self._windows, strict=True)
+        ]
         times[-1] += self._head_s(work.outputs)
         return times
 
@@ -114,10 +140,10 @@ class StageTimes:
         compute_s = 2 * operations / gpu.flops_per_s
         return smooth_max_s(gpu, weights_s, compute_s) / self._tensor
 
-    def _attention_layer_s(self, work: StepWork) -> float:
+    def _attention_layer_s(self, context_tokens: int, pairs: float) -> float:
         gpu, model = self._node.gpu, self._model
-        read_s = work.decode_context_tokens * model.kv_bytes_per_token_and_layer / gpu.hbm_bytes_per_s
-        compute_s = 4 * model.num_heads * model.head_dim * work.prefill_pairs / gpu.flops_per_s
+        read_s = context_tokens * model.kv_bytes_per_token_and_layer / gpu.hbm_bytes_per_s
+        compute_s = 4 * model.num_heads * model.head_dim * pairs / gpu.flops_per_s
         return read_s / model.kv_shards(self._tensor) + compute_s / self._tensor
 
     def _head_s(self, outputs: int) -> float:

@@ -13,8 +13,10 @@ from transformers import (
     GptOssConfig,
     Llama4Config,
     LlamaConfig,
+    MistralConfig,
     MixtralConfig,
     PreTrainedConfig,
+    Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
     T5Config,
@@ -71,6 +73,21 @@ def shapes(config: PreTrainedConfig, **settings: Any) -> ModelSpec:
             "qwen3-235b-a22b",
         ),
         (GptOssConfig(quantization_config={"quant_method": "mxfp4"}), "gpt-oss-120b"),
+        (
+            Gemma3Config(
+                text_config={
+                    "num_hidden_layers": 62,
+                    "hidden_size": 5376,
+                    "num_attention_heads": 32,
+                    "num_key_value_heads": 16,
+                    "head_dim": 128,
+                    "intermediate_size": 21504,
+                    "vocab_size": 262208,
+                    "sliding_window": 1024,
+                }
+            ),
+            "gemma-3-27b",
+        ),
     ],
 )
 def test_configurations_give_the_profiles_that_ship(config: PreTrainedConfig, shipped: str) -> None:
@@ -91,9 +108,16 @@ def test_latent_attention_keeps_one_vector_of_a_token_for_all_heads() -> None:
     assert model.active_params == pytest.approx(37e9, rel=0.03)
 
 
-def test_windows_count_as_full_attention() -> None:
-    model = shapes(GptOssConfig())
-    assert model.kv_bytes_per_token == 36 * 2 * 8 * 64 * 2
+def test_windows_of_all_layers_and_of_none() -> None:
+    mistral = shapes(MistralConfig(sliding_window=4096))
+    assert (mistral.window_tokens, mistral.full_layers) == (4096, ())
+    assert mistral.windows_of(0, 32) == 32
+    for config in (
+        MistralConfig(sliding_window=None),
+        Qwen2Config(sliding_window=4096, use_sliding_window=False),
+        Llama4Config(),
+    ):
+        assert shapes(config).window_tokens is None
 
 
 def test_the_text_part_of_llama_4_has_its_kv_heads() -> None:

@@ -17,6 +17,7 @@ from pipemax.presets import build_spec, load_model, load_node, override, preset_
         ("qwen3-32b", 65.5, 262_144, 32.0),
         ("qwen3-235b-a22b", 470.2, 192_512, 21.6),
         ("gpt-oss-120b", 65.2, 73_728, 5.13),
+        ("gemma-3-27b", 56.84, 507_904, 27.0),
     ],
 )
 def test_models_have_their_published_sizes(
@@ -57,6 +58,38 @@ def test_both_pools_hold_twice_as_many_blocks_of_fp8_kv(tensor: int) -> None:
     after = kv_capacity(node, own.with_kv_dtype(KvCacheDtype.FP8), layout)
     assert after.gpu_blocks in (2 * before.gpu_blocks, 2 * before.gpu_blocks + 1)
     assert after.host_blocks in (2 * before.host_blocks, 2 * before.host_blocks + 1)
+
+
+def test_stock_vllm_has_room_for_several_times_as_many_long_rows_of_a_model_with_windows() -> None:
+    """Gemma 3 27B over two GPUs: 10 of 62 layers keep all of a row's 16,384 tokens, the others 1,024 of them."""
+    node, model = load_node("h100x8"), load_model("gemma-3-27b")
+    layout = Parallelism(pipeline=2, tensor=1)
+    whole = kv_capacity(node.part(2), model, layout)
+    freed = kv_capacity(node.part(2), model, layout, frees_windows=True)
+    assert (freed.groups.full, freed.groups.window) == (1, 6), "six groups, of 8 or 9 layers each"
+    # Five full layers a stage, and a block has room for five layers of either kind.
+    assert freed.gpu_blocks == pytest.approx(whole.gpu_blocks * 31 / 5, rel=1e-3)
+    per_row = 16_384 // 16 + 6 * (1024 // 16 + 1)
+    assert freed.gpu_rows(16_384) == pytest.approx(freed.gpu_blocks / per_row, rel=0.01)
+    assert freed.gpu_rows(16_384) / whole.gpu_rows(16_384) > 4
+    assert freed.gpu_rows(500) <= whole.gpu_rows(500), "short rows gain nothing, and groups have gaps"
+
+
+def test_without_windows_nothing_is_freed() -> None:
+    node, model = load_node("rtx5090x8"), load_model("llama2-70b")
+    layout = Parallelism(pipeline=8, tensor=1)
+    assert kv_capacity(node, model, layout, frees_windows=True) == kv_capacity(node, model, layout)
+
+
+def test_layers_of_a_profile_with_windows_are_checked() -> None:
+    values = read_preset("models", "gpt-oss-120b")
+    assert build_spec(ModelSpec, values, "own").windows_of(0, 5) == 3
+    with pytest.raises(ValueError, match=r"full_layers \(1, 36\) of 36 layers"):
+        build_spec(ModelSpec, values | {"full_layers": [1, 36]}, "own")
+    with pytest.raises(ValueError, match="full_layers are given without window_tokens"):
+        build_spec(ModelSpec, values | {"window_tokens": None}, "own")
+    with pytest.raises(ValueError, match="full_layers must be a list of integers, got 'every second'"):
+        build_spec(ModelSpec, values | {"full_layers": "every second"}, "own")
 
 
 def test_a_model_profile_may_say_the_bytes_of_kv_and_need_not() -> None:

@@ -6,13 +6,22 @@ import numpy as np
 import pytest
 
 from pipemax.config import Policy
-from pipemax.domain.specs import AllReduceSpec, NodeSpec
+from pipemax.domain.specs import AllReduceSpec, ModelSpec, NodeSpec
 from pipemax.policy.compare import WORTHWHILE_GAIN
 from pipemax.policy.layout_choice import FixedLayout, LayoutChoice, choose_layout
-from pipemax.policy.layout_runs import ALL_SIZES, engine_scenario, pipemax_bound, run_pipemax, run_stock
+from pipemax.policy.layout_runs import (
+    ALL_SIZES,
+    capacity_of,
+    engine_scenario,
+    pipemax_bound,
+    run_pipemax,
+    run_stock,
+)
 from pipemax.policy.layouts import Layout, layout_refusal, possible_layouts
 from pipemax.presets import load_workload
-from pipemax.sim.workloads import draw_workload
+from pipemax.sim.systems.continuous import ContinuousBatching, vllm_032
+from pipemax.sim.systems.scenario import Scenario
+from pipemax.sim.workloads import Workload, draw_workload
 from tests.unit.sim.machines import small_model, small_node
 
 SAMPLE = draw_workload(load_workload("sharegpt"), 120, np.random.default_rng(0))
@@ -130,3 +139,37 @@ def test_a_layout_that_gpus_cannot_make_is_refused_by_name() -> None:
         ValueError, match=r"no layout of .* runs .*: none of 4 GPUs fits pipeline_parallel_size 3"
     ):
         chosen_on(small_node(num_gpus=4, kv_gb=12.0), fixed=FixedLayout(pipeline_parallel=3))
+
+
+def windowed_model() -> ModelSpec:
+    """Five of six layers attend to 64 tokens."""
+    return replace(small_model(), num_layers=24, window_tokens=64, full_layers=(5, 11, 17, 23))
+
+
+def test_stock_vllm_holds_more_rows_of_a_model_with_windows() -> None:
+    node = small_node(num_gpus=4, kv_gb=2.0)
+    layout = Layout(replicas=1, tensor_parallel=1, pipeline_parallel=4)
+    scenario = engine_scenario(node, windowed_model(), layout, SAMPLE)
+    freed = run_stock(scenario, layout)
+    kept = ContinuousBatching(
+        scenario, replace(vllm_032(freed.chunk_tokens, max_num_seqs=1024), frees_windows=False)
+    ).simulate()
+    assert freed.result.mean_decode_batch > 1.3 * kept.mean_decode_batch
+    assert freed.result.steady_tokens_per_s > 1.1 * kept.steady_tokens_per_s
+
+
+def test_rows_that_fit_only_if_windows_are_freed_need_stock_vllm() -> None:
+    node, model = small_node(num_gpus=4, kv_gb=4.0), windowed_model()
+    layout = Layout(replicas=1, tensor_parallel=1, pipeline_parallel=4)
+    longest = capacity_of(node, model, layout).gpu_tokens + 1
+    assert layout_refusal(node, model, layout, longest_request=longest) is None
+    refusal = layout_refusal(node, model, layout, longest_request=longest, keeps_windows=True)
+    assert refusal is not None
+    assert f"one request may have {longest:,}" in refusal
+    long_row = Workload(
+        name="long",
+        prompt_tokens=np.array([longest - 5]),
+        output_tokens=np.array([5]),
+        shared_prefix_tokens=0,
+    )
+    assert run_pipemax(Scenario(node=node, model=model, workload=long_row), layout) == []

@@ -134,3 +134,17 @@ def test_stock_vllm_runs_no_more_requests_than_it_may() -> None:
     workload = draw_rows(limited, lengths(rows=60)).workload
     result = ContinuousBatching(measured_scenario(limited, workload), VLLM_032_PP).simulate()
     assert result.mean_decode_batch <= 6
+
+
+def test_a_model_whose_windows_are_freed_by_stock_vllm_takes_stock_vllm() -> None:
+    """Rows of 400 tokens and a window of 32 in five of six layers: stock vLLM holds four times as many of them."""
+    whole = engine(stages=4, gpu_blocks=400)
+    rows = lengths(prompt_tokens=[300], max_tokens=100, mean_output_tokens=100)
+    assert choose_policy(whole, rows).chosen is ChosenPolicy.PIPEMAX
+    windowed = whole.capacity.with_freed_windows(
+        [(0, 6), (6, 12), (12, 18), (18, 24)], (5, 11, 17, 23), window_tokens=32
+    )
+    assert windowed.gpu_rows(400) > 3.5 * whole.capacity.gpu_rows(400)
+    choice = choose_policy(replace(whole, windowed_capacity=windowed), rows)
+    assert choice.chosen is ChosenPolicy.VLLM
+    assert choice.predicted_tokens_per_s["vllm"] > choice.predicted_tokens_per_s["pipemax"]

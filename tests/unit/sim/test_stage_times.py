@@ -6,7 +6,7 @@ import pytest
 
 from pipemax.domain.specs import AllReduceSpec, KvCacheDtype, ModelSpec, Parallelism
 from pipemax.presets import load_model, load_node
-from pipemax.sim.stage_times import StageTimes, StepWork, prompt_pairs
+from pipemax.sim.stage_times import StageTimes, StepWork, prompt_pairs, window_pairs
 
 # Milliseconds by batch size, a Llama-13B layer stack on one L20: TD-Pipe's published profile.
 L20_STAIRCASE_MS = {
@@ -48,7 +48,8 @@ def test_staircase_of_an_l20_is_met() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama2-70b", "mixtral-8x7b", "qwen3-8b", "qwen3-32b", "qwen3-235b-a22b", "gpt-oss-120b"]
+    "name",
+    ["llama2-70b", "mixtral-8x7b", "qwen3-8b", "qwen3-32b", "qwen3-235b-a22b", "gpt-oss-120b", "gemma-3-27b"],
 )
 def test_steps_never_get_shorter_with_more_work(name: str) -> None:
     times = StageTimes(load_node("rtx5090x8"), load_model(name), Parallelism(pipeline=8, tensor=1))
@@ -117,3 +118,34 @@ def test_fp8_kv_halves_what_attention_reads_and_nothing_else(pipeline: int, tens
     assert after.stage_s(prompts) == before.stage_s(prompts)
     assert after.activation_bytes(64) == before.activation_bytes(64)
     assert after.kv_bytes_per_token(0) * 2 == before.kv_bytes_per_token(0)
+
+
+def test_pairs_within_a_window_add_up_over_chunks() -> None:
+    assert window_pairs(0, 4, 2) == 1 + 2 + 2 + 2
+    assert window_pairs(0, 1000, 128) == window_pairs(0, 300, 128) + window_pairs(300, 700, 128)
+    assert window_pairs(0, 100, 128) == prompt_pairs(0, 100)
+
+
+def test_layers_with_a_window_read_and_compute_no_more_than_the_window() -> None:
+    """gpt-oss-120b: a stage of five layers has three with a window of 128 tokens."""
+    node, model = load_node("rtx5090x8"), load_model("gpt-oss-120b")
+    layout = Parallelism(pipeline=8, tensor=1)
+    windows = StageTimes(node, model, layout)
+    whole = StageTimes(node, replace(model, window_tokens=None, full_layers=()), layout)
+    row_bytes = model.kv_bytes_per_token_and_layer
+    decode = StepWork(decode_requests=64, decode_context_tokens=64 * 2000)
+    saved_s = whole.stage_s(decode)[0] - windows.stage_s(decode)[0]
+    assert saved_s == pytest.approx(3 * 64 * (2000 - 128) * row_bytes / node.gpu.hbm_bytes_per_s)
+    told = replace(decode, decode_window_tokens=64 * 100)
+    more_s = windows.stage_s(decode)[0] - windows.stage_s(told)[0]
+    assert more_s == pytest.approx(3 * 64 * 28 * row_bytes / node.gpu.hbm_bytes_per_s)
+    prompt = StepWork(
+        prefill_tokens=2000,
+        prefill_pairs=prompt_pairs(0, 2000),
+        prefill_window_pairs=window_pairs(0, 2000, 128),
+    )
+    saved_pairs = prompt_pairs(0, 2000) - window_pairs(0, 2000, 128)
+    saved_s = whole.stage_s(prompt)[0] - windows.stage_s(prompt)[0]
+    assert saved_s == pytest.approx(3 * 4 * 64 * 64 * saved_pairs / node.gpu.flops_per_s)
+    short = StepWork(decode_requests=64, decode_context_tokens=64 * 100)
+    assert windows.stage_s(short) == whole.stage_s(short)

@@ -2,7 +2,8 @@
 
 They differ in three ways: how many groups of requests are in flight, whether each group owns a share of the KV pool and
 of the requests or all draw on one, and whether prefill comes first or is mixed into decode steps in chunks. Preemption
-is by recomputation, last in first out. KV is kept only on the GPU.
+is by recomputation, last in first out. KV is kept only on the GPU. vLLM 0.32 frees the KV of layers with a window once
+the window has moved on.
 """
 
 from collections import deque
@@ -37,6 +38,8 @@ class ContinuousPolicy:
     """Maximum number of requests that run at once, over all groups."""
     keeps_preempted: bool = False
     """A preempted request's blocks stay in the prefix cache until others need them."""
+    frees_windows: bool = False
+    """Layers with a window keep KV of the window only."""
 
 
 VLLM_TP = ContinuousPolicy(
@@ -52,6 +55,7 @@ VLLM_032_PP = ContinuousPolicy(
     prefill_first=False,
     max_batched_tokens=8192,
     watermark=0.0,
+    frees_windows=True,
 )
 
 
@@ -126,7 +130,9 @@ class ContinuousBatching:
             recording,
             measured=scenario.measured,
             shared_tokens=self._shared,
+            frees_windows=policy.frees_windows,
         )
+        self._window_tokens = scenario.model.window_tokens
         self._progress = Progress(
             scenario.workload, self._queue, [self._machine.usage], stops_at_drain=scenario.stops_at_drain
         )
@@ -150,18 +156,30 @@ class ContinuousBatching:
     def _make_groups(self, count: int) -> list[_Group]:
         prompts = waiting_prompts(self._scenario.workload)
         shares = count if self._policy.own_queues else 1
-        block_tokens = self._machine.capacity.block_tokens
+        capacity = self._machine.capacity
         pools = [
-            BlockPool(self._machine.capacity.gpu_blocks // shares, block_tokens, self._shared)
+            BlockPool(
+                capacity.gpu_blocks // shares,
+                capacity.block_tokens,
+                self._shared,
+                capacity.groups,
+                in_flight_tokens=count * self._policy.max_batched_tokens,
+            )
             for _ in range(shares)
         ]
         require_fit(pools[0], prompts)
         # A request stays with the scheduler that had the fewest unfinished: as all arrive at once, they go in turn.
         queues = [deque(list(prompts)[share::shares]) for share in range(shares)]
-        return [
-            _Group(pools[i % shares], queues[i % shares], RunningSet(block_tokens, self._shared))
-            for i in range(count)
+        running = [
+            RunningSet(
+                capacity.block_tokens,
+                self._shared,
+                window_tokens=self._window_tokens,
+                groups=capacity.groups,
+            )
+            for _ in range(count)
         ]
+        return [_Group(pools[i % shares], queues[i % shares], running[i]) for i in range(count)]
 
     def _schedule(self, group: _Group) -> None:
         """Send the group's next step, if it has one."""
@@ -184,9 +202,10 @@ class ContinuousBatching:
         running, before = group.running, len(group.running)
         while len(running) and running.new_blocks() > group.pool.num_free:
             self._preempt(group, running.newest)
-        group.pool.take(running.new_blocks())
+        group.pool.exchange(running.new_blocks())
         work.decode_requests = len(running)
         work.decode_context_tokens = running.context_tokens
+        work.decode_window_tokens = running.attended_in_windows
         return len(running) < before
 
     def _preempt(self, group: _Group, request: int) -> None:
@@ -225,7 +244,7 @@ class ContinuousBatching:
             if not self._policy.prefill_first:
                 tokens = min(tokens, budget)
             ends = computed + tokens == prompt.tokens
-            add_prefill(work, self._shared + computed, tokens, ends=ends)
+            add_prefill(work, self._shared + computed, tokens, ends=ends, window_tokens=self._window_tokens)
             budget -= tokens
             if not ends:
                 self._prefilled_of_head[prompt.request] = computed + tokens
@@ -244,7 +263,11 @@ class ContinuousBatching:
             return 0
         num_lost = max(0, pool.num_taken - dropped.num_taken - dropped.num_ahead)
         # Only full blocks are found, and the last token is computed whatever is found.
-        found = min(max(0, dropped.num_blocks - num_lost), (prompt.tokens - 1) // pool.block_tokens)
+        num_whole = (prompt.tokens - 1) // pool.block_tokens
+        found = min(max(0, dropped.num_blocks - num_lost) // pool.groups.count, num_whole)
+        if pool.groups.skipped_blocks(prompt.tokens, pool.block_tokens):
+            # Before a lost block, layers with a window would need what was freed as they moved on.
+            found = 0 if num_lost else num_whole
         self._recomputed_tokens -= found * pool.block_tokens
         self._machine.usage.tokens_done += found * pool.block_tokens
         return found * pool.block_tokens
@@ -260,6 +283,7 @@ class ContinuousBatching:
                 group.pool.give_back(group.pool.blocks_of(prompt.tokens))
                 self._finish(prompt.request)
             else:
+                group.pool.settle(prompt.tokens)
                 group.running.join(prompt.request, prompt.tokens, prompt.outputs - 1)
         self._scenario.report(self._progress.num_finished)
         self._schedule(group)

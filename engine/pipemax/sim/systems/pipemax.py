@@ -89,7 +89,7 @@ class PipeMaxSystem:
         config = controller_config(self._machine, scenario.workload, self._options)
         self._trace = TraceWriter(scenario.decisions_path, config) if scenario.decisions_path else None
         self._controller = Controller(config, self._trace)
-        self._tokens = TokenBook(scenario.workload)
+        self._tokens = TokenBook(scenario.workload, scenario.model.window_tokens)
         self._events: list[Event] = [*self._tokens.admissions()]
         self._num_submitted = 0
         self._passed = [0] * self._n  # steps that have left each stage

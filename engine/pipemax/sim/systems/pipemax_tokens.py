@@ -29,11 +29,12 @@ class StartedStep:
 class TokenBook:
     """Counts tokens per request, by the request's number in the workload."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, window_tokens: int | None = None) -> None:
         self._prompts = [int(tokens) for tokens in workload.prompt_tokens]
         self._outputs = [int(tokens) for tokens in workload.output_tokens]
         self._prefix_tokens = workload.shared_prefix_tokens
         self._prefix_is_on_gpu = False
+        self._window_tokens = window_tokens
         self._made = [0] * len(workload)
         self._to_compute = list(self._prompts)  # by a prefill; more when it is repeated with the output
         self._kv = [0] * len(workload)
@@ -84,18 +85,24 @@ class TokenBook:
             # From its whole blocks on, the controller counts on it.
             self._prefix_is_on_gpu |= self._kv[number] >= self._prefix_tokens // BLOCK_TOKENS * BLOCK_TOKENS
             ends = first + tokens == self._to_compute[number]
-            add_prefill(work, first, tokens, ends=ends)
+            add_prefill(work, first, tokens, ends=ends, window_tokens=self._window_tokens)
             if ends:
                 outputs.append(request)
         return StartedStep(work=work, hits=tuple(hits), outputs=tuple(outputs))
 
     def _start_decodes(self, requests: Sequence[RequestId]) -> StepWork:
-        kv, context_tokens = self._kv, 0
+        kv, context_tokens, attended = self._kv, 0, None
+        if self._window_tokens is not None:
+            attended = sum(min(kv[int(request)], self._window_tokens) for request in requests)
         for number in map(int, requests):
             tokens = kv[number]
             context_tokens += tokens
             kv[number] = tokens + 1
-        return StepWork(decode_requests=len(requests), decode_context_tokens=context_tokens)
+        return StepWork(
+            decode_requests=len(requests),
+            decode_context_tokens=context_tokens,
+            decode_window_tokens=attended,
+        )
 
     def _cached_tokens(self) -> int:
         """Return a prompt's leading tokens on the GPU: the shared prefix, once steps that compute it are in flight."""

@@ -3,8 +3,8 @@
 from collections import deque
 from dataclasses import dataclass
 
-from pipemax.domain.units import ceil_div
-from pipemax.sim.stage_times import StepWork, prompt_pairs
+from pipemax.domain.kv_groups import WHOLE_KV, KvGroups
+from pipemax.sim.stage_times import StepWork, prompt_pairs, window_pairs
 from pipemax.sim.workloads import Workload
 
 
@@ -22,15 +22,37 @@ class Prompt:
 class BlockPool:
     """Counts one pool's blocks; those of the shared prefix are taken once, at the start."""
 
-    def __init__(self, num_blocks: int, block_tokens: int, shared_tokens: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_tokens: int,
+        shared_tokens: int,
+        groups: KvGroups = WHOLE_KV,
+        in_flight_tokens: int = 0,
+    ) -> None:
+        """``in_flight_tokens``: those of prompts that steps in flight compute at most, where groups have windows."""
         self.block_tokens = block_tokens
-        self.num_blocks = num_blocks - ceil_div(shared_tokens, block_tokens)
+        self.groups = groups
+        self._in_flight_tokens = in_flight_tokens
+        self.num_blocks = num_blocks - groups.prompt_blocks(shared_tokens, block_tokens, in_flight_tokens=0)
         self.num_free = self.num_blocks
         self.num_taken = 0
         """Blocks taken since the start."""
 
     def blocks_of(self, tokens: int) -> int:
-        return ceil_div(tokens, self.block_tokens)
+        """Return the blocks of a prompt's own tokens while it is computed."""
+        return self.groups.prompt_blocks(tokens, self.block_tokens, in_flight_tokens=self._in_flight_tokens)
+
+    def exchange(self, num_blocks: int) -> None:
+        """Take this many blocks, or give back as many as it is below zero."""
+        if num_blocks < 0:
+            self.give_back(-num_blocks)
+        else:
+            self.take(num_blocks)
+
+    def settle(self, tokens: int) -> None:
+        """Give back what a prompt of these tokens no longer needs when its decode begins."""
+        self.give_back(self.blocks_of(tokens) - self.groups.running_blocks(tokens, self.block_tokens))
 
     def take(self, num_blocks: int) -> None:
         assert 0 <= num_blocks <= self.num_free, (num_blocks, self.num_free)
@@ -59,8 +81,13 @@ def require_fit(pool: BlockPool, prompts: deque[Prompt]) -> None:
         raise ValueError(f"a request of {most} tokens does not fit into {pool.num_blocks} KV blocks")
 
 
-def add_prefill(work: StepWork, first_token: int, tokens: int, *, ends: bool) -> None:
+def add_prefill(
+    work: StepWork, first_token: int, tokens: int, *, ends: bool, window_tokens: int | None = None
+) -> None:
     """Add a prompt's tokens ``[first_token, first_token + tokens)`` to a step."""
     work.prefill_tokens += tokens
     work.prefill_pairs += prompt_pairs(first_token, tokens)
+    if window_tokens is not None:
+        work.prefill_window_pairs = work.prefill_window_pairs or 0.0
+        work.prefill_window_pairs += window_pairs(first_token, tokens, window_tokens)
     work.prefill_outputs += ends

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 from vllm.config import VllmConfig
+from vllm.distributed.utils import get_pp_indices
 from vllm.platforms import current_platform
 
+from pipemax.checkpoint.model_kinds import sliding_layers
 from pipemax.config import EngineConfig, Policy
 from pipemax.control.times.calibration import Calibration
 from pipemax.domain.specs import KvCapacity
@@ -76,18 +78,37 @@ def measured_engine(vllm_config: VllmConfig, calibration: Calibration, *, gpu_bl
     """Return what the simulator needs to know. vLLM keeps one of ``gpu_blocks`` as its null block."""
     cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
     settings = runtime_settings(vllm_config)
+    capacity = KvCapacity(
+        block_tokens=cache.block_size,
+        gpu_blocks=gpu_blocks - 1,
+        host_blocks=settings.host_blocks(cache.block_size),
+    )
     return MeasuredEngine(
         stages=calibration.stages,
         round_trip_s=calibration.round_trip_s,
-        capacity=KvCapacity(
-            block_tokens=cache.block_size,
-            gpu_blocks=gpu_blocks - 1,
-            host_blocks=settings.host_blocks(cache.block_size),
-        ),
+        capacity=capacity,
+        windowed_capacity=_windowed_capacity(vllm_config, capacity),
         num_batches=settings.num_batches,
         max_num_seqs=settings.max_num_seqs,  # vLLM's own number may be that of the runner's slots
         max_batched_tokens=scheduler.max_num_batched_tokens,
         max_model_len=vllm_config.model_config.max_model_len,
+    )
+
+
+def _windowed_capacity(vllm_config: VllmConfig, whole: KvCapacity) -> KvCapacity | None:
+    """Return what stock vLLM holds in the same memory; None for a model without sliding windows."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    window_tokens = getattr(model.hf_text_config, "sliding_window", None)
+    windowed = set(sliding_layers(model.hf_config))
+    if not window_tokens or not windowed:
+        return None
+    num_stages = parallel.pipeline_parallel_size
+    num_layers = model.get_total_num_hidden_layers()
+    stages = [get_pp_indices(num_layers, stage, num_stages) for stage in range(num_stages)]
+    full_layers = [layer for layer in range(num_layers) if layer not in windowed]
+    is_given = vllm_config.cache_config.num_gpu_blocks_override is not None
+    return whole.with_freed_windows(
+        stages, full_layers, window_tokens=window_tokens, keeps_gpu_blocks=is_given
     )
 
 
