@@ -205,9 +205,13 @@ def outcome_of(directory: Path) -> dict[str, Any]:
 
 def seconds_of(directory: Path) -> float:
     """Return the seconds from the start of the first engine to the last commit, by the files that they made."""
-    first_ready_s = (directory / "speeds" / "0").stat().st_mtime
     last_commit_s = max(log.stat().st_mtime for log in (directory / "out" / "_delta_log").glob("*.json"))
-    return last_commit_s - (first_ready_s - LOAD_S)
+    return last_commit_s - _first_start_s(directory)
+
+
+def _first_start_s(directory: Path) -> float:
+    """Return when the first engine began to load, in seconds since the epoch, by its claim of a speed."""
+    return (directory / "speeds" / "0").stat().st_mtime - LOAD_S
 
 
 def reports_of(directory: Path) -> list[dict[str, Any]]:
@@ -233,7 +237,7 @@ def engines_of(reports: Sequence[dict[str, Any]]) -> list[Engine]:
 
 
 class Killer(threading.Thread):
-    """Kills executors of the application at these times from the start of the first server, until stopped."""
+    """Kills executors of the application at these times from the start of the first engine, until stopped."""
 
     def __init__(self, directory: Path, losses_s: Sequence[float], seed: int) -> None:
         super().__init__()
@@ -245,29 +249,24 @@ class Killer(threading.Thread):
     def run(self) -> None:
         if not self._losses_s:
             return
-        while not self._servers():
+        first = self._directory / "speeds" / "0"
+        while not first.exists():
             if self.stopped.wait(0.5):
                 return
-        begin_s = time.monotonic()
+        begin_s = _first_start_s(self._directory)
         for loss_s in self._losses_s:
-            if self.stopped.wait(max(0.0, begin_s + loss_s - time.monotonic())):
+            if self.stopped.wait(max(0.0, begin_s + loss_s - time.time())):
                 return
             if executors := self._executors():
                 os.kill(executors[self._rng.integers(len(executors))].pid, signal.SIGKILL)
                 self.killed += 1
 
     def _executors(self) -> list[psutil.Process]:
-        return self._processes("CoarseGrainedExecutorBackend")
-
-    def _servers(self) -> list[psutil.Process]:
-        return self._processes("pipemax.serve")
-
-    def _processes(self, part: str) -> list[psutil.Process]:
         found = []
         for process in psutil.process_iter():
             try:
-                command = " ".join(process.cmdline())
-                if part in command and str(self._directory) in process.environ().get("PIPEMAX_LOG_DIR", ""):
+                is_executor = "CoarseGrainedExecutorBackend" in " ".join(process.cmdline())
+                if is_executor and str(self._directory) in process.environ().get("PIPEMAX_LOG_DIR", ""):
                     found.append(process)
             except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
                 continue  # it ended meanwhile
@@ -289,8 +288,7 @@ def measure(name: str, setting: Setting, seconds: float, directory: Path) -> Res
     run, reports = predict(rows, setting, losses_s), reports_of(directory)
     engines, whole_s = engines_of(reports), seconds_of(directory)
     rows_s = max(engine.last_row_s for engine in engines)
-    started_s = (directory / "speeds" / "0").stat().st_mtime - LOAD_S
-    before_s = min(report["at"] for report in reports).timestamp() - started_s
+    before_s = min(report["at"] for report in reports).timestamp() - _first_start_s(directory)
     return Result(
         fleet=name,
         nodes=setting.nodes,
