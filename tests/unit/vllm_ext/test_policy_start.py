@@ -38,6 +38,31 @@ def test_stock_vllm_runs_with_the_size_of_a_step_that_won_unless_the_user_named_
     assert [(config.policy, config.max_num_batched_tokens) for config in started] == [(chosen, tokens)]
 
 
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [({}, Policy.VLLM), ({"vllm": {"disable_hybrid_kv_cache_manager": True}}, Policy.PIPEMAX)],
+)
+def test_stock_vllm_frees_what_has_left_a_window_unless_the_user_turns_that_off(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], chosen: Policy
+) -> None:
+    whole = engine(stages=4, gpu_blocks=400)
+    windowed = whole.capacity.with_freed_windows([(0, 6), (6, 12)], (5, 11), window_tokens=32)
+    measured = replace(whole, windowed_capacity=windowed)
+    monkeypatch.setattr(start, "forecast", lambda config: Forecast(engine=measured, num_stages=4))
+    started: list[EngineConfig] = []
+
+    class Engine:
+        measured = None
+
+        def __init__(self, config: EngineConfig) -> None:
+            started.append(config)
+
+    monkeypatch.setattr(start, "VllmEngine", Engine)
+    rows = {"prompt_tokens": [300], "max_tokens": 100, "mean_output_tokens": 100}
+    start.start_engine(EngineConfig.parse({"model": "m", "policy": "auto", "row_lengths": rows, **given}))
+    assert [config.policy for config in started] == [chosen]
+
+
 class MeasuredEngine:
     """Stands for ``VllmEngine``: an engine that has measured itself."""
 

@@ -202,7 +202,7 @@ class PipeMaxSystem:
             self._links.copy(
                 gpu,
                 Direction.HOST_TO_GPU,
-                num_bytes=transfer.num_blocks * self._machine.block_bytes(stage),
+                num_bytes=transfer.num_blocks * self._machine.block_bytes(stage) * self._options.kept_kv,
                 num_pieces=transfer.num_blocks * pieces,
                 on_done=partial(self._copied, stage, gpu, transfer),
             )

@@ -33,6 +33,9 @@ class PipeMaxOptions:
     """n of the paper; None takes the number of stages."""
     tensor: int = 1
     """GPUs that share each stage, each with a host pool and copies of its own."""
+    kept_kv: float = 1.0
+    """Share of a row's KV that is kept and prefetched, as if all rows were alike: for a model with windows, what
+    freeing the KV that has left them would give. New tokens are stored whole."""
 
 
 def mixed_batching(step_tokens: int) -> dict[str, Any]:
@@ -61,8 +64,8 @@ def controller_config(machine: Machine, workload: Workload, options: PipeMaxOpti
     config = ControllerConfig(
         num_batches=options.num_batches or len(machine.times.layers),
         stages=stage_configs(machine.node, machine.times, options),
-        gpu_blocks=capacity.gpu_blocks,
-        host_blocks=capacity.host_blocks,
+        gpu_blocks=int(capacity.gpu_blocks / options.kept_kv),
+        host_blocks=int(capacity.host_blocks / options.kept_kv),
         block_tokens=BLOCK_TOKENS,
         prefill_chunk_tokens=machine.prefill_step_tokens,
         initial_output_tokens=workload.typical_output_tokens,
@@ -102,7 +105,7 @@ def stage_configs(
         if 0 < stage < len(layers) - 1 and num_layers == layers[stage - 1]:
             configs.append(configs[-1])  # equal stages, equal profiles
             continue
-        kv_bytes = round(times.kv_bytes_per_token(stage))
+        kv_bytes = round(options.kept_kv * times.kv_bytes_per_token(stage))
         piece_bytes = BLOCK_TOKENS * kv_bytes / pieces_per_block(options.layout, num_layers)
         bandwidth = min(node.link.effective_host_to_gpu_bytes_per_s(piece_bytes), together)
         decode, prefill = _profile(times, stage, options.estimator_bias, most_step_tokens)

@@ -56,6 +56,19 @@ def test_prefetching_makes_batches_larger_than_the_gpu_alone_can_hold(pipemax: S
     assert active > 1.2 * pipemax.gpu_kv_tokens / 4
 
 
+def test_keeping_half_of_each_rows_kv_holds_more_rows_and_copies_less_of_each(
+    pipemax: SimulationResult,
+) -> None:
+    half = run(PipeMaxOptions(kept_kv=0.5))
+    assert steady_means(half)[0] > 1.5 * steady_means(pipemax)[0]
+    assert half.steady_tokens_per_s > pipemax.steady_tokens_per_s
+    blocks = [
+        sum(sample.prefetched_tokens for sample in result.recording.decode_samples)
+        for result in (half, pipemax)
+    ]
+    assert half.h2d_bytes / blocks[0] == pytest.approx(pipemax.h2d_bytes / blocks[1] / 2, rel=0.02)
+
+
 def test_layer_first_copies_the_same_slower(pipemax: SimulationResult) -> None:
     layer_first = run(PipeMaxOptions(layout=KvLayout.LAYER_FIRST))
     assert layer_first.total_tokens_per_s < pipemax.total_tokens_per_s
@@ -72,14 +85,14 @@ def test_kv_that_fits_the_gpu_is_never_prefetched() -> None:
 
 
 @pytest.mark.parametrize("dtype", [KvCacheDtype.AUTO, KvCacheDtype.FP8])
-def test_every_token_reaches_the_host_in_its_kv_s_bytes(dtype: KvCacheDtype) -> None:
+@pytest.mark.parametrize("kept_kv", [1.0, 0.5])
+def test_every_token_reaches_the_host_in_its_kv_s_bytes(dtype: KvCacheDtype, kept_kv: float) -> None:
     scenario = replace(
         small_scenario(uniform_workload(60, 100, 30)),
         model=small_model().with_kv_dtype(dtype),
         keep_spans=True,
     )
-    system = PipeMaxSystem(scenario, PipeMaxOptions())
-    result = system.simulate()
+    result = PipeMaxSystem(scenario, PipeMaxOptions(kept_kv=kept_kv)).simulate()
     stored = sum(
         span.num_bytes for span in result.recording.copy_spans if span.direction is Direction.GPU_TO_HOST
     )
