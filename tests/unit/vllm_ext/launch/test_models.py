@@ -12,13 +12,16 @@ from transformers import PreTrainedConfig
 from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, SlidingWindowSpec
 
 from pipemax.config import EngineConfig
+from pipemax.control.controller_config import StageConfig
+from pipemax.control.times.calibration import Calibration
+from pipemax.domain.step_times import StepTimeModel
 from pipemax.node.host_pool_size import kv_bytes_per_token as expected_kv_bytes
-from pipemax.vllm_ext.launch.forecast import forecast
+from pipemax.vllm_ext.launch.forecast import forecast, measured_engine
 from pipemax.vllm_ext.launch.known_calibration import kv_bytes_per_token
 from pipemax.vllm_ext.launch.vllm_config import make_vllm_config
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.worker.whole_windows import with_whole_windows
-from tests.parity.families import CONFIGS
+from tests.parity.families import CONFIGS, WINDOW
 from tests.parity.make_model import make_tokenizer
 from tests.unit.vllm_ext.launch.demo_config import two_stages
 
@@ -57,6 +60,31 @@ def test_windows_are_kept_whole_and_the_log_says_so(
     assert expected_kv_bytes(config, model, num_stages=2) == max(kv_bytes_per_token(vllm_config))
     with pytest.raises(ValueError, match="disable_hybrid_kv_cache_manager is off"):
         make_vllm_config(config.model_copy(update={"vllm": {"disable_hybrid_kv_cache_manager": False}}))
+
+
+@pytest.mark.parametrize(
+    ("name", "full", "window", "more"),
+    [("gpt-oss", 1, 1, 4 / 2), ("gemma3", 1, 3, 4 / 1), ("mistral", 0, 1, 1), ("llama4", 1, 0, None)],
+)
+def test_the_simulator_learns_what_stock_vllm_frees_of_windows(
+    directory_of: DirectoryOf, name: str, full: int, window: int, more: float | None
+) -> None:
+    """Eight layers on two stages, in groups of four, two and eight; a block has room for ``4 / more`` of a stage."""
+    vllm_config = make_vllm_config(config_of(directory_of(CONFIGS[name]())))
+    stage = StageConfig(
+        kv_bytes_per_token=1000,
+        h2d_bytes_per_s=1e9,
+        decode_time=StepTimeModel.linear(alpha_s=1e-4, beta_s=0.0, delta_s=1e-3),
+        prefill_time=StepTimeModel.linear(alpha_s=1e-4, beta_s=0.0, delta_s=1e-3),
+    )
+    calibration = Calibration(device="cpu", model=name, measured="in a test", stages=(stage, stage))
+    engine = measured_engine(vllm_config, calibration, gpu_blocks=101)
+    if more is None:
+        assert engine.windowed_capacity is None, "chunks are kept whole under stock vLLM too"
+        return
+    freed = engine.stock_capacity
+    assert (freed.groups.full, freed.groups.window, freed.groups.window_tokens) == (full, window, WINDOW)
+    assert (engine.capacity.gpu_blocks, freed.gpu_blocks) == (100, 100 * more)
 
 
 def test_a_multimodal_checkpoint_runs_its_text_part(
