@@ -264,7 +264,11 @@ class Controller:
         return _Step(formed, tokens, work, self._times.predict(work))
 
     def _form_mixed(self, *, begins: bool) -> _Step:
-        formed = self._mixed.form(begins=begins, anything_in_flight=bool(self._flights))
+        formed = self._mixed.form(
+            step_tokens=self._phases.step_tokens(self._table.ledger.live.num_used),
+            begins=begins,
+            anything_in_flight=bool(self._flights),
+        )
         work, tokens = formed.work, formed.tokens
         if tokens:
             self._times.expect_fill(sum(tokens) if formed.prompts.states else 0)

@@ -67,7 +67,8 @@ class ControllerConfig:
 
     batching: Batching = Batching.SEPARATED
     mixed_step_tokens: int | None = None
-    """Mixed batching: maximum tokens of a step, decodes and prompts together; None takes ``prefill_chunk_tokens``."""
+    """Mixed batching: maximum tokens of a step, decodes and prompts together; None takes ``prefill_chunk_tokens``.
+    Steps become smaller as live KV grows (``PromptThrottle``)."""
     mixed_live_watermark: float = 6.0
     """Mixed batching: no prompt is begun while live KV is above this many GPU pools. One pool is on the GPU, up to half
     a pool for each batch was evicted with its step still in flight, and the prefetch chooses from the rest. With two

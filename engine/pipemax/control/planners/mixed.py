@@ -68,22 +68,22 @@ class MixedPlanner:
         self._decode = decode
         self._prefill = prefill
 
-    def form(self, *, begins: bool, anything_in_flight: bool) -> MixedStep:
-        """Form the next step, which begins prompts only if ``begins``.
+    def form(self, *, step_tokens: int, begins: bool, anything_in_flight: bool) -> MixedStep:
+        """Form the next step, with prompts up to ``step_tokens`` in all. It begins prompts only if ``begins``.
 
         It is empty if all of D_i is in flight, or if there is nothing to run.
         """
         self._join_last_batch()
         step = MixedStep()
         if not len(self._batch()):
-            self._take_chunks(step, begins=begins)
+            self._take_chunks(step, step_tokens, begins=begins)
             if step.prompts.states:
                 self._decode.pass_empty_turn()
                 return step
         step.decodes = self._decode.form()
         begins = begins and not step.decodes.recomputed  # what was dropped would be the first to begin again
         if step.decodes.states:
-            self._take_chunks(step, begins=begins)
+            self._take_chunks(step, step_tokens, begins=begins)
         elif not anything_in_flight:
             self._unblock(step, begins=begins)
         return step
@@ -100,11 +100,11 @@ class MixedPlanner:
             for state in [*residents.unassigned.members]:
                 residents.assign(state, last)
 
-    def _take_chunks(self, step: MixedStep, *, begins: bool) -> None:
+    def _take_chunks(self, step: MixedStep, step_tokens: int, *, begins: bool) -> None:
         self._prefill.take_chunks(
             step.prompts,
             self._rotation.behind() if self._config.overwrites else [],
-            max_tokens=self._config.step_tokens - len(step.decodes.states),
+            max_tokens=max(0, step_tokens - len(step.decodes.states)),
             max_requests=self._config.max_batch_requests - len(self._batch()),
             begins=begins,
         )

@@ -1,0 +1,65 @@
+"""How many tokens a mixed step has, by live KV."""
+
+import pytest
+
+from pipemax.control.planners.throttle import PromptThrottle, step_sizes
+from pipemax.domain.plan import Batching
+from tests.unit.control.fake_engine import small_config
+
+
+def throttle(step_tokens: int = 2048, **changes: float) -> PromptThrottle:
+    """Return one for 100 GPU blocks, of which live KV may have six times as many."""
+    return PromptThrottle(
+        small_config(batching=Batching.MIXED, mixed_step_tokens=step_tokens, num_batches=4, **changes)
+    )
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [
+        (48, (48,)),
+        (256, (256,)),
+        (300, (300, 256)),
+        (1024, (1024, 768, 512, 256)),
+        (2048, (2048, 1536, 1024, 768, 512, 256)),
+    ],
+)
+def test_a_step_has_its_maximum_or_a_multiple_of_256(most: int, sizes: tuple[int, ...]) -> None:
+    assert step_sizes(most) == sizes
+
+
+def test_steps_become_smaller_as_more_kv_waits_and_larger_again() -> None:
+    policy = throttle()
+    assert [policy.step_tokens(live) for live in (0, 100, 200, 201, 250, 300, 350, 376, 600)] == [
+        2048,
+        2048,
+        2048,
+        1536,
+        1024,
+        768,
+        512,
+        256,
+        256,
+    ]
+    assert [policy.step_tokens(live) for live in (360, 350, 300, 250, 200, 175)] == [
+        256,
+        512,
+        768,
+        1024,
+        1536,
+        2048,
+    ]
+
+
+def test_a_size_is_kept_while_live_kv_moves_a_little() -> None:
+    policy = throttle()
+    assert policy.step_tokens(210) == 1536
+    assert [policy.step_tokens(live) for live in (195, 205, 190, 215, 181)] == [1536] * 5
+
+
+def test_steps_keep_their_maximum_where_the_gpu_holds_all_live_kv() -> None:
+    with_two_batches = PromptThrottle(
+        small_config(batching=Batching.MIXED, mixed_step_tokens=2048, num_batches=2)
+    )
+    small_host = throttle(host_blocks=100)
+    assert {policy.step_tokens(1000) for policy in (with_two_batches, small_host)} == {2048}
