@@ -182,7 +182,7 @@ class PrefetchPlanner:
             if cost > self._overdue_credit or not basket.fits(state):
                 return
             self._overdue_credit -= cost
-            basket.add(state)
+            basket.add(state, stays=True)
 
     def _is_overdue(self, state: RequestState) -> bool:
         return self._requests.steps_parked(state) >= self._config.overdue_iterations

@@ -33,6 +33,7 @@ class Basket:
         self.kv_tokens = 0
         self.num_blocks = 0
         self._brought: set[PrefixId] = set()
+        self._staying: set[RequestId] = set()
 
     def __len__(self) -> int:
         return len(self.by_length)
@@ -51,15 +52,21 @@ class Basket:
             return False
         return self.requests_left > 0 and self.cost(state) <= self.blocks_left and state.id not in self.ids
 
-    def add(self, state: RequestState) -> None:
+    def add(self, state: RequestState, *, stays: bool = False) -> None:
+        """Add a request; one that stays is not exchanged for others.
+
+        What no picker has handed out must stay: given back to one, it would be handed out twice.
+        """
+        if stays:
+            self._staying.add(state.id)
         cost = self.cost(state)
         if cost > state.blocks and state.shared is not None:
             self._brought.add(state.shared.prefix_id)
         self._put(state, cost)
 
     def is_exchangeable(self, state: RequestState) -> bool:
-        """Return whether the request costs only its own blocks, that is, brings no prefix."""
-        return self.cost(state) == state.blocks
+        """Return whether the request may leave, and costs only its own blocks, that is, brings no prefix."""
+        return state.id not in self._staying and self.cost(state) == state.blocks
 
     def exchange(self, leave: list[RequestState], enter: list[RequestState]) -> None:
         """Replace exchangeable requests of the basket by others."""

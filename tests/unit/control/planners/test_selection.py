@@ -75,6 +75,17 @@ def test_a_step_that_is_too_long_gets_fewer_and_longer_requests() -> None:
     assert basket.ids == {"p0"}
 
 
+def test_a_request_that_stays_is_not_exchanged() -> None:
+    table = roomy_table()
+    overdue, *_ = park_lengths(table, [319, 79, 79, 79, 79, 639])
+    for better in (gap(4.0), gap(0.5)):  # several shorter ones, or a longer one
+        basket, picker = basket_of(table, blocks=40), table.requests.parked_picker()
+        basket.add(overdue, stays=True)
+        fill_shortest_first(basket, picker, gap(1.5))
+        Refinement(basket, picker, better).run(8)
+        assert "p0" in basket.ids
+
+
 def test_exchanges_stop_within_the_tolerance() -> None:
     table = roomy_table()
     park_lengths(table, [319, 79, 79, 79, 79])
