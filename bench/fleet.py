@@ -209,9 +209,14 @@ def seconds_of(directory: Path) -> float:
     return last_commit_s - _first_start_s(directory)
 
 
+def _first_claim(directory: Path) -> Path:
+    """Return what an engine makes when it claims the first speed, at the end of its load."""
+    return directory / "speeds" / "0"
+
+
 def _first_start_s(directory: Path) -> float:
-    """Return when the first engine began to load, in seconds since the epoch, by its claim of a speed."""
-    return (directory / "speeds" / "0").stat().st_mtime - LOAD_S
+    """Return when the first engine began to load, in seconds since the epoch."""
+    return _first_claim(directory).stat().st_mtime - LOAD_S
 
 
 def reports_of(directory: Path) -> list[dict[str, Any]]:
@@ -249,8 +254,7 @@ class Killer(threading.Thread):
     def run(self) -> None:
         if not self._losses_s:
             return
-        first = self._directory / "speeds" / "0"
-        while not first.exists():
+        while not _first_claim(self._directory).exists():
             if self.stopped.wait(0.5):
                 return
         begin_s = _first_start_s(self._directory)

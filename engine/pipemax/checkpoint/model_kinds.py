@@ -51,13 +51,21 @@ def has_windows(model_config: "PreTrainedConfig") -> bool:
     return bool(getattr(text, "sliding_window", None) and is_used)
 
 
-def sliding_layers(model_config: "PreTrainedConfig") -> list[int]:
-    """Return the layers, by number, that attend to a sliding window, whose older KV stock vLLM frees."""
+def window_and_full_layers(
+    model_config: "PreTrainedConfig", num_layers: int
+) -> tuple[int, tuple[int, ...]] | None:
+    """Return the tokens of the sliding window, whose older KV stock vLLM frees, and the layers without one.
+
+    None if no layer has such a window.
+    """
     text: Any = model_config.get_text_config()
+    window_tokens = getattr(text, "sliding_window", None)
     kinds = getattr(text, "layer_types", None)
-    if kinds:
-        return [layer for layer, kind in enumerate(kinds) if kind == "sliding_attention"]
-    return [*range(text.num_hidden_layers)] if has_windows(model_config) else []
+    windowed = {layer for layer, kind in enumerate(kinds or ()) if kind == "sliding_attention"}
+    if not kinds and has_windows(model_config):
+        windowed = set(range(num_layers))
+    full = tuple(layer for layer in range(num_layers) if layer not in windowed)
+    return (window_tokens, full) if window_tokens and len(full) < num_layers else None
 
 
 def refusal_under_pipemax(model_config: "PreTrainedConfig") -> str | None:

@@ -9,7 +9,7 @@ experts.
 
 from typing import TYPE_CHECKING, Any
 
-from pipemax.checkpoint.model_kinds import refusal_under_pipemax, sliding_layers
+from pipemax.checkpoint.model_kinds import refusal_under_pipemax, window_and_full_layers
 from pipemax.domain.specs import KvCacheDtype, ModelSpec
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def model_shapes(
         raise ValueError(f"the bytes of dtype {dtype!r} are not known")
     num_shared = (_first(text, ("n_shared_experts",)) or 0) if num_experts > 1 else 0
     num_layers = _needed(text, "num_hidden_layers", name)
+    window_tokens, full_layers = window_and_full_layers(model_config, num_layers) or (None, ())
     spec = ModelSpec(
         name=name,
         num_layers=num_layers,
@@ -60,23 +61,13 @@ def model_shapes(
         vocab_size=_needed(text, "vocab_size", name),
         bytes_per_value=value_bytes,
         expert_bytes_per_value=_quantized_bytes(getattr(model_config, "quantization_config", None)),
-        **_windows(model_config, num_layers),
+        window_tokens=window_tokens,
+        full_layers=full_layers,
     )
     return spec.with_kv_dtype(kv_cache_dtype)
 
 
-def _windows(model_config: "PreTrainedConfig", num_layers: int) -> dict[str, Any]:
-    """Return the window and the layers without one; nothing if no layer has a window of tokens."""
-    text = model_config.get_text_config()
-    window_tokens = _first(text, ("sliding_window",))
-    windowed = [layer for layer in sliding_layers(model_config) if layer < num_layers]
-    if window_tokens is None or not windowed:
-        return {}
-    full = tuple(layer for layer in range(num_layers) if layer not in set(windowed))
-    return {"window_tokens": window_tokens, "full_layers": full}
-
-
-def _attention(text: "PreTrainedConfig", name: str, *, heads: int, hidden: int) -> dict[str, Any]:
+def _attention(text: "PreTrainedConfig", name: str, *, heads: int, hidden: int) -> dict[str, int]:
     """Return the part of a profile that says what attention keeps and computes."""
     latent = _first(text, ("kv_lora_rank",))
     if latent is None:

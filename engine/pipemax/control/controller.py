@@ -78,11 +78,11 @@ class Controller:
     def _plan_by(self, config: ControllerConfig) -> None:
         """Make the planners. The requests, their batches and the estimates stay as they are."""
         self.config = config
-        is_mixed = config.batching is Batching.MIXED
-        self._phases = PromptThrottle(config) if is_mixed else PhasePolicy(config)
+        throttle = PromptThrottle(config)
+        self._phases = throttle if config.batching is Batching.MIXED else PhasePolicy(config)
         self._prefill = PrefillPlanner(config, self._table, self._phases, self._outputs)
         self._decode = DecodePlanner(config, self._table, self._rotation, self._times)
-        self._mixed = MixedPlanner(config, self._table, self._rotation, self._decode, self._prefill)
+        self._mixed = MixedPlanner(config, self._table, self._rotation, self._decode, self._prefill, throttle)
         self._prefetch = PrefetchPlanner(config, self._table, self._rotation, self._times)
 
     def apply(self, events: Sequence[Event]) -> None:
@@ -264,11 +264,7 @@ class Controller:
         return _Step(formed, tokens, work, self._times.predict(work))
 
     def _form_mixed(self, *, begins: bool) -> _Step:
-        formed = self._mixed.form(
-            step_tokens=self._phases.step_tokens(self._table.ledger.live.num_used),
-            begins=begins,
-            anything_in_flight=bool(self._flights),
-        )
+        formed = self._mixed.form(begins=begins, anything_in_flight=bool(self._flights))
         work, tokens = formed.work, formed.tokens
         if tokens:
             self._times.expect_fill(sum(tokens) if formed.prompts.states else 0)

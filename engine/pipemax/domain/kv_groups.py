@@ -63,6 +63,10 @@ class GroupedLayers:
     full: tuple[tuple[int, ...], ...]
     window: tuple[tuple[int, ...], ...]
 
+    def tables(self, window_tokens: int) -> KvGroups:
+        """Return the block tables of a row, where windows have this many tokens."""
+        return KvGroups(full=len(self.full), window=len(self.window), window_tokens=window_tokens)
+
     def most_layers(self, first: int, end: int) -> int:
         """Return the layers of ``[first, end)`` in the group that has the most of them: a block has room for these."""
         return max(sum(first <= layer < end for layer in group) for group in (*self.full, *self.window))

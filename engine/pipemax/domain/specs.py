@@ -337,7 +337,7 @@ class KvCapacity:
         return replace(
             self,
             gpu_blocks=self.gpu_blocks if keeps_gpu_blocks else int(ratio * self.gpu_blocks),
-            groups=KvGroups(full=len(grouped.full), window=len(grouped.window), window_tokens=window_tokens),
+            groups=grouped.tables(window_tokens),
         )
 
 
@@ -359,9 +359,7 @@ def kv_capacity(
     block_layers: Sequence[int] = stage_layers
     if frees_windows and model.window_tokens is not None:
         grouped = group_layers(model.num_layers, model.full_layers)
-        groups = KvGroups(
-            full=len(grouped.full), window=len(grouped.window), window_tokens=model.window_tokens
-        )
+        groups = grouped.tables(model.window_tokens)
         block_layers = [grouped.most_layers(first, end) for first, end in parallelism.layer_ranges(model)]
     layer_bytes = block_tokens * model.kv_bytes_per_token_and_layer / model.kv_shards(parallelism.tensor)
     budget = node.gpu.memory_bytes * node.gpu_memory_fraction - node.gpu_reserve_bytes

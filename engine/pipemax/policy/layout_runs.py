@@ -10,7 +10,7 @@ from functools import cache
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, kv_capacity
 from pipemax.policy.compare import ChosenPolicy
-from pipemax.policy.layouts import Layout
+from pipemax.policy.layouts import LARGEST_STEP_TOKENS, Layout
 from pipemax.policy.measured_choice import fastest
 from pipemax.policy.race import race
 from pipemax.sim.machine import BLOCK_TOKENS, prefill_step_tokens
@@ -38,7 +38,7 @@ class StepSizes:
     """Of PipeMax with mixed batching."""
 
 
-ALL_SIZES = StepSizes(stock=(256, 512, 1024, 2048, 4096), mixed=(256, 512, 1024, 2048))
+ALL_SIZES = StepSizes(stock=(256, 512, 1024, 2048, LARGEST_STEP_TOKENS), mixed=(256, 512, 1024, 2048))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism, kv_capacity
 
-_LARGEST_STEP_TOKENS = 4096
+LARGEST_STEP_TOKENS = 4096
 """Of the sizes of a step from which one is chosen: a window is kept for all tokens in flight."""
 
 
@@ -75,7 +75,7 @@ def layout_refusal(
         )
     except ValueError as error:
         return str(error)
-    in_flight_tokens = (pipeline + 1) * _LARGEST_STEP_TOKENS
+    in_flight_tokens = (pipeline + 1) * LARGEST_STEP_TOKENS
     needed = capacity.groups.prompt_blocks(
         longest_request, capacity.block_tokens, in_flight_tokens=in_flight_tokens
     )

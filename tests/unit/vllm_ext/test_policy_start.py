@@ -15,15 +15,8 @@ from tests.unit.policy.test_row_sample import engine
 ROWS = {"prompt_tokens": [300, 400], "max_tokens": 60}
 
 
-@pytest.mark.parametrize(
-    ("given", "chosen", "tokens"),
-    [({}, Policy.VLLM, 1024), ({"max_num_batched_tokens": 4096}, Policy.PIPEMAX, 4096)],
-)
-def test_stock_vllm_runs_with_the_size_of_a_step_that_won_unless_the_user_named_one(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], chosen: Policy, tokens: int
-) -> None:
-    wide = replace(engine(stages=2, gpu_blocks=2_000), max_batched_tokens=4096)
-    monkeypatch.setattr(start, "forecast", lambda config: Forecast(engine=wide, num_stages=2))
+def record_starts(monkeypatch: pytest.MonkeyPatch, forecast: Forecast) -> list[EngineConfig]:
+    """Return the configs of engines that are started from now on, after this forecast; none measures itself."""
     started: list[EngineConfig] = []
 
     class Engine:
@@ -32,7 +25,20 @@ def test_stock_vllm_runs_with_the_size_of_a_step_that_won_unless_the_user_named_
         def __init__(self, config: EngineConfig) -> None:
             started.append(config)
 
+    monkeypatch.setattr(start, "forecast", lambda config: forecast)
     monkeypatch.setattr(start, "VllmEngine", Engine)
+    return started
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen", "tokens"),
+    [({}, Policy.VLLM, 1024), ({"max_num_batched_tokens": 4096}, Policy.PIPEMAX, 4096)],
+)
+def test_stock_vllm_runs_with_the_size_of_a_step_that_won_unless_the_user_named_one(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], chosen: Policy, tokens: int
+) -> None:
+    wide = replace(engine(stages=2, gpu_blocks=2_000), max_batched_tokens=4096)
+    started = record_starts(monkeypatch, Forecast(engine=wide, num_stages=2))
     config = EngineConfig.parse({"model": "m", "policy": "auto", "row_lengths": ROWS, **given})
     start.start_engine(config)
     assert [(config.policy, config.max_num_batched_tokens) for config in started] == [(chosen, tokens)]
@@ -48,16 +54,7 @@ def test_stock_vllm_frees_what_has_left_a_window_unless_the_user_turns_that_off(
     whole = engine(stages=4, gpu_blocks=400)
     windowed = whole.capacity.with_freed_windows([(0, 6), (6, 12)], (5, 11), window_tokens=32)
     measured = replace(whole, windowed_capacity=windowed)
-    monkeypatch.setattr(start, "forecast", lambda config: Forecast(engine=measured, num_stages=4))
-    started: list[EngineConfig] = []
-
-    class Engine:
-        measured = None
-
-        def __init__(self, config: EngineConfig) -> None:
-            started.append(config)
-
-    monkeypatch.setattr(start, "VllmEngine", Engine)
+    started = record_starts(monkeypatch, Forecast(engine=measured, num_stages=4))
     rows = {"prompt_tokens": [300], "max_tokens": 100, "mean_output_tokens": 100}
     start.start_engine(EngineConfig.parse({"model": "m", "policy": "auto", "row_lengths": rows, **given}))
     assert [config.policy for config in started] == [chosen]

@@ -21,7 +21,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request
 
-from pipemax.domain.kv_groups import KvGroups, group_layers
+from pipemax.domain.kv_groups import group_layers
 
 BLOCK = 16
 NUM_BLOCKS = 5000
@@ -69,8 +69,7 @@ def test_a_row_holds_as_many_blocks_as_in_vllm(
     num_layers: int, full_layers: Any, window: int, caching: bool
 ) -> None:
     """Prompts of several lengths, whole and in chunks, each decoded over several blocks."""
-    own = group_layers(num_layers, full_layers)
-    groups = KvGroups(full=len(own.full), window=len(own.window), window_tokens=window)
+    groups = group_layers(num_layers, full_layers).tables(window)
     manager = KVCacheManager(
         KVCacheConfig(
             num_blocks=NUM_BLOCKS,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pipemax.control.controller_config import ControllerConfig
 from pipemax.control.planners.decode import DecodePlanner, DecodeStep
 from pipemax.control.planners.prefill import PrefillPlanner, PrefillStep
+from pipemax.control.planners.throttle import PromptThrottle
 from pipemax.control.state.batches import Batch, Rotation
 from pipemax.control.state.request_state import RequestState
 from pipemax.control.state.request_table import RequestTable
@@ -61,18 +62,21 @@ class MixedPlanner:
         rotation: Rotation,
         decode: DecodePlanner,
         prefill: PrefillPlanner,
+        throttle: PromptThrottle,
     ) -> None:
         self._config = config
         self._table = table
         self._rotation = rotation
         self._decode = decode
         self._prefill = prefill
+        self._throttle = throttle
 
-    def form(self, *, step_tokens: int, begins: bool, anything_in_flight: bool) -> MixedStep:
-        """Form the next step, with prompts up to ``step_tokens`` in all. It begins prompts only if ``begins``.
+    def form(self, *, begins: bool, anything_in_flight: bool) -> MixedStep:
+        """Form the next step, which begins prompts only if ``begins``.
 
         It is empty if all of D_i is in flight, or if there is nothing to run.
         """
+        step_tokens = self._throttle.step_tokens(self._table.ledger.live.num_used)
         self._join_last_batch()
         step = MixedStep()
         if not len(self._batch()):

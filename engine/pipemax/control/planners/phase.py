@@ -95,11 +95,6 @@ class PhasePolicy:
         )
         return enough_room and enough_input
 
-    def step_tokens(self, live_blocks: int) -> int:
-        """Return the maximum tokens of the next step that computes prompts, for this much live KV."""
-        del live_blocks  # a prefill step has the same maximum whatever there is
-        return self._config.prefill_chunk_tokens
-
     def admission_demand_blocks(self, phase: Phase, load: MemoryLoad) -> int:
         """Return how many more blocks of input fit, beyond what waits already; negative if more waits than fits.
 

@@ -77,13 +77,10 @@ class PromptThrottle(PhasePolicy):
 
 
 def step_sizes(most_tokens: int) -> tuple[int, ...]:
-    """Return the sizes that a mixed step may have, descending: its maximum, and multiples of 256 below it.
+    """Return the sizes that a mixed step may have, descending: its maximum, and 256·2ⁿ and 768·2ⁿ below it.
 
     A step's time grows in jumps, one for each tile of a matrix product, which multiples of 256 fill.
     """
-    sizes = {most_tokens}
-    power = _LEAST_STEP_TOKENS
-    while power < most_tokens:
-        sizes |= {power, power * 3 // 2 if power > _LEAST_STEP_TOKENS else power}
-        power *= 2
-    return tuple(sorted((size for size in sizes if size <= most_tokens), reverse=True))
+    doublings = [_LEAST_STEP_TOKENS << n for n in range(most_tokens.bit_length())]
+    smaller = {size for least in doublings for size in (least, 3 * least) if size < most_tokens}
+    return (most_tokens, *sorted(smaller, reverse=True))

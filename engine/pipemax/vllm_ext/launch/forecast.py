@@ -6,7 +6,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.utils import get_pp_indices
 from vllm.platforms import current_platform
 
-from pipemax.checkpoint.model_kinds import sliding_layers
+from pipemax.checkpoint.model_kinds import window_and_full_layers
 from pipemax.config import EngineConfig, Policy
 from pipemax.control.times.calibration import Calibration
 from pipemax.domain.specs import KvCapacity
@@ -98,14 +98,13 @@ def measured_engine(vllm_config: VllmConfig, calibration: Calibration, *, gpu_bl
 def _windowed_capacity(vllm_config: VllmConfig, whole: KvCapacity) -> KvCapacity | None:
     """Return what stock vLLM holds in the same memory; None for a model without sliding windows."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    window_tokens = getattr(model.hf_text_config, "sliding_window", None)
-    windowed = set(sliding_layers(model.hf_config))
-    if not window_tokens or not windowed:
-        return None
-    num_stages = parallel.pipeline_parallel_size
     num_layers = model.get_total_num_hidden_layers()
+    windows = window_and_full_layers(model.hf_config, num_layers)
+    if windows is None:
+        return None
+    window_tokens, full_layers = windows
+    num_stages = parallel.pipeline_parallel_size
     stages = [get_pp_indices(num_layers, stage, num_stages) for stage in range(num_stages)]
-    full_layers = [layer for layer in range(num_layers) if layer not in windowed]
     is_given = vllm_config.cache_config.num_gpu_blocks_override is not None
     return whole.with_freed_windows(
         stages, full_layers, window_tokens=window_tokens, keeps_gpu_blocks=is_given
