@@ -57,6 +57,7 @@ def test_a_worker_that_is_killed_while_it_loads_is_named_with_its_signal(
     assert "when memory runs out: lower host_kv_gib" in error
 
 
+@pytest.mark.long  # one that is killed while it loads is, above
 def test_a_worker_that_is_killed_later_is_named_too() -> None:
     of_other_engines = workers()
     with OfflineEngine(EngineConfig.parse(DEFAULTS | {"policy": "vllm"})) as engine:

@@ -19,7 +19,9 @@ def checked(engine: ParityEngine, fault: Fault) -> NodeCheck:
     return check_engine(engine.llm, engine.vllm_config, EngineConfig(model="varied-model"), most_prompts=8)
 
 
-@pytest.mark.parametrize("kind", [V1_PIPELINE, V1_ASYNC], ids=str)
+@pytest.mark.parametrize(
+    "kind", [V1_PIPELINE, pytest.param(V1_ASYNC, marks=pytest.mark.parity_full)], ids=str
+)
 def test_an_engine_with_right_copies_passes_and_answers_as_before(
     kind: Kind, engine_of: EngineOf, reference: Reference
 ) -> None:

@@ -39,6 +39,7 @@ def call(jobs: Callable[[], Jobs]) -> tuple[Jobs, Callable[..., Any]]:
     return run, call_with
 
 
+@pytest.mark.long  # test_job shows the same of the command
 def test_the_same_call_again_annotates_the_rows_left(
     call: tuple[Jobs, Callable[..., Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:

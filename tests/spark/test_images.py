@@ -40,6 +40,7 @@ def test_a_job_answers_rows_with_images_and_keeps_a_bad_one_as_an_error(jobs: Ca
     assert [kept[number]["error"]["code"] for number in (4, 5)] == ["invalid_image", "empty_prompt"]
 
 
+@pytest.mark.long  # test_redo_changed shows it of texts
 def test_a_changed_image_is_answered_again(jobs: Callable[[], Jobs]) -> None:
     run = jobs()
     run.defaults = replace(

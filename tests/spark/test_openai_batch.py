@@ -77,6 +77,7 @@ def test_requests_of_a_file_are_answered_in_a_file_once_all_are_done(
     )
 
 
+@pytest.mark.long  # test_images shows images, the first test the file
 def test_images_of_a_file_and_texts_for_completion_are_taken_too(
     jobs: Callable[[], Jobs], tmp_path: Path
 ) -> None:

@@ -51,7 +51,9 @@ def loads(jobs: Jobs) -> list[int]:
     return [log.read_text().count("loading model") for log in logs]
 
 
-@pytest.mark.parametrize(("id_columns", "operator"), [(("id",), "LeftAnti"), ((), "Window")])
+@pytest.mark.parametrize(
+    ("id_columns", "operator"), [(("id",), "LeftAnti"), pytest.param((), "Window", marks=pytest.mark.long)]
+)
 def test_few_rows_left_are_searched_for_once(
     jobs: MakeJobs, id_columns: tuple[str, ...], operator: str
 ) -> None:

@@ -131,6 +131,7 @@ def test_a_redo_that_is_killed_loses_no_outcome_and_the_same_command_does_the_re
     assert texts() == {i: f"other {i}" for i in ids}
 
 
+@pytest.mark.long  # a whole job before the refusal
 def test_a_table_without_the_columns_of_its_requests_is_refused(jobs: MakeJobs) -> None:
     run = jobs()
     run.write_input([(1, "a")])

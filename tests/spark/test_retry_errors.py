@@ -59,6 +59,7 @@ def test_only_error_rows_that_are_retried_leave_the_table_and_in_one_commit_with
     assert (commit["numTargetRowsInserted"], commit["numTargetRowsDeleted"]) == ("3", "2")
 
 
+@pytest.mark.long  # a limit, as in test_job
 def test_error_rows_beyond_the_limit_stay(jobs: MakeJobs) -> None:
     run = jobs()
     run.write_input([(i, None) for i in range(20)])
@@ -80,6 +81,7 @@ def test_a_retry_that_fails_leaves_every_error_row_in_place(jobs: MakeJobs) -> N
     assert outcomes(run) == dict.fromkeys(range(10), ErrorCode.EMPTY_PROMPT)
 
 
+@pytest.mark.long  # with ids, the first test shows it
 def test_without_ids_equal_error_rows_are_replaced_one_for_one(jobs: MakeJobs) -> None:
     run = jobs()
     run.write_input([(1, None), (1, None), (1, None), (2, "[[error]]"), (3, "fine")])

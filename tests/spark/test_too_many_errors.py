@@ -30,6 +30,7 @@ def test_a_job_of_engine_errors_fails_although_no_report_reaches_the_driver(
     assert "nothing new to do" in run.printed
 
 
+@pytest.mark.long  # the first tests show the count
 def test_a_table_of_null_prompts_fails_each_time_it_is_run(jobs: MakeJobs) -> None:
     run = jobs()
     run.write_input([(i, None) for i in range(1_500)])

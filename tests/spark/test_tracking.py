@@ -61,6 +61,7 @@ def test_a_tracking_server_that_is_down_costs_a_warning(
     assert "Warning: MLflow at http://127.0.0.1:9 failed; the job continues without it" in run.printed
 
 
+@pytest.mark.long  # test_notebooks runs a job within a notebook
 def test_within_a_notebook_s_run_a_job_is_a_child_run_and_the_notebook_s_run_goes_on(
     tracked_jobs: Callable[[], Jobs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def test_another_predicate_does_the_rest_and_only_selected_columns_are_kept(jobs
     }
 
 
+@pytest.mark.long  # test_job counts equal rows
 def test_without_ids_equal_rows_are_counted_among_those_that_the_predicate_selects(jobs: MakeJobs) -> None:
     run = jobs()
     run.write_input([(1, "a"), (1, "a"), (2, "b"), (3, "c")])

@@ -98,7 +98,9 @@ def searches(work: Work) -> int:
 EVERY_ROW_ONCE = Counter((number, f"word {number % 900}") for number in range(NUM_ROWS))
 
 
-@pytest.mark.parametrize(("id_columns", "by_prefix"), [(("id",), False), ((), True)])
+@pytest.mark.parametrize(
+    ("id_columns", "by_prefix"), [(("id",), False), pytest.param((), True, marks=pytest.mark.long)]
+)
 def test_runs_that_die_one_after_the_other_prepare_once(
     jobs: MakeJobs, id_columns: tuple[str, ...], by_prefix: bool
 ) -> None:
@@ -143,6 +145,7 @@ def test_a_run_searches_again_for_rows_left_if_others_changed_the_output(jobs: M
     assert answers(run) == EVERY_ROW_ONCE
 
 
+@pytest.mark.long  # as if others changed the output, above
 def test_a_run_searches_again_for_rows_left_if_prepared_rows_are_lost(jobs: MakeJobs) -> None:
     run = delta_jobs(jobs, id_columns=("id",))
     die(run)
