@@ -118,16 +118,12 @@ def engine_of(setting: Setting, node: NodeSpec, model: ModelSpec, workload: Work
 
 
 def simulated_tokens_per_s(setting: Setting, engine: RehearsedEngine, scenario: Scenario) -> float | None:
-    """Return the simulator's figure for the same requests, under the same limits; it knows no vLLM that offloads.
-
-    vLLM has one more step in flight than there are stages, so PipeMax has one more batch there than in the paper.
-    """
+    """Return the simulator's figure for the same requests, under the same limits; it knows no vLLM that offloads."""
     if setting.offloads:
         return None
     if setting.policy is Policy.PIPEMAX:
         controller = mixed_batching(setting.chunk_tokens) if setting.batching is Batching.MIXED else {}
-        options = PipeMaxOptions(controller=controller, num_batches=engine.parallelism.pipeline + 1)
-        return PipeMaxSystem(scenario, options).simulate().total_tokens_per_s
+        return PipeMaxSystem(scenario, PipeMaxOptions(controller=controller)).simulate().total_tokens_per_s
     policy = vllm_032(
         setting.chunk_tokens,
         tensor=setting.tensor,

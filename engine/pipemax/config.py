@@ -206,8 +206,8 @@ class EngineConfig(BaseModel):
     num_batches: int | None = Field(
         None,
         ge=1,
-        description="policy pipemax: decode batches in rotation; default: the number of steps that can be in flight, "
-        "at least 2.",
+        description="policy pipemax: decode batches in rotation; default: one for each pipeline stage, but three for "
+        "two stages and two for one.",
     )
     calibration: Path | None = Field(
         None,

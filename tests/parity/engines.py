@@ -23,7 +23,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from pipemax.config import EngineConfig
-from pipemax.domain.plan import StepId, StepPlan
+from pipemax.domain.plan import Phase, StepId, StepPlan
 from pipemax.transfer.commands import StepCopies
 from pipemax.transfer.cuda.device import Fence
 from pipemax.vllm_ext.core_calls import mix_batches
@@ -113,6 +113,7 @@ class _ObservedScheduler(PipeMaxScheduler):
     """Ours, watched."""
 
     num_evicted_in_flight = 0
+    num_planned_in_flight = 0
     num_resent = 0
 
     def _make_cached_request_data(self, *args: Any) -> CachedRequestData:
@@ -124,6 +125,8 @@ class _ObservedScheduler(PipeMaxScheduler):
         self.num_evicted_in_flight += sum(
             self.requests[victim].num_in_flight_tokens > 0 for victim in plan.evict
         )
+        decodes = plan.run if plan.phase is Phase.DECODE else plan.run[: plan.num_decodes or 0]
+        self.num_planned_in_flight += sum(self.requests[name].num_output_placeholders > 0 for name in decodes)
         super()._make_room(plan)
 
 

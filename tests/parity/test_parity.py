@@ -65,10 +65,10 @@ CASES: list[Any] = [  # kind, setting, load
     (V1_PIPELINE, Setting(num_batches=2, **TIGHT), LONG),
     pytest.param(V2, Setting(num_batches=2, gpu_blocks=18, slots=5), light(EVERYTHING), marks=FULL),
     pytest.param(V2, Setting(num_batches=3, gpu_blocks=18), light(TEMPLATED), marks=FULL),
-    (V2_PIPELINE, Setting(num_batches=3, gpu_blocks=18), light(EVERYTHING)),
+    (V2_PIPELINE, Setting(num_batches=2, gpu_blocks=18), light(EVERYTHING)),
     (V2_PIPELINE, Setting(num_batches=4, slots=5), light(TEMPLATED)),
     (V2_PIPELINE, Setting(num_batches=2, **TIGHT), light(PLAIN)),
-    (V2_PIPELINE, Setting(num_batches=5, gpu_blocks=18), light(SEEDED)),
+    (V2_PIPELINE, Setting(num_batches=3, gpu_blocks=18), light(SEEDED)),
     (TENSOR, Setting(num_batches=3, **TIGHT), light(EVERYTHING)),
     (TENSOR, Setting(num_batches=2, gpu_blocks=18), light(SEEDED)),
 ]
@@ -82,7 +82,7 @@ MIXED_CASES: list[Any] = [
     (V1_ASYNC, Setting(num_batches=3, controller=MIXED), EVERYTHING),
     (V1_PIPELINE, Setting(num_batches=4, controller=MIXED, **TIGHT), SEEDED),
     pytest.param(V2, Setting(num_batches=3, controller=MIXED, gpu_blocks=18), light(PLAIN), marks=FULL),
-    (V2_PIPELINE, Setting(num_batches=4, controller=MIXED, gpu_blocks=18), light(TEMPLATED)),
+    (V2_PIPELINE, Setting(num_batches=2, controller=MIXED, gpu_blocks=18), light(TEMPLATED)),
     (TENSOR, Setting(num_batches=4, controller=MIXED, gpu_blocks=18), light(TEMPLATED)),
 ]
 
@@ -124,6 +124,21 @@ def test_tokens_are_the_same_in_mixed_steps(
     engine = engine_of(kind)
     check(engine, setting, load, reference(kind, load))
     assert engine.counters.decode_steps > 0
+
+
+@pytest.mark.parametrize(
+    ("batching", "load"),
+    [({}, light(SEEDED)), (MIXED, light(EVERYTHING)), (MIXED, light(LONG))],
+    ids=["in phases, seeded", "mixed, everything", "mixed, long"],
+)
+def test_tokens_are_the_same_where_a_step_is_planned_before_the_last_token_is_known(
+    batching: dict[str, Any], load: Load, engine_of: EngineOf, reference: Reference
+) -> None:
+    """As many batches as stages, where one step more is in flight."""
+    engine = engine_of(V2_PIPELINE)
+    setting = Setting(num_batches=V2_PIPELINE.pp, gpu_blocks=18, controller=batching)
+    check(engine, setting, load, reference(V2_PIPELINE, load))
+    assert engine.scheduler.num_planned_in_flight > 0
 
 
 @pytest.mark.parametrize("kind", [V1_PIPELINE, V2_PIPELINE], ids=str)

@@ -81,7 +81,7 @@ class Controller:
         throttle = PromptThrottle(config)
         self._phases = throttle if config.batching is Batching.MIXED else PhasePolicy(config)
         self._prefill = PrefillPlanner(config, self._table, self._phases, self._outputs)
-        self._decode = DecodePlanner(config, self._table, self._rotation, self._times)
+        self._decode = DecodePlanner(config, self._table, self._rotation, self._flights, self._times)
         self._mixed = MixedPlanner(config, self._table, self._rotation, self._decode, self._prefill, throttle)
         self._prefetch = PrefetchPlanner(config, self._table, self._rotation, self._times)
 

@@ -19,6 +19,18 @@ class VictimPolicy(StrEnum):
     NEWEST_FIRST = "newest_first"  # came last: a stable core stays, the rest rotates
 
 
+def usual_num_batches(num_stages: int, max_steps_in_flight: int) -> int:
+    """Return how many decode batches keep all stages busy.
+
+    That is as many as steps can be in flight; but where that is one more than there are stages, as many as stages, for
+    the step after is planned with tokens still on their way (``DecodePlanner``). With two batches nothing could be
+    overwritten (``ControllerConfig.overwrites``), so two stages then have three.
+    """
+    if max_steps_in_flight > num_stages > 1:
+        return max(3, num_stages)
+    return max(2, max_steps_in_flight)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageConfig:
     """One pipeline stage as the controller sees it."""
@@ -46,7 +58,7 @@ class ControllerConfig:
     """Everything that a plan depends on, apart from the events."""
 
     num_batches: int
-    """n: decode batches in rotation; at least the number of steps that can be in flight, else steps are empty."""
+    """n: decode batches in rotation; at least the number of stages, else steps are empty (``usual_num_batches``)."""
     stages: tuple[StageConfig, ...]
     gpu_blocks: int
     """KV blocks of each GPU's pool (the same on all stages)."""

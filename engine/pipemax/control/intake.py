@@ -88,10 +88,11 @@ class Intake:
         """Complete the step for each request whose KV was not dropped since; return those at their ``max_tokens``."""
         spent: dict[RequestId, RequestState] = {}
         complete = self._table.progress.complete
-        for state, life in zip(flight.states, flight.lives, strict=True):
+        for state, life, makes_output in zip(flight.states, flight.lives, flight.makes_output, strict=True):
             if state.life != life:
                 continue
-            if complete(state) and state.output_tokens >= state.spec.max_tokens:
+            complete(state, makes_output=makes_output)
+            if makes_output and state.output_tokens >= state.spec.max_tokens:
                 spent[state.id] = state
         return spent
 
@@ -103,13 +104,14 @@ class Intake:
             return
         computed = min(state.target_tokens, event.num_tokens + flight.tokens[index])
         self._table.progress.observe_hit(state, cached_tokens=event.num_tokens, computed_tokens=computed)
+        flight.makes_output[index] = computed >= state.target_tokens
         self._times.forget(event.step_id)
 
     def _refuse_run(self, event: RunRefused) -> None:
         flight = self._flights.latest(event.step_id)
         index = flight.position(event.request_id)
         state, life = flight.states.pop(index), flight.lives.pop(index)
-        num_tokens = flight.tokens.pop(index)
+        num_tokens, _ = flight.tokens.pop(index), flight.makes_output.pop(index)
         if state.life == life:
             self._table.progress.retract(state, num_tokens)
         self._times.forget(event.step_id)

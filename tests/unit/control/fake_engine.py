@@ -90,6 +90,8 @@ class Sequence:
     gpu_blocks: int = 0
     num_outputs: int = 0
     in_flight: int = 0
+    last_step: int = 0
+    """Among the steps of which something ran."""
     prefetched_to: int | None = None
     """The block up to which its copy came; None when nothing is being copied."""
     found_prefix: bool = False
@@ -121,7 +123,8 @@ class FakeEngine:
 
     def __post_init__(self) -> None:
         self.controller = Controller(self.config, self.trace)
-        self._in_flight: deque[tuple[StepPlan, list[tuple[RequestId, int, int]]]] = deque()
+        self._in_flight: deque[tuple[StepPlan, list[tuple[RequestId, int, bool]]]] = deque()
+        self._num_steps = 0
         self._num_preemptions = 0
         self._block_tokens = self.config.block_tokens
         self._shares_by_itself = self.faults.cache_hit > 0
@@ -272,7 +275,7 @@ class FakeEngine:
 
     def _launch(self, plan: StepPlan) -> list[Event]:
         events: list[Event] = []
-        ran: list[tuple[RequestId, int, int]] = []
+        ran: list[tuple[RequestId, int, bool]] = []  # with its life, and whether a token comes of it
         assert len(plan.run) == len(plan.run_tokens) == len(set(plan.run))
         assert len(plan.run) <= self.config.max_num_seqs
         match plan.phase:
@@ -292,7 +295,7 @@ class FakeEngine:
                 assert num_tokens == 1
                 assert sequence.is_prefilled, request_id
                 assert sequence.gpu_blocks > 0, request_id
-                assert sequence.in_flight == 0, request_id
+                assert sequence.in_flight == 0 or self._token_will_be_there(sequence), request_id
             else:
                 assert not sequence.is_prefilled, request_id
             # Hits on blocks that were free, earlier in this plan, may have left too few for this one.
@@ -314,10 +317,22 @@ class FakeEngine:
             sequence.in_flight += 1
             needed = ceil_div(sequence.computed_tokens, self._block_tokens)
             sequence.gpu_blocks = max(sequence.gpu_blocks, needed)
-            ran.append((request_id, sequence.life, num_tokens))
+            sequence.last_step = self._num_steps
+            ran.append((request_id, sequence.life, sequence.is_prefilled))
         if ran:
+            self._num_steps += 1
             self._in_flight.append((plan, ran))
         return events
+
+    def _token_will_be_there(self, sequence: Sequence) -> bool:
+        """Whether the last stage hands the request's token to the first before this step, and it is not the last."""
+        num_stages = len(self.config.stages)
+        return (
+            num_stages > 1
+            and sequence.in_flight == 1
+            and self._num_steps - sequence.last_step >= num_stages
+            and sequence.num_outputs + 1 < sequence.spec.max_tokens
+        )
 
     def _look_up_cache(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> list[Event]:
         num_hit = self._cached_tokens(sequence)
@@ -350,12 +365,12 @@ class FakeEngine:
     def _complete_oldest(self) -> None:
         plan, ran = self._in_flight.popleft()
         finished: list[RequestId] = []
-        for request_id, life, _ in ran:
+        for request_id, life, makes_output in ran:
             sequence = self.sequences.get(request_id)
             if sequence is None or sequence.life != life:
                 continue
             sequence.in_flight -= 1
-            if sequence.in_flight or not sequence.is_prefilled:
+            if not makes_output:
                 continue
             sequence.num_outputs += 1
             sequence.outputs_left -= 1

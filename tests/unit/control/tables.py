@@ -39,7 +39,7 @@ def resident(
     state = waiting(table, name, prompt_tokens, max_tokens=max_tokens, prefix=prefix)
     table.start_prefill(state, max(0, ceil_div(prompt_tokens, 16) - state.num_shared_blocks))
     table.progress.advance_prefill(state, prompt_tokens - table.needs.cached_prefix_tokens(state))
-    table.progress.complete(state)
+    table.progress.complete(state, makes_output=True)
     table.begin_plan(0)
     if batch is not None:
         table.residents.assign(state, batch)

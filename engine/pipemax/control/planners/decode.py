@@ -1,8 +1,13 @@
 """Chooses the requests that the next decode step runs, and makes room for their growth.
 
-The members of D_i with nothing in flight run. Room for their growth is made first, so that a plan never fails for lack
-of a block: on the GPU by evicting the requests that run last, and on the host, where reservations were exceeded, by
-recomputing the youngest requests as a last resort. Either way the oldest request can always go on.
+The members of D_i run, unless they wait for their last token. As in stock vLLM, a member is planned with that token
+still on its way if its last step was as many steps ago as there are stages: then the token will be there once the step
+begins. Not in the paper, whose engine knows each token before it plans. If the token turns out to be the request's last
+one, the step computes another in vain.
+
+Room for the members' growth is made first, so that a plan never fails for lack of a block: on the GPU by evicting the
+requests that run last, and on the host, where reservations were exceeded, by recomputing the youngest requests as a
+last resort. Either way the oldest request can always go on.
 """
 
 from collections import deque
@@ -12,6 +17,7 @@ from itertools import islice
 from pipemax.control.controller_config import ControllerConfig
 from pipemax.control.planners.victims import evict_for_room
 from pipemax.control.state.batches import Batch, Rotation, partition_balanced
+from pipemax.control.state.flights import Flights
 from pipemax.control.state.request_state import RequestState
 from pipemax.control.state.request_table import RequestTable
 from pipemax.control.times.stage_estimators import StageEstimators
@@ -35,11 +41,17 @@ class DecodePlanner:
     """Forms D_0 … D_{n−1} at the switch to decode, and each step's batch from them."""
 
     def __init__(
-        self, config: ControllerConfig, table: RequestTable, rotation: Rotation, times: StageEstimators
+        self,
+        config: ControllerConfig,
+        table: RequestTable,
+        rotation: Rotation,
+        flights: Flights,
+        times: StageEstimators,
     ) -> None:
         self._config = config
         self._table = table
         self._rotation = rotation
+        self._flights = flights
         self._times = times
         self._loads_s: deque[float] = deque(maxlen=len(rotation))
 
@@ -58,10 +70,10 @@ class DecodePlanner:
         num_skipped = self._rotation.skip_empty()
         self._loads_s.extend([0.0] * num_skipped)
         batch = self._rotation.batches[self._rotation.executing]
-        if all(state.num_in_flight for state in batch.members):
+        if not any(map(self._may_run, batch.members)):
             return DecodeStep()
         self._pass_on_excess(batch)
-        ready = [state for state in batch.members if state.num_in_flight == 0]
+        ready = [state for state in batch.members if self._may_run(state)]
         step = DecodeStep(states=ready[: self._config.max_batch_requests])
         growing = [s for s in step.states if s.computed_tokens % self._config.block_tokens == 0]
         if growing:
@@ -72,6 +84,18 @@ class DecodePlanner:
         self._table.progress.advance_decode(step.states)
         return step
 
+    def _may_run(self, state: RequestState) -> bool:
+        """Return whether a member's next input token is known once the step begins on the first stage."""
+        if state.num_in_flight == 0:
+            return True
+        num_stages = len(self._config.stages)
+        return (
+            num_stages > 1
+            and state.num_in_flight == 1
+            and self._flights.num_launched - state.last_step >= num_stages
+            and state.output_tokens + 1 < state.spec.max_tokens
+        )
+
     def pass_empty_turn(self) -> None:
         """Count the turn of a batch that decodes nobody, since prompts fill its step."""
         self._loads_s.append(0.0)
@@ -80,8 +104,8 @@ class DecodePlanner:
         """Level the batches: move what D_i has above the mean of the last round to the lightest batch.
 
         Residents move without a copy. Selection levels only what it adds, so a batch that grew too large would stay
-        so, and in the tail nothing is added at all (TD-Pipe's work stealing is for that case). Only requests with
-        nothing in flight move, and none moves a second time before it has run.
+        so, and in the tail nothing is added at all (TD-Pipe's work stealing is for that case). Only requests that
+        may run move, and none moves a second time before it has run.
         """
         least_s = self._times.decode_seconds(1, 0)
         load_s = self._load_s(batch, least_s)
@@ -96,7 +120,7 @@ class DecodePlanner:
         movable = [
             state
             for state in islice(batch.longest_first(), min(MAX_PASSED_ON, len(batch) - 1))
-            if state.num_in_flight == 0 and not state.is_deferred
+            if self._may_run(state) and not state.is_deferred
         ]
         for state in movable:
             cost_s = self._times.decode_marginal_s(len(batch), state.computed_tokens)
@@ -130,7 +154,8 @@ class DecodePlanner:
             table.recompute(state)
         if lacking() > 0:
             # The batch's own members except its oldest, which must go on.
-            for state in [state for state in table.requests.youngest_started() if state.id in running][:-1]:
+            members = [state for state in table.requests.youngest_started() if state.id in running]
+            for state in [state for state in members[:-1] if state.num_in_flight == 0]:
                 step.states.remove(state)
                 step.recomputed.append(state)
                 table.recompute(state)

@@ -17,6 +17,8 @@ class Flight:
     lives: list[int]
     """Each request's ``life`` when the step was planned. If it has changed since, the step no longer concerns it."""
     tokens: list[int]
+    makes_output: list[bool]
+    """Whether the step makes an output token for each request: a decode or a prompt's last chunk does."""
 
     def position(self, request_id: RequestId) -> int:
         """Return a request's position in the lists. Raise ``ValueError`` if the step does not run it."""
@@ -27,17 +29,28 @@ class Flight:
 
 
 class Flights:
-    """The planned steps, which complete in order."""
+    """The planned steps, which complete in order. Each request that a step runs is told the step's number."""
 
     def __init__(self) -> None:
         self._flights: deque[Flight] = deque()
+        self.num_launched = 0
+        """Steps planned so far of which something ran."""
 
     def __bool__(self) -> bool:
         return bool(self._flights)
 
     def launch(self, step_id: StepId, states: list[RequestState], tokens: list[int]) -> None:
-        lives = [state.life for state in states]
-        self._flights.append(Flight(step_id=step_id, states=states, lives=lives, tokens=tokens))
+        for state in states:
+            state.last_step = self.num_launched
+        self.num_launched += 1
+        flight = Flight(
+            step_id=step_id,
+            states=states,
+            lives=[state.life for state in states],
+            tokens=tokens,
+            makes_output=[state.computed_tokens >= state.target_tokens for state in states],
+        )
+        self._flights.append(flight)
 
     def land(self, step_id: StepId) -> Flight:
         """Remove and return the oldest step, whose outputs came back. Raise ``ValueError`` if that is another one."""
@@ -56,3 +69,4 @@ class Flights:
     def drop_latest(self) -> None:
         """Forget the step planned last, of which nothing runs."""
         self._flights.pop()
+        self.num_launched -= 1

@@ -38,6 +38,8 @@ class RequestState:
     """Blocks it needs apart from its shared prefix, its next token's slot included; the key of every index."""
     output_tokens: int = 0
     num_in_flight: int = 0
+    last_step: int = 0
+    """The number, among the steps of which something ran, of the last one planned for it."""
     life: int = 0
     """Incremented when its KV is dropped: steps in flight from before then no longer concern it."""
     num_recomputes: int = 0

@@ -101,19 +101,13 @@ class StepProgress:
 
     # In flight.
 
-    def complete(self, state: RequestState) -> bool:
-        """Complete the oldest step in flight that runs a request; return whether the step made an output token.
-
-        Chunks of one prompt may be in flight together: the last to complete makes the token.
-        """
+    def complete(self, state: RequestState, *, makes_output: bool) -> None:
+        """Complete the oldest step in flight that runs a request, and count the output token that it made, if any."""
         assert state.num_in_flight > 0, state.id
         state.num_in_flight -= 1
-        if state.num_in_flight or state.place is Place.PREFILLING:
-            return False
-        if state.place is Place.PARKED:
+        if state.place is Place.PARKED and state.num_in_flight == 0:
             self._places.settle(state)
-        state.output_tokens += 1
-        return True
+        state.output_tokens += makes_output
 
     def retract(self, state: RequestState, num_tokens: int) -> None:
         """Take back ``num_tokens`` of a request that the step planned last did not run."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipemax.control.controller_config import ControllerConfig, StageConfig
+from pipemax.control.controller_config import ControllerConfig, StageConfig, usual_num_batches
 from pipemax.control.times.estimator import ProfileRow, fit_step_time
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import KvLayout, NodeSpec
@@ -30,7 +30,8 @@ class PipeMaxOptions:
     controller: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ``ControllerConfig`` that differ from their defaults."""
     num_batches: int | None = None
-    """n of the paper; None takes the number of stages."""
+    """n of the paper; None takes as many as an engine has that schedules asynchronously: one for each of four stages
+    and more."""
     tensor: int = 1
     """GPUs that share each stage, each with a host pool and copies of its own."""
     kept_kv: float = 1.0
@@ -61,8 +62,9 @@ def controller_config(machine: Machine, workload: Workload, options: PipeMaxOpti
     if machine.measured is not None:
         return replace(_measured_config(machine.measured), **options.controller)
     assert isinstance(machine.times, StageTimes), machine.times
+    num_stages = len(machine.times.layers)
     config = ControllerConfig(
-        num_batches=options.num_batches or len(machine.times.layers),
+        num_batches=options.num_batches or usual_num_batches(num_stages, num_stages + 1),
         stages=stage_configs(machine.node, machine.times, options),
         gpu_blocks=int(capacity.gpu_blocks / options.kept_kv),
         host_blocks=int(capacity.host_blocks / options.kept_kv),

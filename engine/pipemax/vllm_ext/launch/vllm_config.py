@@ -17,7 +17,7 @@ from vllm.usage.usage_lib import UsageContext
 from pipemax.checkpoint.adapters import max_rank
 from pipemax.checkpoint.model_kinds import has_windows
 from pipemax.config import BatchingChoice, EngineConfig, KvOffload, Policy, require_free_connector
-from pipemax.control.controller_config import HOST_HIGH_WATERMARK
+from pipemax.control.controller_config import HOST_HIGH_WATERMARK, usual_num_batches
 from pipemax.domain.units import GIB, ceil_div
 from pipemax.node.failure_records import FAILURES_VARIABLE
 from pipemax.node.gpus import pipeline_parallel_size
@@ -278,12 +278,18 @@ def _pipemax_args(config: EngineConfig, *, num_gpus: int) -> dict[str, Any]:
     }
 
 
+def default_num_batches(vllm_config: VllmConfig) -> int:
+    """Return the number of decode batches of an engine whose config does not give one."""
+    num_stages = vllm_config.parallel_config.pipeline_parallel_size
+    return usual_num_batches(num_stages, vllm_config.max_concurrent_batches)
+
+
 def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeSettings:
     kv_bytes = kv_bytes_per_token(vllm_config)
     num_workers = vllm_config.parallel_config.world_size
     has_gpus = not current_platform.is_cpu()
     host_bytes = host_pool_bytes(config, num_workers=num_workers, has_gpus=has_gpus)
-    num_batches = config.num_batches or max(2, vllm_config.max_concurrent_batches)
+    num_batches = config.num_batches or default_num_batches(vllm_config)
     if has_gpus:
         other_bytes = _pinned_by_worker(vllm_config, config, num_batches)
         require_pools(host_bytes, num_workers, available_host_bytes(), other_pinned_bytes=other_bytes)

@@ -21,7 +21,7 @@ from pipemax.sim.machine import BLOCK_TOKENS
 from pipemax.sim.stage_times import StageTimes
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, stage_configs
 from pipemax.vllm_ext.compat import check_model, check_version
-from pipemax.vllm_ext.launch.vllm_config import engine_args, fit_scheduler
+from pipemax.vllm_ext.launch.vllm_config import default_num_batches, engine_args, fit_scheduler
 from pipemax.vllm_ext.rehearsal.executor import VirtualNodeExecutor
 from pipemax.vllm_ext.rehearsal.settings import ClockSettings, RehearsalSettings
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings, encode_stage
@@ -175,7 +175,7 @@ def _runtime_settings(engine: RehearsedEngine, vllm_config: VllmConfig) -> Runti
     stages = stage_configs(engine.node, times, PipeMaxOptions())
     return RuntimeSettings(
         host_kv_tokens=engine.capacity.host_blocks * BLOCK_TOKENS,
-        num_batches=engine.num_batches or max(2, vllm_config.max_concurrent_batches),
+        num_batches=engine.num_batches or default_num_batches(vllm_config),
         stages=tuple(encode_stage(stage) for stage in stages),
         max_num_seqs=min(engine.max_num_seqs, engine.chunk_tokens),
         stores_tokens=True,

@@ -34,8 +34,8 @@ def schedule_decodes(scheduler: Scheduler) -> SchedulerOutput | None:
         return None
     step = scheduler.current_step + 1
     for request in running:
-        needs_one = len(request._all_token_ids) - request.num_computed_tokens == 1
-        if not needs_one or request.num_output_placeholders or step < request.next_decode_eligible_step:
+        num_tokens = len(request._all_token_ids) + request.num_output_placeholders
+        if num_tokens - request.num_computed_tokens != 1 or step < request.next_decode_eligible_step:
             return None
     scheduler.current_step = step
     scheduler.kv_cache_manager.new_step_starts()

@@ -7,8 +7,9 @@ aside, in dictionaries that no step walks through.
     set aside what vLLM holds → admit → plan → recompute, evict, prefetch → schedule the planned → report
 
 The same code runs over vLLM's synchronous scheduler and over its asynchronous one, which schedules a step before it
-has the outputs of the last. The controller plans only requests that have nothing in flight, so their tokens are known,
-but it may evict any request, because steps are first in, first out on every worker.
+has the outputs of the last. The controller plans a request whose last token is still on the way only if the first stage
+has that token by then, as vLLM itself does; it may evict any request, because steps are first in, first out on every
+worker.
 """
 
 import time

@@ -20,8 +20,10 @@ def test_a_request_counts_where_it_is_from_admission_to_its_end() -> None:
     assert (table.requests.num_prefilling, table.requests.num_decodable) == (1, 0)
     table.progress.advance_prefill(state, 20)
     assert (table.requests.num_prefilling, table.requests.num_decodable) == (0, 1)
-    assert not table.progress.complete(state)
-    assert table.progress.complete(state)
+    table.progress.complete(state, makes_output=False)
+    assert state.output_tokens == 0
+    table.progress.complete(state, makes_output=True)
+    assert state.output_tokens == 1
     check_integrity(table, rotation)
     table.evict(state)
     assert (table.requests.num_parked, table.num_on_gpu) == (1, 0)
@@ -41,7 +43,7 @@ def test_what_is_evicted_in_flight_may_be_prefetched_once_its_step_completed() -
     check_integrity(table, rotation)
     assert (state.place, table.requests.num_parked) == (Place.PARKED, 0)
     table.begin_plan(7)
-    table.progress.complete(state)
+    table.progress.complete(state, makes_output=True)
     table.begin_plan(9)
     assert table.requests.longest_parked() is state
     assert table.requests.steps_parked(state) == 2
