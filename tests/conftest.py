@@ -19,6 +19,10 @@ settings.load_profile("pipemax")
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 os.environ.setdefault("VLLM_CACHE_ROOT", str(_CACHE / "vllm"))
 
+# Threads of OpenMP spin while they wait for each other. With other tests on the same cores that made what takes torch
+# 6 seconds take 149.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 
 @pytest.hookimpl(trylast=True)  # pytest itself and tests/parity order the tests within units
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
