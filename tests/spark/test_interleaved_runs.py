@@ -290,7 +290,7 @@ def machine_for(jobs: Jobs, id_columns: tuple[str, ...]) -> type[RuleBasedStateM
     return InterleavedRuns
 
 
-@pytest.mark.parametrize("id_columns", [("id",), pytest.param((), marks=pytest.mark.long)])
+@pytest.mark.parametrize("id_columns", [("id",), ()])
 @pytest.mark.parametrize(("examples", "steps"), [(1, 8), pytest.param(25, 30, marks=pytest.mark.long)])
 def test_whatever_the_order_of_their_steps_runs_commit_each_row_once(
     jobs: Callable[[], Jobs], id_columns: tuple[str, ...], examples: int, steps: int
