@@ -1,6 +1,6 @@
 """Which tests run side by side, and which begin first."""
 
-from tests.running_order import choose_unit, in_order, unit_of
+from tests.running_order import in_order, unit_of
 
 ENGINE, PARITY = "tests/engine/test_policy.py", "tests/parity/test_parity.py"
 SPARK, UNIT = "tests/spark/test_job.py", "tests/unit/test_wire.py"
@@ -20,12 +20,3 @@ def test_the_longest_units_begin_first_and_tests_within_them_keep_their_order() 
         *(f"{SPARK}::b", f"{SPARK}::a"),
         *(f"{UNIT}::b", f"{UNIT}::a"),
     ]
-
-
-def test_one_worker_does_what_waits_and_helps_the_others_once_that_is_done() -> None:
-    deaths, faults = "tests/serve/test_deaths.py", "tests/spark/faults/test_disturbed_jobs.py"
-    left = [faults, SPARK, deaths, UNIT]
-    assert choose_unit(left, waits=True) == faults
-    assert choose_unit(left, waits=False) == SPARK
-    assert choose_unit([SPARK, UNIT], waits=True) == UNIT
-    assert choose_unit([faults, deaths], waits=False) == faults
