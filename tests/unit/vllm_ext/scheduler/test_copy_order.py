@@ -113,7 +113,7 @@ def test_steps_without_their_store_fences_have_races() -> None:
 
 
 @pytest.mark.parametrize("runner", [1, 2])
-@pytest.mark.parametrize("seed", [0, 4])
+@pytest.mark.parametrize("seed", [4, 8])
 def test_prefetches_in_parts_are_needed_later_and_nobody_touches_them_before(seed: int, runner: int) -> None:
     """A budget of two blocks: many a request comes back over several steps, and some end in the midst of that."""
     core = run(seed, stores_tokens=True, runner=runner, static_prefetch_fraction=0.1, overdue_iterations=2)
