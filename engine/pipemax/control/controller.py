@@ -280,7 +280,7 @@ class Controller:
             return self._prefetch.plan(step.stage_s, level_s=step.level_s)
         if self._rotation.num_requests == 0:
             return self._prefetch.plan_forced()
-        return PrefetchStep()  # D_i is in flight: its outputs come first
+        return PrefetchStep()  # none of D_i may run: outputs come first
 
     # Commit.
 

@@ -110,10 +110,10 @@ class Intake:
     def _refuse_run(self, event: RunRefused) -> None:
         flight = self._flights.latest(event.step_id)
         index = flight.position(event.request_id)
-        state, life = flight.states.pop(index), flight.lives.pop(index)
-        num_tokens, _ = flight.tokens.pop(index), flight.makes_output.pop(index)
-        if state.life == life:
-            self._table.progress.retract(state, num_tokens)
+        state = flight.states[index]
+        if state.life == flight.lives[index]:
+            self._table.progress.retract(state, flight.tokens[index])
+        flight.drop(index)
         self._times.forget(event.step_id)
         if not flight.states:
             self._flights.drop_latest()

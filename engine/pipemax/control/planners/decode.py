@@ -66,7 +66,7 @@ class DecodePlanner:
                 residents.assign(state, batch)
 
     def form(self) -> DecodeStep:
-        """Form the step of D_i, whose turn it is. It is empty if all of D_i is in flight, or no batch has members."""
+        """Form the step of D_i, whose turn it is. It is empty if none of D_i may run, or no batch has members."""
         num_skipped = self._rotation.skip_empty()
         self._loads_s.extend([0.0] * num_skipped)
         batch = self._rotation.batches[self._rotation.executing]

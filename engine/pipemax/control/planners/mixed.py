@@ -4,7 +4,7 @@ Not in the paper, which separates prefill and decode in time. Prompt tokens use 
 idle, longer steps hide more prefetches, and steps of equal tokens absorb what lengths unbalance.
 
 A prompt that is complete joins the batch whose step computed its last chunk: that batch's next turn is the last to
-come, and by then the step has ended. Room for chunks is made as for decodes: by evicting the requests that run last.
+come, and by then its token is there. Room for chunks is made as for decodes: by evicting the requests that run last.
 """
 
 from dataclasses import dataclass, field
@@ -74,7 +74,7 @@ class MixedPlanner:
     def form(self, *, begins: bool, anything_in_flight: bool) -> MixedStep:
         """Form the next step, which begins prompts only if ``begins``.
 
-        It is empty if all of D_i is in flight, or if there is nothing to run.
+        It is empty if none of D_i may run, or if there is nothing to run.
         """
         step_tokens = self._throttle.step_tokens(self._table.ledger.live.num_used)
         self._join_last_batch()

@@ -27,6 +27,10 @@ class Flight:
                 return index
         raise ValueError(f"step {self.step_id} does not run request {request_id}")
 
+    def drop(self, index: int) -> None:
+        """Forget the request at a position: the step does not run it after all."""
+        del self.states[index], self.lives[index], self.tokens[index], self.makes_output[index]
+
 
 class Flights:
     """The planned steps, which complete in order. Each request that a step runs is told the step's number."""
