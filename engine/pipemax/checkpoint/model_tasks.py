@@ -21,7 +21,6 @@ _OTHER_USE = ("runner", "convert", "hf_overrides", "model_impl", "config_format"
 _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ChatModel")
 _CLASSIFIES = ("ForSequenceClassification", "ClassificationModel")
 _EMBEDS = re.compile(r"(ForTextEncoding|(?<!LM)(?<!LMHead)(?<!Chat)(?<!Reward)(?<!Classification)Model)$")
-_POOLING_MODULES = ("Pooling",)
 
 
 def check_tasks(config: EngineConfig, asked: Sequence[Sampling]) -> None:
@@ -82,10 +81,27 @@ def _check_dimensions(config: EngineConfig, model_config: "PreTrainedConfig", di
         )
     if allowed and dimensions not in allowed:
         raise ValueError(f"dimensions is {dimensions}, must be one of {', '.join(map(str, allowed))}")
+    size = _embedding_size(config, model_config)
+    if size is not None and dimensions > size:
+        raise ValueError(
+            f"dimensions is {dimensions}, and the embeddings of model {config.model!r} have {size} values"
+        )
+
+
+def _embedding_size(config: EngineConfig, model_config: "PreTrainedConfig") -> int | None:
+    """Return how many values an embedding has; None where a dense layer behind the model changes it."""
+    if (own := getattr(model_config, "embedding_size", None)) is not None:
+        return int(own)
+    size = getattr(model_config.get_text_config(), "hidden_size", None)
+    return None if size is None or "Dense" in _module_types(config) else int(size)
 
 
 def _is_sentence_transformer(config: EngineConfig) -> bool:
-    """Tell whether the checkpoint lists a pooling module, as those of sentence-transformers do."""
+    return "Pooling" in _module_types(config)
+
+
+def _module_types(config: EngineConfig) -> set[str]:
+    """Return the kinds of modules that a checkpoint of sentence-transformers lists; of another one, nothing."""
     file: str | Path | None = Path(config.model, "modules.json")
     if not Path(config.model).is_dir():
         from transformers.utils.hub import cached_file
@@ -98,6 +114,6 @@ def _is_sentence_transformer(config: EngineConfig) -> bool:
             _raise_exceptions_for_connection_errors=False,
         )
     if file is None or not Path(file).is_file():
-        return False
+        return set()
     modules = json.loads(Path(file).read_text(encoding="utf-8"))
-    return any(str(module.get("type", "")).endswith(_POOLING_MODULES) for module in modules)
+    return {str(module.get("type", "")).rpartition(".")[2] for module in modules}

@@ -85,6 +85,18 @@ def test_embeddings_are_cut_only_for_models_that_say_so(empty: str) -> None:
     check("embed", "BertModel", model=empty, dimensions=8, is_matryoshka=True)
 
 
+def test_embeddings_are_cut_to_no_more_values_than_they_have(tmp_path: Path) -> None:
+    def check_cut(to: int, **model_values: object) -> None:
+        check("embed", "BertModel", model=str(tmp_path), dimensions=to, is_matryoshka=True, **model_values)
+
+    check_cut(32, hidden_size=32)
+    with pytest.raises(ValueError, match=r"dimensions is 33, and the embeddings of model .* have 32 values"):
+        check_cut(33, hidden_size=32)
+    check_cut(33, hidden_size=32, embedding_size=64)
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Dense"}]))
+    check_cut(33, hidden_size=32)  # the dense layer's size is left to vLLM
+
+
 def test_a_chat_template_is_for_generation(empty: str) -> None:
     config = EngineConfig.parse({"model": empty, "task": "embed", "chat": "always"})
     with pytest.raises(ValueError, match="without a chat template"):
