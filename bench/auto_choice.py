@@ -35,19 +35,14 @@ from pipemax.sim.machine import BLOCK_TOKENS, prefill_step_tokens
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.stage_times import StageTimes
 from pipemax.sim.study import PAPER_SETTINGS
-from pipemax.sim.systems.catalog import simulate
+from pipemax.sim.systems.catalog import mixed_names, simulate, stock_chunk_names
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching, stage_configs
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload
 
 SETTINGS = (*PAPER_SETTINGS, *((node, model, "templated") for node, model, _ in PAPER_SETTINGS[::2]))
-STEP_TOKENS = (128, 256, 512, 1024, 2048, 4096)
-CANDIDATES = (
-    "pipemax",
-    "vllm_032_pp",
-    *(f"{kind}_{size}" for kind in ("pipemax_mixed", "vllm_032_pp") for size in STEP_TOKENS),
-)
+CANDIDATES = ("pipemax", "vllm_032_pp", *mixed_names(), *stock_chunk_names())
 SAMPLED_PROMPTS = 1_000
 COLUMNS = (
     "node",

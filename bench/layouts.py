@@ -3,7 +3,7 @@
     python -m bench.layouts [--rows 3000] [--only NODE,MODEL,WORKLOAD] [--json FILE]
 
 For each node and model: every layout over ``--rows`` rows, under stock vLLM with every size of a step and under PipeMax
-in phases and with mixed steps of the size that wins a race, and the choice (``pipemax.policy.layout_choice``) from
+in phases and with mixed steps of the faster of two sizes, and the choice (``pipemax.policy.layout_choice``) from
 rows of its own. PipeMax is run in the layouts with the highest bound first, until the others' bounds are below the
 fastest run. It prints Markdown; ``--json`` keeps a list of objects. A run with a file that exists goes on where it
 ended: only the choices are made again.

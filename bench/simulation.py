@@ -6,14 +6,14 @@
     python bench/simulation.py thresholds  the controller's named defaults, one changed at a time
     python bench/simulation.py kv          PipeMax, separated and mixed, and stock vLLM, with 16-bit and with FP8 KV
 
-Each prints Markdown; ``--json FILE`` keeps the figures. One process, no threads. ``kv`` takes the figures of 16-bit KV
-from the file that ``matrix`` wrote (``--known``), and runs FP8 KV with the size of a step that was best there and with
-the next one.
+Each prints Markdown; ``--json FILE`` keeps the figures. One process, no threads. ``matrix --known FILE`` does not run
+again what is in a file that ``matrix`` wrote. ``kv`` takes the figures of 16-bit KV from there, and runs FP8 KV with
+the size of a step that was best with 16 bits and with the next one.
 """
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,11 @@ def heading(names: list[str]) -> None:
     line(["---"] * len(names))
 
 
-def matrix(num_requests: int) -> Iterator[dict[str, Any]]:
+def matrix(num_requests: int, known: Sequence[dict[str, Any]] = ()) -> Iterator[dict[str, Any]]:
     """Print PipeMax's throughput, and its ratio to each other system's: over whole runs, and over their steady part.
 
-    Then stock vLLM's over the sizes of a step, with pipeline parallelism and with both kinds of it.
+    Then stock vLLM's over the sizes of a step, with pipeline parallelism and with both kinds of it. What is ``known``
+    of as many requests is not run again; of two known runs the later one counts.
     """
     others = ["vLLM 0.32 PP, best step", *COMPARED]
     heading(
@@ -64,23 +65,33 @@ def matrix(num_requests: int) -> Iterator[dict[str, Any]]:
         node, model = load_node(node_name), load_model(model_name)
         workload = open_workload(workload_name, num_requests)
         chunks, layouts = [*stock_chunk_names(), VLLM_032_PP.name], stock_layout_names(node)
-        study = run_study(node, model, workload, ["pipemax", *COMPARED, *mixed_names(), *chunks, *layouts])
-        by_name = {entry["system"]: entry for entry in json_objects(study)}
+        systems = ["pipemax", *COMPARED, *mixed_names(), *chunks, *layouts]
+        setting = (node_name, model_name, workload_name, num_requests)
+        by_name = {entry["system"]: entry for entry in known if _setting_of(entry) == setting}
+        if missing := [name for name in systems if name not in by_name]:
+            by_name |= {
+                entry["system"]: entry for entry in json_objects(run_study(node, model, workload, missing))
+            }
+        if "idle_share" not in by_name["pipemax"]:
+            by_name["pipemax"].update(_headroom(node, model, workload, by_name["pipemax"]))
         for rate, key in (("whole run", "total_tokens_per_s"), ("steady", "steady_tokens_per_s")):
             rates = {name: entry[key] for name, entry in by_name.items()}
             ours, best = rates["pipemax"], max(rates[name] for name in chunks)
             ratios = [f"{ours / other:.2f}" for other in (best, *(rates[name] for name in COMPARED))]
-            of_bound = f"{ours / study.compute_bound_tokens_per_s:.0%}"
+            of_bound = f"{ours / by_name['pipemax']['compute_bound_tokens_per_s']:.0%}"
             line([node_name, model_name, workload_name, rate, f"{ours:,.0f}", *ratios, of_bound])
-            for layout, systems in (("PP", chunks), ("TP × PP", layouts)):
-                curve = ", ".join(f"{name.removeprefix('vllm_032_')} {rates[name]:,.0f}" for name in systems)
+            for layout, names in (("PP", chunks), ("TP × PP", layouts)):
+                curve = ", ".join(f"{name.removeprefix('vllm_032_')} {rates[name]:,.0f}" for name in names)
                 curves.append([node_name, model_name, workload_name, rate, layout, curve])
-        by_name["pipemax"].update(_headroom(node, model, workload, by_name["pipemax"]))
-        yield from by_name.values()
+        yield from (by_name[name] for name in systems)
     print()
     heading(["node", "model", "workload", "rate", "layout", "tokens/s by the maximum tokens of a step"])
     for curve_line in curves:
         line(curve_line)
+
+
+def _setting_of(entry: dict[str, Any]) -> tuple[str, str, str, int]:
+    return entry["node"], entry["model"], entry["workload"], entry["requests"]
 
 
 def plot_matrix(entries: list[dict[str, Any]], path: Path) -> None:
@@ -200,7 +211,9 @@ def thresholds(num_requests: int) -> Iterator[dict[str, Any]]:
             yield {**entry, "what": what}
 
 
-def kv_types(num_requests: int, known: Path, only: str | None = None) -> Iterator[dict[str, Any]]:
+def kv_types(
+    num_requests: int, known: Sequence[dict[str, Any]], only: str | None = None
+) -> Iterator[dict[str, Any]]:
     """Run PipeMax and stock vLLM over the matrix with FP8 KV, and compare them with the known runs of 16-bit KV.
 
     Of PipeMax's mixed steps and of pipeline-parallel vLLM's, the best maximum counts, in brackets. With FP8 KV more
@@ -214,18 +227,12 @@ def kv_types(num_requests: int, known: Path, only: str | None = None) -> Iterato
         "stock TP": ["vllm_tp"],
     }
     heading(["node", "model", "workload", "rate", *groups, *(f"{name}, FP8 KV" for name in groups)])
-    of_16_bits = json.loads(known.read_text(encoding="utf-8"))
     for setting in PAPER_SETTINGS:
         if only is not None and only != ",".join(setting):
             continue
-        own = [
-            entry
-            for entry in of_16_bits
-            if (entry["node"], entry["model"], entry["workload"], entry["requests"])
-            == (*setting, num_requests)
-        ]
+        own = [entry for entry in known if _setting_of(entry) == (*setting, num_requests)]
         if not own:
-            raise SystemExit(f"{known} has no run of {', '.join(setting)} with {num_requests} requests")
+            raise SystemExit(f"--known has no run of {', '.join(setting)} with {num_requests} requests")
         node, model = load_node(setting[0]), load_model(setting[1])
         systems = [name for names in groups.values() for name in _best_and_next(own, names)]
         workload = open_workload(setting[2], num_requests)
@@ -291,21 +298,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     studies = {
-        "matrix": matrix,
+        "matrix": lambda num_requests: matrix(num_requests, known),
         "ablations": ablations,
         "sensitivity": sensitivity,
         "thresholds": thresholds,
-        "kv": lambda num_requests: kv_types(num_requests, arguments.known, arguments.only),
+        "kv": lambda num_requests: kv_types(num_requests, known, arguments.only),
     }
     parser.add_argument("study", choices=[*studies])
     parser.add_argument("--requests", type=int, default=5000)
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument(
-        "--known", type=Path, default=Path("docs/results/simulation.json"), help="of kv: 16-bit KV"
+        "--known", type=Path, nargs="+", default=[], help="of matrix and kv: figures of matrix"
     )
     parser.add_argument("--only", help="of kv: NODE,MODEL,WORKLOAD, one setting")
     parser.add_argument("--plot", type=Path, help="of the matrix: file for its picture, as fig:overall")
     arguments = parser.parse_args()
+    known = [entry for path in arguments.known for entry in json.loads(path.read_text(encoding="utf-8"))]
     entries: list[dict[str, Any]] = []
     for entry in studies[arguments.study](arguments.requests):
         entries.append(entry)

@@ -6,7 +6,7 @@ For each node, model, workload and number of stages (with as many replicas as fi
 
     stock               vLLM 0.32 with its fastest step, and its hybrid KV cache manager
     stock_whole         the same step without the hybrid manager: the whole KV of all layers
-    separated, mixed    PipeMax with whole KV, in phases and with mixed steps of the size that wins a race
+    separated, mixed    PipeMax with whole KV, in phases and with mixed steps of the faster of two sizes
     kept                what the hybrid manager's blocks take of the GPUs' memory over what whole KV takes, for the
                         workload's rows in the midst of their outputs; above 1 the gaps in its groups cost more than the
                         windows free

@@ -193,15 +193,14 @@ class EngineConfig(BaseModel):
     batching: BatchingChoice = Field(
         BatchingChoice.AUTO,
         description="policy pipemax and auto: separated (phases of prefill and of decode, as in the paper), mixed "
-        "(each step decodes a batch and takes prompt tokens, up to mixed_step_tokens in all), or auto (whichever "
-        "simulations of the measured engine find faster; separated while nothing is measured, and until the first "
-        "rows have ended unless row_lengths has mean_output_tokens).",
+        "(each step decodes a batch and takes prompt tokens, up to mixed_step_tokens in all), or auto (mixed, or "
+        "whichever simulations find faster for a short table; separated while nothing is measured).",
     )
     mixed_step_tokens: int | None = Field(
         None,
         ge=1,
-        description="policy pipemax and auto: maximum tokens of a mixed step; default: the fastest in simulations of "
-        "the measured engine, or max_num_batched_tokens while nothing is measured.",
+        description="policy pipemax and auto: maximum tokens of a mixed step; default: up to 2,048, where a token "
+        "costs least by the calibration, or max_num_batched_tokens while nothing is measured.",
     )
     num_batches: int | None = Field(
         None,

@@ -26,7 +26,6 @@ from pipemax.config import EngineConfig
 from pipemax.domain.plan import Phase, StepId, StepPlan
 from pipemax.transfer.commands import StepCopies
 from pipemax.transfer.cuda.device import Fence
-from pipemax.vllm_ext.core_calls import mix_batches
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.scheduler.scheduler import PipeMaxAsyncScheduler, PipeMaxScheduler
@@ -227,19 +226,12 @@ class ParityEngine:
         self,
         requests: Sequence[Request],
         abort_at: dict[int, Sequence[str]] | None = None,
-        mix_at: dict[int, int] | None = None,
     ) -> Answers:
-        """All at once; ``abort_at``: who is given up after how many steps, ``mix_at``: the size of mixed
-        steps chosen then.
-
-        Answers of all that ended by themselves.
-        """
+        """All at once; ``abort_at``: who is given up after how many steps. Answers of all that ended by themselves."""
         with runner_version(self.kind.runner):  # vLLM asks the environment for each request
-            return self._run(requests, abort_at or {}, mix_at or {})
+            return self._run(requests, abort_at or {})
 
-    def _run(
-        self, requests: Sequence[Request], abort_at: dict[int, Sequence[str]], mix_at: dict[int, int]
-    ) -> Answers:
+    def _run(self, requests: Sequence[Request], abort_at: dict[int, Sequence[str]]) -> Answers:
         self._num_runs += 1
         names: dict[str, str] = {}
         for request in requests:
@@ -261,8 +253,6 @@ class ParityEngine:
             ]
             self.max_left_in_flight = max(self.max_left_in_flight, len(left))
             num_steps += 1
-            if (step_tokens := mix_at.get(num_steps)) is not None:
-                mix_batches(self.llm, step_tokens)
             given_up = abort_at.get(num_steps, ())
             self.llm.abort_request([unique for unique, name in names.items() if name in given_up])
         return {name: answer for name, answer in answers.items() if answer.finish_reason != "abort"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipemax.domain.plan import Batching, Phase
+from pipemax.domain.plan import Batching
 from tests.parity.cases import (
     BLOCK_TOKENS,
     EVERYTHING,
@@ -139,19 +139,6 @@ def test_tokens_are_the_same_where_a_step_is_planned_before_the_last_token_is_kn
     setting = Setting(num_batches=V2_PIPELINE.pp, gpu_blocks=18, controller=batching)
     check(engine, setting, load, reference(V2_PIPELINE, load))
     assert engine.scheduler.num_planned_in_flight > 0
-
-
-@pytest.mark.parametrize("kind", [V1_PIPELINE, V2_PIPELINE], ids=str)
-def test_tokens_are_the_same_where_an_engine_begins_to_mix_at_work(
-    kind: Kind, engine_of: EngineOf, reference: Reference
-) -> None:
-    engine = engine_of(kind)
-    load = SEEDED if kind.runner == 1 else light(TEMPLATED)
-    engine.reset(Setting(num_batches=4, gpu_blocks=18, host_blocks=40))
-    answers = engine.run(load.make(), mix_at={30: 48, 90: 64})
-    assert not [*different(answers, reference(kind, load))]
-    assert engine.scheduler._controller.phase is Phase.MIXED
-    assert engine.counters.prefetches > 0
 
 
 @pytest.mark.parametrize("kind", [PER_LAYER], ids=str)

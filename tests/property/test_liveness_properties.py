@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipemax.control.controller_config import VictimPolicy
-from pipemax.domain.events import Event
 from pipemax.domain.request import PrefixId, SharedPrefix
 from tests.unit.control.fake_engine import FakeEngine, Faults, small_config, spec, stage
 
@@ -77,14 +76,12 @@ def run_all(
     faults: Faults,
     seed: int,
     max_in_flight: int,
-    events_at: dict[int, list[Event]] | None = None,
 ) -> FakeEngine:
     engine = FakeEngine(
         config=small_config(**changes),
         rng=Random(seed),
         faults=faults,
         max_in_flight=max_in_flight,
-        events_at=events_at or {},
     )
     for index, row in enumerate(table):
         shared = (

@@ -22,7 +22,7 @@ from pipemax.control.state.integrity import check_integrity
 from pipemax.control.state.request_table import RequestTable
 from pipemax.control.times.estimator import MixedWork
 from pipemax.control.times.stage_estimators import PhaseWork, StageEstimators
-from pipemax.domain.events import Event, MixedBatchingChosen
+from pipemax.domain.events import Event
 from pipemax.domain.plan import Batching, Decision, Phase, PhaseReason, StepId, StepPlan
 from pipemax.domain.units import ceil_div
 
@@ -71,13 +71,8 @@ class Controller:
         self._intake = Intake(self._table, self._flights, self._times, self._outputs)
         self._awaiting_since_s: float | None = None
         self._awaited_s = 0.0
-        self._mixed_to_come: ControllerConfig | None = None
-        self._plan_by(config)
-        self._phase = Phase.MIXED if config.batching is Batching.MIXED else Phase.PREFILL
-
-    def _plan_by(self, config: ControllerConfig) -> None:
-        """Make the planners. The requests, their batches and the estimates stay as they are."""
         self.config = config
+        self._phase = Phase.MIXED if config.batching is Batching.MIXED else Phase.PREFILL
         throttle = PromptThrottle(config)
         self._phases = throttle if config.batching is Batching.MIXED else PhasePolicy(config)
         self._prefill = PrefillPlanner(config, self._table, self._phases, self._outputs)
@@ -90,12 +85,7 @@ class Controller:
         if self._trace is not None and events:
             self._trace.events(events)
         for event in events:
-            if isinstance(event, MixedBatchingChosen):
-                self._mixed_to_come = replace(
-                    self.config, batching=Batching.MIXED, mixed_step_tokens=event.step_tokens
-                )
-            else:
-                self._intake.apply(event)
+            self._intake.apply(event)
 
     def plan_step(self, now_s: float) -> StepPlan:
         """Plan the next step.
@@ -106,10 +96,6 @@ class Controller:
         self._table.begin_plan(self._num_plans)
         load = self._estimate_load(now_s)
         reason = self._choose_phase(load)
-        if self._mixed_to_come is not None and self._can_mix(self._mixed_to_come):
-            self._plan_by(self._mixed_to_come)
-            self._mixed_to_come = None
-            reason = self._choose_phase(load)
         step = self._form_batch(reason)
         prefetch = self._plan_prefetch(step)
         plan = self._commit(reason, step, prefetch, now_s)
@@ -239,12 +225,6 @@ class Controller:
                     self._decode.initialize()
                     self._prefetch.initialize()
         return reason
-
-    def _can_mix(self, config: ControllerConfig) -> bool:
-        """Return whether this step may be the first to mix: the batches are formed, and none has too many requests."""
-        if self._phase is Phase.PREFILL:
-            return False
-        return all(len(batch) <= config.max_batch_requests for batch in self._rotation.batches)
 
     # Form batch.
 

@@ -43,7 +43,7 @@ class BatchingChoice(StrEnum):
     MIXED = "mixed"
     """Each step decodes a batch and takes prompt tokens, up to a maximum."""
     AUTO = "auto"
-    """The faster of the two, according to simulations; separated while nothing is measured."""
+    """Mixed, or the faster of the two in simulations of a short table; separated while nothing is measured."""
 
     @property
     def at_start(self) -> Batching:

@@ -111,17 +111,6 @@ class GpuBlocksObserved:
     num_free: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixedBatchingChosen:
-    """Steps may decode and take prompts together, from the next decode step on.
-
-    A prefill phase is finished first. Raises ``ValueError`` for fewer than one token.
-    """
-
-    step_tokens: int
-    """Maximum tokens of such a step."""
-
-
 Event = (
     RequestAdmitted
     | RequestAborted
@@ -135,5 +124,4 @@ Event = (
     | StepTimed
     | TransferTimed
     | GpuBlocksObserved
-    | MixedBatchingChosen
 )

@@ -41,8 +41,14 @@ class PolicyChoice:
         )
 
 
-def verdict(speedup: float) -> tuple[ChosenPolicy, str]:
-    """Return the policy for a predicted ratio of PipeMax's rate to stock vLLM's, and why in a few words."""
-    if speedup >= WORTHWHILE_GAIN:
-        return ChosenPolicy.PIPEMAX, "PipeMax is faster"
-    return ChosenPolicy.VLLM, f"PipeMax gains less than {WORTHWHILE_GAIN - 1:.0%}"
+def verdict(speedup: float, least_gain: float = WORTHWHILE_GAIN) -> tuple[ChosenPolicy, str]:
+    """Return the policy for a predicted ratio of PipeMax's rate to stock vLLM's, and why in a few words.
+
+    PipeMax is chosen from ``least_gain`` on.
+    """
+    faster = "is faster" if speedup >= 1 else "may be faster, for the lengths of outputs are a guess"
+    if speedup >= least_gain:
+        return ChosenPolicy.PIPEMAX, f"PipeMax {faster}"
+    if least_gain > 1:
+        return ChosenPolicy.VLLM, f"PipeMax gains less than {least_gain - 1:.0%}"
+    return ChosenPolicy.VLLM, "stock vLLM is faster"

@@ -139,7 +139,7 @@ def _promising_pipemax(scenarios: Mapping[Layout, Scenario], stock_tokens_per_s:
     for layout in sorted(bounds, key=lambda layout: -bounds[layout]):
         if _OVER_BOUND * bounds[layout] < to_beat:
             break
-        own = run_pipemax(scenarios[layout], layout)
+        own = run_pipemax(scenarios[layout], layout, always_in_phases=False)
         worthwhile = [run for run in own if run.tokens_per_s >= WORTHWHILE_GAIN * stock_tokens_per_s]
         runs += worthwhile
         to_beat = max([to_beat, *(run.tokens_per_s for run in worthwhile)])

@@ -11,19 +11,18 @@ from pipemax.domain.plan import Batching
 from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, kv_capacity
 from pipemax.policy.compare import ChosenPolicy
 from pipemax.policy.layouts import LARGEST_STEP_TOKENS, Layout
-from pipemax.policy.measured_choice import fastest
-from pipemax.policy.race import race
+from pipemax.policy.measured_choice import FEW_ROWS, fastest
 from pipemax.sim.machine import BLOCK_TOKENS, prefill_step_tokens
 from pipemax.sim.result import SimulationResult
 from pipemax.sim.systems.continuous import ContinuousBatching, vllm_032
 from pipemax.sim.systems.pipemax import PipeMaxSystem
-from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
+from pipemax.sim.systems.pipemax_config import MIXED_TOKENS_TO_TRY, PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload
 
 MAX_NUM_SEQS = 1024
 """vLLM's own default on GPUs of 70 GiB and more. It allows no more requests at once than a step has tokens."""
-_GPU_POOL_FILLS, _HOST_POOL_FILLS, _FEWEST_ROWS = 3.0, 1.5, 200
+_GPU_POOL_FILLS, _HOST_POOL_FILLS, _FEWEST_ROWS = 5.0, 1.5, 200
 _BOUNDLESS = 2**60
 """Bytes of a GPU whose KV pool holds everything."""
 
@@ -38,7 +37,10 @@ class StepSizes:
     """Of PipeMax with mixed batching."""
 
 
-ALL_SIZES = StepSizes(stock=(256, 512, 1024, 2048, LARGEST_STEP_TOKENS), mixed=(256, 512, 1024, 2048))
+ALL_SIZES = StepSizes(stock=(256, 512, 1024, 2048, LARGEST_STEP_TOKENS), mixed=MIXED_TOKENS_TO_TRY)
+
+
+_BOUND_SIZES = (256, 512, 1024, 2048)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,33 +116,35 @@ def run_stock(scenario: Scenario, layout: Layout, sizes: Sequence[int] = ALL_SIZ
 
 
 def run_pipemax(
-    scenario: Scenario, layout: Layout, sizes: Sequence[int] = ALL_SIZES.mixed
+    scenario: Scenario,
+    layout: Layout,
+    sizes: Sequence[int] = ALL_SIZES.mixed,
+    *,
+    always_in_phases: bool = True,
 ) -> list[LayoutRun]:
     """Simulate PipeMax in phases, and with the fastest of these sizes of mixed steps.
 
+    Unless ``always_in_phases``, phases are simulated only where they may be faster than mixed steps.
     The list is empty if the layout has one stage: no batch waits while another computes. It is also empty if the KV
     of a row does not fit, of which stock vLLM keeps less where layers have windows.
     """
     workload = scenario.workload
     longest = int((workload.prompt_tokens + workload.output_tokens).max())
-    if (
-        layout.pipeline_parallel == 1
-        or capacity_of(scenario.node, scenario.model, layout).gpu_tokens < longest
-    ):
+    capacity = capacity_of(scenario.node, scenario.model, layout)
+    if layout.pipeline_parallel == 1 or capacity.gpu_tokens < longest:
         return []
 
     def system(tokens: int | None) -> PipeMaxSystem:
         controller = {} if tokens is None else mixed_batching(tokens)
         return PipeMaxSystem(scenario, PipeMaxOptions(tensor=layout.tensor_parallel, controller=controller))
 
-    phases = system(None).simulate()
-    mixed_systems = {tokens: system(tokens) for tokens in sizes}
-    mixed = {tokens: mixed_systems[tokens].simulate() for tokens in race(mixed_systems)}
+    mixed = {tokens: system(tokens).simulate() for tokens in sizes}
     tokens = max(mixed, key=lambda tokens: mixed[tokens].steady_tokens_per_s)
-    runs = (
-        (Batching.SEPARATED, prefill_step_tokens(scenario.node, scenario.model), phases),
-        (Batching.MIXED, tokens, mixed[tokens]),
-    )
+    runs = [(Batching.MIXED, tokens, mixed[tokens])]
+    held_rows = capacity.gpu_rows(workload.total_tokens / len(workload))
+    if always_in_phases or held_rows < FEW_ROWS * layout.pipeline_parallel:
+        prompt_tokens = prefill_step_tokens(scenario.node, scenario.model)
+        runs.insert(0, (Batching.SEPARATED, prompt_tokens, system(None).simulate()))
     return [
         LayoutRun(
             layout=layout, policy=ChosenPolicy.PIPEMAX, batching=batching, chunk_tokens=size, result=result
@@ -165,10 +169,10 @@ def pipemax_bound(scenario: Scenario, layout: Layout) -> float | None:
         policy = replace(vllm_032(tokens, tensor=layout.tensor_parallel), max_running=None)
         return ContinuousBatching(boundless, policy).simulate()
 
-    _, mixed = _at_best_size(ALL_SIZES.mixed, simulate)
+    _, mixed = _at_best_size(_BOUND_SIZES, simulate)
     rates = [mixed.steady_tokens_per_s]
     prompt_tokens = prefill_step_tokens(scenario.node, scenario.model)
-    if prompt_tokens > ALL_SIZES.mixed[-1]:
+    if prompt_tokens > _BOUND_SIZES[-1]:
         rates.append(simulate(prompt_tokens).steady_tokens_per_s)
     return max(rates) * layout.replicas
 

@@ -1,46 +1,38 @@
 """Chooses how an engine whose steps were measured should run: by simulations of the engine itself.
 
-Candidates are PipeMax with separated and with mixed batching, and stock vLLM, the latter two with steps of several
-sizes. The sizes of mixed steps come from the calibration: the ends of its segments, where one more token costs most,
-and the sizes between. Pure: nothing is known of running engines.
+Candidates are PipeMax with mixed and, where it may be faster, with separated batching, and stock vLLM with steps of
+several sizes. The sizes of mixed steps come from the calibration: those at which a token costs least. Pure: nothing is
+known of running engines.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pipemax.config import BatchingChoice
 from pipemax.domain.plan import Batching
 from pipemax.policy.compare import WORTHWHILE_GAIN, ChosenPolicy, PolicyChoice, verdict
-from pipemax.policy.race import race
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.result import SimulationResult
 from pipemax.sim.systems.catalog import simulate
 from pipemax.sim.systems.pipemax import PipeMaxSystem
-from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
+from pipemax.sim.systems.pipemax_config import MIXED_TOKENS_TO_TRY, PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import Scenario, measured_scenario
 from pipemax.sim.workloads import Workload
 
 STEP_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
-"""Sizes of a step that are simulated, next to the engine's own."""
-_LEAST_STEP_RATIO = 1.25
-"""Of two sizes of mixed steps."""
+"""Sizes of stock vLLM's steps that are simulated, next to the engine's own."""
+FEW_ROWS = 10
+"""With room on the GPUs for fewer rows of each batch, phases may be faster than mixed steps: by up to 29 % in
+simulations, and by nothing with room for eighteen (docs/log.md, 2026-11-25)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingPlan:
-    """How PipeMax should batch, and what was simulated for it."""
+    """How PipeMax batches."""
 
     batching: Batching
     mixed_step_tokens: int | None = None
     """Maximum tokens of a step with mixed batching, None with separated."""
-    tokens_per_s: float
-    """Simulated, of prompts and outputs."""
-    mean_decode_batch: float
-    other_tokens_per_s: float | None = None
-    """Of the best candidate with the other batching; None if it was not to be considered."""
-    num_candidates: int = 1
-    """Ways to batch that were compared."""
 
     @property
     def description(self) -> str:
@@ -64,6 +56,24 @@ class Rows:
     workload: Workload
     is_whole_table: bool
     """The time to the end of a whole table counts, of a sample the steady rate."""
+    outputs_are_known: bool = True
+    """Whether somebody said how long outputs are, or they are a guess."""
+
+    @property
+    def least_gain(self) -> float:
+        """The ratio of PipeMax's simulated rate to stock vLLM's from which on PipeMax is chosen.
+
+        A sample ends before PipeMax's memory is in use, so a tie there is a gain over a long table. With a guess of
+        the outputs, the fastest step size of stock vLLM is a guess too, and a wrong one costs up to a third of its
+        rate, where mixed steps lose 3 %.
+        """
+        if self.is_whole_table:
+            return WORTHWHILE_GAIN
+        return 1.0 if self.outputs_are_known else 0.9
+
+    @property
+    def tokens_per_row(self) -> float:
+        return self.workload.total_tokens / len(self.workload)
 
     def scenario(self, engine: MeasuredEngine) -> Scenario:
         """Return what is simulated of them."""
@@ -77,59 +87,65 @@ class Rows:
 def choose_batching(
     engine: MeasuredEngine, rows: Rows, batching: BatchingChoice, mixed_step_tokens: int | None = None
 ) -> BatchingPlan:
-    """Return the fastest of what ``batching`` and ``mixed_step_tokens``, both of the engine config, leave open."""
-    sizes: list[int] = []
-    if batching is not BatchingChoice.SEPARATED:
-        sizes = mixed_sizes(engine) if mixed_step_tokens is None else [mixed_step_tokens]
-    mixed = {size: _pipemax(engine, rows, size) for size in sizes}
-    left = race(mixed)
-    plans = [_plan(rows, size, mixed[size].simulate()) for size in left]
-    if batching is not BatchingChoice.MIXED:
-        plans.append(_plan(rows, None, _pipemax(engine, rows, None).simulate()))
-    best = max(plans, key=lambda plan: plan.tokens_per_s)
-    others = [plan.tokens_per_s for plan in plans if plan.batching is not best.batching]
-    num_candidates = len(sizes) + len(plans) - len(left)
-    return replace(best, other_tokens_per_s=max(others, default=None), num_candidates=num_candidates)
+    """Return the fastest of what ``batching`` and ``mixed_step_tokens``, both of the engine config, leave open.
 
-
-def _pipemax(engine: MeasuredEngine, rows: Rows, mixed_step_tokens: int | None) -> PipeMaxSystem:
-    controller = {} if mixed_step_tokens is None else mixed_batching(mixed_step_tokens)
-    return PipeMaxSystem(rows.scenario(engine), PipeMaxOptions(controller=controller))
-
-
-def _plan(rows: Rows, mixed_step_tokens: int | None, result: SimulationResult) -> BatchingPlan:
-    return BatchingPlan(
-        batching=Batching.SEPARATED if mixed_step_tokens is None else Batching.MIXED,
-        mixed_step_tokens=mixed_step_tokens,
-        tokens_per_s=rows.rate(result),
-        mean_decode_batch=result.mean_decode_batch,
-    )
-
-
-def mixed_sizes(engine: MeasuredEngine) -> list[int]:
-    """Return the sizes of mixed steps to simulate, ascending: those at which a token costs less than at any smaller.
-
-    Of sizes that are all but equal only the largest is there: two of them would take two places in the race.
+    A single candidate is not simulated.
     """
+    plans = batching_plans(engine, rows, batching, mixed_step_tokens)
+    return plans[0] if len(plans) == 1 else _fastest_plan(rows, _simulated(engine, rows, plans))
+
+
+def batching_plans(
+    engine: MeasuredEngine, rows: Rows, batching: BatchingChoice, mixed_step_tokens: int | None = None
+) -> list[BatchingPlan]:
+    """Return the ways to batch that may be the fastest; the arguments are those of ``choose_batching``."""
+    sizes: list[int | None] = []
+    if batching is not BatchingChoice.SEPARATED:
+        knows_lengths = rows.is_whole_table or rows.outputs_are_known
+        most = MIXED_TOKENS_TO_TRY if knows_lengths else MIXED_TOKENS_TO_TRY[-1:]
+        own = {cheapest_size(engine, tokens) for tokens in most}
+        sizes += sorted(own) if mixed_step_tokens is None else [mixed_step_tokens]
+    rows_per_batch = engine.capacity.gpu_rows(rows.tokens_per_row) / engine.num_batches
+    may_be_faster = rows.is_whole_table or rows_per_batch < FEW_ROWS
+    if batching is BatchingChoice.SEPARATED or (batching is BatchingChoice.AUTO and may_be_faster):
+        sizes.append(None)
+    return [
+        BatchingPlan(batching=Batching.SEPARATED if size is None else Batching.MIXED, mixed_step_tokens=size)
+        for size in sizes
+    ]
+
+
+def _simulated(
+    engine: MeasuredEngine, rows: Rows, plans: Sequence[BatchingPlan]
+) -> dict[BatchingPlan, SimulationResult]:
+    def run(plan: BatchingPlan) -> SimulationResult:
+        controller = {} if plan.mixed_step_tokens is None else mixed_batching(plan.mixed_step_tokens)
+        return PipeMaxSystem(rows.scenario(engine), PipeMaxOptions(controller=controller)).simulate()
+
+    return {plan: run(plan) for plan in plans}
+
+
+def _fastest_plan(rows: Rows, runs: Mapping[BatchingPlan, SimulationResult]) -> BatchingPlan:
+    return max(runs, key=lambda plan: rows.rate(runs[plan]))
+
+
+def cheapest_size(engine: MeasuredEngine, most_tokens: int) -> int:
+    """Return the size of a step, up to ``most_tokens``, at which a token costs least by the calibration.
+
+    Candidates are the ends of the calibration's segments, at which one more token costs most, and the largest size.
+    """
+    most_tokens = min(most_tokens, engine.max_batched_tokens)
     ends = {
         segment.min_size - 1
         for stage in engine.stages
         for times in (stage.decode_time, stage.prefill_time)
         for segment in times.segments
     }
-    most_tokens = engine.max_batched_tokens
-    sizes = sorted(
-        {size for size in {*STEP_TOKENS, *ends} if STEP_TOKENS[0] <= size < most_tokens} | {most_tokens}
+    sizes = sorted({size for size in ends if STEP_TOKENS[0] <= size < most_tokens} | {most_tokens})
+    return min(
+        reversed(sizes),
+        key=lambda size: max(stage.prefill_time.batch_s(size) for stage in engine.stages) / size,
     )
-    chosen: list[int] = []
-    least_s = math.inf
-    for size in sizes:
-        token_s = max(stage.prefill_time.batch_s(size) for stage in engine.stages) / size
-        if token_s < least_s:
-            chosen.append(size)
-            least_s = token_s
-    larger = [*chosen[1:], math.inf]
-    return [size for size, after in zip(chosen, larger, strict=True) if after >= _LEAST_STEP_RATIO * size]
 
 
 def fastest(sizes: Sequence[int], rate: Callable[[int], float]) -> int:
@@ -157,27 +173,27 @@ def compare_policies(
     PipeMax runs as ``choose_batching`` says. With ``chunk_is_free``, stock vLLM is simulated with steps of several
     sizes, and the choice says which. ``inputs`` are added to the choice's.
     """
-    pipemax = choose_batching(engine, rows, batching, mixed_step_tokens)
-    stock_tokens = _stock_sizes(engine, chunk_is_free=chunk_is_free)
-    stock_engine, stock = _fastest_stock(engine, rows, stock_tokens)
-    rates = {ChosenPolicy.PIPEMAX: pipemax.tokens_per_s, ChosenPolicy.VLLM: rows.rate(stock)}
+    runs = _simulated(engine, rows, batching_plans(engine, rows, batching, mixed_step_tokens))
+    plan = _fastest_plan(rows, runs)
+    stock = _fastest_stock(engine, rows, _stock_sizes(engine, chunk_is_free=chunk_is_free))
+    rates = {ChosenPolicy.PIPEMAX: rows.rate(runs[plan]), ChosenPolicy.VLLM: rows.rate(stock.result)}
     speedup = rates[ChosenPolicy.PIPEMAX] / rates[ChosenPolicy.VLLM]
-    chosen, why = verdict(speedup)
+    chosen, why = verdict(speedup, rows.least_gain)
     settings: dict[str, int | str] = {}
     if chosen is ChosenPolicy.PIPEMAX:
-        settings = pipemax.settings
-    elif stock_engine is not engine:
+        settings = plan.settings
+    elif stock.engine is not engine:
         settings = {
-            "max_num_batched_tokens": stock_engine.max_batched_tokens,
-            "max_num_seqs": stock_engine.max_num_seqs,
+            "max_num_batched_tokens": stock.engine.max_batched_tokens,
+            "max_num_seqs": stock.engine.max_num_seqs,
         }
     return PolicyChoice(
         chosen=chosen,
-        reason=f"{why}: simulated {_compared(pipemax, len(stock_tokens))} over {len(rows.workload):,} rows: "
-        f"{pipemax.tokens_per_s:,.0f} tokens/s for {pipemax.description}{_instead(pipemax)} "
+        reason=f"{why}: simulated {_compared(len(runs), stock.num_sizes)} over {len(rows.workload):,} rows: "
+        f"{rates[ChosenPolicy.PIPEMAX]:,.0f} tokens/s for {plan.description}{_instead(rows, runs, plan)} "
         f"against {rates[ChosenPolicy.VLLM]:,.0f} for stock vLLM with steps of up to "
-        f"{stock_engine.max_batched_tokens:,} tokens, {speedup:.2f}×, in decode batches of "
-        f"{pipemax.mean_decode_batch:.0f} and {stock.mean_decode_batch:.0f}",
+        f"{stock.engine.max_batched_tokens:,} tokens, {speedup:.2f}×, in decode batches of "
+        f"{runs[plan].mean_decode_batch:.0f} and {stock.result.mean_decode_batch:.0f}",
         predicted_tokens_per_s={str(name): round(value, 3) for name, value in rates.items()},
         inputs={
             **inputs,
@@ -189,41 +205,57 @@ def compare_policies(
             "mean_prompt_tokens": round(float(rows.workload.prompt_tokens.mean()), 1),
             "mean_output_tokens": round(float(rows.workload.output_tokens.mean()), 1),
             "shared_prefix_tokens": rows.workload.shared_prefix_tokens,
-            "stock_chunk_tokens": stock_engine.max_batched_tokens,
+            "stock_chunk_tokens": stock.engine.max_batched_tokens,
         },
         settings=settings,
     )
 
 
-def _instead(plan: BatchingPlan) -> str:
-    """Return what PipeMax would make with the other batching, in brackets; nothing where the config excludes it."""
-    if plan.other_tokens_per_s is None:
+def _instead(rows: Rows, runs: Mapping[BatchingPlan, SimulationResult], plan: BatchingPlan) -> str:
+    """Return what PipeMax would make with the other batching, in brackets; nothing if it was not simulated."""
+    others = [rows.rate(run) for other, run in runs.items() if other.batching is not plan.batching]
+    if not others:
         return ""
     other = "in phases" if plan.batching is Batching.MIXED else "with mixed steps"
-    return f" ({plan.other_tokens_per_s:,.0f} {other})"
+    return f" ({max(others):,.0f} {other})"
 
 
-def _compared(plan: BatchingPlan, num_stock: int) -> str:
+def _compared(num_plans: int, num_stock: int) -> str:
     """Return how many candidates were compared."""
-    ways = "1 way" if plan.num_candidates == 1 else f"{plan.num_candidates} ways"
+    ways = "1 way" if num_plans == 1 else f"{num_plans} ways"
     sizes = "1 step size" if num_stock == 1 else f"{num_stock} step sizes"
     return f"{ways} to batch and {sizes} of stock vLLM"
 
 
 def _stock_sizes(engine: MeasuredEngine, *, chunk_is_free: bool) -> list[int]:
-    """Return the sizes of stock vLLM's steps to simulate, ascending; the last is the engine's own."""
+    """Return the sizes of stock vLLM's steps that are open, ascending; the last is the engine's own."""
     smaller = [tokens for tokens in STEP_TOKENS if tokens < engine.max_batched_tokens]
     return [*(smaller if chunk_is_free else []), engine.max_batched_tokens]
 
 
-def _fastest_stock(
-    engine: MeasuredEngine, rows: Rows, sizes: Sequence[int]
-) -> tuple[MeasuredEngine, SimulationResult]:
-    """Return stock vLLM's run, and the engine with its size of a step."""
-    runs = {tokens: simulate("vllm_032_pp", rows.scenario(engine.with_steps_of(tokens))) for tokens in sizes}
-    own = runs[engine.max_batched_tokens]
-    fastest_tokens = max(runs, key=lambda tokens: rows.rate(runs[tokens]))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StockRun:
+    """Stock vLLM's fastest run."""
+
+    engine: MeasuredEngine
+    """The engine with its size of a step."""
+    result: SimulationResult
+    num_sizes: int
+    """Sizes that were simulated."""
+
+
+def _fastest_stock(engine: MeasuredEngine, rows: Rows, sizes: Sequence[int]) -> _StockRun:
+    runs: dict[int, SimulationResult] = {}
+
+    def rate(tokens: int) -> float:
+        if tokens not in runs:
+            runs[tokens] = simulate("vllm_032_pp", rows.scenario(engine.with_steps_of(tokens)))
+        return rows.rate(runs[tokens])
+
+    own_tokens = engine.max_batched_tokens
+    tokens = fastest(sizes, rate)
     # A size other than the engine's own has to be worth it.
-    if rows.rate(runs[fastest_tokens]) >= rows.rate(own) * WORTHWHILE_GAIN:
-        return engine.with_steps_of(fastest_tokens), runs[fastest_tokens]
-    return engine, own
+    if rate(tokens) < WORTHWHILE_GAIN * rate(own_tokens):
+        tokens = own_tokens
+    chosen = engine if tokens == own_tokens else engine.with_steps_of(tokens)
+    return _StockRun(engine=chosen, result=runs[tokens], num_sizes=len(runs))

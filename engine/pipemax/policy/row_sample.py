@@ -21,7 +21,7 @@ _GPU_POOL_FILLS = 3
 _HOST_POOL_FILLS = 1.5
 """And the host's this many times, if that takes no more than the outputs and steps below."""
 _MOST_OUTPUTS, _MOST_DECODE_STEPS = 1_000_000, 10_000
-"""Some ten seconds of simulating PipeMax, and as much for stock vLLM with all chunk sizes."""
+"""Some five seconds of simulating PipeMax with one size of mixed steps."""
 _ROUNDS = 6
 """So many rows for each place in a batch are enough, however much memory there is."""
 _ASSUMED_OUTPUT_SHARE = 1 / 4
@@ -49,7 +49,7 @@ def choose_policy(
     choice = compare_policies(
         engine,
         draw_rows(engine, lengths),
-        batching=_batching_to_compare(batching, lengths),
+        batching=batching,
         mixed_step_tokens=mixed_step_tokens,
         chunk_is_free=chunk_is_free,
         inputs=_inputs(lengths, assumed=assumed),
@@ -70,23 +70,12 @@ def choose_batching_for(
     mixed_step_tokens: int | None,
 ) -> BatchingPlan | None:
     """Choose how PipeMax batches, for an engine that runs PipeMax in any case; None if nothing is left to choose."""
-    lengths = lengths or assumed_lengths(engine.max_model_len)
-    batching = _batching_to_compare(batching, lengths)
-    size_is_open = batching is BatchingChoice.MIXED and mixed_step_tokens is None
-    if not (size_is_open or batching is BatchingChoice.AUTO):
+    if batching is BatchingChoice.SEPARATED or (
+        batching is BatchingChoice.MIXED and mixed_step_tokens is not None
+    ):
         return None
-    return choose_batching(engine, draw_rows(engine, lengths), batching, mixed_step_tokens)
-
-
-def _batching_to_compare(batching: BatchingChoice, lengths: RowLengths) -> BatchingChoice:
-    """Return ``separated`` for ``auto`` if nobody says how long outputs are.
-
-    The size of mixed steps depends on it: with a mean of twice the real one, the size that simulations found best made
-    0.57 of the best one's tokens/s (ShareGPT on RTX 5090s, 70B), where separated batching makes 0.80.
-    """
-    if batching is BatchingChoice.AUTO and lengths.mean_output_tokens is None:
-        return BatchingChoice.SEPARATED
-    return batching
+    rows = draw_rows(engine, lengths or assumed_lengths(engine.max_model_len))
+    return choose_batching(engine, rows, batching, mixed_step_tokens)
 
 
 def draw_rows(engine: MeasuredEngine, lengths: RowLengths, *, seed: int = 0) -> Rows:
@@ -99,7 +88,11 @@ def draw_rows(engine: MeasuredEngine, lengths: RowLengths, *, seed: int = 0) -> 
         assert lengths.rows is not None
         count = lengths.rows
     workload = draw_sample(lengths, count, max_model_len=engine.max_model_len, seed=seed)
-    return Rows(workload=workload, is_whole_table=is_whole_table)
+    return Rows(
+        workload=workload,
+        is_whole_table=is_whole_table,
+        outputs_are_known=lengths.mean_output_tokens is not None,
+    )
 
 
 def draw_sample(lengths: RowLengths, count: int, *, max_model_len: int, seed: int = 0) -> Workload:

@@ -12,7 +12,6 @@ from pipemax.config import BatchingChoice, EngineConfig, Policy
 from pipemax.domain.errors import EngineStartError
 from pipemax.node.virtual_node import VirtualNodeSetup
 from pipemax.policy.compare import ChosenPolicy, PolicyChoice
-from pipemax.policy.later_choice import LaterChoice, is_worth_learning
 from pipemax.policy.row_sample import choose_batching_for, choose_policy
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.vllm_ext.engine.pooling_engine import PoolingEngine
@@ -46,7 +45,6 @@ def start_engine(config: EngineConfig) -> StartedEngine:
         case Policy.VLLM:
             choice = PolicyChoice(chosen=ChosenPolicy.VLLM, reason="the engine config says so")
             started = StartedEngine(engine=VllmEngine(config), choice=choice)
-    started = _learning(started, config)
     log.info("policy %s: %s", started.choice.chosen, started.choice.reason)
     return started
 
@@ -60,19 +58,6 @@ def _start_pooling(config: EngineConfig) -> StartedEngine:
     )
 
 
-def _learning(started: StartedEngine, config: EngineConfig) -> StartedEngine:
-    """Have PipeMax choose its batching again once outputs have been seen, where nobody says how long they are."""
-    engine, sampled = started.engine, config.row_lengths
-    is_pipemax = started.choice.chosen is ChosenPolicy.PIPEMAX
-    if not (is_pipemax and engine.measured is not None and is_worth_learning(sampled, config.batching)):
-        return started
-    engine.watch_rows(
-        LaterChoice(engine.measured, sampled, engine.mix_batches, mixed_step_tokens=config.mixed_step_tokens)
-    )
-    reason = f"{started.choice.reason}; chosen again once the first rows show how long outputs are"
-    return replace(started, choice=replace(started.choice, reason=reason))
-
-
 def _start_pipemax(config: EngineConfig) -> StartedEngine:
     """Start PipeMax, and settle what the config leaves open of its batching, if the engine is measured."""
     engine = VllmEngine(config)
@@ -83,7 +68,7 @@ def _start_pipemax(config: EngineConfig) -> StartedEngine:
     if plan is None:
         return StartedEngine(engine=engine, choice=choice)
     engine.use_batching(plan.batching, plan.mixed_step_tokens)
-    reason = f"{choice.reason}; {plan.description} by simulation"
+    reason = f"{choice.reason}; {plan.description}"
     return StartedEngine(engine=engine, choice=replace(choice, reason=reason, settings=plan.settings))
 
 

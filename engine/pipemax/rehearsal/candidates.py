@@ -14,10 +14,9 @@ from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism, kv_capacity
 from pipemax.domain.units import GIB
 from pipemax.sim.machine import BLOCK_TOKENS
 from pipemax.sim.result import SimulationResult
-from pipemax.sim.systems.catalog import MIXED_STEP_TOKENS
 from pipemax.sim.systems.continuous import ContinuousBatching, vllm_032
 from pipemax.sim.systems.pipemax import PipeMaxSystem
-from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
+from pipemax.sim.systems.pipemax_config import MIXED_TOKENS_TO_TRY, PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload
 
@@ -153,7 +152,7 @@ def candidates(config: EngineConfig, part: EnginePart) -> list[Candidate]:
         for batching in [*Batching] if is_open else [config.batching.at_start]:
             sizes: Sequence[int] = PREFILL_STEP_TOKENS
             if batching is Batching.MIXED:
-                sizes = (config.mixed_step_tokens,) if config.mixed_step_tokens else MIXED_STEP_TOKENS
+                sizes = (config.mixed_step_tokens,) if config.mixed_step_tokens else MIXED_TOKENS_TO_TRY
             found += _of_family(config, Policy.PIPEMAX, batching, sizes)
     return found
 

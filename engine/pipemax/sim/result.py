@@ -1,6 +1,5 @@
 """The result of a simulation: one system's figures, and the recording behind the plots."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -101,9 +100,7 @@ class Progress:
         self._usages = usages
         self._unfinished = set(range(len(workload)))
         self._num_requests = len(workload)
-        self._total_tokens = workload.total_tokens
-        self._drain_at = self._unfinished_at(STEADY_SHARE)
-        self._pause_at: int | None = None
+        self._drain_at = len(workload) - int(STEADY_SHARE * len(workload))
         self.steady_tokens_per_s = 0.0
         self.steady_seconds = 0.0
 
@@ -116,32 +113,12 @@ class Progress:
         return not self._unfinished
 
     @property
-    def pace(self) -> float:
-        """The tokens/s that the whole run seems to come to, judged by the part so far.
-
-        Tokens computed count prompts whose outputs are still to come, which a system that runs ahead with prompts lives
-        on for a while. Requests finished leave them out altogether, which is unfair to a system that fills its memory
-        first. Each by itself ranks systems wrongly; this is the geometric mean of both.
-        """
-        finished_per_s = self.num_finished / self._num_requests * self._total_tokens / self._queue.now_s()
-        return math.sqrt(self._tokens_per_s * finished_per_s)
-
-    @property
     def _tokens_per_s(self) -> float:
         return sum(usage.tokens_done for usage in self._usages) / self._queue.now_s()
-
-    def pause_at(self, share: float | None) -> None:
-        """Stop the queue when this share of the requests have finished, to go on later; None lets it run to its end."""
-        self._pause_at = None if share is None else self._unfinished_at(share)
-
-    def _unfinished_at(self, share: float) -> int:
-        return self._num_requests - int(share * self._num_requests)
 
     def finish(self, request: int) -> None:
         assert request in self._unfinished, f"request {request} finished twice"
         self._unfinished.remove(request)
-        if len(self._unfinished) == self._pause_at:
-            self._queue.stop()
         if len(self._unfinished) == self._drain_at and self._queue.now_s() > 0:
             self.steady_seconds = self._queue.now_s()
             self.steady_tokens_per_s = self._tokens_per_s

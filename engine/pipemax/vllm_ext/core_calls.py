@@ -32,7 +32,6 @@ _RESIZE_GPU = "pipemax_resize_gpu"
 _USE_BATCHING = "pipemax_use_batching"
 _COPY_COUNTS = "pipemax_copy_counts"
 _SET_INPUT_OPEN = "pipemax_set_input_open"
-_MIX_BATCHES = "pipemax_mix_batches"
 
 
 def answer_calls() -> None:
@@ -43,7 +42,6 @@ def answer_calls() -> None:
     setattr(EngineCore, _USE_BATCHING, _use_batching)
     setattr(EngineCore, _COPY_COUNTS, lambda core: core.scheduler.copy_counts())
     setattr(EngineCore, _SET_INPUT_OPEN, lambda core, is_open: core.scheduler.set_input_open(is_open))
-    setattr(EngineCore, _MIX_BATCHES, lambda core, step_tokens: core.scheduler.mix_batches(step_tokens))
 
 
 def encode_profile(profile: Profile) -> dict[str, Any]:
@@ -127,14 +125,6 @@ def set_input_open(engine: LLMEngine, is_open: bool) -> None:
     If the core is dead, do nothing: the next ``engine.step()`` reports the death, as after ``abort_requests``.
     """
     _send(engine, _SET_INPUT_OPEN, is_open)
-
-
-def mix_batches(engine: LLMEngine, step_tokens: int) -> None:
-    """Have an engine at work mix prompts into decode steps of up to so many tokens, from its next decode step on.
-
-    Return without waiting for the core, as ``set_input_open`` does; the core logs a size that its steps cannot have.
-    """
-    _send(engine, _MIX_BATCHES, step_tokens)
 
 
 def _call(engine: LLMEngine, method: str, *arguments: object) -> Any:

@@ -113,8 +113,6 @@ class FakeEngine:
     checks_integrity: bool = True
     checks_each_run: bool = True
     """Whether each request's blocks are there when it runs, next to the sum over all after each step."""
-    events_at: dict[int, list[Event]] = field(default_factory=dict)
-    """Number of plans made → events of other origin that come then."""
     sequences: dict[RequestId, Sequence] = field(default_factory=dict)
     finished: dict[RequestId, int] = field(default_factory=dict)
     """Request → output tokens."""
@@ -150,7 +148,6 @@ class FakeEngine:
     def step(self) -> StepPlan:
         """One plan, carried out; and the oldest step's outputs where the pipeline is full or waited for."""
         self._inject_faults()
-        self._apply(self.events_at.get(len(self.plans), []))
         plan = self.controller.plan_step(len(self.plans) * STEP_S)
         self.plans.append(plan)
         self._check()

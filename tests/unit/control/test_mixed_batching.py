@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipemax.control.controller_config import ControllerConfig
-from pipemax.domain.events import GpuBlocksObserved, MixedBatchingChosen
+from pipemax.domain.events import GpuBlocksObserved
 from pipemax.domain.plan import Batching, Phase, PhaseReason, PrefetchMode, StepPlan
 from pipemax.domain.request import PrefixId, SharedPrefix
 from pipemax.domain.step_times import StepTimeModel
@@ -60,84 +60,6 @@ def test_every_request_finishes_whatever_the_pools_and_the_faults(
     engine = run_all(changes, table, faults, seed, max_in_flight)
     check(engine, table)
     check_plans(engine)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    data=st.data(),
-    changes=pools(),
-    faults=st.one_of(st.just(Faults()), FAULTS),
-    seed=st.integers(0, 2**16),
-    max_in_flight=st.integers(1, 6),
-    chosen_at=st.integers(0, 200),
-    step_tokens=st.sampled_from([1, 5, 33, 200]),
-)
-def test_every_request_finishes_where_an_engine_at_work_begins_to_mix(
-    data: st.DataObject,
-    changes: dict[str, Any],
-    faults: Faults,
-    seed: int,
-    max_in_flight: int,
-    chosen_at: int,
-    step_tokens: int,
-) -> None:
-    most_tokens = 16 * min(changes["gpu_blocks"], changes["host_blocks"])
-    table = data.draw(rows(most_tokens, prefixes=True))
-    engine = run_all(
-        changes,
-        table,
-        faults,
-        seed,
-        max_in_flight,
-        events_at={chosen_at: [MixedBatchingChosen(step_tokens=step_tokens)]},
-    )
-    check(engine, table)
-    phases = [plan.phase for plan in engine.plans]
-    if Phase.MIXED in phases:
-        begin = phases.index(Phase.MIXED)
-        assert begin >= chosen_at
-        assert {*phases[begin:]} == {Phase.MIXED}
-        assert phases[begin - 1] is not Phase.MIXED
-
-
-def test_an_engine_that_decodes_mixes_from_its_next_step_on() -> None:
-    engine = busy_engine(batching=Batching.SEPARATED, host_blocks=200)
-    while engine.controller.phase is not Phase.DECODE:
-        engine.step()
-    assert engine.controller._table.requests.num_waiting > 0
-    engine.controller.apply([MixedBatchingChosen(step_tokens=48)])
-    first = engine.step()
-    assert first.phase is Phase.MIXED
-    assert decodes(first)
-    engine.run()
-    assert any(decodes(plan) and chunks(plan) for plan in engine.plans if plan.phase is Phase.MIXED)
-    assert len(engine.finished) == 40
-
-
-def test_a_prefill_phase_is_finished_before_an_engine_mixes() -> None:
-    engine = busy_engine(batching=Batching.SEPARATED, host_blocks=200)
-    engine.step()
-    engine.controller.apply([MixedBatchingChosen(step_tokens=48)])
-    begun = {request for plan in engine.plans for request in plan.run}
-    while engine.controller.phase is Phase.PREFILL:
-        begun |= {*engine.step().run}
-    assert engine.controller.phase is Phase.MIXED
-    engine.run()
-    assert Phase.DECODE not in {plan.phase for plan in engine.plans}
-    assert len(engine.finished) == 40
-
-
-def test_batches_that_are_too_large_for_mixed_steps_shrink_first() -> None:
-    engine = busy_engine(batching=Batching.SEPARATED, host_blocks=200)
-    while engine.controller.phase is not Phase.DECODE:
-        engine.step()
-    most = max(len(batch) for batch in engine.controller._rotation.batches)
-    engine.controller.apply([MixedBatchingChosen(step_tokens=most - 1)])
-    assert engine.step().phase is Phase.DECODE
-    engine.run()
-    mixed = [plan for plan in engine.plans if plan.phase is Phase.MIXED]
-    assert mixed
-    assert all(sum(plan.run_tokens) < most for plan in mixed)
 
 
 # What a step holds.

@@ -8,15 +8,20 @@ import pytest
 from pipemax.config import BatchingChoice
 from pipemax.domain.plan import Batching
 from pipemax.domain.step_times import Segment, StepTimeModel
-from pipemax.policy.measured_choice import Rows, choose_batching, mixed_sizes
-from pipemax.policy.row_sample import choose_batching_for
+from pipemax.policy.compare import ChosenPolicy, verdict
+from pipemax.policy.measured_choice import (
+    Rows,
+    batching_plans,
+    cheapest_size,
+    choose_batching,
+    compare_policies,
+)
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching
 from pipemax.sim.systems.pipemax import PipeMaxSystem
-from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import measured_scenario
 from pipemax.sim.workloads import Workload
-from tests.unit.policy.test_row_sample import engine, lengths
+from tests.unit.policy.test_row_sample import engine
 
 EDGE = 300
 STAIRS = StepTimeModel(
@@ -35,6 +40,10 @@ def tiled_engine() -> MeasuredEngine:
     return replace(plain, stages=(stage,) * 4, max_batched_tokens=2048)
 
 
+def smooth_engine() -> MeasuredEngine:
+    return replace(engine(stages=4, gpu_blocks=2_000), max_batched_tokens=2048)
+
+
 def rows(count: int = 1_500) -> Rows:
     rng = np.random.default_rng(0)
     workload = Workload(
@@ -47,31 +56,75 @@ def rows(count: int = 1_500) -> Rows:
 
 
 def test_mixed_steps_end_at_the_edge_of_a_tile_and_never_just_behind_it() -> None:
-    sizes = mixed_sizes(tiled_engine())
-    assert EDGE in sizes
-    assert 512 not in sizes, "a token costs more there than at the edge"
-    assert sizes == sorted(sizes)
+    assert cheapest_size(tiled_engine(), 512) == EDGE
+    assert cheapest_size(tiled_engine(), 2048) == EDGE
+    assert cheapest_size(tiled_engine(), 250) == 250
+    linear = engine(stages=4, gpu_blocks=2_000)
+    assert cheapest_size(linear, 2048) == linear.max_batched_tokens == 512
 
 
-def test_the_size_of_mixed_steps_is_the_fastest_by_simulation() -> None:
-    choice = choose_batching(tiled_engine(), rows(), BatchingChoice.AUTO)
-    assert (choice.batching, choice.mixed_step_tokens) == (Batching.MIXED, EDGE)
-    assert choice.settings == {"batching": "mixed", "mixed_step_tokens": EDGE}
-    phases = choose_batching(tiled_engine(), rows(), BatchingChoice.SEPARATED)
-    assert choice.other_tokens_per_s == phases.tokens_per_s
-    assert choice.tokens_per_s > phases.tokens_per_s
-    assert choice.num_candidates == 1 + len(mixed_sizes(tiled_engine()))
-    for size in (128, 2048):
-        other = choose_batching(tiled_engine(), rows(), BatchingChoice.MIXED, size)
-        assert other.tokens_per_s < choice.tokens_per_s
+def test_a_short_table_is_simulated_with_two_sizes_and_in_phases() -> None:
+    plans = batching_plans(smooth_engine(), replace(rows(), is_whole_table=True), BatchingChoice.AUTO)
+    assert [plan.mixed_step_tokens for plan in plans] == [512, 2048, None]
+
+
+def test_a_long_table_has_mixed_steps_in_any_case() -> None:
+    """Of the largest size where the lengths of outputs are a guess."""
+    known = batching_plans(smooth_engine(), rows(), BatchingChoice.AUTO)
+    assert [plan.mixed_step_tokens for plan in known] == [512, 2048]
+    guessed = batching_plans(smooth_engine(), replace(rows(), outputs_are_known=False), BatchingChoice.AUTO)
+    assert [plan.mixed_step_tokens for plan in guessed] == [2048]
+
+
+def test_phases_are_considered_where_the_gpus_hold_few_rows() -> None:
+    """As they do in simulation: the choice among few short ones is worth more than full steps."""
+    few = engine(stages=4, gpu_blocks=120)
+    plans = batching_plans(few, rows(), BatchingChoice.AUTO)
+    assert [plan.batching for plan in plans] == [Batching.MIXED, Batching.SEPARATED]
+
+
+def test_the_fastest_in_simulation_is_chosen() -> None:
+    whole = replace(rows(), is_whole_table=True)
+    plans = batching_plans(smooth_engine(), whole, BatchingChoice.AUTO)
+    rates = {
+        plan: choose_rate(whole, BatchingChoice(plan.batching.value), plan.mixed_step_tokens)
+        for plan in plans
+    }
+    assert choose_batching(smooth_engine(), whole, BatchingChoice.AUTO) == max(rates, key=rates.__getitem__)
+
+
+def choose_rate(of: Rows, batching: BatchingChoice, mixed_step_tokens: int | None) -> float:
+    """Return the simulated rate of one way to batch, by the comparison with stock vLLM."""
+    choice = compare_policies(
+        smooth_engine(), of, inputs={}, batching=batching, mixed_step_tokens=mixed_step_tokens
+    )
+    return choice.predicted_tokens_per_s[ChosenPolicy.PIPEMAX]
 
 
 def test_the_engine_config_excludes_candidates() -> None:
     phases = choose_batching(tiled_engine(), rows(), BatchingChoice.SEPARATED)
     assert (phases.batching, phases.mixed_step_tokens) == (Batching.SEPARATED, None)
-    assert phases.other_tokens_per_s is None
+    assert phases.settings == {"batching": "separated"}
     fixed = choose_batching(tiled_engine(), rows(), BatchingChoice.MIXED, 512)
     assert (fixed.batching, fixed.mixed_step_tokens) == (Batching.MIXED, 512)
+    assert fixed.settings == {"batching": "mixed", "mixed_step_tokens": 512}
+
+
+@pytest.mark.parametrize(
+    ("speedup", "changes", "chosen"),
+    [
+        (1.01, {"is_whole_table": True}, ChosenPolicy.VLLM),
+        (1.03, {"is_whole_table": True}, ChosenPolicy.PIPEMAX),
+        (1.0, {}, ChosenPolicy.PIPEMAX),
+        (0.98, {}, ChosenPolicy.VLLM),
+        (0.92, {"outputs_are_known": False}, ChosenPolicy.PIPEMAX),
+        (0.88, {"outputs_are_known": False}, ChosenPolicy.VLLM),
+    ],
+)
+def test_the_less_the_simulated_rows_are_the_table_s_the_more_stock_vllm_must_gain(
+    speedup: float, changes: dict[str, bool], chosen: ChosenPolicy
+) -> None:
+    assert verdict(speedup, replace(rows(), **changes).least_gain)[0] is chosen
 
 
 @pytest.mark.parametrize("system", ["pipemax", "vllm_032_pp"])
@@ -84,29 +137,3 @@ def test_a_simulation_that_stops_at_the_drain_has_the_steady_rate_of_the_whole_o
         return simulation.simulate().steady_tokens_per_s
 
     assert run(stops_at_drain=True) == run(stops_at_drain=False)
-
-
-@pytest.mark.parametrize("mixed_step_tokens", [None, 300])
-def test_a_simulation_that_paused_ends_as_one_that_did_not(mixed_step_tokens: int | None) -> None:
-    options = PipeMaxOptions(
-        controller={} if mixed_step_tokens is None else mixed_batching(mixed_step_tokens)
-    )
-    scenario = measured_scenario(tiled_engine(), rows(400).workload)
-    paused = PipeMaxSystem(scenario, options)
-    rates = [paused.advance(share) for share in (0.1, 0.5)]
-    whole, again = PipeMaxSystem(scenario, options).simulate(), paused.simulate()
-    assert replace(again, recording=whole.recording) == whole
-    assert again.recording.decode_samples == whole.recording.decode_samples
-    assert len({*rates, whole.steady_tokens_per_s}) == 3
-
-
-def test_mixed_steps_are_chosen_by_auto_only_where_the_length_of_outputs_is_known() -> None:
-    known = lengths(prompt_tokens=[50, 150, 250], max_tokens=120, mean_output_tokens=60)
-    guessed = lengths(prompt_tokens=[50, 150, 250], max_tokens=120)
-    chosen = choose_batching_for(tiled_engine(), known, BatchingChoice.AUTO, None)
-    assert chosen is not None
-    assert chosen.batching is Batching.MIXED
-    assert choose_batching_for(tiled_engine(), guessed, BatchingChoice.AUTO, None) is None
-    asked_for = choose_batching_for(tiled_engine(), guessed, BatchingChoice.MIXED, None)
-    assert asked_for is not None
-    assert asked_for.batching is Batching.MIXED

@@ -8,7 +8,6 @@ import pytest
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.plan import Batching
 from pipemax.policy import row_sample, start
-from pipemax.policy.later_choice import LaterChoice
 from pipemax.vllm_ext.launch.forecast import Forecast
 from tests.unit.policy.test_row_sample import engine
 
@@ -67,26 +66,21 @@ class MeasuredEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         self.batching: tuple[Batching, int | None] | None = None
-        self.watch: LaterChoice | None = None
 
     def use_batching(self, batching: Batching, mixed_step_tokens: int | None) -> None:
         self.batching = (batching, mixed_step_tokens)
-
-    def watch_rows(self, watch: LaterChoice) -> None:
-        self.watch = watch
-
-    def mix_batches(self, step_tokens: int) -> None:
-        raise AssertionError(step_tokens)
 
 
 @pytest.mark.parametrize(
     ("given", "allowed"),
     [
-        ({"row_lengths": {**ROWS, "mean_output_tokens": 15}}, [*Batching]),
+        ({}, [Batching.MIXED]),
+        ({"row_lengths": None}, [*Batching]),  # so few of the assumed rows fit that phases are simulated too
+        ({"row_lengths": {**ROWS, "mean_output_tokens": 15, "rows": 300}}, [*Batching]),
         ({"batching": "mixed"}, [Batching.MIXED]),
     ],
 )
-def test_what_the_config_leaves_open_of_the_batching_is_settled_by_simulation(
+def test_what_the_config_leaves_open_of_the_batching_is_settled(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], allowed: list[Batching]
 ) -> None:
     monkeypatch.setattr(start, "VllmEngine", MeasuredEngine)
@@ -96,21 +90,14 @@ def test_what_the_config_leaves_open_of_the_batching_is_settled_by_simulation(
     batching, tokens = told.batching
     assert batching in allowed
     assert (tokens is None) == (batching is Batching.SEPARATED)
-    assert "by simulation" in started.choice.reason
+    assert ("in phases" if tokens is None else "with mixed steps") in started.choice.reason
 
 
 @pytest.mark.parametrize(
-    ("given", "learns"),
-    [
-        ({}, True),  # auto, which separates until somebody knows how long outputs are
-        ({"row_lengths": None}, True),
-        ({"row_lengths": {**ROWS, "rows": 300}}, False),
-        ({"batching": "mixed", "mixed_step_tokens": 200}, False),
-        ({"batching": "separated"}, False),
-    ],
+    "given", [{"batching": "mixed", "mixed_step_tokens": 200}, {"batching": "separated"}]
 )
 def test_nothing_is_simulated_where_nothing_of_the_batching_is_open(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], learns: bool
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(start, "VllmEngine", MeasuredEngine)
     monkeypatch.setattr(row_sample, "choose_batching", lambda *_: pytest.fail("simulated for nothing"))
@@ -118,5 +105,3 @@ def test_nothing_is_simulated_where_nothing_of_the_batching_is_open(
     started = start.start_engine(config)
     told: Any = started.engine
     assert told.batching is None
-    assert (told.watch is not None) is learns
-    assert ("once the first rows show how long outputs are" in started.choice.reason) is learns

@@ -16,7 +16,7 @@ STATIC_PERCENTAGES = (5, 10, 15, 20, 25)
 STOCK_CHUNK_TOKENS = (128, 256, 512, 1024, 2048, 4096)
 """Maximum tokens of stock vLLM's steps next to its default, which for long prompts is far from the best."""
 LAYOUT_CHUNK_TOKENS = (256, 512, 1024, 2048)
-MIXED_STEP_TOKENS = (256, 512, 2048)
+MIXED_STEP_TOKENS = (256, 512, 1024, 2048, 4096)
 """Maximum tokens of PipeMax's mixed steps, from which a reader picks the best for a node and a workload."""
 
 

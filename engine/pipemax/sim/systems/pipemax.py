@@ -99,20 +99,11 @@ class PipeMaxSystem:
         self._arriving: dict[RequestId, StepId] = {}  # the last plan that copies for a request
         self._plan_is_due = False
 
-    def advance(self, share: float) -> float:
-        """Simulate until this share of the requests, below 1, have finished, and return ``Progress.pace``.
-
-        A call with a larger share, or ``simulate``, goes on from there.
-        """
-        self._progress.pause_at(share)
-        self._run_queue()
-        return self._progress.pace
-
     def simulate(self) -> SimulationResult:
         """Simulate to the end."""
-        self._progress.pause_at(None)
         with self._trace or nullcontext():
-            self._run_queue()
+            self._plan_soon()
+            self._queue.run()
         return summarize_machines(
             self._options.name,
             self._scenario.workload,
@@ -120,11 +111,6 @@ class PipeMaxSystem:
             self._progress,
             recomputed_tokens=self._tokens.recomputed_tokens,
         )
-
-    def _run_queue(self) -> None:
-        if not self._num_submitted:
-            self._plan_soon()
-        self._queue.run()
 
     # Plans.
 

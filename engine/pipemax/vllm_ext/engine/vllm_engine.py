@@ -32,10 +32,9 @@ from pipemax.domain.plan import Batching
 from pipemax.generation import Completion, EngineStats, GenerationRequest, RequestError
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.vllm_ext.calibration.measure import calibrate_at_start
-from pipemax.vllm_ext.core_calls import mix_batches, set_input_open, use_batching
+from pipemax.vllm_ext.core_calls import set_input_open, use_batching
 from pipemax.vllm_ext.engine.admission import AdmissionBook
 from pipemax.vllm_ext.engine.row_encoder import RowEncoder, core_prompt
-from pipemax.vllm_ext.engine.row_watch import RowWatch
 from pipemax.vllm_ext.engine.sampling import sampling_params, told_of
 from pipemax.vllm_ext.engine.stat_logger import EngineLedger, StatLogger
 from pipemax.vllm_ext.engine.step_watch import StepWatch
@@ -71,11 +70,6 @@ class _Input:
 class _UseBatching:
     batching: Batching
     mixed_step_tokens: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class _MixBatches:
-    step_tokens: int
 
 
 class _Stop:
@@ -114,10 +108,7 @@ class VllmEngine:
         self._max_model_len: int = vllm_config.model_config.max_model_len
         self._hears_of_input = config.policy is Policy.PIPEMAX
         self._admission = AdmissionBook(admission_capacity_tokens(vllm_config))
-        self._commands: queue.SimpleQueue[_Add | _Abort | _Input | _UseBatching | _MixBatches | _Stop] = (
-            queue.SimpleQueue()
-        )
-        self._watch: RowWatch | None = None
+        self._commands: queue.SimpleQueue[_Add | _Abort | _Input | _UseBatching | _Stop] = queue.SimpleQueue()
         self._completions: queue.SimpleQueue[list[Completion] | EngineDiedError] = queue.SimpleQueue()
         self._died: EngineDiedError | None = None
         self._steps = StepWatch()
@@ -223,14 +214,6 @@ class VllmEngine:
         """Have an engine under PipeMax batch so from now on. Call this before the first request."""
         self._commands.put(_UseBatching(batching, mixed_step_tokens))
 
-    def mix_batches(self, step_tokens: int) -> None:
-        """Have an engine under PipeMax mix prompts into decode steps of up to so many tokens from now on."""
-        self._commands.put(_MixBatches(step_tokens))
-
-    def watch_rows(self, watch: RowWatch) -> None:
-        """Tell ``watch`` of the rows to come, and close it with the engine. Call this before the first request."""
-        self._watch = watch
-
     def admission_credit_tokens(self) -> int:
         return self._admission.credit_tokens()
 
@@ -261,8 +244,6 @@ class VllmEngine:
             ended += item
 
     def close(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
         if self._thread.is_alive():
             self._commands.put(_Stop())
             self._thread.join()
@@ -299,14 +280,10 @@ class VllmEngine:
                     self._add(command.ask)
                 case _Abort():
                     self._engine.abort_request(list(command.ask_ids))
-                    if self._watch is not None:
-                        self._watch.aborted(command.ask_ids)
                 case _Input():
                     self._tell_input(command.is_open)
                 case _UseBatching():
                     use_batching(self._engine, command.batching, command.mixed_step_tokens)
-                case _MixBatches():
-                    mix_batches(self._engine, command.step_tokens)
                 case _Stop():
                     return False
 
@@ -322,8 +299,6 @@ class VllmEngine:
             self._take_told([(ask.ask_id, Told(error=refusal))])
         else:
             self._admission.send(ask.ask_id)
-            if self._watch is not None:
-                self._watch.sent(ask.ask_id)
 
     def _core_request(
         self, ask: Ask, params: SamplingParams | PoolingParams, adapter: LoRARequest | None
@@ -351,10 +326,7 @@ class VllmEngine:
     def _take(self, outputs: Sequence[RequestOutput | PoolingRequestOutput]) -> None:
         if not outputs:
             return
-        told = [(output.request_id, self._told(output)) for output in outputs]
-        if self._watch is not None:
-            self._watch.ended([_as_completion(output) for output in outputs])
-        self._take_told(told)
+        self._take_told([(output.request_id, self._told(output)) for output in outputs])
 
     def _take_told(self, told: Sequence[tuple[str, Told]]) -> None:
         """Send the next asks of these asks' rows, and hand out the rows that have ended."""
@@ -384,13 +356,3 @@ class VllmEngine:
             partial(tokenizer.encode, add_special_tokens=False),
             sorted(end for end in end_ids if end is not None),
         )
-
-
-def _as_completion(output: RequestOutput | PoolingRequestOutput) -> Completion:
-    """Return the end of an ask as a watch of rows wants it: with its lengths."""
-    assert isinstance(output, RequestOutput), output
-    return Completion(
-        request_id=output.request_id,
-        prompt_tokens=len(output.prompt_token_ids or ()),
-        completion_tokens=len(output.outputs[0].token_ids),
-    )

@@ -31,7 +31,6 @@ from pipemax.domain.events import (
     GpuBlocksObserved,
     InputEnded,
     InputOpened,
-    MixedBatchingChosen,
     PrefetchRefused,
     PrefixCacheHit,
     RequestAborted,
@@ -173,11 +172,6 @@ class PipeMaxScheduler(Scheduler):
     def set_input_open(self, is_open: bool) -> None:
         """See ``core_calls.set_input_open``."""
         self._events.append(InputOpened() if is_open else InputEnded())
-
-    def mix_batches(self, step_tokens: int) -> None:
-        """See ``core_calls.mix_batches``."""
-        self._check_mixed_step(step_tokens)
-        self._events.append(MixedBatchingChosen(step_tokens=step_tokens))
 
     # -- a step -----------------------------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ def test_a_stage_is_described_by_one_of_its_gpus() -> None:
 
 
 def test_the_names_say_how_many_gpus_share_a_stage() -> None:
-    mixed = ["mixed_256", "mixed_512", "mixed_2048"]
+    mixed = [f"mixed_{tokens}" for tokens in (256, 512, 1024, 2048, 4096)]
     layouts = ["pipemax_t4p2", "pipemax_t2p4"]
     expected = [name for layout in layouts for name in (layout, *(f"{layout}_{size}" for size in mixed))]
     assert pipemax_layout_names(small_node(num_gpus=8)) == expected

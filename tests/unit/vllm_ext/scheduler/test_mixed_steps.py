@@ -5,8 +5,8 @@ from random import Random
 import pytest
 
 from pipemax.domain.plan import Batching, Phase
-from tests.unit.vllm_ext.fake_worker import FakeCore, expected_output, make_request, make_scheduler
-from tests.unit.vllm_ext.scheduler.test_scheduler import counts, random_prompt, run_random_requests
+from tests.unit.vllm_ext.fake_worker import FakeCore, make_request, make_scheduler
+from tests.unit.vllm_ext.scheduler.test_scheduler import counts, run_random_requests
 
 
 @pytest.mark.parametrize(
@@ -74,39 +74,6 @@ def test_an_idle_engine_changes_its_batching_and_changes_it_back() -> None:
         run_random_requests(core, 30, Random(1))
         assert (scheduler._controller.phase is Phase.MIXED) is (batching is Batching.MIXED)
         assert scheduler._counters.decode_steps > 0
-
-
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("stages", [1, 2, 4])
-def test_an_engine_at_work_begins_to_mix_and_every_request_sees_its_own_kv(
-    stages: int, asynchronous: bool
-) -> None:
-    rng = Random(stages)
-    scheduler = make_scheduler(
-        gpu_blocks=24,
-        host_blocks=60,
-        num_batches=max(3, stages + 1),
-        stages=stages,
-        chunk_tokens=64,
-        runner=2,
-        asynchronous=asynchronous,
-    )
-    core = FakeCore(scheduler, stages + asynchronous)
-    expected: dict[str, list[int]] = {}
-    for index in range(80):
-        prompt, max_tokens = random_prompt(rng, []), rng.randint(1, 20)
-        expected[str(index)] = expected_output(prompt, max_tokens)
-        core.add(make_request(str(index), prompt, max_tokens))
-    while scheduler._controller.phase is not Phase.DECODE:
-        core.step()
-    scheduler.mix_batches(24)
-    prefetches = counts(core)["prefetches"]
-    assert core.run() == expected
-    assert scheduler._controller.phase is Phase.MIXED
-    assert counts(core)["prefetches"] > prefetches
-    assert scheduler._host.num_free == 60
-    with pytest.raises(ValueError, match="mixed steps of 65 tokens, more than the 64 of any step"):
-        scheduler.mix_batches(65)
 
 
 def test_an_engine_at_work_does_not_change_its_batching() -> None:
