@@ -1,45 +1,26 @@
-"""Read and write the lines of OpenAI's batch files: requests in, answers out, one JSON object a line.
+"""Read the lines of OpenAI's batch files as requests of ours, and completions as lines of answers.
 
 A line that cannot be a request becomes an answer with status 400 that says why; it never ends the batch. This module
-knows nothing of engines. The format: OpenAI's Batch API, for ``/v1/chat/completions`` and ``/v1/completions``.
+knows nothing of engines.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from pipemax.generation import Completion, GenerationRequest, Image, Message, Sampling
-
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-_TAKEN = {"temperature", "top_p", "top_k", "seed", "n", "reasoning_effort", "regex", "grammar"}
-"""Parameters of a body that are ours under the same name."""
-_OTHER = {
-    "model",
-    "messages",
-    "prompt",
-    "max_tokens",
-    "max_completion_tokens",
-    "stop",
-    "logprobs",
-    "response_format",
-}
-_OTHER |= {"chat_template_kwargs", "choice"}
-_WITHOUT_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-_OFF = {
-    "stream": (False,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "echo": (False,),
-    "tools": ([],),
-}
-"""Parameters that are accepted only with a value that turns them off."""
-_OPENAI_TEMPERATURE = 1.0
-
-
-class BatchLineError(ValueError):
-    """A line that cannot be a request; the message says why."""
+from pipemax.openai_batch import (
+    CHAT,
+    BatchRequest,
+    RequestFaultError,
+    Turn,
+    answer_line,
+    error_line,
+    read_request,
+)
+from pipemax.wire import ErrorCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +60,11 @@ def read_lines(file: TextIO, *, done: set[str]) -> Iterator[BatchLine]:
         custom_id = values["custom_id"]
         if custom_id in done:
             continue
-        url = values.get("url", CHAT)
+        url = str(values.get("url", CHAT))
         try:
-            request = _request(custom_id, url, values.get("method", "POST"), values.get("body"))
+            request = _request(custom_id, read_request(values))
         except (ValueError, TypeError) as error:
-            yield BatchLine(custom_id=custom_id, url=str(url), fault=str(error))
+            yield BatchLine(custom_id=custom_id, url=url, fault=str(error))
         else:
             yield BatchLine(custom_id=custom_id, url=url, request=request)
 
@@ -110,134 +91,71 @@ def read_done(path: Path) -> set[str]:
 def answer_of(line: BatchLine, completion: Completion, *, model: str, created_s: int) -> dict[str, Any]:
     """Return the output line of a completion."""
     if completion.error is not None:
-        status = 500 if completion.error.code.startswith("engine") else 400
-        return fault_of(line, completion.error.message, code=completion.error.code, status=status)
-    texts = [text for text in completion.samples or (completion.text,) if text is not None]
-    finish = completion.finish_reason or "stop"
-    is_chat = line.url == CHAT
-    choices: list[dict[str, Any]] = []
-    for index, text in enumerate(texts):
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        if completion.reasoning is not None and index == 0:
-            message["reasoning_content"] = completion.reasoning
-        answer = {"message": message} if is_chat else {"text": text}
-        choices.append({"index": index, **answer, "finish_reason": finish, "logprobs": None})
-    usage = {
-        "prompt_tokens": completion.prompt_tokens,
-        "completion_tokens": completion.completion_tokens,
-        "total_tokens": completion.prompt_tokens + completion.completion_tokens,
-    }
-    body = {
-        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{line.custom_id}",
-        "object": "chat.completion" if is_chat else "text_completion",
-        "created": created_s,
-        "model": model,
-        "choices": choices,
-        "usage": usage,
-    }
-    return _line(line.custom_id, 200, body)
+        return error_line(line.custom_id, code=completion.error.code, message=completion.error.message)
+    return answer_line(
+        line.custom_id,
+        url=line.url,
+        texts=completion.samples or (completion.text,),
+        reasoning=completion.reasoning,
+        finish_reason=completion.finish_reason,
+        prompt_tokens=completion.prompt_tokens,
+        completion_tokens=completion.completion_tokens,
+        model=model,
+        created_s=created_s,
+    )
 
 
-def fault_of(
-    line: BatchLine, message: str, *, code: str = "invalid_parameter", status: int = 400
-) -> dict[str, Any]:
-    """Return the output line of a request that has no answer."""
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    return _line(line.custom_id, status, {"error": {"message": message, "type": kind, "code": code}})
-
-
-def _line(custom_id: str, status: int, body: Mapping[str, Any]) -> dict[str, Any]:
-    response = {"status_code": status, "request_id": f"req-{custom_id}", "body": body}
-    return {"id": f"batch_req_{custom_id}", "custom_id": custom_id, "response": response, "error": None}
+def fault_of(line: BatchLine) -> dict[str, Any]:
+    """Return the output line of a line that is no request."""
+    return error_line(line.custom_id, code=ErrorCode.INVALID_PARAMETER, message=line.fault)
 
 
 def _numbered(file: TextIO) -> Iterator[tuple[int, str]]:
     return ((number, text) for number, text in enumerate(file, 1) if text.strip())
 
 
-def _request(custom_id: str, url: Any, method: Any, body: Any) -> GenerationRequest:
-    if url not in (CHAT, TEXT):
-        raise BatchLineError(f"url is {url!r}; {CHAT} and {TEXT} are supported")
-    if method != "POST":
-        raise BatchLineError(f"method is {method!r}; it must be 'POST'")
-    if not isinstance(body, dict):
-        raise BatchLineError("body is missing or not an object")
-    _check_parameters(body)
-    sampling = _sampling(body, is_chat=url == CHAT)
-    if url == CHAT:
-        return GenerationRequest(
-            request_id=custom_id, messages=_messages(body.get("messages")), sampling=sampling
-        )
-    prompt = body.get("prompt")
-    if not isinstance(prompt, str):
-        raise BatchLineError("prompt must be one text")
-    return GenerationRequest(request_id=custom_id, prompt=prompt, sampling=sampling)
+def _request(custom_id: str, given: BatchRequest) -> GenerationRequest:
+    sampling = _sampling(given)
+    if given.turns is None:
+        return GenerationRequest(request_id=custom_id, prompt=given.prompt, sampling=sampling)
+    messages = tuple(Message(role=turn.role, content=_content(turn)) for turn in given.turns)
+    return GenerationRequest(request_id=custom_id, messages=messages, sampling=sampling)
 
 
-def _check_parameters(body: Mapping[str, Any]) -> None:
-    for name, value in body.items():
-        if name in _TAKEN | _OTHER | _WITHOUT_EFFECT or value is None:
-            continue
-        if name not in _OFF:
-            raise BatchLineError(f"parameter {name!r} is not supported")
-        if value not in _OFF[name]:
-            raise BatchLineError(f"parameter {name!r} is {value!r}, which is not supported; leave it out")
+def _content(turn: Turn) -> str | tuple[str | Image, ...]:
+    texts = [part.text for part in turn.parts if part.text is not None]
+    if len(texts) == len(turn.parts):
+        return "".join(texts)
+    return tuple(part.text if part.text is not None else Image(source=part.image_url) for part in turn.parts)
 
 
-def _messages(given: Any) -> tuple[Message, ...]:
-    if not isinstance(given, list) or not given:
-        raise BatchLineError("messages must be a list that is not empty")
-    messages = []
-    for message in given:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise BatchLineError(f"message {message!r} has no role")
-        content = message.get("content")
-        if isinstance(content, list):
-            parts = tuple(map(_part, content))
-            texts = [part for part in parts if isinstance(part, str)]
-            content = "".join(texts) if len(texts) == len(parts) else parts
-        if not isinstance(content, str | tuple):
-            raise BatchLineError(f"the content of message {message!r} is not text")
-        messages.append(Message(role=message["role"], content=content))
-    return tuple(messages)
-
-
-def _part(part: Any) -> str | Image:
-    match part:
-        case {"type": "text", "text": str(text)}:
-            return text
-        case {"type": "image_url", "image_url": {"url": str(url)}}:
-            return Image(source=url)
-    raise BatchLineError(f"a part of a message is {str(part)[:80]!r}; texts and image_urls are supported")
-
-
-def _sampling(body: Mapping[str, Any], *, is_chat: bool) -> Sampling:
-    values = {name: body[name] for name in _TAKEN if body.get(name) is not None}
-    values.setdefault("temperature", _OPENAI_TEMPERATURE)
-    most = body.get("max_completion_tokens") or body.get("max_tokens")
-    if most is not None:
-        values["max_tokens"] = most
-    elif not is_chat:
-        values["max_tokens"] = 16  # OpenAI's default for completions
-    stop = body.get("stop") or ()
-    values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-    if body.get("choice"):
-        values["choice"] = tuple(body["choice"])
-    if body.get("chat_template_kwargs"):
-        values["chat_template_kwargs"] = json.dumps(body["chat_template_kwargs"])
-    if body.get("logprobs"):
-        raise BatchLineError("logprobs are not supported in batch files; the job has them")
-    if (shape := _response_format(body.get("response_format"))) is not None:
-        values["response_format"] = shape
+def _sampling(given: BatchRequest) -> Sampling:
+    values: dict[str, Any] = {
+        name: value
+        for name in ("temperature", "top_p", "top_k", "seed", "max_tokens", "stop")
+        if (value := getattr(given, name)) is not None
+    }
+    for name, value in given.others.items():
+        match name:
+            case "logprobs":
+                raise RequestFaultError("logprobs are not supported in batch files; the job has them")
+            case "response_format":
+                values[name] = _response_format(value)
+            case "chat_template_kwargs":
+                values[name] = json.dumps(value)
+            case "choice":
+                values[name] = tuple(value)
+            case _:
+                values[name] = value
     return Sampling(**values)
 
 
-def _response_format(given: Any) -> str | None:
+def _response_format(given: Any) -> str:
     match given:
-        case None | {"type": "text"}:
-            return None
         case {"type": "json_object"}:
             return json.dumps({"type": "object"})
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
             return json.dumps(schema)
-    raise BatchLineError(f"response_format is {given!r}; its type must be text, json_object or json_schema")
+    raise RequestFaultError(
+        f"response_format is {given!r}; its type must be text, json_object or json_schema"
+    )

@@ -87,7 +87,7 @@ def answer_all(engine: BatchEngine, lines: Iterator[BatchLine], answers: TextIO,
                 engine.set_input_open(False)
             elif line.request is None:
                 failed += 1
-                _write(answers, fault_of(line, line.fault))
+                _write(answers, fault_of(line))
             else:
                 waiting[line.custom_id] = line
                 fresh.append(line.request)

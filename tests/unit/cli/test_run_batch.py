@@ -90,7 +90,7 @@ def test_parts_may_be_images() -> None:
             "'frobnicate' is not supported",
         ),
         (line("a", messages=[{"role": "user", "content": "x"}], temperature=9), "temperature is 9"),
-        (line("a", messages=[{"role": "user", "content": "x"}], max_tokens="many"), "'str'"),
+        (line("a", messages=[{"role": "user", "content": "x"}], max_tokens="many"), "max_tokens is 'many'"),
         ('{"custom_id": "a"}\n', "body is missing"),
     ],
 )

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 from openai.types.chat import ChatCompletion
 
-from pipemax_spark.executor.openai_batch import CHAT, TEXT, output_line, parsed_lines
+from pipemax.openai_batch import CHAT, TEXT
+from pipemax_spark.executor.openai_batch import output_line, parsed_lines
 
 
 def line(body: dict[str, Any], *, url: str = CHAT, custom_id: object = "a") -> str:
