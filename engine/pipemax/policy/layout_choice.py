@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 from pipemax.config import Policy
 from pipemax.domain.specs import ModelSpec, NodeSpec
-from pipemax.policy.compare import WORTHWHILE_GAIN
 from pipemax.policy.layout_runs import LayoutRun, engine_scenario, pipemax_bound, run_pipemax, run_stock
 from pipemax.policy.layouts import Layout, layout_refusal, possible_layouts
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload
 
-SAMPLE_ROWS = 6000
+SAMPLE_ROWS = 9000
 """Rows simulated for each layout at most."""
 _ENOUGH_ROWS = 5000
 """Rows that are simulated where the GPUs do not hold more of them. With too few an engine is seen only while it fills
@@ -88,8 +87,7 @@ def choose_layout(
 ) -> LayoutChoice:
     """Return the fastest layout of the node's GPUs for a table of rows like the sample.
 
-    Layouts without room for the KV of one request of ``max_model_len`` tokens are left out. A layout with PipeMax is
-    taken before one with stock vLLM only where it is faster by what ``policy: auto`` asks for.
+    Layouts without room for the KV of one request of ``max_model_len`` tokens are left out.
     Raise ``ValueError`` if no layout is possible, with the reason of each.
     """
     allowed = [layout for layout in possible_layouts(node) if fixed.allows(layout)]
@@ -127,20 +125,16 @@ def choose_layout(
     )
 
 
-def _promising_pipemax(scenarios: Mapping[Layout, Scenario], stock_tokens_per_s: float) -> list[LayoutRun]:
-    """Return the runs of PipeMax that are faster than the best stock vLLM by what is worthwhile."""
+def _promising_pipemax(scenarios: Mapping[Layout, Scenario], to_beat_tokens_per_s: float) -> list[LayoutRun]:
+    """Return the runs of PipeMax in the layouts in which it may be faster than this."""
     bounds = {
         layout: bound
         for layout, scenario in scenarios.items()
         if (bound := pipemax_bound(scenario, layout)) is not None
     }
-    to_beat = WORTHWHILE_GAIN * stock_tokens_per_s
     runs: list[LayoutRun] = []
     for layout in sorted(bounds, key=lambda layout: -bounds[layout]):
-        if _OVER_BOUND * bounds[layout] < to_beat:
+        if _OVER_BOUND * bounds[layout] < max([to_beat_tokens_per_s, *(run.tokens_per_s for run in runs)]):
             break
-        own = run_pipemax(scenarios[layout], layout, always_in_phases=False)
-        worthwhile = [run for run in own if run.tokens_per_s >= WORTHWHILE_GAIN * stock_tokens_per_s]
-        runs += worthwhile
-        to_beat = max([to_beat, *(run.tokens_per_s for run in worthwhile)])
+        runs += run_pipemax(scenarios[layout], layout, always_in_phases=False)
     return runs

@@ -22,7 +22,7 @@ from pipemax.sim.workloads import Workload
 
 MAX_NUM_SEQS = 1024
 """vLLM's own default on GPUs of 70 GiB and more. It allows no more requests at once than a step has tokens."""
-_GPU_POOL_FILLS, _HOST_POOL_FILLS, _FEWEST_ROWS = 5.0, 1.5, 200
+_GPU_POOL_FILLS, _HOST_POOL_FILLS, _FEWEST_ROWS = 3.0, 1.5, 200
 _BOUNDLESS = 2**60
 """Bytes of a GPU whose KV pool holds everything."""
 

@@ -26,6 +26,14 @@ FEW_ROWS = 10
 simulations, and by nothing with room for eighteen (docs/log.md, 2026-11-25)."""
 
 
+_SAMPLE_GAIN = 1.0
+"""PipeMax is chosen from this ratio on where a part of a long table is simulated: the part ends before PipeMax's
+memory has been in use for long, so that a tie there is a gain over the table."""
+_GUESS_GAIN = 0.9
+"""PipeMax is chosen from this ratio on where the lengths of outputs are a guess: then the fastest step size of stock
+vLLM is a guess too, and a wrong one costs up to a third of its rate, where mixed steps lose 3 %."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingPlan:
     """How PipeMax batches."""
@@ -61,15 +69,10 @@ class Rows:
 
     @property
     def least_gain(self) -> float:
-        """The ratio of PipeMax's simulated rate to stock vLLM's from which on PipeMax is chosen.
-
-        A sample ends before PipeMax's memory is in use, so a tie there is a gain over a long table. With a guess of
-        the outputs, the fastest step size of stock vLLM is a guess too, and a wrong one costs up to a third of its
-        rate, where mixed steps lose 3 %.
-        """
+        """The ratio of PipeMax's simulated rate to stock vLLM's from which on PipeMax is chosen."""
         if self.is_whole_table:
             return WORTHWHILE_GAIN
-        return 1.0 if self.outputs_are_known else 0.9
+        return _SAMPLE_GAIN if self.outputs_are_known else _GUESS_GAIN
 
     @property
     def tokens_per_row(self) -> float:
