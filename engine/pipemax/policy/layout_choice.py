@@ -20,7 +20,7 @@ SAMPLE_ROWS = 9000
 """Rows simulated for each layout at most."""
 _ENOUGH_ROWS = 5000
 """Rows that are simulated where the GPUs do not hold more of them. With too few an engine is seen only while it fills
-its memory: with 2,500 rows of ShareGPT the choice for Mixtral on L20s made 0.91 of the best over 9,000."""
+its memory: with 2,500 rows of ShareGPT the choice for Mixtral on L20s made 0.91 of the best."""
 _OVER_BOUND = 1.01
 """PipeMax made at most 1.005 times its bound in the settings of docs/results/layouts.md."""
 
