@@ -141,6 +141,7 @@ class AnnotationJob:
             max_tokens=self._options.generation.max_tokens,
             output=self._table.name,
             shows_prompt=not self._options.no_sample,
+            has_images=self._options.source.has_images(checked.source.rows.schema),
         )
 
     # The output, and the rows that are left.

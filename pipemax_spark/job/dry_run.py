@@ -14,8 +14,12 @@ def print_dry_run(
     max_tokens: int,
     output: str,
     shows_prompt: bool = True,
+    has_images: bool = False,
 ) -> None:
-    """Print what the job would do if it ran now; the first sampled prompt only if ``shows_prompt``."""
+    """Print what the job would do if it ran now; the first sampled prompt only if ``shows_prompt``.
+
+    Nobody opens images for it, so their tokens are left out.
+    """
     to_do = rows_left if limit is None else min(rows_left, limit)
 
     terminal.say("Output", f"{output}: {rows_in - rows_left:,} rows done earlier, {to_do:,} to do")
@@ -26,6 +30,7 @@ def print_dry_run(
             if len(counted) == rows_in
             else f"extrapolated from {len(counted):,} sampled rows"
         )
+        basis += ", without those of images" if has_images else ""
         terminal.say(
             "Tokens",
             f"about {mean * to_do:,.0f} in prompts, {mean:,.1f} per row, at most {max(counted):,} ({basis})",
