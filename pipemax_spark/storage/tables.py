@@ -7,7 +7,7 @@ knows nothing of annotations except the names of the table properties.
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -286,21 +286,26 @@ class DeltaTable:
 
         As a rule this is one Spark job over few commits.
         """
-        commits = _FIRST_COMMITS_READ
-        while True:
-            history = self._history(commits)
-            found = next((row for row in history if row["userMetadata"] == note), None)
-            if found is not None:
+        for history in self._growing_history(since_version):
+            if (found := next((row for row in history if row["userMetadata"] == note), None)) is not None:
                 return _commit(found)
-            if len(history) < commits or history[-1]["version"] <= since_version:
-                return None
-            commits *= _GROWTH
+        return None
 
     def notes(self, prefix: str, *, since_version: int) -> list[str]:
         """Return the notes of the commits after ``since_version`` that begin with ``prefix``, the latest first."""
-        history = self._history(max(1, self.version() - since_version))
+        *_, history = self._growing_history(since_version)
         notes = [row["userMetadata"] or "" for row in history if row["version"] > since_version]
         return [note for note in notes if note.startswith(prefix)]
+
+    def _growing_history(self, since_version: int) -> Iterator[list["Row"]]:
+        """Yield the latest commits, newest first, and more of them, until those after ``since_version`` are there."""
+        commits = _FIRST_COMMITS_READ
+        while True:
+            history = self._history(commits)
+            yield history
+            if len(history) < commits or history[-1]["version"] <= since_version:
+                return
+            commits *= _GROWTH
 
     def commits_since(self, version: int) -> list[Commit] | None:
         """Return all commits after ``version``, the latest first; None if the history no longer has some of them."""

@@ -13,8 +13,10 @@ import pytest
 from rich.console import Console
 
 from pipemax.wire import GenerationSpec
+from pipemax_spark.job import record
 from pipemax_spark.job.annotation_job import AnnotationJob
 from pipemax_spark.job.options import JobOptions
+from pipemax_spark.monitor.plot_process import draw_plot
 from pipemax_spark.monitor.summary import Summary
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.prompts import PromptSource
@@ -76,17 +78,27 @@ class Jobs:
         ]
 
 
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's picture is drawn by a process of its own, which imports matplotlib: for hundreds of small runs."""
+    monkeypatch.setattr(record, "draw_plot", lambda by_server, path: {})
+
+
 @pytest.fixture
-def tracked_jobs(spark: Any, tmp_path: Path, engine_python: str) -> Callable[[], Jobs]:
+def tracked_jobs(
+    spark: Any, tmp_path: Path, engine_python: str, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], Jobs]:
+    """With MLflow and pictures."""
+    monkeypatch.setattr(record, "draw_plot", draw_plot)
     return lambda: Jobs(spark, tmp_path, engine_python)
 
 
 @pytest.fixture
-def jobs(tracked_jobs: Callable[[], Jobs]) -> Callable[[], Jobs]:
+def jobs(spark: Any, tmp_path: Path, engine_python: str) -> Callable[[], Jobs]:
     """Without MLflow, whose store takes ten seconds to make; what it records is ``test_tracking``'s business."""
 
     def make() -> Jobs:
-        made = tracked_jobs()
+        made = Jobs(spark, tmp_path, engine_python)
         made.defaults = replace(made.defaults, mlflow_experiment="")
         return made
 
