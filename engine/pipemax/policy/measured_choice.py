@@ -21,6 +21,9 @@ from pipemax.sim.workloads import Workload
 
 STEP_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
 """Sizes of stock vLLM's steps that are simulated, next to the engine's own."""
+_OF_SHORT_TABLES = 128
+"""Maximum tokens of a mixed step that are tried too where the whole table is simulated: few prompts fill few steps, and
+steps of different length leave stages idle."""
 FEW_ROWS = 10
 """With room on the GPUs for fewer rows of each batch, phases may be faster than mixed steps: by up to 29 % in
 simulations, and by nothing with room for eighteen (docs/log.md, 2026-11-25)."""
@@ -106,6 +109,8 @@ def batching_plans(
     if batching is not BatchingChoice.SEPARATED:
         knows_lengths = rows.is_whole_table or rows.outputs_are_known
         most = MIXED_TOKENS_TO_TRY if knows_lengths else MIXED_TOKENS_TO_TRY[-1:]
+        if rows.is_whole_table:
+            most = (_OF_SHORT_TABLES, *most)
         own = {cheapest_size(engine, tokens) for tokens in most}
         sizes += sorted(own) if mixed_step_tokens is None else [mixed_step_tokens]
     rows_per_batch = engine.capacity.gpu_rows(rows.tokens_per_row) / engine.num_batches

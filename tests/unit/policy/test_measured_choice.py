@@ -63,9 +63,9 @@ def test_mixed_steps_end_at_the_edge_of_a_tile_and_never_just_behind_it() -> Non
     assert cheapest_size(linear, 2048) == linear.max_batched_tokens == 512
 
 
-def test_a_short_table_is_simulated_with_two_sizes_and_in_phases() -> None:
+def test_a_short_table_is_simulated_with_three_sizes_and_in_phases() -> None:
     plans = batching_plans(smooth_engine(), replace(rows(), is_whole_table=True), BatchingChoice.AUTO)
-    assert [plan.mixed_step_tokens for plan in plans] == [512, 2048, None]
+    assert [plan.mixed_step_tokens for plan in plans] == [128, 512, 2048, None]
 
 
 def test_a_long_table_has_mixed_steps_in_any_case() -> None:
