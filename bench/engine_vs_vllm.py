@@ -31,11 +31,12 @@ import numpy as np
 
 from bench.near_ties import logit_gaps
 from pipemax.api import GenerationRequest, OfflineEngine, Sampling
-from pipemax.config import BatchingChoice, EngineConfig
+from pipemax.config import EngineConfig
 from pipemax.policy.compare import ChosenPolicy
-from pipemax.policy.measured_choice import Rows, choose_batching
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.systems.catalog import simulate
+from pipemax.sim.systems.pipemax import PipeMaxSystem
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import measured_scenario
 from pipemax.sim.workloads import Workload
 from tests.parity.make_model import MEDIUM, make_model
@@ -249,9 +250,9 @@ def predict(engine: MeasuredEngine, measured: Measured) -> float:
         assert step_tokens is not None
         scenario = measured_scenario(engine.with_steps_of(step_tokens), workload)
         return simulate("vllm_032_pp", scenario).total_tokens_per_s
-    rows = Rows(workload=workload, is_whole_table=True)
-    batching = BatchingChoice.SEPARATED if step_tokens is None else BatchingChoice.MIXED
-    return choose_batching(engine, rows, batching, step_tokens).tokens_per_s
+    controller = {} if step_tokens is None else mixed_batching(step_tokens)
+    system = PipeMaxSystem(measured_scenario(engine, workload), PipeMaxOptions(controller=controller))
+    return system.simulate().total_tokens_per_s
 
 
 def step_tokens_of(engine: OfflineEngine, config: EngineConfig) -> int | None:
