@@ -20,7 +20,6 @@ from pipemax.openai_batch import (
     error_line,
     read_request,
 )
-from pipemax.wire import ErrorCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +106,7 @@ def answer_of(line: BatchLine, completion: Completion, *, model: str, created_s:
 
 def fault_of(line: BatchLine) -> dict[str, Any]:
     """Return the output line of a line that is no request."""
-    return error_line(line.custom_id, code=ErrorCode.INVALID_PARAMETER, message=line.fault)
+    return error_line(line.custom_id, code="invalid_parameter", message=line.fault)
 
 
 def _numbered(file: TextIO) -> Iterator[tuple[int, str]]:
