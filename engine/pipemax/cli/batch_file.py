@@ -141,7 +141,7 @@ def _sampling(given: BatchRequest) -> Sampling:
             case "response_format":
                 values[name] = _response_format(value)
             case "chat_template_kwargs":
-                values[name] = json.dumps(value)
+                values[name] = json.dumps(value) if value else None
             case "choice":
                 values[name] = tuple(value)
             case _:

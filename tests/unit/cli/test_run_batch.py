@@ -66,6 +66,15 @@ def test_a_chat_request_becomes_one_of_ours_with_openai_s_defaults() -> None:
     assert json.loads(sampling.response_format or "") == {"type": "object"}
 
 
+def test_empty_settings_are_as_if_they_were_left_out() -> None:
+    said, unsaid = lines(
+        line("a", messages=[{"role": "user", "content": "x"}], chat_template_kwargs={}, choice=[]),
+        line("a", messages=[{"role": "user", "content": "x"}]),
+    )
+    assert said.request is not None
+    assert said.request == unsaid.request
+
+
 def test_parts_may_be_images() -> None:
     shown = {"type": "image_url", "image_url": {"url": "data:,x"}}
     (read,) = lines(line("a", messages=[{"role": "user", "content": [{"type": "text", "text": "H"}, shown]}]))
