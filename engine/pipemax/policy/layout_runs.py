@@ -11,7 +11,7 @@ from pipemax.domain.plan import Batching
 from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, kv_capacity
 from pipemax.policy.compare import ChosenPolicy
 from pipemax.policy.layouts import LARGEST_STEP_TOKENS, Layout
-from pipemax.policy.measured_choice import FEW_ROWS, fastest
+from pipemax.policy.measured_choice import fastest, phases_may_be_faster
 from pipemax.sim.machine import BLOCK_TOKENS, prefill_step_tokens
 from pipemax.sim.result import SimulationResult
 from pipemax.sim.systems.continuous import ContinuousBatching, vllm_032
@@ -38,8 +38,6 @@ class StepSizes:
 
 
 ALL_SIZES = StepSizes(stock=(256, 512, 1024, 2048, LARGEST_STEP_TOKENS), mixed=MIXED_TOKENS_TO_TRY)
-
-
 _BOUND_SIZES = (256, 512, 1024, 2048)
 
 
@@ -82,7 +80,7 @@ def engine_scenario(
     part = node.part(layout.gpus_per_engine)
     capacity = capacity_of(part, model, layout)
     host_tokens = capacity.host_blocks * capacity.block_tokens
-    tokens_per_row = sample.total_tokens / len(sample)
+    tokens_per_row = sample.tokens_per_row
     held_rows = capacity_of(part, model, layout, frees_windows=True).gpu_rows(tokens_per_row)
     gpu_rows = int(_GPU_POOL_FILLS * held_rows)
     host_rows = int(_HOST_POOL_FILLS * host_tokens / tokens_per_row)
@@ -141,8 +139,7 @@ def run_pipemax(
     mixed = {tokens: system(tokens).simulate() for tokens in sizes}
     tokens = max(mixed, key=lambda tokens: mixed[tokens].steady_tokens_per_s)
     runs = [(Batching.MIXED, tokens, mixed[tokens])]
-    held_rows = capacity.gpu_rows(workload.total_tokens / len(workload))
-    if always_in_phases or held_rows < FEW_ROWS * layout.pipeline_parallel:
+    if always_in_phases or phases_may_be_faster(capacity, workload, layout.pipeline_parallel):
         prompt_tokens = prefill_step_tokens(scenario.node, scenario.model)
         runs.insert(0, (Batching.SEPARATED, prompt_tokens, system(None).simulate()))
     return [

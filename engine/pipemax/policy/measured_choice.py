@@ -7,9 +7,11 @@ known of running engines.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from pipemax.config import BatchingChoice
 from pipemax.domain.plan import Batching
+from pipemax.domain.specs import KvCapacity
 from pipemax.policy.compare import WORTHWHILE_GAIN, ChosenPolicy, PolicyChoice, verdict
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.result import SimulationResult
@@ -24,11 +26,9 @@ STEP_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
 _OF_SHORT_TABLES = 128
 """Maximum tokens of a mixed step that are tried too where the whole table is simulated: few prompts fill few steps, and
 steps of different length leave stages idle."""
-FEW_ROWS = 10
+_FEW_ROWS = 10
 """With room on the GPUs for fewer rows of each batch, phases may be faster than mixed steps: by up to 29 % in
 simulations, and by nothing with room for eighteen (docs/log.md, 2026-11-25)."""
-
-
 _SAMPLE_GAIN = 1.0
 """PipeMax is chosen from this ratio on where a part of a long table is simulated: the part ends before PipeMax's
 memory has been in use for long, so that a tie there is a gain over the table."""
@@ -77,10 +77,6 @@ class Rows:
             return WORTHWHILE_GAIN
         return _SAMPLE_GAIN if self.outputs_are_known else _GUESS_GAIN
 
-    @property
-    def tokens_per_row(self) -> float:
-        return self.workload.total_tokens / len(self.workload)
-
     def scenario(self, engine: MeasuredEngine) -> Scenario:
         """Return what is simulated of them."""
         return measured_scenario(engine, self.workload, stops_at_drain=not self.is_whole_table)
@@ -113,14 +109,20 @@ def batching_plans(
             most = (_OF_SHORT_TABLES, *most)
         own = {cheapest_size(engine, tokens) for tokens in most}
         sizes += sorted(own) if mixed_step_tokens is None else [mixed_step_tokens]
-    rows_per_batch = engine.capacity.gpu_rows(rows.tokens_per_row) / engine.num_batches
-    may_be_faster = rows.is_whole_table or rows_per_batch < FEW_ROWS
+    may_be_faster = rows.is_whole_table or phases_may_be_faster(
+        engine.capacity, rows.workload, engine.num_batches
+    )
     if batching is BatchingChoice.SEPARATED or (batching is BatchingChoice.AUTO and may_be_faster):
         sizes.append(None)
     return [
         BatchingPlan(batching=Batching.SEPARATED if size is None else Batching.MIXED, mixed_step_tokens=size)
         for size in sizes
     ]
+
+
+def phases_may_be_faster(capacity: KvCapacity, workload: Workload, num_batches: int) -> bool:
+    """Return whether the GPUs hold so few rows that phases may be faster than mixed steps over a long table."""
+    return capacity.gpu_rows(workload.tokens_per_row) < _FEW_ROWS * num_batches
 
 
 def _simulated(
@@ -253,12 +255,12 @@ class _StockRun:
 
 
 def _fastest_stock(engine: MeasuredEngine, rows: Rows, sizes: Sequence[int]) -> _StockRun:
-    runs: dict[int, SimulationResult] = {}
+    @cache
+    def run(tokens: int) -> SimulationResult:
+        return simulate("vllm_032_pp", rows.scenario(engine.with_steps_of(tokens)))
 
     def rate(tokens: int) -> float:
-        if tokens not in runs:
-            runs[tokens] = simulate("vllm_032_pp", rows.scenario(engine.with_steps_of(tokens)))
-        return rows.rate(runs[tokens])
+        return rows.rate(run(tokens))
 
     own_tokens = engine.max_batched_tokens
     tokens = fastest(sizes, rate)
@@ -266,4 +268,4 @@ def _fastest_stock(engine: MeasuredEngine, rows: Rows, sizes: Sequence[int]) -> 
     if rate(tokens) < WORTHWHILE_GAIN * rate(own_tokens):
         tokens = own_tokens
     chosen = engine if tokens == own_tokens else engine.with_steps_of(tokens)
-    return _StockRun(engine=chosen, result=runs[tokens], num_sizes=len(runs))
+    return _StockRun(engine=chosen, result=run(tokens), num_sizes=run.cache_info().currsize)

@@ -55,6 +55,11 @@ class Workload:
         return int(self.prompt_tokens.sum() + self.output_tokens.sum())
 
     @property
+    def tokens_per_row(self) -> float:
+        """The mean of prompt and output together."""
+        return self.total_tokens / len(self)
+
+    @property
     def typical_output_tokens(self) -> int:
         """The mean output length, rounded: all that PipeMax's controller is told of the outputs."""
         return round(float(self.output_tokens.mean()))
