@@ -101,8 +101,8 @@ def engine_part(config: EngineConfig, node: NodeSpec, model: ModelSpec) -> Engin
 
 def rows_that_fill(part: EnginePart, model: ModelSpec, workload: Workload) -> int:
     """Return how many rows to rehearse: as many as fill the GPUs' KV three times, between 200 and 2,000."""
-    capacity = kv_capacity(part.node, model, part.parallelism, block_tokens=BLOCK_TOKENS)
-    rows = _POOL_FILLS * capacity.gpu_tokens * len(workload) / workload.total_tokens
+    capacity = kv_capacity(part.node, model, part.parallelism, block_tokens=BLOCK_TOKENS, frees_windows=True)
+    rows = _POOL_FILLS * capacity.gpu_rows(workload.tokens_per_row)
     return int(min(max(rows, _FEWEST_ROWS), _MOST_ROWS))
 
 
@@ -188,8 +188,7 @@ def simulate_candidate(candidate: Candidate, part: EnginePart, scenario: Scenari
         max_num_seqs=candidate.max_num_seqs,
         keeps_preempted=True,
     )
-    # The virtual node's layers all declare whole KV to vLLM.
-    return ContinuousBatching(scenario, replace(policy, frees_windows=False)).simulate()
+    return ContinuousBatching(scenario, policy).simulate()
 
 
 def best_of_each_family(simulated: Sequence[tuple[Candidate, float]]) -> list[tuple[Candidate, float]]:

@@ -12,7 +12,7 @@ from typing import Any
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.executor import Executor
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec, SlidingWindowSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
@@ -58,6 +58,7 @@ class VirtualNodeExecutor(Executor):
         assert isinstance(additional_config, dict), additional_config
         settings = RehearsalSettings.from_additional_config(additional_config)
         parallel = self.parallel_config
+        self._model = settings.model
         self._tensor = parallel.tensor_parallel_size
         self.node = VirtualNode(
             settings.node,
@@ -79,18 +80,28 @@ class VirtualNodeExecutor(Executor):
     def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
         specs: list[dict[str, KVCacheSpec]] = []
         first = 0
-        dtype = kv_cache_dtype_str_to_dtype(self.cache_config.cache_dtype, self.model_config)
         for layout in self.node.layouts:
-            spec = FullAttentionSpec(
-                block_size=self.cache_config.block_size,
-                num_kv_heads=layout.num_kv_heads,
-                head_size=self.model_config.get_head_size(),
-                dtype=dtype,
-            )
-            names = [f"model.layers.{first + layer}.self_attn.attn" for layer in range(layout.num_layers)]
-            specs += [dict.fromkeys(names, spec)] * self._tensor
-            first += layout.num_layers
+            layers = range(first, first + layout.num_layers)
+            of_stage = {
+                f"model.layers.{layer}.self_attn.attn": self._kv_cache_spec(layer, layout.num_kv_heads)
+                for layer in layers
+            }
+            specs += [of_stage] * self._tensor
+            first = layers.stop
         return specs
+
+    def _kv_cache_spec(self, layer: int, num_kv_heads: int) -> KVCacheSpec:
+        shape: dict[str, Any] = {
+            "block_size": self.cache_config.block_size,
+            "num_kv_heads": num_kv_heads,
+            "head_size": self.model_config.get_head_size(),
+            "dtype": kv_cache_dtype_str_to_dtype(self.cache_config.cache_dtype, self.model_config),
+        }
+        window_tokens = self._model.window_tokens
+        keeps_windows = self.scheduler_config.disable_hybrid_kv_cache_manager
+        if window_tokens is None or layer in self._model.full_layers or keeps_windows:
+            return FullAttentionSpec(**shape)
+        return SlidingWindowSpec(**shape, sliding_window=window_tokens)
 
     def determine_available_memory(self) -> list[int]:
         blocks = self.node.capacity.gpu_blocks

@@ -47,7 +47,8 @@ class RehearsedEngine:
     """Decode batches in rotation under ``pipemax``; None for as many as steps can be in flight, at least 2."""
     clock: ClockSettings = field(default_factory=ClockSettings)
     checks_kv: bool = True
-    """Check that steps and copies find the KV that they should; takes time, but none of the clock's."""
+    """Check that steps and copies find the KV that they should, if none is freed before its request ends; takes time,
+    but none of the clock's."""
     controller: dict[str, Any] = field(default_factory=dict)
     """Fields of ``ControllerConfig`` that differ from their defaults."""
     vllm: dict[str, Any] = field(default_factory=dict)
@@ -56,8 +57,20 @@ class RehearsedEngine:
     """Tests put faulty ones here."""
 
     @property
+    def frees_windows(self) -> bool:
+        """Whether vLLM's hybrid KV cache manager frees the KV that has left the windows of the model's layers."""
+        keeps = self.vllm.keys() & {"disable_hybrid_kv_cache_manager", "kv_transfer_config"}
+        return self.policy is Policy.VLLM and self.model.window_tokens is not None and not keeps
+
+    @property
     def capacity(self) -> KvCapacity:
-        return kv_capacity(self.node, self.model, self.parallelism, block_tokens=BLOCK_TOKENS)
+        return kv_capacity(
+            self.node,
+            self.model,
+            self.parallelism,
+            block_tokens=BLOCK_TOKENS,
+            frees_windows=self.frees_windows,
+        )
 
 
 @contextmanager
@@ -131,7 +144,10 @@ def rehearsed_config(
     ``write_model_config``; ``vllm_settings`` are those of vLLM's ``EngineArgs``.
     """
     virtual = RehearsalSettings(
-        node=engine.node, model=engine.model, clock=engine.clock, checks_kv=engine.checks_kv
+        node=engine.node,
+        model=engine.model,
+        clock=engine.clock,
+        checks_kv=engine.checks_kv and not engine.frees_windows,
     )
     config = EngineConfig.parse(
         {
@@ -157,7 +173,10 @@ def rehearsed_config(
         }
     )
     vllm_config = engine_args(config).create_engine_config(UsageContext.LLM_CLASS)
-    vllm_config.scheduler_config.async_scheduling = True  # which vLLM's platform of CPUs turned off
+    # vLLM's platform of CPUs turned both off.
+    vllm_config.scheduler_config.async_scheduling = True
+    if engine.frees_windows:
+        vllm_config.scheduler_config.disable_hybrid_kv_cache_manager = False
     if engine.policy is Policy.PIPEMAX:
         check_version()
         check_model(vllm_config)

@@ -51,6 +51,19 @@ def test_stock_vllm_is_as_fast_as_in_the_simulator(pipeline: int, tensor: int, c
     assert result.host_bubble == 0.0
 
 
+def test_stock_vllm_frees_what_has_left_the_windows_as_in_the_simulator() -> None:
+    model = replace(small_model(), window_tokens=128, full_layers=tuple(range(1, 20, 2)))
+    workload = small_workload(100)
+    engine = make_engine(model=model, node=small_node(num_gpus=4, kv_gb=0.2))
+    freed = rehearse(engine, workload)
+    policy = vllm_032(CHUNK_TOKENS, keeps_preempted=True)
+    scenario = replace(small_scenario(workload, engine.node), model=model)
+    simulated = ContinuousBatching(scenario, policy).simulate()
+    assert freed.total_tokens_per_s == pytest.approx(simulated.total_tokens_per_s, rel=0.01)
+    whole = rehearse(replace(engine, vllm={"disable_hybrid_kv_cache_manager": True}), workload)
+    assert whole.total_tokens_per_s < 0.9 * freed.total_tokens_per_s
+
+
 @pytest.mark.parametrize(
     ("batching", "pipeline", "tensor"),
     [(Batching.SEPARATED, 4, 1), (Batching.MIXED, 4, 1), (Batching.SEPARATED, 2, 2)],
