@@ -45,6 +45,7 @@ def test_too_little_kv_memory_is_told_to_the_job_with_vllm_s_figures_and_the_set
     assert failure_text(RuntimeError(of_spark)) == str(error), "the job's error is one line, all of it"
 
 
+@pytest.mark.long  # as with too little memory, the error of another process is told
 def test_a_worker_that_is_killed_while_it_loads_is_named_with_its_signal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

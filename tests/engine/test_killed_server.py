@@ -57,6 +57,7 @@ def holds(process: ProcessIdentity, gpu: str) -> bool:
     return False
 
 
+@pytest.mark.long  # tests/serve/test_gpu_locks.py shows it with a fake
 def test_the_engine_s_process_holds_the_gpus_and_ends_with_a_killed_server(
     jvm: FakeJvm, gpu: str, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ def tokens_of(completions: list[Completion]) -> dict[str, tuple[int, ...]]:
     return {completion.request_id: completion.token_ids for completion in completions}
 
 
+@pytest.mark.long  # minutes; tests/serve/test_replicas_served.py kills a replica of fakes
 @pytest.mark.parametrize("started", [POLICIES["vllm"]], ids=["vllm"], indirect=True)
 def test_two_replicas_give_the_tokens_of_one_engine_although_one_is_killed_in_mid_work(
     started: StartedEngine,

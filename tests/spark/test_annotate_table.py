@@ -99,7 +99,7 @@ def test_an_interrupted_call_stops_its_tasks_and_the_same_call_does_the_rest(
     run.write_input([(i, f"word {i}") for i in range(3_000)])
     held = run.directory / "held"
     held.touch()
-    slow = fake_config(model="interrupted", held_by=str(held))
+    slow = fake_config(model="interrupted", held_by=str(held), held_row_s=0.01)
     has_ended = threading.Event()
 
     def interrupt() -> None:

@@ -109,6 +109,7 @@ def test_without_ids_equal_error_rows_are_replaced_one_for_one(jobs: MakeJobs) -
     }
 
 
+@pytest.mark.long  # test_new_spec has tables of two specs
 def test_error_rows_are_retried_in_a_table_that_holds_another_spec_s_rows(jobs: MakeJobs) -> None:
     """Its annotations have fields that those of this spec lack."""
     run = jobs()

@@ -62,7 +62,8 @@ def test_without_ids_equal_rows_are_counted_among_those_that_the_predicate_selec
     assert Counter(row["id"] for row in run.rows()) == {1: 2, 2: 1, 3: 1}
 
 
-@pytest.mark.parametrize("id_columns", [("id",), pytest.param((), marks=pytest.mark.long)])
+@pytest.mark.long  # the first test has two predicates, test_incremental the nights
+@pytest.mark.parametrize("id_columns", [("id",), ()])
 def test_a_nightly_job_with_another_predicate_annotates_rows_that_the_first_skipped(
     jobs: MakeJobs, id_columns: tuple[str, ...]
 ) -> None:
