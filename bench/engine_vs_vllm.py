@@ -2,13 +2,15 @@
 
     python bench/engine_vs_vllm.py [--json FILE] [--pp 1 2 4] [--requests 64] [--gpu-blocks 60] [--rounds 1]
                                    [--loads uniform/plain sharegpt/plain uniform/templated] [--calibrate-s 60]
-                                   [--systems vllm_128 vllm_256 vllm_512 pipemax pipemax_mixed auto]
+                                   [--systems vllm_128 vllm_256 vllm_512 pipemax pipemax_mixed auto] [--in-turns]
 
 The model is random, with 93 million parameters in float32 (its output varies, so that tokens can be compared). There
 are 60 KV blocks of 32 tokens per stage, as many stages as asked for, on whatever cores there are. Each configuration
 runs one warm-up round, then the rounds that count, the systems one after the other: stock vLLM with steps of several
 sizes, PipeMax with separated and with mixed batching, and ``policy: auto``, which is told the lengths of the load's
-rows and may choose any of these, with steps of any size. Ratios are to the fastest stock vLLM of the run. A CPU stands
+rows and may choose any of these, with steps of any size. With ``--in-turns`` all engines start first, and run one
+round after the other in turns, so that what slows the machine for some minutes slows all of them; each engine takes
+about a GB of memory for each stage. Ratios are to the fastest stock vLLM of the run. A CPU stands
 in for the GPUs: ratios say something about the scheduling, tokens per second say nothing about GPUs.
 
 PipeMax's engines measure their step times when they start (with an empty cache, so that they do), and mixed batching
@@ -21,6 +23,7 @@ import os
 import tempfile
 import time
 from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -69,6 +72,10 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     },
     "pipemax": {"policy": "pipemax", "batching": "separated"},
     "pipemax_mixed": {"policy": "pipemax", "batching": "mixed"},
+    **{
+        f"pipemax_mixed_{size}": {"policy": "pipemax", "batching": "mixed", "mixed_step_tokens": size}
+        for size in (128, 256, STEP_TOKENS)
+    },
     "auto": {"policy": "auto", "max_num_batched_tokens": None},
 }
 """Fields of the engine config, by the system's name."""
@@ -205,35 +212,41 @@ class Measured:
         return sum(map(len, self.tokens.values())) / median(self.seconds)
 
 
-def measure(
-    engine: OfflineEngine, load: Load, step_tokens: int | None, *, count: int, rounds: int
-) -> Measured:
-    requests = make_requests(load, count)
-    before = engine.stats().metrics
-    seconds, tokens = [], dict[str, tuple[int, ...]]()
-    for _ in range(1 + rounds):
+class Running:
+    """An engine with a load, of which each round is timed."""
+
+    def __init__(self, engine: OfflineEngine, load: Load, step_tokens: int | None, count: int) -> None:
+        self._engine = engine
+        self._load = load
+        self._step_tokens = step_tokens
+        self._requests = make_requests(load, count)
+        self._before = engine.stats().metrics
+        self._seconds: list[float] = []
+
+    def run_round(self) -> None:
         begin_s = time.perf_counter()
-        completions = list(engine.generate(requests))
-        seconds.append(time.perf_counter() - begin_s)
-        tokens = {done.request_id: done.token_ids for done in completions}
-        prompt_tokens = {done.request_id: done.prompt_tokens for done in completions}
-    after = engine.stats().metrics
-    metrics = {name: after[name] - before.get(name, 0.0) for name in _COUNTS if name in after}
-    if metrics.get("decode_steps"):
-        metrics["mean_decode_batch"] = metrics["decoded_tokens"] / metrics["decode_steps"]
-    for name in ("steps_within_5_percent", "worst_step_error", "mean_step_error"):
-        if name in after:
-            metrics[name] = after[name]
-    return Measured(
-        load=load,
-        chosen=engine.policy_choice.chosen,
-        step_tokens=step_tokens,
-        seconds=seconds[1:],
-        tokens=tokens,
-        prompt_tokens=prompt_tokens,
-        metrics=metrics,
-        engine=engine.measured,
-    )
+        self._completions = list(self._engine.generate(self._requests))
+        self._seconds.append(time.perf_counter() - begin_s)
+
+    def measured(self) -> Measured:
+        """Return what was measured; the first round was to warm up."""
+        after = self._engine.stats().metrics
+        metrics = {name: after[name] - self._before.get(name, 0.0) for name in _COUNTS if name in after}
+        if metrics.get("decode_steps"):
+            metrics["mean_decode_batch"] = metrics["decoded_tokens"] / metrics["decode_steps"]
+        for name in ("steps_within_5_percent", "worst_step_error", "mean_step_error"):
+            if name in after:
+                metrics[name] = after[name]
+        return Measured(
+            load=self._load,
+            chosen=self._engine.policy_choice.chosen,
+            step_tokens=self._step_tokens,
+            seconds=self._seconds[1:],
+            tokens={done.request_id: done.token_ids for done in self._completions},
+            prompt_tokens={done.request_id: done.prompt_tokens for done in self._completions},
+            metrics=metrics,
+            engine=self._engine.measured,
+        )
 
 
 def predict(engine: MeasuredEngine, measured: Measured) -> float:
@@ -264,24 +277,38 @@ def step_tokens_of(engine: OfflineEngine, config: EngineConfig) -> int | None:
     return config.max_num_batched_tokens or int(choice.inputs["stock_chunk_tokens"])
 
 
-def measure_system(model: str, system: str, pp: int, arguments: argparse.Namespace) -> Iterator[Measured]:
-    """Measure a system under every load; ``auto`` is told each load's lengths, so it starts an engine for each."""
-    loads = [LOADS[name] for name in arguments.loads]
-    told: list[list[Load]] = [[load] for load in loads] if system == "auto" else [loads]
-    for group in told:
-        lengths = row_lengths(group[0], arguments.requests) if system == "auto" else None
-        config = engine_config(
-            model, system, pp, arguments.gpu_blocks, arguments.calibrate_s, lengths=lengths
-        )
-        with OfflineEngine(config) as engine:
-            step_tokens = step_tokens_of(engine, config)
-            for load in group:
-                yield measure(engine, load, step_tokens, count=arguments.requests, rounds=arguments.rounds)
+def measure_systems(model: str, pp: int, arguments: argparse.Namespace) -> dict[str, list[Measured]]:
+    """Measure every system under every load, the systems one after the other, or their rounds in turns."""
+    found: dict[str, list[Measured]] = {system: [] for system in arguments.systems}
+    at_once = [arguments.systems] if arguments.in_turns else [[system] for system in arguments.systems]
+    for load in (LOADS[name] for name in arguments.loads):
+        for systems in at_once:
+            with ExitStack() as engines:
+                running = {
+                    system: engines.enter_context(started(model, system, pp, load, arguments))
+                    for system in systems
+                }
+                for _ in range(1 + arguments.rounds):
+                    for one in running.values():
+                        one.run_round()
+                for system, one in running.items():
+                    found[system].append(one.measured())
+    return found
+
+
+@contextmanager
+def started(model: str, system: str, pp: int, load: Load, arguments: argparse.Namespace) -> Iterator[Running]:
+    """Start an engine; ``auto`` is told the load's lengths."""
+    lengths = row_lengths(load, arguments.requests) if system == "auto" else None
+    config = engine_config(model, system, pp, arguments.gpu_blocks, arguments.calibrate_s, lengths=lengths)
+    with OfflineEngine(config) as engine:
+        print(f"{system}: {engine.policy_choice.reason}", flush=True)
+        yield Running(engine, load, step_tokens_of(engine, config), arguments.requests)
 
 
 def compare(model: str, pp: int, arguments: argparse.Namespace) -> Iterator[Result]:
     """Measure all systems under every load."""
-    measured = {system: list(measure_system(model, system, pp, arguments)) for system in arguments.systems}
+    measured = measure_systems(model, pp, arguments)
     calibrated = next(
         (one.engine for outcomes in measured.values() for one in outcomes if one.engine is not None), None
     )
@@ -334,8 +361,12 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=1, help="rounds that count, after one to warm up")
     parser.add_argument(
-        "--systems", nargs="+", choices=SYSTEMS, default=[name for name in SYSTEMS if name != "vllm_64"]
+        "--systems",
+        nargs="+",
+        choices=SYSTEMS,
+        default=["vllm_128", "vllm_256", "vllm_512", "pipemax", "pipemax_mixed", "auto"],
     )
+    parser.add_argument("--in-turns", action="store_true", help="run the systems' rounds in turns, see above")
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=[*LOADS])
     parser.add_argument(
         "--calibrate-s", type=float, default=60.0, help="measure step times for so long, after loading"
