@@ -10,7 +10,6 @@ from typing import Any
 _FOLDERS = ("tests/parity/", "tests/engine/")
 LONGEST = (
     *_FOLDERS,
-    "tests/spark/faults/test_disturbed_jobs.py",
     "tests/spark/test_two_environments.py",
     "tests/spark/test_killed_job.py",
     "tests/spark/test_cluster.py",

@@ -13,13 +13,14 @@ import pytest
 from rich.console import Console
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.job import record
+from pipemax_spark.job import record, runner
 from pipemax_spark.job.annotation_job import AnnotationJob
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.monitor.plot_process import draw_plot
 from pipemax_spark.monitor.summary import Summary
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.prompts import PromptSource
+from pipemax_spark.storage import fence
 from tests.fakes.engine_python import write_engine_python
 from tests.spark.processes import SMALL_SPARK
 
@@ -82,6 +83,16 @@ class Jobs:
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run's picture is drawn by a process of its own, which imports matplotlib: for hundreds of small runs."""
     monkeypatch.setattr(record, "draw_plot", lambda by_server, path: {})
+
+
+@pytest.fixture(autouse=True)
+def few_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two lanes instead of six: a claim commits once for each, which is half of a small run's time in Spark.
+
+    What is about lanes has all of them: it has a fixture of this name that does nothing.
+    """
+    for module in (fence, runner):
+        monkeypatch.setattr(module, "LANES", 2)
 
 
 @pytest.fixture

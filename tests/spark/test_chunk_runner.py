@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pipemax.wire import GenerationSpec
 from pipemax_spark.dataframe import annotated_schema, engine_options
 from pipemax_spark.executor.task import TaskPlan
@@ -18,6 +20,11 @@ from pipemax_spark.storage.fence import Claim
 from pipemax_spark.storage.tables import DeltaTable, Transaction
 from tests.fakes.engine import fake_config
 from tests.waiting import wait_until
+
+
+@pytest.fixture(autouse=True)
+def few_lanes() -> None:
+    """All lanes."""
 
 
 class CountedOutcomes(AppendedOutcomes):

@@ -39,6 +39,11 @@ _SPARKS_OWN_GAPS = 2
 that ends a phase, there would be eight or more."""
 
 
+@pytest.fixture(autouse=True)
+def few_lanes() -> None:
+    """All lanes."""
+
+
 def metrics_of_run(run: Jobs, directory: Path, pools: dict[str, Any]) -> dict[str, float]:
     """The engine's last ones, after a run with chunks as small as feeding lets them be."""
     run.write_input([(i, f"row {i}") for i in range(_ROWS)])

@@ -16,6 +16,11 @@ from tests.waiting import wait_until
 SCHEMA = "id long, run string"
 
 
+@pytest.fixture(autouse=True)
+def few_lanes() -> None:
+    """All lanes."""
+
+
 class HeldRows:
     """A DataFrame whose tasks wait until it is released: its commit has begun, and cannot end."""
 

@@ -44,6 +44,11 @@ ROWS = [(i % 30, f"word {i % 30}") for i in range(40)]
 _LIMIT_S = 240.0
 
 
+@pytest.fixture(autouse=True)
+def few_lanes() -> None:
+    """All lanes."""
+
+
 class _Ended(BaseException):
     """Raised in a job that is dead, once the test is over."""
 

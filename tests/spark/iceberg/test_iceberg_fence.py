@@ -18,6 +18,11 @@ from tests.spark.test_fence import HeldRows
 pytestmark = pytest.mark.iceberg
 
 
+@pytest.fixture(autouse=True)
+def few_lanes() -> None:
+    """All lanes."""
+
+
 def ids(table: IcebergTable) -> list[int]:
     return sorted(row["id"] for row in table.read().collect())
 
