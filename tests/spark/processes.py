@@ -23,10 +23,15 @@ VACUUM 10,000, and each query is compiled."""
 
 def servers_of(mark: str | Path) -> set[ProcessIdentity]:
     """The engine servers with this in their command line: their ``engine_python``, or their log directory."""
+    return processes_with(str(mark), "\0pipemax.serve\0")
+
+
+def processes_with(*marks: str) -> set[ProcessIdentity]:
+    """The processes with all of these in their command line, in which a null byte ends each argument."""
     found = set()
     for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             command = cmdline.read_bytes()
-            if str(mark).encode() in command and b"\0pipemax.serve\0" in command:
+            if all(mark.encode() in command for mark in marks):
                 found.add(ProcessIdentity.of(int(cmdline.parent.name)))
     return found

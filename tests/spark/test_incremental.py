@@ -173,9 +173,12 @@ def test_an_update_stops_the_nightly_run_unless_it_is_skipped_on_request(nights:
     nights.sql("UPDATE {input} SET text = 'changed' WHERE id = 3")
     with pytest.raises(JobError, match=r"were updated or deleted since the last run.*--skip-changes"):
         nights.run(id_columns=("id",))
+    assert nights.run(id_columns=("id",), skip_changes=True) == (10, 0, 10)
     nights.sql("DELETE FROM {input} WHERE id = 4")
+    with pytest.raises(JobError, match="were updated or deleted"):
+        nights.run(id_columns=("id",))
     nights.append(words(30, 31))
-    assert nights.run(id_columns=("id",), skip_changes=True) == (11, 0, 11)
+    assert nights.run(id_columns=("id",), skip_changes=True) == (1, 0, 1)
     texts = {row["id"]: row["text"] for row in nights.jobs.rows()}
     assert texts == dict(words(0, 31)), "a row stays as it was when it was appended"
 

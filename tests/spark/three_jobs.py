@@ -22,7 +22,7 @@ from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.spark_session import get_session
 from tests.fakes.engine import fake_config
-from tests.spark.processes import servers_of
+from tests.spark.processes import processes_with, servers_of
 from tests.waiting import wait_until
 
 ROWS = 400
@@ -33,23 +33,12 @@ def visible_devices(pid: int) -> str | None:
     return dict(variable.split("=", 1) for variable in variables if variable).get("CUDA_VISIBLE_DEVICES")
 
 
-def executors_of(application: str) -> list[int]:
-    found = []
-    for directory in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (directory / "cmdline").read_bytes()
-        except OSError:  # it has ended
-            continue
-        if b"CoarseGrainedExecutorBackend" in command and application.encode() in command:
-            found.append(int(directory.name))
-    return found
-
-
 def kill_an_executor(spark: Any, output: Path) -> None:
     """Kill one when tasks have completed rows of the job with this output."""
     spool = output / "_pipemax"
     wait_until(lambda: any(spool.glob("*/*/spool/*/part-*/*.parquet")), 120, "rows are completed")
-    os.kill(executors_of(spark.sparkContext.applicationId)[0], signal.SIGKILL)
+    executors = processes_with("CoarseGrainedExecutorBackend", spark.sparkContext.applicationId)
+    os.kill(executors.pop().pid, signal.SIGKILL)
 
 
 def main(directory: Path, engine_python: str) -> None:
