@@ -86,13 +86,14 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def few_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two lanes instead of six: a claim commits once for each, which is half of a small run's time in Spark.
 
-    What is about lanes has all of them: it has a fixture of this name that does nothing.
+    What is about lanes has all of them: it is marked ``all_lanes``.
     """
-    for module in (fence, runner):
-        monkeypatch.setattr(module, "LANES", 2)
+    if request.node.get_closest_marker("all_lanes") is None:
+        for module in (fence, runner):
+            monkeypatch.setattr(module, "LANES", 2)
 
 
 @pytest.fixture

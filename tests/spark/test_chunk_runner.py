@@ -21,10 +21,7 @@ from pipemax_spark.storage.tables import DeltaTable, Transaction
 from tests.fakes.engine import fake_config
 from tests.waiting import wait_until
 
-
-@pytest.fixture(autouse=True)
-def few_lanes() -> None:
-    """All lanes."""
+pytestmark = pytest.mark.all_lanes
 
 
 class CountedOutcomes(AppendedOutcomes):

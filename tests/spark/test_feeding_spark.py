@@ -25,6 +25,8 @@ from tests.fakes.virtual_engine import (
 from tests.spark.conftest import Jobs
 from tests.spark.test_killed_job import committed_chunks
 
+pytestmark = pytest.mark.all_lanes
+
 _ROWS, _MAX_TOKENS = 1_800, 40
 _POOLS: dict[str, Any] = {"gpu_blocks": 600, "host_blocks": 1_100, "input_grace_s": 60.0}
 _HOST_ROWS = 116
@@ -37,11 +39,6 @@ _LOAD_S = 4.0
 _SPARKS_OWN_GAPS = 2
 """On a slow machine this fast engine may be done with a chunk before Spark has begun the next. Were it every partition
 that ends a phase, there would be eight or more."""
-
-
-@pytest.fixture(autouse=True)
-def few_lanes() -> None:
-    """All lanes."""
 
 
 def metrics_of_run(run: Jobs, directory: Path, pools: dict[str, Any]) -> dict[str, float]:

@@ -16,11 +16,6 @@ from tests.waiting import wait_until
 SCHEMA = "id long, run string"
 
 
-@pytest.fixture(autouse=True)
-def few_lanes() -> None:
-    """All lanes."""
-
-
 class HeldRows:
     """A DataFrame whose tasks wait until it is released: its commit has begun, and cannot end."""
 
@@ -70,6 +65,7 @@ def held_append(table: DeltaTable, held: HeldRows, transaction: Transaction) -> 
             held.release()
 
 
+@pytest.mark.all_lanes
 def test_an_overtaken_run_s_later_commit_is_refused_and_the_error_names_the_other_run(
     spark: Any, table: DeltaTable
 ) -> None:
@@ -86,19 +82,24 @@ def test_an_overtaken_run_s_later_commit_is_refused_and_the_error_names_the_othe
     assert ids(table) == [7]
 
 
-@pytest.mark.parametrize("lane", [0, LANES - 1])
-def test_a_commit_that_is_under_way_when_another_run_claims_the_table_is_refused(
-    spark: Any, table: DeltaTable, tmp_path: Path, lane: int
+@pytest.mark.all_lanes
+def test_commits_that_are_under_way_when_another_run_claims_the_table_are_refused(
+    spark: Any, table: DeltaTable, tmp_path: Path
 ) -> None:
+    """Under the lane that is claimed first, and under one of those that are claimed together."""
     stale = Claim.take(table, "stale")
-    held = HeldRows(spark, tmp_path / "held", [(1, "stale")])
-    transaction = stale.chunk(0, lane=lane)
-    with held_append(table, held, transaction) as append:
+    transactions = [stale.chunk(number, lane=lane) for number, lane in enumerate((0, LANES - 1))]
+    held = [HeldRows(spark, tmp_path / f"held-{number}", [(number, "stale")]) for number in range(2)]
+    with (
+        held_append(table, held[0], transactions[0]) as first,
+        held_append(table, held[1], transactions[1]) as last,
+    ):
         Claim.take(table, "current")
-    with pytest.raises(CommitRefusedError):
-        append.result()
-    with pytest.raises(JobFailedError, match="was taken over by run current"):
-        stale.landed(transaction)
+    for append, transaction in zip((first, last), transactions, strict=True):
+        with pytest.raises(CommitRefusedError):
+            append.result()
+        with pytest.raises(JobFailedError, match="was taken over by run current"):
+            stale.landed(transaction)
     assert ids(table) == []
 
 
@@ -141,6 +142,7 @@ class OvertakenTable(DeltaTable):
         return super().find_commit(note, since_version=since_version)
 
 
+@pytest.mark.all_lanes
 def test_a_run_that_is_overtaken_between_its_lanes_is_refused_and_the_other_has_them_all(
     spark: Any, table: DeltaTable
 ) -> None:
@@ -218,22 +220,26 @@ def add_column(table: DeltaTable) -> None:
     table._spark.sql(f"ALTER TABLE {table.sql_name} ADD COLUMN remark string")
 
 
-@pytest.mark.parametrize("foreign", [optimize, vacuum, append_elsewhere, set_property, add_column])
 def test_another_writer_s_commit_during_ours_loses_no_row(
-    spark: Any, table: DeltaTable, tmp_path: Path, foreign: Callable[[DeltaTable], None]
+    spark: Any, table: DeltaTable, tmp_path: Path
 ) -> None:
     claim = Claim.take(table, "run")
-    first = claim.chunk(0, lane=0)
-    table.append(spark.createDataFrame([(1, "run")], SCHEMA), first)
-    held = HeldRows(spark, tmp_path / "held", [(2, "run"), (3, "run")])
-    second = claim.chunk(1, lane=0)
-    with held_append(table, held, second) as append:
-        foreign(table)
-    append.result()
-    assert claim.landed(second, expected_rows=2).rows == 2
-    assert [row for row in ids(table) if row != 99] == [1, 2, 3]
+    table.append(spark.createDataFrame([(1, "run")], SCHEMA), claim.chunk(0, lane=0))
+    expected = [1]
+    foreign_commits = (append_elsewhere, set_property, add_column, optimize, vacuum)
+    for number, foreign in enumerate(foreign_commits, 1):
+        rows = [(10 * number, "run"), (10 * number + 1, "run")]
+        held = HeldRows(spark, tmp_path / foreign.__name__, rows)
+        chunk = claim.chunk(number, lane=0)
+        with held_append(table, held, chunk) as append:
+            foreign(table)
+        append.result()
+        assert claim.landed(chunk, expected_rows=2).rows == 2, foreign.__name__
+        expected += [row for row, _ in rows]
+        assert [row for row in ids(table) if row != 99] == expected, foreign.__name__
 
 
+@pytest.mark.all_lanes
 def test_one_of_two_runs_that_claim_at_once_is_refused(spark: Any, table: DeltaTable) -> None:
     with ThreadPoolExecutor(3) as pool:
         futures = [pool.submit(Claim.take, table, f"run{number}") for number in range(3)]
@@ -248,7 +254,7 @@ def test_one_of_two_runs_that_claim_at_once_is_refused(spark: Any, table: DeltaT
     assert ids(table) == [latest.epoch]
 
 
-def test_a_commit_with_another_number_of_rows_ends_the_run_with_the_difference(
+def test_a_commit_behind_many_others_is_found_and_one_with_other_rows_ends_the_run(
     spark: Any, table: DeltaTable
 ) -> None:
     claim = Claim.take(table, "run")
@@ -256,15 +262,9 @@ def test_a_commit_with_another_number_of_rows_ends_the_run_with_the_difference(
     table.append(spark.createDataFrame([(1, "run"), (2, "run")], SCHEMA), transaction)
     with pytest.raises(JobFailedError, match=r"was to add 3 rows and added 2 \(-1; version"):
         claim.landed(transaction, expected_rows=3)
-
-
-def test_a_commit_is_found_behind_many_others(spark: Any, table: DeltaTable) -> None:
-    claim = Claim.take(table, "run")
-    transaction = claim.chunk(0, lane=0)
-    table.append(spark.createDataFrame([(1, "run")], SCHEMA), transaction)
-    for number in range(20):
+    for number in range(17):
         set_property_to(table, number)
-    assert claim.landed(transaction, expected_rows=1).version < table.version() - 16
+    assert claim.landed(transaction, expected_rows=2).version < table.version() - 16
 
 
 def set_property_to(table: DeltaTable, number: int) -> None:

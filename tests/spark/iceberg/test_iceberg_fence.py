@@ -15,12 +15,7 @@ from pipemax_spark.storage.tables import KEY, Replaced
 from tests.spark.iceberg.conftest import SCHEMA
 from tests.spark.test_fence import HeldRows
 
-pytestmark = pytest.mark.iceberg
-
-
-@pytest.fixture(autouse=True)
-def few_lanes() -> None:
-    """All lanes."""
+pytestmark = [pytest.mark.iceberg, pytest.mark.all_lanes]
 
 
 def ids(table: IcebergTable) -> list[int]:
