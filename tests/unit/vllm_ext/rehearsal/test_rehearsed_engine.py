@@ -40,7 +40,14 @@ def test_as_many_steps_are_in_flight_as_on_gpus(pipeline: int) -> None:
 
 @pytest.mark.parametrize(
     ("pipeline", "tensor", "chunk_tokens"),
-    [(4, 1, 128), (4, 1, 512), (4, 1, 4096), (8, 1, 512), (1, 4, 512), (2, 2, 512)],
+    [
+        pytest.param(4, 1, 128, marks=pytest.mark.parity_full),
+        (4, 1, 512),
+        pytest.param(4, 1, 4096, marks=pytest.mark.parity_full),
+        pytest.param(8, 1, 512, marks=pytest.mark.parity_full),
+        pytest.param(1, 4, 512, marks=pytest.mark.parity_full),
+        (2, 2, 512),
+    ],
 )
 def test_stock_vllm_is_as_fast_as_in_the_simulator(pipeline: int, tensor: int, chunk_tokens: int) -> None:
     engine, workload = make_engine(pipeline, tensor, chunk_tokens=chunk_tokens), small_workload(100)
@@ -66,7 +73,11 @@ def test_stock_vllm_frees_what_has_left_the_windows_as_in_the_simulator() -> Non
 
 @pytest.mark.parametrize(
     ("batching", "pipeline", "tensor"),
-    [(Batching.SEPARATED, 4, 1), (Batching.MIXED, 4, 1), (Batching.SEPARATED, 2, 2)],
+    [
+        pytest.param(Batching.SEPARATED, 4, 1, marks=pytest.mark.parity_full),
+        (Batching.MIXED, 4, 1),
+        (Batching.SEPARATED, 2, 2),
+    ],
 )
 def test_pipemax_is_as_fast_as_in_the_simulator(batching: Batching, pipeline: int, tensor: int) -> None:
     workload = small_workload(100)
