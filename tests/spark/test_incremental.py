@@ -107,7 +107,7 @@ def test_equal_rows_are_counted_over_all_nights(nights: Nights) -> None:
         pytest.param((), "the batch's entry", marks=pytest.mark.long),
     ],
 )
-def test_a_batch_that_ended_between_commit_and_checkpoint_adds_nothing_when_retried(
+def test_a_batch_without_checkpoint_adds_nothing_when_retried_and_updates_are_skipped_only_on_request(
     nights: Nights, id_columns: tuple[str, ...], lost: str
 ) -> None:
     nights.append([*words(0, 50), *([] if id_columns else words(0, 5))])
@@ -124,8 +124,19 @@ def test_a_batch_that_ended_between_commit_and_checkpoint_adds_nothing_when_retr
     assert rows_in > 0, "the same batch came again"
     assert nights.appends() == before
 
+    # The next nights bring updates and deletions too.
     nights.append(words(50, 60))
-    assert nights.run(id_columns=id_columns) == (10, 0, 10)
+    nights.sql("UPDATE {input} SET text = 'changed' WHERE id = 13")
+    with pytest.raises(JobError, match=r"were updated or deleted since the last run.*--skip-changes"):
+        nights.run(id_columns=id_columns)
+    assert nights.run(id_columns=id_columns, skip_changes=True) == (10, 0, 10)
+    nights.sql("DELETE FROM {input} WHERE id = 14")
+    with pytest.raises(JobError, match="were updated or deleted"):
+        nights.run(id_columns=id_columns)
+    nights.append(words(60, 61))
+    assert nights.run(id_columns=id_columns, skip_changes=True) == (1, 0, 1)
+    texts = {row["id"]: row["text"] for row in nights.jobs.rows()}
+    assert texts == dict(words(0, 61)), "a row stays as it was when it was appended"
 
 
 def test_a_batch_that_failed_half_way_is_retried_and_only_its_rest_is_computed(nights: Nights) -> None:
@@ -164,23 +175,6 @@ def replaced_input(nights: Nights) -> Any:
     from dataclasses import replace
 
     return replace(nights.jobs.defaults, input=nights.input)
-
-
-def test_an_update_stops_the_nightly_run_unless_it_is_skipped_on_request(nights: Nights) -> None:
-    nights.append(words(0, 20))
-    nights.run(id_columns=("id",))
-    nights.append(words(20, 30))
-    nights.sql("UPDATE {input} SET text = 'changed' WHERE id = 3")
-    with pytest.raises(JobError, match=r"were updated or deleted since the last run.*--skip-changes"):
-        nights.run(id_columns=("id",))
-    assert nights.run(id_columns=("id",), skip_changes=True) == (10, 0, 10)
-    nights.sql("DELETE FROM {input} WHERE id = 4")
-    with pytest.raises(JobError, match="were updated or deleted"):
-        nights.run(id_columns=("id",))
-    nights.append(words(30, 31))
-    assert nights.run(id_columns=("id",), skip_changes=True) == (1, 0, 1)
-    texts = {row["id"]: row["text"] for row in nights.jobs.rows()}
-    assert texts == dict(words(0, 31)), "a row stays as it was when it was appended"
 
 
 def test_an_input_that_cannot_be_streamed_is_refused_at_once(nights: Nights) -> None:

@@ -44,11 +44,6 @@ ROWS = [(i % 30, f"word {i % 30}") for i in range(40)]
 _LIMIT_S = 240.0
 
 
-@pytest.fixture(autouse=True)
-def few_lanes() -> None:
-    """All lanes."""
-
-
 class _Ended(BaseException):
     """Raised in a job that is dead, once the test is over."""
 
@@ -295,8 +290,10 @@ def machine_for(jobs: Jobs, id_columns: tuple[str, ...]) -> type[RuleBasedStateM
     return InterleavedRuns
 
 
-@pytest.mark.parametrize("id_columns", [("id",), ()])
-@pytest.mark.parametrize(("examples", "steps"), [(1, 8), pytest.param(25, 30, marks=pytest.mark.long)])
+@pytest.mark.parametrize("id_columns", [("id",), pytest.param((), marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("examples", "steps"), [(1, 8), pytest.param(25, 30, marks=[pytest.mark.long, pytest.mark.all_lanes])]
+)
 def test_whatever_the_order_of_their_steps_runs_commit_each_row_once(
     jobs: Callable[[], Jobs], id_columns: tuple[str, ...], examples: int, steps: int
 ) -> None:

@@ -49,6 +49,7 @@ def test_a_job_is_one_run_with_what_is_needed_to_understand_it(tracked_jobs: Cal
     assert json.loads(stored.read_text())["rows_out"] == 600
 
 
+@pytest.mark.long  # test_cluster's jobs have one that is down
 def test_a_tracking_server_that_is_down_costs_a_warning(
     tracked_jobs: Callable[[], Jobs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
