@@ -76,7 +76,16 @@ def reference() -> dict[str, float]:
     return phases_with_all_rows_there(prompts, max_tokens=_MAX_TOKENS, controller=_POOLS)
 
 
-@pytest.mark.parametrize(("batch_rows", "streams"), [(1, 1), (1, 7), (64, 2), (10_000, 1), (10_000, 7)])
+@pytest.mark.parametrize(
+    ("batch_rows", "streams"),
+    [
+        (1, 1),
+        pytest.param(1, 7, marks=pytest.mark.long),
+        (64, 2),
+        pytest.param(10_000, 1, marks=pytest.mark.long),
+        (10_000, 7),
+    ],
+)
 def test_phases_answers_and_memory_do_not_depend_on_how_rows_arrive(
     fake_engine_python: Callable[..., str], reference: dict[str, float], batch_rows: int, streams: int
 ) -> None:
