@@ -15,7 +15,7 @@ is_whole=
 [ $# -gt 0 ] || is_whole=yes
 [ $# -gt 0 ] || set -- tests/spark/test_udf.py tests/spark/test_annotate.py \
     $job::test_every_row_is_answered_once_and_a_rerun_does_only_what_is_new \
-    $job::test_bad_rows_become_error_rows_and_are_tried_again_when_asked
+    tests/spark/test_retry_errors.py::test_only_error_rows_that_were_retried_leave_the_table_and_in_one_commit_with_their_outcome
 for environment in "$PWD"/[0-9]*.[0-9]*; do
     "$environment/bin/python" - <<'PYTHON'
 import pipemax_spark, pyarrow, pyspark

@@ -20,7 +20,9 @@ def texts(jobs: Jobs) -> Counter[str]:
     return Counter(row["text"] for row in jobs.rows())
 
 
-def test_every_row_is_answered_once_and_a_rerun_does_only_what_is_new(jobs: MakeJobs) -> None:
+def test_every_row_is_answered_once_and_a_rerun_does_only_what_is_new(
+    jobs: MakeJobs,
+) -> None:
     run = jobs()
     run.write_input([(i, f"word {i}") for i in range(300)])
     summary = run.run(id_columns=("id",))
@@ -45,14 +47,24 @@ def test_every_row_is_answered_once_and_a_rerun_does_only_what_is_new(jobs: Make
     assert (more.rows_out, more.rows_skipped) == (10, 300)
     assert sorted(row["id"] for row in run.rows()) == list(range(310))
 
+    other = PromptSource(template="Shout {text}")
+    with pytest.raises(JobError, match=r"template was .*Say \{text\}.* is .*Shout \{text\}.*--new-spec"):
+        run.run(id_columns=("id",), source=other)
+    run.run(id_columns=("id",), source=other, new_spec=True, limit=5)
+    by_spec = Counter(row["annotation"]["spec_hash"] for row in run.rows())
+    assert sorted(by_spec.values()) == [5, 310]
 
-def test_without_ids_equal_rows_are_counted(jobs: MakeJobs) -> None:
+
+def test_without_ids_equal_rows_are_counted_and_under_sampling_each_is_computed(jobs: MakeJobs) -> None:
     run = jobs()
+    sampling = GenerationSpec(max_tokens=16, temperature=0.5)
     run.write_input([(1, "a"), (1, "a"), (2, "b")])
-    run.run()
+    first = run.run(generation=sampling)
+    assert first is not None
+    assert (first.rows_out, first.rows_reused) == (3, 0)
     assert texts(run) == {"a": 2, "b": 1}
     run.write_input([(1, "a"), (1, "a"), (1, "a"), (2, "b"), (3, "c")])
-    summary = run.run()
+    summary = run.run(generation=sampling)
     assert summary is not None
     assert summary.rows_out == 2
     assert texts(run) == {"a": 3, "b": 1, "c": 1}
@@ -72,15 +84,8 @@ def test_equal_requests_are_computed_once_over_all_chunks_and_every_row_gets_the
     assert sorted(row["id"] for row in rows) == list(range(1_000))
     assert all(row["annotation"]["text"] == expected_text(f"Say {row['text']}") for row in rows)
 
-    sampled = run.run(
-        output=f"{run.output}-sampled", generation=GenerationSpec(max_tokens=16, temperature=0.5)
-    )
-    each = run.run(output=f"{run.output}-each", compute_each=True)
-    assert sampled is not None
-    assert each is not None
-    assert (sampled.rows_reused, each.rows_reused) == (0, 0)
 
-
+@pytest.mark.long  # test_bad_rows and test_ask show it of more kinds of rows
 def test_bad_rows_become_error_rows(jobs: MakeJobs) -> None:
     run = jobs()
     run.write_input([(1, "fine"), (2, None), (3, "[[error]]")])
@@ -94,6 +99,7 @@ def test_bad_rows_become_error_rows(jobs: MakeJobs) -> None:
     assert "empty_prompt" in run.printed
 
 
+@pytest.mark.long  # test_retry_errors and test_incremental show it of later runs
 def test_on_error_fail_ends_the_job(jobs: MakeJobs) -> None:
     run = jobs()
     run.write_input([(1, "fine"), (2, None)])
@@ -110,6 +116,7 @@ def test_too_many_errors_end_the_job_with_their_cause(jobs: MakeJobs) -> None:
         run.run(engine=slow)
 
 
+@pytest.mark.long  # test_ask shows the column, test_bad_rows the error
 def test_a_schema_gives_a_parsed_column_and_an_invalid_answer_is_an_error(jobs: MakeJobs) -> None:
     run = jobs()
     run.write_input([(1, "anything")])
@@ -120,17 +127,6 @@ def test_a_schema_gives_a_parsed_column_and_an_invalid_answer_is_an_error(jobs: 
     else:
         assert row["annotation"]["error"]["code"] == ErrorCode.RESPONSE_FORMAT
         assert row["annotation"]["text"] is not None
-
-
-def test_another_template_into_the_same_table_is_refused_unless_asked_for(jobs: MakeJobs) -> None:
-    run = jobs()
-    run.write_input([(1, "a")])
-    run.run(id_columns=("id",))
-    other = PromptSource(template="Shout {text}")
-    with pytest.raises(JobError, match=r"template was .*Say \{text\}.* is .*Shout \{text\}.*--new-spec"):
-        run.run(id_columns=("id",), source=other)
-    run.run(id_columns=("id",), source=other, new_spec=True)
-    assert len({row["annotation"]["spec_hash"] for row in run.rows()}) == 2
 
 
 @pytest.mark.parametrize(
@@ -162,23 +158,12 @@ def test_a_dry_run_counts_and_writes_nothing(jobs: MakeJobs) -> None:
     assert not (run.directory / "out").exists()
 
 
-def test_compacting_joins_the_files_of_all_chunks_and_changes_no_row(jobs: MakeJobs) -> None:
+def test_rows_beyond_a_limit_are_counted_and_a_later_run_annotates_and_compacts_them(jobs: MakeJobs) -> None:
     run = jobs()
-    run.write_input([(i, f"word {i}") for i in range(40)])
-    run.run(id_columns=("id",), limit=20)
-    num_files = run.spark.sql(f"DESCRIBE DETAIL delta.`{run.output}`").collect()[0]["numFiles"]
-    assert num_files > 1
-    summary = run.run(id_columns=("id",), compact=True)
-    assert summary is not None
-    assert (summary.rows_out, summary.rows_skipped) == (20, 20)
-    assert run.spark.sql(f"DESCRIBE DETAIL delta.`{run.output}`").collect()[0]["numFiles"] == 1
-    assert "small files were compacted into 1" in run.printed
-    assert sorted(row["id"] for row in run.rows()) == list(range(40))
-    assert run.run(id_columns=("id",)).rows_skipped == 40
 
+    def num_files() -> int:
+        return int(run.spark.sql(f"DESCRIBE DETAIL delta.`{run.output}`").collect()[0]["numFiles"])
 
-def test_rows_beyond_a_limit_are_counted_and_a_later_run_annotates_them(jobs: MakeJobs) -> None:
-    run = jobs()
     run.write_input([(i, f"word {i}") for i in range(30)])
     first = run.run(id_columns=("id",), limit=10)
     assert first is not None
@@ -190,10 +175,14 @@ def test_rows_beyond_a_limit_are_counted_and_a_later_run_annotates_them(jobs: Ma
     second = run.run(id_columns=("id",), limit=5)
     assert second is not None
     assert (second.rows_in, second.rows_out, second.rows_skipped, second.rows_left_out) == (21, 5, 0, 16)
-    third = run.run(id_columns=("id",))
+    assert num_files() > 1
+    third = run.run(id_columns=("id",), compact=True)
     assert third is not None
     assert (third.rows_out, third.rows_skipped, third.rows_left_out) == (16, 5, 0)
+    assert num_files() == 1, "compacting joins the files of all chunks"
+    assert "small files were compacted into 1" in run.printed
     assert sorted(row["id"] for row in run.rows()) == [*range(30), 100]
+    assert run.run(id_columns=("id",)).rows_skipped == 21, "compacting changes no row"
 
 
 def test_the_report_says_what_each_replica_of_the_engine_has_done(jobs: MakeJobs) -> None:

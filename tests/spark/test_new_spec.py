@@ -45,18 +45,6 @@ def test_prompts_with_timestamps_are_not_mixed_over_time_zones(
     assert len(run.rows()) == 1
 
 
-def test_a_prompt_without_timestamps_is_the_same_in_every_time_zone(
-    jobs: MakeJobs, set_zone: Callable[[str], None]
-) -> None:
-    run = jobs()
-    set_zone("UTC")
-    write_times(run)
-    run.run(id_columns=("id",))
-    set_zone("Asia/Tokyo")
-    run.run(id_columns=("id",))
-    assert len(run.rows()) == 1
-
-
 def test_annotate_distinguishes_time_zones(
     spark: Any, engine_python: str, set_zone: Callable[[str], None]
 ) -> None:
@@ -69,15 +57,18 @@ def test_annotate_distinguishes_time_zones(
     assert len(hashes) == 2
 
 
-def test_an_argument_of_vllm_that_changes_answers_is_refused_on_a_table_made_without_it(
-    jobs: MakeJobs,
+def test_an_argument_of_vllm_is_refused_if_it_changes_answers_and_a_time_zone_if_it_changes_the_prompt(
+    jobs: MakeJobs, set_zone: Callable[[str], None]
 ) -> None:
     run = jobs()
-    run.write_input([(1, "a")])
+    set_zone("UTC")
+    write_times(run)  # the prompt has none of them
     run.run(id_columns=("id",), engine=fake_config())
+    set_zone("Asia/Tokyo")
     for fp8 in ({"kv_cache_dtype": "fp8"}, {"vllm": {"kv_cache_dtype": "fp8"}}):
         with pytest.raises(JobError, match=r'vllm\.kv_cache_dtype was not given, is "fp8".*--new-spec'):
             run.run(id_columns=("id",), engine={"model": "fake", **fp8})
     summary = run.run(id_columns=("id",), engine={"model": "fake", "vllm": {"gpu_memory_utilization": 0.5}})
     assert summary is not None
     assert summary.rows_skipped == 1
+    assert len(run.rows()) == 1

@@ -54,7 +54,7 @@ def loads(jobs: Jobs) -> list[int]:
 @pytest.mark.parametrize(
     ("id_columns", "operator"), [(("id",), "LeftAnti"), pytest.param((), "Window", marks=pytest.mark.long)]
 )
-def test_few_rows_left_are_searched_for_once(
+def test_few_rows_left_are_searched_for_once_and_none_that_is_done_before_the_claim_is_done_again(
     jobs: MakeJobs, id_columns: tuple[str, ...], operator: str
 ) -> None:
     run = jobs()
@@ -69,26 +69,19 @@ def test_few_rows_left_are_searched_for_once(
     assert summary is not None
     assert (summary.rows_skipped, summary.rows_out) == (199, 2)
     assert work.plans_with(operator) == 1
-    assert sorted(row["id"] for row in run.rows()) == sorted([*range(200), *(number for number, _ in new)])
+    done = sorted([*range(200), *(number for number, _ in new)])
+    assert sorted(row["id"] for row in run.rows()) == done
 
-
-@pytest.mark.parametrize("id_columns", BY_IDS_AND_BY_ROWS)
-def test_rows_that_are_committed_between_the_search_and_the_claim_are_not_done_again(
-    jobs: MakeJobs, id_columns: tuple[str, ...]
-) -> None:
-    run = jobs()
-    run.write_input([(i, f"word {i}") for i in range(98)])
-    run.run(id_columns=id_columns)
-    run.write_input([(i, f"word {i}") for i in range(100)])
+    run.write_input([*rows[1:], *new, (300, "word 300"), (301, "word 301")])
 
     def commit_elsewhere() -> None:
         table = run.spark.read.format("delta").load(run.output)
-        row = table.where("id = 0").selectExpr("99L AS id", "'word 99' AS text", "annotation")
+        row = table.where("id = 0").selectExpr("301L AS id", "'word 301' AS text", "annotation")
         row.write.format("delta").mode("append").save(run.output)
 
     summary = run_with(run, replace(run.defaults, id_columns=id_columns), commit_elsewhere)
-    assert (summary.rows_in, summary.rows_skipped, summary.rows_out) == (100, 99, 1)
-    assert sorted(row["id"] for row in run.rows()) == list(range(100))
+    assert (summary.rows_in, summary.rows_skipped, summary.rows_out) == (203, 202, 1)
+    assert sorted(row["id"] for row in run.rows()) == [*done, 300, 301]
 
 
 def test_engines_load_before_the_rows_are_written_down_and_only_for_rows(
