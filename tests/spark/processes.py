@@ -12,7 +12,7 @@ SMALL_JVM = (
 """Java options. The tests' JVMs are short-lived and spend more on loading and compiling than on running; with the
 48 MiB of compiled code that one compiler is given by default, they would throw it away and compile again."""
 SMALL_SPARK = (
-    "--conf spark.sql.shuffle.partitions=2 --conf spark.databricks.delta.snapshotPartitions=2 "
+    "--conf spark.sql.shuffle.partitions=2 --conf spark.databricks.delta.snapshotPartitions=1 "
     "--conf spark.sql.codegen.wholeStage=false --conf spark.sql.codegen.factoryMode=NO_CODEGEN "
     "--conf spark.sql.sources.parallelPartitionDiscovery.parallelism=2 "
     f"--conf spark.ui.enabled=false --driver-java-options '{SMALL_JVM}'"

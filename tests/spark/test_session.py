@@ -31,4 +31,4 @@ def test_on_one_machine_delta_reads_a_table_s_log_in_few_tasks(tmp_path: Path) -
 
 
 def test_settings_of_the_user_are_kept(spark: Any) -> None:
-    assert spark.conf.get(SETTING) == "2"  # of SMALL_SPARK
+    assert spark.conf.get(SETTING) == "1"  # of SMALL_SPARK
