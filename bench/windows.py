@@ -1,6 +1,8 @@
-"""What freeing the KV that has left sliding windows would gain under PipeMax, in simulation.
+"""What freeing the KV that has left sliding windows gains under PipeMax, in simulation.
 
     python -m bench.windows [--rows 4000] [--only NODE,MODEL,WORKLOAD,STAGES] [--json FILE]
+
+A run with a file that exists goes on where it ended.
 
 For each node, model, workload and number of stages (with as many replicas as fit): steady tokens/s of the node.
 
@@ -10,7 +12,7 @@ For each node, model, workload and number of stages (with as many replicas as fi
     kept                what the hybrid manager's blocks take of the GPUs' memory over what whole KV takes, for the
                         workload's rows in the midst of their outputs; above 1 the gaps in its groups cost more than the
                         windows free
-    freed_separated,    PipeMax as if ``kept`` of each row's KV were kept and prefetched
+    freed_separated,    PipeMax with the KV freed that has left windows
     freed_mixed
     bound               PipeMax with all KV on the GPUs
 
@@ -98,8 +100,8 @@ def run_setting(node_name: str, model_name: str, workload: str, stages: int, row
         "stock_whole": whole_stock.steady_tokens_per_s * layout.replicas,
         "separated": runs[Batching.SEPARATED].tokens_per_s,
         "mixed": runs[Batching.MIXED].tokens_per_s,
-        "freed_separated": _freed(scenario, layout, kept, {}),
-        "freed_mixed": _freed(scenario, layout, kept, mixed_batching(mixed_tokens)),
+        "freed_separated": _freed(scenario, layout, {}),
+        "freed_mixed": _freed(scenario, layout, mixed_batching(mixed_tokens)),
         "bound": pipemax_bound(scenario, layout),
     }
     return {
@@ -115,8 +117,8 @@ def run_setting(node_name: str, model_name: str, workload: str, stages: int, row
     }
 
 
-def _freed(scenario: Scenario, layout: Layout, kept: float, controller: dict[str, Any]) -> float:
-    options = PipeMaxOptions(kept_kv=kept, controller=controller)
+def _freed(scenario: Scenario, layout: Layout, controller: dict[str, Any]) -> float:
+    options = PipeMaxOptions(frees_windows=True, controller=controller)
     return PipeMaxSystem(scenario, options).simulate().steady_tokens_per_s * layout.replicas
 
 
@@ -133,8 +135,13 @@ def main() -> None:
         parts = [one.split(",") for one in arguments.only]
         settings = [(node, model, workload, int(stages)) for node, model, workload, stages in parts]
     entries: list[dict[str, Any]] = []
+    if arguments.json and arguments.json.exists():
+        entries = json.loads(arguments.json.read_text(encoding="utf-8"))
+    known = {(one["node"], one["model"], one["workload"], one["stages"]) for one in entries}
     print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS), flush=True)
     for node, model, workload, stages in settings:
+        if (node, model, workload, stages) in known:
+            continue
         try:
             entry = run_setting(node, model, workload, stages, arguments.rows)
         except ValueError as error:

@@ -4,14 +4,15 @@ The fake engine checks that each plan is legal on counts of its own; ``check_int
 after every call. A plan that does nothing while nothing is in flight fails there too.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pipemax.control.controller_config import VictimPolicy
+from pipemax.domain.kv_groups import KvGroups
 from pipemax.domain.request import PrefixId, SharedPrefix
 from tests.unit.control.fake_engine import FakeEngine, Faults, small_config, spec, stage
 
@@ -112,6 +113,41 @@ def test_every_request_finishes_with_its_own_number_of_outputs(
     most_tokens = 16 * min(changes["gpu_blocks"], changes["host_blocks"])
     table = data.draw(rows(most_tokens, prefixes=True))
     check(run_all(changes, table, Faults(), seed, max_in_flight), table)
+
+
+WINDOWS = st.builds(
+    KvGroups,
+    full=st.integers(0, 2),
+    window=st.integers(1, 3),
+    window_tokens=st.sampled_from([2, 16, 17, 40, 128]),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    data=st.data(),
+    changes=pools(),
+    groups=WINDOWS,
+    faults=FAULTS,
+    seed=st.integers(0, 2**16),
+    max_in_flight=st.integers(1, 6),
+)
+def test_rows_whose_blocks_leave_windows_finish_too(
+    data: st.DataObject,
+    changes: dict[str, Any],
+    groups: KvGroups,
+    faults: Faults,
+    seed: int,
+    max_in_flight: int,
+) -> None:
+    room = min(changes["gpu_blocks"], changes["host_blocks"])
+    fitting = [n for n in range(2, 1000) if groups.prompt_blocks(n, 16, in_flight_tokens=0) <= room]
+    assume(fitting and max(fitting) > 41)
+    table = data.draw(rows(max(fitting), prefixes=True))
+    check(
+        run_all({**changes, "kv_groups": groups}, table, replace(faults, cache_hit=0.0), seed, max_in_flight),
+        table,
+    )
 
 
 @settings(max_examples=50, deadline=None)

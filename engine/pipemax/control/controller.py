@@ -65,7 +65,10 @@ class Controller:
 
     def _begin(self, config: ControllerConfig) -> None:
         self._table = RequestTable(
-            gpu_blocks=config.gpu_blocks, host_blocks=config.host_blocks, block_tokens=config.block_tokens
+            gpu_blocks=config.gpu_blocks,
+            host_blocks=config.host_blocks,
+            block_tokens=config.block_tokens,
+            groups=config.kv_groups,
         )
         self._rotation = Rotation(config.num_batches)
         self._intake = Intake(self._table, self._flights, self._times, self._outputs)

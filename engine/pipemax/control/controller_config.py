@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pipemax.domain.kv_groups import WHOLE_KV, KvGroups
 from pipemax.domain.plan import Batching
 from pipemax.domain.step_times import StepTimeModel
 
@@ -65,6 +66,8 @@ class ControllerConfig:
     host_blocks: int
     """KV blocks of the host pool, which holds a replica of every live request."""
     block_tokens: int = 16
+    kv_groups: KvGroups = WHOLE_KV
+    """The block tables of a request. With windows whose older blocks are freed, no prefixes are shared."""
     max_num_seqs: int = 1024
     """Maximum number of requests in one step."""
     max_resident_requests: int = 8192

@@ -35,18 +35,32 @@ class KvGroups:
         """Return how many leading blocks of a window group the token after these ``tokens`` does not attend to."""
         return max(0, tokens - self.window_tokens + 1) // block_tokens if self.window else 0
 
-    def running_blocks(self, tokens: int, block_tokens: int) -> int:
-        """Return the blocks of a row that decodes, with KV of this many tokens, before its next step.
+    def step_blocks(self, first: int, end: int, block_tokens: int) -> int:
+        """Return the blocks of a row in a step that computes its tokens ``[first, end)``.
 
-        What its last step no longer attended to is free.
+        What the first of them no longer attends to is free.
         """
-        skipped = self.skipped_blocks(tokens - 1, block_tokens)
-        return self.count * ceil_div(tokens, block_tokens) - self.window * skipped
+        skipped = self.skipped_blocks(first, block_tokens)
+        return self.count * ceil_div(end, block_tokens) - self.window * skipped
+
+    def running_blocks(self, tokens: int, block_tokens: int) -> int:
+        """Return the blocks of a row that decodes, with KV of this many tokens, before its next step."""
+        return self.step_blocks(tokens - 1, tokens, block_tokens)
+
+    def kept_blocks(self, tokens: int, block_tokens: int) -> int:
+        """Return the blocks that the steps after these ``tokens`` need of a row."""
+        return self.step_blocks(tokens, tokens, block_tokens)
+
+    def fitting_tokens(self, first: int, num_blocks: int, block_tokens: int) -> int:
+        """Return the end of the longest step that begins with token ``first`` and takes at most ``num_blocks``."""
+        skipped = self.skipped_blocks(first, block_tokens)
+        return (num_blocks + self.window * skipped) // self.count * block_tokens
 
     def prompt_blocks(self, tokens: int, block_tokens: int, *, in_flight_tokens: int) -> int:
         """Return the most blocks that a prompt holds while it is computed, for which vLLM asks before it starts one.
 
-        Steps in flight compute up to ``in_flight_tokens``, whose windows are still needed.
+        Steps in flight compute up to ``in_flight_tokens``, whose windows are still needed. With none, these are the
+        most that a row of this length ever takes, if its prompt is computed in small parts.
         """
         num_blocks = ceil_div(tokens, block_tokens)
         most = ceil_div(self.window_tokens - 1 + in_flight_tokens, block_tokens) + 1

@@ -341,6 +341,14 @@ class KvCapacity:
         )
 
 
+def block_layers(model: ModelSpec, parallelism: Parallelism, *, frees_windows: bool) -> list[int]:
+    """Return for how many layers a KV block has room, by stage: for all of them, or for those of one group."""
+    if not frees_windows or model.window_tokens is None:
+        return [*parallelism.layers_of(model)]
+    grouped = group_layers(model.num_layers, model.full_layers)
+    return [grouped.most_layers(first, end) for first, end in parallelism.layer_ranges(model)]
+
+
 def kv_capacity(
     node: NodeSpec,
     model: ModelSpec,
@@ -353,14 +361,12 @@ def kv_capacity(
 
     Each GPU has its own pools for its part of the KV; more GPUs than KV heads keep copies on the host as well.
     ``frees_windows``: layers with windows have block tables of their own, as under stock vLLM; otherwise their KV is
-    kept whole, as under PipeMax.
+    kept whole, as under PipeMax by default.
     """
     groups, stage_layers = WHOLE_KV, parallelism.layers_of(model)
-    block_layers: Sequence[int] = stage_layers
     if frees_windows and model.window_tokens is not None:
-        grouped = group_layers(model.num_layers, model.full_layers)
-        groups = grouped.tables(model.window_tokens)
-        block_layers = [grouped.most_layers(first, end) for first, end in parallelism.layer_ranges(model)]
+        groups = group_layers(model.num_layers, model.full_layers).tables(model.window_tokens)
+    room_layers = block_layers(model, parallelism, frees_windows=frees_windows)
     layer_bytes = block_tokens * model.kv_bytes_per_token_and_layer / model.kv_shards(parallelism.tensor)
     budget = node.gpu.memory_bytes * node.gpu_memory_fraction - node.gpu_reserve_bytes
     blocks = []
@@ -368,13 +374,13 @@ def kv_capacity(
         num_heads = (stage == 0) + (stage == len(stage_layers) - 1)
         weight_bytes = num_layers * model.layer_weight_bytes + num_heads * model.head_weight_bytes
         free_bytes = budget - weight_bytes / parallelism.tensor
-        blocks.append(int(free_bytes // (block_layers[stage] * layer_bytes)))
+        blocks.append(int(free_bytes // (room_layers[stage] * layer_bytes)))
     if min(blocks) < 1:
         raise ValueError(
             f"{model.name} does not fit on {node.name} with {parallelism.pipeline} stages of "
             f"{parallelism.tensor} GPUs: the weights leave no room for the KV cache"
         )
-    host_blocks = int(node.host_kv_bytes // (layer_bytes * sum(block_layers) * parallelism.tensor))
+    host_blocks = int(node.host_kv_bytes // (layer_bytes * sum(room_layers) * parallelism.tensor))
     return KvCapacity(
         block_tokens=block_tokens, gpu_blocks=min(blocks), host_blocks=host_blocks, groups=groups
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, kv_capacity
+from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, block_layers, kv_capacity
 from pipemax.sim.event_queue import EventQueue, Priority
 from pipemax.sim.links import Direction, Links
 from pipemax.sim.measured_engine import MeasuredEngine, MeasuredTimes
@@ -65,6 +65,8 @@ class Machine:
         else:
             self.times = MeasuredTimes(measured)
             self.capacity = measured.stock_capacity if frees_windows else measured.capacity
+        self.room_layers = block_layers(model, parallelism, frees_windows=True) if frees_windows else None
+        """For how many layers a block has room, by stage; None where that is all of a stage's."""
         self.usage = Usage()
         self._shared_tokens = shared_tokens
         self._activation_priority = activation_priority
@@ -87,7 +89,10 @@ class Machine:
 
     def block_bytes(self, stage: int) -> float:
         """Return the bytes of one KV block on one GPU of a stage."""
-        return self.capacity.block_tokens * self.times.kv_bytes_per_token(stage)
+        token_bytes = self.times.kv_bytes_per_token(stage)
+        if self.room_layers is not None:
+            token_bytes *= self.room_layers[stage] / self.parallelism.layers_of(self.model)[stage]
+        return self.capacity.block_tokens * token_bytes
 
     def gpus_of(self, stage: int) -> range:
         tensor = self.parallelism.tensor

@@ -88,6 +88,8 @@ class Sequence:
     target_tokens: int
     computed_tokens: int = 0
     gpu_blocks: int = 0
+    held_tokens: int = 0
+    """Tokens for which it has blocks, windows apart."""
     num_outputs: int = 0
     in_flight: int = 0
     last_step: int = 0
@@ -195,6 +197,10 @@ class FakeEngine:
             assert request_id not in plan.run
             sequence.gpu_blocks, sequence.prefetched_to = 0, None
         events: list[Event] = []
+        if self.config.kv_groups.window:
+            for sequence in (self.sequences[request_id] for request_id in plan.run):
+                freed = self._blocks_of(sequence.computed_tokens, sequence.held_tokens)
+                sequence.gpu_blocks = min(sequence.gpu_blocks, freed)
         for item in plan.prefetch:
             if self._chance(self.faults.refuse_prefetch):
                 self.sequences[item.request_id].gpu_blocks = 0
@@ -216,12 +222,20 @@ class FakeEngine:
             events.append(GpuBlocksObserved(num_free=self.config.gpu_blocks - held))
         live = self._held(
             {
-                s.spec.request_id: ceil_div(s.computed_tokens, self._block_tokens)
+                s.spec.request_id: self._blocks_of(s.computed_tokens, s.computed_tokens)
                 for s in self.sequences.values()
             }
         )
         assert live <= self.config.host_blocks, f"{live} blocks on a host of {self.config.host_blocks}"
         return events
+
+    def _blocks_of(self, first: int, end: int) -> int:
+        """Blocks that hold the first ``end`` tokens, but for what the token ``first`` no longer attends to."""
+        groups, size = self.config.kv_groups, self._block_tokens
+        num_blocks = ceil_div(end, size)
+        begins = first - groups.window_tokens + 1
+        in_window = sum((block + 1) * size > begins for block in range(num_blocks)) if groups.window else 0
+        return groups.full * num_blocks + groups.window * in_window
 
     def _held(self, blocks: dict[RequestId, int]) -> int:
         """Blocks in all, a shared prefix counted once."""
@@ -237,7 +251,7 @@ class FakeEngine:
 
     def _shared_blocks(self, request_id: RequestId) -> int:
         spec = self.sequences[request_id].spec
-        if spec.prefix is None:
+        if spec.prefix is None or self.config.kv_groups.window:
             return 0
         num_blocks = spec.prefix.num_tokens // self._block_tokens
         return num_blocks if spec.prompt_tokens > num_blocks * self._block_tokens else 0
@@ -261,13 +275,16 @@ class FakeEngine:
         if item.is_first:
             assert sequence.gpu_blocks == 0, "prefetched while resident"
             assert item.first_block in (0, self._shared_blocks(sequence.spec.request_id))
-            sequence.gpu_blocks = sequence.computed_tokens // self._block_tokens + 1
+            sequence.gpu_blocks = self._blocks_of(sequence.computed_tokens, sequence.computed_tokens + 1)
+            sequence.held_tokens = sequence.computed_tokens + 1
             sequence.found_prefix = item.first_block > 0
         else:
             assert sequence.prefetched_to == item.first_block, "parts out of order"
         sequence.prefetched_to = item.first_block + item.num_blocks
         if item.is_last:
-            assert sequence.prefetched_to == ceil_div(sequence.computed_tokens, self._block_tokens)
+            assert sequence.prefetched_to == self._blocks_of(
+                sequence.computed_tokens, sequence.computed_tokens
+            )
             sequence.prefetched_to = None
 
     def _launch(self, plan: StepPlan) -> list[Event]:
@@ -296,24 +313,24 @@ class FakeEngine:
             else:
                 assert not sequence.is_prefilled, request_id
             # Hits on blocks that were free, earlier in this plan, may have left too few for this one.
-            fits = not self.checks_each_run or self._fits(sequence, sequence.computed_tokens + num_tokens)
+            fits = not self.checks_each_run or self._fits(sequence, num_tokens)
             assert fits or self.faults.cache_hit, f"no room to run {request_id}"
             if not fits or self._chance(self.faults.refuse_run):
                 events.append(RunRefused(step_id=plan.step_id, request_id=request_id))
                 continue
             if sequence.computed_tokens == 0 and (hit := self._look_up_cache(plan, sequence, num_tokens)):
                 # It moves the planned tokens into a block of the request's own, which may not be free.
-                fits = not self.checks_each_run or self._fits(sequence, sequence.computed_tokens + num_tokens)
+                fits = not self.checks_each_run or self._fits(sequence, num_tokens)
                 assert fits or self.faults.cache_hit, f"no room to run {request_id} behind its prefix"
                 if not fits:
                     sequence.computed_tokens = 0
                     events.append(RunRefused(step_id=plan.step_id, request_id=request_id))
                     continue
                 events += hit
+            sequence.gpu_blocks = self._blocks_to_run(sequence, num_tokens)
             sequence.computed_tokens += num_tokens
+            sequence.held_tokens = max(sequence.held_tokens, sequence.computed_tokens)
             sequence.in_flight += 1
-            needed = ceil_div(sequence.computed_tokens, self._block_tokens)
-            sequence.gpu_blocks = max(sequence.gpu_blocks, needed)
             sequence.last_step = self._num_steps
             ran.append((request_id, sequence.life, sequence.is_prefilled))
         if ran:
@@ -345,14 +362,19 @@ class FakeEngine:
             )
         ]
 
+    def _blocks_to_run(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks that it holds once it runs so many more tokens."""
+        first = sequence.computed_tokens
+        needed = self._blocks_of(first, first + num_tokens)
+        return max(sequence.gpu_blocks, needed)
+
     def _fits(self, sequence: Sequence, num_tokens: int) -> bool:
         blocks = {s.spec.request_id: s.gpu_blocks for s in self.sequences.values()}
-        needed = ceil_div(num_tokens, self._block_tokens)
-        blocks[sequence.spec.request_id] = max(sequence.gpu_blocks, needed)
+        blocks[sequence.spec.request_id] = self._blocks_to_run(sequence, num_tokens)
         return self._held(blocks) <= self.config.gpu_blocks
 
     def _drop(self, sequence: Sequence) -> None:
-        sequence.computed_tokens = sequence.gpu_blocks = sequence.in_flight = 0
+        sequence.computed_tokens = sequence.gpu_blocks = sequence.in_flight = sequence.held_tokens = 0
         sequence.prefetched_to = None
         sequence.target_tokens = sequence.spec.prompt_tokens + sequence.num_outputs
         sequence.life += 1

@@ -138,7 +138,7 @@ class DecodePlanner:
         table, host = self._table, self._table.ledger.host
 
         def lacking() -> int:
-            return sum(map(table.needs.grows_on_host, step.states)) - host.num_free
+            return sum(map(table.needs.growth_on_host, step.states)) - host.num_free
 
         num_blocks = lacking()
         if num_blocks <= 0:
@@ -170,7 +170,7 @@ class DecodePlanner:
         table, free = self._table, self._table.ledger.gpu
 
         def needed() -> int:
-            return sum(map(table.needs.grows_on_gpu, step.states))
+            return sum(map(table.needs.growth_on_gpu, step.states))
 
         step.evicted += evict_for_room(
             table,

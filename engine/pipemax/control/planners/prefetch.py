@@ -27,7 +27,6 @@ from pipemax.control.state.request_state import RequestState
 from pipemax.control.state.request_table import RequestTable
 from pipemax.control.times.stage_estimators import StageEstimators
 from pipemax.domain.plan import Prefetch, PrefetchMode
-from pipemax.domain.units import ceil_div
 
 
 class SteadyDetector:
@@ -277,8 +276,8 @@ class PrefetchPlanner:
         sources = [
             batch for batch in self._rotation.behind() if batch is not target and batch is not executing
         ]
-        # Each member holds its blocks, less one at most: the room is certain before any request is evicted.
-        certain = sum(batch.own_blocks - len(batch) for batch in sources)
+        # Each member holds its blocks, less one of each table at most: the room is certain before anyone is evicted.
+        certain = sum(batch.own_blocks - len(batch) * self._config.kv_groups.count for batch in sources)
         if cost > self._table.ledger.gpu.num_free + certain:
             return 0
         self._evict(step, sources, free_blocks=cost, num_new=1)
@@ -319,5 +318,5 @@ class PrefetchPlanner:
         return math.ceil(budget_blocks * self._config.overdue_budget_fraction)
 
     def _end_block(self, state: RequestState) -> int:
-        """Return the end of a request's KV, in blocks of its sequence."""
-        return ceil_div(state.computed_tokens, self._config.block_tokens)
+        """Return the end of a request's KV, in blocks of its replica."""
+        return state.num_shared_blocks + self._table.needs.own_blocks(state, state.computed_tokens)

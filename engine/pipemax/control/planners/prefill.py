@@ -95,7 +95,7 @@ class PrefillPlanner:
         expected = (
             state.max_kv_tokens if state.num_recomputes else self._outputs.expected_kv_tokens(state.spec)
         )
-        return self._table.needs.own_blocks(state, max(expected, state.target_tokens))
+        return self._table.needs.reserved_blocks(state, max(expected, state.target_tokens))
 
     def form(self, *, anything_in_flight: bool) -> PrefillStep:
         """Form a step of at most ``prefill_chunk_tokens``, from the next chunks of the requests in line."""
@@ -159,7 +159,8 @@ class PrefillPlanner:
         """
         first_token = state.computed_tokens or self._table.needs.cached_prefix_tokens(state)
         wanted = min(tokens_left, state.target_tokens - first_token)
-        num_tokens = min(wanted, self._make_room(step, state, sources, first_token + wanted) - first_token)
+        end = self._make_room(step, state, sources, first_token, first_token + wanted)
+        num_tokens = min(wanted, end - first_token)
         if num_tokens <= 0 or (self._config.whole_prompts and num_tokens < state.target_tokens - first_token):
             return 0
         # Making room may have dropped the last holder of its prefix.
@@ -171,13 +172,16 @@ class PrefillPlanner:
         return num_tokens
 
     def _make_room(
-        self, step: PrefillStep, state: RequestState, sources: Sequence[Batch], num_tokens: int
+        self, step: PrefillStep, state: RequestState, sources: Sequence[Batch], first: int, end: int
     ) -> int:
-        """Evict until a request's first ``num_tokens`` fit on the GPU; return how many fit once no more can leave."""
+        """Evict until a step of a request's tokens ``[first, end)`` fits on the GPU.
+
+        Return the end of what fits once no more can leave.
+        """
         gpu = self._table.ledger.gpu
         is_new = state.id not in gpu
         held = 0 if is_new else gpu.own_blocks(state.id)
-        needed = self._table.needs.gpu_blocks(state, num_tokens) - held
+        needed = self._table.needs.gpu_blocks(state, first, end) - held
         step.evicted += evict_for_room(
             self._table,
             sources,
@@ -189,5 +193,4 @@ class PrefillPlanner:
         if is_new and self._table.num_on_gpu >= self._max_on_gpu:
             return 0
         # The blocks of its prefix come on top of its own, unless an eviction took them along.
-        num_blocks = held + gpu.num_free - self._table.needs.gpu_blocks(state, 0)
-        return min(num_tokens, num_blocks * self._table.block_tokens)
+        return min(end, self._table.needs.fitting_tokens(state, first, held + gpu.num_free))

@@ -57,12 +57,12 @@ class Batch:
         self.kv_tokens -= state.computed_tokens
         self.own_blocks -= state.blocks
 
-    def lengthen(self, state: RequestState) -> None:
-        """Count one more block for a member."""
+    def resize(self, state: RequestState, blocks: int) -> None:
+        """Count another number of blocks for a member."""
         self._by_length.discard(state, state.blocks)
-        state.blocks += 1
-        self._by_length.add(state, state.blocks)
-        self.own_blocks += 1
+        self.own_blocks += blocks - state.blocks
+        state.blocks = blocks
+        self._by_length.add(state, blocks)
 
     def add_tokens(self, num_tokens: int) -> None:
         """Count tokens by which the members' ``computed_tokens`` grew together."""

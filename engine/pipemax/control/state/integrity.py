@@ -20,15 +20,18 @@ def _check_state(table: RequestTable, state: RequestState) -> None:
         assert not on_gpu, state
         assert state.id not in ledger.host, state
         return
-    needed = needs.own_blocks(state, state.computed_tokens)
-    assert ledger.live.own_blocks(state.id) == needed, (state, needed)
+    # What has left its windows is counted until its next step.
+    needed, live = needs.own_blocks(state, state.computed_tokens), ledger.live.own_blocks(state.id)
+    assert needed <= live <= max(needed, needs.reserved_blocks(state, state.computed_tokens)), (state, needed)
+    assert live == needed or not needs.shares_prefixes(), (state, needed)
     if state.place is Place.PREFILLING:
         return
     assert on_gpu is (state.place is not Place.PARKED), state
     if on_gpu:
         held = ledger.gpu.own_blocks(state.id)
-        needed = needs.gpu_blocks(state, state.computed_tokens)
-        most = needs.gpu_blocks(state, state.computed_tokens + 1)
+        computed = state.computed_tokens
+        needed = needs.gpu_blocks(state, computed, computed)
+        most = needs.gpu_blocks(state, 0, computed + 1)
         assert needed <= held <= most, (state, needed, held, most)
     next_slot = needs.own_blocks_with_next(state)
     assert state.blocks == next_slot, (state, next_slot)

@@ -17,8 +17,8 @@ from pipemax.control.state.request_state import Place, RequestState
 from pipemax.control.state.residents import Residents
 from pipemax.control.state.shared_prefixes import SharedPrefixes
 from pipemax.control.state.step_progress import StepProgress
+from pipemax.domain.kv_groups import WHOLE_KV, KvGroups
 from pipemax.domain.request import RequestSpec
-from pipemax.domain.units import ceil_div
 
 
 class RequestTable:
@@ -30,7 +30,9 @@ class RequestTable:
     Pools are in blocks of ``block_tokens`` tokens. Each move asserts the place that its docstring names.
     """
 
-    def __init__(self, *, gpu_blocks: int, host_blocks: int, block_tokens: int) -> None:
+    def __init__(
+        self, *, gpu_blocks: int, host_blocks: int, block_tokens: int, groups: KvGroups = WHOLE_KV
+    ) -> None:
         self.block_tokens = block_tokens
         self._ledger = Ledger(gpu_blocks=gpu_blocks, host_blocks=host_blocks)
         self.ledger: Pools = self._ledger.pools
@@ -40,7 +42,7 @@ class RequestTable:
         self._places = RequestPlaces(self.residents)
         self.requests: LiveRequests = self._places
         """The live requests by place, for reading."""
-        self.needs = BlockNeeds(self.ledger, block_tokens)
+        self.needs = BlockNeeds(self.ledger, block_tokens, groups)
         """Blocks that a request needs."""
         self._prefixes = SharedPrefixes(self._ledger.gpu, self.needs, self._places, block_tokens)
         self.progress = StepProgress(
@@ -88,13 +90,13 @@ class RequestTable:
         """
         if self._places.find(spec.request_id) is not None:
             raise ValueError(f"request {spec.request_id} is admitted already")
-        needed = ceil_div(spec.max_kv_tokens, self.block_tokens)
+        needed = self.needs.most_blocks(spec.max_kv_tokens)
         room = min(self._ledger.gpu.num_blocks, self._ledger.host.num_blocks)
         if needed > room:
             raise ValueError(
                 f"request {spec.request_id} may need {needed} blocks, more than the smaller pool's {room}"
             )
-        shared = self._prefixes.declare(spec)
+        shared = self._prefixes.declare(spec) if self.needs.shares_prefixes() else None
         shared_tokens = shared.num_blocks * self.block_tokens if shared else 0
         self._places.admit(
             RequestState(
@@ -102,7 +104,7 @@ class RequestTable:
                 id=spec.request_id,
                 shared=shared,
                 target_tokens=spec.prompt_tokens,
-                expected_kv_tokens=max(0, expected_kv_tokens - shared_tokens),
+                expected_kv_tokens=max(0, self.needs.most_kv_tokens(expected_kv_tokens) - shared_tokens),
             )
         )
 
@@ -128,7 +130,8 @@ class RequestTable:
         """
         assert state.place is not Place.WAITING, state.id
         state.target_tokens = state.spec.prompt_tokens + state.output_tokens
-        state.expected_kv_tokens = state.max_kv_tokens - state.num_shared_blocks * self.block_tokens
+        most_tokens = self.needs.most_kv_tokens(state.max_kv_tokens)
+        state.expected_kv_tokens = most_tokens - state.num_shared_blocks * self.block_tokens
         self._places.requeue(state)
         self._ledger.release(state.id)
         state.life += 1
@@ -178,6 +181,6 @@ class RequestTable:
     def _take_gpu_blocks(self, state: RequestState) -> None:
         assert state.place is Place.PARKED, (state.id, state.place)
         assert state.num_in_flight == 0, (state.id, state.num_in_flight)
-        held = self.needs.gpu_blocks(state, state.computed_tokens + 1)
+        held = self.needs.gpu_blocks(state, state.computed_tokens, state.computed_tokens + 1)
         self._ledger.gpu.take(state.id, held, self._prefixes.share(state))
         self._prefixes.note_filled(state)

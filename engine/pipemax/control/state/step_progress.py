@@ -47,7 +47,7 @@ class StepProgress:
         if state.computed_tokens == 0:
             state.computed_tokens = state.cached_tokens = self._needs.cached_prefix_tokens(state)
         computed = state.computed_tokens + num_tokens
-        held = self._needs.gpu_blocks(state, computed)
+        held = self._needs.gpu_blocks(state, state.computed_tokens, computed)
         if state.id in self._ledger.gpu:
             self._ledger.gpu.resize(state.id, held)
         else:
@@ -63,7 +63,8 @@ class StepProgress:
         ``computed_tokens`` are computed once the planned chunk has run. The request must be PREFILLING.
         """
         state.cached_tokens = cached_tokens
-        self._ledger.gpu.observe_resize(state.id, self._needs.gpu_blocks(state, computed_tokens))
+        held = self._needs.gpu_blocks(state, cached_tokens, computed_tokens)
+        self._ledger.gpu.observe_resize(state.id, held)
         self._ledger.set_live(state.id, self._needs.own_blocks(state, computed_tokens))
         state.computed_tokens = computed_tokens
         self._end_chunk(state)
@@ -80,23 +81,24 @@ class StepProgress:
         """Plan one decode step for members of one batch. GPU and host blocks for their growth must be free."""
         if not states:
             return
-        block_tokens = self._block_tokens
+        places, block_tokens = self._needs.changing_places, self._block_tokens
         batch = self._residents.batch_of(states[0])
         for state in states:
             state.num_in_flight += 1
             state.is_deferred = False
             computed = state.computed_tokens
-            if computed % block_tokens == 0:
-                self._grow(state)
+            if computed % block_tokens in places:
+                self._resize(state)
             state.computed_tokens = computed = computed + 1
-            if computed % block_tokens == 0:
-                batch.lengthen(state)
+            if computed % block_tokens in places:
+                batch.resize(state, self._needs.own_blocks_with_next(state))
         batch.add_tokens(len(states))
 
-    def _grow(self, state: RequestState) -> None:
-        """Take the block that a request's next token begins."""
-        if self._needs.grows_on_gpu(state):
-            self._ledger.gpu.resize(state.id, self._needs.gpu_blocks(state, state.computed_tokens + 1))
+    def _resize(self, state: RequestState) -> None:
+        """Take the blocks that a request's next token begins, and give back those that left its windows."""
+        held = self._needs.gpu_blocks(state, state.computed_tokens, state.computed_tokens + 1)
+        if held != self._ledger.gpu.own_blocks(state.id):
+            self._ledger.gpu.resize(state.id, held)
         self._ledger.set_live(state.id, state.blocks)
 
     # In flight.
@@ -130,6 +132,7 @@ class StepProgress:
             self._ledger.gpu.release(state.id)
             state.computed_tokens = state.cached_tokens = 0
         else:
-            self._ledger.gpu.resize(state.id, self._needs.gpu_blocks(state, state.computed_tokens))
+            computed = state.computed_tokens
+            self._ledger.gpu.resize(state.id, self._needs.gpu_blocks(state, computed, computed))
         self._ledger.set_live(state.id, self._needs.own_blocks(state, state.computed_tokens))
         state.blocks = 0

@@ -78,6 +78,7 @@ class PipeMaxSystem:
             Parallelism(pipeline=self._n, tensor=tensor),
             recording,
             measured=scenario.measured,
+            frees_windows=self._options.frees_windows,
             activation_priority=self._options.activation_priority,
             gate=self._may_start,
             on_stage_start=self._store,
@@ -89,7 +90,9 @@ class PipeMaxSystem:
         config = controller_config(self._machine, scenario.workload, self._options)
         self._trace = TraceWriter(scenario.decisions_path, config) if scenario.decisions_path else None
         self._controller = Controller(config, self._trace)
-        self._tokens = TokenBook(scenario.workload, scenario.model.window_tokens)
+        self._tokens = TokenBook(
+            scenario.workload, scenario.model.window_tokens, shares_prefix=not config.kv_groups.window
+        )
         self._events: list[Event] = [*self._tokens.admissions()]
         self._num_submitted = 0
         self._passed = [0] * self._n  # steps that have left each stage
@@ -188,7 +191,7 @@ class PipeMaxSystem:
             self._links.copy(
                 gpu,
                 Direction.HOST_TO_GPU,
-                num_bytes=transfer.num_blocks * self._machine.block_bytes(stage) * self._options.kept_kv,
+                num_bytes=transfer.num_blocks * self._machine.block_bytes(stage),
                 num_pieces=transfer.num_blocks * pieces,
                 on_done=partial(self._copied, stage, gpu, transfer),
             )

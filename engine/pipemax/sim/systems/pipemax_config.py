@@ -1,6 +1,6 @@
 """PipeMax's options in the simulator, and its controller's config there, with the machine's step times and rates."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,9 +34,8 @@ class PipeMaxOptions:
     and more."""
     tensor: int = 1
     """GPUs that share each stage, each with a host pool and copies of its own."""
-    kept_kv: float = 1.0
-    """Share of a row's KV that is kept and prefetched, as if all rows were alike: for a model with windows, what
-    freeing the KV that has left them would give. New tokens are stored whole."""
+    frees_windows: bool = False
+    """KV that has left sliding windows is freed, and prefixes are not shared. New tokens are stored whole."""
 
 
 MIXED_TOKENS_TO_TRY = (512, 2048)
@@ -72,10 +71,11 @@ def controller_config(machine: Machine, workload: Workload, options: PipeMaxOpti
     num_stages = len(machine.times.layers)
     config = ControllerConfig(
         num_batches=options.num_batches or usual_num_batches(num_stages, num_stages + 1),
-        stages=stage_configs(machine.node, machine.times, options),
-        gpu_blocks=int(capacity.gpu_blocks / options.kept_kv),
-        host_blocks=int(capacity.host_blocks / options.kept_kv),
+        stages=stage_configs(machine.node, machine.times, options, room_layers=machine.room_layers),
+        gpu_blocks=capacity.gpu_blocks,
+        host_blocks=capacity.host_blocks,
         block_tokens=BLOCK_TOKENS,
+        kv_groups=capacity.groups,
         prefill_chunk_tokens=machine.prefill_step_tokens,
         initial_output_tokens=workload.typical_output_tokens,
         static_prefetch_fraction=options.static_prefetch_fraction,
@@ -93,6 +93,7 @@ def _measured_config(engine: MeasuredEngine) -> ControllerConfig:
         gpu_blocks=engine.capacity.gpu_blocks,
         host_blocks=engine.capacity.host_blocks,
         block_tokens=engine.capacity.block_tokens,
+        kv_groups=engine.capacity.groups,
         prefill_chunk_tokens=engine.max_batched_tokens,
         max_num_seqs=engine.max_num_seqs,
         max_resident_requests=65536,
@@ -100,21 +101,29 @@ def _measured_config(engine: MeasuredEngine) -> ControllerConfig:
 
 
 def stage_configs(
-    node: NodeSpec, times: StageTimes, options: PipeMaxOptions, *, most_step_tokens: int = _TILES[-1]
+    node: NodeSpec,
+    times: StageTimes,
+    options: PipeMaxOptions,
+    *,
+    room_layers: Sequence[int] | None = None,
+    most_step_tokens: int = _TILES[-1],
 ) -> tuple[StageConfig, ...]:
     """Return each stage's config, with step times fitted to a profile of the simulated stage.
 
+    ``room_layers``: for how many layers a block has room, where that is not all of a stage's.
     The profile has steps of up to ``most_step_tokens``, as a calibration has that of an engine with this limit. Bytes
     and bandwidth are those of one of its GPUs, as an engine's workers report them.
     """
     together = min(node.root_bytes_per_s / node.gpus_per_root, node.host_dram_bytes_per_s / node.num_gpus)
     configs: list[StageConfig] = []
     layers = times.layers
+    rooms = room_layers or layers
     for stage, num_layers in enumerate(layers):
-        if 0 < stage < len(layers) - 1 and num_layers == layers[stage - 1]:
+        is_equal = num_layers == layers[stage - 1] and rooms[stage] == rooms[stage - 1]
+        if 0 < stage < len(layers) - 1 and is_equal:
             configs.append(configs[-1])  # equal stages, equal profiles
             continue
-        kv_bytes = round(options.kept_kv * times.kv_bytes_per_token(stage))
+        kv_bytes = round(times.kv_bytes_per_token(stage) * rooms[stage] / num_layers)
         piece_bytes = BLOCK_TOKENS * kv_bytes / pieces_per_block(options.layout, num_layers)
         bandwidth = min(node.link.effective_host_to_gpu_bytes_per_s(piece_bytes), together)
         decode, prefill = _profile(times, stage, options.estimator_bias, most_step_tokens)

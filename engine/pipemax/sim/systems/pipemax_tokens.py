@@ -29,10 +29,12 @@ class StartedStep:
 class TokenBook:
     """Counts tokens per request, by the request's number in the workload."""
 
-    def __init__(self, workload: Workload, window_tokens: int | None = None) -> None:
+    def __init__(
+        self, workload: Workload, window_tokens: int | None = None, *, shares_prefix: bool = True
+    ) -> None:
         self._prompts = [int(tokens) for tokens in workload.prompt_tokens]
         self._outputs = [int(tokens) for tokens in workload.output_tokens]
-        self._prefix_tokens = workload.shared_prefix_tokens
+        self._prefix_tokens = workload.shared_prefix_tokens if shares_prefix else 0
         self._prefix_is_on_gpu = False
         self._window_tokens = window_tokens
         self._made = [0] * len(workload)
