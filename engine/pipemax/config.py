@@ -18,6 +18,8 @@ from pipemax.domain.choices import KvOffload as KvOffload
 from pipemax.domain.choices import Policy as Policy
 from pipemax.domain.specs import KvCacheDtype
 
+_ASSUMED_OUTPUT_SHARE = 1 / 4
+
 
 class RowLengths(BaseModel):
     """Lengths of the rows to come, from a sample of the table; ``policy: auto`` decides by them."""
@@ -35,6 +37,16 @@ class RowLengths(BaseModel):
         description="Expected output tokens per row; default: a quarter of max_tokens.",
     )
     rows: int | None = Field(None, ge=1, description="Rows in the table.")
+
+    @property
+    def expected_output_tokens(self) -> float:
+        """``mean_output_tokens``, or a share of ``max_tokens``, which users set so that few answers are cut."""
+        return self.mean_output_tokens or max(1.0, _ASSUMED_OUTPUT_SHARE * self.max_tokens)
+
+    @property
+    def tokens_per_row(self) -> float:
+        """The mean of prompt and expected output together."""
+        return sum(self.prompt_tokens) / len(self.prompt_tokens) + self.expected_output_tokens
 
 
 class ImageConfig(BaseModel):

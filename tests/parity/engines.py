@@ -59,6 +59,8 @@ class Kind:
     policy: str = "pipemax"
     kv_offload: str = "after_step"
     kv_cache_dtype: str = "auto"
+    frees_windows: bool = False
+    """KV that has left windows is freed, by vLLM's hybrid KV cache manager."""
     gpu_path: bool = False
     """A GPU's worker and transfers, over vLLM's worker for CPUs and ``late_cuda``."""
 
@@ -81,6 +83,7 @@ class Kind:
         offload = " per layer" if self.kv_offload == "per_layer" else ""
         path = " GPU path" if self.gpu_path else ""
         kv = "" if self.kv_cache_dtype == "auto" else f" KV {self.kv_cache_dtype}"
+        kv += " freed windows" if self.frees_windows else ""
         tensor = "" if self.tp == 1 else f"tp{self.tp} "
         family = "" if self.family == "llama" else f"{self.family} "
         schedule = "async" if self.asynchronous else "sync"
@@ -308,12 +311,14 @@ def _engine_config(model: str, kind: Kind) -> EngineConfig:
         cpu_kv_gib=0.25,
         host_kv_gib=HOST_MIB / 1024,
         batching="separated" if kind.family == "deepseek" else "auto",
+        enable_prefix_caching=not kind.frees_windows,
         vllm={
             "num_gpu_blocks_override": GPU_BLOCKS,
             "distributed_executor_backend": "mp",
             # On CPUs with matrix units vLLM takes other kernels, for 16 bits.
             **({"attention_backend": "CPU_MLA"} if kind.family == "deepseek" else {}),
             **({"language_model_only": True} if kind.family in MULTIMODAL else {}),
+            **({"disable_hybrid_kv_cache_manager": False} if kind.frees_windows else {}),
         },
     )
 

@@ -104,6 +104,31 @@ def test_tokens_of_quantized_weights_are_those_of_stock_vllm_but_for_near_ties(
     assert beyond_near_ties(engine.run(load.make()), expected), "the negative control"
 
 
+FREED = [
+    Kind(family="gpt-oss", pp=2, asynchronous=True, frees_windows=True),
+    Kind(family="gpt-oss", pp=2, runner=2, frees_windows=True),
+    Kind(family="gemma3", pp=2, frees_windows=True),
+    Kind(family="mistral", frees_windows=True),
+]
+
+
+@pytest.mark.parity_full
+@pytest.mark.parametrize(
+    ("setting", "load"),
+    [
+        (Setting(num_batches=3, gpu_blocks=24, host_blocks=96), replace(PLAIN, **FEW)),
+        (Setting(num_batches=3, controller=MIXED, gpu_blocks=24, host_blocks=96), replace(PLAIN, **FEW)),
+        (Setting(num_batches=2, gpu_blocks=24), replace(SEEDED, **FEW)),
+    ],
+    ids=["phases", "mixed steps", "seeded"],
+)
+@pytest.mark.parametrize("kind", FREED, ids=str)
+def test_tokens_are_those_of_stock_vllm_where_kv_leaves_windows(
+    kind: Kind, setting: Setting, load: Load, engine_of: EngineOf, reference: Reference
+) -> None:
+    check(engine_of(kind), setting, load, reference(kind, load))
+
+
 LORA = Kind(adapters=ADAPTERS)
 OF_ADAPTERS = replace(TEMPLATED, adapters=(None, *ADAPTERS, None), **FEW)
 """Rows with the same prefix under different adapters, and without one."""

@@ -24,8 +24,6 @@ _MOST_OUTPUTS, _MOST_DECODE_STEPS = 1_000_000, 10_000
 """Some five seconds of simulating PipeMax with one size of mixed steps."""
 _ROUNDS = 6
 """So many rows for each place in a batch are enough, however much memory there is."""
-_ASSUMED_OUTPUT_SHARE = 1 / 4
-"""Of max_tokens, which users set so that few answers are cut."""
 _OUTPUT_SPREAD = 0.94
 """Standard deviation of the logarithm of ShareGPT's output lengths (mean 237, median 152)."""
 _ASSUMED_MAX_TOKENS = 256
@@ -80,7 +78,7 @@ def choose_batching_for(
 
 def draw_rows(engine: MeasuredEngine, lengths: RowLengths, *, seed: int = 0) -> Rows:
     """Return the rows to simulate: as many as the table has, if that is few enough."""
-    mean_output = _mean_output(lengths)
+    mean_output = lengths.expected_output_tokens
     prompts = np.minimum(np.array(lengths.prompt_tokens, dtype=np.int64), engine.max_model_len - 1)
     count = _rows_to_simulate(engine, float(prompts.mean()) + mean_output, mean_output)
     is_whole_table = lengths.rows is not None and lengths.rows <= count
@@ -100,17 +98,13 @@ def draw_sample(lengths: RowLengths, count: int, *, max_model_len: int, seed: in
     rng = np.random.default_rng(seed)
     prompts = np.minimum(np.array(lengths.prompt_tokens, dtype=np.int64), max_model_len - 1)
     prompts = np.maximum(1, rng.choice(prompts, count))
-    outputs = _output_lengths(rng.standard_normal(count), _mean_output(lengths), lengths.max_tokens)
+    outputs = _output_lengths(rng.standard_normal(count), lengths.expected_output_tokens, lengths.max_tokens)
     return Workload(
         name="sampled rows",
         prompt_tokens=prompts,
         output_tokens=np.maximum(1, np.minimum(outputs, max_model_len - prompts)),
         shared_prefix_tokens=min(lengths.shared_prefix_tokens, int(prompts.min()) - 1),
     )
-
-
-def _mean_output(lengths: RowLengths) -> float:
-    return lengths.mean_output_tokens or max(1.0, _ASSUMED_OUTPUT_SHARE * lengths.max_tokens)
 
 
 def _rows_to_simulate(engine: MeasuredEngine, tokens_per_row: float, outputs_per_row: float) -> int:

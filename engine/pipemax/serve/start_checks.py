@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipemax.checkpoint.model_kinds import refusal_under_pipemax
+from pipemax.checkpoint.model_kinds import has_windows, refusal_under_pipemax
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.units import GIB
 from pipemax.node.host_pool_size import host_pool_bytes, kv_bytes_per_token
@@ -31,11 +31,12 @@ _PLAIN_MODELS = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "
 _PLAIN_UNDER_PIPEMAX = (
     *("gemma2", "gemma3_text", "gpt_oss", "ministral", "llama4_text", "cohere2", "olmo3", "exaone4"),
 )
-"""Model types of which the same holds under policy pipemax, which keeps the whole KV of windowed layers."""
+"""Model types of which the same holds under policy pipemax, if it keeps the whole KV of windowed layers."""
 _OTHER_MODEL = ("config_format", "hf_overrides", "model_impl")
 """vLLM's own arguments that change which code runs the model."""
 _OTHER_KV = (
     *_OTHER_MODEL,
+    "disable_hybrid_kv_cache_manager",
     "max_model_len",
     "kv_cache_dtype_skip_layers",
     "pipeline_parallel_size",
@@ -65,7 +66,7 @@ def check_start(
     _check_policy(config, model_config)
     if "load_format" not in config.vllm and Path(config.model).is_dir():
         _check_weights(Path(config.model))
-    if _is_plain(model_config, config.policy) and not any(name in config.vllm for name in _OTHER_KV):
+    if _is_plain(model_config, config) and not any(name in config.vllm for name in _OTHER_KV):
         token_bytes = kv_bytes_per_token(config, model_config, num_stages=num_stages)
         if token_bytes is not None:
             _check_blocks(config, max_model_len)
@@ -166,9 +167,9 @@ def _json_object(text: bytes, file: Path) -> dict[str, Any]:
         raise ValueError(f"{str(file)!r} cannot be read: {error}; copy the file again") from error
 
 
-def _is_plain(model_config: "PreTrainedConfig", policy: Policy) -> bool:
+def _is_plain(model_config: "PreTrainedConfig", config: EngineConfig) -> bool:
     text_config = model_config.get_text_config()
-    if policy is Policy.PIPEMAX:
+    if config.policy is Policy.PIPEMAX and (config.enable_prefix_caching or not has_windows(model_config)):
         return text_config.model_type in (*_PLAIN_MODELS, *_PLAIN_UNDER_PIPEMAX)
     layers = getattr(text_config, "layer_types", None) or []
     windowed = getattr(text_config, "sliding_window", None) and getattr(

@@ -96,11 +96,13 @@ def describe_layers(layers: Mapping[str, torch.Tensor]) -> tuple[BlockLayout, to
     """Return the layout of a stage's KV caches, and all of them as one zero-copy tensor of bytes.
 
     ``layers``: by name, in any order, each ``(num_blocks, kv_heads, block_tokens, content)`` of a dtype in
-    ``KV_DTYPES``. The tensor is ``(num_blocks, block_bytes)`` on their device. ``ValueError`` unless the layers
-    interleave block-first in one storage.
+    ``KV_DTYPES``; layers of several groups may share a place. The tensor is ``(num_blocks, block_bytes)`` on their
+    device. ``ValueError`` unless the layers interleave block-first in one storage.
     """
     if not layers:
         raise ValueError("a stage without KV caches has nothing to transfer")
+    # Layers of several groups may share a place: a block then holds KV of one group's layers.
+    offsets = sorted({layer.storage_offset() for layer in layers.values()})
     tensors = sorted(layers.values(), key=lambda layer: layer.storage_offset())
     first = tensors[0]
     if first.dim() != 4:
@@ -111,13 +113,12 @@ def describe_layers(layers: Mapping[str, torch.Tensor]) -> tuple[BlockLayout, to
         raise ValueError(f"KV caches of {first.dtype} are not supported; {_names(KV_DTYPES)} are")
     num_blocks, num_heads, block_tokens, content = first.shape
     layer_values = num_heads * block_tokens * content
-    layer_stride = (
-        int(tensors[1].storage_offset() - first.storage_offset()) if len(tensors) > 1 else layer_values
-    )
+    layer_stride = int(offsets[1] - offsets[0]) if len(offsets) > 1 else layer_values
     # A block may be longer than its layers. With one block, strides over blocks mean nothing.
-    least_values = (len(tensors) - 1) * layer_stride + layer_values
+    least_values = (len(offsets) - 1) * layer_stride + layer_values
     row_values = max(int(first.stride(0)), least_values) if num_blocks > 1 else least_values
-    for index, layer in enumerate(tensors):
+    for layer in tensors:
+        index = offsets.index(layer.storage_offset())
         expected_offset = first.storage_offset() + index * layer_stride
         stride = (row_values if num_blocks > 1 else layer.stride(0), block_tokens * content, content, 1)
         is_block_first = (
@@ -130,13 +131,13 @@ def describe_layers(layers: Mapping[str, torch.Tensor]) -> tuple[BlockLayout, to
         )
         if not is_block_first:
             raise ValueError(
-                f"KV caches are not block-first: layer {index} of {len(tensors)} has shape {tuple(layer.shape)}, "
+                f"KV caches are not block-first: layer {index} of {len(offsets)} has shape {tuple(layer.shape)}, "
                 f"stride {layer.stride()}, offset {layer.storage_offset()}; stride {stride} and "
                 f"offset {expected_offset} are needed (vLLM: VLLM_KV_CACHE_LAYOUT=BLHNC)"
             )
     value_bytes = first.element_size()
     layout = BlockLayout(
-        num_layers=len(tensors),
+        num_layers=len(offsets),
         num_kv_heads=num_heads,
         block_tokens=block_tokens,
         content_bytes=content * value_bytes,
@@ -148,8 +149,8 @@ def describe_layers(layers: Mapping[str, torch.Tensor]) -> tuple[BlockLayout, to
 
 def layer_indexes(layers: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """Return each layer's place within a block, by name; ``layers`` as for ``describe_layers``."""
-    names = sorted(layers, key=lambda name: layers[name].storage_offset())
-    return {name: index for index, name in enumerate(names)}
+    offsets = sorted({layer.storage_offset() for layer in layers.values()})
+    return {name: offsets.index(layer.storage_offset()) for name, layer in layers.items()}
 
 
 def _as_bytes(first: torch.Tensor, layout: BlockLayout, num_blocks: int) -> torch.Tensor:

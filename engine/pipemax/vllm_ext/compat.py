@@ -18,11 +18,12 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.engine.core_client import SyncMPClient
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig, SlidingWindowSpec
 from vllm.v1.request import Request
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from pipemax.checkpoint.model_kinds import has_latent_attention, refusal_under_pipemax
+from pipemax.domain.kv_groups import WHOLE_KV, KvGroups
 
 SUPPORTED_VERSION = "0.32.0"
 
@@ -189,8 +190,6 @@ def check_model(vllm_config: VllmConfig, *, num_adapters: int = 0) -> None:
         reasons.append(
             f"max_loras is {vllm_config.lora_config.max_loras}, and a step may need all {num_adapters} adapters"
         )
-    if not vllm_config.scheduler_config.disable_hybrid_kv_cache_manager:
-        reasons.append("vllm.disable_hybrid_kv_cache_manager is off, and all layers must be in one group")
     if vllm_config.scheduler_config.policy != "fcfs":
         reasons.append(f"vLLM's own scheduling policy is {vllm_config.scheduler_config.policy}")
     if vllm_config.parallel_config.data_parallel_size > 1:
@@ -241,14 +240,29 @@ def check_hooks_run(vllm_config: VllmConfig) -> None:
 
 
 def check_kv_cache(kv_cache_config: KVCacheConfig) -> None:
-    """Raise ``ValueError`` for KV caches other than one group of full or latent attention.
+    """Raise ``ValueError`` for KV caches other than one group of full or latent attention, or groups with one window.
 
-    Windowed layers count as full ones.
+    Windowed layers count as full ones if their KV is kept whole.
     """
     groups = kv_cache_config.kv_cache_groups
     kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
-    if len(groups) != 1 or kinds not in (["FullAttentionSpec"], ["MLAAttentionSpec"]):
+    if len(groups) == 1 and kinds in (["FullAttentionSpec"], ["MLAAttentionSpec"]):
+        return
+    specs = [group.kv_cache_spec for group in groups]
+    windows = {spec.sliding_window for spec in specs if type(spec) is SlidingWindowSpec}
+    is_one_pool = len({(spec.block_size, spec.page_size_bytes) for spec in specs}) == 1
+    if {*kinds} - {"FullAttentionSpec", "SlidingWindowSpec"} or len(windows) != 1 or not is_one_pool:
         raise ValueError(
-            f"policy pipemax serves models whose layers keep KV of the same size for every token, in one group; this "
-            f"model has {len(groups)}, of {', '.join(kinds)}. Use policy: vllm"
+            "policy pipemax serves models whose layers keep KV of the same size for every token, in one group, or in "
+            f"groups of full attention and of one sliding window; this model has {len(groups)}, of "
+            f"{', '.join(kinds)}. Use policy: vllm"
         )
+
+
+def kv_groups(kv_cache_config: KVCacheConfig) -> KvGroups:
+    """Return the block tables of a request, for groups that ``check_kv_cache`` has checked."""
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    windows = [spec.sliding_window for spec in specs if isinstance(spec, SlidingWindowSpec)]
+    if not windows:
+        return WHOLE_KV
+    return KvGroups(full=len(specs) - len(windows), window=len(windows), window_tokens=windows[0])

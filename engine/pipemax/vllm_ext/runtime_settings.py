@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from pipemax.control.controller_config import ControllerConfig, StageConfig
+from pipemax.domain.kv_groups import WHOLE_KV, KvGroups
 from pipemax.domain.plan import Batching
 from pipemax.domain.step_times import Segment, StepTimeModel
 
@@ -58,6 +59,7 @@ class RuntimeSettings:
         block_tokens: int,
         prefill_chunk_tokens: int,
         max_slots: int,
+        groups: KvGroups = WHOLE_KV,
     ) -> ControllerConfig:
         """Complete the settings with what the scheduler knows. ``ValueError`` on a bad value."""
         known: dict[str, Any] = {
@@ -66,6 +68,7 @@ class RuntimeSettings:
             "gpu_blocks": gpu_blocks,
             "host_blocks": self.host_blocks(block_tokens),
             "block_tokens": block_tokens,
+            "kv_groups": groups,
             "max_num_seqs": self.max_num_seqs,
             "prefill_chunk_tokens": prefill_chunk_tokens,
             "max_resident_requests": max_slots,

@@ -10,7 +10,7 @@ from pipemax.domain.errors import TransferError
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool
-from pipemax.transfer.layout import ByteRows, describe_layers
+from pipemax.transfer.layout import ByteRows, describe_layers, layer_indexes
 from pipemax.transfer.orchestrator import Orchestrator
 
 LAYERS, HEADS, TOKENS, CONTENT = 3, 2, 4, 6
@@ -50,6 +50,17 @@ class TestLayout:
         assert (layout.num_kv_heads, layout.content_bytes) == (1, 576 * 4)
         assert layout.token_bytes == LAYERS * 576 * 4
         assert torch.equal(rows.view(torch.float32).view(pool.shape), pool)
+
+    def test_layers_of_several_groups_share_a_place_in_a_block(self) -> None:
+        """As vLLM's hybrid KV cache manager lays out windows: a block holds KV of one group's layers."""
+        layers = block_first_layers(4)
+        shared = {**layers, "window.0": layers["layer.0"], "window.1": layers["layer.1"]}
+        (layout, rows), (alone, alone_rows) = describe_layers(shared), describe_layers(layers)
+        assert layout == alone
+        assert torch.equal(rows, alone_rows)
+        assert layer_indexes(shared)["window.1"] == layer_indexes(layers)["layer.1"] == 1
+        with pytest.raises(ValueError, match="not block-first: layer 0 of 3"):
+            describe_layers({**layers, "other": layers["layer.0"][:, :1]})
 
     def test_order_of_names_does_not_matter(self) -> None:
         layers = block_first_layers(2)

@@ -17,7 +17,12 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -47,9 +52,13 @@ def make_scheduler(
     max_num_seqs: int = 16,
     runner: int = 1,
     asynchronous: bool = False,
+    windows: Sequence[int | None] = (None,),
     **more: Any,
 ) -> PipeMaxScheduler:
-    """As the engine core would make it, for vLLM's model runner of this version."""
+    """As the engine core would make it, for vLLM's model runner of this version.
+
+    ``windows`` has an entry for each group of layers: its window in tokens, None for full attention.
+    """
     config = EngineConfig(
         model=str(MODEL),
         policy="pipemax",
@@ -58,6 +67,7 @@ def make_scheduler(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=chunk_tokens,
         num_batches=num_batches,
+        enable_prefix_caching=not any(windows),
         # No weights are loaded: any number of layers will do, and each stage needs one.
         vllm={"enable_chunked_prefill": True, "hf_overrides": {"num_hidden_layers": 8}},
     )
@@ -73,20 +83,34 @@ def make_scheduler(
     extra_config.update(small.to_extra_config())
     cls = PipeMaxAsyncScheduler if asynchronous else PipeMaxScheduler
     with runner_version(runner):
-        return _construct(cls, vllm_config, gpu_blocks)
+        return _construct(cls, vllm_config, gpu_blocks, windows)
 
 
-def _construct(cls: type[PipeMaxScheduler], vllm_config: VllmConfig, gpu_blocks: int) -> PipeMaxScheduler:
-    spec = FullAttentionSpec(
-        block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=vllm_config.model_config.dtype
-    )
+def _construct(
+    cls: type[PipeMaxScheduler], vllm_config: VllmConfig, gpu_blocks: int, windows: Sequence[int | None]
+) -> PipeMaxScheduler:
+    shape: dict[str, Any] = {
+        "block_size": BLOCK_TOKENS,
+        "num_kv_heads": 1,
+        "head_size": 1,
+        "dtype": vllm_config.model_config.dtype,
+    }
+    groups = [
+        KVCacheGroupSpec(
+            layer_names=[f"layer {group}"],
+            kv_cache_spec=SlidingWindowSpec(**shape, sliding_window=window)
+            if window
+            else FullAttentionSpec(**shape),
+        )
+        for group, window in enumerate(windows)
+    ]
     init_none_hash(sha256)
     return cls(
         vllm_config=vllm_config,
         kv_cache_config=KVCacheConfig(
             num_blocks=gpu_blocks + 1,
             kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(layer_names=["layer"], kv_cache_spec=spec)],
+            kv_cache_groups=groups,
         ),
         structured_output_manager=StructuredOutputManager(vllm_config),
         block_size=BLOCK_TOKENS,
@@ -120,10 +144,14 @@ class FakeWorker:
 
     ``num_slots``: of the V2 runner, which forgets a request that is preempted; the V1 runner forgets none.
     ``stages``: the V2 runner learns the tokens of a step that many steps later.
+    ``windows``: of each group of layers, in tokens; None for full attention.
     """
 
-    def __init__(self, num_slots: int | None = None, stages: int = 1) -> None:
+    def __init__(
+        self, num_slots: int | None = None, stages: int = 1, windows: Sequence[int | None] = (None,)
+    ) -> None:
         self._num_slots = num_slots
+        self._windows = windows
         self._stages = stages
         self._num_steps = 0
         self._sampled_at: dict[str, int] = {}
@@ -135,7 +163,8 @@ class FakeWorker:
         self.num_later_prefetches = 0
         self.num_abandoned = 0
         self._tokens: dict[str, list[int]] = {}
-        self._tables: dict[str, list[int]] = {}
+        self._tables: dict[str, list[list[int]]] = {}
+        """By group of layers."""
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         metadata = output.kv_connector_metadata
@@ -186,25 +215,29 @@ class FakeWorker:
         for new in output.scheduled_new_reqs:
             self._tokens[new.req_id] = [*(new.prefill_token_ids or new.prompt_token_ids)]
             self.num_resent += len(self._tokens[new.req_id]) > len(new.prompt_token_ids)
-            self._tables[new.req_id] = [*new.block_ids[0]]
+            self._tables[new.req_id] = [[*table] for table in new.block_ids]
             self._computed[new.req_id] = new.num_computed_tokens
         cached = output.scheduled_cached_reqs
         for index, name in enumerate(cached.req_ids):
             blocks = cached.new_block_ids[index]
             if name in cached.resumed_req_ids:
-                self._tables[name] = [*blocks[0]]
+                self._tables[name] = [[*table] for table in blocks]
             elif blocks is not None:
-                self._tables[name] += blocks[0]
+                for table, more in zip(self._tables[name], blocks, strict=True):
+                    table += more
             self._computed[name] = cached.num_computed_tokens[index]
 
     def _run(self, name: str, count: int) -> list[int]:
-        computed, tokens, table = self._computed[name], self._tokens[name], self._tables[name]
-        assert len(table) >= ceil_div(computed + count, BLOCK_TOKENS), (name, computed, count, table)
-        seen = [self._slot(table, position) for position in range(computed)]
-        assert seen == tokens[:computed], f"{name} attends to {seen}, not to {tokens[:computed]}"
-        for position in range(computed, computed + count):
-            block = self.gpu.setdefault(table[position // BLOCK_TOKENS], [None] * BLOCK_TOKENS)
-            block[position % BLOCK_TOKENS] = tokens[position]
+        computed, tokens = self._computed[name], self._tokens[name]
+        for group, (table, window) in enumerate(zip(self._tables[name], self._windows, strict=True)):
+            assert len(table) >= ceil_div(computed + count, BLOCK_TOKENS), (name, computed, count, table)
+            first = 0 if window is None else max(0, computed - window + 1)
+            seen = [self._slot(table, position) for position in range(first, computed)]
+            own = [_kv(token, group) for token in tokens]
+            assert seen == own[first:computed], f"{name} attends to {seen}, not to {own[first:computed]}"
+            for position in range(computed, computed + count):
+                block = self.gpu.setdefault(table[position // BLOCK_TOKENS], [None] * BLOCK_TOKENS)
+                block[position % BLOCK_TOKENS] = own[position]
         if self._num_slots and name in self._sampled_at:
             assert self._num_steps >= self._sampled_at[name] + self._stages, f"{name} lacks its last token"
         if computed + count < len(tokens):
@@ -217,14 +250,21 @@ class FakeWorker:
         return self.gpu[table[position // BLOCK_TOKENS]][position % BLOCK_TOKENS]
 
 
+def _kv(token: int, group: int) -> int:
+    """What a slot holds of a token: other KV in each group of layers."""
+    return token if group == 0 else -10_000 * group - token
+
+
 class FakeCore:
     """vLLM's engine core: schedules up to ``depth`` steps before it takes the first one's outputs."""
 
     def __init__(self, scheduler: PipeMaxScheduler, depth: int = 1) -> None:
         self.scheduler = scheduler
+        groups = scheduler.kv_cache_config.kv_cache_groups
         self.worker = FakeWorker(
             scheduler.max_num_running_reqs if scheduler.use_v2_model_runner else None,
             scheduler.parallel_config.pipeline_parallel_size,
+            [getattr(group.kv_cache_spec, "sliding_window", None) for group in groups],
         )
         self.outputs: dict[str, list[int]] = {}
         self._depth = depth
@@ -265,6 +305,11 @@ class FakeCore:
         scheduler = self.scheduler
         scheduler._host.check_integrity()
         pool = scheduler.kv_cache_manager.block_pool
-        (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
-        held = {block.block_id for blocks in manager.req_to_blocks.values() for block in blocks}
+        held = {
+            block.block_id
+            for manager in scheduler.kv_cache_manager.coordinator.single_type_managers
+            for blocks in manager.req_to_blocks.values()
+            for block in blocks
+            if not block.is_null
+        }
         assert pool.get_num_free_blocks() + len(held) == pool.num_gpu_blocks - 1, "GPU blocks leak"

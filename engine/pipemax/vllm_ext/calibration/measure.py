@@ -46,6 +46,7 @@ from pipemax.vllm_ext.core_calls import recalibrate, separated, take_profile, us
 from pipemax.vllm_ext.launch.forecast import measured_engine, runtime_settings
 from pipemax.vllm_ext.launch.known_calibration import (
     device_name,
+    freed_windows,
     known_calibration,
     model_name,
     remember_calibration,
@@ -264,12 +265,14 @@ def run_other(
 def wave_limits(vllm_config: VllmConfig, most_wave_tokens: int | None = None) -> WaveLimits:
     """Return the limits of an engine that has started, so that its pools are known."""
     cache, settings = vllm_config.cache_config, runtime_settings(vllm_config)
+    freed = freed_windows(vllm_config)
+    num_tables = freed[1].count if freed else 1
     return WaveLimits(
         num_batches=settings.num_batches,
         max_num_seqs=settings.max_num_seqs,
         max_model_len=vllm_config.model_config.max_model_len,
-        gpu_kv_tokens=(cache.num_gpu_blocks or 0) * cache.block_size,
-        host_kv_tokens=settings.host_kv_tokens,
+        gpu_kv_tokens=(cache.num_gpu_blocks or 0) * cache.block_size // num_tables,
+        host_kv_tokens=settings.host_kv_tokens // num_tables,
         most_wave_tokens=most_wave_tokens,
     )
 

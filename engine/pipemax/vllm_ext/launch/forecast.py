@@ -9,9 +9,10 @@ from vllm.platforms import current_platform
 from pipemax.checkpoint.model_kinds import window_and_full_layers
 from pipemax.config import EngineConfig, Policy
 from pipemax.control.times.calibration import Calibration
+from pipemax.domain.kv_groups import WHOLE_KV
 from pipemax.domain.specs import KvCapacity
 from pipemax.sim.measured_engine import MeasuredEngine
-from pipemax.vllm_ext.launch.known_calibration import known_calibration, kv_bytes_per_token
+from pipemax.vllm_ext.launch.known_calibration import freed_windows, known_calibration, kv_bytes_per_token
 from pipemax.vllm_ext.launch.known_check import kept_check
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings
@@ -78,16 +79,18 @@ def measured_engine(vllm_config: VllmConfig, calibration: Calibration, *, gpu_bl
     """Return what the simulator needs to know. vLLM keeps one of ``gpu_blocks`` as its null block."""
     cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
     settings = runtime_settings(vllm_config)
+    freed = freed_windows(vllm_config)
     capacity = KvCapacity(
         block_tokens=cache.block_size,
         gpu_blocks=gpu_blocks - 1,
         host_blocks=settings.host_blocks(cache.block_size),
+        groups=freed[1] if freed else WHOLE_KV,
     )
     return MeasuredEngine(
         stages=calibration.stages,
         round_trip_s=calibration.round_trip_s,
         capacity=capacity,
-        windowed_capacity=_windowed_capacity(vllm_config, capacity),
+        windowed_capacity=None if freed else _windowed_capacity(vllm_config, capacity),
         num_batches=settings.num_batches,
         max_num_seqs=settings.max_num_seqs,  # vLLM's own number may be that of the runner's slots
         max_batched_tokens=scheduler.max_num_batched_tokens,

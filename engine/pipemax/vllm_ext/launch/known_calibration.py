@@ -22,8 +22,10 @@ from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 
 from pipemax.checkpoint.adapters import max_rank
 from pipemax.checkpoint.fingerprint import fingerprint
+from pipemax.checkpoint.model_kinds import window_and_full_layers
 from pipemax.config import EngineConfig, KvOffload
 from pipemax.control.times.calibration import Calibration, load_calibration, save_calibration
+from pipemax.domain.kv_groups import GroupedLayers, KvGroups, group_layers
 from pipemax.node.kept_files import CALIBRATIONS, kept_directory, kept_name
 
 log = logging.getLogger(__name__)
@@ -62,16 +64,32 @@ def remember_calibration(config: EngineConfig, vllm_config: VllmConfig, calibrat
 
 
 def kv_bytes_per_token(vllm_config: VllmConfig) -> list[int]:
-    """Return the bytes of KV per token, by stage."""
+    """Return the bytes of KV per token of a block, by stage: of all layers, or of those that have room in a block."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     parts = 1 if model.use_mla else 2  # a latent vector, or keys and values
     values_per_layer = parts * model.get_num_kv_heads(parallel) * model.get_head_size()
     num_stages = parallel.pipeline_parallel_size
     num_layers = model.get_total_num_hidden_layers()
+    grouped = freed_windows(vllm_config)
+    value_bytes = values_per_layer * kv_value_bytes(vllm_config)
+    ranges = [get_pp_indices(num_layers, stage, num_stages) for stage in range(num_stages)]
     return [
-        _layers_of_stage(num_layers, stage, num_stages) * values_per_layer * kv_value_bytes(vllm_config)
-        for stage in range(num_stages)
+        value_bytes * (grouped[0].most_layers(first, end) if grouped else end - first)
+        for first, end in ranges
     ]
+
+
+def freed_windows(vllm_config: VllmConfig) -> tuple[GroupedLayers, KvGroups] | None:
+    """Return the groups of layers where PipeMax frees what has left windows; None where it keeps all KV whole."""
+    if vllm_config.scheduler_config.disable_hybrid_kv_cache_manager or vllm_config.kv_transfer_config is None:
+        return None
+    model = vllm_config.model_config
+    num_layers = model.get_total_num_hidden_layers()
+    windows = window_and_full_layers(model.hf_config, num_layers)
+    if windows is None:
+        return None
+    grouped = group_layers(num_layers, windows[1])
+    return grouped, grouped.tables(windows[0])
 
 
 def kv_value_bytes(vllm_config: VllmConfig) -> int:
@@ -80,11 +98,6 @@ def kv_value_bytes(vllm_config: VllmConfig) -> int:
     if name == "auto" and getattr(vllm_config.quant_config, "kv_cache_scheme", None) is not None:
         name = "fp8"  # which vLLM's attention takes once the model is loaded
     return int(kv_cache_dtype_str_to_dtype(name, vllm_config.model_config).itemsize)
-
-
-def _layers_of_stage(num_layers: int, stage: int, num_stages: int) -> int:
-    first, end = get_pp_indices(num_layers, stage, num_stages)
-    return end - first
 
 
 def cache_path(config: EngineConfig, vllm_config: VllmConfig) -> Path:
@@ -127,6 +140,7 @@ def engine_facts(config: EngineConfig, vllm_config: VllmConfig) -> dict[str, Any
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
     # Named only if it is not the default, so that what was measured before there was a choice is still found.
     offload = {} if config.kv_offload is KvOffload.AFTER_STEP else {"kv_offload": config.kv_offload.value}
+    windows = {"windows": "freed"} if freed_windows(vllm_config) else {}
     adapters = {"lora": [len(config.lora), max_rank(config)]} if config.lora else {}
     revision = getattr(model.hf_config, "_commit_hash", None) or config.revision
     return {
@@ -145,5 +159,6 @@ def engine_facts(config: EngineConfig, vllm_config: VllmConfig) -> dict[str, Any
         "vllm": vllm.__version__,
         "torch": torch.__version__,
         **offload,
+        **windows,
         **adapters,
     }

@@ -9,16 +9,19 @@ from typing import Any
 
 import vllm
 from vllm.config import KVTransferConfig, VllmConfig
+from vllm.distributed.utils import get_pp_indices
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.reasoning import ReasoningParserManager
 from vllm.usage.usage_lib import UsageContext
 
 from pipemax.checkpoint.adapters import max_rank
-from pipemax.checkpoint.model_kinds import has_windows
+from pipemax.checkpoint.model_kinds import has_windows, window_and_full_layers
 from pipemax.config import BatchingChoice, EngineConfig, KvOffload, Policy, require_free_connector
 from pipemax.control.controller_config import HOST_HIGH_WATERMARK, usual_num_batches
-from pipemax.domain.units import GIB, ceil_div
+from pipemax.domain.kv_groups import WHOLE_KV
+from pipemax.domain.specs import KvCapacity
+from pipemax.domain.units import GIB
 from pipemax.node.failure_records import FAILURES_VARIABLE
 from pipemax.node.gpus import pipeline_parallel_size
 from pipemax.node.host_pool_size import host_pool_bytes
@@ -28,6 +31,7 @@ from pipemax.transfer.host_memory import available_host_bytes
 from pipemax.vllm_ext.compat import check_hooks_run, check_model, check_runner, check_version
 from pipemax.vllm_ext.launch.first_guess import guess_stage
 from pipemax.vllm_ext.launch.known_calibration import (
+    freed_windows,
     known_calibration,
     kv_bytes_per_token,
     kv_value_bytes,
@@ -42,6 +46,9 @@ _CONNECTOR = "PipeMaxConnector"
 _RESIDENT_TOKENS = 512
 """Tokens that a request with KV on the GPU is assumed to have, for the number of the V2 runner's slots."""
 _TOKEN_ID_BYTES = 4
+_FREED_ROWS = 1.25
+"""PipeMax frees what has left windows if the GPUs then hold this many times the rows. With fewer it gained nothing in
+the simulations of docs/results/windows.md."""
 _QUEUE_DEPTH = 2
 """Stock vLLM is sent this many times its KV capacity."""
 _POOLING_STEPS = 16
@@ -70,6 +77,8 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
         _refuse_embeddings_of_media(vllm_config)
         check_model(vllm_config, num_adapters=len(config.lora))
         check_runner(vllm_config)
+        _free_windows_where_it_pays(config, vllm_config)
+        _check_freed_windows(config, vllm_config)
         _tell_of_model(config, vllm_config)
         if config.kv_offload is KvOffload.PER_LAYER:
             check_hooks_run(vllm_config)
@@ -100,7 +109,9 @@ def _refuse_embeddings_of_media(vllm_config: VllmConfig) -> None:
 def _tell_of_model(config: EngineConfig, vllm_config: VllmConfig) -> None:
     """Log what policy pipemax changes about the model."""
     model = vllm_config.model_config
-    if has_windows(model.hf_config):
+    if freed_windows(vllm_config) is not None:
+        log.info("policy pipemax frees the KV of %s that has left the windows of its layers", config.model)
+    elif has_windows(model.hf_config):
         log.info(
             "policy pipemax keeps the whole KV of the layers of %s that attend to a window of tokens "
             "(disable_hybrid_kv_cache_manager): they take as much memory as layers with full attention",
@@ -108,6 +119,50 @@ def _tell_of_model(config: EngineConfig, vllm_config: VllmConfig) -> None:
         )
     if model.is_multimodal_model:
         log.info("policy pipemax runs the text part of %s only (language_model_only)", config.model)
+
+
+def _free_windows_where_it_pays(config: EngineConfig, vllm_config: VllmConfig) -> None:
+    """Free the KV that has left windows if no prefixes are to be shared, and far more rows fit then.
+
+    ``vllm.disable_hybrid_kv_cache_manager`` in the config settles it.
+    """
+    model, lengths = vllm_config.model_config, config.row_lengths
+    if (
+        "disable_hybrid_kv_cache_manager" in config.vllm
+        or config.enable_prefix_caching
+        or config.kv_offload is KvOffload.PER_LAYER
+        or model.attention_chunk_size is not None
+        or lengths is None
+    ):
+        return
+    num_layers = model.get_total_num_hidden_layers()
+    windows = window_and_full_layers(model.hf_config, num_layers)
+    if windows is None:
+        return
+    num_stages = vllm_config.parallel_config.pipeline_parallel_size
+    stages = [get_pp_indices(num_layers, stage, num_stages) for stage in range(num_stages)]
+    tokens = min(lengths.tokens_per_row, model.max_model_len)
+    # Any number of blocks does: what counts is how many rows the same memory holds.
+    whole = KvCapacity(block_tokens=vllm_config.cache_config.block_size, gpu_blocks=1 << 20, host_blocks=1)
+    freed = whole.with_freed_windows(stages, windows[1], window_tokens=windows[0])
+    if freed.gpu_rows(tokens) > _FREED_ROWS * whole.gpu_rows(tokens):
+        vllm_config.scheduler_config.disable_hybrid_kv_cache_manager = False
+
+
+def _check_freed_windows(config: EngineConfig, vllm_config: VllmConfig) -> None:
+    """Raise ``ValueError`` for settings that do not go together with KV that leaves windows."""
+    if freed_windows(vllm_config) is None:
+        return
+    if vllm_config.cache_config.enable_prefix_caching:
+        raise ValueError(
+            "policy pipemax shares no prefixes where it frees the KV that has left windows (vllm: "
+            "{disable_hybrid_kv_cache_manager: false}): set enable_prefix_caching: false as well"
+        )
+    if config.kv_offload is KvOffload.PER_LAYER:
+        raise ValueError(
+            "kv_offload per_layer needs the whole KV of every layer: set kv_offload after_step, or leave out "
+            "vllm.disable_hybrid_kv_cache_manager"
+        )
 
 
 def _check_mixed_steps(config: EngineConfig, vllm_config: VllmConfig) -> None:
@@ -133,18 +188,23 @@ def _check_whole_prompts(config: EngineConfig, vllm_config: VllmConfig) -> None:
     )
 
 
-def fit_scheduler(vllm_config: VllmConfig, settings: RuntimeSettings) -> None:
-    """Set our scheduler, over the one of vLLM's two that the config and the platform lead to."""
+def fit_scheduler(
+    vllm_config: VllmConfig, settings: RuntimeSettings, *, gpu_bytes: float | None = None
+) -> None:
+    """Set our scheduler, over the one of vLLM's two that the config and the platform lead to.
+
+    ``gpu_bytes`` is the memory that an engine may take of each GPU, where that is not one of this machine.
+    """
     scheduler = vllm_config.scheduler_config
     if scheduler.scheduler_cls is None:
         name = "PipeMaxAsyncScheduler" if scheduler.async_scheduling else "PipeMaxScheduler"
         scheduler.scheduler_cls = f"pipemax.vllm_ext.scheduler.scheduler.{name}"
     if vllm_config.use_v2_model_runner:
         # To vLLM this is both the maximum of requests in one step and the runner's slots. All batches need slots.
-        scheduler.max_num_seqs = _num_slots(vllm_config, settings.num_batches)
+        scheduler.max_num_seqs = _num_slots(vllm_config, settings.num_batches, gpu_bytes)
 
 
-def _num_slots(vllm_config: VllmConfig, num_batches: int) -> int:
+def _num_slots(vllm_config: VllmConfig, num_batches: int, gpu_bytes: float | None = None) -> int:
     """Return how many requests the V2 runner keeps the state of: about as many as can have their KV on the GPU at once.
 
     Each slot costs the last stage counts of the whole vocabulary, as much as a dozen tokens of KV, and every stage has
@@ -153,14 +213,14 @@ def _num_slots(vllm_config: VllmConfig, num_batches: int) -> int:
     """
     max_num_seqs, cache = vllm_config.scheduler_config.max_num_seqs, vllm_config.cache_config
     token_bytes = max(kv_bytes_per_token(vllm_config))
-    if cache.num_gpu_blocks_override is not None:
+    if gpu_bytes is None and cache.num_gpu_blocks_override is not None:
         most_tokens = cache.num_gpu_blocks_override * cache.block_size
-    elif cache.kv_cache_memory_bytes is not None:
+    elif gpu_bytes is None and cache.kv_cache_memory_bytes is not None:
         most_tokens = cache.kv_cache_memory_bytes // token_bytes
     else:  # weights take their part, but how much is known once they are loaded
-        most_tokens = int(
-            cache.gpu_memory_utilization * current_platform.get_device_total_memory() / token_bytes
-        )
+        if gpu_bytes is None:
+            gpu_bytes = cache.gpu_memory_utilization * current_platform.get_device_total_memory()
+        most_tokens = int(gpu_bytes / token_bytes)
     return max(max_num_seqs, min(num_batches * max_num_seqs, most_tokens // _RESIDENT_TOKENS))
 
 
@@ -295,11 +355,13 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
         require_pools(host_bytes, num_workers, available_host_bytes(), other_pinned_bytes=other_bytes)
     host_kv_tokens = int(host_bytes / max(kv_bytes))
     block_tokens, longest = vllm_config.cache_config.block_size, vllm_config.model_config.max_model_len
-    if host_kv_tokens < ceil_div(longest, block_tokens) * block_tokens:
+    freed = freed_windows(vllm_config)
+    groups = freed[1] if freed else WHOLE_KV
+    num_needed = groups.prompt_blocks(longest, block_tokens, in_flight_tokens=0)
+    if host_kv_tokens < num_needed * block_tokens:
         raise ValueError(
             f"host_kv_gib {host_bytes / GIB:.3g} holds {host_kv_tokens:,} tokens of {max(kv_bytes):,} bytes; "
-            f"one request of max_model_len {longest} needs {ceil_div(longest, block_tokens)} blocks of {block_tokens} "
-            "tokens"
+            f"one request of max_model_len {longest} needs {num_needed} blocks of {block_tokens} tokens"
         )
     calibration = known_calibration(config, vllm_config)
     if calibration is not None:

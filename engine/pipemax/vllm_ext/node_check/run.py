@@ -27,11 +27,12 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from pipemax import __version__
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.errors import EngineStartError
+from pipemax.domain.kv_groups import WHOLE_KV
 from pipemax.domain.units import ceil_div
 from pipemax.vllm_ext.calibration.measure import random_tokens
 from pipemax.vllm_ext.core_calls import copy_counts, resize_gpu, separated, take_profile
 from pipemax.vllm_ext.launch.forecast import runtime_settings
-from pipemax.vllm_ext.launch.known_calibration import device_name, model_name
+from pipemax.vllm_ext.launch.known_calibration import device_name, freed_windows, model_name
 from pipemax.vllm_ext.launch.known_check import CheckPart, NodeCheck, keep_check, kept_check
 from pipemax.vllm_ext.node_check.answers import Answer, Comparison, compare, tolerance_of
 from pipemax.vllm_ext.worker.copy_calls import check_copies, poison_prefetches
@@ -124,7 +125,9 @@ class _TokenCheck:
         gpu_blocks = (vllm_config.cache_config.num_gpu_blocks or 1) - 1  # vLLM keeps one as its null block
         host_blocks = runtime_settings(vllm_config).host_blocks(self._block_tokens)
         self._room = min(int(_SHARE_OF_POOL * gpu_blocks), host_blocks)
-        share = self._room * self._block_tokens // (2 * _FEWEST_PROMPTS)
+        freed = freed_windows(vllm_config)
+        self._groups = freed[1] if freed else WHOLE_KV
+        share = self._room * self._block_tokens // (2 * _FEWEST_PROMPTS * self._groups.count)
         longest = min(_MOST_TOKENS, vllm_config.model_config.max_model_len, share) - _OUTPUT_TOKENS
         self._prompts = self._draw(most_prompts, longest, vllm_config.model_config.get_vocab_size())
         self._num_runs = 0
@@ -165,7 +168,9 @@ class _TokenCheck:
         return prompts
 
     def _blocks(self, prompt_tokens: int) -> int:
-        return ceil_div(prompt_tokens + _OUTPUT_TOKENS, self._block_tokens) + 1
+        num_tokens = prompt_tokens + _OUTPUT_TOKENS
+        most = self._groups.prompt_blocks(num_tokens, self._block_tokens, in_flight_tokens=0)
+        return most + self._groups.count
 
     def _answer_in_groups(self, size: int) -> list[Answer]:
         """Answer so many prompts at a time, with the whole pool and nothing cached."""
@@ -178,7 +183,7 @@ class _TokenCheck:
     def _answer_evicted(self) -> list[Answer]:
         """Answer through a sixth of the blocks that the prompts need, or little more than the longest takes."""
         needs = [self._blocks(len(prompt)) for prompt in self._prompts]
-        resize_gpu(self._engine, max(sum(needs) // _EVICTED_SHARE, max(needs) + 2))
+        resize_gpu(self._engine, max(sum(needs) // _EVICTED_SHARE, max(needs) + 2 * self._groups.count))
         return self._answer(self._prompts)
 
     def _answer(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:

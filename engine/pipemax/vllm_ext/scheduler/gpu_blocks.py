@@ -32,7 +32,7 @@ class GpuBlocks:
     def __init__(self, manager: KVCacheManager, block_tokens: int) -> None:
         self._manager = manager
         self._pool = manager.block_pool
-        (self._group,) = manager.coordinator.single_type_managers
+        self._group = manager.coordinator.single_type_managers[0]
         self._blocks_of = self._group.req_to_blocks
         self._hash_end = make_block_hash_with_group_id(BlockHash(b""), self._group.kv_cache_group_id)
         self._block_tokens = block_tokens
@@ -89,13 +89,28 @@ class GpuBlocks:
             raise ValueError(f"the GPU pool has {self.num_free} blocks, not {num_blocks}")
         self._held = pool.get_new_blocks(self.num_free - num_blocks)
 
-    def blocks(self, request_id: str) -> list[int]:
-        """Return the ids of the request's blocks, in order of its sequence."""
-        return [block.block_id for block in self._blocks_of[request_id]]
+    def tables(self, request_id: str) -> tuple[list[int], ...]:
+        """Return the ids of the request's blocks, in order of its sequence, for each group of layers."""
+        return ([block.block_id for block in self._blocks_of[request_id]],)
 
-    def block(self, request_id: str, index: int) -> GpuBlockId:
+    def block(self, request_id: str, index: int, group: int = 0) -> GpuBlockId:
         """Return one of the request's blocks, at the same cost for any length of sequence."""
         return GpuBlockId(self._blocks_of[request_id][index].block_id)
+
+    def new_blocks(self, request_id: str, first: int, end: int) -> list[GpuBlockId]:
+        """Return the request's blocks ``[first, end)`` of its sequence, in all groups."""
+        return [GpuBlockId(block.block_id) for block in self._blocks_of[request_id][first:end]]
+
+    def kv_blocks(self, request_id: str, num_tokens: int) -> list[int]:
+        """Return the ids of the blocks for its first ``num_tokens`` tokens, in the order of its replica."""
+        return [block.block_id for block in self._blocks_of[request_id]]
+
+    def free_skipped(self, request: Request) -> None:
+        """Free what the request's next step no longer attends to. Nothing, with full attention.
+
+        vLLM does that when the steps in flight are done. But workers take steps and copies first in, first out, as
+        for ``evict``.
+        """
 
     def evict(self, request: Request) -> None:
         """Free a request's blocks, even while a step in flight writes to them: steps run first in, first out.
@@ -103,7 +118,11 @@ class GpuBlocks:
         Call ``return_vacated`` before vLLM's scheduler looks for free blocks.
         """
         blocks = self._manager.pop_blocks_for_free(request)
-        vacated = [block for block in blocks if block.ref_cnt == 1 and block._block_hash is None]
+        vacated = [
+            block
+            for block in blocks
+            if block.ref_cnt == 1 and block._block_hash is None and not block.is_null
+        ]
         self._vacated += vacated
         if len(vacated) < len(blocks):
             # Others share them, or may find them by their hashes. The last go first, as vLLM frees them.

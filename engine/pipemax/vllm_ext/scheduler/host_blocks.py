@@ -29,6 +29,8 @@ class Replicated(NamedTuple):
     host_block: HostBlockId
     first_slot: int
     num_slots: int
+    group: int = 0
+    """Of layers, where there are several."""
 
 
 @dataclass(slots=True)
@@ -55,6 +57,10 @@ class HostBlocks:
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    def num_tokens(self, request_id: str) -> int:
+        """Return the tokens of a request's replica; ``KeyError`` if it has none."""
+        return self._tables[request_id].num_tokens
 
     def blocks(self, request_id: str) -> Sequence[HostBlockId]:
         """Return a request's replica, in order of its sequence; ``KeyError`` if it has none."""
@@ -123,13 +129,13 @@ class HostBlocks:
         end_slot = min(size, num_tokens - index * size)
         return Replicated(index, table.blocks[index], first_slot, end_slot - first_slot)
 
-    def save_last(self, request_id: str) -> Replicated | None:
+    def save_last(self, request_id: str) -> Sequence[Replicated]:
         """Return an evicted request's last block, if that is partly filled and has grown since it was saved."""
         table = self._tables[request_id]
         if table.num_tokens % self._block_tokens == 0 or table.saved_tokens == table.num_tokens:
-            return None
+            return ()
         table.saved_tokens = table.num_tokens
-        return Replicated(len(table.blocks) - 1, table.blocks[-1], 0, self._block_tokens)
+        return (Replicated(len(table.blocks) - 1, table.blocks[-1], 0, self._block_tokens),)
 
     def release(self, request_id: str) -> None:
         """Release the blocks of a request that is gone; an unknown one is ignored."""

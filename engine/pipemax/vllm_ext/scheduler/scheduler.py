@@ -42,13 +42,12 @@ from pipemax.domain.events import (
 from pipemax.domain.plan import Batching, Prefetch, StepPlan
 from pipemax.domain.request import RequestSpec
 from pipemax.domain.units import RequestId, ceil_div
-from pipemax.vllm_ext.compat import check_kv_cache
+from pipemax.vllm_ext.compat import check_kv_cache, kv_groups
 from pipemax.vllm_ext.core_calls import answer_calls, encode_profile
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings, decode_stage
 from pipemax.vllm_ext.scheduler.blocked_requests import BlockedRequests
 from pipemax.vllm_ext.scheduler.decode_schedule import can_schedule_decodes, schedule_decodes
-from pipemax.vllm_ext.scheduler.gpu_blocks import GpuBlocks
-from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks
+from pipemax.vllm_ext.scheduler.pools import make_pools
 from pipemax.vllm_ext.scheduler.prefix_finder import PrefixFinder
 from pipemax.vllm_ext.scheduler.scheduler_stats import Counters, demand_stats
 from pipemax.vllm_ext.scheduler.step_copies import CopyGatherer
@@ -73,12 +72,9 @@ class PipeMaxScheduler(Scheduler):
         transfer_config = self.vllm_config.kv_transfer_config
         assert transfer_config is not None, "PipeMax's scheduler runs only with its connector"
         settings = RuntimeSettings.from_extra_config(transfer_config.kv_connector_extra_config)
-        self._gpu = GpuBlocks(self.kv_cache_manager, self.block_size)
-        self._host = HostBlocks(
-            num_blocks=settings.host_blocks(self.block_size),
-            block_tokens=self.block_size,
-            stores_tokens=settings.stores_tokens,
-        )
+        groups = kv_groups(self.kv_cache_config)
+        self._gpu, self._host = make_pools(self.kv_cache_manager, self.block_size, groups, settings)
+        self._frees_windows = groups.window > 0
         self._copies = CopyGatherer(self._gpu, self._host, self.block_size)
         self._prefixes = PrefixFinder(self.block_size)
         self._prefix_blocks: dict[
@@ -95,6 +91,7 @@ class PipeMaxScheduler(Scheduler):
                 block_tokens=self.block_size,
                 prefill_chunk_tokens=self.max_num_scheduled_tokens,
                 max_slots=num_slots,
+                groups=groups,
             )
         )
         self._events: list[Event] = []
@@ -185,6 +182,8 @@ class PipeMaxScheduler(Scheduler):
         self._controller.apply(events)
         plan = self._plan = self._controller.plan_step(time.monotonic())
         self._make_room(plan)
+        if self._frees_windows:
+            self._free_skipped(plan)
         for item in plan.prefetch:
             self._prefetch(plan, item)
         self._gpu.return_vacated()
@@ -240,6 +239,12 @@ class PipeMaxScheduler(Scheduler):
             self._gpu.evict(self._started[request_id])
             self._workers.leave_gpu(request_id)
             self._stop_prefetching(request_id)
+
+    def _free_skipped(self, plan: StepPlan) -> None:
+        """Free what the planned step no longer attends to; the plan counts on it."""
+        for request_id in plan.run:
+            if (request := self._started.get(request_id)) is not None:
+                self._gpu.free_skipped(request)
 
     def _prefetch(self, plan: StepPlan, item: Prefetch) -> None:
         """Allocate GPU blocks for the whole request with its first part; then add the copies of what is missing."""
@@ -312,6 +317,8 @@ class PipeMaxScheduler(Scheduler):
         do not fit, only what other requests hold is taken.
         """
         blocks, num_found, boundary, diverged = super()._get_local_prefix_cache_hit(request)
+        if self._frees_windows:
+            return blocks, num_found, boundary, diverged  # there is no prefix cache
         (found,) = blocks.blocks
         num_held = sum(block.ref_cnt > 0 for block in found)
         num_tokens = min(request.num_tokens, num_found + self._planned_tokens[request.request_id])
@@ -339,8 +346,8 @@ class PipeMaxScheduler(Scheduler):
         for request in told.with_all_blocks:
             req_to_new_blocks[request.request_id] = self.kv_cache_manager.get_blocks(request.request_id)
         for request in told.resent:
-            blocks = self._gpu.blocks(request.request_id)
-            self._resent.append(self._workers.resend(request, (blocks,)))
+            blocks = self._gpu.tables(request.request_id)
+            self._resent.append(self._workers.resend(request, blocks))
         if not (self.use_v2_model_runner or self.scheduler_config.async_scheduling):
             # The workers know every request's tokens; vLLM would send those of all that did not run last. With
             # asynchronous scheduling the V1 runner relies on that: it keeps the sampled tokens of one step only. For

@@ -49,19 +49,19 @@ class CopyGatherer:
 
     def save_last(self, request_id: str) -> None:
         """Save a request's last block before it leaves the GPU, if the host lacks part of the block."""
-        last = self._host.save_last(request_id)
-        if last is not None:
-            source = self._gpu.block(request_id, last.block_index)
+        for last in self._host.save_last(request_id):
+            source = self._gpu.block(request_id, last.block_index, last.group)
             self._saves.append(BlockStore(source=source, target=last.host_block))
 
     def prefetch(self, request_id: str, first_block: int, end_block: int, *, is_last: bool) -> int:
-        """Prefetch a request's blocks [first, end), which are allocated on the GPU. Return how many they are.
+        """Prefetch blocks [first, end) of a request's replica, which are allocated on the GPU. Return their number.
 
         ``is_last``: the next step may run the request; otherwise more of it has to come first.
         """
         prefetches = self._prefetches if is_last else self._later_prefetches
         prefetches.sources.extend(self._host.blocks(request_id)[first_block:end_block])
-        prefetches.targets.extend(self._gpu.blocks(request_id)[first_block:end_block])
+        num_tokens = self._host.num_tokens(request_id)
+        prefetches.targets.extend(self._gpu.kv_blocks(request_id, num_tokens)[first_block:end_block])
         return max(0, end_block - first_block)
 
     def abandon_prefetches(self) -> None:
@@ -86,17 +86,17 @@ class CopyGatherer:
             end = computed + num_tokens
             first_new, end_block = -(-computed // size), -(-end // size)
             if first_new < end_block:
-                overwrites += [gpu_block(request_id, index) for index in range(first_new, end_block)]
+                overwrites += self._gpu.new_blocks(request_id, first_new, end_block)
             # Counted from what the host has, not from what is computed: KV found on the GPU is replicated too.
             last = extend_last(request_id, end)
             if last is not None:
                 if stores_tokens:
                     tokens.extend((gpu_block(request_id, end // size), *last))
                 continue
-            for index, host_block, first_slot, num_slots in self._host.extend(
+            for index, host_block, first_slot, num_slots, group in self._host.extend(
                 request_id, end, request.block_hashes
             ):
-                source = gpu_block(request_id, index)
+                source = gpu_block(request_id, index, group)
                 if num_slots == size:
                     stores.sources.append(source)
                     stores.targets.append(host_block)

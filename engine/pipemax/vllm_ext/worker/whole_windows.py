@@ -35,4 +35,7 @@ class KeepsWholeWindows:
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         vllms: Any = super()
-        return with_whole_windows(vllms.get_kv_cache_spec())
+        specs: dict[str, KVCacheSpec] = vllms.get_kv_cache_spec()
+        worker: Any = self
+        is_whole = worker.vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
+        return with_whole_windows(specs) if is_whole else specs

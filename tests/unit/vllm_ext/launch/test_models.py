@@ -11,9 +11,10 @@ import transformers
 from transformers import PreTrainedConfig
 from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, SlidingWindowSpec
 
-from pipemax.config import EngineConfig
+from pipemax.config import EngineConfig, RowLengths
 from pipemax.control.controller_config import StageConfig
 from pipemax.control.times.calibration import Calibration
+from pipemax.domain.kv_groups import KvGroups
 from pipemax.domain.step_times import StepTimeModel
 from pipemax.node.host_pool_size import kv_bytes_per_token as expected_kv_bytes
 from pipemax.vllm_ext.launch.forecast import forecast, measured_engine
@@ -58,8 +59,73 @@ def test_windows_are_kept_whole_and_the_log_says_so(
     assert vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
     assert "keeps the whole KV of the layers" in caplog.text
     assert expected_kv_bytes(config, model, num_stages=2) == max(kv_bytes_per_token(vllm_config))
-    with pytest.raises(ValueError, match="disable_hybrid_kv_cache_manager is off"):
-        make_vllm_config(config.model_copy(update={"vllm": {"disable_hybrid_kv_cache_manager": False}}))
+
+
+FREED = {"vllm": {"disable_hybrid_kv_cache_manager": False}, "enable_prefix_caching": False}
+
+
+def test_what_has_left_windows_is_freed_if_the_config_says_so(
+    directory_of: DirectoryOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = directory_of(CONFIGS["gpt-oss"]())
+    whole = make_vllm_config(config_of(directory))
+    with caplog.at_level(logging.INFO, logger="pipemax"):
+        freed = make_vllm_config(config_of(directory, **FREED))
+    assert "frees the KV" in caplog.text
+    assert kv_bytes_per_token(freed) == [half // 2 for half in kv_bytes_per_token(whole)], (
+        "two of four layers"
+    )
+    settings = [
+        RuntimeSettings.from_extra_config(one.kv_transfer_config.kv_connector_extra_config)
+        for one in (freed, whole)
+    ]
+    assert settings[0].host_kv_tokens == 2 * settings[1].host_kv_tokens
+    engine = measured_engine(freed, two_equal_stages(), gpu_blocks=101)
+    assert engine.stock_capacity == engine.capacity
+    assert engine.capacity.groups == KvGroups(full=1, window=1, window_tokens=WINDOW)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"enable_prefix_caching": True}, "set enable_prefix_caching: false as well"),
+        ({"kv_offload": "per_layer"}, "per_layer needs the whole KV of every layer"),
+    ],
+)
+def test_settings_that_need_whole_kv_are_refused_where_windows_are_freed(
+    directory_of: DirectoryOf, changes: dict[str, object], message: str
+) -> None:
+    config = config_of(directory_of(CONFIGS["gpt-oss"]()), **{**FREED, **changes})
+    with pytest.raises(ValueError, match=message):
+        make_vllm_config(config)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shares_prefixes", "frees"), [(400, False, True), (400, True, False), (40, False, False)]
+)
+def test_long_rows_that_share_nothing_have_their_windows_freed(
+    directory_of: DirectoryOf, tokens: int, shares_prefixes: bool, frees: bool
+) -> None:
+    lengths = RowLengths(prompt_tokens=(tokens,), max_tokens=20)
+    config = config_of(
+        directory_of(CONFIGS["gpt-oss"]()),
+        row_lengths=lengths,
+        enable_prefix_caching=shares_prefixes,
+        block_size=32,
+    )
+    vllm_config = make_vllm_config(config)
+    assert vllm_config.scheduler_config.disable_hybrid_kv_cache_manager is not frees
+    assert vllm_config.cache_config.enable_prefix_caching is shares_prefixes
+
+
+def two_equal_stages() -> Calibration:
+    stage = StageConfig(
+        kv_bytes_per_token=1000,
+        h2d_bytes_per_s=1e9,
+        decode_time=StepTimeModel.linear(alpha_s=1e-4, beta_s=0.0, delta_s=1e-3),
+        prefill_time=StepTimeModel.linear(alpha_s=1e-4, beta_s=0.0, delta_s=1e-3),
+    )
+    return Calibration(device="cpu", model="model", measured="in a test", stages=(stage, stage))
 
 
 @pytest.mark.parametrize(
@@ -71,14 +137,7 @@ def test_the_simulator_learns_what_stock_vllm_frees_of_windows(
 ) -> None:
     """Eight layers on two stages, in groups of four, two and eight; a block has room for ``4 / more`` of a stage."""
     vllm_config = make_vllm_config(config_of(directory_of(CONFIGS[name]())))
-    stage = StageConfig(
-        kv_bytes_per_token=1000,
-        h2d_bytes_per_s=1e9,
-        decode_time=StepTimeModel.linear(alpha_s=1e-4, beta_s=0.0, delta_s=1e-3),
-        prefill_time=StepTimeModel.linear(alpha_s=1e-4, beta_s=0.0, delta_s=1e-3),
-    )
-    calibration = Calibration(device="cpu", model=name, measured="in a test", stages=(stage, stage))
-    engine = measured_engine(vllm_config, calibration, gpu_blocks=101)
+    engine = measured_engine(vllm_config, two_equal_stages(), gpu_blocks=101)
     if more is None:
         assert engine.windowed_capacity is None, "chunks are kept whole under stock vLLM too"
         return

@@ -43,7 +43,7 @@ def pool_state(scheduler: PipeMaxScheduler) -> tuple[object, ...]:
     """Return who holds which block, in order, the free list, and what each block is known by."""
     pool = scheduler.kv_cache_manager.block_pool
     return (
-        {name: scheduler._gpu.blocks(name) for name in scheduler.requests},
+        {name: scheduler._gpu.tables(name) for name in scheduler.requests},
         [block.block_id for block in pool.free_block_queue.get_all_free_blocks()],
         [(block.ref_cnt, block.block_hash) for block in pool.blocks],
         [

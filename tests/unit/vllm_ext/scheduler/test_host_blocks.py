@@ -34,12 +34,12 @@ def test_blocks_are_stored_when_they_are_full() -> None:
 def test_the_last_block_is_saved_once_for_each_time_it_grew() -> None:
     host = pool()
     host.extend("a", 5, [])
-    assert host.save_last("a") == Replicated(1, host.blocks("a")[1], 0, SIZE)
-    assert host.save_last("a") is None
+    assert host.save_last("a") == (Replicated(1, host.blocks("a")[1], 0, SIZE),)
+    assert not host.save_last("a")
     host.extend("a", 6, [])
-    assert host.save_last("a") == Replicated(1, host.blocks("a")[1], 0, SIZE)
+    assert host.save_last("a") == (Replicated(1, host.blocks("a")[1], 0, SIZE),)
     host.extend("a", 8, [])
-    assert host.save_last("a") is None
+    assert not host.save_last("a")
 
 
 def test_single_tokens_are_stored_once_each_and_leave_nothing_to_save() -> None:
@@ -48,7 +48,7 @@ def test_single_tokens_are_stored_once_each_and_leave_nothing_to_save() -> None:
         Replicated(0, host.blocks("a")[0], 0, SIZE),
         Replicated(1, host.blocks("a")[1], 0, 2),
     ]
-    assert host.save_last("a") is None
+    assert not host.save_last("a")
     assert host.extend("a", 7, hashes("abcdefg")) == [Replicated(1, host.blocks("a")[1], 2, 1)]
     assert host.extend("a", 9, hashes("abcdefghi")) == [
         Replicated(1, host.blocks("a")[1], 3, 1),
