@@ -38,7 +38,8 @@ class _Sequence:
     num_prompt: int
     num_outputs: int
     seed: int
-    blocks: list[int]
+    tables: list[list[int]]
+    """Of blocks, by group of layers."""
     identities: list[int] = field(default_factory=list)
     """Of the leading blocks, as far as they are known: full ones."""
 
@@ -63,6 +64,8 @@ class Sequences:
         self._block_tokens = block_tokens
         self._lists_kv = lists_kv
         self._sequences: dict[str, _Sequence] = {}
+        self.windows: Sequence[int | None] = (None,)
+        """The window of each group of layers, in tokens; None for those with full attention."""
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -74,23 +77,24 @@ class Sequences:
         *,
         num_prompt: int,
         num_outputs: int,
-        blocks: Sequence[int],
+        blocks: Sequence[Sequence[int]],
     ) -> None:
-        """Take in a request that is new to the workers, or was forgotten: its tokens so far, and its blocks."""
+        """Take in a request that is new to the workers, or was forgotten: its tokens, and its blocks by group."""
         prompt = tuple(tokens[:num_prompt])
         self._sequences[request_id] = _Sequence(
             tokens=array("i", tokens),
             num_prompt=num_prompt,
             num_outputs=num_outputs,
             seed=hash(prompt),
-            blocks=[*blocks],
+            tables=[[*table] for table in blocks],
         )
 
-    def append_blocks(self, request_id: str, blocks: Sequence[int]) -> None:
-        self._sequences[request_id].blocks += blocks
+    def append_blocks(self, request_id: str, blocks: Sequence[Sequence[int]]) -> None:
+        for table, more in zip(self._sequences[request_id].tables, blocks, strict=True):
+            table += more
 
-    def replace_blocks(self, request_id: str, blocks: Sequence[int]) -> None:
-        self._sequences[request_id].blocks = [*blocks]
+    def replace_blocks(self, request_id: str, blocks: Sequence[Sequence[int]]) -> None:
+        self._sequences[request_id].tables = [[*table] for table in blocks]
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Forget requests that have ended or lost their state; unknown ones are ignored."""
@@ -105,9 +109,10 @@ class Sequences:
             end = part.first + part.num
             assert end <= len(sequence.tokens), f"{part} is beyond the {len(sequence.tokens)} tokens known"
             num_blocks = ceil_div(end, self._block_tokens)
-            assert num_blocks <= len(sequence.blocks), f"{part} has {len(sequence.blocks)} blocks"
+            held = min(map(len, sequence.tables))
+            assert num_blocks <= held, f"{part} has {held} blocks"
             if self._lists_kv:
-                kv.add(part, sequence)
+                kv.add(part, sequence, self.windows)
             makes_token = end == len(sequence.tokens)
             _add(work, part, is_decode=part.num == 1 and part.first >= sequence.num_prompt, ends=makes_token)
             sampled[part.request_id] = [self._sample(sequence)] if makes_token else []
@@ -142,23 +147,38 @@ class _KvList:
         self._requests: list[str] = []
         self._writes: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
 
-    def add(self, part: ScheduledTokens, sequence: _Sequence) -> None:
+    def add(self, part: ScheduledTokens, sequence: _Sequence, windows: Sequence[int | None]) -> None:
+        self._extend_identities(sequence, (part.first + part.num) // self._block_tokens)
+        for group, (table, window) in enumerate(zip(sequence.tables, windows, strict=True)):
+            self._add_table(part, sequence.identities, group, table, window)
+
+    def _add_table(
+        self,
+        part: ScheduledTokens,
+        full_identities: Sequence[int],
+        group: int,
+        table: Sequence[int],
+        window: int | None,
+    ) -> None:
         size, end = self._block_tokens, part.first + part.num
-        self._extend_identities(sequence, end // size)
-        num_read, tail = ceil_div(part.first, size), part.first % size
+        first_read = 0 if window is None else max(0, part.first - window + 1) // size
+        end_read, tail = ceil_div(part.first, size), part.first % size
+        num_read = end_read - first_read
         blocks, identities, ends = self._reads
-        blocks += sequence.blocks[:num_read]
-        identities += sequence.identities[:num_read]
+        blocks += table[first_read:end_read]
+        identities += [identity + group for identity in full_identities[first_read:end_read]]
         ends += [size] * num_read
         if tail:
-            identities[len(blocks) - 1 :] = [_partial_identity(part.request_id, num_read - 1)]
+            identities[len(blocks) - 1 :] = [_partial_identity(part.request_id, end_read - 1) - group]
             ends[-1] = tail
         self._requests += [part.request_id] * num_read
         for index in range(part.first // size, ceil_div(end, size)):
-            is_full = end >= (index + 1) * size
-            identity = sequence.identities[index] if is_full else _partial_identity(part.request_id, index)
+            if end >= (index + 1) * size:
+                identity = full_identities[index] + group
+            else:
+                identity = _partial_identity(part.request_id, index) - group
             first = max(0, part.first - index * size)
-            entry = (sequence.blocks[index], identity, first, min(size, end - index * size))
+            entry = (table[index], identity, first, min(size, end - index * size))
             for column, value in zip(self._writes, entry, strict=True):
                 column.append(value)
 

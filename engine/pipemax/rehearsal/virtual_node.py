@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from pipemax.domain.errors import PipeMaxError
-from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, kv_capacity
+from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, block_layers, kv_capacity
 from pipemax.rehearsal.kv_order import StageKv, StepKv
 from pipemax.rehearsal.virtual_device import VirtualDevice, VirtualEvent
 from pipemax.sim.event_queue import EventQueue, Priority
@@ -81,20 +81,30 @@ class VirtualNode:
     """The stages and their links. Not thread-safe."""
 
     def __init__(
-        self, node: NodeSpec, model: ModelSpec, parallelism: Parallelism, *, checks_kv: bool = True
+        self,
+        node: NodeSpec,
+        model: ModelSpec,
+        parallelism: Parallelism,
+        *,
+        frees_windows: bool = False,
+        checks_kv: bool = True,
     ) -> None:
         """Set up idle stages. ``ValueError`` if the model does not fit, or the node has too few GPUs.
 
+        ``frees_windows``: layers with windows have KV blocks of their own.
         ``checks_kv``: whether steps and copies are checked to find the KV that they should.
         """
         num_gpus = parallelism.pipeline * parallelism.tensor
         if num_gpus > node.num_gpus:
             raise ValueError(f"{node.name} has {node.num_gpus} GPUs, not {num_gpus}")
-        self.capacity: KvCapacity = kv_capacity(node, model, parallelism, block_tokens=BLOCK_TOKENS)
+        self.capacity: KvCapacity = kv_capacity(
+            node, model, parallelism, block_tokens=BLOCK_TOKENS, frees_windows=frees_windows
+        )
         self.usage = NodeUsage()
         self._num_gpus = num_gpus
         self.times = StageTimes(node, model, parallelism)
-        self.layouts = tuple(_layout(model, layers, parallelism) for layers in self.times.layers)
+        room_layers = block_layers(model, parallelism, frees_windows=frees_windows)
+        self.layouts = tuple(_layout(model, layers, parallelism) for layers in room_layers)
         """Each stage's KV blocks, as one of its GPUs has them."""
         self._queue = EventQueue()
         self._link = node.link

@@ -15,7 +15,7 @@ def make_sequences(*names: str, num_outputs: int = 4) -> Sequences:
 
 
 def start(sequences: Sequences, name: str, tokens: list[int], *, num_outputs: int = 4) -> None:
-    sequences.start(name, tokens, num_prompt=len(PROMPT), num_outputs=num_outputs, blocks=[3, 1, 2])
+    sequences.start(name, tokens, num_prompt=len(PROMPT), num_outputs=num_outputs, blocks=[[3, 1, 2]])
 
 
 def sampled(sequences: Sequences, name: str, first: int, num: int) -> list[int]:
@@ -62,6 +62,6 @@ def test_tokens_and_blocks_that_are_not_there_are_errors() -> None:
     sequences = make_sequences("a")
     with pytest.raises(AssertionError, match="beyond the 40 tokens known"):
         sampled(sequences, "a", 40, 1)
-    sequences.replace_blocks("a", [3])
+    sequences.replace_blocks("a", [[3]])
     with pytest.raises(AssertionError, match="has 1 blocks"):
         sampled(sequences, "a", 0, 40)

@@ -64,6 +64,7 @@ class VirtualNodeExecutor(Executor):
             settings.node,
             settings.model,
             Parallelism(pipeline=parallel.pipeline_parallel_size, tensor=self._tensor),
+            frees_windows=not self.scheduler_config.disable_hybrid_kv_cache_manager,
             checks_kv=settings.checks_kv,
         )
         self.clock = settings.clock.start()
@@ -80,8 +81,8 @@ class VirtualNodeExecutor(Executor):
     def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
         specs: list[dict[str, KVCacheSpec]] = []
         first = 0
-        for layout in self.node.layouts:
-            layers = range(first, first + layout.num_layers)
+        for layout, num_layers in zip(self.node.layouts, self.node.times.layers, strict=True):
+            layers = range(first, first + num_layers)
             of_stage = {
                 f"model.layers.{layer}.self_attn.attn": self._kv_cache_spec(layer, layout.num_kv_heads)
                 for layer in layers
@@ -114,6 +115,10 @@ class VirtualNodeExecutor(Executor):
         assert layout_name == KVCacheLayout.BLHNC.name, layout_name
 
     def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
+        specs = [group.kv_cache_spec for group in kv_cache_configs[0].kv_cache_groups]
+        self._sequences.windows = [
+            spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None for spec in specs
+        ]
         if self.vllm_config.kv_transfer_config is None:
             return
         stages = zip(kv_cache_configs[:: self._tensor], self.node.devices, self.node.layouts, strict=True)
@@ -206,7 +211,7 @@ class VirtualNodeExecutor(Executor):
                 new.prefill_token_ids,
                 num_prompt=len(new.prompt_token_ids),
                 num_outputs=(new.sampling_params.extra_args or {})[OUTPUT_TOKENS],
-                blocks=new.block_ids[0],
+                blocks=new.block_ids,
             )
             first[new.req_id] = new.num_computed_tokens
         cached = output.scheduled_cached_reqs
@@ -215,9 +220,9 @@ class VirtualNodeExecutor(Executor):
         ):
             if request_id in cached.resumed_req_ids:
                 assert blocks is not None, f"{request_id} is resumed without its blocks"
-                sequences.replace_blocks(request_id, blocks[0])
+                sequences.replace_blocks(request_id, blocks)
             elif blocks is not None:
-                sequences.append_blocks(request_id, blocks[0])
+                sequences.append_blocks(request_id, blocks)
             first[request_id] = computed
         return [
             ScheduledTokens(request_id=request_id, first=first[request_id], num=num)

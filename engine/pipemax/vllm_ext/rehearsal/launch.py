@@ -16,7 +16,15 @@ from vllm.v1.engine.core import EngineCore
 
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.plan import Batching
-from pipemax.domain.specs import KvCacheDtype, KvCapacity, ModelSpec, NodeSpec, Parallelism, kv_capacity
+from pipemax.domain.specs import (
+    KvCacheDtype,
+    KvCapacity,
+    ModelSpec,
+    NodeSpec,
+    Parallelism,
+    block_layers,
+    kv_capacity,
+)
 from pipemax.sim.machine import BLOCK_TOKENS
 from pipemax.sim.stage_times import StageTimes
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, stage_configs
@@ -47,8 +55,7 @@ class RehearsedEngine:
     """Decode batches in rotation under ``pipemax``; None for as many as steps can be in flight, at least 2."""
     clock: ClockSettings = field(default_factory=ClockSettings)
     checks_kv: bool = True
-    """Check that steps and copies find the KV that they should, if none is freed before its request ends; takes time,
-    but none of the clock's."""
+    """Check that steps and copies find the KV that they should; takes time, but none of the clock's."""
     controller: dict[str, Any] = field(default_factory=dict)
     """Fields of ``ControllerConfig`` that differ from their defaults."""
     vllm: dict[str, Any] = field(default_factory=dict)
@@ -59,8 +66,11 @@ class RehearsedEngine:
     @property
     def frees_windows(self) -> bool:
         """Whether vLLM's hybrid KV cache manager frees the KV that has left the windows of the model's layers."""
-        keeps = self.vllm.keys() & {"disable_hybrid_kv_cache_manager", "kv_transfer_config"}
-        return self.policy is Policy.VLLM and self.model.window_tokens is not None and not keeps
+        if self.model.window_tokens is None:
+            return False
+        if self.policy is Policy.PIPEMAX:
+            return self.vllm.get("disable_hybrid_kv_cache_manager") is False
+        return not self.vllm.keys() & {"disable_hybrid_kv_cache_manager", "kv_transfer_config"}
 
     @property
     def capacity(self) -> KvCapacity:
@@ -147,7 +157,7 @@ def rehearsed_config(
         node=engine.node,
         model=engine.model,
         clock=engine.clock,
-        checks_kv=engine.checks_kv and not engine.frees_windows,
+        checks_kv=engine.checks_kv,
     )
     config = EngineConfig.parse(
         {
@@ -159,6 +169,7 @@ def rehearsed_config(
             "max_num_seqs": min(engine.max_num_seqs, engine.chunk_tokens),
             "max_num_batched_tokens": engine.chunk_tokens,
             "block_size": BLOCK_TOKENS,
+            "enable_prefix_caching": not (engine.frees_windows and engine.policy is Policy.PIPEMAX),
             "vllm": {
                 "kv_cache_dtype": _kv_cache_dtype(engine.model),
                 "num_gpu_blocks_override": engine.capacity.gpu_blocks,
@@ -175,14 +186,17 @@ def rehearsed_config(
     vllm_config = engine_args(config).create_engine_config(UsageContext.LLM_CLASS)
     # vLLM's platform of CPUs turned both off.
     vllm_config.scheduler_config.async_scheduling = True
-    if engine.frees_windows:
+    if engine.frees_windows:  # not known to vLLM, since the checkpoint's config has no windows
         vllm_config.scheduler_config.disable_hybrid_kv_cache_manager = False
     if engine.policy is Policy.PIPEMAX:
         check_version()
         check_model(vllm_config)
         with _v2_model_runner():
             runtime = _runtime_settings(engine, vllm_config)
-            fit_scheduler(vllm_config, runtime)
+            # The number of blocks is given, but a GPU's engine would not know it when it decides on its slots.
+            node = engine.node
+            gpu_bytes = node.gpu.memory_bytes * node.gpu_memory_fraction
+            fit_scheduler(vllm_config, runtime, gpu_bytes=gpu_bytes)
         assert vllm_config.kv_transfer_config is not None
         vllm_config.kv_transfer_config.kv_connector_extra_config.update(runtime.to_extra_config())
     return vllm_config
@@ -191,7 +205,8 @@ def rehearsed_config(
 def _runtime_settings(engine: RehearsedEngine, vllm_config: VllmConfig) -> RuntimeSettings:
     """Return what the engine would know on its node, calibrated; its step times are fitted as in the simulator."""
     times = StageTimes(engine.node, engine.model, engine.parallelism)
-    stages = stage_configs(engine.node, times, PipeMaxOptions())
+    room_layers = block_layers(engine.model, engine.parallelism, frees_windows=engine.frees_windows)
+    stages = stage_configs(engine.node, times, PipeMaxOptions(), room_layers=room_layers)
     return RuntimeSettings(
         host_kv_tokens=engine.capacity.host_blocks * BLOCK_TOKENS,
         num_batches=engine.num_batches or default_num_batches(vllm_config),
