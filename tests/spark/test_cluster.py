@@ -44,7 +44,7 @@ def test_two_executors_keep_their_engines_and_a_killed_one_costs_no_row(tmp_path
         },
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=540,
         check=False,
     )
     assert application.returncode == 0, application.stderr[-4000:]
