@@ -40,6 +40,7 @@ def token_check(monkeypatch: pytest.MonkeyPatch) -> RoundingEngine:
     config: Any = SimpleNamespace(
         cache_config=SimpleNamespace(block_size=32, num_gpu_blocks=60),
         model_config=SimpleNamespace(max_model_len=512, get_vocab_size=lambda: 512),
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=True),
         additional_config={},
     )
     monkeypatch.setattr(run, "runtime_settings", lambda _: SimpleNamespace(host_blocks=lambda _: 500))

@@ -47,7 +47,7 @@ class RecordedWorker(FakeWorker):
         self._transfers.begin_step(copies)
         result = super().execute(output)
         for name, count in output.num_scheduled_tokens.items():
-            computed, table = self._computed[name], self._tables[name]
+            computed, (table,) = self._computed[name], self._tables[name]
             places = [
                 (table[token // BLOCK_TOKENS], token % BLOCK_TOKENS) for token in range(computed + count)
             ]
