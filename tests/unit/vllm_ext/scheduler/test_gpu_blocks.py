@@ -122,7 +122,7 @@ def test_vacated_blocks_are_free_until_they_are_taken_or_returned() -> None:
     core.step()
     core.step()
     num_free = scheduler._gpu.num_free
-    num_held = len(scheduler._gpu.blocks("a"))
+    num_held = len(scheduler._gpu.tables("a")[0])
     scheduler._gpu.evict(scheduler.requests["a"])
     assert scheduler._gpu.num_free == num_free + num_held
     scheduler._gpu.return_vacated()
