@@ -47,10 +47,13 @@ class Tables:
             first += count
         self.num_blocks = first
 
-    def blocks(self, request_id: str) -> list[GpuBlockId]:
+    def kv_blocks(self, request_id: str, num_tokens: int) -> list[GpuBlockId]:
         return self._tables[request_id]
 
-    def block(self, request_id: str, index: int) -> GpuBlockId:
+    def new_blocks(self, request_id: str, first: int, end: int) -> list[GpuBlockId]:
+        return self._tables[request_id][first:end]
+
+    def block(self, request_id: str, index: int, group: int = 0) -> GpuBlockId:
         return self._tables[request_id][index]
 
 
