@@ -65,8 +65,8 @@ class Machine:
         else:
             self.times = MeasuredTimes(measured)
             self.capacity = measured.stock_capacity if frees_windows else measured.capacity
-        self.room_layers = block_layers(model, parallelism, frees_windows=True) if frees_windows else None
-        """For how many layers a block has room, by stage; None where that is all of a stage's."""
+        self.room_layers = block_layers(model, parallelism, frees_windows=frees_windows)
+        """For how many layers a block has room, by stage."""
         self.usage = Usage()
         self._shared_tokens = shared_tokens
         self._activation_priority = activation_priority
@@ -89,10 +89,8 @@ class Machine:
 
     def block_bytes(self, stage: int) -> float:
         """Return the bytes of one KV block on one GPU of a stage."""
-        token_bytes = self.times.kv_bytes_per_token(stage)
-        if self.room_layers is not None:
-            token_bytes *= self.room_layers[stage] / self.parallelism.layers_of(self.model)[stage]
-        return self.capacity.block_tokens * token_bytes
+        share = self.room_layers[stage] / self.parallelism.layers_of(self.model)[stage]
+        return self.capacity.block_tokens * self.times.kv_bytes_per_token(stage) * share
 
     def gpus_of(self, stage: int) -> range:
         tensor = self.parallelism.tensor

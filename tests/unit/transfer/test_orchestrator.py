@@ -55,9 +55,10 @@ class TestLayout:
         """As vLLM's hybrid KV cache manager lays out windows: a block holds KV of one group's layers."""
         layers = block_first_layers(4)
         shared = {**layers, "window.0": layers["layer.0"], "window.1": layers["layer.1"]}
-        (layout, rows), (alone, alone_rows) = describe_layers(shared), describe_layers(layers)
-        assert layout == alone
-        assert torch.equal(rows, alone_rows)
+        layout, rows = describe_layers(shared)
+        expected_layout, expected_rows = describe_layers(layers)
+        assert layout == expected_layout
+        assert torch.equal(rows, expected_rows)
         assert layer_indexes(shared)["window.1"] == layer_indexes(layers)["layer.1"] == 1
         with pytest.raises(ValueError, match="not block-first: layer 0 of 3"):
             describe_layers({**layers, "other": layers["layer.0"][:, :1]})

@@ -45,8 +45,8 @@ from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.vllm_ext.core_calls import recalibrate, separated, take_profile, use_batching
 from pipemax.vllm_ext.launch.forecast import measured_engine, runtime_settings
 from pipemax.vllm_ext.launch.known_calibration import (
+    block_tables,
     device_name,
-    freed_windows,
     known_calibration,
     model_name,
     remember_calibration,
@@ -265,8 +265,7 @@ def run_other(
 def wave_limits(vllm_config: VllmConfig, most_wave_tokens: int | None = None) -> WaveLimits:
     """Return the limits of an engine that has started, so that its pools are known."""
     cache, settings = vllm_config.cache_config, runtime_settings(vllm_config)
-    freed = freed_windows(vllm_config)
-    num_tables = freed[1].count if freed else 1
+    num_tables = block_tables(vllm_config).count
     return WaveLimits(
         num_batches=settings.num_batches,
         max_num_seqs=settings.max_num_seqs,

@@ -3,16 +3,18 @@
 from dataclasses import dataclass
 
 from vllm.config import VllmConfig
-from vllm.distributed.utils import get_pp_indices
 from vllm.platforms import current_platform
 
-from pipemax.checkpoint.model_kinds import window_and_full_layers
 from pipemax.config import EngineConfig, Policy
 from pipemax.control.times.calibration import Calibration
-from pipemax.domain.kv_groups import WHOLE_KV
 from pipemax.domain.specs import KvCapacity
 from pipemax.sim.measured_engine import MeasuredEngine
-from pipemax.vllm_ext.launch.known_calibration import freed_windows, known_calibration, kv_bytes_per_token
+from pipemax.vllm_ext.launch.known_calibration import (
+    block_tables,
+    known_calibration,
+    kv_bytes_per_token,
+    windowed_capacity,
+)
 from pipemax.vllm_ext.launch.known_check import kept_check
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings
@@ -79,38 +81,25 @@ def measured_engine(vllm_config: VllmConfig, calibration: Calibration, *, gpu_bl
     """Return what the simulator needs to know. vLLM keeps one of ``gpu_blocks`` as its null block."""
     cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
     settings = runtime_settings(vllm_config)
-    freed = freed_windows(vllm_config)
     capacity = KvCapacity(
         block_tokens=cache.block_size,
         gpu_blocks=gpu_blocks - 1,
         host_blocks=settings.host_blocks(cache.block_size),
-        groups=freed[1] if freed else WHOLE_KV,
+        groups=block_tables(vllm_config),
     )
+    windowed = None
+    if not capacity.groups.window:
+        is_given = cache.num_gpu_blocks_override is not None
+        windowed = windowed_capacity(vllm_config, capacity, keeps_gpu_blocks=is_given)
     return MeasuredEngine(
         stages=calibration.stages,
         round_trip_s=calibration.round_trip_s,
         capacity=capacity,
-        windowed_capacity=None if freed else _windowed_capacity(vllm_config, capacity),
+        windowed_capacity=windowed,
         num_batches=settings.num_batches,
         max_num_seqs=settings.max_num_seqs,  # vLLM's own number may be that of the runner's slots
         max_batched_tokens=scheduler.max_num_batched_tokens,
         max_model_len=vllm_config.model_config.max_model_len,
-    )
-
-
-def _windowed_capacity(vllm_config: VllmConfig, whole: KvCapacity) -> KvCapacity | None:
-    """Return what stock vLLM holds in the same memory; None for a model without sliding windows."""
-    model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    num_layers = model.get_total_num_hidden_layers()
-    windows = window_and_full_layers(model.hf_config, num_layers)
-    if windows is None:
-        return None
-    window_tokens, full_layers = windows
-    num_stages = parallel.pipeline_parallel_size
-    stages = [get_pp_indices(num_layers, stage, num_stages) for stage in range(num_stages)]
-    is_given = vllm_config.cache_config.num_gpu_blocks_override is not None
-    return whole.with_freed_windows(
-        stages, full_layers, window_tokens=window_tokens, keeps_gpu_blocks=is_given
     )
 
 

@@ -25,7 +25,8 @@ from pipemax.checkpoint.fingerprint import fingerprint
 from pipemax.checkpoint.model_kinds import window_and_full_layers
 from pipemax.config import EngineConfig, KvOffload
 from pipemax.control.times.calibration import Calibration, load_calibration, save_calibration
-from pipemax.domain.kv_groups import GroupedLayers, KvGroups, group_layers
+from pipemax.domain.kv_groups import WHOLE_KV, KvGroups, group_layers
+from pipemax.domain.specs import KvCapacity
 from pipemax.node.kept_files import CALIBRATIONS, kept_directory, kept_name
 
 log = logging.getLogger(__name__)
@@ -68,28 +69,55 @@ def kv_bytes_per_token(vllm_config: VllmConfig) -> list[int]:
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     parts = 1 if model.use_mla else 2  # a latent vector, or keys and values
     values_per_layer = parts * model.get_num_kv_heads(parallel) * model.get_head_size()
-    num_stages = parallel.pipeline_parallel_size
     num_layers = model.get_total_num_hidden_layers()
-    grouped = freed_windows(vllm_config)
+    windows = window_and_full_layers(model.hf_config, num_layers) if frees_windows(vllm_config) else None
+    grouped = group_layers(num_layers, windows[1]) if windows else None
     value_bytes = values_per_layer * kv_value_bytes(vllm_config)
-    ranges = [get_pp_indices(num_layers, stage, num_stages) for stage in range(num_stages)]
     return [
-        value_bytes * (grouped[0].most_layers(first, end) if grouped else end - first)
-        for first, end in ranges
+        value_bytes * (grouped.most_layers(first, end) if grouped else end - first)
+        for first, end in layers_of_stages(vllm_config)
     ]
 
 
-def freed_windows(vllm_config: VllmConfig) -> tuple[GroupedLayers, KvGroups] | None:
-    """Return the groups of layers where PipeMax frees what has left windows; None where it keeps all KV whole."""
+def layers_of_stages(vllm_config: VllmConfig) -> list[tuple[int, int]]:
+    """Return the layers ``[first, end)`` of each stage."""
+    num_layers = vllm_config.model_config.get_total_num_hidden_layers()
+    num_stages = vllm_config.parallel_config.pipeline_parallel_size
+    return [get_pp_indices(num_layers, stage, num_stages) for stage in range(num_stages)]
+
+
+def frees_windows(vllm_config: VllmConfig) -> bool:
+    """Return whether PipeMax frees what has left the windows of the model's layers."""
+    return block_tables(vllm_config).window > 0
+
+
+def block_tables(vllm_config: VllmConfig) -> KvGroups:
+    """Return the block tables of a request under PipeMax: one, unless it frees what has left windows."""
     if vllm_config.scheduler_config.disable_hybrid_kv_cache_manager or vllm_config.kv_transfer_config is None:
-        return None
+        return WHOLE_KV
     model = vllm_config.model_config
     num_layers = model.get_total_num_hidden_layers()
     windows = window_and_full_layers(model.hf_config, num_layers)
+    return group_layers(num_layers, windows[1]).tables(windows[0]) if windows else WHOLE_KV
+
+
+def windowed_capacity(
+    vllm_config: VllmConfig, whole: KvCapacity, *, keeps_gpu_blocks: bool = False
+) -> KvCapacity | None:
+    """Return what the same memory holds if windows are freed; None for a model without sliding windows.
+
+    ``keeps_gpu_blocks``: the number of blocks is given.
+    """
+    model = vllm_config.model_config
+    windows = window_and_full_layers(model.hf_config, model.get_total_num_hidden_layers())
     if windows is None:
         return None
-    grouped = group_layers(num_layers, windows[1])
-    return grouped, grouped.tables(windows[0])
+    return whole.with_freed_windows(
+        layers_of_stages(vllm_config),
+        windows[1],
+        window_tokens=windows[0],
+        keeps_gpu_blocks=keeps_gpu_blocks,
+    )
 
 
 def kv_value_bytes(vllm_config: VllmConfig) -> int:
@@ -140,7 +168,7 @@ def engine_facts(config: EngineConfig, vllm_config: VllmConfig) -> dict[str, Any
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
     # Named only if it is not the default, so that what was measured before there was a choice is still found.
     offload = {} if config.kv_offload is KvOffload.AFTER_STEP else {"kv_offload": config.kv_offload.value}
-    windows = {"windows": "freed"} if freed_windows(vllm_config) else {}
+    windows = {"windows": "freed"} if frees_windows(vllm_config) else {}
     adapters = {"lora": [len(config.lora), max_rank(config)]} if config.lora else {}
     revision = getattr(model.hf_config, "_commit_hash", None) or config.revision
     return {

@@ -9,17 +9,15 @@ from typing import Any
 
 import vllm
 from vllm.config import KVTransferConfig, VllmConfig
-from vllm.distributed.utils import get_pp_indices
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.reasoning import ReasoningParserManager
 from vllm.usage.usage_lib import UsageContext
 
 from pipemax.checkpoint.adapters import max_rank
-from pipemax.checkpoint.model_kinds import has_windows, window_and_full_layers
+from pipemax.checkpoint.model_kinds import has_windows
 from pipemax.config import BatchingChoice, EngineConfig, KvOffload, Policy, require_free_connector
 from pipemax.control.controller_config import HOST_HIGH_WATERMARK, usual_num_batches
-from pipemax.domain.kv_groups import WHOLE_KV
 from pipemax.domain.specs import KvCapacity
 from pipemax.domain.units import GIB
 from pipemax.node.failure_records import FAILURES_VARIABLE
@@ -31,10 +29,12 @@ from pipemax.transfer.host_memory import available_host_bytes
 from pipemax.vllm_ext.compat import check_hooks_run, check_model, check_runner, check_version
 from pipemax.vllm_ext.launch.first_guess import guess_stage
 from pipemax.vllm_ext.launch.known_calibration import (
-    freed_windows,
+    block_tables,
+    frees_windows,
     known_calibration,
     kv_bytes_per_token,
     kv_value_bytes,
+    windowed_capacity,
 )
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings, encode_stage, offload_extra_config
 
@@ -109,7 +109,7 @@ def _refuse_embeddings_of_media(vllm_config: VllmConfig) -> None:
 def _tell_of_model(config: EngineConfig, vllm_config: VllmConfig) -> None:
     """Log what policy pipemax changes about the model."""
     model = vllm_config.model_config
-    if freed_windows(vllm_config) is not None:
+    if frees_windows(vllm_config):
         log.info("policy pipemax frees the KV of %s that has left the windows of its layers", config.model)
     elif has_windows(model.hf_config):
         log.info(
@@ -135,23 +135,17 @@ def _free_windows_where_it_pays(config: EngineConfig, vllm_config: VllmConfig) -
         or lengths is None
     ):
         return
-    num_layers = model.get_total_num_hidden_layers()
-    windows = window_and_full_layers(model.hf_config, num_layers)
-    if windows is None:
-        return
-    num_stages = vllm_config.parallel_config.pipeline_parallel_size
-    stages = [get_pp_indices(num_layers, stage, num_stages) for stage in range(num_stages)]
     tokens = min(lengths.tokens_per_row, model.max_model_len)
     # Any number of blocks does: what counts is how many rows the same memory holds.
     whole = KvCapacity(block_tokens=vllm_config.cache_config.block_size, gpu_blocks=1 << 20, host_blocks=1)
-    freed = whole.with_freed_windows(stages, windows[1], window_tokens=windows[0])
-    if freed.gpu_rows(tokens) > _FREED_ROWS * whole.gpu_rows(tokens):
+    freed = windowed_capacity(vllm_config, whole)
+    if freed is not None and freed.gpu_rows(tokens) > _FREED_ROWS * whole.gpu_rows(tokens):
         vllm_config.scheduler_config.disable_hybrid_kv_cache_manager = False
 
 
 def _check_freed_windows(config: EngineConfig, vllm_config: VllmConfig) -> None:
     """Raise ``ValueError`` for settings that do not go together with KV that leaves windows."""
-    if freed_windows(vllm_config) is None:
+    if not frees_windows(vllm_config):
         return
     if vllm_config.cache_config.enable_prefix_caching:
         raise ValueError(
@@ -355,9 +349,7 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
         require_pools(host_bytes, num_workers, available_host_bytes(), other_pinned_bytes=other_bytes)
     host_kv_tokens = int(host_bytes / max(kv_bytes))
     block_tokens, longest = vllm_config.cache_config.block_size, vllm_config.model_config.max_model_len
-    freed = freed_windows(vllm_config)
-    groups = freed[1] if freed else WHOLE_KV
-    num_needed = groups.prompt_blocks(longest, block_tokens, in_flight_tokens=0)
+    num_needed = block_tables(vllm_config).prompt_blocks(longest, block_tokens, in_flight_tokens=0)
     if host_kv_tokens < num_needed * block_tokens:
         raise ValueError(
             f"host_kv_gib {host_bytes / GIB:.3g} holds {host_kv_tokens:,} tokens of {max(kv_bytes):,} bytes; "

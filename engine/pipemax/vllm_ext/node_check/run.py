@@ -27,12 +27,11 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from pipemax import __version__
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.errors import EngineStartError
-from pipemax.domain.kv_groups import WHOLE_KV
 from pipemax.domain.units import ceil_div
 from pipemax.vllm_ext.calibration.measure import random_tokens
 from pipemax.vllm_ext.core_calls import copy_counts, resize_gpu, separated, take_profile
 from pipemax.vllm_ext.launch.forecast import runtime_settings
-from pipemax.vllm_ext.launch.known_calibration import device_name, freed_windows, model_name
+from pipemax.vllm_ext.launch.known_calibration import block_tables, device_name, model_name
 from pipemax.vllm_ext.launch.known_check import CheckPart, NodeCheck, keep_check, kept_check
 from pipemax.vllm_ext.node_check.answers import Answer, Comparison, compare, tolerance_of
 from pipemax.vllm_ext.worker.copy_calls import check_copies, poison_prefetches
@@ -125,8 +124,7 @@ class _TokenCheck:
         gpu_blocks = (vllm_config.cache_config.num_gpu_blocks or 1) - 1  # vLLM keeps one as its null block
         host_blocks = runtime_settings(vllm_config).host_blocks(self._block_tokens)
         self._room = min(int(_SHARE_OF_POOL * gpu_blocks), host_blocks)
-        freed = freed_windows(vllm_config)
-        self._groups = freed[1] if freed else WHOLE_KV
+        self._groups = block_tables(vllm_config)
         share = self._room * self._block_tokens // (2 * _FEWEST_PROMPTS * self._groups.count)
         longest = min(_MOST_TOKENS, vllm_config.model_config.max_model_len, share) - _OUTPUT_TOKENS
         self._prompts = self._draw(most_prompts, longest, vllm_config.model_config.get_vocab_size())

@@ -113,21 +113,27 @@ class HostBlocks:
         table = self._tables.get(request_id)
         if table is None:
             return None
-        size, before = self._block_tokens, table.num_tokens
-        first_slot, num_slots = before % size, num_tokens - before
-        if not first_slot or first_slot + num_slots >= size:
+        first_slot, num_slots = table.num_tokens % self._block_tokens, num_tokens - table.num_tokens
+        if not self._stays_in_block(first_slot, num_slots):
             return None
         table.num_tokens = num_tokens
         if self.stores_tokens:
             table.saved_tokens = num_tokens
         return table.blocks[-1], first_slot, num_slots
 
+    def _stays_in_block(self, first_slot: int, num_slots: int) -> bool:
+        """Return whether a partly filled block stays so with these new slots."""
+        return 0 < first_slot < self._block_tokens - num_slots
+
     def _part(self, table: _Table, index: int, num_tokens: int) -> Replicated:
         """Return what the host lacks of one block of a sequence that grows to ``num_tokens``."""
+        return Replicated(index, table.blocks[index], *self._slots(table.num_tokens, num_tokens, index))
+
+    def _slots(self, before: int, num_tokens: int, index: int) -> tuple[int, int]:
+        """Return the first slot of a block to store, and how many, where a sequence grows from ``before`` tokens."""
         size = self._block_tokens
-        first_slot = max(0, table.num_tokens - index * size) if self.stores_tokens else 0
-        end_slot = min(size, num_tokens - index * size)
-        return Replicated(index, table.blocks[index], first_slot, end_slot - first_slot)
+        first_slot = max(0, before - index * size) if self.stores_tokens else 0
+        return first_slot, min(size, num_tokens - index * size) - first_slot
 
     def save_last(self, request_id: str) -> Sequence[Replicated]:
         """Return an evicted request's last block, if that is partly filled and has grown since it was saved."""

@@ -61,11 +61,8 @@ class WindowedHostBlocks(HostBlocks):
                 blocks.append(self._take())
             end = num_tokens // size + (self.stores_tokens and num_tokens % size > 0)
             for index in range(max(first, tables.num_tokens // size), end):
-                first_slot = max(0, tables.num_tokens - index * size) if self.stores_tokens else 0
-                end_slot = min(size, num_tokens - index * size)
-                stores.append(
-                    Replicated(index, blocks[index - first], first_slot, end_slot - first_slot, group)
-                )
+                slots = self._slots(tables.num_tokens, num_tokens, index)
+                stores.append(Replicated(index, blocks[index - first], *slots, group))
         if self.stores_tokens:
             tables.saved_tokens = num_tokens
         tables.num_tokens = num_tokens
@@ -75,9 +72,8 @@ class WindowedHostBlocks(HostBlocks):
         tables = self._group_tables.get(request_id)
         if tables is None or self.stores_tokens:
             return None
-        size, before = self._block_tokens, tables.num_tokens
-        first_slot, num_slots = before % size, num_tokens - before
-        if not first_slot or first_slot + num_slots >= size:
+        first_slot, num_slots = tables.num_tokens % self._block_tokens, num_tokens - tables.num_tokens
+        if not self._stays_in_block(first_slot, num_slots):
             return None
         tables.num_tokens = num_tokens
         return tables.blocks[0][-1], first_slot, num_slots
