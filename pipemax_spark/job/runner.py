@@ -134,6 +134,8 @@ class ChunkRunner:
                     raise JobFailedError(self._claim.taken_over()) from error
                 raise
         if self._committed_rows != self._rows.rows:
+            if self._failure is not None:  # between two chunks, when no Spark job ran that could be cancelled
+                raise JobFailedError(self._failure)
             raise JobFailedError(
                 f"{self._rows.rows:,} rows were to be committed and {self._committed_rows:,} were "
                 f"({self._committed_rows - self._rows.rows:+,}). Run the job again to annotate the rows that are left"

@@ -9,6 +9,7 @@ import pytest
 
 from pipemax.wire import GenerationSpec
 from pipemax_spark.dataframe import annotated_schema, engine_options
+from pipemax_spark.errors import JobFailedError
 from pipemax_spark.executor.task import TaskPlan
 from pipemax_spark.job.chunks import ChunkPlan, SlicedRows, write_slices
 from pipemax_spark.job.outcomes import AppendedOutcomes
@@ -67,6 +68,18 @@ class StragglingOutcomes(AppendedOutcomes):
         return num_kept
 
 
+class CancellingOutcomes(AppendedOutcomes):
+    """Cancels the run when it has no Spark job that could be cancelled: before the first chunk's append."""
+
+    def __init__(self, table: DeltaTable, runner: Callable[[], ChunkRunner]) -> None:
+        super().__init__(table)
+        self._runner = runner
+
+    def commit(self, rows: Any, transaction: Transaction) -> int:
+        self._runner().cancel("too many rows failed")
+        return super().commit(rows, transaction)
+
+
 def run_chunks(
     spark: Any,
     directory: Path,
@@ -76,6 +89,7 @@ def run_chunks(
     slots: Callable[[], Slots],
     outcomes_of: Callable[[DeltaTable], AppendedOutcomes],
     note_chunk: Callable[[Any], None] = lambda chunk: None,
+    watch: Callable[[ChunkRunner], None] = lambda runner: None,
 ) -> DeltaTable:
     """Annotate rows 0 to ``rows`` in four slices; return the output."""
     from pyspark.sql import functions as F  # noqa: N812
@@ -103,6 +117,7 @@ def run_chunks(
         claim=Claim.take(table, plan.run_id),
         outcomes=outcomes_of(table),
     )
+    watch(runner)
     runner.run(lambda: None, lambda: None, every_second=lambda: None)
     return table
 
@@ -148,3 +163,19 @@ def test_a_node_that_joins_gets_its_share_of_the_next_chunk(
     assert first == 2
     assert len(later) >= 2
     assert min(later) >= 4
+
+
+def test_a_run_that_is_cancelled_between_two_chunks_tells_the_reason(
+    spark: Any, engine_python: str, tmp_path: Path
+) -> None:
+    runners: list[ChunkRunner] = []
+    with pytest.raises(JobFailedError, match="too many rows failed"):
+        run_chunks(
+            spark,
+            tmp_path,
+            engine_python,
+            rows=400,
+            slots=lambda: Slots(total=2, per_executor=2),
+            outcomes_of=lambda table: CancellingOutcomes(table, lambda: runners[0]),
+            watch=runners.append,
+        )
