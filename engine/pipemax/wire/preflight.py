@@ -1,0 +1,74 @@
+"""The question to an engine's environment before any engine starts, and its answer."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from pipemax.wire.generation_spec import GenerationSpec
+from pipemax.wire.session import SessionErrorCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreflightRequest:
+    """The request that ``python -m pipemax preflight`` reads from standard input before any engine starts."""
+
+    engine: dict[str, Any]
+    generation: GenerationSpec
+    questions: tuple[GenerationSpec, ...] = ()
+    """As in ``SessionHeader``; they are only checked."""
+    prompts: list[str | None] = field(default_factory=list)
+    """Sampled rows' prompts (or, for ``--messages-column``, their joined text), which are only counted, never run."""
+    rows: int | None = None
+    """Number of rows in the sampled table, if known."""
+    has_images: bool = False
+    """Whether rows have images, which the model must then take."""
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Self:
+        values = json.loads(text)
+        return cls(
+            **{
+                **values,
+                "generation": GenerationSpec.of_json(values["generation"]),
+                "questions": tuple(GenerationSpec.of_json(each) for each in values["questions"]),
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreflightReply:
+    """The reply that ``python -m pipemax preflight`` writes to standard output: one JSON line."""
+
+    error_code: SessionErrorCode | None = None
+    error: str = ""
+    """One sentence that gives the value and the remedy; empty if engine and generation are fine."""
+    model: str = ""
+    model_fingerprint: str = ""
+    """Changes when the model's files change, wherever they are: for a local directory a digest of names, sizes, whole
+    small files and samples of large ones; for a hub name the resolved revision."""
+    max_model_len: int = 0
+    has_chat_template: bool = False
+    prompt_tokens: list[int] = field(default_factory=list)
+    """Tokens of each prompt of the request as the engine would see it, system message and chat template included."""
+    first_prompt: str = ""
+    """The first sampled prompt as the model would see it."""
+    engine: dict[str, Any] = field(default_factory=dict)
+    """The engine config with every default filled in."""
+    row_lengths: dict[str, Any] | None = None
+    """Lengths of the rows to come, from the sampled prompts, for the engine config under ``policy: auto``."""
+    expected_rows: int | None = None
+    """Approximate number of rows like the sampled ones that an engine's host pools will hold; None if unknown."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Package → version in the engine's environment."""
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Self:
+        values = json.loads(text)
+        code = values["error_code"]
+        return cls(**{**values, "error_code": SessionErrorCode(code) if code else None})

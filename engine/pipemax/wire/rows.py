@@ -1,0 +1,90 @@
+"""Rows as they travel: Arrow's schemas of requests and completions, and the codes of rows that failed."""
+
+from enum import StrEnum
+
+import pyarrow as pa
+
+OVERRIDES_TYPE = pa.struct(
+    [
+        ("max_tokens", pa.int32()),
+        ("temperature", pa.float64()),
+        ("top_p", pa.float64()),
+        ("top_k", pa.int32()),
+        ("seed", pa.int64()),
+        ("stop", pa.list_(pa.string())),
+        ("lora", pa.string()),
+    ]
+)
+"""Per-row sampling: a null field, or a null struct, keeps the job's value."""
+
+IMAGE_TYPE = pa.struct([("content", pa.binary()), ("source", pa.string())])
+"""An image: its bytes, or a path or URL at which the engine finds it."""
+
+MESSAGE_TYPE = pa.struct(
+    [
+        ("role", pa.string()),
+        ("content", pa.string()),
+        ("parts", pa.list_(pa.struct([("text", pa.string()), ("image", IMAGE_TYPE)]))),
+    ]
+)
+"""A turn of a conversation: text, or parts in place of it, each of which is a text or an image."""
+
+REQUEST_SCHEMA = pa.schema(
+    [
+        pa.field("row_id", pa.int64(), nullable=False),  # the client's number, unique within the session
+        pa.field("prompt", pa.string()),  # one of prompt and messages; both null is an error row
+        pa.field("messages", pa.list_(MESSAGE_TYPE)),
+        pa.field("images", pa.list_(IMAGE_TYPE)),  # before the text of the prompt
+        pa.field("overrides", OVERRIDES_TYPE),
+        pa.field("question", pa.int32()),  # place in the header's questions; null: the header's generation
+    ]
+)
+
+COMPLETION_SCHEMA = pa.schema(
+    [
+        pa.field("row_id", pa.int64(), nullable=False),
+        pa.field("text", pa.string()),  # null in an error row, unless the error is that the text is invalid
+        pa.field("finish_reason", pa.string()),  # "stop" | "length" | "abort", null in an error row
+        pa.field("prompt_tokens", pa.int32()),
+        pa.field("completion_tokens", pa.int32()),
+        pa.field("error_code", pa.string()),  # an ErrorCode, null when the row succeeded
+        pa.field("error_message", pa.string()),
+        pa.field("completed_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        # Null unless the job asks for them; see ``pipemax.generation.Completion``.
+        pa.field("reasoning", pa.string()),
+        pa.field("reasoning_tokens", pa.int32()),
+        pa.field("logprob_sum", pa.float64()),
+        pa.field("logprob_mean", pa.float64()),
+        pa.field("probabilities", pa.map_(pa.string(), pa.float64())),
+        pa.field("samples", pa.list_(pa.string())),
+        pa.field("agreement", pa.float64()),
+        pa.field("attempts", pa.int32()),
+        pa.field("embedding", pa.list_(pa.float32())),
+        pa.field("label", pa.string()),
+        pa.field("score", pa.float64()),
+    ]
+)
+
+
+class ErrorCode(StrEnum):
+    """The error codes of rows. This is the only list of them: tables, metrics and docs use these names."""
+
+    EMPTY_PROMPT = "empty_prompt"
+    """The prompt is null, empty or blank."""
+    PROMPT_TOO_LONG = "prompt_too_long"
+    """The prompt and one output token (none, for a pooling task) exceed ``max_model_len``."""
+    INVALID_PROMPT = "invalid_prompt"
+    """Messages that the chat template cannot render, or text that is not UTF-8."""
+    INVALID_IMAGE = "invalid_image"
+    """An image is missing, is no image, is larger than allowed, or may not be fetched."""
+    INVALID_PARAMETER = "invalid_parameter"
+    """A per-row override is out of range."""
+    RESPONSE_FORMAT = "response_format"
+    """The output does not match its schema, choice, regular expression or grammar, for instance because ``max_tokens``
+    cut it off."""
+    REASONING_UNFINISHED = "reasoning_unfinished"
+    """The model's thinking ended before an answer began, for instance because ``max_tokens`` cut it off."""
+    ENGINE_ERROR = "engine_error"
+    """The engine refused or failed only this row."""
+    ENGINE_DIED = "engine_died"
+    """The engine died whenever it ran this row by itself."""

@@ -1,0 +1,106 @@
+"""What a server reports of itself and its jobs, and what a job's collector answers."""
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Self
+
+
+class ServerAction(StrEnum):
+    """The Flight actions of an engine server; each takes no body and answers with one JSON object."""
+
+    HEALTH = "health"  # a ServerStats without its jobs; also while an engine loads
+    STATS = "stats"  # a ServerStats
+    SHUTDOWN = "shutdown"  # ends the server once it has answered
+
+
+COLLECTOR_ACTION_STATS = "stats"
+"""The collector's only Flight action: its body is a ``ServerStats``; the ``authorization`` header is
+``Bearer TOKEN``. It answers with a ``JobOutlook``, or nothing if the job's size is not known."""
+
+LENGTH_CORRELATION = "length_correlation"
+"""Engine metric: the correlation of prompt and answer lengths, once enough rows have ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStats:
+    """One job's totals on one server since that server started."""
+
+    rows_received: int = 0
+    rows_done: int = 0
+    """Completions handed to the client, error rows included."""
+    rows_reused: int = 0
+    """Rows of these that took the outcome of an equal request, without the engine."""
+    errors: dict[str, int] = field(default_factory=dict)
+    """ErrorCode → rows."""
+    error_examples: dict[str, str] = field(default_factory=dict)
+    """ErrorCode → the first message seen with it."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOutlook:
+    """A collector's answer to a report: the rest of its job, over all engines."""
+
+    job_id: str
+    rows_left: int
+    """Rows that no engine has received yet, according to the reports."""
+    engines: int
+    """Servers that report."""
+    report_after_s: float = 0.0
+    """Minimum time until the sender's next report, so that many senders do not keep the driver busy."""
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Self:
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStats:
+    """A server's report to the collector every few seconds, and its answer to the ``stats`` action."""
+
+    server_id: str
+    host: str
+    pid: int
+    at_unix_s: float
+    state: str
+    """``starting`` | ``loading`` | ``ready`` | ``failed`` | ``stopping``."""
+    detail: str = ""
+    """Text for people: what the server is loading, or why it failed."""
+    engine_id: str = ""
+    """A digest of the loaded engine's config; empty while there is none."""
+    engine_starts: int = 0
+    phase: str = "idle"
+    """``idle`` | ``prefill`` | ``decode`` | ``mixed``."""
+    running_requests: int = 0
+    waiting_requests: int = 0
+    open_sessions: int = 0
+    """Tasks that use the server now, including those that wait for their engine."""
+    kv_usage: float = 0.0
+    """Share of the GPU's KV blocks in use, 0 to 1."""
+    window_rows: int = 0
+    """Maximum rows that the server has in the engine or granted to its streams: its memory has room for them. 0 while
+    there is no engine."""
+    engine_metrics: dict[str, float] = field(default_factory=dict)
+    """Further figures of the engine, for MLflow: name → value."""
+    policy: dict[str, Any] = field(default_factory=dict)
+    """The engine's policy, and why: ``chosen``, ``reason``, ``predicted_tokens_per_s`` and ``inputs``; empty while
+    there is no engine."""
+    replicas: list[dict[str, Any]] = field(default_factory=list)
+    """Each replica's figures by name (``state``, ``restarts``, ``rows_done``, ``completion_tokens``, …) since its first
+    start; empty for an engine without replicas. The figures above are then those of all together."""
+    jobs: dict[str, JobStats] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Self:
+        values = json.loads(text)
+        known = {f.name for f in fields(cls)}
+        jobs = {job_id: JobStats(**job) for job_id, job in values.get("jobs", {}).items()}
+        return cls(**{**{name: value for name, value in values.items() if name in known}, "jobs": jobs})
