@@ -28,8 +28,8 @@ import pyarrow as pa
 from pipemax.wire import OVERRIDES_TYPE, REQUEST_SCHEMA, GenerationSpec
 from pipemax_spark.executor.client import EngineOptions, complete
 from pipemax_spark.executor.server_process import EXECUTOR_VARIABLE
-from tests.fakes.engine import fake_config
 from tests.fakes.engine_python import write_engine_python
+from tests.fakes.settings import fake_config
 
 _BATCH_ROWS = 1_000
 _GOOD_PER_BAD = 99

@@ -123,8 +123,8 @@ def run_job(
     from pipemax_spark.monitor.terminal import Terminal
     from pipemax_spark.prompts import PromptSource
     from pipemax_spark.spark_session import get_session
-    from tests.fakes.engine import fake_config
     from tests.fakes.engine_python import write_engine_python
+    from tests.fakes.settings import fake_config
 
     spark = get_session("fleet", log_dir=directory / "logs")
     source, output, claims = str(directory / "in"), str(directory / "out"), directory / "speeds"

@@ -111,8 +111,8 @@ def run_job(directory: Path, rows: int, commit_every_s: float) -> dict[str, Any]
     from pipemax_spark.monitor.terminal import Terminal
     from pipemax_spark.prompts import PromptSource
     from pipemax_spark.spark_session import get_session
-    from tests.fakes.engine import fake_config
     from tests.fakes.engine_python import write_engine_python
+    from tests.fakes.settings import fake_config
 
     spark = get_session("scale", log_dir=directory / "logs")
     source, output = str(directory / "in"), str(directory / "out")

@@ -16,7 +16,7 @@ compile --extra spark --extra mlflow -o requirements/spark.lock
 # make test-versions: what tasks and driver need, the tools of the tests, and a pyarrow of that release's time.
 compile_version() {  # compile_version SPARK DELTA PYARROW
     printf '%s\n' "pyspark==$1" "delta-spark==$2" "pyarrow==$3.*" 'pandas>=2.2,<3' \
-        'hypothesis>=6.120' 'pydantic>=2.10' 'pytest>=8.3' 'pytest-timeout>=2.3' |
+        'cachetools>=5' 'hypothesis>=6.120' 'pydantic>=2.10' 'pytest>=8.3' 'pytest-timeout>=2.3' |
         compile - -o "requirements/versions-${1%.*}.lock"
 }
 compile_version 4.0.1 4.0.1 18

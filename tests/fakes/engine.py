@@ -1,8 +1,8 @@
 """A fast, deterministic engine that implements ``pipemax.api.Engine``.
 
 Its answer to a prompt is a function of the prompt (``expected_text``), a word counts as a token, and rows end in
-windows of wall time in an order other than that of their submission. How it behaves is said in the config, as
-``vllm: {fake: {...}}`` with the fields of ``FakeOptions``, or by marks in a prompt:
+windows of wall time in an order other than that of their submission. How it behaves is said in the config
+(``tests.fakes.settings``), or by marks in a prompt:
 
 - ``[[die]]``: the engine dies; ``[[die-once PATH]]``: unless the file exists, which it then makes;
 - ``[[crash]]``, ``[[crash-once PATH]]``: likewise, but the whole server process is killed;
@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pipemax.api import Completion, EngineStats, GenerationRequest, Image, Message, RequestError
 from pipemax.checkpoint.image_sources import ImageSourceError, read_source
@@ -41,52 +41,13 @@ from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.wire import ErrorCode
 from tests.fakes.answers import answered
 from tests.fakes.pooled import pooled
+from tests.fakes.settings import FakeOptions
 
 log = logging.getLogger(__name__)
 
 _INVALID = re.compile(r"\[\[invalid (\d+)\]\]")
 _MARK = re.compile(r"\[\[([a-z-]+)(?: ([^\]]+))?\]\]")
 DEFAULT_MAX_MODEL_LEN = 4_096
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FakeOptions:
-    """``vllm: {fake: {...}}`` of an engine config."""
-
-    load_s: float = 0.0
-    """Time to start."""
-    measures: bool = False
-    """As a replica it says that its start measures what others need."""
-    starts_together: tuple[str, int] | None = None
-    """It has not started until so many engines have put a file into this directory; it fails after ``together_s``."""
-    together_s: float = 60.0
-    start_error: str | None = None
-    """The engine does not start, for this reason."""
-    latency_s: float = 0.0
-    """Shortest time of a row; the longest is twice that, by its prompt."""
-    tokens_per_s: float | None = None
-    """Throughput of the whole engine, all rows together; none is as fast as can be."""
-    speeds: Sequence[float] = ()
-    """Factors of ``tokens_per_s``: the first engine to start takes the first, and so on; those beyond have 1."""
-    speed_claims: str | None = None
-    """An empty directory in which engines note which factor they took."""
-    room_rows: int | None = None
-    """Rows that it has room for, which it tells by its admission credit; ``admission_credit_tokens`` unless said."""
-    held_by: str | None = None
-    """A file: while it exists, rows end one by one, ``held_row_s`` after one another."""
-    held_row_s: float = 0.05
-    window_s: float = 0.01
-    """Rows that end within one such window come in an order of their own."""
-    admission_credit_tokens: int = 0
-    child_process: bool = False
-    """Start a process that watches the server and holds its GPUs as vLLM's do, and say its pid in the metrics."""
-    child_ends_after_s: float = 0.0
-    """How long that process outlives the server."""
-    close_s: float = 0.0
-    prefix_memory: int = 0
-    """Of so many last prompts the beginnings count as cached, word by word: for the hit rate in the metrics."""
-    dies: Literal["at once", "of any row"] | None = None
-    """At its first poll, or at the first poll after a row was submitted, whichever row it is."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -96,16 +57,6 @@ class FakeCounts:
     submitted: int = 0
     aborted: int = 0
     most_in_flight: int = 0
-
-
-def fake_config(model: str = "fake", *, max_num_seqs: int | None = 16, **options: Any) -> dict[str, Any]:
-    """An engine config for the fake, with ``FakeOptions`` by name."""
-    return {"model": model, "max_num_seqs": max_num_seqs, "vllm": {"fake": options}}
-
-
-def expected_text(prompt: str, max_tokens: int = 256) -> str:
-    """The fake's answer to a plain prompt without marks and without a response format."""
-    return " ".join(f"reply to {prompt}".split()[:max_tokens])
 
 
 def image_text(content: bytes) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 from pipemax.api import Engine
 from pipemax.config import EngineConfig
 from pipemax.replicas.child import EngineFactory, main
-from tests.fakes.engine import FakeEngine, FakeOptions
+from tests.fakes.engine import FakeEngine
+from tests.fakes.settings import FakeOptions
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 # A server of the tests finds its modules by sys.path, which its children do not inherit.

@@ -18,7 +18,7 @@ from pipemax.wire import (
 )
 from pipemax_spark.executor.client import EngineOptions, complete
 from pipemax_spark.executor.server_process import ServerFiles, connect, find_executor, server_files
-from tests.fakes.engine import expected_text, fake_config
+from tests.fakes.settings import expected_text, fake_config
 
 
 def request_batch(prompts: Sequence[str | None], first_id: int = 0, **columns: list[Any]) -> pa.RecordBatch:

@@ -15,7 +15,7 @@ import pytest
 from pipemax.wire import ErrorCode, SessionErrorCode
 from pipemax_spark.executor.client import EngineOptions, EngineSessionError, complete
 from pipemax_spark.executor.server_process import STREAM_ERRORS
-from tests.fakes.engine import expected_text
+from tests.fakes.settings import expected_text
 from tests.serve.support import files_of, options, request_batch, run_prompts, server_of, server_stats
 
 EnginePython = Callable[..., str]

@@ -11,7 +11,7 @@ import pytest
 
 from pipemax.wire import SessionErrorCode
 from pipemax_spark.executor.client import EngineSessionError, complete
-from tests.fakes.engine import expected_text
+from tests.fakes.settings import expected_text
 from tests.serve.support import (
     FakeJvm,
     assert_exactly_once,

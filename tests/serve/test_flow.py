@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from pipemax_spark.executor.client import EngineOptions, complete
-from tests.fakes.engine import expected_text, fake_config
+from tests.fakes.settings import expected_text, fake_config
 from tests.serve.support import (
     assert_exactly_once,
     options,

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipemax.wire import ErrorCode
 from pipemax_spark.executor.client import EngineOptions, complete
-from tests.fakes.engine import expected_text, fake_config
+from tests.fakes.settings import expected_text, fake_config
 from tests.serve.support import (
     FakeJvm,
     assert_exactly_once,

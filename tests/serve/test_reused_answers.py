@@ -10,7 +10,7 @@ import pytest
 
 from pipemax.wire import ErrorCode, GenerationSpec
 from pipemax_spark.executor.client import EngineOptions
-from tests.fakes.engine import expected_text, fake_config
+from tests.fakes.settings import expected_text, fake_config
 from tests.serve.support import files_of, options, run_prompts, server_stats
 
 MakePython = Callable[..., str]

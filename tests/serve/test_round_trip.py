@@ -10,8 +10,8 @@ import pytest
 
 from pipemax.wire import COMPLETION_SCHEMA, ErrorCode, GenerationSpec
 from pipemax_spark.executor.client import EngineSessionError, complete
-from tests.fakes.engine import fake_config
 from tests.fakes.pooled import vector
+from tests.fakes.settings import fake_config
 from tests.serve.support import (
     FakeJvm,
     assert_exactly_once,

@@ -28,7 +28,7 @@ from pipemax.wire import (
 )
 from pipemax_spark.executor.client import EngineSessionError, complete
 from pipemax_spark.executor.server_process import private_directory
-from tests.fakes.engine import fake_config
+from tests.fakes.settings import fake_config
 from tests.serve.support import FakeJvm, files_of, options, request_batch, run_prompts, server_stats
 
 EnginePython = Callable[..., str]

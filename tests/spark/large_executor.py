@@ -14,7 +14,7 @@ from typing import Any
 from pipemax_spark import annotate
 from pipemax_spark.slots import other_slots, slots_of
 from pipemax_spark.spark_session import get_session
-from tests.fakes.engine import fake_config
+from tests.fakes.settings import fake_config
 from tests.waiting import wait_until
 
 ROWS = 20

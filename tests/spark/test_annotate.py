@@ -8,8 +8,8 @@ from pyspark.testing import assertDataFrameEqual
 
 from pipemax_spark import annotate
 from pipemax_spark.errors import JobError
-from tests.fakes.engine import expected_text, fake_config
 from tests.fakes.engine_python import write_engine_python
+from tests.fakes.settings import expected_text, fake_config
 from tests.spark.test_killed_job import num_requests
 
 

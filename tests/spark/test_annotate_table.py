@@ -12,7 +12,7 @@ import pytest
 
 from pipemax_spark import annotate_table
 from pipemax_spark.errors import JobError
-from tests.fakes.engine import expected_text, fake_config
+from tests.fakes.settings import expected_text, fake_config
 from tests.spark.conftest import Jobs
 from tests.spark.test_killed_job import committed_chunks
 from tests.waiting import wait_until

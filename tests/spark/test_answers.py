@@ -8,7 +8,7 @@ import pytest
 from pipemax.wire import GenerationSpec
 from pipemax_spark import annotate, register
 from pipemax_spark.errors import JobError
-from tests.fakes.engine import fake_config
+from tests.fakes.settings import fake_config
 from tests.spark.conftest import Jobs, object_schema
 
 LABELS = ("bug", "question", "praise")

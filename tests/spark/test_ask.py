@@ -17,7 +17,7 @@ from pipemax_spark.job.workdir import LeftRun
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.questions import read_questions
 from pipemax_spark.request_columns import RequestColumns, without_request_columns
-from tests.fakes.engine import expected_text, fake_config
+from tests.fakes.settings import expected_text, fake_config
 from tests.spark.conftest import Jobs, object_schema
 from tests.unit.spark.test_questions import completions
 

@@ -19,7 +19,7 @@ from pipemax_spark.request_columns import RequestColumns
 from pipemax_spark.slots import Slots
 from pipemax_spark.storage.fence import Claim
 from pipemax_spark.storage.tables import DeltaTable, Transaction
-from tests.fakes.engine import fake_config
+from tests.fakes.settings import fake_config
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.all_lanes

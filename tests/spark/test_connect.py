@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pipemax_spark.errors import JobError
-from tests.fakes.engine import expected_text, fake_config
 from tests.fakes.engine_python import write_engine_python
+from tests.fakes.settings import expected_text, fake_config
 from tests.spark import connect_client
 from tests.spark.processes import servers_of
 from tests.waiting import wait_until

@@ -12,7 +12,7 @@ from pyspark.errors import AnalysisException
 from pipemax_spark.errors import JobError
 from pipemax_spark.job.fit import check_rows_fit
 from pipemax_spark.storage.tables import DeltaTable
-from tests.fakes.engine import expected_text
+from tests.fakes.settings import expected_text
 from tests.spark.conftest import Jobs
 from tests.spark.test_killed_job import SLOW, committed_chunks
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from random import Random
 
 from pipemax_spark.prompts import PromptSource
-from tests.fakes.engine import fake_config
+from tests.fakes.settings import fake_config
 from tests.spark.conftest import Jobs
 
 DOCUMENT_WORDS = 40

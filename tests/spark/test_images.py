@@ -11,7 +11,8 @@ from pipemax_spark import annotate
 from pipemax_spark.errors import JobError
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.udf import register
-from tests.fakes.engine import expected_text, fake_config, image_text
+from tests.fakes.engine import image_text
+from tests.fakes.settings import expected_text, fake_config
 from tests.spark.conftest import Jobs
 
 CAT, DOG, OWL = b"\x89cat\xff", b"\x89dog\xff", b"\x89owl\xff"

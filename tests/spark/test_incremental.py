@@ -11,7 +11,7 @@ import pytest
 from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.job.incremental import MicroBatches
 from pipemax_spark.storage.sources import read_source
-from tests.fakes.engine import expected_text
+from tests.fakes.settings import expected_text
 from tests.spark.conftest import Jobs
 from tests.spark.test_killed_job import SLOW, kill_when, rows_in_spool, start_job
 

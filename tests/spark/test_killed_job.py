@@ -21,7 +21,7 @@ from pipemax_spark.executor.task import TaskPlan
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.request_columns import RequestColumns
-from tests.fakes.engine import expected_text, fake_config
+from tests.fakes.settings import expected_text, fake_config
 from tests.spark.conftest import Jobs
 from tests.spark.processes import SMALL_SPARK, servers_of
 from tests.waiting import wait_until

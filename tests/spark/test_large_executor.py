@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.engine import expected_text
 from tests.fakes.engine_python import write_engine_python
+from tests.fakes.settings import expected_text
 from tests.spark.large_executor import ROWS
 from tests.spark.processes import SMALL_JVM, SMALL_SPARK
 

@@ -9,8 +9,8 @@ import matplotlib
 import matplotlib.pyplot as plt
 import pytest
 
-from tests.fakes.engine import fake_config
 from tests.fakes.engine_python import write_engine_python
+from tests.fakes.settings import fake_config
 from tests.spark.processes import servers_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]

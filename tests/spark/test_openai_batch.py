@@ -11,7 +11,7 @@ import pytest
 from pipemax_spark.arguments import job_options
 from pipemax_spark.errors import JobError
 from pipemax_spark.job.options import JobOptions
-from tests.fakes.engine import expected_text, fake_config
+from tests.fakes.settings import expected_text, fake_config
 from tests.spark.conftest import Jobs
 
 

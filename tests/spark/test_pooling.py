@@ -11,8 +11,8 @@ from pipemax.wire import GenerationSpec
 from pipemax_spark import annotate, register
 from pipemax_spark.errors import JobError
 from pipemax_spark.prompts import PromptSource
-from tests.fakes.engine import fake_config
 from tests.fakes.pooled import LABELS, VALUES, vector
+from tests.fakes.settings import fake_config
 
 EMBED = {
     "engine": fake_config() | {"task": "embed"},

@@ -13,8 +13,8 @@ from pipemax_spark.job.annotation_job import AnnotationJob
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.storage.tables import DeltaTable, Transaction
-from tests.fakes.engine import fake_config
 from tests.fakes.engine_python import write_engine_python
+from tests.fakes.settings import fake_config
 from tests.spark.conftest import Jobs
 from tests.spark.processes import servers_of
 from tests.spark.spark_work import counted

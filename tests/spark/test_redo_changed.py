@@ -7,7 +7,7 @@ import pytest
 
 from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.prompts import PromptSource
-from tests.fakes.engine import expected_text
+from tests.fakes.settings import expected_text
 from tests.spark.conftest import Jobs
 from tests.spark.test_killed_job import committed_chunks, kill_when, start_job
 from tests.spark.test_retry_errors import commits_with_rows

@@ -16,8 +16,8 @@ from pyarrow import flight
 
 from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, ServerStats
 from pipemax_spark.monitor.collector import Collector
-from tests.fakes.engine import fake_config
 from tests.fakes.engine_python import write_engine_python
+from tests.fakes.settings import fake_config
 from tests.spark.processes import SMALL_SPARK
 
 REPOSITORY = Path(__file__).resolve().parents[2]

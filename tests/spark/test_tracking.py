@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.engine import fake_config
+from tests.fakes.settings import fake_config
 from tests.spark.conftest import Jobs
 
 

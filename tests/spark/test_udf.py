@@ -12,7 +12,7 @@ from pyspark.sql.types import DataType
 from pipemax.serve.rows.arrow_rows import row_seed
 from pipemax_spark import pipemax_udf, register
 from pipemax_spark.errors import JobError
-from tests.fakes.engine import expected_text, fake_config
+from tests.fakes.settings import expected_text, fake_config
 
 ROWS = 600
 

@@ -8,7 +8,7 @@ import pytest
 
 from pipemax_spark.errors import JobError
 from pipemax_spark.prompts import PromptSource
-from tests.fakes.engine import expected_text
+from tests.fakes.settings import expected_text
 from tests.spark.conftest import Jobs
 from tests.spark.test_incremental import Nights, words
 

@@ -21,7 +21,7 @@ from pipemax_spark.job.written_rows import which_rows
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.storage.sources import read_source
 from pipemax_spark.storage.tables import DeltaTable, Transaction
-from tests.fakes.engine import expected_text
+from tests.fakes.settings import expected_text
 from tests.spark.conftest import Jobs
 from tests.spark.spark_work import Work, counted
 from tests.waiting import wait_until

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipemax.wire import ProcessIdentity
-from tests.fakes.engine import fake_config
 from tests.fakes.engine_python import write_engine_python
+from tests.fakes.settings import fake_config
 from tests.spark.delta_log import committed_files
 from tests.spark.faults.cluster import REPOSITORY, SPARK_HOME
 from tests.spark.processes import SMALL_JVM, servers_of

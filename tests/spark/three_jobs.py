@@ -21,7 +21,7 @@ from pipemax_spark.job.options import JobOptions
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.spark_session import get_session
-from tests.fakes.engine import fake_config
+from tests.fakes.settings import fake_config
 from tests.spark.processes import processes_with, servers_of
 from tests.waiting import wait_until
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from tests.fakes.engine import expected_text, fake_config
 from tests.fakes.engine_python import write_engine_python
+from tests.fakes.settings import expected_text, fake_config
 from tests.spark.delta_log import actions, committed_files
 
 MAX_TOKENS = 16

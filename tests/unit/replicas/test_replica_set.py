@@ -18,8 +18,8 @@ from pipemax.node.process import ProcessIdentity
 from pipemax.replicas.hardware import Gpu, Hardware
 from pipemax.replicas.replica import RestartLimits
 from pipemax.replicas.replica_set import ReplicaSet
-from tests.fakes.engine import expected_text, fake_config
 from tests.fakes.replica_child import COMMAND
+from tests.fakes.settings import expected_text, fake_config
 from tests.waiting import wait_until
 
 PARENT = """
