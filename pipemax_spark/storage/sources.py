@@ -10,6 +10,7 @@ from pipemax_spark.errors import JobError, first_line
 from pipemax_spark.storage import openai_batch
 from pipemax_spark.storage.hadoop import HadoopFiles
 from pipemax_spark.storage.iceberg import IcebergTable
+from pipemax_spark.storage.names import exists
 from pipemax_spark.storage.output_table import open_table
 from pipemax_spark.storage.tables import COMPRESSION_SUFFIXES, FORMATS_BY_SUFFIX, DeltaTable, is_path
 
@@ -57,7 +58,7 @@ def read_source(
 
 
 def _read_table(spark: "SparkSession", name: str, options: Mapping[str, str]) -> Source:
-    if not spark.catalog.tableExists(name):
+    if not exists(spark, name):
         raise JobError(
             f"there is no table {name!r}; for files, give a path such as ./{name} or an absolute one"
         )

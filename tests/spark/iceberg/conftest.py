@@ -17,7 +17,7 @@ _CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 def catalog(request: pytest.FixtureRequest, spark: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The name of a catalog: of Hadoop's files, and of a database, which the lakes' catalogs are like."""
     directory: Path = tmp_path_factory.mktemp(request.param)
-    name = f"ice_{request.param}"
+    name = f"ice_{directory.name}"  # Spark keeps a catalog for as long as its session
     settings = {"": _CATALOG, ".warehouse": str(directory)}
     if request.param == "sqlite":
         settings |= {".type": "jdbc", ".uri": f"jdbc:sqlite:{directory}/catalog.db"}
