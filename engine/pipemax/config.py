@@ -375,6 +375,18 @@ class EngineConfig(BaseModel):
         return self.tensor_parallel_size or 1
 
     @property
+    def frees_windows(self) -> bool | None:
+        """Whether PipeMax frees the KV that has left sliding windows; None if that depends on how many rows then fit.
+
+        It shares no prefixes where it does.
+        """
+        keeps = self.vllm.get("disable_hybrid_kv_cache_manager")
+        if keeps is not None:
+            return not keeps
+        can_free = not self.enable_prefix_caching and self.kv_offload is not KvOffload.PER_LAYER
+        return None if can_free and self.row_lengths is not None else False
+
+    @property
     def is_pooling(self) -> bool:
         """Whether the task generates nothing."""
         return self.task != "generate"

@@ -131,3 +131,31 @@ def test_a_virtual_node_makes_another_engine() -> None:
 def test_what_a_virtual_node_cannot_follow_is_named(values: dict[str, object], told: str) -> None:
     with pytest.raises(ValueError, match=re.escape(told)):
         EngineConfig.parse(values)
+
+
+LENGTHS = {"prompt_tokens": [100], "max_tokens": 50}
+
+
+@pytest.mark.parametrize(
+    ("values", "frees"),
+    [
+        ({}, False),
+        ({"row_lengths": LENGTHS}, False),
+        ({"enable_prefix_caching": False}, False),
+        ({"enable_prefix_caching": False, "row_lengths": LENGTHS}, None),
+        ({"enable_prefix_caching": False, "row_lengths": LENGTHS, "kv_offload": "per_layer"}, False),
+        ({"vllm": {"disable_hybrid_kv_cache_manager": False}}, True),
+        (
+            {
+                "enable_prefix_caching": False,
+                "row_lengths": LENGTHS,
+                "vllm": {"disable_hybrid_kv_cache_manager": True},
+            },
+            False,
+        ),
+    ],
+)
+def test_windows_are_freed_where_rows_share_nothing_and_the_lengths_say_that_it_pays(
+    values: dict[str, object], frees: bool | None
+) -> None:
+    assert EngineConfig.parse({"model": "m", **values}).frees_windows is frees

@@ -298,6 +298,11 @@ class Parallelism:
         return [*zip([0, *ends], ends, strict=False)]
 
 
+FREED_ROWS_THAT_PAY = 1.25
+"""PipeMax frees what has left windows if the GPUs then hold this many times the rows. With fewer it gained nothing in
+the simulations of docs/results/windows.md."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCapacity:
     """The KV blocks that fit, under one parallelism."""
@@ -319,6 +324,10 @@ class KvCapacity:
         if not self.groups.window:
             return self.gpu_tokens / tokens
         return self.gpu_blocks / self.groups.running_blocks(max(1, round(tokens)), self.block_tokens)
+
+    def pays_over(self, whole: "KvCapacity", tokens_per_row: float) -> bool:
+        """Return whether freeing what has left windows, as here, holds so many more rows that it pays."""
+        return self.gpu_rows(tokens_per_row) > FREED_ROWS_THAT_PAY * whole.gpu_rows(tokens_per_row)
 
     def with_freed_windows(
         self,

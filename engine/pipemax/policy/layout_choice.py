@@ -84,15 +84,17 @@ def choose_layout(
     fixed: FixedLayout,
     policy: Policy = Policy.AUTO,
     max_model_len: int = 1,
+    frees_windows: bool | None = False,
 ) -> LayoutChoice:
     """Return the fastest layout of the node's GPUs for a table of rows like the sample.
 
-    Layouts without room for the KV of one request of ``max_model_len`` tokens are left out.
+    Layouts without room for the KV of one request of ``max_model_len`` tokens are left out. ``frees_windows`` is the
+    engine config's.
     Raise ``ValueError`` if no layout is possible, with the reason of each.
     """
     allowed = [layout for layout in possible_layouts(node) if fixed.allows(layout)]
     longest = max(max_model_len, int((sample.prompt_tokens + sample.output_tokens).max()))
-    keeps = policy is Policy.PIPEMAX
+    keeps = policy is Policy.PIPEMAX and frees_windows is False
     refusals = {
         layout: layout_refusal(node, model, layout, longest_request=longest, keeps_windows=keeps)
         for layout in allowed
@@ -112,7 +114,9 @@ def choose_layout(
     if policy is not Policy.PIPEMAX:
         runs = [run_stock(scenario, layout) for layout, scenario in scenarios.items()]
     if policy is not Policy.VLLM:
-        runs += _promising_pipemax(scenarios, max((run.tokens_per_s for run in runs), default=0.0))
+        runs += _promising_pipemax(
+            scenarios, max((run.tokens_per_s for run in runs), default=0.0), frees_windows=frees_windows
+        )
     if not runs:
         raise ValueError(f"policy {policy.value} runs in no possible layout of {node.name}")
     best = max(runs, key=lambda run: run.tokens_per_s)
@@ -125,7 +129,9 @@ def choose_layout(
     )
 
 
-def _promising_pipemax(scenarios: Mapping[Layout, Scenario], to_beat_tokens_per_s: float) -> list[LayoutRun]:
+def _promising_pipemax(
+    scenarios: Mapping[Layout, Scenario], to_beat_tokens_per_s: float, *, frees_windows: bool | None
+) -> list[LayoutRun]:
     """Return the runs of PipeMax in the layouts in which it may be faster than this."""
     bounds = {
         layout: bound
@@ -136,5 +142,5 @@ def _promising_pipemax(scenarios: Mapping[Layout, Scenario], to_beat_tokens_per_
     for layout in sorted(bounds, key=lambda layout: -bounds[layout]):
         if _OVER_BOUND * bounds[layout] < max([to_beat_tokens_per_s, *(run.tokens_per_s for run in runs)]):
             break
-        runs += run_pipemax(scenarios[layout], layout, always_in_phases=False)
+        runs += run_pipemax(scenarios[layout], layout, always_in_phases=False, frees_windows=frees_windows)
     return runs

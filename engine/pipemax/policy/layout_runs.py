@@ -119,22 +119,34 @@ def run_pipemax(
     sizes: Sequence[int] = ALL_SIZES.mixed,
     *,
     always_in_phases: bool = True,
+    frees_windows: bool | None = False,
 ) -> list[LayoutRun]:
     """Simulate PipeMax in phases, and with the fastest of these sizes of mixed steps.
 
     Unless ``always_in_phases``, phases are simulated only where they may be faster than mixed steps.
+    ``frees_windows`` is the engine config's.
     The list is empty if the layout has one stage: no batch waits while another computes. It is also empty if the KV
     of a row does not fit, of which stock vLLM keeps less where layers have windows.
     """
     workload = scenario.workload
     longest = int((workload.prompt_tokens + workload.output_tokens).max())
     capacity = capacity_of(scenario.node, scenario.model, layout)
-    if layout.pipeline_parallel == 1 or capacity.gpu_tokens < longest:
+    freed = capacity_of(scenario.node, scenario.model, layout, frees_windows=True)
+    if frees_windows is None:
+        frees_windows = freed.pays_over(capacity, workload.tokens_per_row)
+    frees_windows = frees_windows and scenario.model.window_tokens is not None
+    if frees_windows:
+        capacity = freed
+    needed = capacity.groups.prompt_blocks(longest, capacity.block_tokens, in_flight_tokens=0)
+    if layout.pipeline_parallel == 1 or capacity.gpu_blocks < needed:
         return []
 
     def system(tokens: int | None) -> PipeMaxSystem:
         controller = {} if tokens is None else mixed_batching(tokens)
-        return PipeMaxSystem(scenario, PipeMaxOptions(tensor=layout.tensor_parallel, controller=controller))
+        options = PipeMaxOptions(
+            tensor=layout.tensor_parallel, controller=controller, frees_windows=frees_windows
+        )
+        return PipeMaxSystem(scenario, options)
 
     mixed = {tokens: system(tokens).simulate() for tokens in sizes}
     tokens = max(mixed, key=lambda tokens: mixed[tokens].steady_tokens_per_s)

@@ -84,6 +84,7 @@ def settle_layout(
         fixed=fixed,
         policy=config.policy,
         max_model_len=longest,
+        frees_windows=config.frees_windows,
     )
     profile = f"the profile of {node.name}{f' {correction.reason}' if correction else ''}"
     rows = "sampled rows" if config.row_lengths else "rows of assumed lengths"

@@ -119,8 +119,6 @@ def _check_rehearsable(config: EngineConfig, model: ModelSpec) -> None:
         )
     if config.dtype != "auto" and _BYTES_OF_DTYPE.get(config.dtype) != model.bytes_per_value:
         faults.append(f"dtype {config.dtype}: the model profile has values of {model.bytes_per_value} bytes")
-    if not config.enable_prefix_caching:
-        faults.append("enable_prefix_caching false: the virtual node keeps shared prefixes")
     if config.enforce_eager:
         faults.append("enforce_eager true: the node profile's step overhead is that of CUDA graphs")
     unknown = {
@@ -130,6 +128,25 @@ def _check_rehearsable(config: EngineConfig, model: ModelSpec) -> None:
         faults.append(f"vllm: {', '.join(sorted(unknown))}: a rehearsal takes no further arguments of vLLM")
     if faults:
         raise ValueError("a rehearsal cannot do what the engine config says: " + "; ".join(faults))
+
+
+def frees_windows(config: EngineConfig, part: EnginePart, model: ModelSpec, workload: Workload) -> bool:
+    """Return whether PipeMax frees what has left the windows of the model's layers, as an engine on the node would.
+
+    ``ValueError`` if the config shares no prefixes, of which the workload has some: the virtual node shares them.
+    """
+    if config.enable_prefix_caching:
+        return False
+    if workload.shared_prefix_tokens:
+        raise ValueError(
+            f"enable_prefix_caching false: the rows share {workload.shared_prefix_tokens} tokens, whose KV a virtual "
+            "node keeps; leave it out"
+        )
+    whole, freed = (
+        kv_capacity(part.node, model, part.parallelism, block_tokens=BLOCK_TOKENS, frees_windows=frees)
+        for frees in (False, True)
+    )
+    return freed.pays_over(whole, workload.tokens_per_row)
 
 
 def unused_fields(config: EngineConfig) -> list[str]:
@@ -170,8 +187,10 @@ def _of_family(
     ]
 
 
-def simulate_candidate(candidate: Candidate, part: EnginePart, scenario: Scenario) -> SimulationResult:
-    """Simulate one engine. ``ValueError`` if the model does not fit."""
+def simulate_candidate(
+    candidate: Candidate, part: EnginePart, scenario: Scenario, *, frees_windows: bool = False
+) -> SimulationResult:
+    """Simulate one engine; ``frees_windows`` under PipeMax. ``ValueError`` if the model does not fit."""
     if candidate.policy is Policy.PIPEMAX:
         controller: dict[str, Any] = {
             "prefill_chunk_tokens": candidate.chunk_tokens,
@@ -179,9 +198,10 @@ def simulate_candidate(candidate: Candidate, part: EnginePart, scenario: Scenari
         }
         if candidate.batching is Batching.MIXED:
             controller |= mixed_batching(candidate.chunk_tokens)
-        return PipeMaxSystem(
-            scenario, PipeMaxOptions(tensor=part.parallelism.tensor, controller=controller)
-        ).simulate()
+        options = PipeMaxOptions(
+            tensor=part.parallelism.tensor, controller=controller, frees_windows=frees_windows
+        )
+        return PipeMaxSystem(scenario, options).simulate()
     policy = vllm_032(
         candidate.chunk_tokens,
         tensor=part.parallelism.tensor,

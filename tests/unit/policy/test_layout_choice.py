@@ -172,4 +172,32 @@ def test_rows_that_fit_only_if_windows_are_freed_need_stock_vllm() -> None:
         output_tokens=np.array([5]),
         shared_prefix_tokens=0,
     )
-    assert run_pipemax(Scenario(node=node, model=model, workload=long_row), layout) == []
+    scenario = Scenario(node=node, model=model, workload=long_row)
+    assert run_pipemax(scenario, layout) == []
+    assert run_pipemax(scenario, layout, frees_windows=True) != []
+
+
+def test_the_choice_simulates_pipemax_with_freed_windows_where_its_engines_free_them() -> None:
+    node = small_node(num_gpus=2, kv_gb=4.0)
+    kept, freed = (
+        choose_layout(
+            node, windowed_model(), SAMPLE, fixed=ANY, policy=Policy.PIPEMAX, frees_windows=frees
+        ).best
+        for frees in (False, None)
+    )
+    assert kept is not None
+    assert freed is not None
+    assert freed.tokens_per_s > 1.1 * kept.tokens_per_s
+
+
+def test_windows_that_hold_most_of_a_row_are_freed_only_if_the_config_says_so() -> None:
+    node = small_node(num_gpus=2, kv_gb=4.0)
+    model = replace(windowed_model(), window_tokens=2_000)
+    layout = Layout(replicas=1, tensor_parallel=1, pipeline_parallel=2)
+    scenario = engine_scenario(node, model, layout, SAMPLE.first(60))
+    kept, freed, told = (
+        run_pipemax(scenario, layout, (512,), always_in_phases=False, frees_windows=one)[-1].tokens_per_s
+        for one in (False, None, True)
+    )
+    assert freed == kept
+    assert told != kept

@@ -13,6 +13,7 @@ from pipemax.rehearsal.candidates import (
     best_of_each_family,
     candidates,
     engine_part,
+    frees_windows,
     rows_that_fill,
     simulate_candidate,
     unused_fields,
@@ -85,7 +86,6 @@ def test_the_configs_memory_replaces_the_profiles() -> None:
         ({"quantization": "fp8"}, "quantization fp8"),
         ({"dtype": "float32"}, "dtype float32"),
         ({"kv_offload": "per_layer"}, "kv_offload per_layer"),
-        ({"enable_prefix_caching": False}, "enable_prefix_caching"),
         ({"enforce_eager": True}, "enforce_eager"),
         ({"vllm": {"speculative_config": {}}}, "vllm: speculative_config"),
     ],
@@ -121,6 +121,19 @@ def test_a_candidates_settings_reach_the_simulator() -> None:
         assert narrow.steady_tokens_per_s < 0.8 * result.steady_tokens_per_s, found
     ours = [found for found in candidates(config(), one) if found.policy is Policy.PIPEMAX]
     assert {found.batching for found in ours} == {*Batching}
+
+
+def test_windows_are_freed_as_the_engine_would() -> None:
+    model = replace(small_model(), num_layers=24, window_tokens=64, full_layers=(5, 11, 17, 23))
+    workload = replace(small_workload(40), shared_prefix_tokens=0)
+    one = engine_part(config(), small_node(num_gpus=4), model)
+    unshared = config(enable_prefix_caching=False)
+    assert not frees_windows(config(), one, model, workload)
+    assert frees_windows(unshared, one, model, workload)
+    assert not frees_windows(unshared, one, small_model(), workload)
+    assert not frees_windows(unshared, one, replace(model, window_tokens=100_000), workload)
+    with pytest.raises(ValueError, match="enable_prefix_caching false: the rows share 7 tokens"):
+        frees_windows(unshared, one, model, replace(workload, shared_prefix_tokens=7))
 
 
 def test_so_many_rows_are_rehearsed_that_the_gpus_are_filled() -> None:

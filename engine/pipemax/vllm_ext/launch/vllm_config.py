@@ -46,9 +46,6 @@ _CONNECTOR = "PipeMaxConnector"
 _RESIDENT_TOKENS = 512
 """Tokens that a request with KV on the GPU is assumed to have, for the number of the V2 runner's slots."""
 _TOKEN_ID_BYTES = 4
-_FREED_ROWS = 1.25
-"""PipeMax frees what has left windows if the GPUs then hold this many times the rows. With fewer it gained nothing in
-the simulations of docs/results/windows.md."""
 _QUEUE_DEPTH = 2
 """Stock vLLM is sent this many times its KV capacity."""
 _POOLING_STEPS = 16
@@ -127,19 +124,13 @@ def _free_windows_where_it_pays(config: EngineConfig, vllm_config: VllmConfig) -
     ``vllm.disable_hybrid_kv_cache_manager`` in the config settles it.
     """
     model, lengths = vllm_config.model_config, config.row_lengths
-    if (
-        "disable_hybrid_kv_cache_manager" in config.vllm
-        or config.enable_prefix_caching
-        or config.kv_offload is KvOffload.PER_LAYER
-        or model.attention_chunk_size is not None
-        or lengths is None
-    ):
+    if config.frees_windows is not None or lengths is None or model.attention_chunk_size is not None:
         return
     tokens = min(lengths.tokens_per_row, model.max_model_len)
     # Any number of blocks does: what counts is how many rows the same memory holds.
     whole = KvCapacity(block_tokens=vllm_config.cache_config.block_size, gpu_blocks=1 << 20, host_blocks=1)
     freed = windowed_capacity(vllm_config, whole)
-    if freed is not None and freed.gpu_rows(tokens) > _FREED_ROWS * whole.gpu_rows(tokens):
+    if freed is not None and freed.pays_over(whole, tokens):
         vllm_config.scheduler_config.disable_hybrid_kv_cache_manager = False
 
 

@@ -1,7 +1,7 @@
 """Rehearse an engine config on a node that is not there: the settings it names, or the best that it leaves open."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.specs import ModelSpec
@@ -10,6 +10,7 @@ from pipemax.rehearsal.candidates import (
     EnginePart,
     best_of_each_family,
     candidates,
+    frees_windows,
     simulate_candidate,
 )
 from pipemax.sim.systems.scenario import Scenario
@@ -47,17 +48,21 @@ def rehearse_job(
     not_possible: list[str] = []
     ranked = []
     scenario = Scenario(node=part.node, model=model, workload=workload)
+    frees = frees_windows(config, part, model, workload)
     for candidate in candidates(config, part):
         try:
-            rate = simulate_candidate(candidate, part, scenario).steady_tokens_per_s
+            simulated = simulate_candidate(candidate, part, scenario, frees_windows=frees)
         except ValueError as error:
             not_possible.append(f"{candidate.name}, {candidate.chunk_tokens} tokens a step: {error}")
             continue
+        rate = simulated.steady_tokens_per_s
         tell(f"simulated {candidate.name}, {candidate.chunk_tokens} tokens a step: {rate:,.0f} tokens/s")
         ranked.append((candidate, rate))
     rehearsed: list[Rehearsed] = []
     for candidate, rate in best_of_each_family(ranked):
         engine = _engine(candidate, config, part, model, workload, max_model_len, host_factor)
+        if frees and candidate.policy is Policy.PIPEMAX:
+            engine = replace(engine, vllm={"disable_hybrid_kv_cache_manager": False})
         try:
             result = rehearse(engine, workload)
         except ValueError as error:
