@@ -54,7 +54,8 @@ from pipemax.vllm_ext.rehearsal.settings import ClockSettings
 
 PARTS = ("schedule", "update", "send", "receive", "core", "take_in", "reply", "connector")
 CORE_PARTS = ("schedule", "update", "send", "receive")
-_DECODE_WARM_UP, _OTHER_WARM_UP = 200, 1500
+_WARM_UP_STEPS = {Policy.VLLM: 1500, Batching.SEPARATED: 200, Batching.MIXED: 10_000}
+"""Decoding steps before those measured: mixed steps evict and prefetch only once enough requests have begun."""
 
 
 @dataclass(slots=True)
@@ -124,8 +125,7 @@ def measure(engine: RehearsedEngine, workload: Workload, num_steps: int) -> dict
         gc.collect()
         gc.freeze()
         costs = _watched(core, executor.messages)
-        is_separated = engine.policy is Policy.PIPEMAX and engine.batching is Batching.SEPARATED
-        warm_up = _DECODE_WARM_UP if is_separated else _OTHER_WARM_UP
+        warm_up = _WARM_UP_STEPS[Policy.VLLM if engine.policy is Policy.VLLM else engine.batching]
         num_decoding, window = 0, (0.0, 0.0)
         while num_decoding < warm_up + num_steps:
             num_before = len(costs)

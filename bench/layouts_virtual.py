@@ -1,6 +1,6 @@
 """Run vLLM's real schedulers, stock and PipeMax, over virtual nodes in the layouts that ``bench.layouts`` compared.
 
-    python -m bench.layouts_virtual [--rows 4000] [--only NODE,MODEL] [--json FILE]
+    python -m bench.layouts_virtual [--rows 12000] [--only NODE,MODEL] [--json FILE]
 
 For each setting of ``docs/results/layouts.json``: the layout that was chosen, and the fastest of the others, each under
 the faster of its two policies, with the size of steps that is fastest in simulation. One engine of each layout runs
@@ -110,7 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=4_000, help="of one engine, at most")
+    parser.add_argument("--rows", type=int, default=12_000, help="of one engine, at most")
     parser.add_argument("--only", action="append", help="node,model: this setting only; repeatable")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
