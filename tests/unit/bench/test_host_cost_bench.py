@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from bench import host_cost
+from pipemax.config import Policy
+from pipemax.domain.plan import Batching
 
 
 def test_each_kind_of_step_has_its_costs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "figures.json"
-    monkeypatch.setattr(host_cost, "_DECODE_WARM_UP", 10)
-    monkeypatch.setattr(host_cost, "_OTHER_WARM_UP", 60)
+    monkeypatch.setattr(host_cost, "_WARM_UP_STEPS", {Policy.VLLM: 60, Batching.SEPARATED: 10})
     arguments = ["--live", "200", "--steps", "30", "--systems", "vllm_pp,pipemax", "--json", str(path)]
     monkeypatch.setattr(sys, "argv", ["host_cost.py", *arguments])
     assert host_cost.main() == 0
