@@ -24,7 +24,6 @@ from typing import Any
 from pipemax.cli.common import open_workload
 from pipemax.config import Policy
 from pipemax.domain.plan import Batching
-from pipemax.domain.specs import Parallelism
 from pipemax.policy.compare import ChosenPolicy
 from pipemax.policy.layout_runs import MAX_NUM_SEQS, LayoutRun, engine_scenario, run_pipemax, run_stock
 from pipemax.policy.layouts import Layout, possible_layouts
@@ -73,7 +72,7 @@ def engine_of(run: LayoutRun, scenario: Scenario) -> RehearsedEngine:
     engine = RehearsedEngine(
         node=scenario.node,
         model=scenario.model,
-        parallelism=Parallelism(pipeline=layout.pipeline_parallel, tensor=layout.tensor_parallel),
+        parallelism=layout.parallelism,
         policy=Policy.VLLM if is_stock else Policy.PIPEMAX,
         chunk_tokens=run.chunk_tokens,
         max_model_len=int((workload.prompt_tokens + workload.output_tokens).max()) + 1,

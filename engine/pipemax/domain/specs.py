@@ -393,3 +393,19 @@ def kv_capacity(
     return KvCapacity(
         block_tokens=block_tokens, gpu_blocks=min(blocks), host_blocks=host_blocks, groups=groups
     )
+
+
+def freeing_windows_pays(
+    node: NodeSpec,
+    model: ModelSpec,
+    parallelism: Parallelism,
+    *,
+    block_tokens: int,
+    tokens_per_row: float,
+) -> bool:
+    """Return whether freeing what has left windows pays for such rows. ``ValueError``: see ``kv_capacity``."""
+    whole, freed = (
+        kv_capacity(node, model, parallelism, block_tokens=block_tokens, frees_windows=frees)
+        for frees in (False, True)
+    )
+    return freed.pays_over(whole, tokens_per_row)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from pipemax.domain.plan import Batching
-from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, kv_capacity
+from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, freeing_windows_pays, kv_capacity
 from pipemax.policy.compare import ChosenPolicy
 from pipemax.policy.layouts import LARGEST_STEP_TOKENS, Layout
 from pipemax.policy.measured_choice import fastest, phases_may_be_faster
@@ -94,8 +94,9 @@ def capacity_of(
     part: NodeSpec, model: ModelSpec, layout: Layout, *, frees_windows: bool = False
 ) -> KvCapacity:
     """Return the KV blocks of one engine on its part of a node; ``frees_windows`` as under stock vLLM."""
-    parallelism = Parallelism(pipeline=layout.pipeline_parallel, tensor=layout.tensor_parallel)
-    return kv_capacity(part, model, parallelism, block_tokens=BLOCK_TOKENS, frees_windows=frees_windows)
+    return kv_capacity(
+        part, model, layout.parallelism, block_tokens=BLOCK_TOKENS, frees_windows=frees_windows
+    )
 
 
 def run_stock(scenario: Scenario, layout: Layout, sizes: Sequence[int] = ALL_SIZES.stock) -> LayoutRun:
@@ -130,13 +131,17 @@ def run_pipemax(
     """
     workload = scenario.workload
     longest = int((workload.prompt_tokens + workload.output_tokens).max())
-    capacity = capacity_of(scenario.node, scenario.model, layout)
-    freed = capacity_of(scenario.node, scenario.model, layout, frees_windows=True)
+    node, model = scenario.node, scenario.model
     if frees_windows is None:
-        frees_windows = freed.pays_over(capacity, workload.tokens_per_row)
-    frees_windows = frees_windows and scenario.model.window_tokens is not None
-    if frees_windows:
-        capacity = freed
+        frees_windows = freeing_windows_pays(
+            node,
+            model,
+            layout.parallelism,
+            block_tokens=BLOCK_TOKENS,
+            tokens_per_row=workload.tokens_per_row,
+        )
+    frees_windows = frees_windows and model.window_tokens is not None
+    capacity = capacity_of(node, model, layout, frees_windows=frees_windows)
     needed = capacity.groups.prompt_blocks(longest, capacity.block_tokens, in_flight_tokens=0)
     if layout.pipeline_parallel == 1 or capacity.gpu_blocks < needed:
         return []

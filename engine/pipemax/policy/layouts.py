@@ -24,6 +24,11 @@ class Layout:
     def gpus_per_engine(self) -> int:
         return self.tensor_parallel * self.pipeline_parallel
 
+    @property
+    def parallelism(self) -> Parallelism:
+        """Of one engine."""
+        return Parallelism(pipeline=self.pipeline_parallel, tensor=self.tensor_parallel)
+
     def __str__(self) -> str:
         return f"{self.replicas} × tp {self.tensor_parallel} × pp {self.pipeline_parallel}"
 
@@ -70,7 +75,7 @@ def layout_refusal(
         capacity = kv_capacity(
             node.part(layout.gpus_per_engine),
             model,
-            Parallelism(pipeline=pipeline, tensor=tensor),
+            layout.parallelism,
             frees_windows=not keeps_windows,
         )
     except ValueError as error:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from pipemax.control.times.calibration import Calibration, load_calibration
-from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism
+from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.node.kept_files import CALIBRATIONS, kept_directory, kept_name
 from pipemax.policy.layouts import Layout, possible_layouts
 from pipemax.sim.stage_times import StageTimes, StepWork, prompt_pairs
@@ -136,8 +136,7 @@ def _ratios(node: NodeSpec, model: ModelSpec, measured: Mapping[Layout, Calibrat
     """Return measured seconds over the node's, of decode steps and of prompts: geometric means."""
     decode, prompt = list[float](), list[float]()
     for layout, calibration in measured.items():
-        parallelism = Parallelism(pipeline=layout.pipeline_parallel, tensor=layout.tensor_parallel)
-        times = StageTimes(node.part(layout.gpus_per_engine), model, parallelism)
+        times = StageTimes(node.part(layout.gpus_per_engine), model, layout.parallelism)
         stages = calibration.stages
         for size, context in _DECODES:
             work = StepWork(decode_requests=size, decode_context_tokens=size * context)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipemax.config import BatchingChoice, EngineConfig, KvOffload, Policy
 from pipemax.domain.plan import Batching
-from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism, kv_capacity
+from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism, freeing_windows_pays, kv_capacity
 from pipemax.domain.units import GIB
 from pipemax.sim.machine import BLOCK_TOKENS
 from pipemax.sim.result import SimulationResult
@@ -142,11 +142,13 @@ def frees_windows(config: EngineConfig, part: EnginePart, model: ModelSpec, work
             f"enable_prefix_caching false: the rows share {workload.shared_prefix_tokens} tokens, whose KV a virtual "
             "node keeps; leave it out"
         )
-    whole, freed = (
-        kv_capacity(part.node, model, part.parallelism, block_tokens=BLOCK_TOKENS, frees_windows=frees)
-        for frees in (False, True)
+    return freeing_windows_pays(
+        part.node,
+        model,
+        part.parallelism,
+        block_tokens=BLOCK_TOKENS,
+        tokens_per_row=workload.tokens_per_row,
     )
-    return freed.pays_over(whole, workload.tokens_per_row)
 
 
 def unused_fields(config: EngineConfig) -> list[str]:

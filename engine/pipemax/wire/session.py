@@ -52,7 +52,7 @@ class SessionHeader:
     job_id: str
     """Groups the statistics of all sessions of one job."""
     task: str
-    """Text for people, such as ``stage 3 partition 17 attempt 0``."""
+    """A description to show, such as ``stage 3 partition 17 attempt 0``."""
     client: ProcessIdentity
     """The Python worker; the session ends with it."""
     daemon: ProcessIdentity
@@ -117,7 +117,7 @@ class ServerMessage:
 
     kind: MessageKind
     detail: str = ""
-    """Text for people: the state in STATUS, the reason and remedy in FAILED."""
+    """What to show the user: the state in STATUS, the reason and remedy in FAILED."""
     credit_rows: int = 0
     credit_bytes: int = 0
     code: SessionErrorCode | None = None

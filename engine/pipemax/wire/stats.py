@@ -70,7 +70,7 @@ class ServerStats:
     state: str
     """``starting`` | ``loading`` | ``ready`` | ``failed`` | ``stopping``."""
     detail: str = ""
-    """Text for people: what the server is loading, or why it failed."""
+    """What to show the user: what the server is loading, or why it failed."""
     engine_id: str = ""
     """A digest of the loaded engine's config; empty while there is none."""
     engine_starts: int = 0

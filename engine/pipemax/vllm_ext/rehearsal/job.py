@@ -1,7 +1,7 @@
 """Rehearse an engine config on a node that is not there: the settings it names, or the best that it leaves open."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.specs import ModelSpec
@@ -60,9 +60,7 @@ def rehearse_job(
         ranked.append((candidate, rate))
     rehearsed: list[Rehearsed] = []
     for candidate, rate in best_of_each_family(ranked):
-        engine = _engine(candidate, config, part, model, workload, max_model_len, host_factor)
-        if frees and candidate.policy is Policy.PIPEMAX:
-            engine = replace(engine, vllm={"disable_hybrid_kv_cache_manager": False})
+        engine = _engine(candidate, config, part, model, workload, max_model_len, host_factor, frees)
         try:
             result = rehearse(engine, workload)
         except ValueError as error:
@@ -95,10 +93,12 @@ def _engine(
     workload: Workload,
     max_model_len: int,
     host_factor: float,
+    frees_windows: bool,
 ) -> RehearsedEngine:
-    controller = {}
+    controller, arguments = {}, {}
     if candidate.policy is Policy.PIPEMAX:  # as in the simulator: a sample of the table tells the mean
         controller = {"initial_output_tokens": workload.typical_output_tokens}
+        arguments = {"disable_hybrid_kv_cache_manager": False} if frees_windows else {}
     return RehearsedEngine(
         node=part.node,
         model=model,
@@ -112,4 +112,5 @@ def _engine(
         clock=ClockSettings(host_factor=host_factor),
         checks_kv=False,
         controller=controller,
+        vllm=arguments,
     )
