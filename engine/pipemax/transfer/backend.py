@@ -7,7 +7,6 @@ from pipemax.transfer.commands import (
     BlockPrefetch,
     BlockStore,
     CopyCounts,
-    PrefetchTiming,
     StepCopies,
     StepWait,
 )
@@ -46,8 +45,8 @@ class CopyBackend(Protocol):
     def submit_stores(self, stores: Sequence[BlockStore]) -> None:
         """Queue GPU → host copies of what has been computed; returns at once."""
 
-    def wait(self) -> list[PrefetchTiming]:
-        """Wait until everything submitted is done. Return the prefetches' times since the last call, by submission.
+    def wait(self) -> list[float]:
+        """Wait until everything submitted is done. Return the seconds of each prefetch since the last call.
 
         ``TransferError`` if a copy failed.
         """

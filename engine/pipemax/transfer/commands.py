@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from pipemax.domain.plan import StepId
 from pipemax.domain.units import GpuBlockId, HostBlockId
 
 Int32s = NDArray[np.int32]
@@ -81,6 +82,8 @@ class CopyRows(Sequence[Row]):
 class StepCopies:
     """The copies of one step."""
 
+    step_id: StepId | None = None
+    """The step that is told the times of its prefetches; None for copies that belong to no step, as a check makes."""
     saves: Sequence[BlockStore] = ()
     """Made before it computes: KV that earlier steps wrote to blocks that this step may overwrite."""
     prefetches: Sequence[BlockPrefetch] = ()
@@ -111,6 +114,8 @@ class StepCopies:
 class PrefetchTiming:
     """The time that one step's prefetches took on one stage."""
 
+    step_id: StepId | None
+    """As in its ``StepCopies``."""
     num_blocks: int
     seconds: float
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from pipemax.domain.errors import TransferError
-from pipemax.transfer.commands import BlockPrefetch, BlockStore, CopyCounts, PrefetchTiming
+from pipemax.transfer.commands import BlockPrefetch, BlockStore, CopyCounts
 from pipemax.transfer.layout import BlockLayout, ByteRows
 
 
@@ -48,7 +48,7 @@ class CpuCopyBackend:
         self._block_bytes = host_rows.shape[1]
         self.counts = CopyCounts()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._timings: list[PrefetchTiming] = []
+        self._prefetch_s: list[float] = []
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="kv-copy", daemon=True)
         self._thread.start()
@@ -59,7 +59,7 @@ class CpuCopyBackend:
     def submit_stores(self, stores: Sequence[BlockStore]) -> None:
         self._jobs.put(lambda: self._store(stores))
 
-    def wait(self) -> list[PrefetchTiming]:
+    def wait(self) -> list[float]:
         idle = threading.Event()
         self._jobs.put(idle.set)
         while not idle.wait(timeout=1.0):
@@ -67,8 +67,8 @@ class CpuCopyBackend:
                 raise TransferError("the copy thread ended with copies queued")
         if self._error is not None:
             raise TransferError(f"a KV copy failed: {self._error}") from self._error
-        timings, self._timings = self._timings, []
-        return timings
+        prefetch_s, self._prefetch_s = self._prefetch_s, []
+        return prefetch_s
 
     def close(self) -> None:
         if self._thread.is_alive():
@@ -88,9 +88,7 @@ class CpuCopyBackend:
         begin_s = time.perf_counter()
         for prefetch in prefetches:
             np.copyto(self._gpu[prefetch.target], self._host[prefetch.source])
-        self._timings.append(
-            PrefetchTiming(num_blocks=len(prefetches), seconds=time.perf_counter() - begin_s)
-        )
+        self._prefetch_s.append(time.perf_counter() - begin_s)
         self.counts = replace(
             self.counts,
             loaded_bytes=self.counts.loaded_bytes + len(prefetches) * self._block_bytes,

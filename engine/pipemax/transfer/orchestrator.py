@@ -20,7 +20,7 @@ events.
 import time
 
 from pipemax.transfer.backend import CopyBackend
-from pipemax.transfer.commands import CopyCounts, StepCopies, StepWait
+from pipemax.transfer.commands import CopyCounts, PrefetchTiming, StepCopies, StepWait
 
 
 class Orchestrator:
@@ -29,6 +29,7 @@ class Orchestrator:
     def __init__(self, backend: CopyBackend) -> None:
         self._backend = backend
         self._is_in_step = False
+        self._prefetching: StepCopies | None = None  # the step before, if it prefetches
 
     @property
     def counts(self) -> CopyCounts:
@@ -39,14 +40,15 @@ class Orchestrator:
         assert not self._is_in_step, "the step before has not ended"
         self._is_in_step = True
         begin_s = time.perf_counter()
-        timings = self._backend.wait()
+        timings = self._finish_prefetches()
         if copies.saves:
             self._backend.submit_stores(copies.saves)
             self._backend.wait()
         stall_s = time.perf_counter() - begin_s
         if copies.num_prefetches:
             self._backend.submit_prefetches([*copies.prefetches, *copies.later_prefetches])
-        return StepWait(stall_s=stall_s, prefetches=tuple(timings))
+            self._prefetching = copies
+        return StepWait(stall_s=stall_s, prefetches=timings)
 
     def end_step(self, copies: StepCopies) -> None:
         """Start the stores of this step, whose KV is computed."""
@@ -58,3 +60,11 @@ class Orchestrator:
 
     def close(self) -> None:
         self._backend.close()
+
+    def _finish_prefetches(self) -> tuple[PrefetchTiming, ...]:
+        prefetch_s, copies = self._backend.wait(), self._prefetching
+        self._prefetching = None
+        if copies is None:
+            return ()
+        seconds = sum(prefetch_s)
+        return (PrefetchTiming(step_id=copies.step_id, num_blocks=copies.num_prefetches, seconds=seconds),)

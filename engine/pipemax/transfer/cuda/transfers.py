@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from pipemax.domain.plan import StepId
 from pipemax.domain.units import GIB
 from pipemax.transfer.commands import (
     BlockPrefetch,
@@ -63,6 +64,7 @@ class _Prefetch(NamedTuple):
 class _TimedPrefetches(NamedTuple):
     """All prefetches of one step."""
 
+    step_id: StepId | None
     num_blocks: int
     begin: DeviceEvent
     end: DeviceEvent
@@ -181,7 +183,7 @@ class CudaTransfers:
         self._submit_prefetches(copies.prefetches, needed_by=self._step + 1)
         self._submit_prefetches(copies.later_prefetches, needed_by=self._step + 2)
         end = self._prefetches[-1].end
-        self._prefetching.append(_TimedPrefetches(copies.num_prefetches, begin, end))
+        self._prefetching.append(_TimedPrefetches(copies.step_id, copies.num_prefetches, begin, end))
 
     def _submit_prefetches(self, prefetches: Sequence[BlockPrefetch], *, needed_by: int) -> None:
         if not prefetches:
@@ -202,7 +204,7 @@ class CudaTransfers:
     def _take_prefetch_timings(self) -> list[PrefetchTiming]:
         timings: list[PrefetchTiming] = []
         while self._prefetching and self.device.is_done(self._prefetching[0].end):
-            num_blocks, begin, end = self._prefetching.popleft()
+            step_id, num_blocks, begin, end = self._prefetching.popleft()
             seconds = self.device.elapsed_s(begin, end)
-            timings.append(PrefetchTiming(num_blocks=num_blocks, seconds=seconds))
+            timings.append(PrefetchTiming(step_id=step_id, num_blocks=num_blocks, seconds=seconds))
         return timings

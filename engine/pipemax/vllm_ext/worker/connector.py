@@ -139,9 +139,10 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         """Begin a step."""
         assert isinstance(kv_connector_metadata, StepMetadata), kv_connector_metadata
         assert self._transfers is not None, "a step before the KV caches exist"
-        wait = self._transfers.begin_step(kv_connector_metadata.copies)
+        step_id = kv_connector_metadata.step_id
+        wait = self._transfers.begin_step(replace(kv_connector_metadata.copies, step_id=step_id))
         self._is_in_step = True
-        self._clock.begin(kv_connector_metadata.step_id, kv_connector_metadata.copies, wait)
+        self._clock.begin(step_id, wait)
 
     def finish_forward(self) -> None:
         """End a step, whose KV is computed or whose kernels are enqueued."""

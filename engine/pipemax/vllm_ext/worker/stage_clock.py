@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from pipemax.domain.plan import StepId
-from pipemax.transfer.commands import StepCopies, StepWait
+from pipemax.transfer.commands import StepWait
 from pipemax.transfer.cuda.device import CopyDevice, DeviceEvent, Lane
 from pipemax.vllm_ext.worker.stage_reports import PrefetchReport, StageReport, StepReport
 
@@ -22,21 +22,23 @@ class StageClock:
         self.begin_s = 0.0
         self._step_id: StepId | None = None
         self._compute_s = 0.0
-        self._prefetching: deque[tuple[StepId, int]] = deque()
         self._steps: list[StepReport] = []
         self._prefetches: list[PrefetchReport] = []
         self._stall_s = 0.0
 
-    def begin(self, step_id: StepId, copies: StepCopies, wait: StepWait) -> None:
-        """Begin a step, which has its copies and can compute."""
+    def begin(self, step_id: StepId, wait: StepWait) -> None:
+        """Begin a step, which has its copies and can compute.
+
+        ``wait`` may have the times of any steps' prefetches, on a fast link this one's among them.
+        """
         self._end_step()
-        for prefetch in wait.prefetches:
-            prefetching_id, num_blocks = self._prefetching.popleft()
-            self._prefetches.append(
-                PrefetchReport(step_id=prefetching_id, num_blocks=num_blocks, seconds=prefetch.seconds)
-            )
-        if copies.num_prefetches:
-            self._prefetching.append((step_id, copies.num_prefetches))
+        for timing in wait.prefetches:
+            if timing.step_id is not None:
+                self._prefetches.append(
+                    PrefetchReport(
+                        step_id=timing.step_id, num_blocks=timing.num_blocks, seconds=timing.seconds
+                    )
+                )
         self._stall_s += wait.stall_s
         self._step_id, self._compute_s = step_id, 0.0
         self.begin_s = time.perf_counter()
@@ -75,8 +77,8 @@ class GpuStageClock(StageClock):
         self._current: _TimedStep | None = None
         self._computing: deque[_TimedStep] = deque()
 
-    def begin(self, step_id: StepId, copies: StepCopies, wait: StepWait) -> None:
-        super().begin(step_id, copies, wait)
+    def begin(self, step_id: StepId, wait: StepWait) -> None:
+        super().begin(step_id, wait)
         self._current = _TimedStep(step_id, self._device.record(Lane.COMPUTE))
 
     def mark_received(self) -> None:

@@ -10,7 +10,8 @@ from vllm.v1.worker.gpu_worker import AsyncIntermediateTensors
 from pipemax.domain.plan import StepId
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, PrefetchTiming, StepCopies, StepWait
-from pipemax.transfer.cuda.device import Lane
+from pipemax.transfer.cuda.device import DeviceEvent, Lane
+from pipemax.transfer.cuda.transfers import CudaTransfers
 from pipemax.vllm_ext.worker.connector import PipeMaxConnector
 from pipemax.vllm_ext.worker.gpu_worker import watch_received
 from pipemax.vllm_ext.worker.runner_v2 import profile_one_step
@@ -38,7 +39,7 @@ def compute(device: RecordingDevice, num_kernels: int) -> None:
 
 
 def begin(clock: GpuStageClock, step: int) -> None:
-    clock.begin(StepId(step), StepCopies(), NOTHING)
+    clock.begin(StepId(step), NOTHING)
 
 
 def test_a_step_is_reported_once_the_device_has_finished_it(
@@ -89,18 +90,63 @@ def test_sampling_is_part_of_a_step_that_computes(device: RecordingDevice, clock
 
 
 def test_prefetch_times_belong_to_the_steps_that_asked_for_them(clock: GpuStageClock) -> None:
-    prefetches = (BlockPrefetch(HostBlockId(0), GpuBlockId(0)), BlockPrefetch(HostBlockId(1), GpuBlockId(1)))
-    copies = StepCopies(prefetches=prefetches)
-    clock.begin(StepId(4), copies, NOTHING)
-    clock.begin(StepId(5), StepCopies(), NOTHING)
-    wait = StepWait(stall_s=0.25, prefetches=(PrefetchTiming(num_blocks=2, seconds=0.5),))
-    clock.begin(StepId(6), StepCopies(), wait)
+    clock.begin(StepId(4), NOTHING)
+    clock.begin(StepId(5), NOTHING)
+    timing = PrefetchTiming(step_id=StepId(4), num_blocks=2, seconds=0.5)
+    clock.begin(StepId(6), StepWait(stall_s=0.25, prefetches=(timing,)))
     report = clock.take_report()
     assert report is not None
     assert [(prefetch.step_id, prefetch.num_blocks, prefetch.seconds) for prefetch in report.prefetches] == [
         (4, 2, 0.5)
     ]
     assert report.stall_s == 0.25
+
+
+class _PromptDevice(RecordingDevice):
+    """Everything submitted is done by the time that it is asked for: a fast link, a late host."""
+
+    is_asked = False
+
+    def is_done(self, event: DeviceEvent) -> bool:
+        if not self.is_asked:
+            self.is_asked = True
+            self.synchronize()
+            self.is_asked = False
+        return super().is_done(event)
+
+
+@pytest.mark.parametrize("device_kind", [_PromptDevice, RecordingDevice])
+def test_each_prefetch_is_reported_once_for_its_own_step(device_kind: type[RecordingDevice]) -> None:
+    device = device_kind(gpu_blocks=8, host_blocks=8, block_bytes=16)
+    transfers, clock = CudaTransfers(device, block_bytes=16), GpuStageClock(device)
+    reported: list[tuple[int, int]] = []
+    for step in range(9):
+        copies = StepCopies(step_id=StepId(step), prefetches=blocks(step % 3))
+        clock.begin(StepId(step), transfers.begin_step(copies))
+        transfers.end_step(copies)
+        if step % 4 == 3:
+            device.synchronize()
+        if (report := clock.take_report()) is not None:
+            reported += [(prefetch.step_id, prefetch.num_blocks) for prefetch in report.prefetches]
+    asked_for = [(step, step % 3) for step in (1, 2, 4, 5, 7, 8)]
+    assert reported == (asked_for if device_kind is _PromptDevice else asked_for[:5])
+
+
+def test_copies_of_no_step_are_not_reported(clock: GpuStageClock) -> None:
+    device = _PromptDevice(gpu_blocks=8, host_blocks=8, block_bytes=16)
+    transfers = CudaTransfers(device, block_bytes=16)
+    checked = StepCopies(prefetches=blocks(3))
+    transfers.begin_step(checked)
+    transfers.end_step(checked)
+    copies = StepCopies(step_id=StepId(1), prefetches=blocks(2))
+    clock.begin(StepId(1), transfers.begin_step(copies))
+    report = clock.take_report()
+    assert report is not None
+    assert [(prefetch.step_id, prefetch.num_blocks) for prefetch in report.prefetches] == [(1, 2)]
+
+
+def blocks(count: int) -> tuple[BlockPrefetch, ...]:
+    return tuple(BlockPrefetch(HostBlockId(block), GpuBlockId(block)) for block in range(count))
 
 
 class _Runner:
