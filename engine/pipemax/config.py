@@ -229,7 +229,8 @@ class EngineConfig(BaseModel):
         15.0,
         ge=0.0,
         description="policy pipemax and auto: seconds for measuring step times at an engine's first start, if "
-        "nothing is known about it; 0 starts with a guess and learns while running.",
+        "nothing is known about it, and up to three times as long while they vary; 0 starts with a guess and learns "
+        "while running.",
     )
     check_at_start: bool = Field(
         True,

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from pipemax.domain.kv_groups import WHOLE_KV, KvGroups
 from pipemax.domain.plan import Batching
-from pipemax.domain.step_times import StepTimeModel
+from pipemax.domain.step_times import DECODE_SHARES, StepTimeModel
 
 HOST_HIGH_WATERMARK = 0.95
 """Share of the host pool that prefill fills, unless told otherwise."""
@@ -44,14 +44,15 @@ class StageConfig:
     """Seconds of a decode step by batch size and KV tokens attended to."""
     prefill_time: StepTimeModel
     """Seconds of a prefill step by chunk tokens and (token, attended token) pairs."""
-    mixed_scale: float = 1.0
-    """What prompt tokens add to a step that also decodes, as a multiple of what they add to a prefill step."""
+    mixed_scales: tuple[float, ...] = (1.0,)
+    """What prompt tokens add to a step that also decodes, as a multiple of what they add to a prefill step: one for
+    all steps, or one for each of ``step_times.DECODE_SHARES``."""
 
     def __post_init__(self) -> None:
         if self.kv_bytes_per_token < 1 or self.h2d_bytes_per_s <= 0:
             raise ValueError(f"kv_bytes_per_token and h2d_bytes_per_s must be positive: {self}")
-        if self.mixed_scale <= 0:
-            raise ValueError(f"mixed_scale must be positive: {self}")
+        if len(self.mixed_scales) not in (1, len(DECODE_SHARES)) or min(self.mixed_scales) <= 0:
+            raise ValueError(f"mixed_scales has 1 or {len(DECODE_SHARES)} positive numbers: {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 The same form serves prefill, with chunk tokens for the batch size b and (token, attended token) pairs for the KV tokens
 L. ``pipemax.control.times`` fits and refines it.
 
-A mixed step's time follows from both (``mixed_step_s``), with one factor of its own.
+A mixed step's time follows from both (``mixed_step_s``), with factors of its own (``mixed_scale``).
 """
 
 from bisect import bisect_right
@@ -63,6 +63,27 @@ class StepTimeModel:
         return max(0.0, self.batch_s(size + more) - self.batch_s(size))
 
 
+DECODE_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Decodes' shares of a mixed step's tokens at which it may have scales of its own."""
+
+
+def mixed_scale(scales: tuple[float, ...], num_decodes: int, prompt_tokens: int) -> float:
+    """Return what prompt tokens add to a step that also decodes, as a multiple of what they add to a prefill step.
+
+    ``scales``: one for all shares of decodes, or one for each of ``DECODE_SHARES``, between which it is linear. Without
+    decodes it is 1.
+    """
+    if not num_decodes:
+        return 1.0
+    if len(scales) == 1:
+        return scales[0]
+    share = num_decodes / (num_decodes + prompt_tokens)
+    place = (share - DECODE_SHARES[0]) / (DECODE_SHARES[1] - DECODE_SHARES[0])
+    lower = min(len(scales) - 2, max(0, int(place)))
+    weight = min(1.0, max(0.0, place - lower))
+    return (1 - weight) * scales[lower] + weight * scales[lower + 1]
+
+
 def mixed_step_s(
     decode: StepTimeModel,
     prefill: StepTimeModel,
@@ -71,14 +92,15 @@ def mixed_step_s(
     kv_tokens: int,
     prompt_tokens: int,
     token_pairs: int,
-    mixed_scale: float = 1.0,
+    mixed_scales: tuple[float, ...] = (1.0,),
 ) -> float:
     """Return the seconds of a step that decodes and computes prompt tokens.
 
     All tokens of a step pass the matrix products together, so the prompt tokens add what they add to a prefill step of
     as many tokens as there are decodes; each kind's attention comes on top. Without prompt tokens this is a decode
-    step's time, without decodes a prefill step's. ``mixed_scale`` is what prompt tokens were measured to add to
-    decodes, as a multiple of that.
+    step's time, without decodes a prefill step's. ``mixed_scales`` is what prompt tokens were measured to add to
+    decodes, as a multiple of that, as in ``mixed_scale``.
     """
     added_s = prefill.added_batch_s(num_decodes, prompt_tokens) + prefill.beta_s * token_pairs
-    return decode.seconds(num_decodes, kv_tokens) + (mixed_scale if num_decodes else 1.0) * added_s
+    scale = mixed_scale(mixed_scales, num_decodes, prompt_tokens)
+    return decode.seconds(num_decodes, kv_tokens) + scale * added_s

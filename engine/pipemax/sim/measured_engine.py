@@ -33,6 +33,8 @@ class MeasuredEngine:
     max_batched_tokens: int
     """Maximum number of tokens in one step."""
     max_model_len: int
+    times_are_a_guess: bool = False
+    """Whether the calibration misses many of the steps that it was fitted to."""
 
     @property
     def stock_capacity(self) -> KvCapacity:
@@ -112,7 +114,7 @@ class MeasuredTimes:
                 kv_tokens=work.decode_context_tokens,
                 prompt_tokens=work.prefill_tokens,
                 token_pairs=round(work.prefill_pairs),
-                mixed_scale=stage.mixed_scale,
+                mixed_scales=stage.mixed_scales,
             )
             for stage in self._distinct
         ]

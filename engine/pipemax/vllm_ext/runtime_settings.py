@@ -101,7 +101,7 @@ def decode_stage(values: dict[str, Any]) -> StageConfig:
         h2d_bytes_per_s=values["h2d_bytes_per_s"],
         decode_time=_decode_model(values["decode_time"]),
         prefill_time=_decode_model(values["prefill_time"]),
-        mixed_scale=values["mixed_scale"],
+        mixed_scales=tuple(values["mixed_scales"]),
     )
 
 

@@ -124,7 +124,20 @@ def test_the_engine_config_excludes_candidates() -> None:
 def test_the_less_the_simulated_rows_are_the_table_s_the_more_stock_vllm_must_gain(
     speedup: float, changes: dict[str, bool], chosen: ChosenPolicy
 ) -> None:
-    assert verdict(speedup, replace(rows(), **changes).least_gain)[0] is chosen
+    assert verdict(speedup, replace(rows(), **changes).least_gain())[0] is chosen
+
+
+def test_with_step_times_that_are_a_guess_pipemax_must_gain_five_percent() -> None:
+    for changes in ({}, {"is_whole_table": True}, {"outputs_are_known": False}):
+        least = replace(rows(), **changes).least_gain(times_are_a_guess=True)
+        assert verdict(1.04, least)[0] is ChosenPolicy.VLLM
+        assert verdict(1.06, least)[0] is ChosenPolicy.PIPEMAX
+
+
+def test_the_choice_says_that_its_step_times_are_a_guess() -> None:
+    guessed = replace(smooth_engine(), times_are_a_guess=True)
+    choices = [compare_policies(of, rows(300), inputs={}) for of in (smooth_engine(), guessed)]
+    assert ["that are a guess" in choice.reason for choice in choices] == [False, True]
 
 
 @pytest.mark.parametrize("system", ["pipemax", "vllm_032_pp"])

@@ -13,6 +13,9 @@ import yaml
 from pipemax.control.controller_config import StageConfig
 from pipemax.domain.step_times import Segment, StepTimeModel
 
+GOOD_SHARE = 0.8
+"""Of the decode steps, which a good calibration predicts within 5 %."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
@@ -27,6 +30,13 @@ class Calibration:
     """From the end of a batch's step on the last stage to its next step on the first: outputs, scheduling, messages."""
     tensor_parallel: int = 1
     """GPUs that share each stage, whose bytes and rates are those of one of them."""
+    within_5_percent: float | None = None
+    """The share of the measured decode steps that the fit predicts within 5 %; older calibrations do not say it."""
+
+    @property
+    def is_guess(self) -> bool:
+        """Return whether the fit misses so many of its own steps that it is worth no more than a guess."""
+        return self.within_5_percent is not None and self.within_5_percent < GOOD_SHARE
 
     def __post_init__(self) -> None:
         if not (self.device and self.model and self.stages):
@@ -56,6 +66,7 @@ def save_calibration(path: Path, calibration: Calibration) -> None:
         "measured": calibration.measured,
         "round_trip_s": calibration.round_trip_s,
         "tensor_parallel": calibration.tensor_parallel,
+        "within_5_percent": calibration.within_5_percent,
         "stages": [_encode_stage(stage) for stage in calibration.stages],
     }
     path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
@@ -66,10 +77,11 @@ def _exactly(kind: type, values: object) -> dict[str, Any]:
     names = {field.name for field in fields(kind)}
     if not isinstance(values, dict):
         raise ValueError(f"{kind.__name__} has the keys {sorted(names)}, not the value {values!r}")
-    if kind is StageConfig:  # older calibrations measured no mixed steps
-        values = {"mixed_scale": 1.0, **values}
-    if kind is Calibration:  # older ones do not say how many GPUs share a stage
-        values = {"tensor_parallel": 1, **values}
+    if kind is StageConfig:  # older calibrations have one scale of mixed steps, or none
+        values = {"mixed_scales": [values.get("mixed_scale", 1.0)], **values}
+        values.pop("mixed_scale", None)
+    if kind is Calibration:  # older ones do not say how many GPUs share a stage, nor how well they predict
+        values = {"tensor_parallel": 1, "within_5_percent": None, **values}
     if names != values.keys():
         raise ValueError(f"{kind.__name__} has the keys {sorted(names)}, not {sorted(values)}")
     return dict(values)
@@ -79,6 +91,7 @@ def _stage(values: dict[str, Any]) -> StageConfig:
     keywords = _exactly(StageConfig, values)
     for name in ("decode_time", "prefill_time"):
         keywords[name] = _time_model(keywords[name])
+    keywords["mixed_scales"] = tuple(keywords["mixed_scales"])
     return StageConfig(**keywords)
 
 
@@ -94,7 +107,7 @@ def _encode_stage(stage: StageConfig) -> dict[str, Any]:
         "h2d_bytes_per_s": stage.h2d_bytes_per_s,
         "decode_time": _encode_time_model(stage.decode_time),
         "prefill_time": _encode_time_model(stage.prefill_time),
-        "mixed_scale": stage.mixed_scale,
+        "mixed_scales": [*stage.mixed_scales],
     }
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from pipemax.domain.step_times import Segment, StepTimeModel
+from pipemax.domain.step_times import Segment, StepTimeModel, mixed_scale
 
 PAPER_WORST_ERROR = 0.08
 """PipeMax, §4.3.1: predictions deviate by less than this."""
@@ -141,18 +141,25 @@ class OnlineEstimator:
     """One stage's step time: a fitted model whose batch and attention terms are rescaled as steps are measured.
 
     The method is normalised least mean squares on relative errors: it keeps two scales and no history, and stays stable
-    when all steps look alike. An outlier moves the scales no more than an error of ``MAX_ERROR`` would.
+    when all steps look alike. An outlier moves the scales no more than an error of ``OUTLIER`` times the median error
+    would: a GPU's step that waits for something else takes twice its time, and one such step in fourteen would bias
+    the mean by 4 %. ``MAX_ERROR`` bounds the first steps, when no median is known.
     """
 
     LEARNING_RATE = 0.05
     MAX_ERROR = 0.5
+    OUTLIER = 3.0
     WINDOW = 256
+    _MEDIAN_STEP = 1.1
+    """The median error follows the errors by this factor a step: up for a larger one, down for a smaller one."""
+    _LEAST_MEDIAN = 0.01
 
     def __init__(self, model: StepTimeModel) -> None:
         self.model = model
         self.batch_scale = 1.0
         self.kv_scale = 1.0
         self._ratios: deque[float] = deque(maxlen=self.WINDOW)
+        self._median_error = self.MAX_ERROR / self.OUTLIER
         # Each plan asks for some ten sizes on every stage. The model does not change, so its answers are kept.
         self._batch_s: dict[int, float] = {}
 
@@ -185,9 +192,7 @@ class OnlineEstimator:
         predicted_s = self.seconds(size, kv_tokens)
         if predicted_s <= 0 or measured_s <= 0:
             return
-        ratio = measured_s / predicted_s
-        self.note_ratio(ratio)
-        error = max(-self.MAX_ERROR, min(self.MAX_ERROR, ratio - 1.0))
+        error = self.note_ratio(measured_s / predicted_s)
         batch_share = self.batch_scale * self.batch_s(size) / predicted_s
         kv_share = 1.0 - batch_share
         step = self.LEARNING_RATE * error / (batch_share**2 + kv_share**2)
@@ -198,9 +203,15 @@ class OnlineEstimator:
         self.batch_scale *= 1.0 + batch
         self.kv_scale *= 1.0 + kv
 
-    def note_ratio(self, ratio: float) -> None:
-        """Count a step's measured / predicted time among those of ``error``."""
+    def note_ratio(self, ratio: float) -> float:
+        """Count a step's measured / predicted time among those of ``error``. Return the error to learn from."""
         self._ratios.append(ratio)
+        error, most = ratio - 1.0, self.OUTLIER * self._median_error
+        factor = self._MEDIAN_STEP if abs(error) > self._median_error else 1 / self._MEDIAN_STEP
+        self._median_error = min(
+            self.MAX_ERROR / self.OUTLIER, max(self._LEAST_MEDIAN, factor * self._median_error)
+        )
+        return max(-most, min(most, error))
 
     def error(self) -> PredictionError:
         off = [abs(ratio - 1.0) for ratio in self._ratios]
@@ -228,15 +239,17 @@ class MixedWork:
 class MixedEstimator:
     """One stage's time of a mixed step: ``step_times.mixed_step_s`` with the scales of its two estimators.
 
-    Of its own it has one factor, from the calibration. A measured mixed step rescales both estimators by the same
-    method as a step of one kind does, each term by its share of the prediction. The decode estimator counts the step's
-    error.
+    Of its own it has the calibration's factors, by the decodes' share of the tokens. A measured mixed step rescales
+    both estimators by the same method as a step of one kind does, each term by its share of the prediction. The
+    decode estimator counts the step's error.
     """
 
-    def __init__(self, decode: OnlineEstimator, prefill: OnlineEstimator, scale: float = 1.0) -> None:
+    def __init__(
+        self, decode: OnlineEstimator, prefill: OnlineEstimator, scales: tuple[float, ...] = (1.0,)
+    ) -> None:
         self._decode = decode
         self._prefill = prefill
-        self._scale = scale
+        self._scales = scales
 
     def seconds(self, work: MixedWork) -> float:
         return sum(self._terms_s(work))
@@ -247,10 +260,7 @@ class MixedEstimator:
         predicted_s = sum(terms_s)
         if predicted_s <= 0 or measured_s <= 0:
             return
-        ratio = measured_s / predicted_s
-        self._decode.note_ratio(ratio)
-        most = OnlineEstimator.MAX_ERROR
-        error = max(-most, min(most, ratio - 1.0))
+        error = self._decode.note_ratio(measured_s / predicted_s)
         shares = [term_s / predicted_s for term_s in terms_s]
         step = OnlineEstimator.LEARNING_RATE * error / sum(share**2 for share in shares)
         self._decode.rescale(batch=step * shares[0], kv=step * shares[1])
@@ -259,7 +269,7 @@ class MixedEstimator:
     def _terms_s(self, work: MixedWork) -> tuple[float, float, float, float]:
         """Return the seconds of the decodes and of their attention, then of the prompt tokens and of theirs."""
         decode, prefill = self._decode, self._prefill
-        scale = self._scale if work.num_decodes else 1.0
+        scale = mixed_scale(self._scales, work.num_decodes, work.prompt_tokens)
         return (
             decode.batch_scale * decode.batch_s(work.num_decodes),
             decode.beta_s * work.kv_tokens,
@@ -275,21 +285,29 @@ class FilledEstimator:
     """
 
     def __init__(
-        self, decode: OnlineEstimator, prefill: OnlineEstimator, step_tokens: int, scale: float = 1.0
+        self,
+        decode: OnlineEstimator,
+        prefill: OnlineEstimator,
+        step_tokens: int,
+        scales: tuple[float, ...] = (1.0,),
     ) -> None:
         self._decode = decode
         self._prefill = prefill
-        self._scale = scale
+        self._scales = scales
         self._step_tokens = step_tokens
 
     def seconds(self, size: int, kv_tokens: int) -> float:
-        added_s = self._prefill.added_batch_s(size, max(0, self._step_tokens - size))
-        return self._decode.seconds(size, kv_tokens) + self._scale * self._prefill.batch_scale * added_s
+        prompt_tokens = max(0, self._step_tokens - size)
+        scale = mixed_scale(self._scales, size, prompt_tokens)
+        added_s = self._prefill.batch_scale * self._prefill.added_batch_s(size, prompt_tokens)
+        return self._decode.seconds(size, kv_tokens) + scale * added_s
 
     def alpha_s(self, size: int) -> float:
         """Return the seconds that one more request costs in the place of a prompt token, if there is one."""
-        saved_s = self._scale * self._prefill.alpha_s(size) if size < self._step_tokens else 0.0
-        return self._decode.alpha_s(size) - saved_s
+        if size >= self._step_tokens:
+            return self._decode.alpha_s(size)
+        scale = mixed_scale(self._scales, size, self._step_tokens - size)
+        return self._decode.alpha_s(size) - scale * self._prefill.alpha_s(size)
 
     @property
     def beta_s(self) -> float:

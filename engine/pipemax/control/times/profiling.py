@@ -7,14 +7,14 @@ times. Steps with similar work are first reduced to their median, so that a mach
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
 from pipemax.control.controller_config import StageConfig
 from pipemax.control.times.estimator import MixedWork, PredictionError, ProfileRow, fit_step_time
 from pipemax.domain.plan import Phase
-from pipemax.domain.step_times import StepTimeModel, mixed_step_s
+from pipemax.domain.step_times import StepTimeModel
 
 WAVE_OUTPUT_TOKENS = 8
 """Decode steps of each batch in a wave; the first shrinks as the last prompts join."""
@@ -25,11 +25,8 @@ _SAME_CONTEXT = 1.3
 """Steps of one batch size whose mean contexts differ by less than this factor count as alike."""
 _FEWEST_COPIED_BLOCKS = 4
 """A copy of fewer blocks measures its latency, not the link."""
-_FEWEST_MIXED_STEPS = 8
-_LEAST_ADDED_SHARE = 0.1
-"""Prompt tokens that add less than this share of the decodes' time drown in its spread."""
-_MIXED_SCALE_RANGE = (0.25, 4.0)
-"""A scale beyond this would say that the other fits are wrong."""
+_USUAL_TOKENS = 512
+"""KV of a row, for the largest decode batch that is measured however little time there is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +96,8 @@ def design_waves(limits: WaveLimits) -> list[Wave]:
     """Return the waves to run: decode batches from 1 to the largest that fits × short, middle and long contexts.
 
     The corners come first, so that a caller that stops early has seen the range; then a wave that overflows the GPU,
-    for the copies. The prompts bring prefill chunks of all sizes with them.
+    for the copies, and short rows in batches as large as those of the GPU's pool full of usual ones, whatever
+    ``most_wave_tokens``. The prompts bring prefill chunks of all sizes with them.
     """
     longest = limits.max_model_len - WAVE_OUTPUT_TOKENS
     contexts = sorted({max(1, min(longest, 16)), max(1, longest // 4), max(1, longest)})
@@ -114,9 +112,9 @@ def design_waves(limits: WaveLimits) -> list[Wave]:
         )
     waves = [Wave(num_requests=1, prompt_tokens=contexts[0], output_tokens=2 * WAVE_OUTPUT_TOKENS)]
     waves += [row[index] for index in range(max(map(len, grid))) for row in grid if index < len(row)]
-    overflow = _overflowing_wave(limits, contexts[len(contexts) // 2])
     # After the corners: the budget of the copies is worth more than another size.
-    return [*waves[:5], *([overflow] if overflow else []), *waves[5:]]
+    extra = [_overflowing_wave(limits, contexts[len(contexts) // 2]), _usual_batches(limits, contexts[0])]
+    return [*waves[:5], *[wave for wave in extra if wave and wave not in waves], *waves[5:]]
 
 
 def affordable_wave_tokens(wave: Wave, seconds: float, *, time_limit_s: float) -> int:
@@ -135,6 +133,12 @@ def _overflowing_wave(limits: WaveLimits, context: int) -> Wave | None:
     if num_requests * tokens > most:
         return None
     return Wave(num_requests=num_requests, prompt_tokens=context, output_tokens=2 * WAVE_OUTPUT_TOKENS)
+
+
+def _usual_batches(limits: WaveLimits, context: int) -> Wave | None:
+    size = min(limits.max_num_seqs, limits.gpu_kv_tokens // (limits.num_batches * _USUAL_TOKENS))
+    wave = Wave(num_requests=size * limits.num_batches, prompt_tokens=context)
+    return wave if size > 1 and wave.kv_tokens <= limits.gpu_kv_tokens else None
 
 
 def _powers_up_to(most: int) -> list[int]:
@@ -229,40 +233,6 @@ def _through_origin_or_flat(rows: Sequence[ProfileRow], line: StepTimeModel) -> 
     return StepTimeModel.linear(alpha_s=per_unit, beta_s=0.0, delta_s=0.0)
 
 
-def with_mixed_scales(
-    stages: Sequence[StageConfig], steps: Sequence[TimedMixedStep]
-) -> tuple[StageConfig, ...]:
-    """Return the stages with their ``mixed_scale`` fitted to mixed steps, which stays where too few were measured.
-
-    It is the median over the steps in which prompt tokens weigh enough to tell.
-    """
-    fitted = []
-    for index, stage in enumerate(stages):
-        ratios = list[float]()
-        for step in steps:
-            decode_s = stage.decode_time.seconds(step.work.num_decodes, step.work.kv_tokens)
-            added_s = _mixed_s(stage, step.work, mixed_scale=1.0) - decode_s
-            if step.stage_s[index] > 0 and added_s >= _LEAST_ADDED_SHARE * decode_s:
-                ratios.append((step.stage_s[index] - decode_s) / added_s)
-        if len(ratios) >= _FEWEST_MIXED_STEPS:
-            least, most = _MIXED_SCALE_RANGE
-            stage = replace(stage, mixed_scale=min(most, max(least, median(ratios))))
-        fitted.append(stage)
-    return tuple(fitted)
-
-
-def _mixed_s(stage: StageConfig, work: MixedWork, *, mixed_scale: float) -> float:
-    return mixed_step_s(
-        stage.decode_time,
-        stage.prefill_time,
-        num_decodes=work.num_decodes,
-        kv_tokens=work.kv_tokens,
-        prompt_tokens=work.prompt_tokens,
-        token_pairs=work.token_pairs,
-        mixed_scale=mixed_scale,
-    )
-
-
 def _copy_bytes_per_s(copies: Iterable[TimedCopy], stage: int, *, block_bytes: int) -> float | None:
     timed = [copy for copy in copies if copy.num_blocks >= _FEWEST_COPIED_BLOCKS and copy.stage_s[stage] > 0]
     if not timed:
@@ -300,18 +270,6 @@ def predicted_and_measured(
             step.stage_s,
             strict=True,
         )
-        if measured_s > 0
-    ]
-
-
-def mixed_predicted_and_measured(
-    stages: Sequence[StageConfig], steps: Iterable[TimedMixedStep]
-) -> list[tuple[float, float]]:
-    """Return (predicted, measured) seconds of each mixed step on each stage."""
-    return [
-        (_mixed_s(stage, step.work, mixed_scale=stage.mixed_scale), measured_s)
-        for step in steps
-        for stage, measured_s in zip(stages, step.stage_s, strict=True)
         if measured_s > 0
     ]
 

@@ -59,12 +59,12 @@ class StageEstimators:
         """Start again from these coefficients, which were measured, one entry per stage."""
         self.is_calibrated = True
         self._stages = tuple(stages)
-        timed = [(stage.decode_time, stage.prefill_time, stage.mixed_scale) for stage in stages]
+        timed = [(stage.decode_time, stage.prefill_time, stage.mixed_scales) for stage in stages]
         self._kinds = [timed.index(times) for times in timed]
         self.decode = tuple(OnlineEstimator(stage.decode_time) for stage in stages)
         self.prefill = tuple(OnlineEstimator(stage.prefill_time) for stage in stages)
         self._mixed = tuple(
-            MixedEstimator(decode, prefill, stage.mixed_scale)
+            MixedEstimator(decode, prefill, stage.mixed_scales)
             for decode, prefill, stage in zip(self.decode, self.prefill, self._stages, strict=True)
         )
         self._batches: tuple[OnlineEstimator | FilledEstimator, ...] = self.decode
@@ -110,7 +110,7 @@ class StageEstimators:
         self._batches = self.decode
         if step_tokens:
             self._batches = tuple(
-                FilledEstimator(decode, prefill, step_tokens, stage.mixed_scale)
+                FilledEstimator(decode, prefill, step_tokens, stage.mixed_scales)
                 for decode, prefill, stage in zip(self.decode, self.prefill, self._stages, strict=True)
             )
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pipemax.config import EngineConfig
 from pipemax.control.times.calibration import Calibration
 from pipemax.control.times.estimator import PredictionError
+from pipemax.control.times.mixed_profiling import mixed_predicted_and_measured
 from pipemax.control.times.profiling import (
-    mixed_predicted_and_measured,
     predicted_and_measured,
     prediction_error,
 )

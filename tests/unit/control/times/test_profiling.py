@@ -2,6 +2,8 @@
 
 from random import Random
 
+from dataclasses import replace
+
 import pytest
 
 from pipemax.control.times.estimator import ProfileRow
@@ -85,6 +87,22 @@ def test_with_little_time_profiling_does_not_fill_the_gpu_pool() -> None:
     waves = design_waves(large)
     assert max(wave.kv_tokens for wave in waves) <= 65_536
     assert {wave.prompt_tokens for wave in waves[1:4]} == {16, 2046, 8184}
+
+
+def test_with_little_time_batches_as_large_as_those_of_a_full_pool_are_measured_all_the_same() -> None:
+    one_stage = WaveLimits(
+        num_batches=3,
+        max_num_seqs=256,
+        max_model_len=8192,
+        gpu_kv_tokens=300_000,
+        host_kv_tokens=3_000_000,
+        most_wave_tokens=1_000,
+    )
+    waves = design_waves(one_stage)
+    assert max(wave.num_requests for wave in waves) // 3 == 300_000 // (3 * 512)
+    assert max(wave.kv_tokens for wave in waves if wave.prompt_tokens > 16) <= 3 * 8_192
+    few_slots = replace(one_stage, max_num_seqs=32)
+    assert max(wave.num_requests for wave in design_waves(few_slots)) // 3 == 32
 
 
 def test_similar_steps_are_merged_into_their_median() -> None:

@@ -1,13 +1,14 @@
 """How long a calibration may take, over an engine whose steps take time; and the limits that it designs waves by."""
 
+import random
 import time
 from typing import Any
 
 import pytest
 
 from pipemax.config import EngineConfig
-from pipemax.control.times.profiling import Profile
-from pipemax.domain.plan import Batching
+from pipemax.control.times.profiling import Profile, TimedStep
+from pipemax.domain.plan import Batching, Phase
 from pipemax.vllm_ext import core_calls
 from pipemax.vllm_ext.calibration import measure as measuring
 from pipemax.vllm_ext.launch.forecast import measured_engine, runtime_settings
@@ -60,6 +61,40 @@ def test_an_engine_that_is_too_slow_is_given_up_in_time(
     assert not engine.requests, "what did not end is given up"
 
 
+@pytest.mark.parametrize(("spread", "turns"), [(0.01, 1), (0.3, 3)])
+def test_a_calibration_goes_on_while_it_misses_its_own_steps(
+    spread: float, turns: int, vllm_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine whose steps take no time: each profile has four steps that vary by the spread."""
+    rng = random.Random(0)
+
+    def profile(engine: Any) -> Profile:
+        steps = [
+            TimedStep(phase=phase, size=8, kv_tokens=80, stage_s=(1e-2 * (1 + rng.choice((-1, 1)) * spread),))
+            for phase in (Phase.DECODE, Phase.DECODE, Phase.PREFILL, Phase.PREFILL)
+        ]
+        return Profile(steps, [], [])
+
+    monkeypatch.setattr(measuring, "take_profile", profile)
+    engine: Any = QuickEngine()
+    config = EngineConfig(model=str(MODEL), policy="pipemax", batching="separated")
+    waves: list[int] = []
+    measured = measuring.measure(
+        engine, vllm_config, config, time_limit_s=600.0, on_wave=lambda done, designed, s: waves.append(done)
+    )
+    assert waves.count(1) == turns
+    assert measured.calibration.is_guess == (turns > 1)
+    assert "within 5 %" in measured.calibration.measured
+
+
+class QuickEngine(SlowEngine):
+    """Every request ends in its first step."""
+
+    def step(self) -> list[Any]:
+        self.requests.clear()
+        return []
+
+
 def test_an_engine_with_mixed_batching_separates_while_it_is_measured(
     vllm_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,5 +118,5 @@ def test_a_step_s_limit_is_not_the_number_of_slots(vllm_config: Any) -> None:
         .controller_config(gpu_blocks=10, block_tokens=16, prefill_chunk_tokens=64, max_slots=8)
         .stages
     )
-    calibration: Any = type("Calibrated", (), {"stages": stages, "round_trip_s": 0.0})
+    calibration: Any = type("Calibrated", (), {"stages": stages, "round_trip_s": 0.0, "is_guess": False})
     assert measured_engine(vllm_config, calibration, gpu_blocks=1000).max_num_seqs == 8
