@@ -1,8 +1,7 @@
 """Waves that cover what an engine can run, and fits that noise does not fool."""
 
-from random import Random
-
 from dataclasses import replace
+from random import Random
 
 import pytest
 
