@@ -82,6 +82,10 @@ class TimedConnector(VirtualConnector):
         with TIMER.part("connector"):
             super().handle_preemptions(*args)
 
+    def bind_connector_metadata(self, *args: Any) -> None:
+        with TIMER.part("connector"):
+            super().bind_connector_metadata(*args)
+
     def finish_forward(self) -> None:
         with TIMER.part("connector"):
             super().finish_forward()

@@ -142,6 +142,7 @@ class Steps:
 
     def _carry_out(self, copies: StepCopies) -> None:
         self._transfers.begin_step(copies)
+        self._transfers.start_prefetches(copies)
         self._transfers.end_step(copies)
 
     def _token_store(self, stores: Any) -> tuple[KernelCall, int]:

@@ -164,6 +164,7 @@ class StageDriver:
             self._prefetching.append((plan.step_id, len(prefetches)))
         begin = Mark(device)
         self._take(self._transfers.begin_step(copies))
+        self._transfers.start_prefetches(copies)
         ready = Mark(device)
         if plan.run:
             match plan.phase:

@@ -59,6 +59,7 @@ def measure_overlap(
 
         def whole() -> None:
             transfers.begin_step(copies)
+            transfers.start_prefetches(copies)
             work()
             transfers.end_step(copies)
             transfers.begin_step(StepCopies())

@@ -83,10 +83,9 @@ def measure_h2d(
         targets = rng.permutation(plan.gpu_blocks)[:num_blocks]
         pairs = zip(sources.tolist(), targets.tolist(), strict=True)
         prefetches = plan.prefetches(BlockPrefetch(HostBlockId(s), GpuBlockId(t)) for s, t in pairs)
-        seconds += [
-            prefetch.seconds
-            for prefetch in transfers.begin_step(StepCopies(prefetches=prefetches)).prefetches
-        ]
+        copies = StepCopies(prefetches=prefetches)
+        seconds += [prefetch.seconds for prefetch in transfers.begin_step(copies).prefetches]
+        transfers.start_prefetches(copies)
         stage.decode(hidden, kv, batch)
         transfers.end_step(StepCopies())
     while len(seconds) < repeats:  # times come once the device is past them

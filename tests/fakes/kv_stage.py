@@ -87,6 +87,8 @@ class KvStage:
     def run_step(self, step: Step) -> None:
         self.transfers.begin_step(step.copies)
         self._go_on()
+        self.transfers.start_prefetches(step.copies)
+        self._go_on()
         for run in step.runs:
             self.device.launch(Lane.COMPUTE, self.model.step(run))
             self._go_on()

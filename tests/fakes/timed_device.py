@@ -3,9 +3,9 @@
     host      | submit 0 | submit 1 | …        its clock moves by what submitting costs, and by waiting
     a lane    | wait for an event | work | work | …        in the order of submission; lanes run in parallel
 
-A copy takes its bytes over the bandwidth of its direction. Transfers that go the same way at the same time share it
-evenly: on the way out a stage's stores and its sends, on the way in its prefetches only. Nothing here says what may run
-at the same time without harm: that is for ``recording_device``.
+A copy takes its bytes over the bandwidth of its direction. On the way out a stage's stores and its sends share it
+evenly. The way in is one copy engine: of the calls that may run, it takes that which was submitted first, to its end.
+Nothing here says what may run at the same time without harm: that is for ``recording_device``.
 """
 
 from collections import deque
@@ -54,6 +54,8 @@ class Work:
     way: Way
     left: float
     submitted_s: float
+    order: int
+    """Of submission, over all lanes."""
     blocks: tuple[int, ...] = ()
     """First bytes of a copy's sources."""
     begin_s: float | None = None
@@ -101,6 +103,7 @@ class TimedDevice:
         """All work, in the order of submission."""
         self._todo: dict[Lane | Stream, deque[Work | _Mark | _Wait]] = {s: deque() for s in self.ran}
         self._device_s = 0.0
+        self._num_submitted = 0
 
     # -- CopyDevice -----------------------------------------------------------------------------------------------
 
@@ -164,7 +167,8 @@ class TimedDevice:
     # -- the evaluation -------------------------------------------------------------------------------------------
 
     def _submit(self, stream: Lane | Stream, way: Way, amount: float, blocks: tuple[int, ...] = ()) -> None:
-        work = Work(way=way, left=amount, submitted_s=self.now_s, blocks=blocks)
+        self._num_submitted += 1
+        work = Work(way=way, left=amount, submitted_s=self.now_s, order=self._num_submitted, blocks=blocks)
         self.ran[stream].append(work)
         self._enqueue(stream, work)
 
@@ -178,7 +182,7 @@ class TimedDevice:
 
     def _run_to_next_end(self, until_s: float) -> bool:
         """Go on to the next end of a piece of work; False, and on to ``until_s``, if that comes first or never."""
-        running = [todo[0] for todo in self._todo.values() if todo and isinstance(todo[0], Work)]
+        running = self._running()
         rates = [self._rate(work.way, running) for work in running]
         ends = [self._device_s + work.left / rate for work, rate in zip(running, rates, strict=True)]
         next_s = min(ends, default=float("inf"))
@@ -191,6 +195,13 @@ class TimedDevice:
         self._begin_what_may_run()
         return next_s <= until_s
 
+    def _running(self) -> list[Work]:
+        heads = [todo[0] for todo in self._todo.values() if todo and isinstance(todo[0], Work)]
+        running = [work for work in heads if work.way is not Way.IN]
+        if incoming := [work for work in heads if work.way is Way.IN]:
+            running.append(min(incoming, key=lambda work: (work.begin_s is None, work.order)))
+        return running
+
     def _rate(self, way: Way, running: list[Work]) -> float:
         if way is Way.KERNEL:
             return 1.0
@@ -201,12 +212,12 @@ class TimedDevice:
         is_changed = True
         while is_changed:
             is_changed = any(self._pass_head(todo) for todo in self._todo.values())
+        for work in self._running():
+            work.begin_s = self._device_s if work.begin_s is None else work.begin_s
 
     def _pass_head(self, todo: deque[Work | _Mark | _Wait]) -> bool:
         match todo[0] if todo else None:
-            case Work(left=left) as work if left > 0:
-                is_new = work.begin_s is None
-                work.begin_s = self._device_s if is_new else work.begin_s
+            case Work(left=left) if left > 0:
                 return False
             case Work() as work:
                 work.end_s = self._device_s

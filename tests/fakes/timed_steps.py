@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, PrefetchTiming, StepCopies
-from pipemax.transfer.cuda.device import Fence, Lane
+from pipemax.transfer.cuda.device import Copy, Fence, Lane, Pool, Span
 from pipemax.transfer.cuda.transfers import CudaTransfers
 from tests.fakes.timed_device import Costs, Stream, TimedDevice, TimedEvent, TimedKernel, Work
 
@@ -21,12 +21,15 @@ class TimedStep:
     store_fence: int | None = None
     sent_bytes: int = 1
     """Activations."""
+    input_bytes: int = 0
+    """Token ids, block tables and the like, which the runner copies to the GPU before the forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RanStep:
     """The same step's work, with its times."""
 
+    inputs: list[Work]
     compute: Work
     prefetches: list[Work]
     later_prefetches: list[Work]
@@ -46,6 +49,8 @@ class TimedSteps:
         self._block_bytes = block_bytes
         self._steps_ahead = steps_ahead
         self._next_block = 0
+        self._inputs: dict[int, list[Work]] = {}
+        self._kernels: list[Work] = []
         self._computed: list[TimedEvent] = []
         self._sent = TimedEvent()
         self.prefetch_timings: list[PrefetchTiming] = []
@@ -53,12 +58,12 @@ class TimedSteps:
 
     def run(self, steps: list[TimedStep], *, host_s: float = 1e-3) -> list[RanStep]:
         """Run them; enqueuing the kernels of one takes the host ``host_s``. Blocks never repeat."""
-        copies = [self._submit(step, host_s) for step in steps]
+        copies = [self._submit(index, step, host_s) for index, step in enumerate(steps)]
         self.device.host_waits_for(self._sent)
         self._transfers.close()
         return [self._ran(index, copied) for index, copied in enumerate(copies)]
 
-    def _submit(self, step: TimedStep, host_s: float) -> StepCopies:
+    def _submit(self, index: int, step: TimedStep, host_s: float) -> StepCopies:
         if len(self._computed) > self._steps_ahead:
             self.device.host_waits_for(self._computed[-1 - self._steps_ahead])
         copies = StepCopies(
@@ -69,8 +74,14 @@ class TimedSteps:
             store_fence=step.store_fence,
         )
         self.prefetch_timings += self._transfers.begin_step(copies).prefetches
+        if step.input_bytes:
+            inputs = Copy(Span(Pool.HOST, 0, step.input_bytes), Span(Pool.GPU, 0, step.input_bytes))
+            self.device.copy(Lane.COMPUTE, [inputs])
+            self._inputs[index] = [self.device.ran[Lane.COMPUTE][-1]]
+        self._transfers.start_prefetches(copies)
         self.device.host_works(host_s)
         self.device.launch(Lane.COMPUTE, TimedKernel(seconds=step.compute_s))
+        self._kernels.append(self.device.ran[Lane.COMPUTE][-1])
         self._computed.append(self.device.record(Lane.COMPUTE))
         self._transfers.end_step(copies)
         self._sent = self.device.send(step.sent_bytes, after=self._computed[-1])
@@ -91,7 +102,8 @@ class TimedSteps:
     def _ran(self, index: int, copies: StepCopies) -> RanStep:
         prefetched, stored = self.device.ran[Lane.PREFETCH], self.device.ran[Lane.STORE]
         return RanStep(
-            compute=self.device.ran[Lane.COMPUTE][index],
+            inputs=self._inputs.get(index, []),
+            compute=self._kernels[index],
             prefetches=self._of(prefetched, copies.prefetches),
             later_prefetches=self._of(prefetched, copies.later_prefetches),
             saves=self._of(stored, copies.saves),

@@ -202,9 +202,9 @@ def test_what_start_puts_together_moves_blocks() -> None:
         save = BlockStore(source=GpuBlockId(3), target=HostBlockId(30))
         transfers.begin_step(StepCopies(saves=(save,)))
         transfers.end_step(StepCopies())
-        transfers.begin_step(
-            StepCopies(prefetches=(BlockPrefetch(source=HostBlockId(30), target=GpuBlockId(4)),))
-        )
+        copies = StepCopies(prefetches=(BlockPrefetch(source=HostBlockId(30), target=GpuBlockId(4)),))
+        transfers.begin_step(copies)
+        transfers.start_prefetches(copies)
         transfers.end_step(StepCopies())
         transfers.begin_step(StepCopies())
         assert bool((gpu_rows[4] == 9).all())

@@ -33,6 +33,7 @@ class Steps:
             abandons_prefetches=abandons_prefetches,
         )
         self._transfers.begin_step(copies)
+        self._transfers.start_prefetches(copies)
         self.device.launch(Lane.COMPUTE, FakeKernel([], [], lambda: None))
         computed = self.device.record(Lane.COMPUTE)
         self._transfers.end_step(StepCopies())

@@ -15,7 +15,8 @@ from pipemax.transfer.commands import (
 class StepTransfers(Protocol):
     """The copies of a stage's steps: ``Orchestrator`` over a CPU, ``CudaTransfers`` on a GPU.
 
-    There is one caller, strictly begin, end, begin, end. ``TransferError`` if a copy has failed.
+    There is one caller, strictly begin, start, end, begin, start, end; a step without prefetches may leave the start
+    out. ``TransferError`` if a copy has failed.
     """
 
     @property
@@ -23,7 +24,10 @@ class StepTransfers(Protocol):
         """The counts of what has been submitted so far."""
 
     def begin_step(self, copies: StepCopies) -> StepWait:
-        """Begin a step, before it touches KV: it then sees all copies of earlier steps. Start its prefetches."""
+        """Begin a step, before it touches KV: it then sees all copies of earlier steps."""
+
+    def start_prefetches(self, copies: StepCopies) -> None:
+        """Start the step's prefetches, once its inputs are on their way: a copy engine takes what comes first."""
 
     def end_step(self, copies: StepCopies) -> None:
         """Start the step's stores: its KV is computed, or what computes it is enqueued."""

@@ -2,9 +2,9 @@
 
     Before a step touches KV, all copies of earlier steps are done.
 
-``begin_step`` waits for what earlier steps submitted, makes this step's saves, then submits its prefetches, which run
-while it computes. ``end_step`` submits its stores. Steps run first in, first out on every stage, so the rule suffices
-for:
+``begin_step`` waits for what earlier steps submitted and makes this step's saves. ``start_prefetches`` submits its
+prefetches, which run while it computes, ``end_step`` its stores. Steps run first in, first out on every stage, so the
+rule suffices for:
 
 - *evicting what is in flight*: the victim's step computes, then stores, before a step that was planned later begins,
   saves the victim's last block and overwrites it;
@@ -24,35 +24,43 @@ from pipemax.transfer.commands import CopyCounts, PrefetchTiming, StepCopies, St
 
 
 class Orchestrator:
-    """Drives a backend through a stage's steps. There is one caller, strictly begin, end, begin, end."""
+    """Implements ``StepTransfers``: drives a backend through a stage's steps."""
 
     def __init__(self, backend: CopyBackend) -> None:
         self._backend = backend
         self._is_in_step = False
         self._prefetching: StepCopies | None = None  # the step before, if it prefetches
+        self._has_unstarted = False
 
     @property
     def counts(self) -> CopyCounts:
         return self._backend.counts
 
     def begin_step(self, copies: StepCopies) -> StepWait:
-        """Wait, save, then start this step's prefetches. Their targets must not be read or written by this step."""
+        """Wait, then save."""
         assert not self._is_in_step, "the step before has not ended"
         self._is_in_step = True
+        self._has_unstarted = copies.num_prefetches > 0
         begin_s = time.perf_counter()
         timings = self._finish_prefetches()
         if copies.saves:
             self._backend.submit_stores(copies.saves)
             self._backend.wait()
         stall_s = time.perf_counter() - begin_s
+        return StepWait(stall_s=stall_s, prefetches=timings)
+
+    def start_prefetches(self, copies: StepCopies) -> None:
+        """Start this step's prefetches. Their targets must not be read or written by this step."""
+        assert self._is_in_step, "no step has begun"
+        self._has_unstarted = False
         if copies.num_prefetches:
             self._backend.submit_prefetches([*copies.prefetches, *copies.later_prefetches])
             self._prefetching = copies
-        return StepWait(stall_s=stall_s, prefetches=timings)
 
     def end_step(self, copies: StepCopies) -> None:
         """Start the stores of this step, whose KV is computed."""
         assert self._is_in_step, "no step has begun"
+        assert not self._has_unstarted, "the step's prefetches were not started"
         assert not copies.token_stores, "kernels on a CPU order a block's tokens: it moves whole"
         self._is_in_step = False
         if copies.stores:

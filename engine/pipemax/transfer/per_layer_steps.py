@@ -1,6 +1,6 @@
 """A stage's steps with the paper's offload (Section 3.4.2): new KV leaves layer by layer, the CPU packs it.
 
-    model's thread   begin_step … save_layer(0) … save_layer(1) … … end_step
+    model's thread   begin_step … start_prefetches … save_layer(0) … save_layer(1) … … end_step
     each layer       gather its new tokens from their blocks, behind its kernels → staging, pinned
     packing thread   once all layers of a step are staged: staging → rows of the host pool
 
@@ -89,6 +89,9 @@ class PerLayerSteps:
         waited_s = time.perf_counter() - begin_s
         wait = self.inner.begin_step(self._rest)
         return replace(wait, stall_s=wait.stall_s + waited_s)
+
+    def start_prefetches(self, copies: StepCopies) -> None:
+        self.inner.start_prefetches(self._rest)
 
     def save_layer(self, layer: int) -> None:
         """Copy a layer's new KV, whose kernels are enqueued or have run. Layers come in any order, each once."""

@@ -83,7 +83,10 @@ class Lossy:
         self._inner = inner
 
     def begin_step(self, copies: StepCopies) -> StepWait:
-        return self._inner.begin_step(replace(copies, prefetches=copies.prefetches[1:] or copies.prefetches))
+        return self._inner.begin_step(copies)
+
+    def start_prefetches(self, copies: StepCopies) -> None:
+        self._inner.start_prefetches(replace(copies, prefetches=copies.prefetches[1:] or copies.prefetches))
 
     def end_step(self, copies: StepCopies) -> None:
         self._inner.end_step(copies)

@@ -134,9 +134,11 @@ class TestOrchestrator:
         backend._jobs.put(lambda: held.wait() and None)  # a copy that takes long
         orchestrator.end_step(StepCopies())
         threading.Timer(0.05, held.set).start()
-        wait = orchestrator.begin_step(StepCopies(step_id=StepId(6), prefetches=(prefetch(1, 2),)))
+        copies = StepCopies(step_id=StepId(6), prefetches=(prefetch(1, 2),))
+        wait = orchestrator.begin_step(copies)
         assert wait.stall_s > 0.03
         assert wait.prefetches == ()
+        orchestrator.start_prefetches(copies)
         orchestrator.end_step(StepCopies())
         (timing,) = orchestrator.begin_step(StepCopies()).prefetches
         assert (timing.step_id, timing.num_blocks) == (6, 1)
@@ -151,8 +153,10 @@ class TestOrchestrator:
         orchestrator = Orchestrator(CpuCopyBackend(gpu, host.rows))
         orchestrator.begin_step(StepCopies())
         orchestrator.end_step(StepCopies(stores=(store(3, 5),)))  # computed while it was being evicted
-        orchestrator.begin_step(StepCopies(prefetches=(prefetch(0, 3),)))
-        orchestrator.end_step(StepCopies())
+        copies = StepCopies(prefetches=(prefetch(0, 3),))
+        orchestrator.begin_step(copies)
+        orchestrator.start_prefetches(copies)
+        orchestrator.end_step(copies)
         orchestrator.begin_step(StepCopies())
         assert np.array_equal(host.rows[5], victim)
         assert (gpu[3] == 9).all()
@@ -171,7 +175,14 @@ class TestOrchestrator:
         orchestrator = Orchestrator(CpuCopyBackend(gpu, host.rows))
         with pytest.raises(AssertionError, match="no step"):
             orchestrator.end_step(StepCopies())
+        with pytest.raises(AssertionError, match="no step"):
+            orchestrator.start_prefetches(StepCopies())
         orchestrator.begin_step(StepCopies())
         with pytest.raises(AssertionError, match="not ended"):
             orchestrator.begin_step(StepCopies())
+        orchestrator.end_step(StepCopies())
+        copies = StepCopies(prefetches=(prefetch(0, 3),))
+        orchestrator.begin_step(copies)
+        with pytest.raises(AssertionError, match="were not started"):
+            orchestrator.end_step(copies)
         orchestrator.close()

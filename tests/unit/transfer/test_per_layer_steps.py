@@ -107,6 +107,7 @@ def _run(
         for _ in range(150):
             step = schedule.next_step()
             steps.begin_step(step.copies)
+            steps.start_prefetches(step.copies)
             for run in step.runs:
                 model.step(run).launch(0)
             for layer in LAYERS:
@@ -134,6 +135,7 @@ def store(gpu: int, host: int) -> StepCopies:
 
 def run_step(steps: PerLayerSteps, copies: StepCopies, layers: range = LAYERS) -> None:
     steps.begin_step(copies)
+    steps.start_prefetches(copies)
     for layer in layers:
         steps.save_layer(layer)
     steps.end_step(copies)
@@ -176,6 +178,7 @@ def test_a_copy_of_a_block_waits_until_that_is_packed(pools: Pools, needing: Ste
     with steps_over(pools, max_tokens=8, steps_in_flight=2, steps_type=_SlowSteps) as steps:
         run_step(steps, store(1, 3))
         steps.begin_step(needing)
+        steps.start_prefetches(needing)
         assert torch.equal(pools.host[3], expected)
         steps.end_step(needing)
     assert torch.equal(pools.host[3], expected)

@@ -271,6 +271,7 @@ class _Checker:
 
     def _begin_and_end(self, copies: StepCopies, compute: Callable[[], None] | None = None) -> None:
         self._transfers.begin_step(copies)
+        self._transfers.start_prefetches(copies)
         if compute is not None:
             compute()
         self._transfers.end_step(copies)

@@ -4,7 +4,7 @@ A block that a request comes back to may still hold its KV by chance: then a cop
 would go unnoticed. Here each step that prefetches is preceded by one that computes nothing but the poison:
 
     step t, poisoned    begin (saves of t) | NaN into the targets of t's prefetches | end
-    step t              begin (prefetches of t) | the model's kernels | end (stores of t)
+    step t              begin | start (prefetches of t) | the model's kernels | end (stores of t)
 
 By the transfers' own rules the poison is written after everything that the targets are still read for, and t's
 prefetches come after it. Each step waits for all stores and prefetches, so this is no measure of speed.
@@ -35,14 +35,17 @@ class PoisonedPrefetches:
     def begin_step(self, copies: StepCopies) -> StepWait:
         targets = [prefetch.target for prefetch in (*copies.prefetches, *copies.later_prefetches)]
         if not targets:
-            return self._inner.begin_step(replace(copies, store_fence=0, prefetch_fence=0))
+            return self._inner.begin_step(replace(copies, store_fence=0))
         waited = self._inner.begin_step(StepCopies(saves=copies.saves, abandons_prefetches=True))
         self._gpu_rows[torch.tensor(targets, device=self._gpu_rows.device)] = NAN_BYTE
         self._inner.end_step(StepCopies())
-        wait = self._inner.begin_step(replace(copies, saves=(), store_fence=0, prefetch_fence=0))
+        wait = self._inner.begin_step(replace(copies, saves=(), store_fence=0))
         return StepWait(
             stall_s=waited.stall_s + wait.stall_s, prefetches=(*waited.prefetches, *wait.prefetches)
         )
+
+    def start_prefetches(self, copies: StepCopies) -> None:
+        self._inner.start_prefetches(replace(copies, prefetch_fence=0))
 
     def end_step(self, copies: StepCopies) -> None:
         self._inner.end_step(copies)

@@ -1,9 +1,12 @@
 """The copies of a stage's steps on a GPU: the ordering rule of ``orchestrator``, with events instead of waiting.
 
-    step t    begin                                              end
-    compute   | wait for the prefetches that t needs | the model's kernels ────────── |
-    prefetch  | wait for the compute before, for stores | prefetches of t, needed at t + 1, then those at t + 2
-    store     | saves of t |                                        | wait for the compute | stores of t
+    step t    begin                                           start_prefetches              end
+    compute   | wait for the prefetches that t needs | inputs | the model's kernels ─────── |
+    prefetch                                    | wait for those, and stores | prefetches of t, for t + 1, then t + 2
+    store     | saves of t |                                                  | wait for the compute | stores of t
+
+A GPU has one copy engine for each direction. Inputs of t that came to it behind t's prefetches would wait for all of
+them, and t with them. So prefetches wait for what is on the compute lane when they start: earlier steps and inputs.
 
 Everything is submitted at once, behind its fences, however many steps the host is ahead of the device: the device's
 own progress paces the copies, and the order of submission on the prefetch lane is that of the deadlines. The paper's
@@ -82,6 +85,7 @@ class CudaTransfers:
         self._make_token_store = make_token_store
         self._step = -1
         self._is_in_step = False
+        self._has_unstarted = False
         self._prefetches: deque[_Prefetch] = deque()  # that no computation has waited for
         self._store_marks: deque[_StoreMark] = deque()  # that no computation has waited for
         self._prefetch_marks: deque[_StoreMark] = deque()  # the same, that no prefetch has waited for
@@ -96,6 +100,7 @@ class CudaTransfers:
     def begin_step(self, copies: StepCopies) -> StepWait:
         assert not self._is_in_step, "the step before has not ended"
         self._is_in_step = True
+        self._has_unstarted = copies.num_prefetches > 0
         self._step += 1
         before = self.device.record(Lane.COMPUTE)
         self._wait_for_prefetches(are_all_needed=copies.abandons_prefetches)
@@ -109,12 +114,17 @@ class CudaTransfers:
             through_step = self._step - copies.store_fence
             self._wait_for_stores(self._store_marks, Lane.COMPUTE, Fence.COMPUTE_AFTER_STORE, through_step)
         self._stalls.append((before, self.device.record(Lane.COMPUTE)))
-        if copies.num_prefetches:
-            self._prefetch(copies, begun)
         return StepWait(stall_s=self._take_stall_s(), prefetches=tuple(self._take_prefetch_timings()))
+
+    def start_prefetches(self, copies: StepCopies) -> None:
+        assert self._is_in_step, "no step has begun"
+        self._has_unstarted = False
+        if copies.num_prefetches:
+            self._prefetch(copies)
 
     def end_step(self, copies: StepCopies) -> None:
         assert self._is_in_step, "no step has begun"
+        assert not self._has_unstarted, "the step's prefetches were not started"
         self._is_in_step = False
         if not copies.stores and not copies.token_stores:
             return
@@ -172,8 +182,9 @@ class CudaTransfers:
         if last is not None:
             self.device.wait(lane, last, fence)
 
-    def _prefetch(self, copies: StepCopies, begun: DeviceEvent) -> None:
-        self.device.wait(Lane.PREFETCH, begun, Fence.PREFETCH_AFTER_COMPUTE)
+    def _prefetch(self, copies: StepCopies) -> None:
+        ready = self.device.record(Lane.COMPUTE)
+        self.device.wait(Lane.PREFETCH, ready, Fence.PREFETCH_AFTER_COMPUTE)
         if copies.prefetch_fence is not None:
             through_step = self._step - copies.prefetch_fence
             self._wait_for_stores(

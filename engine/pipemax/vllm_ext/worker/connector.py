@@ -3,9 +3,11 @@
 The scheduler's side carries nothing: ``pipemax.vllm_ext.scheduler`` makes the metadata itself. The worker's side
 owns a host pool for its part of the KV: the layers of its stage, and under tensor parallelism its share of their
 heads. ``handle_preemptions`` is the first hook of every step, empty ones included, and begins the step of the
-transfers. The first hook after the forward pass ends it: ``finish_forward`` with vLLM's V2 runner, which calls it
-before the activations are sent, otherwise ``wait_for_save``. Nothing is done between layers, so full CUDA graphs
-remain possible; but with ``kv_offload: per_layer`` vLLM makes them piecewise.
+transfers. ``bind_connector_metadata`` starts its prefetches: in both of vLLM's runners it is the last hook before the
+forward pass, behind the step's inputs and the activations of the stage before. The first hook after the forward pass
+ends the step: ``finish_forward`` with vLLM's V2 runner, which calls it before the activations are sent, otherwise
+``wait_for_save``. Nothing is done between layers, so full CUDA graphs remain possible; but with ``kv_offload:
+per_layer`` vLLM makes them piecewise.
 """
 
 from collections.abc import Sequence
@@ -51,6 +53,9 @@ class StepMetadata(KVConnectorMetadata):
 
     step_id: StepId
     copies: StepCopies
+
+    def __post_init__(self) -> None:
+        self.copies = replace(self.copies, step_id=self.step_id)  # so that their times name the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +144,16 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         """Begin a step."""
         assert isinstance(kv_connector_metadata, StepMetadata), kv_connector_metadata
         assert self._transfers is not None, "a step before the KV caches exist"
-        step_id = kv_connector_metadata.step_id
-        wait = self._transfers.begin_step(replace(kv_connector_metadata.copies, step_id=step_id))
+        wait = self._transfers.begin_step(kv_connector_metadata.copies)
         self._is_in_step = True
-        self._clock.begin(step_id, wait)
+        self._clock.begin(kv_connector_metadata.step_id, wait)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Keep the step's message and start its prefetches, behind what its forward pass reads."""
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, StepMetadata), connector_metadata
+        assert self._transfers is not None
+        self._transfers.start_prefetches(connector_metadata.copies)
 
     def finish_forward(self) -> None:
         """End a step, whose KV is computed or whose kernels are enqueued."""

@@ -153,6 +153,7 @@ def test_a_prefetch_that_is_left_out_leaves_poison(backend_type: type[CpuCopyBac
         transfers = PoisonedPrefetches(inner, gpu_rows)
         for copies in (saved, back, StepCopies()):
             transfers.begin_step(copies)
+            transfers.start_prefetches(copies)
             transfers.end_step(copies)
     assert gpu_rows[2].unique().tolist() == [expected]
     assert gpu_rows[1].unique().tolist() == [7]

@@ -14,20 +14,28 @@ from tests.fakes.timed_steps import RanStep, TimedStep, TimedSteps
 STEPS_AHEAD = range(10)
 BLOCK_BYTES = 640 * 1024
 """Of one of eight stages of a 70B model."""
+INPUT_BYTES = 256 * 1024
+"""The block tables of 256 requests of 4,000 tokens."""
 
 
 def hidden_share(*, steps_ahead: int, load_share: float) -> float:
     """The share of the prefetches' time that does not lengthen 30 decode steps of such a stage.
 
-    A step computes for 40 ms and sends the activations of 256 requests (8 MiB). Its prefetches take ``load_share`` of
-    its time.
+    A step takes its inputs in, computes for 40 ms and sends the activations of 256 requests (8 MiB). Its prefetches
+    take ``load_share`` of its time.
     """
     compute_s, num_steps, costs = 0.040, 30, Costs()
     num_blocks = int(load_share * compute_s * costs.bytes_per_s / BLOCK_BYTES)
 
     def total_s(prefetches: int) -> float:
         run = TimedSteps(block_bytes=BLOCK_BYTES, steps_ahead=steps_ahead, costs=costs)
-        step = TimedStep(compute_s=compute_s, prefetches=prefetches, stores=16, sent_bytes=8 << 20)
+        step = TimedStep(
+            compute_s=compute_s,
+            prefetches=prefetches,
+            stores=16,
+            sent_bytes=8 << 20,
+            input_bytes=INPUT_BYTES,
+        )
         ran = run.run([step] * num_steps)
         return ran[-1].compute.end_s
 
@@ -38,6 +46,18 @@ def hidden_share(*, steps_ahead: int, load_share: float) -> float:
 @pytest.mark.parametrize("steps_ahead", STEPS_AHEAD)
 def test_prefetches_hide_behind_computation(steps_ahead: int) -> None:
     assert hidden_share(steps_ahead=steps_ahead, load_share=0.9) >= 0.95
+
+
+@pytest.mark.parametrize("steps_ahead", STEPS_AHEAD)
+def test_a_step_s_inputs_do_not_wait_for_its_prefetches(steps_ahead: int) -> None:
+    """Both take the one copy engine to the GPU."""
+    run = TimedSteps(block_bytes=BLOCK_BYTES, steps_ahead=steps_ahead)
+    step = TimedStep(compute_s=0.040, prefetches=2000, later_prefetches=500, input_bytes=INPUT_BYTES)
+    for before, now in itertools.pairwise(run.run([step] * 20)):
+        (inputs,) = now.inputs
+        assert inputs.begin_s == pytest.approx(max(before.compute.end_s, inputs.submitted_s))
+        assert inputs.end_s == pytest.approx(inputs.begin_s + INPUT_BYTES / Costs().bytes_per_s)
+        assert now.compute.begin_s == pytest.approx(max(inputs.end_s, now.compute.submitted_s))
 
 
 @pytest.mark.parametrize("steps_ahead", [1, 9])
@@ -152,6 +172,7 @@ def test_without_a_fence_work_runs_too_early(fence: Fence, steps_ahead: int) -> 
     missed = set()
     for step in (
         TimedStep(compute_s=1e-3, prefetches=2, saves=9, stores=9, store_fence=0),
+        TimedStep(compute_s=1e-3, prefetches=2, saves=9, stores=9),
         TimedStep(compute_s=1e-3, prefetches=9),
         TimedStep(compute_s=20e-3, prefetches=2),
         TimedStep(compute_s=20e-3, saves=1),
@@ -193,7 +214,7 @@ class TestTheDeviceItself:
         assert times(device.ran[Lane.COMPUTE]) == [(0.0, 3.0), (3.0, 4.0)]
         assert times(device.ran[Lane.STORE]) == [(0.0, 2.0)]
 
-    def test_two_transfers_of_one_way_share_it(self, device: TimedDevice) -> None:
+    def test_two_transfers_of_the_way_out_share_it(self, device: TimedDevice) -> None:
         device.launch(Lane.STORE, TimedKernel(out_bytes=4_000_000))
         device.send(1_000_000, after=device.record(Lane.COMPUTE))
         copy = Copy(Span(Pool.HOST, 0, 5_000_000), Span(Pool.GPU, 0, 5_000_000))
@@ -202,6 +223,15 @@ class TestTheDeviceItself:
         assert times(device.ran[Stream.SEND]) == [(0.0, 2.0)]
         assert times(device.ran[Lane.STORE]) == [(0.0, 5.0)]
         assert times(device.ran[Lane.PREFETCH]) == [(0.0, 5.0)]
+
+    def test_the_way_in_takes_one_call_after_the_other(self, device: TimedDevice) -> None:
+        copy = Copy(Span(Pool.HOST, 0, 5_000_000), Span(Pool.GPU, 0, 5_000_000))
+        device.launch(Lane.COMPUTE, TimedKernel(seconds=1e-3))
+        device.copy(Lane.COMPUTE, [copy])  # submitted first, and may run later
+        device.copy(Lane.PREFETCH, [copy])
+        device.host_works(1.0)
+        assert times(device.ran[Lane.PREFETCH]) == [(0.0, 5.0)]
+        assert times(device.ran[Lane.COMPUTE]) == [(0.0, 1.0), (5.0, 10.0)]
 
     def test_a_wait_holds_its_lane_and_the_host_sees_only_what_is_past(self, device: TimedDevice) -> None:
         device.launch(Lane.COMPUTE, TimedKernel(seconds=3e-3))

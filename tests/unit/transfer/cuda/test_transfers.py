@@ -20,6 +20,12 @@ def store(gpu: int, host: int) -> BlockStore:
     return BlockStore(source=GpuBlockId(gpu), target=HostBlockId(host))
 
 
+def run_step(transfers: CudaTransfers, copies: StepCopies) -> None:
+    transfers.begin_step(copies)
+    transfers.start_prefetches(copies)
+    transfers.end_step(copies)
+
+
 @pytest.fixture
 def device() -> RecordingDevice:
     return RecordingDevice(gpu_blocks=8, host_blocks=8, block_bytes=BLOCK_BYTES)
@@ -31,11 +37,14 @@ def transfers(device: RecordingDevice) -> CudaTransfers:
 
 
 class TestSteps:
-    def test_prefetches_are_submitted_when_their_step_begins_and_the_next_one_waits_for_them(
+    def test_prefetches_are_submitted_when_they_are_started_and_the_next_step_waits_for_them(
         self, transfers: CudaTransfers, device: RecordingDevice
     ) -> None:
         prefetches = tuple(prefetch(block, block) for block in range(8))
-        transfers.begin_step(StepCopies(prefetches=prefetches, later_prefetches=(prefetch(1, 3),)))
+        copies = StepCopies(prefetches=prefetches, later_prefetches=(prefetch(1, 3),))
+        transfers.begin_step(copies)
+        assert device.copies == []
+        transfers.start_prefetches(copies)
         assert [batch.lane for batch in device.copies] == [Lane.PREFETCH] * 2
         assert (Lane.COMPUTE, Fence.COMPUTE_AFTER_PREFETCH) not in device.waits
         transfers.end_step(StepCopies())
@@ -67,8 +76,7 @@ class TestSteps:
     def test_prefetch_times_come_once_they_are_known(
         self, transfers: CudaTransfers, device: RecordingDevice
     ) -> None:
-        transfers.begin_step(StepCopies(prefetches=(prefetch(0, 0), prefetch(1, 1), prefetch(5, 4))))
-        transfers.end_step(StepCopies())
+        run_step(transfers, StepCopies(prefetches=(prefetch(0, 0), prefetch(1, 1), prefetch(5, 4))))
         assert transfers.begin_step(StepCopies()).prefetches == ()
         transfers.end_step(StepCopies())
         device.synchronize()
@@ -81,9 +89,16 @@ class TestSteps:
     def test_steps_alternate(self, transfers: CudaTransfers) -> None:
         with pytest.raises(AssertionError, match="no step"):
             transfers.end_step(StepCopies())
+        with pytest.raises(AssertionError, match="no step"):
+            transfers.start_prefetches(StepCopies())
         transfers.begin_step(StepCopies())
         with pytest.raises(AssertionError, match="not ended"):
             transfers.begin_step(StepCopies())
+
+    def test_a_step_whose_prefetches_were_forgotten_does_not_end(self, transfers: CudaTransfers) -> None:
+        transfers.begin_step(StepCopies(prefetches=(prefetch(0, 0),)))
+        with pytest.raises(AssertionError, match="were not started"):
+            transfers.end_step(StepCopies())
 
     def test_old_store_events_do_not_pile_up(self, transfers: CudaTransfers, device: RecordingDevice) -> None:
         for _ in range(600):
@@ -108,7 +123,7 @@ class TestSteps:
 class TestErrors:
     def test_a_copy_that_cannot_be_submitted_is_raised_at_once(self, transfers: CudaTransfers) -> None:
         with pytest.raises(ValueError, match="leaves its pool"):
-            transfers.begin_step(StepCopies(prefetches=(prefetch(99, 0),)))
+            run_step(transfers, StepCopies(prefetches=(prefetch(99, 0),)))
         with pytest.raises(ValueError, match="leaves its pool"):
             transfers.end_step(StepCopies(stores=(store(0, 99),)))
 
@@ -146,8 +161,7 @@ class TestPrefetchFences:
         transfers.begin_step(StepCopies())
         transfers.end_step(StepCopies(stores=(store(0, 0),)))
         for fence, waits in ((None, False), (2, True)):
-            transfers.begin_step(StepCopies(prefetches=(prefetch(5, 5),), prefetch_fence=fence))
-            transfers.end_step(StepCopies())
+            run_step(transfers, StepCopies(prefetches=(prefetch(5, 5),), prefetch_fence=fence))
             assert ((Lane.PREFETCH, Fence.PREFETCH_AFTER_STORE) in device.waits) is waits
 
 

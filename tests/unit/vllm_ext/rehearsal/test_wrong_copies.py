@@ -98,10 +98,10 @@ def test_a_prefetch_that_is_marked_done_too_early_is_named() -> None:
 class _ForgetfulConnector(VirtualConnector):
     """Leaves out one of a step's prefetches."""
 
-    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        copies = kv_connector_metadata.copies
-        kept = StepMetadata(kv_connector_metadata.step_id, replace(copies, prefetches=copies.prefetches[1:]))
-        super().handle_preemptions(kept)
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        copies = connector_metadata.copies
+        kept = StepMetadata(connector_metadata.step_id, replace(copies, prefetches=copies.prefetches[1:]))
+        super().bind_connector_metadata(kept)
 
 
 def test_a_prefetch_that_is_left_out_is_named() -> None:

@@ -45,6 +45,7 @@ class RecordedWorker(FakeWorker):
         assert isinstance(output.kv_connector_metadata, StepMetadata)
         copies = output.kv_connector_metadata.copies
         self._transfers.begin_step(copies)
+        self._transfers.start_prefetches(copies)
         result = super().execute(output)
         for name, count in output.num_scheduled_tokens.items():
             computed, (table,) = self._computed[name], self._tables[name]

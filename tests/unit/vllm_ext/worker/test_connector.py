@@ -1,18 +1,24 @@
 """The connector's hooks in the order in which vLLM's two model runners call them, over a CPU's KV caches."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
 import pytest
 import torch
 from vllm.config import CUDAGraphMode
+from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
+from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
 from pipemax.config import EngineConfig
 from pipemax.domain.plan import StepId
 from pipemax.domain.units import GpuBlockId, HostBlockId
+from pipemax.transfer.backend import CopyBackend
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies
-from pipemax.transfer.layout import compact_layout
+from pipemax.transfer.cpu import CpuCopyBackend, HostPool
+from pipemax.transfer.layout import ByteRows, compact_layout
 from pipemax.vllm_ext.compat import check_hooks_run
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
 from pipemax.vllm_ext.worker.connector import PipeMaxConnector, StepMetadata, _check_block_tokens
@@ -35,11 +41,39 @@ def per_layer_connector(kv: torch.Tensor) -> Iterator[PipeMaxConnector]:
     yield from make_connector(kv, "per_layer")
 
 
-def make_connector(kv: torch.Tensor, kv_offload: str) -> Iterator[PipeMaxConnector]:
+class RecordedBackend(CpuCopyBackend):
+    def __init__(self, gpu_rows: ByteRows, host_rows: ByteRows) -> None:
+        super().__init__(gpu_rows, host_rows)
+        self.submitted: list[tuple[BlockPrefetch, ...]] = []
+
+    def submit_prefetches(self, prefetches: Sequence[BlockPrefetch]) -> None:
+        self.submitted.append(tuple(prefetches))
+        super().submit_prefetches(prefetches)
+
+
+class RecordedConnector(PipeMaxConnector):
+    """The only worker of its engine."""
+
+    def _make_backend(self, gpu_rows: torch.Tensor, pool: HostPool) -> CopyBackend:
+        self.backend = RecordedBackend(gpu_rows.numpy(), pool.rows)
+        return self.backend
+
+    def _place(self) -> tuple[int, Sequence[int]]:
+        return 0, (0,)
+
+
+@pytest.fixture
+def recorded(kv: torch.Tensor) -> Iterator[PipeMaxConnector]:
+    yield from make_connector(kv, "after_step", RecordedConnector)
+
+
+def make_connector(
+    kv: torch.Tensor, kv_offload: str, connector_type: type[PipeMaxConnector] = PipeMaxConnector
+) -> Iterator[PipeMaxConnector]:
     config = EngineConfig(model=str(MODEL), policy="pipemax", max_model_len=64, kv_offload=kv_offload)
     with launch_environment(config):
         vllm_config = make_vllm_config(config)
-    connector = PipeMaxConnector(vllm_config, KVConnectorRole.WORKER, None)
+    connector = connector_type(vllm_config, KVConnectorRole.WORKER, None)
     connector.register_kv_caches({f"layer.{layer}": kv[:, layer] for layer in range(2)})
     yield connector
     connector.shutdown()
@@ -69,6 +103,35 @@ def test_blocks_are_stored_and_prefetched(
     assert (kv[4] == 7).all()
     assert not kv[3].any()
     assert connector.gpu_clock is None
+
+
+PREFETCH = StepMetadata(
+    StepId(1), StepCopies(prefetches=(BlockPrefetch(source=HostBlockId(5), target=GpuBlockId(4)),))
+)
+
+
+def test_prefetches_start_when_the_forward_pass_is_about_to(recorded: RecordedConnector) -> None:
+    """Between the two hooks vLLM's V1 runner submits the step's inputs, which go first."""
+    recorded.handle_preemptions(PREFETCH)
+    assert recorded.backend.submitted == []
+    recorded.bind_connector_metadata(PREFETCH)
+    assert recorded.backend.submitted == [PREFETCH.copies.prefetches]
+
+
+@pytest.mark.parametrize("runner", ["V1", "V2"])
+def test_vllm_s_runners_start_the_prefetches_of_a_step_without_a_forward_pass(
+    recorded: RecordedConnector, kv: torch.Tensor, runner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_transfer_state, "_KV_CONNECTOR_AGENT", recorded)
+    output = SchedulerOutput.make_empty()
+    output.kv_connector_metadata = PREFETCH
+    if runner == "V1":
+        recorded.handle_preemptions(PREFETCH)  # by its `execute_model`, always
+        KVConnectorModelRunnerMixin.kv_connector_no_forward(output, recorded._vllm_config)
+    else:
+        caches = {f"layer.{layer}": kv[:, layer] for layer in range(2)}
+        ActiveKVConnector(recorded._vllm_config, caches).no_forward(output)
+    assert recorded.backend.submitted == [PREFETCH.copies.prefetches]
 
 
 @pytest.mark.parametrize("hooks", [("wait_for_save",), ("finish_forward", "wait_for_save")], ids=["V1", "V2"])
