@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pipemax.generation import GenerationRequest, Sampling
 from pipemax.replicas.routing import UNEVENNESS, Router, prefix_keys
 from pipemax.replicas.row_book import RowBook
-from pipemax.replicas.row_estimates import RowEstimates, RowTokens
+from pipemax.replicas.row_estimates import RowEstimates
 
 PREFIXES = ("", "a" * 300, "b" * 1_100, "a" * 300 + "c" * 2_000)
 CHARS_PER_TOKEN = 4.0
@@ -41,10 +41,7 @@ def test_every_row_is_in_one_place_until_it_ends_whatever_dies(
     for action in data.draw(st.lists(st.sampled_from(["add", "send", "end", "remove", "lose"]), max_size=60)):
         if action == "add":
             added += 1
-            book.add(
-                GenerationRequest(request_id=str(added), prompt="x"),
-                RowTokens(expected=added, most=2.0 * added),
-            )
+            book.add(GenerationRequest(request_id=str(added), prompt="x"), float(added))
         elif action == "send":
             for row in book.take_waiting():
                 if not data.draw(st.booleans()):
@@ -78,14 +75,15 @@ def test_every_row_is_in_one_place_until_it_ends_whatever_dies(
 
 
 @given(st.text(max_size=50), st.integers(1, 100))
-def test_a_row_is_expected_to_have_tokens_and_at_most_its_longest_answer(
+def test_a_row_is_expected_to_have_tokens_and_no_more_than_its_longest_answer(
     prompt: str, max_tokens: int
 ) -> None:
-    tokens = RowEstimates().estimate(GenerationRequest(request_id="1", prompt=prompt))
-    assert 1.0 <= tokens.expected <= tokens.most
+    sampling = Sampling(max_tokens=max_tokens)
+    request = GenerationRequest(request_id="1", prompt=prompt, sampling=sampling)
+    assert 1.0 <= RowEstimates().estimate(request) <= max(1, len(prompt)) + max_tokens
 
 
 def test_a_row_of_a_pooling_task_is_expected_to_have_its_prompt_only() -> None:
     sampling = Sampling(task="embed")
-    tokens = RowEstimates().estimate(GenerationRequest(request_id="1", prompt="a" * 400, sampling=sampling))
-    assert tokens.expected == tokens.most < 400
+    request = GenerationRequest(request_id="1", prompt="a" * 400, sampling=sampling)
+    assert RowEstimates().estimate(request) == 100

@@ -87,10 +87,10 @@ class Replica:
         assert self.process is not None, self
         self.process.send(message)
 
-    def submit(self, requests: Sequence[GenerationRequest], *, most_tokens: float) -> None:
-        """Send rows, which may come to hold so many tokens."""
+    def submit(self, requests: Sequence[GenerationRequest], *, expected_tokens: float) -> None:
+        """Send rows, which are expected to come to so many tokens."""
         self._submits += 1
-        self._unheard.append((self._submits, most_tokens))
+        self._unheard.append((self._submits, expected_tokens))
         self.send(Submit(number=self._submits, requests=tuple(requests)))
 
     def note_report(self, report: Report) -> None:

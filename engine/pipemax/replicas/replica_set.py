@@ -307,11 +307,11 @@ class ReplicaSet:
                 rows.setdefault(number, []).append(row)
         for number, own in rows.items():
             requests = [replace(row.request, request_id=row.sent_as) for row in own]
-            self._replicas[number].submit(requests, most_tokens=sum(row.tokens.most for row in own))
+            self._replicas[number].submit(requests, expected_tokens=sum(row.expected_tokens for row in own))
 
     def _has_room(self, replica: Replica, row: Row) -> bool:
         work = self._rows.work_tokens(replica.number)
-        return self._level_tokens is None or work == 0 or work + row.tokens.expected <= self._level_tokens
+        return self._level_tokens is None or work == 0 or work + row.expected_tokens <= self._level_tokens
 
 
 def _choice_of_all(policy: dict[str, Any], count: int) -> PolicyChoice:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from pipemax.generation import GenerationRequest
 from pipemax.replicas.routing import PrefixKey, prefix_keys
-from pipemax.replicas.row_estimates import RowTokens
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +19,7 @@ class Row:
     """A row that has not ended."""
 
     request: GenerationRequest
-    tokens: RowTokens
+    expected_tokens: float
     prefixes: tuple[PrefixKey, ...]
     replica: int | None = None
     """The replica that has it; None while it waits."""
@@ -51,7 +50,7 @@ class RowBook:
 
     @property
     def waiting_tokens(self) -> float:
-        """The most tokens that the waiting rows may come to hold."""
+        """The expected tokens of the waiting rows."""
         return self._waiting_tokens
 
     def num_waiting(self) -> int:
@@ -65,14 +64,14 @@ class RowBook:
         """Return the expected tokens of the rows that a replica has."""
         return self._sent[replica].work_tokens
 
-    def add(self, request: GenerationRequest, tokens: RowTokens) -> None:
+    def add(self, request: GenerationRequest, expected_tokens: float) -> None:
         """Take a row in; it waits. ``ValueError`` if one of this id has not ended yet."""
         if request.request_id in self._by_id:
             raise ValueError(f"a request of the id {request.request_id!r} is still in flight")
-        row = Row(request=request, tokens=tokens, prefixes=prefix_keys(request))
+        row = Row(request=request, expected_tokens=expected_tokens, prefixes=prefix_keys(request))
         self._by_id[request.request_id] = row
         self._waiting.append(row)
-        self._waiting_tokens += tokens.most
+        self._waiting_tokens += expected_tokens
 
     def take_waiting(self) -> Iterator[Row]:
         """Yield the waiting rows in order. One that is not sent before the next is asked for waits on."""
@@ -93,8 +92,8 @@ class RowBook:
         row.replica, row.sent_as = replica, f"{row.request.request_id}.{next(self._sendings)}"
         sent = self._sent[replica]
         sent.rows[row.sent_as] = row
-        sent.work_tokens += row.tokens.expected
-        self._waiting_tokens -= row.tokens.most
+        sent.work_tokens += row.expected_tokens
+        self._waiting_tokens -= row.expected_tokens
         return row.sent_as
 
     def end(self, replica: int, sent_as: str) -> GenerationRequest | None:
@@ -112,7 +111,7 @@ class RowBook:
             if row.replica is not None:
                 sent.setdefault(row.replica, []).append(row.sent_as)
             else:
-                self._waiting_tokens -= row.tokens.most
+                self._waiting_tokens -= row.expected_tokens
             row.is_removed = True
             self._leave(row)
         return sent
@@ -126,7 +125,7 @@ class RowBook:
         again = [row for row in lost if row.lost_by is not None]
         for row in lost:
             row.replica, row.sent_as, row.lost_by = None, "", replica
-            self._waiting_tokens += row.tokens.most
+            self._waiting_tokens += row.expected_tokens
         self._waiting.extendleft(reversed(lost))
         self._sent[replica] = _Sent()
         return again
@@ -137,10 +136,10 @@ class RowBook:
         sent = [row for place in self._sent.values() for row in place.rows.values()]
         assert len(waiting) + len(sent) == len(self._by_id)
         assert {id(row) for row in waiting + sent} == {id(row) for row in self._by_id.values()}
-        assert abs(self._waiting_tokens - sum(row.tokens.most for row in waiting)) < 1e-3
+        assert abs(self._waiting_tokens - sum(row.expected_tokens for row in waiting)) < 1e-3
         for replica, place in self._sent.items():
             assert all(row.replica == replica for row in place.rows.values())
-            assert abs(place.work_tokens - sum(row.tokens.expected for row in place.rows.values())) < 1e-3
+            assert abs(place.work_tokens - sum(row.expected_tokens for row in place.rows.values())) < 1e-3
 
     def _leave(self, row: Row) -> None:
         del self._by_id[row.request.request_id]
@@ -148,4 +147,4 @@ class RowBook:
             sent = self._sent[row.replica]
             del sent.rows[row.sent_as]
             # From zero again: the error of a long sum must not outlive the rows.
-            sent.work_tokens = sent.work_tokens - row.tokens.expected if sent.rows else 0.0
+            sent.work_tokens = sent.work_tokens - row.expected_tokens if sent.rows else 0.0

@@ -1,7 +1,5 @@
 """Estimate how many tokens a row will take before it is tokenized, from its length and the rows that have ended."""
 
-from dataclasses import dataclass
-
 from pipemax.generation import Completion, GenerationRequest
 
 _FIRST_TOKENS_PER_CHAR = 0.25
@@ -11,16 +9,6 @@ _MEMORY = 0.99
 """Weight of the past in running means: about the last hundred rows count."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowTokens:
-    """The tokens of a row."""
-
-    expected: float
-    """Prompt and expected output."""
-    most: float
-    """Prompt and the longest output that the row may have."""
-
-
 class RowEstimates:
     """Learns tokens per character and the share of ``max_tokens`` that outputs have."""
 
@@ -28,13 +16,11 @@ class RowEstimates:
         self._tokens_per_char = _FIRST_TOKENS_PER_CHAR
         self._output_share = _FIRST_OUTPUT_SHARE
 
-    def estimate(self, request: GenerationRequest) -> RowTokens:
-        """Return the expected tokens of a row; at least one."""
+    def estimate(self, request: GenerationRequest) -> float:
+        """Return the expected tokens of a row, prompt and output; at least one."""
         prompt_tokens = max(1.0, self._tokens_per_char * num_chars(request))
         output_tokens = 0 if request.sampling.is_pooling else request.sampling.max_tokens
-        return RowTokens(
-            expected=prompt_tokens + self._output_share * output_tokens, most=prompt_tokens + output_tokens
-        )
+        return prompt_tokens + self._output_share * output_tokens
 
     def learn(self, request: GenerationRequest, completion: Completion) -> None:
         """Learn from a row that has ended. Error rows say nothing about length."""
