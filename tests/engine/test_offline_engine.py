@@ -191,6 +191,19 @@ def test_aborted_requests_do_not_come_back_and_their_room_is_given_back(engine: 
     assert engine.stats().running_requests == 0
 
 
+def test_under_stock_vllm_a_row_takes_the_room_of_outputs_like_those_before_it(engine: OfflineEngine) -> None:
+    assert engine.stats().metrics["max_num_seqs"] == 32
+    if engine.policy_choice.chosen is not ChosenPolicy.VLLM:
+        return  # its scheduler reports the host pool's room
+    short, long = Sampling(max_tokens=4), Sampling(max_tokens=400, temperature=2.0, stop=("\0",))
+    run(engine, *(GenerationRequest(request_id=f"{i}", prompt="x", sampling=short) for i in range(100)))
+    room = engine.admission_credit_tokens()
+    engine.submit([GenerationRequest(request_id="long", prompt="x", sampling=long)])
+    taken = room - engine.admission_credit_tokens()
+    engine.abort(["long"])
+    assert taken < 200
+
+
 def test_an_open_input_is_waited_for_and_an_ended_one_is_not(engine: OfflineEngine) -> None:
     engine.set_input_open(True)
     waits = engine.policy_choice.chosen is ChosenPolicy.PIPEMAX  # stock vLLM waits for nothing

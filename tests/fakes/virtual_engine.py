@@ -107,7 +107,7 @@ class VirtualEngine:
         controller = small_config(**config.vllm["virtual"])
         self._engine = FakeEngine(config=controller, checks_integrity=False, checks_each_run=False)
         high_blocks = int(controller.host_high_watermark * controller.host_blocks)
-        self._admission = AdmissionBook(high_blocks * controller.block_tokens)
+        self._admission = AdmissionBook(high_blocks * controller.block_tokens, scheduler_reports=True)
         self._commands: queue.SimpleQueue[GenerationRequest | tuple[str, ...] | bool | None] = (
             queue.SimpleQueue()
         )
@@ -122,7 +122,10 @@ class VirtualEngine:
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         for request in requests:
-            self._admission.submit(request.request_id, sum(lengths_of(request.prompt or "")))
+            prompt_tokens, outputs = lengths_of(request.prompt or "")
+            self._admission.submit(
+                request.request_id, prompt_tokens=prompt_tokens, most_output_tokens=outputs
+            )
             self._admission.send(request.request_id)
             self._commands.put(request)
 

@@ -109,7 +109,7 @@ def _run_at_once(sessions: list[list[str]], opts: EngineOptions) -> list[list[di
 def test_equal_rows_that_come_at_once_are_computed_once_and_fill_no_window(
     fake_engine_python: MakePython,
 ) -> None:
-    """Two sessions with 3,000 rows each and 20 prompts between them, at an engine whose window is 48 rows."""
+    """Two sessions with 3,000 rows each and 20 prompts between them, at an engine whose window is 24 rows."""
     opts = options(fake_engine_python(), latency_s=0.3, reuses_results=True)
     prompts = [f"prompt {row % 20}" for row in range(3_000)]
     for rows in _run_at_once([prompts, prompts], opts):

@@ -9,14 +9,27 @@ def test_work_is_added_up_and_rates_and_times_are_means() -> None:
         phase="decode",
         running_requests=3,
         kv_usage=0.5,
-        metrics={"evictions": 4.0, "prefix_cache_hit_rate": 0.5, "time_decode_s": 10.0},
+        metrics={
+            "evictions": 4.0,
+            "max_num_seqs": 256.0,
+            "prefix_cache_hit_rate": 0.5,
+            "time_decode_s": 10.0,
+        },
     )
     other = EngineStats(
-        phase="idle", running_requests=1, kv_usage=0.1, metrics={"evictions": 1.0, "time_decode_s": 6.0}
+        phase="idle",
+        running_requests=1,
+        kv_usage=0.1,
+        metrics={"evictions": 1.0, "max_num_seqs": 1024.0, "time_decode_s": 6.0},
     )
     both = summed([one, other])
     assert (both.phase, both.running_requests, both.kv_usage) == ("decode", 4, 0.3)
-    assert both.metrics == {"evictions": 5.0, "prefix_cache_hit_rate": 0.5, "time_decode_s": 8.0}
+    assert both.metrics == {
+        "evictions": 5.0,
+        "max_num_seqs": 1280.0,
+        "prefix_cache_hit_rate": 0.5,
+        "time_decode_s": 8.0,
+    }
 
 
 def test_an_engine_that_has_had_no_request_says_nothing_of_their_size() -> None:

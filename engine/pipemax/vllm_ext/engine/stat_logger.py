@@ -23,6 +23,8 @@ class EngineLedger:
     time: TimeAccount
     admission: AdmissionBook | None = None
     """None until the engine can take requests."""
+    max_num_seqs: int | None = None
+    """The engine's real one; None until it can take requests."""
     input_open: bool = False
     latest: EngineStats = field(default_factory=EngineStats)
 
@@ -35,8 +37,10 @@ class EngineLedger:
         if self.admission is not None and self.admission.is_empty:
             self.time.charge(time.monotonic(), {TimePart.WAITING_FOR_INPUT: 1.0})
             stats = EngineStats(metrics=stats.metrics)
-        account = {f"time_{part}_s": seconds for part, seconds in self.time.seconds().items()}
-        return replace(stats, metrics=stats.metrics | account)
+        own = {f"time_{part}_s": seconds for part, seconds in self.time.seconds().items()}
+        if self.max_num_seqs is not None:
+            own["max_num_seqs"] = float(self.max_num_seqs)
+        return replace(stats, metrics=stats.metrics | own)
 
 
 class StatLogger(StatLoggerBase):

@@ -40,8 +40,8 @@ from pipemax.vllm_ext.engine.stat_logger import EngineLedger, StatLogger
 from pipemax.vllm_ext.engine.step_watch import StepWatch
 from pipemax.vllm_ext.engine.thinking import VllmThinking
 from pipemax.vllm_ext.engine.time_account import TimeAccount, TimePart
+from pipemax.vllm_ext.launch.engine_room import admission_capacity_tokens, real_max_num_seqs
 from pipemax.vllm_ext.launch.start import RunningVllm
-from pipemax.vllm_ext.launch.vllm_config import admission_capacity_tokens
 from pipemax.vllm_ext.node_check.run import check_at_start
 from pipemax.wire import ErrorCode
 
@@ -107,13 +107,16 @@ class VllmEngine:
         self._task: str = config.task
         self._max_model_len: int = vllm_config.model_config.max_model_len
         self._hears_of_input = config.policy is Policy.PIPEMAX
-        self._admission = AdmissionBook(admission_capacity_tokens(vllm_config))
+        self._admission = AdmissionBook(
+            admission_capacity_tokens(vllm_config), scheduler_reports=self._hears_of_input
+        )
         self._commands: queue.SimpleQueue[_Add | _Abort | _Input | _UseBatching | _Stop] = queue.SimpleQueue()
         self._completions: queue.SimpleQueue[list[Completion] | EngineDiedError] = queue.SimpleQueue()
         self._died: EngineDiedError | None = None
         self._steps = StepWatch()
         self._thread = threading.Thread(target=self._run, name="engine-step", daemon=True)
         self._ledger.time.charge(time.monotonic(), {TimePart.START_UP: 1.0})
+        self._ledger.max_num_seqs = real_max_num_seqs(vllm_config)
         self._ledger.admission = self._admission
         self._thread.start()
 
@@ -180,8 +183,11 @@ class VllmEngine:
     def _send(self, asks: Sequence[Ask]) -> None:
         for ask in asks:
             most_tokens = 0 if ask.sampling.is_pooling else 1 if ask.allowed else ask.sampling.max_tokens
+            prompt_tokens = len(ask.prompt.token_ids)
             self._admission.submit(
-                ask.ask_id, min(len(ask.prompt.token_ids) + most_tokens, self._max_model_len)
+                ask.ask_id,
+                prompt_tokens=prompt_tokens,
+                most_output_tokens=max(0, min(most_tokens, self._max_model_len - prompt_tokens)),
             )
             self._commands.put(_Add(ask))
 
@@ -330,6 +336,7 @@ class VllmEngine:
 
     def _take_told(self, told: Sequence[tuple[str, Told]]) -> None:
         """Send the next asks of these asks' rows, and hand out the rows that have ended."""
+        self._admission.learn(len(each.token_ids) for _, each in told if each.error is None)
         self._admission.end(ask_id for ask_id, _ in told)
         ended = []
         for ask_id, each in told:

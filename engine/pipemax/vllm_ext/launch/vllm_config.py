@@ -17,7 +17,7 @@ from vllm.usage.usage_lib import UsageContext
 from pipemax.checkpoint.adapters import max_rank
 from pipemax.checkpoint.model_kinds import has_windows
 from pipemax.config import BatchingChoice, EngineConfig, KvOffload, Policy, require_free_connector
-from pipemax.control.controller_config import HOST_HIGH_WATERMARK, usual_num_batches
+from pipemax.control.controller_config import usual_num_batches
 from pipemax.domain.specs import KvCapacity
 from pipemax.domain.units import GIB
 from pipemax.node.failure_records import FAILURES_VARIABLE
@@ -42,14 +42,10 @@ log = logging.getLogger(__name__)
 
 KV_LAYOUT = "BLHNC"
 """Block-first: see ``pipemax.transfer.layout``."""
-_CONNECTOR = "PipeMaxConnector"
+CONNECTOR = "PipeMaxConnector"
 _RESIDENT_TOKENS = 512
 """Tokens that a request with KV on the GPU is assumed to have, for the number of the V2 runner's slots."""
 _TOKEN_ID_BYTES = 4
-_QUEUE_DEPTH = 2
-"""Stock vLLM is sent this many times its KV capacity."""
-_POOLING_STEPS = 16
-"""An engine with a pooling task is sent the tokens of this many steps."""
 
 
 def make_vllm_config(config: EngineConfig) -> VllmConfig:
@@ -224,24 +220,6 @@ def _pinned_by_worker(vllm_config: VllmConfig, config: EngineConfig, num_batches
     return pinned
 
 
-def admission_capacity_tokens(vllm_config: VllmConfig) -> int:
-    """Return how many tokens of requests an empty engine may be sent.
-
-    Under PipeMax that is what the host pool holds up to its high watermark, otherwise twice what the GPU pool holds:
-    what runs, and as much waiting behind it.
-    """
-    if vllm_config.model_config.runner_type == "pooling":
-        # Each prompt is read in one step or few, and leaves; some such models have no KV cache at all.
-        return _POOLING_STEPS * vllm_config.scheduler_config.max_num_batched_tokens
-    cache, transfer = vllm_config.cache_config, vllm_config.kv_transfer_config
-    # Stock vLLM has no connector, or one of the user's.
-    if transfer is None or transfer.kv_connector != _CONNECTOR:
-        return _QUEUE_DEPTH * (cache.num_gpu_blocks or 0) * cache.block_size
-    settings = RuntimeSettings.from_extra_config(transfer.kv_connector_extra_config)
-    watermark = settings.controller.get("host_high_watermark", HOST_HIGH_WATERMARK)
-    return int(watermark * settings.host_blocks(cache.block_size)) * cache.block_size
-
-
 def engine_args(config: EngineConfig) -> EngineArgs:
     """Return vLLM's arguments. ``ValueError`` if the config does not fit this machine or this vLLM."""
     num_gpus = 0 if current_platform.is_cpu() else current_platform.device_count()
@@ -313,7 +291,7 @@ def _pipemax_args(config: EngineConfig, *, num_gpus: int) -> dict[str, Any]:
         "disable_hybrid_kv_cache_manager": True,
         "language_model_only": True,
         "kv_transfer_config": KVTransferConfig(
-            kv_connector=_CONNECTOR,
+            kv_connector=CONNECTOR,
             kv_connector_module_path="pipemax.vllm_ext.worker.connector",
             kv_role="kv_both",
             kv_connector_extra_config=offload_extra_config(

@@ -12,7 +12,8 @@ from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineStartError
 from pipemax.generation import PAIR, GenerationRequest, Message, RequestError, Sampling
 from pipemax.vllm_ext.engine.pooling_engine import PoolingAsk, PoolingPrompts
-from pipemax.vllm_ext.launch.vllm_config import admission_capacity_tokens, engine_args
+from pipemax.vllm_ext.launch.engine_room import admission_capacity_tokens
+from pipemax.vllm_ext.launch.vllm_config import engine_args
 from pipemax.wire import ErrorCode
 
 DEMO_MODEL = Path(__file__).parents[4] / "examples" / "model"

@@ -15,8 +15,9 @@ class Bench:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.ledger = EngineLedger(time=TimeAccount(0.0), admission=AdmissionBook(100))
-        self.ledger.admission.submit("a", 1)  # type: ignore[union-attr]
+        admission = AdmissionBook(100, scheduler_reports=True)
+        admission.submit("a", prompt_tokens=1, most_output_tokens=0)
+        self.ledger = EngineLedger(time=TimeAccount(0.0), admission=admission)
         self._logger = StatLogger(self.ledger, clock=lambda: self.now_s)
 
     def step(

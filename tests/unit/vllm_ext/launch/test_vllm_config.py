@@ -18,11 +18,11 @@ from pipemax.control.controller_config import StageConfig
 from pipemax.domain.plan import Batching
 from pipemax.domain.step_times import StepTimeModel
 from pipemax.vllm_ext import compat
+from pipemax.vllm_ext.launch.engine_room import admission_capacity_tokens, real_max_num_seqs
 from pipemax.vllm_ext.launch.forecast import forecast
 from pipemax.vllm_ext.launch.vllm_config import (
     _cores_of_workers,
     _pipemax_args,
-    admission_capacity_tokens,
     launch_environment,
     make_vllm_config,
 )
@@ -273,6 +273,14 @@ def test_under_policy_vllm_the_user_s_kv_connector_is_kept(tmp_path: Path) -> No
     for made in (stock, with_connector):
         made.cache_config.num_gpu_blocks = 100
     assert admission_capacity_tokens(with_connector) == admission_capacity_tokens(stock) > 0
+
+
+def test_the_real_max_num_seqs_is_vllm_s_choice_and_under_pipemax_that_of_a_step() -> None:
+    stock = make_vllm_config(config(policy="vllm"))
+    assert real_max_num_seqs(stock) == stock.scheduler_config.max_num_seqs > 0
+    made = make_vllm_config(config(max_num_seqs=24))
+    made.scheduler_config.max_num_seqs = 96  # as for the slots of vLLM's V2 runner
+    assert real_max_num_seqs(made) == 24
 
 
 def test_vllm_s_own_offloading_is_kept_under_policy_vllm() -> None:
