@@ -68,7 +68,8 @@ class Summary:
     """What each replica of an engine did, as far as it was reported: ``host``, ``replica``, ``state``, ``rows_done``,
     ``prompt_tokens``, ``completion_tokens``, ``restarts``; empty for engines without replicas."""
     drain_at_full_rate_s: float | None = None
-    """How long the output tokens of the drain would have taken at the rate of all others, summed over the engines.
+    """How long the output tokens of the drain would have taken at the rate of all others, summed over the engines: at
+    most the drain's seconds.
     What ``time_account_s`` has for the drain beyond that is what the table's end cost. None if no engine tells it."""
 
     def to_json(self) -> str:

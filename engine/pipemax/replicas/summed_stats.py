@@ -14,6 +14,7 @@ _COUNTS = frozenset(
         *("decoded_tokens", "evictions", "recomputes", "prefetches", "prefetched_blocks", "found_blocks"),
         *("refused", "phase_switches", "prefetched_bytes", "loaded_bytes", "stored_bytes", "packed_bytes"),
         *("known_requests", "schedule_s", "prefetch_stall_s", "prefix_cache_hit_tokens"),
+        "drain_at_full_rate_s",
     }
 )
 """Figures that only grow in an engine's life, besides its account of time."""

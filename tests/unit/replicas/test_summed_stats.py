@@ -38,10 +38,13 @@ def test_an_engine_that_has_had_no_request_says_nothing_of_their_size() -> None:
 
 
 def test_what_a_dead_replica_had_counted_stays_counted() -> None:
-    carried = carried_counts({"evictions": 2.0}, {"evictions": 3.0, "batch_size": 9.0})
+    last = {"evictions": 3.0, "batch_size": 9.0, "time_drain_s": 4.0, "drain_at_full_rate_s": 1.0}
+    carried = carried_counts({"evictions": 2.0}, last)
     assert with_carried({"evictions": 1.0, "batch_size": 4.0}, carried) == {
         "evictions": 6.0,
         "batch_size": 4.0,
+        "time_drain_s": 4.0,
+        "drain_at_full_rate_s": 1.0,
     }
 
 

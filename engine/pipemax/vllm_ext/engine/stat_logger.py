@@ -37,7 +37,7 @@ class EngineLedger:
         if self.admission is not None and self.admission.is_empty:
             self.time.charge(time.monotonic(), {TimePart.WAITING_FOR_INPUT: 1.0})
             stats = EngineStats(metrics=stats.metrics)
-        own = {f"time_{part}_s": seconds for part, seconds in self.time.seconds().items()}
+        own = self.time.figures()
         if self.max_num_seqs is not None:
             own["max_num_seqs"] = float(self.max_num_seqs)
         return replace(stats, metrics=stats.metrics | own)
@@ -55,8 +55,6 @@ class StatLogger(StatLoggerBase):
         self._stall_s = 0.0
         self._output_steps = 0
         self._output_tokens = 0
-        self._drain_tokens = 0.0
-        """Output tokens of the steps that are drain."""
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
@@ -78,14 +76,14 @@ class StatLogger(StatLoggerBase):
         step_s = self._ledger.time.span_s(self._clock())
         waiting = scheduler_stats.num_waiting_reqs
         if counts:
-            by_tokens = self._vllm_shares(prompt_tokens, output_tokens, waiting)
-            shares = self._pipemax_shares(counts, step_s, waiting, by_tokens)
+            # What is parked fills batches up as well as what waits: vLLM counts it as running.
+            decoding = self._decode_part(waiting + int(counts["parked_requests"]))
+            by_tokens = self._vllm_shares(prompt_tokens, output_tokens, decoding)
+            shares = self._pipemax_shares(counts, step_s, decoding, by_tokens)
             self._report_demand(counts)
         else:
-            shares = self._vllm_shares(prompt_tokens, output_tokens, waiting)
-        self._ledger.time.charge(self._clock(), shares)
-        if shares.get(TimePart.DRAIN):
-            self._drain_tokens += output_tokens
+            shares = self._vllm_shares(prompt_tokens, output_tokens, self._decode_part(waiting))
+        self._ledger.time.charge(self._clock(), shares, output_tokens=output_tokens)
         self._ledger.latest = EngineStats(
             phase=_phase(shares),
             running_requests=scheduler_stats.num_running_reqs,
@@ -99,13 +97,12 @@ class StatLogger(StatLoggerBase):
                 "output_steps": float(self._output_steps),
                 "output_tokens": float(self._output_tokens),
                 "measured_step_s": step_s,
-                "drain_at_full_rate_s": self._drain_at_full_rate_s(),
                 **counts,
             },
         )
 
     def _pipemax_shares(
-        self, counts: dict[str, float], step_s: float, waiting: int, by_tokens: dict[TimePart, float]
+        self, counts: dict[str, float], step_s: float, decoding: TimePart, by_tokens: dict[TimePart, float]
     ) -> dict[TimePart, float]:
         stall_s = max(0.0, counts["prefetch_stall_s"] - self._stall_s)
         self._stall_s = counts["prefetch_stall_s"]
@@ -114,26 +111,19 @@ class StatLogger(StatLoggerBase):
         is_mixed = counts.get("is_mixed_batching", 0.0)
         if not (counts["is_decode_phase"] or is_mixed):
             return {TimePart.PREFILL: 1.0}
-        computing = by_tokens if is_mixed else {self._decode_part(waiting): 1.0}
+        computing = by_tokens if is_mixed else {decoding: 1.0}
         total = sum(computing.values())
         stalled = min(1.0, stall_s / step_s) if step_s > 0 else 0.0
         shares = {part: (1.0 - stalled) * share / total for part, share in computing.items()}
         return {TimePart.PREFETCH_STALL: stalled, **shares}
 
-    def _vllm_shares(self, prompt_tokens: int, output_tokens: int, waiting: int) -> dict[TimePart, float]:
+    def _vllm_shares(
+        self, prompt_tokens: int, output_tokens: int, decoding: TimePart
+    ) -> dict[TimePart, float]:
         # The step that ends a prompt also gives an output token. A step without output computed a part of a prompt.
         if not output_tokens:
             return {TimePart.PREFILL: 1.0}
-        return {TimePart.PREFILL: float(prompt_tokens), self._decode_part(waiting): float(output_tokens)}
-
-    def _drain_at_full_rate_s(self) -> float:
-        """Return how long the drain's output tokens would have taken at the rate at which all others came."""
-        others = self._output_tokens - self._drain_tokens
-        seconds = self._ledger.time.seconds()
-        computing_s = sum(
-            seconds[part] for part in (TimePart.PREFILL, TimePart.DECODE, TimePart.PREFETCH_STALL)
-        )
-        return self._drain_tokens * computing_s / others if others else 0.0
+        return {TimePart.PREFILL: float(prompt_tokens), decoding: float(output_tokens)}
 
     def _decode_part(self, waiting: int) -> TimePart:
         is_draining = waiting == 0 and not self._ledger.input_open
