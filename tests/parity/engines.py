@@ -315,7 +315,7 @@ def _engine_config(model: str, kind: Kind) -> EngineConfig:
         vllm={
             "num_gpu_blocks_override": GPU_BLOCKS,
             "distributed_executor_backend": "mp",
-            # On CPUs with matrix units vLLM takes other kernels, for 16 bits.
+            # On a CPU with AMX, stock vLLM would take other kernels, for 16 bits.
             **({"attention_backend": "CPU_MLA"} if kind.family == "deepseek" else {}),
             **({"language_model_only": True} if kind.family in MULTIMODAL else {}),
             **({"disable_hybrid_kv_cache_manager": False} if kind.frees_windows else {}),

@@ -6,7 +6,6 @@ error at start-up is better than wrong tokens later.
 
 from inspect import isfunction
 
-import torch
 import vllm
 from vllm.config import ModelConfig, VllmConfig
 from vllm.platforms import current_platform
@@ -177,11 +176,7 @@ def check_model(vllm_config: VllmConfig, *, num_adapters: int = 0) -> None:
     if model.runner_type != "generate":
         reasons.append("it does not generate text")
     reasons += _reasons_of_layers(model)
-    if model.use_mla and _takes_amx_kernels(vllm_config):
-        reasons.append(
-            "vLLM's AMX kernels for latent attention need blocks that follow one another (set "
-            "vllm.attention_backend: CPU_MLA)"
-        )
+    reasons += _reasons_of_latent_kernels(vllm_config)
     if model.multimodal_config is not None and not model.multimodal_config.language_model_only:
         reasons.append("vllm.language_model_only is off, and it serves the text part only")
     if vllm_config.speculative_config is not None:
@@ -220,13 +215,20 @@ def _reasons_of_layers(model: ModelConfig) -> list[str]:
     return ["it is an encoder-decoder"] if model.is_encoder_decoder else []
 
 
-def _takes_amx_kernels(vllm_config: VllmConfig) -> bool:
-    """Tell whether vLLM takes a CPU's matrix units for latent attention, by its platform's own condition."""
-    return (
-        current_platform.is_cpu()
-        and torch.cpu._is_amx_tile_supported()
-        and vllm_config.attention_config.backend != AttentionBackendEnum.CPU_MLA
-    )
+def _reasons_of_latent_kernels(vllm_config: VllmConfig) -> list[str]:
+    """Refuse other kernels on every CPU, so that a config means the same on all: without AMX, vLLM ignores the name."""
+    backend = vllm_config.attention_config.backend
+    if (
+        not vllm_config.model_config.use_mla
+        or not current_platform.is_cpu()
+        or backend is AttentionBackendEnum.CPU_MLA
+    ):
+        return []
+    named = "open" if backend is None else backend.name
+    return [
+        f"vllm.attention_backend is {named}, and on a CPU only CPU_MLA reads latent vectors from blocks that do not "
+        "follow one another (leave out vllm.attention_backend)"
+    ]
 
 
 def check_hooks_run(vllm_config: VllmConfig) -> None:

@@ -36,6 +36,7 @@ from pipemax.vllm_ext.launch.known_calibration import (
     kv_value_bytes,
     windowed_capacity,
 )
+from pipemax.vllm_ext.launch.latent_kernels import choose_latent_kernels
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings, encode_stage, offload_extra_config
 
 log = logging.getLogger(__name__)
@@ -57,8 +58,11 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
     if config.policy is Policy.PIPEMAX:
         check_version()
         require_free_connector(config.vllm)  # again: under policy auto it was free to name one
+    args = engine_args(config)
+    if config.policy is Policy.PIPEMAX:
+        choose_latent_kernels(args)
     # vLLM takes the defaults of max_num_seqs and max_num_batched_tokens from tables that lack most contexts.
-    vllm_config = engine_args(config).create_engine_config(UsageContext.LLM_CLASS)
+    vllm_config = args.create_engine_config(UsageContext.LLM_CLASS)
     num_stages = vllm_config.parallel_config.pipeline_parallel_size
     num_layers = vllm_config.model_config.get_total_num_hidden_layers()
     if num_stages > num_layers:

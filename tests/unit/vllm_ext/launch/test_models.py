@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from transformers import PreTrainedConfig
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, SlidingWindowSpec
 
 from pipemax.config import EngineConfig, RowLengths
@@ -161,6 +162,10 @@ def test_a_multimodal_checkpoint_runs_its_text_part(
         make_vllm_config(config.model_copy(update={"vllm": {"language_model_only": False}}))
 
 
+ON_BOTH_CPUS = pytest.mark.parametrize("has_amx", [False, True], indirect=True, ids=["no-amx", "amx"])
+
+
+@ON_BOTH_CPUS
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_a_token_s_latent_vector_is_whole_on_every_gpu_of_a_stage(
     tensor: int, directory_of: DirectoryOf
@@ -171,6 +176,7 @@ def test_a_token_s_latent_vector_is_whole_on_every_gpu_of_a_stage(
     assert expected_kv_bytes(config, model, num_stages=2) == 4 * 576 * 4
 
 
+@ON_BOTH_CPUS
 @pytest.mark.parametrize(
     ("values", "told"),
     [
@@ -183,6 +189,41 @@ def test_latent_attention_is_refused_where_no_run_has_shown_it(
 ) -> None:
     with pytest.raises(ValueError, match=told):
         make_vllm_config(config_of(directory_of(CONFIGS["deepseek"]()), **values))
+
+
+@ON_BOTH_CPUS
+@pytest.mark.parametrize("named", [{}, {"attention_backend": "auto"}, {"attention_backend": "CPU_MLA"}])
+def test_an_engine_takes_the_kernels_for_latent_attention_that_read_blocks_apart(
+    named: dict[str, str], directory_of: DirectoryOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(directory_of(CONFIGS["deepseek"]()), batching="separated", vllm=named)
+    with caplog.at_level(logging.INFO, logger="pipemax"):
+        vllm_config = make_vllm_config(config)
+    assert vllm_config.attention_config.backend is AttentionBackendEnum.CPU_MLA
+    assert vllm_config.cache_config.block_size == 16, "the one size of these kernels"
+    assert ("CPU_MLA" in caplog.text) is (named.get("attention_backend") != "CPU_MLA")
+
+
+@ON_BOTH_CPUS
+@pytest.mark.parametrize(
+    "named", [{"attention_backend": "AMX_MLA"}, {"attention_config": {"backend": "AMX_MLA"}}]
+)
+def test_kernels_that_need_blocks_next_to_each_other_are_refused(
+    named: dict[str, object], directory_of: DirectoryOf
+) -> None:
+    config = config_of(directory_of(CONFIGS["deepseek"]()), batching="separated", vllm=named)
+    with pytest.raises(ValueError, match=r"is AMX_MLA, .*leave out vllm\.attention_backend"):
+        make_vllm_config(config)
+
+
+@ON_BOTH_CPUS
+def test_stock_vllm_takes_what_kernels_it_likes(directory_of: DirectoryOf) -> None:
+    config = config_of(directory_of(CONFIGS["deepseek"]()), policy="vllm")
+    assert make_vllm_config(config).attention_config.backend is None
+
+
+def test_a_model_without_latent_attention_has_vllm_s_usual_kernels() -> None:
+    assert make_vllm_config(two_stages()).attention_config.backend is None
 
 
 def test_latent_attention_that_vllm_runs_as_heads_is_refused(directory_of: DirectoryOf) -> None:
