@@ -8,7 +8,7 @@ leave out what the virtual node itself takes: a real node would do that on its G
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -91,11 +91,12 @@ class SkippingClock(HostClock):
     With 0, a run is the same each time.
     """
 
-    def __init__(self, host_factor: float = 1.0) -> None:
-        """Start at 0. ``ValueError`` for a negative factor."""
+    def __init__(self, host_factor: float = 1.0, *, cpu_s: Callable[[], float] = time.thread_time) -> None:
+        """Start at 0. ``cpu_s`` reads the thread's CPU seconds. ``ValueError`` for a negative factor."""
         if not host_factor >= 0:
             raise ValueError(f"host_factor is {host_factor}, must not be negative")
         self._host_factor = host_factor
+        self._cpu_s = cpu_s
         super().__init__()
 
     def now_s(self) -> float:
@@ -105,4 +106,4 @@ class SkippingClock(HostClock):
         self.waited_s += max(0.0, time_s - self.now_s())
 
     def _read_s(self) -> float:
-        return time.thread_time()
+        return self._cpu_s()

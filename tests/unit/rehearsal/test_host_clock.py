@@ -15,15 +15,20 @@ def test_a_host_that_takes_no_time_moves_the_clock_by_waiting_only() -> None:
 
 
 def test_work_between_waits_counts_and_work_for_the_node_does_not() -> None:
-    clock = SkippingClock(1.0)
+    cpu_s = iter([10.0, 10.0, 10.5, 11.0, 13.0, 13.5])
+    clock = SkippingClock(2.0, cpu_s=lambda: next(cpu_s))  # made at 10
     clock.wait_until(5.0)
-    sum(range(100_000))
-    worked_s = clock.worked_s
-    assert clock.now_s() > 5.0
-    assert worked_s > 0.0
-    with clock.paused():
-        sum(range(2_000_000))
-    assert clock.worked_s - worked_s < worked_s
+    assert clock.now_s() == 5.0 + 2 * 0.5
+    with clock.paused():  # from 11 to 13
+        pass
+    assert clock.worked_s == 2 * (0.5 + 0.5 + 0.5)
+
+
+def test_the_host_s_own_work_moves_the_clock() -> None:
+    clock = SkippingClock(1.0)
+    while clock.now_s() == 0.0:
+        sum(range(1_000))
+    assert clock.worked_s > 0.0
 
 
 def test_the_wall_clock_waits_and_a_stretched_second_is_longer() -> None:

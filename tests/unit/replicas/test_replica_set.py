@@ -117,26 +117,55 @@ def test_rows_with_a_common_beginning_go_to_one_replica() -> None:
         assert engine.stats().metrics["prefix_cache_hit_rate"] == pytest.approx(2 / 3 * 6 / 8, abs=0.01)
 
 
-def test_one_that_is_killed_in_mid_work_loses_and_doubles_nothing_and_the_other_goes_on() -> None:
-    prompts = [f"prompt {i}" for i in range(300)]
-    with replica_set(2, limits=RestartLimits(first_rest_s=0.3), tokens_per_s=2_500.0) as engine:
-        engine.submit(requests(prompts))
+FOR_EVER = 3_600.0
+
+
+@contextmanager
+def killed_with_rows(
+    tmp_path: Path, prompts: Sequence[str], *, rest_s: float
+) -> Iterator[tuple[ReplicaSet, list[Completion]]]:
+    """Yield two replicas, the first of which died with rows, and what ended before. Rows wait while ``held`` exists."""
+    held = tmp_path / "held"
+    limits = RestartLimits(first_rest_s=rest_s)
+    with replica_set(2, limits=limits, held_by=str(held), held_row_s=FOR_EVER) as engine:
+        rows = requests(prompts)
+        engine.submit(rows[:40])
         ended = poll_until(engine, 40)
-        victim, survivor_done = pid_of(engine, 1), engine.stats().replicas[1]["rows_done"]
-        assert engine.stats().replicas[0]["running_requests"] > 20, "it dies with rows"
-        os.kill(victim, signal.SIGKILL)
-        while engine.stats().replicas[0]["state"] == "up":
-            ended += engine.poll(0.01)
-        at_death = engine.stats().replicas[1]["rows_done"]
-        while engine.stats().replicas[0]["state"] != "up":
-            ended += engine.poll(0.01)
-        assert engine.stats().replicas[1]["rows_done"] > at_death + 20 > survivor_done
+        held.touch()
+        engine.submit(rows[40:])
+        wait_until(
+            lambda: (
+                not engine.poll(0.01) and all(own["running_requests"] > 20 for own in engine.stats().replicas)
+            )
+        )
+        os.kill(pid_of(engine, 1), signal.SIGKILL)
+        wait_until(lambda: not engine.poll(0.01) and engine.stats().replicas[0]["state"] != "up")
+        yield engine, ended
+
+
+def test_one_that_is_killed_in_mid_work_loses_and_doubles_nothing_and_the_other_goes_on(
+    tmp_path: Path,
+) -> None:
+    prompts = [f"prompt {i}" for i in range(300)]
+    with killed_with_rows(tmp_path, prompts, rest_s=FOR_EVER) as (engine, ended):
+        survivor_done = engine.stats().replicas[1]["rows_done"]
+        (tmp_path / "held").unlink()
         ended += poll_until(engine, 300 - len(ended))
         assert_once_each(ended, prompts)
-        own = engine.stats().replicas[0]
+        assert engine.stats().replicas[1]["rows_done"] == survivor_done + 260
+        wait_until(lambda: not engine.poll(0.01) and engine.stats().replicas[0]["state"] == "resting")
+
+
+def test_one_that_was_killed_comes_back_with_its_counts(tmp_path: Path) -> None:
+    prompts = [f"prompt {i}" for i in range(300)]
+    with killed_with_rows(tmp_path, prompts, rest_s=0.01) as (engine, ended):
+        wait_until(lambda: not engine.poll(0.01) and engine.stats().replicas[0]["state"] == "up")
+        (tmp_path / "held").unlink()
+        ended += poll_until(engine, 300 - len(ended))
+        assert_once_each(ended, prompts)
+        own, other = engine.stats().replicas
         assert own["restarts"] == 1
-        assert own["pid"] != victim
-        assert own["rows_done"] + engine.stats().replicas[1]["rows_done"] == 300
+        assert own["rows_done"] + other["rows_done"] == 300
 
 
 def test_an_engine_that_dies_in_a_replica_is_replaced_too(tmp_path: Path) -> None:
