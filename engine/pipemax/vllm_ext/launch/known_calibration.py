@@ -40,7 +40,7 @@ def known_calibration(config: EngineConfig, vllm_config: VllmConfig) -> Calibrat
     except (OSError, ValueError) as error:
         if config.calibration is not None:
             raise ValueError(f"calibration {path}: {error}") from error
-        if path.exists():
+        if not isinstance(error, FileNotFoundError):
             log.warning("a calibration measured before cannot be read, and is measured again: %s", error)
         return None
     measured = [stage.kv_bytes_per_token for stage in calibration.stages]

@@ -90,6 +90,15 @@ def test_a_cache_that_cannot_be_written_costs_a_warning(
     assert "the next start measures again" in caplog.text
 
 
+def test_a_cache_that_cannot_be_looked_into_holds_no_calibration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As another user's home, which root in a test could look into; a name that is too long is an error for all."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ("long" * 100)))
+    assert known_calibration(config(), make_vllm_config(config())) is None
+    assert "is measured again" in caplog.text
+
+
 def test_a_calibration_is_found_whatever_block_size_the_workers_choose() -> None:
     vllm_config = make_vllm_config(config())
     before = cache_path(config(), vllm_config)
