@@ -55,6 +55,8 @@ class TimedSteps:
         self._sent = TimedEvent()
         self.prefetch_timings: list[PrefetchTiming] = []
         """As reported to the estimator."""
+        self.stall_s = 0.0
+        """As reported."""
 
     def run(self, steps: list[TimedStep], *, host_s: float = 1e-3) -> list[RanStep]:
         """Run them; enqueuing the kernels of one takes the host ``host_s``. Blocks never repeat."""
@@ -73,7 +75,9 @@ class TimedSteps:
             stores=self._stores(step.stores),
             store_fence=step.store_fence,
         )
-        self.prefetch_timings += self._transfers.begin_step(copies).prefetches
+        wait = self._transfers.begin_step(copies)
+        self.prefetch_timings += wait.prefetches
+        self.stall_s += wait.stall_s
         if step.input_bytes:
             inputs = Copy(Span(Pool.HOST, 0, step.input_bytes), Span(Pool.GPU, 0, step.input_bytes))
             self.device.copy(Lane.COMPUTE, [inputs])

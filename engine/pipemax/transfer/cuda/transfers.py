@@ -45,6 +45,9 @@ log = logging.getLogger(__name__)
 _MAX_STORE_MARKS = 256
 """Maximum of store events kept for fences. Beyond it, computation waits for the oldest, which was done long ago."""
 
+_FIRST_SHARE = 4
+"""One block in so many is copied before a prefetch's time begins. Submitting a block takes a fifth of its copy."""
+
 MakeTokenStore = Callable[[Sequence[TokenStore]], tuple[KernelCall, int]]
 """Makes the kernel that stores single tokens; returns also its bytes. ``ValueError`` if a store leaves a pool."""
 
@@ -69,6 +72,8 @@ class _TimedPrefetches(NamedTuple):
 
     step_id: StepId | None
     num_blocks: int
+    num_timed: int
+    """Blocks copied between the two events."""
     begin: DeviceEvent
     end: DeviceEvent
 
@@ -102,18 +107,16 @@ class CudaTransfers:
         self._is_in_step = True
         self._has_unstarted = copies.num_prefetches > 0
         self._step += 1
-        before = self.device.record(Lane.COMPUTE)
         self._wait_for_prefetches(are_all_needed=copies.abandons_prefetches)
-        # Behind the kernels of all earlier steps, and what this one needs of their prefetches.
-        begun = self.device.record(Lane.COMPUTE)
         if copies.saves:
-            self.device.wait(Lane.STORE, begun, Fence.SAVE_AFTER_COMPUTE)
+            # Behind the kernels of all earlier steps, and what this one needs of their prefetches.
+            self.device.wait(Lane.STORE, self.device.record(Lane.COMPUTE), Fence.SAVE_AFTER_COMPUTE)
             self._store_blocks(copies.saves)
             self._mark_stores(2 * self._step)
         if copies.store_fence is not None:
             through_step = self._step - copies.store_fence
-            self._wait_for_stores(self._store_marks, Lane.COMPUTE, Fence.COMPUTE_AFTER_STORE, through_step)
-        self._stalls.append((before, self.device.record(Lane.COMPUTE)))
+            if (stored := _last_store(self._store_marks, through_step)) is not None:
+                self._stall(stored, Fence.COMPUTE_AFTER_STORE)
         return StepWait(stall_s=self._take_stall_s(), prefetches=tuple(self._take_prefetch_timings()))
 
     def start_prefetches(self, copies: StepCopies) -> None:
@@ -172,29 +175,32 @@ class CudaTransfers:
         while self._prefetches and (are_all_needed or self._prefetches[0].needed_by <= self._step):
             last = self._prefetches.popleft().end
         if last is not None:
-            self.device.wait(Lane.COMPUTE, last, Fence.COMPUTE_AFTER_PREFETCH)
+            self._stall(last, Fence.COMPUTE_AFTER_PREFETCH)
 
-    def _wait_for_stores(self, marks: deque[_StoreMark], lane: Lane, fence: Fence, through_step: int) -> None:
-        """Have a lane wait for the last store through that step: its event covers the earlier ones."""
-        last: DeviceEvent | None = None
-        while marks and marks[0].moment <= 2 * through_step + 1:
-            last = marks.popleft().event
-        if last is not None:
-            self.device.wait(lane, last, fence)
+    def _stall(self, event: DeviceEvent, reason: Fence) -> None:
+        """Have computation wait, and time only that: between two marks further apart a late host's work would count."""
+        before = self.device.record(Lane.COMPUTE)
+        self.device.wait(Lane.COMPUTE, event, reason)
+        self._stalls.append((before, self.device.record(Lane.COMPUTE)))
 
     def _prefetch(self, copies: StepCopies) -> None:
         ready = self.device.record(Lane.COMPUTE)
         self.device.wait(Lane.PREFETCH, ready, Fence.PREFETCH_AFTER_COMPUTE)
         if copies.prefetch_fence is not None:
             through_step = self._step - copies.prefetch_fence
-            self._wait_for_stores(
-                self._prefetch_marks, Lane.PREFETCH, Fence.PREFETCH_AFTER_STORE, through_step
-            )
+            if (stored := _last_store(self._prefetch_marks, through_step)) is not None:
+                self.device.wait(Lane.PREFETCH, stored, Fence.PREFETCH_AFTER_STORE)
+        # The lane copies the first blocks while the host submits the others, so that the time of those is the link's.
+        num_first = len(copies.prefetches) // _FIRST_SHARE
+        self._submit_prefetches(copies.prefetches[:num_first], needed_by=self._step + 1)
         begin = self.device.record(Lane.PREFETCH)
-        self._submit_prefetches(copies.prefetches, needed_by=self._step + 1)
+        self._submit_prefetches(copies.prefetches[num_first:], needed_by=self._step + 1)
         self._submit_prefetches(copies.later_prefetches, needed_by=self._step + 2)
         end = self._prefetches[-1].end
-        self._prefetching.append(_TimedPrefetches(copies.step_id, copies.num_prefetches, begin, end))
+        num_timed = copies.num_prefetches - num_first
+        self._prefetching.append(
+            _TimedPrefetches(copies.step_id, copies.num_prefetches, num_timed, begin, end)
+        )
 
     def _submit_prefetches(self, prefetches: Sequence[BlockPrefetch], *, needed_by: int) -> None:
         if not prefetches:
@@ -215,7 +221,15 @@ class CudaTransfers:
     def _take_prefetch_timings(self) -> list[PrefetchTiming]:
         timings: list[PrefetchTiming] = []
         while self._prefetching and self.device.is_done(self._prefetching[0].end):
-            step_id, num_blocks, begin, end = self._prefetching.popleft()
-            seconds = self.device.elapsed_s(begin, end)
+            step_id, num_blocks, num_timed, begin, end = self._prefetching.popleft()
+            seconds = self.device.elapsed_s(begin, end) * num_blocks / num_timed
             timings.append(PrefetchTiming(step_id=step_id, num_blocks=num_blocks, seconds=seconds))
         return timings
+
+
+def _last_store(marks: deque[_StoreMark], through_step: int) -> DeviceEvent | None:
+    """Take the marks of all stores through that step. Return the last one's event, which covers the earlier ones."""
+    last: DeviceEvent | None = None
+    while marks and marks[0].moment <= 2 * through_step + 1:
+        last = marks.popleft().event
+    return last

@@ -67,10 +67,36 @@ def test_the_reported_prefetch_times_are_those_of_the_link(steps_ahead: int) -> 
     link_s = 2500 * BLOCK_BYTES / Costs().bytes_per_s
     assert len(run.prefetch_timings) >= 10
     assert all(timing.num_blocks == 2500 for timing in run.prefetch_timings)
-    # The first steps' are submitted to idle lanes, while the host still reads its list of copies.
-    assert [timing.seconds for timing in run.prefetch_timings[1:]] == [pytest.approx(link_s)] * (
-        len(run.prefetch_timings) - 1
+    assert [timing.seconds for timing in run.prefetch_timings] == [pytest.approx(link_s)] * len(
+        run.prefetch_timings
     )
+
+
+def test_a_late_host_s_work_is_no_part_of_a_prefetch_s_time() -> None:
+    """Every step's prefetches are submitted to an idle lane, a fifth as fast as the link copies."""
+    costs = Costs(copy_s=0.2 * BLOCK_BYTES / Costs().bytes_per_s)
+    run = TimedSteps(block_bytes=BLOCK_BYTES, steps_ahead=0, costs=costs)
+    run.run([TimedStep(compute_s=0.040, prefetches=1000)] * 10, host_s=0.020)
+    assert len(run.prefetch_timings) >= 8
+    for timing in run.prefetch_timings:
+        assert timing.seconds == pytest.approx(1000 * BLOCK_BYTES / costs.bytes_per_s)
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 2])
+def test_a_late_host_s_work_is_no_stall(steps_ahead: int) -> None:
+    """A step without prefetches waits for nothing, however long the host takes to submit its saves."""
+    costs = Costs(copy_s=1e-3)
+    run = TimedSteps(block_bytes=1_000_000, steps_ahead=steps_ahead, costs=costs)
+    run.run([TimedStep(compute_s=1e-3, saves=9)] * 10)
+    assert run.stall_s < 1e-4
+
+
+def test_the_stall_is_what_steps_waited_for_their_prefetches() -> None:
+    run = TimedSteps(block_bytes=1_000_000, steps_ahead=9, costs=SMALL)
+    ran = run.run([TimedStep(compute_s=5e-3, prefetches=9)] * 40)
+    waited_s = sum(now.compute.begin_s - before.compute.end_s for before, now in itertools.pairwise(ran[:29]))
+    assert run.stall_s == pytest.approx(waited_s, rel=0.1)
+    assert run.stall_s > 0.1
 
 
 SMALL = Costs(bytes_per_s=1e9)

@@ -45,7 +45,7 @@ class TestSteps:
         transfers.begin_step(copies)
         assert device.copies == []
         transfers.start_prefetches(copies)
-        assert [batch.lane for batch in device.copies] == [Lane.PREFETCH] * 2
+        assert [batch.lane for batch in device.copies] == [Lane.PREFETCH] * 3
         assert (Lane.COMPUTE, Fence.COMPUTE_AFTER_PREFETCH) not in device.waits
         transfers.end_step(StepCopies())
         transfers.begin_step(StepCopies())
