@@ -117,6 +117,12 @@ class _ObservedScheduler(PipeMaxScheduler):
     num_evicted_in_flight = 0
     num_planned_in_flight = 0
     num_resent = 0
+    num_found_prefixes = 0
+
+    def _get_local_prefix_cache_hit(self, request: Any) -> tuple[Any, int, int, bool]:
+        found = super()._get_local_prefix_cache_hit(request)
+        self.num_found_prefixes += found[1] > 0
+        return found
 
     def _make_cached_request_data(self, *args: Any) -> CachedRequestData:
         cached = super()._make_cached_request_data(*args)

@@ -108,6 +108,8 @@ def check(engine: ParityEngine, setting: Setting, load: Load, expected: Answers)
     assert counters.prefetched_blocks > 0
     if setting.slots is not None:
         assert engine.num_resent > 0
+    if load.template_tokens and not engine.kind.frees_windows:  # which shares no prefixes
+        assert engine.scheduler.num_found_prefixes > 0
 
 
 @pytest.mark.parametrize(("kind", "setting", "load"), CASES, ids=name_of)

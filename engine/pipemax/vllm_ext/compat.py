@@ -35,7 +35,6 @@ _PRIVATE_NAMES: Needed = (
             "_build_kv_connector_meta",
             "_free_request",
             "_get_local_prefix_cache_hit",
-            "_get_new_block_ids_to_zero",
             "_handle_blocked_waiting_request",
             "_is_blocked_waiting_status",
             "_make_cached_request_data",
@@ -61,7 +60,6 @@ _PRIVATE_NAMES: Needed = (
     ),
     (BlockPool, ("free_blocks", "get_new_blocks", "get_num_free_blocks", "touch")),
     (BlockHashToBlockMap, ("get_one_block",)),
-    (SingleTypeKVCacheManager, ("records_new_block_ids",)),
     (Request, ("append_output_token_ids",)),
     (StructuredOutputRequest, ("_grammar",)),
     (SyncMPClient, ("_send_input", "call_utility")),
@@ -84,7 +82,7 @@ _ATTRIBUTES: Needed = (
     ),
     (BlockPool, ("cached_block_hash_to_block",)),
     (KVCacheBlock, ("_block_hash",)),
-    (SingleTypeKVCacheManager, ("kv_cache_group_id", "new_block_ids", "num_cached_block", "req_to_blocks")),
+    (SingleTypeKVCacheManager, ("kv_cache_group_id", "num_cached_block", "req_to_blocks")),
     (Request, ("_all_token_ids", "next_decode_eligible_step", "num_output_placeholders")),
 )
 """What objects of these classes have, of which their methods tell."""
@@ -244,8 +242,15 @@ def check_hooks_run(vllm_config: VllmConfig) -> None:
 def check_kv_cache(kv_cache_config: KVCacheConfig) -> None:
     """Raise ``ValueError`` for KV caches other than one group of full or latent attention, or groups with one window.
 
-    Windowed layers count as full ones if their KV is kept whole.
+    Windowed layers count as full ones if their KV is kept whole. vLLM writes to blocks of other kinds before the
+    connector's first hook, and so before the waits for earlier copies: it fills new blocks with zeros (Mamba, several
+    types of KV), and copies a block of which a prompt's prefix is only a part (Mamba).
     """
+    if kv_cache_config.needs_kv_cache_zeroing:
+        raise ValueError(
+            "policy pipemax serves models whose KV is of one type; vLLM fills new blocks of this one with zeros. Use "
+            "policy: vllm"
+        )
     groups = kv_cache_config.kv_cache_groups
     kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
     if len(groups) == 1 and kinds in (["FullAttentionSpec"], ["MLAAttentionSpec"]):

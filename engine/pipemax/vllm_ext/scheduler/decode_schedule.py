@@ -53,7 +53,6 @@ def schedule_decodes(scheduler: Scheduler) -> SchedulerOutput | None:
         preempted_req_ids=scheduler.reset_preempted_req_ids,
         finished_req_ids=scheduler.finished_req_ids,
         free_encoder_mm_hashes=scheduler.encoder_cache_manager.get_freed_mm_hashes(),
-        new_block_ids_to_zero=scheduler._get_new_block_ids_to_zero(),
         ec_manager_metadata=scheduler.encoder_cache_manager.get_manager_metadata(),
     )
     assert scheduler.connector is not None

@@ -153,8 +153,6 @@ class GpuBlocks:
         new_blocks = self._take(num_new)
         self._blocks_of[request_id] = [*found, *new_blocks]
         self._group.num_cached_block[request_id] = len(found)  # others must not find what is not filled yet
-        if self._group.records_new_block_ids:
-            self._group.new_block_ids.extend(block.block_id for block in new_blocks)
         return len(found)
 
     def _find_blocks(self, request: Request) -> list[KVCacheBlock]:

@@ -379,6 +379,9 @@ class PipeMaxScheduler(Scheduler):
     ) -> StepMetadata:
         """Return the plan's prefetches, and the stores that keep every replica complete."""
         assert self._plan is not None
+        # The V2 runner would make these before it waits for earlier copies.
+        written = scheduler_output.kv_cache_block_copies or scheduler_output.new_block_ids_to_zero
+        assert not written, f"vLLM itself writes to blocks: {written}"
         copies = self._copies.take(self.requests, scheduler_output.num_scheduled_tokens)
         return StepMetadata(self._plan.step_id, copies)
 

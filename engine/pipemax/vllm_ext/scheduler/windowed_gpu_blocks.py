@@ -59,8 +59,6 @@ class WindowedGpuBlocks(GpuBlocks):
             blocks = self._take(end - first)
             assert not group.req_to_blocks.get(request.request_id), f"{request.request_id} has blocks"
             group.req_to_blocks[request.request_id] = [self._pool.null_block] * first + blocks
-            if group.records_new_block_ids:
-                group.new_block_ids.extend(block.block_id for block in blocks)
         return 0
 
     def publish_later(self, request: Request, num_shared: int) -> None:

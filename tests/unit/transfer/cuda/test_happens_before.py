@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipemax.domain.units import GpuBlockId, HostBlockId
+from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies
 from pipemax.transfer.cuda.device import Copy, Fence, Lane, Pool, Span
+from pipemax.transfer.cuda.transfers import CudaTransfers
 from tests.fakes.kv_schedule import Step
 from tests.fakes.kv_stage import TINY, RecordedStage
 from tests.fakes.recording_device import FakeKernel, RecordingDevice
@@ -66,6 +69,35 @@ def _has_race(seed: int, **forgotten: Any) -> bool:
         step = stage.schedule.next_step()
         stage.run_step(Step(replace(step.copies, **forgotten), step.runs))
     return bool(stage.device.races)
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["before the step begins", "after"])
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        StepCopies(prefetches=(BlockPrefetch(HostBlockId(0), GpuBlockId(3)),)),
+        StepCopies(stores=(BlockStore(GpuBlockId(4), HostBlockId(0)),)),
+    ],
+    ids=["source being prefetched", "target being stored"],
+)
+def test_a_block_may_be_copied_on_write_only_after_the_step_has_begun(
+    earlier: StepCopies, is_first: bool
+) -> None:
+    """vLLM's V2 runner would do it before, and zero blocks: the scheduler refuses models for which it does."""
+    device = RecordingDevice(gpu_blocks=8, host_blocks=8, block_bytes=TINY.block_bytes)
+    transfers = CudaTransfers(device, block_bytes=TINY.block_bytes)
+    transfers.begin_step(earlier)
+    transfers.start_prefetches(earlier)
+    transfers.end_step(earlier)
+    size = TINY.block_bytes
+    shared, private = Span(Pool.GPU, 3 * size, size), Span(Pool.GPU, 4 * size, size)
+    copy_on_write = FakeKernel([shared], [private], lambda: None)
+    if is_first:
+        device.launch(Lane.COMPUTE, copy_on_write)
+    transfers.begin_step(StepCopies(store_fence=1))
+    if not is_first:
+        device.launch(Lane.COMPUTE, copy_on_write)
+    assert bool(device.races) is is_first
 
 
 class TestTheCheckerItself:
