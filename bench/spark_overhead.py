@@ -9,7 +9,9 @@ warmed up first, which is reported separately, and stay. Then there are turns of
 run first in every other turn, so that whatever else the machine does affects both. One run sends all rows through
 ``OfflineEngine``, from Parquet files to a Parquet file; the other sends the same files through ``annotate()`` over two
 slots to a Delta table. Each comes after a run of a few rows of its own kind, which is not counted.
-``ratio_to_bare_engine`` is the median of the turns' ratios, ``ratios`` are all of them.
+``ratio_to_bare_engine`` is the median of the turns' ratios, ``ratios`` are all of them. No two runs of Spark's share a
+request, or the engine server would answer the second one from its cache; a turn whose rows were not computed, by the
+engines' own counts, ends the command (``bench.overhead_turns``).
 
 On a GPU node the engine does not compute on the cores that Spark runs on. On a CPU it does, and then Spark's own work
 slows the engine down whatever the path does. So in both runs the engine's compute threads have ``--engine-cores``
@@ -29,6 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,6 +41,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench import virtual_overhead
+from bench.overhead_turns import Run, Turn, check_turn, tokens_computed_below
 from bench.peers.engines import pipemax_requests
 from bench.peers.load import LENGTHS, Load, write_model, write_table
 from bench.peers.on_spark import annotated
@@ -53,33 +57,6 @@ RUN_VARIABLE = "LC_SPARK_OVERHEAD_RUN"
 variables that begin with ``LC_``."""
 PAUSE_S = 2.0
 """Pause before each run: a worker of vLLM spins for a second after its last step."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """One pass over the table, or its first rows."""
-
-    seconds: float
-    tokens: int
-    texts: Counter[str | None]
-    busy_cpu_s: float = 0.0
-    """Busy time of all cores, whoever used them: the machine should do nothing else."""
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds
-
-
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """One run of each path."""
-
-    bare: Run
-    spark: Run
-
-    @property
-    def ratio(self) -> float:
-        return self.spark.tokens_per_s / self.bare.tokens_per_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,9 +136,9 @@ def run_bare(engine: OfflineEngine, table: Path, output: Path, limit: int | None
     )
 
 
-def run_spark(load: Load, frame: Any, output: Path) -> Run:
+def run_spark(load: Load, frame: Any, output: Path, seeds: Iterator[int]) -> Run:
     begin_s = time.perf_counter()
-    annotated(load, frame).write.format("delta").mode("overwrite").save(str(output))
+    annotated(load, frame, seed=next(seeds)).write.format("delta").mode("overwrite").save(str(output))
     seconds = time.perf_counter() - begin_s
     written = frame.sparkSession.read.format("delta").load(str(output))
     rows = written.select("annotation.text", "annotation.completion_tokens").collect()
@@ -187,18 +164,20 @@ def let_engines_go_first(niceness: int) -> None:
             continue
 
 
-def warm(few: Callable[[], Run], run: Callable[[], Run]) -> Run:
-    """Do a run after a short one of the same kind and a pause; return it with the CPU time that the machine spent.
+def warm(few: Callable[[], Run], run: Callable[[], Run], computed_tokens: Callable[[], int]) -> Run:
+    """Do a run after a short one of the same kind and a pause.
+
+    Return it with the CPU time that the machine spent, and the output tokens that its engine counted.
 
     While the other engine has its turn, Spark ends its idle Python workers, and the next run would pay for that.
     """
     few()
     time.sleep(PAUSE_S)
-    before = psutil.cpu_times()
+    tokens_before, before = computed_tokens(), psutil.cpu_times()
     done = run()
     after = psutil.cpu_times()
     busy_s = sum(after) - sum(before) - (after.idle - before.idle) - (after.iowait - before.iowait)
-    return replace(done, busy_cpu_s=busy_s)
+    return replace(done, busy_cpu_s=busy_s, computed_tokens=computed_tokens() - tokens_before)
 
 
 @contextmanager
@@ -222,13 +201,17 @@ def turns(load: Load, niceness: int) -> Iterator[tuple[Starts, Turn]]:
     with OfflineEngine(EngineConfig.parse(load.pipemax_engine())) as engine:
         bare = partial(run_bare, engine, table, directory / "bare.parquet")
         few_bare = partial(bare, WARM_UP_ROWS)
+        warm_bare = partial(warm, few_bare, bare, lambda: int(engine.stats().metrics["output_tokens"]))
         few_bare()
         bare_start_s = time.perf_counter() - begin_s
         begin_s = time.perf_counter()
         with spark_session(directory) as spark:
             frame = spark.read.parquet(str(table))
-            on_spark = partial(run_spark, load, frame, directory / "out")
-            few_on_spark = partial(run_spark, load, frame.limit(WARM_UP_ROWS), directory / "few")
+            seeds = count(1)
+            on_spark = partial(run_spark, load, frame, directory / "out", seeds)
+            few_on_spark = partial(run_spark, load, frame.limit(WARM_UP_ROWS), directory / "few", seeds)
+            jvm_pid = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
+            warm_on_spark = partial(warm, few_on_spark, on_spark, partial(tokens_computed_below, jvm_pid))
             few_on_spark()
             spark_start_s = time.perf_counter() - begin_s
             let_engines_go_first(niceness)
@@ -236,10 +219,12 @@ def turns(load: Load, niceness: int) -> Iterator[tuple[Starts, Turn]]:
             starts = Starts(bare_s=bare_start_s, spark_s=spark_start_s, fixed_cost_s=fixed_cost_s)
             for number in range(load.repeats):
                 if number % 2:
-                    spark_run, bare_run = warm(few_on_spark, on_spark), warm(few_bare, bare)
+                    spark_run, bare_run = warm_on_spark(), warm_bare()
                 else:
-                    bare_run, spark_run = warm(few_bare, bare), warm(few_on_spark, on_spark)
-                yield starts, Turn(bare=bare_run, spark=spark_run)
+                    bare_run, spark_run = warm_bare(), warm_on_spark()
+                turn = Turn(bare=bare_run, spark=spark_run)
+                check_turn(turn)
+                yield starts, turn
 
 
 def summarize(load: Load, starts: Starts, niceness: int, turns_so_far: list[Turn]) -> Result:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,16 @@ from bench.peers.load import LOGS, WARM_UP_ROWS, Load
 from bench.peers.recorder import Recorder, tokens_by_id
 
 
-def annotated(load: Load, frame: Any, *, log_dir: str | None = None) -> Any:
-    """Return the load's rows annotated by ``annotate()``."""
+def annotated(load: Load, frame: Any, *, seed: int, log_dir: str | None = None) -> Any:
+    """Return the load's rows annotated by ``annotate()``.
+
+    A seed changes nothing about greedy answers, but requests with another seed are others: give each run its own, or
+    the engine server answers it from its cache.
+    """
     from pipemax_spark import annotate
 
     return annotate(
-        frame.selectExpr("id", "prompt", "struct(max_tokens) AS overrides"),
+        frame.selectExpr("id", "prompt", f"struct(max_tokens, {seed}L AS seed) AS overrides"),
         prompt_column="prompt",
         overrides_column="overrides",
         engine=load.pipemax_engine(),
@@ -32,9 +37,10 @@ def annotated(load: Load, frame: Any, *, log_dir: str | None = None) -> Any:
 
 def pipemax_spark(load: Load, recorder: Recorder) -> None:
     """Run ``annotate()``, with two slots that feed one engine server."""
+    seeds = count(1)
 
     def transform(frame: Any) -> Any:
-        answers = annotated(load, frame, log_dir=str(LOGS))
+        answers = annotated(load, frame, seed=next(seeds), log_dir=str(LOGS))
         return answers.selectExpr("id", "annotation.text", "annotation.completion_tokens AS tokens")
 
     _measure(load, recorder, slots=2, transform=transform)
