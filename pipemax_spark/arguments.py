@@ -409,13 +409,18 @@ def log_handler(directory: Path) -> logging.Handler:
 def _with_absolute_model(engine: dict[str, Any]) -> dict[str, Any]:
     """Make local paths absolute, because servers run in a directory of their own."""
     paths: dict[str, Any] = {
-        name: str(Path(engine[name]).absolute())
+        name: _absolute_if_here(engine[name])
         for name in ("model", "tokenizer")
-        if isinstance(engine.get(name), str) and Path(engine[name]).is_dir()
+        if isinstance(engine.get(name), str)
     }
     if isinstance(adapters := engine.get("lora"), dict):
-        paths["lora"] = {
-            name: str(Path(directory).absolute()) if Path(str(directory)).is_dir() else directory
-            for name, directory in adapters.items()
-        }
+        paths["lora"] = {name: _absolute_if_here(directory) for name, directory in adapters.items()}
     return {**engine, **paths}
+
+
+def _absolute_if_here(name: str) -> str:
+    """Make a directory's path absolute. Other names are the hub's; where this user may not look, preflight says so."""
+    try:
+        return str(Path(name).absolute()) if Path(str(name)).is_dir() else name
+    except OSError:
+        return name

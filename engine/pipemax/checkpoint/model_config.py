@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 def read_model_config(config: EngineConfig) -> "PreTrainedConfig":
     """Return the configuration of the config's model. Raise ``ValueError`` if it cannot be read."""
-    _check_model_path(config.model)
+    try:
+        _check_model_path(config.model)
+    except OSError as error:  # it is where this user may not look
+        raise ValueError(f"model {config.model!r} cannot be read: {error.strerror}") from error
     # No progress bars: standard output carries the reply of a preflight. Warnings go to standard error.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from transformers import AutoConfig  # takes two seconds: only if a model is looked at
