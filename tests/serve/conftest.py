@@ -17,7 +17,7 @@ def _ended_executors() -> Iterator[list[tuple[str, FakeJvm]]]:
     executors: list[tuple[str, FakeJvm]] = []
     yield executors
     for test, fake in executors:
-        wait_until(lambda fake=fake: fake.servers() == [], 8.0, f"the server of {test} has ended")
+        wait_until(lambda fake=fake: fake.servers() == [], what=f"the server of {test} has ended")
 
 
 @pytest.fixture(autouse=True)

@@ -102,15 +102,12 @@ def test_deaths_with_completions_between_them_do_not_end_the_task(
 
 
 def test_an_engine_that_hangs_is_killed_and_its_rows_run_again(
-    fake_engine_python: EnginePython, tmp_path: Path
+    fake_engine_python: EnginePython, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     opts = options(fake_engine_python("--poll-stall-s=0.3"), silence_timeout_s=1.3)
-    started_s = time.monotonic()
     rows = run_prompts(["one", f"[[hang-once {tmp_path}/hung]] two", "three"], opts)
     assert rows[2]["text"] == expected_text("three")
-    assert (
-        time.monotonic() - started_s < 25.0
-    )  # not the 30 s after which a server counts as silent by default
+    assert "it said nothing for 1 s" in caplog.text
     log = files_of(opts).log.read_text()
     assert "in poll" in log[log.index("Thread 0x") :], "the log says what the engine's thread hung in"
 
@@ -122,7 +119,7 @@ def test_a_dead_worker_of_the_engine_costs_no_row(fake_engine_python: EnginePyth
         batches.append(batch)
         if first is None:
             first = server_of(opts)
-            wait_until(lambda: server_stats(opts).engine_metrics, 5.0)
+            wait_until(lambda: server_stats(opts).engine_metrics)
             os.kill(int(server_stats(opts).engine_metrics["child_pid"]), signal.SIGKILL)
     assert_exactly_once(batches, 1_000)
     assert server_of(opts) != first
@@ -134,7 +131,7 @@ def test_a_server_that_takes_long_to_end_counts_as_one_death(
     opts = options(fake_engine_python(), max_num_seqs=32, child_process=True, latency_s=0.05, close_s=1.0)
     results = complete(request_batches(200, 40), opts, task="task")
     batches = [next(results)]
-    wait_until(lambda: server_stats(opts).engine_metrics, 5.0)
+    wait_until(lambda: server_stats(opts).engine_metrics)
     os.kill(int(server_stats(opts).engine_metrics["child_pid"]), signal.SIGKILL)
     assert_exactly_once([*batches, *results], 200)
     losses = [message for message in caplog.messages if "was lost" in message]
@@ -201,7 +198,7 @@ def test_the_files_of_a_killed_server_do_not_keep_the_next_from_starting(
     opts = options(fake_engine_python())
     run_prompts(["one"], opts)
     os.kill(server_of(opts).pid, signal.SIGKILL)
-    wait_until(lambda: not server_of(opts).is_running(), 2.0)
+    wait_until(lambda: not server_of(opts).is_running())
     assert files_of(opts).socket.exists()
     run_prompts(["two"], opts)
     assert server_stats(opts).jobs["job"].rows_done == 1

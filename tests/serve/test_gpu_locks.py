@@ -61,7 +61,7 @@ def test_a_killed_server_s_successor_waits_for_a_worker_that_outlives_it(
 ) -> None:
     opts = options(fake_engine_python(), child_process=True, child_ends_after_s=8.0)
     run_prompts(["one"], opts)
-    wait_until(lambda: server_stats(opts).engine_metrics, 5.0)
+    wait_until(lambda: server_stats(opts).engine_metrics)
     worker = ProcessIdentity.of(int(server_stats(opts).engine_metrics["child_pid"]))
     os.kill(server_of(opts).pid, signal.SIGKILL)
     run_prompts(["two"], opts)

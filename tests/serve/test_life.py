@@ -31,14 +31,12 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def _child_of(opts: EngineOptions) -> ProcessIdentity:
-    wait_until(lambda: server_stats(opts).engine_metrics, 2.0)
+    wait_until(lambda: server_stats(opts).engine_metrics)
     return ProcessIdentity.of(int(server_stats(opts).engine_metrics["child_pid"]))
 
 
-def _assert_gone(files: ServerFiles, *processes: ProcessIdentity, within_s: float) -> float:
-    took_s = wait_until(
-        lambda: not any(p.is_running() for p in processes), within_s, "server and child are gone"
-    )
+def _assert_gone(files: ServerFiles, *processes: ProcessIdentity) -> float:
+    took_s = wait_until(lambda: not any(p.is_running() for p in processes), what="server and child are gone")
     assert not files.socket.exists()
     assert not files.record.exists()
     return took_s
@@ -50,7 +48,7 @@ def test_the_server_ends_with_its_jvm(fake_engine_python: EnginePython, jvm: Fak
     server, child = server_of(opts), _child_of(opts)
     files = files_of(opts)
     jvm.kill()
-    _assert_gone(files, server, child, within_s=2.0)
+    _assert_gone(files, server, child)
 
 
 def test_the_server_ends_with_its_jvm_during_work(fake_engine_python: EnginePython, jvm: FakeJvm) -> None:
@@ -62,7 +60,7 @@ def test_the_server_ends_with_its_jvm_during_work(fake_engine_python: EnginePyth
     jvm.kill()
     with pytest.raises(EngineSessionError, match=r"the executor, pid .* is gone"):
         list(results)
-    _assert_gone(files, server, child, within_s=3.0)
+    _assert_gone(files, server, child)
 
 
 def test_the_server_ends_with_its_jvm_while_a_model_loads(
@@ -74,7 +72,7 @@ def test_the_server_ends_with_its_jvm_while_a_model_loads(
     server = server_of(opts)
     files = files_of(opts)
     jvm.kill()
-    _assert_gone(files, server, within_s=3.0)
+    _assert_gone(files, server)
 
 
 def test_processes_of_the_engine_end_with_a_killed_server(fake_engine_python: EnginePython) -> None:
@@ -82,7 +80,7 @@ def test_processes_of_the_engine_end_with_a_killed_server(fake_engine_python: En
     run_prompts(["hello"], opts)
     child = _child_of(opts)
     os.kill(server_of(opts).pid, signal.SIGKILL)
-    wait_until(lambda: not child.is_running(), 2.0)
+    wait_until(lambda: not child.is_running())
 
 
 def test_the_server_ends_a_while_after_its_last_daemon(
@@ -93,14 +91,14 @@ def test_the_server_ends_a_while_after_its_last_daemon(
     client = [sys.executable, "-m", "tests.serve.client_process", engine_python, "10", "5", "task"]
     assert subprocess.run(client, cwd=_REPOSITORY, check=False).returncode == 0
     (server,) = jvm.servers()
-    assert _assert_gone(files_of(options(engine_python)), server, within_s=3.0) > 0.5
+    assert _assert_gone(files_of(options(engine_python)), server) > 0.5
 
 
 def test_an_idle_server_ends_and_the_next_task_starts_another(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python("--idle-exit-s=0.3"), latency_s=0.4)
     run_prompts(["longer than the idle time"], opts)
     first = server_of(opts)
-    _assert_gone(files_of(opts), first, within_s=3.0)
+    _assert_gone(files_of(opts), first)
     run_prompts(["hello"], opts)
     assert server_of(opts) != first
 
@@ -122,7 +120,7 @@ def test_an_engine_that_does_not_close_is_killed(fake_engine_python: EnginePytho
     server, child = server_of(opts), _child_of(opts)
     started_s = time.monotonic()
     shut_down(opts)
-    _assert_gone(files_of(opts), server, child, within_s=4.0)
+    _assert_gone(files_of(opts), server, child)
     assert time.monotonic() - started_s > 0.4
 
 
@@ -131,7 +129,7 @@ def test_sigterm_ends_the_server_in_order(fake_engine_python: EnginePython) -> N
     run_prompts(["hello"], opts)
     server, child = server_of(opts), _child_of(opts)
     os.kill(server.pid, signal.SIGTERM)
-    _assert_gone(files_of(opts), server, child, within_s=3.0)
+    _assert_gone(files_of(opts), server, child)
     assert "the engine closed" in files_of(opts).log.read_text()
 
 

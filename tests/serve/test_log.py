@@ -24,7 +24,7 @@ def test_what_a_process_of_the_engine_prints_does_not_fill_the_disk(fake_engine_
     run_prompts(["[[print 20000]]", "hello"], opts)
     log = files_of(opts).log
     older = log.with_name(f"{log.name}.1")
-    wait_until(lambda: log.stat().st_size <= 20_000, 5.0, "the log is within its bounds")
+    wait_until(lambda: log.stat().st_size <= 20_000, what="the log is within its bounds")
     assert older.stat().st_size <= 2 * 20_000, "and what came while it was copied"
     run_prompts(["[[print 1]]"], opts)
     assert "\nprinted 0\n" in log.read_text(), "the server's and its processes' output goes on"

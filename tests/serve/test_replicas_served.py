@@ -41,7 +41,7 @@ def test_a_killed_replica_costs_no_row_and_no_restart_of_the_server(
             os.kill(killed, signal.SIGKILL)
     assert_exactly_once(batches, 1_500)
     assert files_of(opts).log.read_text().count("listening") == 1
-    wait_until(lambda: server_stats(opts).replicas[0]["state"] == "up", 20.0, "it is replaced")
+    wait_until(lambda: server_stats(opts).replicas[0]["state"] == "up", what="it is replaced")
     stats = server_stats(opts)
     assert [own["restarts"] for own in stats.replicas] == [1, 0]
     assert stats.replicas[0]["pid"] != killed
@@ -50,7 +50,7 @@ def test_a_killed_replica_costs_no_row_and_no_restart_of_the_server(
     assert stats.policy["reason"] == "in each of 2 replicas: a fake has no scheduler"
     jvm.kill()
     pids = [own["pid"] for own in stats.replicas]
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10.0, "replicas end too")
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), what="replicas end too")
 
 
 def test_a_row_that_kills_replicas_is_found_and_the_others_are_answered(
