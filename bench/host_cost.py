@@ -234,6 +234,26 @@ def print_rows(entry: dict[str, Any]) -> None:
         )
 
 
+def decode_cost_us(entry: dict[str, Any]) -> float | None:
+    """Return the core's CPU time for one decode, in steps of decodes if there were any, otherwise in mixed ones."""
+    rows = entry["by_kind"].get("decode") or entry["by_kind"].get("mixed")
+    return 1e3 * rows["core"][0] / rows["mean_decodes"] if rows else None
+
+
+def differences(found: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each system that ran next to stock vLLM: what a decode costs, and how much on top of stock."""
+    stock = {entry["live"]: decode_cost_us(entry) for entry in found if entry["system"] == SYSTEMS[0].name}
+    lines = []
+    for entry in found:
+        own_us, stock_us = decode_cost_us(entry), stock.get(entry["live"])
+        if entry["system"] != SYSTEMS[0].name and own_us is not None and stock_us is not None:
+            lines.append(
+                f"{entry['system']}, {entry['live']:,} requests: {own_us:.1f} µs a decode, of which stock vLLM's own "
+                f"loop takes {stock_us:.1f} and PipeMax {own_us - stock_us:.1f}"
+            )
+    return lines
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -259,6 +279,7 @@ def main() -> int:
             entry = {"system": system.name, "live": live, "host_memory_gb": host_gb, **figures}
             found.append(entry)
             print_rows(entry)
+    print("\n".join(differences(found)))
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -16,7 +16,7 @@ def require_cuda(program: str) -> torch.device:
     if not torch.cuda.is_available():
         raise SystemExit(
             f"{program} needs a CUDA device, and torch {torch.__version__} finds none: run it where nvidia-smi lists a "
-            "GPU, with torch's CUDA build (docs/results/transfer.md says what else)"
+            "GPU, with torch's CUDA build (docs/results/gpu.md says what else)"
         )
     return torch.device("cuda", torch.cuda.current_device())
 

@@ -1,7 +1,4 @@
-"""The seam on a real GPU: bytes arrive, lanes keep their order, and the random schedules of the checker hold there.
-
-Never ran yet: no GPU was at hand.
-"""
+"""The seam on a real GPU: bytes arrive, lanes keep their order, and the random schedules of the checker hold there."""
 
 import random
 from collections.abc import Iterator, Sequence

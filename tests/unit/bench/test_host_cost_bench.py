@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,3 +40,23 @@ def test_steps_are_told_apart_by_what_they_decode() -> None:
     found = host_cost._by_kind(costs, 40)
     assert [*found] == ["mixed"]
     assert found["mixed"]["steps"] == 40
+
+
+def entry(system: str, live: int, **core_ms: tuple[float, float]) -> dict[str, Any]:
+    """``core_ms``: by kind of step, the core's median milliseconds and the decodes of a step."""
+    kinds = {kind: {"core": [ms, 2 * ms], "mean_decodes": decodes} for kind, (ms, decodes) in core_ms.items()}
+    return {"system": system, "live": live, "by_kind": kinds}
+
+
+def test_the_difference_is_to_stock_vllm_with_as_many_requests() -> None:
+    found = [
+        entry("vllm_pp", 20_000, decode=(1.4, 70.0), mixed=(1.8, 80.0)),
+        entry("pipemax", 20_000, prompts=(1.6, 0.0), decode=(7.0, 200.0)),
+        entry("pipemax_mixed", 20_000, mixed=(5.0, 100.0)),
+        entry("pipemax", 100_000, decode=(8.0, 200.0)),
+    ]
+    assert host_cost.differences(found) == [
+        "pipemax, 20,000 requests: 35.0 µs a decode, of which stock vLLM's own loop takes 20.0 and PipeMax 15.0",
+        "pipemax_mixed, 20,000 requests: 50.0 µs a decode, of which stock vLLM's own loop takes 20.0 and PipeMax "
+        "30.0",
+    ]

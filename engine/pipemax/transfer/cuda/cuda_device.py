@@ -1,4 +1,4 @@
-"""The device's seam over torch's streams and CUDA's copy calls. It decides nothing, and has not run on a GPU yet.
+"""The device's seam over torch's streams and CUDA's copy calls. It decides nothing.
 
 torch.cuda.Stream, Event    lanes and their order
 cudaMemcpyBatchAsync        one call for many copies, if the driver has it (12.8): 0.5 µs of CPU each

@@ -1,7 +1,7 @@
 """A stage's worker on a GPU: it times each step by the device's clock.
 
 vLLM's own worker does the rest. Its hooks run before and after the forward pass, never between layers, so full CUDA
-graphs remain possible. This has not run on a GPU yet.
+graphs remain possible.
 """
 
 from collections.abc import Callable
