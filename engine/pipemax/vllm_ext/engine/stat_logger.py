@@ -72,7 +72,9 @@ class StatLogger(StatLoggerBase):
         self._output_tokens += output_tokens
         self._prefix_queries += scheduler_stats.prefix_cache_stats.queries
         self._prefix_hits += scheduler_stats.prefix_cache_stats.hits
-        counts: dict[str, float] = scheduler_stats.kv_connector_stats or {}  # PipeMax's own
+        counts: dict[str, float] = scheduler_stats.kv_connector_stats or {}
+        if "parked_requests" not in counts:  # a user's own connector under stock vLLM
+            counts = {}
         step_s = self._ledger.time.span_s(self._clock())
         waiting = scheduler_stats.num_waiting_reqs
         if counts:

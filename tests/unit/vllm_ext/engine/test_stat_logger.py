@@ -106,6 +106,13 @@ def test_mixed_steps_of_pipemax_are_divided_by_their_tokens() -> None:
     }
 
 
+def test_the_figures_of_a_user_s_own_kv_connector_are_left_alone() -> None:
+    bench = Bench()
+    bench.step(2.0, output=64, GPU_to_CPU=[{"op_size": 4_096, "op_time": 0.01}])
+    assert bench.parts() == {TimePart.DECODE: 2.0}
+    assert "GPU_to_CPU" not in bench.ledger.latest.metrics
+
+
 def test_steps_of_pipemax_are_classified_by_its_scheduler() -> None:
     bench = Bench()
     bench.step(1.0, **_pipemax(is_decode_phase=0.0))
