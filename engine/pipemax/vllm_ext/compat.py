@@ -42,6 +42,7 @@ _PRIVATE_NAMES: Needed = (
             "_reserve_prefill_lookahead",
             "_update_after_schedule",
             "get_request_counts",
+            "set_pause_state",
         ),
     ),
     (AsyncScheduler, ("_update_after_schedule", "_update_request_with_output")),

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.core_client import InprocClient
@@ -32,6 +33,8 @@ _RESIZE_GPU = "pipemax_resize_gpu"
 _USE_BATCHING = "pipemax_use_batching"
 _COPY_COUNTS = "pipemax_copy_counts"
 _SET_INPUT_OPEN = "pipemax_set_input_open"
+_HOLD_REQUESTS = "pipemax_hold_requests"
+_LEARN_TIMES = "pipemax_learn_times"
 
 
 def answer_calls() -> None:
@@ -42,6 +45,8 @@ def answer_calls() -> None:
     setattr(EngineCore, _USE_BATCHING, _use_batching)
     setattr(EngineCore, _COPY_COUNTS, lambda core: core.scheduler.copy_counts())
     setattr(EngineCore, _SET_INPUT_OPEN, lambda core, is_open: core.scheduler.set_input_open(is_open))
+    setattr(EngineCore, _HOLD_REQUESTS, _hold_requests)
+    setattr(EngineCore, _LEARN_TIMES, lambda core, is_on: core.scheduler.learn_times(is_on))
 
 
 def encode_profile(profile: Profile) -> dict[str, Any]:
@@ -94,6 +99,29 @@ def separated(engine: LLMEngine, config: EngineConfig) -> Iterator[None]:
         use_batching(engine, begins_with, config.mixed_step_tokens)
 
 
+@contextmanager
+def held(engine: LLMEngine) -> Iterator[None]:
+    """Have an idle engine begin no request meanwhile, so that all that are added begin together."""
+    _call(engine, _HOLD_REQUESTS, True)
+    try:
+        yield
+    finally:
+        _call(engine, _HOLD_REQUESTS, False)
+
+
+@contextmanager
+def fixed_times(engine: LLMEngine) -> Iterator[None]:
+    """Have the estimates of step times stay as they are meanwhile.
+
+    Steps then depend on the requests only: the same requests, held until all are there, take the same steps again.
+    """
+    _call(engine, _LEARN_TIMES, False)
+    try:
+        yield
+    finally:
+        _call(engine, _LEARN_TIMES, True)
+
+
 def copy_counts(engine: LLMEngine) -> dict[str, float]:
     """Return the evictions, prefetches and prefetched blocks since the last resize.
 
@@ -116,6 +144,15 @@ def _idle_scheduler(core: EngineCore) -> Any:
     while core.batch_queue:
         core.step_fn()
     return core.scheduler
+
+
+def _hold_requests(core: EngineCore, is_on: bool) -> None:
+    if is_on:
+        scheduler = _idle_scheduler(core)
+        while scheduler.has_requests():  # that have ended, of which the workers have not been told
+            core.step_fn()
+            _idle_scheduler(core)
+    core.scheduler.set_pause_state(PauseState.PAUSED_ALL if is_on else PauseState.UNPAUSED)
 
 
 def set_input_open(engine: LLMEngine, is_open: bool) -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineCore, EngineCoreProc, EngineShutdownState
 from vllm.v1.engine.core_client import (
@@ -16,12 +17,14 @@ from vllm.v1.engine.core_client import (
     _process_utility_output,
 )
 
-from pipemax.vllm_ext.core_calls import answer_calls, set_input_open, take_profile
+from pipemax.vllm_ext.core_calls import answer_calls, fixed_times, held, set_input_open, take_profile
 
 
 @dataclass
 class FakeScheduler:
     heard: list[Any] = field(default_factory=list)
+    num_ended: int = 0
+    """Requests that have ended, of which the workers have not been told."""
 
     def take_profile(self) -> dict[str, Any]:
         return {"steps": [], "mixed_steps": [], "copies": []}
@@ -32,6 +35,15 @@ class FakeScheduler:
     def add_request(self, request: Any) -> None:
         self.heard.append(request)
 
+    def has_requests(self) -> bool:
+        return self.num_ended > 0
+
+    def set_pause_state(self, state: PauseState) -> None:
+        self.heard.append(state)
+
+    def learn_times(self, is_on: bool) -> None:
+        self.heard.append(f"learns {is_on}")
+
 
 class FakeCoreProcess(EngineCoreProc):
     """vLLM's core with a scheduler only: it takes in what a client sent when it is told to."""
@@ -41,9 +53,16 @@ class FakeCoreProcess(EngineCoreProc):
         self.input_queue: queue.Queue[Any] = queue.Queue()
         self.output_queue: queue.Queue[Any] = queue.Queue()
         self.shutdown_state = EngineShutdownState.RUNNING
+        self.batch_queue = None
+        self.step_fn = self._tell_ended
 
     def add_request(self, request: Any, request_wave: int = 0) -> None:
         self.scheduler.add_request(request)
+
+    def _tell_ended(self) -> Any:
+        self.scheduler.num_ended -= 1
+        self.scheduler.heard.append("step")
+        return {}, False
 
     def take_in(self) -> None:
         while not self.input_queue.empty():
@@ -131,3 +150,18 @@ def test_a_core_in_the_same_process_is_called_directly() -> None:
     set_input_open(engine, True)
     assert scheduler.heard == [True]
     assert core.input_queue.empty()
+
+
+def test_requests_that_are_held_begin_together_once_the_last_run_is_over() -> None:
+    core = FakeCoreProcess(scheduler := FakeScheduler(num_ended=2))
+    with held(engine_of(InProcessClient(core))):
+        scheduler.add_request("first")
+        scheduler.add_request("second")
+    assert scheduler.heard == ["step", "step", PauseState.PAUSED_ALL, "first", "second", PauseState.UNPAUSED]
+
+
+def test_step_times_are_learned_again_after_a_failure() -> None:
+    core = FakeCoreProcess(scheduler := FakeScheduler())
+    with pytest.raises(ZeroDivisionError), fixed_times(engine_of(InProcessClient(core))):
+        raise ZeroDivisionError
+    assert scheduler.heard == ["learns False", "learns True"]

@@ -95,6 +95,7 @@ class PipeMaxScheduler(Scheduler):
             )
         )
         self._events: list[Event] = []
+        self._learns_times = True
         # Requests that the current step does not run. Those that have started keep vLLM's status RUNNING.
         self._started: dict[str, Request] = {}
         self._not_started: dict[str, Request] = {}
@@ -123,8 +124,13 @@ class PipeMaxScheduler(Scheduler):
         """See ``core_calls.resize_gpu``. Also starts all counts again."""
         self._settle()
         self._gpu.resize(gpu_blocks)
+        self._prefixes = PrefixFinder(self.block_size)
         self._controller.resize_gpu(self._gpu.num_free)
         self._counters, self._num_added = Counters(), 0
+
+    def learn_times(self, is_on: bool) -> None:
+        """See ``core_calls.fixed_times``."""
+        self._learns_times = is_on
 
     def use_batching(self, batching: str, mixed_step_tokens: int | None = None) -> None:
         """See ``core_calls.use_batching``. Also starts all counts again."""
@@ -407,7 +413,9 @@ class PipeMaxScheduler(Scheduler):
         reports = connector_output.kv_connector_worker_meta if connector_output else None
         if reports is not None:
             assert isinstance(reports, WorkerReports), reports
-            self._events += self._reports.take_in(reports.by_stage)
+            events = self._reports.take_in(reports.by_stage)
+            if self._learns_times:
+                self._events += events
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
         stats = super().make_stats(*args, **kwargs)
