@@ -36,6 +36,7 @@ from pipemax.domain.plan import StepId
 from pipemax.transfer.backend import CopyBackend, StepTransfers
 from pipemax.transfer.checks.copy_check import CopyCheck, check_copies
 from pipemax.transfer.checks.poisoned_prefetches import PoisonedPrefetches
+from pipemax.transfer.checks.swapped_prefetches import SwappedPrefetches
 from pipemax.transfer.commands import StepCopies
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool
 from pipemax.transfer.cuda.device import Lane
@@ -212,6 +213,12 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._stage is not None, "a check before the KV caches exist"
         transfers = self._per_layer or self._stage.transfers
         self._transfers = PoisonedPrefetches(transfers, self._stage.gpu_rows) if is_on else transfers
+
+    def swap_prefetches(self, is_on: bool) -> None:
+        """From now on, prefetch other blocks than were asked for, or no longer."""
+        assert self._stage is not None, "a check before the KV caches exist"
+        transfers = self._per_layer or self._stage.transfers
+        self._transfers = SwappedPrefetches(transfers) if is_on else transfers
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:

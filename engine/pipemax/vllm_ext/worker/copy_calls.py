@@ -21,6 +21,9 @@ class AnswersCopyCalls:
     def pipemax_poison_prefetches(self, is_on: bool) -> None:
         _connector().poison_prefetches(is_on)
 
+    def pipemax_swap_prefetches(self, is_on: bool) -> None:
+        _connector().swap_prefetches(is_on)
+
 
 def check_copies(engine: LLMEngine) -> list[CopyCheck]:
     """Check every worker's copies with known bytes; what the pools held is lost."""
@@ -31,6 +34,11 @@ def check_copies(engine: LLMEngine) -> list[CopyCheck]:
 def poison_prefetches(engine: LLMEngine, *, is_on: bool) -> None:
     """Have every worker overwrite the targets of its prefetches before the copies, or no longer."""
     engine.collective_rpc(AnswersCopyCalls.pipemax_poison_prefetches.__name__, args=(is_on,))
+
+
+def swap_prefetches(engine: LLMEngine, *, is_on: bool) -> None:
+    """Have every worker prefetch wrong blocks, or no longer: what a comparison of tokens must see."""
+    engine.collective_rpc(AnswersCopyCalls.pipemax_swap_prefetches.__name__, args=(is_on,))
 
 
 def _connector() -> PipeMaxConnector:

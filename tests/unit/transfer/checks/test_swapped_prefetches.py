@@ -1,0 +1,48 @@
+"""Prefetches of wrong blocks, made on purpose, change nothing else of a step."""
+
+from pipemax.domain.units import GpuBlockId, HostBlockId
+from pipemax.transfer.checks.swapped_prefetches import SwappedPrefetches
+from pipemax.transfer.commands import BlockPrefetch, BlockStore, CopyCounts, StepCopies, StepWait
+
+
+class Recording:
+    """Implements ``StepTransfers`` and copies nothing."""
+
+    def __init__(self) -> None:
+        self.begun: list[StepCopies] = []
+        self.ended: list[StepCopies] = []
+
+    @property
+    def counts(self) -> CopyCounts:
+        return CopyCounts()
+
+    def begin_step(self, copies: StepCopies) -> StepWait:
+        self.begun.append(copies)
+        return StepWait(stall_s=0.0, prefetches=())
+
+    def end_step(self, copies: StepCopies) -> None:
+        self.ended.append(copies)
+
+    def close(self) -> None:
+        pass
+
+
+def prefetches(*sources: int) -> tuple[BlockPrefetch, ...]:
+    return tuple(BlockPrefetch(HostBlockId(source), GpuBlockId(7 + n)) for n, source in enumerate(sources))
+
+
+def test_each_prefetch_takes_the_block_of_the_next() -> None:
+    inner = Recording()
+    swapped = SwappedPrefetches(inner)
+    stores = (BlockStore(GpuBlockId(1), HostBlockId(2)),)
+    copies = StepCopies(prefetches=prefetches(3, 4, 5), stores=stores, store_fence=None)
+    swapped.begin_step(copies)
+    swapped.end_step(copies)
+    assert inner.begun == [StepCopies(prefetches=prefetches(4, 5, 3), stores=stores, store_fence=None)]
+    assert inner.ended == [copies]
+
+
+def test_a_step_without_prefetches_is_as_it_was() -> None:
+    inner = Recording()
+    SwappedPrefetches(inner).begin_step(StepCopies())
+    assert inner.begun == [StepCopies()]
