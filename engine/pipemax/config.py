@@ -234,8 +234,8 @@ class EngineConfig(BaseModel):
     )
     check_at_start: bool = Field(
         True,
-        description="policy pipemax and auto: at an engine's first start on a machine, check with its own copies and "
-        "tokens that PipeMax gives right results there, and do not run it otherwise.",
+        description="policy pipemax and auto: at an engine's first start on a machine, check its copies byte for "
+        "byte, and that poison under its prefetches changes no token; do not run PipeMax there if it does.",
     )
     row_lengths: RowLengths | None = Field(
         None, description="policy auto: lengths of the rows; default: a sample that the job draws."

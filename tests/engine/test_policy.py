@@ -6,7 +6,7 @@ from pipemax.api import OfflineEngine
 from pipemax.config import EngineConfig, RowLengths
 from pipemax.policy.row_sample import choose_policy
 from pipemax.vllm_ext.launch.forecast import forecast
-from pipemax.vllm_ext.launch.known_check import kept_check
+from pipemax.vllm_ext.launch.known_check import Verdict, kept_check
 from pipemax.vllm_ext.launch.vllm_config import make_vllm_config
 from tests.engine.conftest import DEFAULTS, POLICIES
 
@@ -34,7 +34,7 @@ def test_an_engine_under_pipemax_measures_itself_once_and_is_known_from_then_on(
     assert expected.engine == engine.measured, "known from the cache, before another engine starts"
 
 
-def test_an_engine_under_pipemax_has_checked_its_copies_and_tokens_on_this_machine(
+def test_an_engine_under_pipemax_has_checked_its_copies_and_prefetches_on_this_machine(
     engine: OfflineEngine,
 ) -> None:
     if engine.measured is None:
@@ -42,8 +42,8 @@ def test_an_engine_under_pipemax_has_checked_its_copies_and_tokens_on_this_machi
     own = EngineConfig.parse(DEFAULTS | POLICIES["pipemax on two stages"])
     check = kept_check(own, make_vllm_config(own))
     assert check is not None
-    assert check.passed, check.failure
-    assert len(check.parts) == 4
+    assert check.verdict is Verdict.PASSED, check.parts
+    assert [part.name for part in check.parts] == ["copies", "poison"]
 
 
 def test_what_was_measured_is_enough_to_choose_by(engine: OfflineEngine) -> None:

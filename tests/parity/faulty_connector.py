@@ -27,6 +27,8 @@ class Fault(Enum):
     done: what an eviction left behind, or a read that does not wait, cannot pass unnoticed."""
     LOST = "lost"
     """The negative control of the poison: every few prefetches, a block's copy is left out over it."""
+    LEFT_OUT = "left out"
+    """Every few prefetches, a block's copy is left out, over whatever was there before."""
     CORRUPT = "corrupt"
     """The negative control: every few prefetches, a block's copy comes from its neighbour's source."""
 
@@ -72,6 +74,8 @@ class FaultyBackend(CpuCopyBackend):
                     self._gpu_rows[prefetch.target] = NAN_BYTE
             case Fault.LOST if self._num_prefetches % self.FAULT_EVERY == 0:
                 self._gpu_rows[prefetches[0].target] = NAN_BYTE
+                prefetches = prefetches[1:]
+            case Fault.LEFT_OUT if self._num_prefetches % self.FAULT_EVERY == 0:
                 prefetches = prefetches[1:]
             case Fault.CORRUPT if self._num_prefetches % self.FAULT_EVERY == 0 and len(prefetches) > 1:
                 sources = [prefetch.source for prefetch in prefetches]

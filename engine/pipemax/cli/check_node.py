@@ -10,7 +10,7 @@ from pipemax.cli.common import JsonFile, measured_config, one_line_errors, write
 if TYPE_CHECKING:
     from pipemax.vllm_ext.launch.known_check import NodeCheck
 
-_FAILED = 1
+_STATUS = {"passed": 0, "failed": 1, "inconclusive": 3}
 
 
 def check_node(
@@ -20,11 +20,11 @@ def check_node(
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Check PipeMax on this machine: copies, tokens, overlap; then calibrate it.
+    """Check PipeMax on this machine: copies, prefetches over poison; then calibrate it.
 
-    Starts the engine under policy pipemax. Sends known bytes through every kind of copy and compares them. Answers some
-    prompts with all KV on the GPU, and again while all of it goes to the host and back, and compares the tokens. An
-    engine runs the same check by itself at its first start on a machine. Exits with 1 if PipeMax must not run here.
+    Starts the engine under policy pipemax, sends known bytes through every kind of copy and compares them, and repeats
+    the same steps with poison in place of what is about to be prefetched. An engine makes the same check by itself at
+    its first start on a machine. Exits with 1 if PipeMax must not run here, with 3 if the check is inconclusive.
 
     Example: pipemax check-node --engine engine.yaml
     """
@@ -43,17 +43,25 @@ def check_node(
         typer.echo(f"kept         {checked.path or 'nowhere: see the log'}")
         typer.echo(f"calibration  {checked.calibration}")
         if json_file is not None:
-            write_json(json_file, asdict(checked.check) | {"passed": checked.check.passed})
-    if not checked.check.passed:
-        raise typer.Exit(_FAILED)
+            write_json(json_file, asdict(checked.check) | {"verdict": checked.check.verdict})
+    if status := _STATUS[checked.check.verdict]:
+        raise typer.Exit(status)
 
 
 def _print(check: "NodeCheck") -> None:
     typer.echo(f"device       {check.device}")
     typer.echo(f"model        {check.model}, {check.checked}")
     for part in check.parts:
-        typer.echo(f"{'passed' if part.passed else 'FAILED':<13}{part.name}: {part.detail}")
+        typer.echo(f"{_mark(part.verdict):<13}{part.name}: {part.detail}")
     for name, figure in check.figures.items():
         typer.echo(f"{'':<13}{name}: {figure:g}")
-    verdict = "PipeMax may run here" if check.passed else "PipeMax must not run here; set policy: vllm"
-    typer.echo(f"verdict      {verdict} ({check.seconds:.0f} s beyond loading)")
+    meaning = {
+        "passed": "PipeMax may run here",
+        "failed": "PipeMax must not run here; set policy: vllm",
+        "inconclusive": "nothing is known to be wrong, and not all could be shown to be right",
+    }
+    typer.echo(f"verdict      {check.verdict}: {meaning[check.verdict]} ({check.seconds:.0f} s)")
+
+
+def _mark(verdict: str) -> str:
+    return "FAILED" if verdict == "failed" else str(verdict)

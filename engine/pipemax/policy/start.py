@@ -99,6 +99,9 @@ def _start_by_simulation(config: EngineConfig) -> StartedEngine:
     except EngineStartError as error:
         # If the model itself is the cause, stock vLLM will fail with it too.
         return _start_stock(config, f"an engine under PipeMax did not start ({error})")
+    if engine.check is not None and (doubt := engine.check.auto_refusal()):
+        engine.close()
+        return _start_stock(config, doubt)
     if engine.measured is None:
         engine.close()
         return _start_stock(config, "step times were not measured, so that nothing could be simulated")
@@ -130,4 +133,8 @@ def _start_stock(config: EngineConfig, reason: str) -> StartedEngine:
 
 def _start(config: EngineConfig, choice: PolicyChoice) -> StartedEngine:
     settled = EngineConfig.parse({**config.model_dump(), "policy": choice.chosen.value, **choice.settings})
-    return StartedEngine(engine=VllmEngine(settled), choice=choice)
+    engine = VllmEngine(settled)
+    if engine.check is not None and (doubt := engine.check.auto_refusal()):
+        engine.close()
+        return _start_stock(config, doubt)
+    return StartedEngine(engine=engine, choice=choice)

@@ -9,6 +9,7 @@ from pipemax.config import EngineConfig, Policy
 from pipemax.domain.plan import Batching
 from pipemax.policy import row_sample, start
 from pipemax.vllm_ext.launch.forecast import Forecast
+from pipemax.vllm_ext.launch.known_check import CheckPart, NodeCheck, Verdict
 from tests.unit.policy.test_row_sample import engine
 
 ROWS = {"prompt_tokens": [300, 400], "max_tokens": 60}
@@ -19,7 +20,7 @@ def record_starts(monkeypatch: pytest.MonkeyPatch, forecast: Forecast) -> list[E
     started: list[EngineConfig] = []
 
     class Engine:
-        measured = None
+        measured = check = None
 
         def __init__(self, config: EngineConfig) -> None:
             started.append(config)
@@ -62,6 +63,7 @@ def test_stock_vllm_frees_what_has_left_a_window_unless_the_user_turns_that_off(
 class MeasuredEngine:
     """Stands for ``VllmEngine``: an engine that has measured itself."""
 
+    check: NodeCheck | None = None
     measured = replace(engine(stages=4, gpu_blocks=400), max_batched_tokens=2048)
 
     def __init__(self, config: EngineConfig) -> None:
@@ -105,3 +107,35 @@ def test_nothing_is_simulated_where_nothing_of_the_batching_is_open(
     started = start.start_engine(config)
     told: Any = started.engine
     assert told.batching is None
+
+
+@pytest.mark.parametrize("is_calibrated", [False, True])
+@pytest.mark.parametrize(
+    ("part", "chosen"), [("poison", Policy.VLLM), ("tokens", Policy.PIPEMAX), (None, Policy.PIPEMAX)]
+)
+def test_auto_runs_pipemax_only_where_bytes_and_poison_were_shown(
+    monkeypatch: pytest.MonkeyPatch, part: str | None, chosen: Policy, is_calibrated: bool
+) -> None:
+    """The engine checks itself at its start: the forecast knew of no check."""
+    started: list[EngineConfig] = []
+    parts = () if part is None else (CheckPart(name=part, verdict=Verdict.INCONCLUSIVE, detail="unlike"),)
+
+    class Engine(MeasuredEngine):
+        def __init__(self, config: EngineConfig) -> None:
+            super().__init__(config)
+            started.append(config)
+            own = NodeCheck(device="d", model="m", checked="today", seconds=1, parts=parts)
+            self.check = own if config.policy is Policy.PIPEMAX else None
+
+        def close(self) -> None:
+            pass
+
+    expected = Forecast(engine=Engine.measured if is_calibrated else None, num_stages=4)
+    monkeypatch.setattr(start, "forecast", lambda config: expected)
+    monkeypatch.setattr(start, "VllmEngine", Engine)
+    rows = {"prompt_tokens": [300], "max_tokens": 100, "mean_output_tokens": 100}
+    choice = start.start_engine(
+        EngineConfig.parse({"model": "m", "policy": "auto", "row_lengths": rows})
+    ).choice
+    assert started[-1].policy is chosen
+    assert ("inconclusive (poison: unlike)" in choice.reason) == (part == "poison")

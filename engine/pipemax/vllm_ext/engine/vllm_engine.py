@@ -41,6 +41,7 @@ from pipemax.vllm_ext.engine.step_watch import StepWatch
 from pipemax.vllm_ext.engine.thinking import VllmThinking
 from pipemax.vllm_ext.engine.time_account import TimeAccount, TimePart
 from pipemax.vllm_ext.launch.engine_room import admission_capacity_tokens, real_max_num_seqs
+from pipemax.vllm_ext.launch.known_check import NodeCheck
 from pipemax.vllm_ext.launch.start import RunningVllm
 from pipemax.vllm_ext.node_check.run import check_at_start
 from pipemax.wire import ErrorCode
@@ -78,6 +79,9 @@ class _Stop:
 
 class VllmEngine:
     """Implements ``pipemax.api.Engine`` over vLLM, under either policy."""
+
+    check: NodeCheck | None = None
+    """What is known of PipeMax on this machine, if it was asked for."""
 
     def __init__(self, config: EngineConfig) -> None:
         """Block until the model is loaded. ``EngineStartError`` says why it could not be."""
@@ -127,7 +131,7 @@ class VllmEngine:
 
     def _measure(self, config: EngineConfig) -> MeasuredEngine | None:
         """Check the loaded engine and measure it, as far as the config wants it."""
-        check_at_start(self._engine, self._vllm.vllm_config, config)
+        self.check = check_at_start(self._engine, self._vllm.vllm_config, config)
         return calibrate_at_start(self._engine, self._vllm.vllm_config, config)
 
     def _prepare(self, config: EngineConfig) -> None:

@@ -15,7 +15,7 @@ from pipemax.vllm_ext.launch.known_calibration import (
     kv_bytes_per_token,
     windowed_capacity,
 )
-from pipemax.vllm_ext.launch.known_check import kept_check
+from pipemax.vllm_ext.launch.known_check import kept_check, known_check
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 
@@ -25,7 +25,7 @@ class Forecast:
     """The facts known of an engine that has not started yet."""
 
     refusal: str = ""
-    """Why it cannot run under PipeMax; empty if it can."""
+    """Why it cannot run under PipeMax, or ``policy: auto`` must not choose it; empty if it may."""
     engine: MeasuredEngine | None = None
     """None if it was never calibrated, or if only its start tells how many KV blocks a GPU holds."""
     num_stages: int = 1
@@ -37,11 +37,11 @@ def forecast(config: EngineConfig) -> Forecast:
         with launch_environment(config):
             vllm_config = make_vllm_config(config)
         calibration = known_calibration(config, vllm_config)
-        check = kept_check(config, vllm_config) if config.check_at_start else None
+        check = known_check(config, vllm_config) if config.check_at_start else None
     except ValueError as error:
         return Forecast(refusal=str(error).removesuffix(". Use policy: vllm"))
-    if check is not None and not check.passed:
-        return Forecast(refusal=check.refusal())
+    if check is not None and (doubt := check.auto_refusal()):
+        return Forecast(refusal=doubt)
     gpu_blocks = expected_gpu_blocks(vllm_config)
     engine = None
     if calibration is not None and gpu_blocks is not None:

@@ -130,13 +130,13 @@ def kv_value_bytes(vllm_config: VllmConfig) -> int:
 
 def cache_path(config: EngineConfig, vllm_config: VllmConfig) -> Path:
     """Return where this engine's calibration is kept, if it was measured."""
-    return cache_file(CALIBRATIONS, config, engine_facts(config, vllm_config), suffix=".yaml")
+    return cache_file(CALIBRATIONS, config.model, engine_facts(config, vllm_config), suffix=".yaml")
 
 
-def cache_file(directory: str, config: EngineConfig, facts: dict[str, Any], *, suffix: str) -> Path:
-    """Return the file in the cache that is named after the engine's model and these facts."""
+def cache_file(directory: str, model: str, facts: dict[str, Any], *, suffix: str) -> Path:
+    """Return the file in the cache that is named after the model and these facts."""
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-    return kept_directory(os.environ, directory) / f"{kept_name(config.model)}--{digest}{suffix}"
+    return kept_directory(os.environ, directory) / f"{kept_name(model)}--{digest}{suffix}"
 
 
 def write_cache_file(path: Path, write: Callable[[Path], object]) -> None:
@@ -170,6 +170,7 @@ def engine_facts(config: EngineConfig, vllm_config: VllmConfig) -> dict[str, Any
     offload = {} if config.kv_offload is KvOffload.AFTER_STEP else {"kv_offload": config.kv_offload.value}
     windows = {"windows": "freed"} if frees_windows(vllm_config) else {}
     adapters = {"lora": [len(config.lora), max_rank(config)]} if config.lora else {}
+    overrides = {"hf_overrides": config.vllm["hf_overrides"]} if config.vllm.get("hf_overrides") else {}
     revision = getattr(model.hf_config, "_commit_hash", None) or config.revision
     return {
         "model": fingerprint(config.model, resolved_revision=revision),
@@ -189,4 +190,5 @@ def engine_facts(config: EngineConfig, vllm_config: VllmConfig) -> dict[str, Any
         **offload,
         **windows,
         **adapters,
+        **overrides,
     }

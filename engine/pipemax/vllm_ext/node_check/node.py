@@ -6,7 +6,7 @@ from pathlib import Path
 from pipemax.config import EngineConfig
 from pipemax.vllm_ext.calibration.measure import measure
 from pipemax.vllm_ext.launch.known_calibration import remember_calibration
-from pipemax.vllm_ext.launch.known_check import NodeCheck, keep_check
+from pipemax.vllm_ext.launch.known_check import NodeCheck, Verdict, check_path, keep_check
 from pipemax.vllm_ext.launch.start import RunningVllm
 from pipemax.vllm_ext.node_check.run import check_engine
 
@@ -31,8 +31,8 @@ def check_this_node(config: EngineConfig) -> CheckedNode:
     engine, vllm_config = vllm.engine, vllm.vllm_config
     try:
         check = check_engine(engine, vllm_config, config)
-        path = keep_check(config, vllm_config, check)
-        if not check.passed:
+        path = keep_check(check_path(config, vllm_config), check)
+        if check.verdict is Verdict.FAILED:
             return CheckedNode(check=check, path=path, calibration="not measured")
         calibration = measure(engine, vllm_config, config, time_limit_s=_CALIBRATION_LIMIT_S).calibration
     finally:
