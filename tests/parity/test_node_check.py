@@ -9,14 +9,18 @@ from pipemax.config import EngineConfig
 from pipemax.control.controller_config import StageConfig
 from pipemax.domain.plan import StepPlan
 from pipemax.vllm_ext.core_calls import fixed_times, recalibrate
-from pipemax.vllm_ext.launch.known_check import NodeCheck, Verdict
+from pipemax.vllm_ext.launch.known_check import CheckPart, NodeCheck, Verdict
+from pipemax.vllm_ext.launch.vllm_config import make_vllm_config
 from pipemax.vllm_ext.node_check.prompts import Asking, draw_prompts
 from pipemax.vllm_ext.node_check.run import check_engine
+from pipemax.vllm_ext.node_check.token_trial import ask_stock, compare_with_stock
+from pipemax.vllm_ext.node_check.trial_config import trial_configs
+from pipemax.vllm_ext.node_check.trial_process import compare_in_process
 from pipemax.vllm_ext.worker.copy_calls import poison_prefetches
 from tests.parity.batch_noise import sums_by_batch
 from tests.parity.cases import BLOCK_TOKENS, PLAIN, VOCABULARY
-from tests.parity.conftest import EngineOf, Reference
-from tests.parity.engines import GPU_BLOCKS, Kind, ParityEngine, Setting
+from tests.parity.conftest import EngineOf, ModelOf, Reference
+from tests.parity.engines import GPU_BLOCKS, STOCK, Kind, ParityEngine, Setting
 from tests.parity.faulty_connector import Fault
 from tests.parity.test_parity import V1_ASYNC, V1_PIPELINE, check
 
@@ -31,6 +35,14 @@ def reset(engine: ParityEngine, fault: Fault) -> None:
 def checked(engine: ParityEngine, fault: Fault) -> NodeCheck:
     reset(engine, fault)
     return check_engine(engine.llm, engine.vllm_config, CONFIG, most_prompts=8)
+
+
+def compared(engine: ParityEngine, fault: Fault = Fault.NONE) -> CheckPart:
+    """The check of tokens, both sides by the same engine."""
+    engine.reset(STOCK)
+    stock = ask_stock(engine.llm, engine.vllm_config)
+    reset(engine, fault)
+    return compare_with_stock(stock, engine.llm, engine.vllm_config, CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -118,5 +130,31 @@ def test_poison_changes_nothing_of_the_steps(kind: Kind, engine_of: EngineOf) ->
 def test_sums_that_depend_on_the_batch_are_no_fault_of_the_machine(kind: Kind, engine_of: EngineOf) -> None:
     engine = engine_of(kind)
     with sums_by_batch(engine):
-        result = checked(engine, Fault.NONE)
+        result, tokens = checked(engine, Fault.NONE), compared(engine)
     assert result.verdict is Verdict.PASSED, result.parts
+    assert tokens.verdict is Verdict.INCONCLUSIVE
+    assert "stock vLLM itself differs between two batch sizes" in tokens.detail
+
+
+@pytest.mark.parametrize("kind", [V1_PIPELINE], ids=str)
+def test_tokens_pass_with_right_copies_and_fail_with_damaged_ones(kind: Kind, engine_of: EngineOf) -> None:
+    engine = engine_of(kind)
+    right, damaged = compared(engine), compared(engine, Fault.CORRUPT)
+    assert right.verdict is Verdict.PASSED, right.detail
+    assert damaged.verdict is Verdict.FAILED, damaged.detail
+
+
+def test_two_engines_with_random_weights_in_a_process_of_their_own_answer_alike(model_of: ModelOf) -> None:
+    config = EngineConfig.parse(
+        {
+            "model": model_of("llama"),
+            "policy": "pipemax",
+            "pipeline_parallel_size": 2,
+            "max_model_len": 512,
+            "block_size": 32,
+            "cpu_kv_gib": 0.1,
+        }
+    )
+    part = compare_in_process(trial_configs(config, make_vllm_config(config)))
+    assert part.verdict is Verdict.PASSED, part.detail
+    assert "24 of 24 prompts the same as stock vLLM's" in part.detail

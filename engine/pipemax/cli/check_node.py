@@ -20,11 +20,13 @@ def check_node(
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Check PipeMax on this machine: copies, prefetches over poison; then calibrate it.
+    """Check PipeMax on this machine: tokens, copies, prefetches over poison; then calibrate it.
 
-    Starts the engine under policy pipemax, sends known bytes through every kind of copy and compares them, and repeats
-    the same steps with poison in place of what is about to be prefetched. An engine makes the same check by itself at
-    its first start on a machine. Exits with 1 if PipeMax must not run here, with 3 if the check is inconclusive.
+    Compares tokens with stock vLLM's on a few random layers of the model's shapes, under batch-invariant kernels. Then
+    starts the engine under policy pipemax, sends known bytes through every kind of copy and compares them, and
+    repeats the same steps with poison in place of what is about to be prefetched. An engine makes the last two checks
+    by itself at its first start on a machine. Exits with 1 if PipeMax must not run here, with 3 if the check is
+    inconclusive.
 
     Example: pipemax check-node --engine engine.yaml
     """
@@ -38,7 +40,7 @@ def check_node(
         # vLLM takes ten seconds to import, so errors in the arguments are reported first.
         from pipemax.vllm_ext.node_check.node import check_this_node
 
-        checked = check_this_node(config)
+        checked = check_this_node(config, typer.echo)
         _print(checked.check)
         typer.echo(f"kept         {checked.path or 'nowhere: see the log'}")
         typer.echo(f"calibration  {checked.calibration}")

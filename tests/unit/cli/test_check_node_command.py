@@ -1,6 +1,7 @@
 """``pipemax check-node``: what is wrong is said before an engine starts, and the verdict is the command's status."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,8 @@ def test_a_command_without_a_model_ends_with_one_line() -> None:
 def test_the_verdict_is_printed_and_is_the_commands_status(
     verdict: Verdict, status: int, mark: str, meaning: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def checked(config: EngineConfig) -> CheckedNode:
+    def checked(config: EngineConfig, say: Callable[[str], None]) -> CheckedNode:
+        say("tokens       two engines, a minute each")
         assert config.policy is Policy.PIPEMAX
         part = CheckPart(name="tokens", verdict=verdict, detail="24 prompts")
         check = NodeCheck(
@@ -42,6 +44,7 @@ def test_the_verdict_is_printed_and_is_the_commands_status(
     report = tmp_path / "report.json"
     result = CliRunner().invoke(app, ["check-node", "--model", "m", "--json", str(report)])
     assert result.exit_code == status
+    assert result.output.startswith("tokens       two engines, a minute each")
     assert f"{mark:<13}tokens: 24 prompts" in result.output
     assert f"{verdict}: {meaning}" in result.output
     assert json.loads(report.read_text())["verdict"] == verdict

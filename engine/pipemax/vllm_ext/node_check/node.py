@@ -1,37 +1,57 @@
-"""``pipemax check-node``: start an engine, check it, calibrate it, and keep both for the starts to come."""
+"""``pipemax check-node``: compare tokens, start the engine, check it, calibrate it, and keep all for later starts."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from vllm.config import VllmConfig
 
 from pipemax.config import EngineConfig
 from pipemax.vllm_ext.calibration.measure import measure
 from pipemax.vllm_ext.launch.known_calibration import remember_calibration
-from pipemax.vllm_ext.launch.known_check import NodeCheck, Verdict, check_path, keep_check
+from pipemax.vllm_ext.launch.known_check import (
+    CheckPart,
+    NodeCheck,
+    Verdict,
+    check_path,
+    keep_check,
+    tokens_path,
+)
 from pipemax.vllm_ext.launch.start import RunningVllm
-from pipemax.vllm_ext.node_check.run import check_engine
+from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
+from pipemax.vllm_ext.node_check.run import check_engine, new_check
+from pipemax.vllm_ext.node_check.trial_config import TrialConfigs, trial_configs
+from pipemax.vllm_ext.node_check.trial_process import compare_in_process, inconclusive
 
 _CALIBRATION_LIMIT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedNode:
-    """A check, the file where it is kept, and how the engine was calibrated."""
+    """A check, the file where the engine's part of it is kept, and how the engine was calibrated."""
 
     check: NodeCheck
     path: Path | None
     calibration: str
 
 
-def check_this_node(config: EngineConfig) -> CheckedNode:
-    """Check an engine of ``config``, whose policy is pipemax.
+def check_this_node(config: EngineConfig, say: Callable[[str], None]) -> CheckedNode:
+    """Check an engine of ``config``, whose policy is pipemax; ``say`` is told what is about to happen.
 
-    ``EngineStartError`` says why it cannot start; vLLM's own errors pass.
+    ``EngineStartError`` says why it cannot start, ``ValueError`` why it cannot run under PipeMax; vLLM's own errors
+    pass.
     """
+    with launch_environment(config):
+        vllm_config = make_vllm_config(config)
+    tokens = check_tokens(config, vllm_config, say)
+    say("copies       starting your engine, to check its copies and measure its steps")
     vllm = RunningVllm.start(config)
     engine, vllm_config = vllm.engine, vllm.vllm_config
     try:
         check = check_engine(engine, vllm_config, config)
         path = keep_check(check_path(config, vllm_config), check)
+        check = check.joined(tokens)
         if check.verdict is Verdict.FAILED:
             return CheckedNode(check=check, path=path, calibration="not measured")
         calibration = measure(engine, vllm_config, config, time_limit_s=_CALIBRATION_LIMIT_S).calibration
@@ -39,3 +59,27 @@ def check_this_node(config: EngineConfig) -> CheckedNode:
         vllm.close()
     remember_calibration(config, vllm_config, calibration)
     return CheckedNode(check=check, path=path, calibration=calibration.measured)
+
+
+def check_tokens(
+    config: EngineConfig,
+    vllm_config: VllmConfig,
+    say: Callable[[str], None],
+    *,
+    compare: Callable[[TrialConfigs], CheckPart] = compare_in_process,
+) -> NodeCheck:
+    """Compare tokens with stock vLLM's, and keep the result for all models of this architecture."""
+    begin_s, architecture = time.monotonic(), vllm_config.model_config.architecture
+    try:
+        configs = trial_configs(config, vllm_config)
+    except ValueError as error:
+        part = inconclusive(f"{architecture} cannot be cut to a few layers: {error}")
+    else:
+        say(
+            f"tokens       starting stock vLLM, then PipeMax, on {configs.num_layers} random layers of {architecture}: "
+            "one to three minutes each"
+        )
+        part = compare(configs)
+    check = new_check(vllm_config, architecture, begin_s, [part], {})
+    keep_check(tokens_path(vllm_config), check)
+    return check
