@@ -1,0 +1,89 @@
+"""Model directories and engine configs of the runs on one GPU. Nothing is downloaded: weights are random or dummies."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+TOKENIZER = Path(__file__).resolve().parents[2] / "examples" / "model"
+STAGE_LAYERS = 10
+STAGE_BLOCKS = 17_753
+"""KV blocks of 16 tokens, 640 KiB each, 11.6 GB: what one of eight 32 GB cards holds of LLaMA-2-70B's."""
+BLOCK_TOKENS = 16
+KV_BYTES_PER_TOKEN = 40_960
+"""Of the stage: 10 layers, keys and values, 8 heads of 128 values in bfloat16."""
+MAX_MODEL_LEN = 2048
+
+KERNELS = {"enable_flashinfer_autotune": False, "enable_cutedsl_warmup": False, "enable_jit_warmup": False}
+"""vLLM's warm-ups, which take a minute and change no token."""
+
+
+def graphs(*sizes: int) -> dict[str, Any]:
+    """Return vLLM's compilation config: CUDA graphs of decode batches of these sizes, without minutes of compiling."""
+    return {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": list(sizes)}
+
+
+def make_stage_model(directory: Path) -> None:
+    """Write the configuration of ten layers of LLaMA-2-70B, and the demo model's tokenizer."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": STAGE_LAYERS,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 32768,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "dtype": "bfloat16",
+        "vocab_size": 32000,
+    }
+    (directory / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    shutil.copy(TOKENIZER / "tokenizer.json", directory)
+    # The tokenizer's own limit is the demo model's: vLLM would refuse longer prompts by it.
+    tokenizer = json.loads((TOKENIZER / "tokenizer_config.json").read_text(encoding="utf-8"))
+    limits = {"model_max_length": 32768}
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer | limits) + "\n", encoding="utf-8")
+
+
+def stage_config(model: Path, *, kv_blocks: int = STAGE_BLOCKS, **fields: Any) -> dict[str, Any]:
+    """Return the fields of an engine config for one stage of eight; ``fields`` come on top."""
+    sizes = (1, 2, 4, *range(8, 208, 8), 208, 224, 240, 256, 288, 320)
+    return {
+        "model": str(model),
+        "dtype": "bfloat16",
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_batched_tokens": 2048,
+        "block_size": BLOCK_TOKENS,
+        "gpu_memory_utilization": 0.85,
+        "chat": "never",
+        "enable_prefix_caching": False,
+        "pipeline_parallel_size": 1,
+        "vllm": {
+            "load_format": "dummy",
+            "kv_cache_memory_bytes": kv_blocks * BLOCK_TOKENS * KV_BYTES_PER_TOKEN,
+            "attention_backend": "FLASH_ATTN",
+            "kernel_config": KERNELS,
+            "compilation_config": graphs(*sizes),
+        },
+        **fields,
+    }
+
+
+def make_check_engine(directory: Path) -> Path:
+    """Write an engine config for ``pipemax check-node``, and its model. Return the config's file."""
+    model = directory / "check-node-model"
+    make_stage_model(model)
+    config = stage_config(
+        model, kv_blocks=6000, policy="pipemax", num_batches=3, host_kv_gib=8, max_num_seqs=256
+    )
+    path = directory / "check-node.yaml"
+    path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    return path
