@@ -21,7 +21,10 @@ class SwappedPrefetches:
         return self._inner.counts
 
     def begin_step(self, copies: StepCopies) -> StepWait:
-        return self._inner.begin_step(replace(copies, prefetches=_swapped(copies.prefetches)))
+        return self._inner.begin_step(copies)
+
+    def start_prefetches(self, copies: StepCopies) -> None:
+        self._inner.start_prefetches(replace(copies, prefetches=_swapped(copies.prefetches)))
 
     def end_step(self, copies: StepCopies) -> None:
         self._inner.end_step(copies)
