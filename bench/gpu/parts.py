@@ -65,12 +65,12 @@ _TEST_MODULES = ("cuda.core", "hypothesis", "numpy", "pytest", "pytest_timeout")
 PARTS = {
     part.name: part
     for part in (
-        Part(name="tests", expected_s=45, gigabytes=1, modules=_TEST_MODULES, arguments=_tests),
+        Part(name="tests", expected_s=30, gigabytes=1, modules=_TEST_MODULES, arguments=_tests),
         Part(name="parity", expected_s=150, gigabytes=40, modules=("vllm", "triton"), arguments=_parity),
         Part(name="link", expected_s=25, gigabytes=4, modules=("cuda.bindings", "triton"), arguments=_link),
         Part(
             name="check-node",
-            expected_s=120,
+            expected_s=115,
             gigabytes=40,
             modules=("vllm",),
             arguments=_check_node,
@@ -85,7 +85,7 @@ PARTS = {
         ),
         Part(
             name="stage-of-eight",
-            expected_s=220,
+            expected_s=205,
             gigabytes=40,
             modules=("vllm", "triton"),
             arguments=_stage_of_eight,

@@ -100,6 +100,7 @@ def test_a_prefetch_without_its_fence_arrives_too_early(
     """The control of the test below: on this device, wrong order shows."""
     device = make_device(gpu_rows, host_pool)
     host_pool.tensor.fill_(7)
+    gpu_rows[0] += 1  # loads the kernel: at its first launch the driver may wait for all that runs
     prefetch = copy_runs([(0, 0)], lane=Lane.PREFETCH, block_bytes=LAYOUT.block_bytes)
     for is_fenced in (False, True):
         gpu_rows.zero_()
