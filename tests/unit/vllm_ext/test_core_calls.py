@@ -2,6 +2,8 @@
 
 import logging
 import queue
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +18,11 @@ from vllm.v1.engine.core_client import (
     SyncMPClient,
     _process_utility_output,
 )
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from pipemax.vllm_ext.core_calls import answer_calls, fixed_times, held, set_input_open, take_profile
+from pipemax.vllm_ext.launch.start import tell_death
+from tests.waiting import wait_until
 
 
 @dataclass
@@ -141,6 +146,35 @@ def test_a_dead_core_is_sent_no_input_signal() -> None:
     set_input_open(engine_of(client), True)
     assert core.input_queue.empty()
     assert client.utility_results == {}
+
+
+def test_who_waits_for_a_core_that_was_killed_hears_of_it() -> None:
+    """vLLM's client has noticed, and passes nothing on to a step or a call that waits."""
+    core, client = make_pair(FakeScheduler())
+    client.outputs_queue = queue.Queue()
+    told: queue.Queue[str] = queue.Queue()
+
+    def wait(what: str, call: Callable[[], Any]) -> None:
+        with pytest.raises(EngineDeadError):
+            call()
+        told.put(what)
+
+    for what, call in (("call", lambda: take_profile(engine_of(client))), ("step", client.get_output)):
+        threading.Thread(target=wait, args=(what, call), daemon=True).start()
+    wait_until(lambda: not core.input_queue.empty())
+    client.resources.engine_dead = True
+    tell_death(client, threading.Event())
+    assert {told.get(timeout=30), told.get(timeout=30)} == {"call", "step"}
+
+
+def test_nothing_is_told_of_a_core_that_is_closed() -> None:
+    _, client = make_pair(FakeScheduler())
+    client.outputs_queue = queue.Queue()
+    closed = threading.Event()
+    closed.set()
+    client.resources.engine_dead = True
+    tell_death(client, closed)
+    assert client.outputs_queue.empty()
 
 
 def test_a_core_in_the_same_process_is_called_directly() -> None:

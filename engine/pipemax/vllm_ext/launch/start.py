@@ -1,13 +1,17 @@
 """Start vLLM's engine, and keep what its processes record of their failures for as long as it runs."""
 
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import vllm.envs
 from vllm.config import VllmConfig
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.core_client import InprocClient
+from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
@@ -20,6 +24,7 @@ from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_co
 
 _ENGINE_ENDS_S = WORKERS_END_S + 20.0
 """How long vLLM's core may take to end its workers and itself, before it is killed with them."""
+_DEATH_LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +34,7 @@ class RunningVllm:
     engine: LLMEngine
     vllm_config: VllmConfig
     failures: FailureRecords
+    closed: threading.Event = field(default_factory=threading.Event)
 
     @classmethod
     def start(
@@ -58,7 +64,11 @@ class RunningVllm:
             cause = cause_of(error, failures.read())
             failures.close()
             raise EngineStartError(f"model {config.model!r} could not be loaded: {cause}") from error
-        return cls(engine=engine, vllm_config=vllm_config, failures=failures)
+        running = cls(engine=engine, vllm_config=vllm_config, failures=failures)
+        if not isinstance(engine.engine_core, InprocClient):
+            watch = (engine.engine_core, running.closed)
+            threading.Thread(target=tell_death, args=watch, name="core-death", daemon=True).start()
+        return running
 
     def cause_of(self, error: BaseException) -> str:
         """Explain in one line an error that the engine raised."""
@@ -68,5 +78,21 @@ class RunningVllm:
         """End vLLM's processes: those of an engine that has not failed may take their time, to unpin host memory."""
         core: Any = self.engine.engine_core  # the clients' base class in vLLM lacks what each client has
         has_failed = not isinstance(core, InprocClient) and core.resources.engine_dead
+        self.closed.set()
         core.shutdown(timeout=None if has_failed else _ENGINE_ENDS_S)
         self.failures.close()
+
+
+def tell_death(client: Any, closed: threading.Event) -> None:
+    """Have who waits for a dead core's output or answer hear of it, until ``closed``.
+
+    A core that raises says so before it ends, to who waits for output. One that is killed says nothing: vLLM's client
+    notices, closes the connection, and would let both wait forever.
+    """
+    while not closed.wait(_DEATH_LOOK_S):
+        if client.resources.engine_dead:
+            for answer in list(client.utility_results.values()):
+                with suppress(InvalidStateError):  # it has come
+                    answer.set_exception(EngineDeadError())
+            client.outputs_queue.put_nowait(EngineDeadError())
+            return
