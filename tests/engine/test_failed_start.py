@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -43,6 +45,24 @@ def test_too_little_kv_memory_is_told_to_the_job_with_vllm_s_figures_and_the_set
     assert "lower max_model_len" in error.message
     of_spark = f"Traceback:\npipemax_spark.errors.EngineSessionError: {error}\n\nDriver stacktrace:"
     assert failure_text(RuntimeError(of_spark)) == str(error), "the job's error is one line, all of it"
+
+
+def test_causes_are_told_where_vllm_loads_no_plugin_of_ours() -> None:
+    """As where the package is on PYTHONPATH only: a worker that raised, and a core that was killed."""
+    told = subprocess.run(
+        [sys.executable, "-m", "tests.engine.engine_without_plugin"],
+        cwd=REPOSITORY,
+        env=os.environ | {"VLLM_PLUGINS": ""},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    [start] = re.findall("^start: (.*)", told, re.MULTILINE)
+    assert "could not be loaded: IndexError: pop from an empty deque (" in start
+    assert "raising_worker.py" in start
+    [death] = re.findall("^death: (.*)", told, re.MULTILINE)
+    assert "vLLM's process EngineCore was killed by SIGKILL" in death
+    assert "lower host_kv_gib" in death
 
 
 @pytest.mark.long  # as with too little memory, the error of another process is told

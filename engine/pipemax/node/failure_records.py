@@ -101,12 +101,15 @@ def record_what_vllm_logs() -> None:
     """Record each exception that ends vLLM's core or a worker from now on. May be called more than once."""
     for name in _LOGGERS:
         logger = logging.getLogger(name)
-        if not any(isinstance(handler, _Recorder) for handler in logger.handlers):
-            logger.addHandler(_Recorder())
+        if not any(isinstance(known, _Recorder) for known in logger.filters):
+            logger.addFilter(_Recorder())
 
 
-class _Recorder(logging.Handler):
-    def emit(self, log_record: logging.LogRecord) -> None:
+class _Recorder(logging.Filter):
+    """Lets every line through. Not a handler: vLLM's processes configure logging, which takes all handlers away."""
+
+    def filter(self, log_record: logging.LogRecord) -> bool:
         error = log_record.exc_info[1] if log_record.exc_info else None
         if error is not None:
             record(Failure.of(error, process=log_record.processName or ""))
+        return True

@@ -1,9 +1,9 @@
 """Makes the children of an engine server end with it, however it ends, and hold its GPUs until they have ended.
 
-vLLM runs its engine and workers in processes of their own, which outlive a killed parent. vLLM loads this
-module as a plugin in each of them. The plugin takes a shared lock on each GPU, and a thread waits on the server's pidfd
-and ends the process when the server is gone. Outside a server (the variables below are not set) the plugin only has
-the process's failures recorded (``pipemax.node.failure_records``).
+vLLM runs its engine and workers in processes of their own, which outlive a killed parent. Each of them calls this
+module as it begins, and where this package is installed vLLM loads it as a plugin, too. The process takes a shared lock
+on each GPU, and a thread waits on the server's pidfd and ends the process when the server is gone. Outside a server
+(the variables below are not set) only the process's failures are recorded (``pipemax.node.failure_records``).
 """
 
 import faulthandler
@@ -22,7 +22,8 @@ SERVER_IDENTITY_VARIABLE = "PIPEMAX_SERVER_IDENTITY"
 GPU_USERS_VARIABLE = "PIPEMAX_GPU_USERS"
 """The files whose shared locks say that a GPU is in use, separated by colons; see ``pipemax.serve.gpu_locks``."""
 
-
+SIGTERM_CLOSE_S = 5.0
+"""Most time that an engine gets to close on SIGTERM, whose sender is about to send SIGKILL."""
 STACKS_SIGNAL = signal.SIGUSR2
 """Makes a process of the engine write the stacks of all its threads to the log."""
 

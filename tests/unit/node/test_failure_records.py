@@ -10,9 +10,10 @@ import pytest
 from pipemax.node.failure_records import FAILURES_VARIABLE, Failure, FailureRecords, record
 
 CHILD = """
-import logging
+import logging, logging.config
 from pipemax.node.lifetime import end_with_server
 end_with_server(); end_with_server()
+logging.config.dictConfig({"version": 1, "loggers": {"vllm": {"level": "INFO"}}, "disable_existing_loggers": False})
 try:
     try:
         open("/no/such/file")
@@ -24,13 +25,14 @@ except RuntimeError:
 
 
 def test_a_child_s_exception_is_read_once_with_its_first_cause() -> None:
+    """Also once the child configures logging, as vLLM's processes do."""
     records = FailureRecords()
     environment = {**os.environ, FAILURES_VARIABLE: records.path}
     subprocess.run([sys.executable, "-c", CHILD], env=environment, check=True)
     (failure,) = records.read()
     assert (failure.error, failure.process) == ("FileNotFoundError", "MainProcess")
     assert "/no/such/file" in failure.message
-    assert failure.place == "<string>:7 in <module>"
+    assert failure.place == "<string>:8 in <module>"
     records.close()
 
 

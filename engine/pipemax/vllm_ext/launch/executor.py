@@ -13,6 +13,7 @@ from vllm.v1.executor import Executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from pipemax.node.failure_records import Failure, record
+from pipemax.vllm_ext.launch.processes import begun_by_us
 
 WORKERS_END_S = 60.0
 """How long workers may take that are told to end and have not failed."""
@@ -22,6 +23,10 @@ _POLL_S = 0.02
 
 class RecordingExecutor(MultiprocExecutor):
     """vLLM's executor of several workers."""
+
+    def _init_executor(self) -> None:
+        with begun_by_us():
+            super()._init_executor()
 
     def _ensure_worker_termination(self, worker_procs: list[Any]) -> None:  # type: ignore[override]  # static there
         # vLLM comes here before it ends the other workers, so none of these was ended by it. It hears of a dead worker

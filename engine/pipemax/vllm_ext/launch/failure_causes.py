@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from pipemax.node.failure_records import Failure, innermost
+from pipemax.vllm_ext.launch.processes import CORE_PROCESS
 
 _MORE_GPUS = "split the model over more GPUs (pipeline_parallel_size, tensor_parallel_size)"
 _LESS_HOST_MEMORY = (
@@ -67,15 +68,16 @@ _VLLM_S_ADVICE = re.compile(
     r"(Try increasing|Supported architectures:|See https?:|To resolve:|Please ).*", re.DOTALL
 )
 _MOST_CHARACTERS = 500
-_CORE = "EngineCore"
-"""The name of vLLM's core process begins so."""
 
 
-def cause_of(error: BaseException, failures: Sequence[Failure]) -> str:
-    """Explain an error that reached the engine's own process, by the failures that its other processes recorded."""
+def cause_of(error: BaseException, failures: Sequence[Failure], *, core_exit_code: int | None = None) -> str:
+    """Explain an error that reached the engine's own process, by the failures that its other processes recorded.
+
+    ``core_exit_code`` is that of vLLM's core process, if it has ended and vLLM still knows it.
+    """
     failure = _first_cause(failures)
     if failure is None and _is_death_of_core(error):
-        return _death_of_core(error)
+        return _death_of_core(error, core_exit_code)
     if failure is None:
         failure = _own_failure(error)
     return _exit(failure) if failure.exit_code is not None else _exception(failure)
@@ -96,7 +98,7 @@ def _first_cause(failures: Sequence[Failure]) -> Failure | None:
 
     When the core fails, its workers end with it, so what is recorded after the core's exception says nothing.
     """
-    of_core = [n for n, failure in enumerate(failures) if failure.process.startswith(_CORE)]
+    of_core = [n for n, failure in enumerate(failures) if failure.process.startswith(CORE_PROCESS)]
     failures = failures[: of_core[0] + 1] if of_core else failures
     raised = [failure for failure in failures if failure.exit_code is None]
     pids = {failure.pid for failure in raised}
@@ -108,11 +110,13 @@ def _is_death_of_core(error: BaseException) -> bool:
     return isinstance(error, EngineDeadError) or "Failed core proc(s)" in str(error)
 
 
-def _death_of_core(error: BaseException) -> str:
-    """Explain the end of vLLM's core process, whose exit code vLLM has at times, and only in its error's text."""
-    exit_code = re.search(r"Failed core proc\(s\): \{'(\w+)': (-?\d+)\}", str(error))
+def _death_of_core(error: BaseException, exit_code: int | None) -> str:
+    """Explain the end of vLLM's core process. At a start vLLM has its exit code at times, in its error's text."""
+    told = re.search(r"Failed core proc\(s\): \{'\w+': (-?\d+)\}", str(error))
+    if told is not None:
+        exit_code = int(told[1])
     if exit_code is not None:
-        return _exit(Failure(pid=0, process=exit_code[1], exit_code=int(exit_code[2])))
+        return _exit(Failure(pid=0, process=CORE_PROCESS, exit_code=exit_code))
     return (
         "vLLM's core process ended without an exception, as a process does that is killed; the kernel does that when "
         f"memory runs out: {_LESS_HOST_MEMORY}"

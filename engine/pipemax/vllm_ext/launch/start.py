@@ -20,11 +20,14 @@ from pipemax.domain.errors import EngineStartError
 from pipemax.node.failure_records import FailureRecords
 from pipemax.vllm_ext.launch.executor import WORKERS_END_S, executor_class
 from pipemax.vllm_ext.launch.failure_causes import cause_of
+from pipemax.vllm_ext.launch.processes import begun_by_us
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
 
 _ENGINE_ENDS_S = WORKERS_END_S + 20.0
 """How long vLLM's core may take to end its workers and itself, before it is killed with them."""
 _DEATH_LOOK_S = 0.5
+_CORE_SETTLES_S = 1.0
+"""How long a core that is reported dead may take to have its exit code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,7 @@ class RunningVllm:
         """
         failures = FailureRecords()
         try:
-            with launch_environment(config, failures=failures.path):
+            with launch_environment(config, failures=failures.path), begun_by_us():
                 vllm_config = make_config(config)
                 engine = LLMEngine(
                     vllm_config=vllm_config,
@@ -72,7 +75,18 @@ class RunningVllm:
 
     def cause_of(self, error: BaseException) -> str:
         """Explain in one line an error that the engine raised."""
-        return cause_of(error, self.failures.read())
+        return cause_of(error, self.failures.read(), core_exit_code=self._core_exit_code())
+
+    def _core_exit_code(self) -> int | None:
+        """Return how vLLM's core process ended; None while it runs, and for a core in this process."""
+        core: Any = self.engine.engine_core  # the clients' base class in vLLM lacks what each client has
+        if isinstance(core, InprocClient) or not core.resources.engine_dead:
+            return None
+        for process in getattr(core.resources.engine_manager, "processes", ()):
+            process.join(_CORE_SETTLES_S)
+            if process.exitcode:
+                return int(process.exitcode)
+        return None
 
     def close(self) -> None:
         """End vLLM's processes: those of an engine that has not failed may take their time, to unpin host memory."""

@@ -216,6 +216,12 @@ def test_a_core_that_was_killed_is_told() -> None:
         assert "lower host_kv_gib" in cause_of(error, [])
 
 
+def test_a_core_that_ended_by_itself_is_not_said_to_have_been_killed() -> None:
+    cause = cause_of(EngineDeadError(), [], core_exit_code=1)
+    assert cause == "vLLM's process EngineCore ended with status 1 and left no exception"
+    assert "EngineCore was killed by SIGSEGV" in cause_of(EngineDeadError(), [], core_exit_code=-11)
+
+
 def remedy(cause: str) -> str:
     """Return the remedy, all of whose settings exist."""
     text = cause.partition("Remedy: ")[2]
