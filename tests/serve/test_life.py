@@ -28,6 +28,8 @@ from tests.waiting import wait_until
 
 EnginePython = Callable[..., str]
 _REPOSITORY = Path(__file__).resolve().parents[2]
+NEVER_S = 36_000.0
+STACKS = "(most recent call first)"
 
 
 def _child_of(opts: EngineOptions) -> ProcessIdentity:
@@ -130,7 +132,33 @@ def test_sigterm_ends_the_server_in_order(fake_engine_python: EnginePython) -> N
     server, child = server_of(opts), _child_of(opts)
     os.kill(server.pid, signal.SIGTERM)
     _assert_gone(files_of(opts), server, child)
-    assert "the engine closed" in files_of(opts).log.read_text()
+    log = files_of(opts).log.read_text()
+    assert "the engine closed" in log
+    assert STACKS not in log, "nothing had to be killed"
+
+
+def test_sigterm_ends_a_server_whose_engine_never_closes(fake_engine_python: EnginePython) -> None:
+    opts = options(fake_engine_python(), close_s=NEVER_S, child_process=True, child_ends_after_s=NEVER_S)
+    run_prompts(["hello"], opts)
+    server, child = server_of(opts), _child_of(opts)
+    os.kill(server.pid, signal.SIGTERM)
+    took_s = _assert_gone(files_of(opts), server, child)
+    assert took_s > 4.0, "the engine has 5 s to close"
+    log = files_of(opts).log.read_text()
+    assert "the engine DID NOT CLOSE after 5." in log
+    assert " in close" in log[log.index(STACKS) :], "the log says what the engine's thread hung in"
+
+
+def test_sigterm_shortens_a_close_that_has_begun(fake_engine_python: EnginePython) -> None:
+    assert Timings().close_timeout_s == 90.0
+    opts = options(fake_engine_python(), close_s=NEVER_S, child_process=True, child_ends_after_s=NEVER_S)
+    run_prompts(["hello"], opts)
+    server, child = server_of(opts), _child_of(opts)
+    shut_down(opts)
+    wait_until(lambda: "ending: told" in files_of(opts).log.read_text(), 10.0)
+    os.kill(server.pid, signal.SIGTERM)
+    _assert_gone(files_of(opts), server, child)
+    assert "ending sooner: SIGTERM" in files_of(opts).log.read_text()
 
 
 def test_the_server_is_detached_from_its_starter(fake_engine_python: EnginePython) -> None:

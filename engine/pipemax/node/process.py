@@ -51,7 +51,7 @@ def running_in_group(group: int) -> list[int]:
     running = []
     for directory in Path("/proc").glob("[0-9]*"):
         try:
-            state, _, members_group = _stat_fields(int(directory.name))[:3]
+            state, _, members_group = stat_fields(int(directory.name))[:3]
         except ProcessLookupError:
             continue
         if int(members_group) == group and state not in "ZX":
@@ -64,11 +64,11 @@ def _process_state(pid: int) -> tuple[str, int]:
 
     Raise ``ProcessLookupError`` if there is no such process.
     """
-    fields = _stat_fields(pid)
+    fields = stat_fields(pid)
     return fields[0], int(fields[19])
 
 
-def _stat_fields(pid: int) -> list[str]:
+def stat_fields(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat from the third, the state letter, on."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")

@@ -19,6 +19,8 @@ from pipemax.wire import ProcessIdentity
 log = logging.getLogger(__name__)
 
 _LOOK_PERIOD_S = 0.25
+HURRIED_CLOSE_S = 8.0
+"""Used when no client is left. vLLM gives its workers 5 s; shared memory leaks if it cannot finish."""
 EXIT_ENGINE_DIED = 3
 """The server's exit status when its engine has died."""
 
@@ -29,8 +31,8 @@ class Exit:
 
     reason: str
     status: int = 0
-    at_once: bool = False
-    """No client is left, so the engine gets a few seconds to close, not its full time."""
+    close_within_s: float | None = None
+    """How long the engine may take to close; None for its full time."""
 
 
 def has_ended(pidfd: int, *, timeout_s: float) -> bool:
@@ -85,7 +87,8 @@ class Lifecycle:
         self._alone_since_s: float | None = None
         self._open_sessions = 0
         self._idle_since_s = time.monotonic()
-        self._exits: queue.Queue[Exit] = queue.Queue()
+        # Of this kind, for a signal's handler may interrupt ``wait`` anywhere and put its cause in.
+        self._exits: queue.SimpleQueue[Exit] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, name="lifecycle", daemon=True)
 
     def start(self) -> None:
@@ -104,7 +107,7 @@ class Lifecycle:
             self._idle_since_s = time.monotonic()
 
     def stop(self, cause: Exit) -> None:
-        """End the server; the first cause counts."""
+        """End the server. The first cause counts; a later one may only leave the engine less time."""
         self._exits.put(cause)
 
     def wait(self) -> Exit:
@@ -114,6 +117,13 @@ class Lifecycle:
                 return self._exits.get(timeout=1.0)
             except queue.Empty:
                 continue
+
+    def later_cause(self) -> Exit | None:
+        """Return a cause that came after the one that ``wait`` returned, each once; None if there is no further one."""
+        try:
+            return self._exits.get_nowait()
+        except queue.Empty:
+            return None
 
     def _watch(self) -> None:
         while True:
@@ -133,7 +143,10 @@ class Lifecycle:
     def _look(self) -> Exit | None:
         now_s = time.monotonic()
         if self._executor.is_gone():
-            return Exit(reason=f"the executor, pid {self._executor.identity.pid}, is gone", at_once=True)
+            return Exit(
+                reason=f"the executor, pid {self._executor.identity.pid}, is gone",
+                close_within_s=HURRIED_CLOSE_S,
+            )
         if not self._socket.exists():
             # No new task can find this server, and it would keep the GPUs from the server that is started instead.
             return Exit(reason=f"its socket {self._socket} was deleted")
@@ -145,7 +158,7 @@ class Lifecycle:
             elif self._alone_since_s is None:
                 self._alone_since_s = now_s
             elif now_s - self._alone_since_s >= self._timings.daemons_grace_s:
-                return Exit(reason="all Python daemons that used it are gone", at_once=True)
+                return Exit(reason="all Python daemons that used it are gone", close_within_s=HURRIED_CLOSE_S)
             if self._open_sessions == 0 and now_s - self._idle_since_s >= self._timings.idle_exit_s:
                 return Exit(reason=f"no session for {self._timings.idle_exit_s:.0f} s")
         return None

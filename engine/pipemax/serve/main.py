@@ -17,20 +17,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipemax.node.bounded_log import BoundedLog
-from pipemax.node.lifetime import SERVER_IDENTITY_VARIABLE, write_stacks_when_told
+from pipemax.node.lifetime import SERVER_IDENTITY_VARIABLE, SIGTERM_CLOSE_S, write_stacks_when_told
 from pipemax.node.repeated_lines import hold_back_repeated_lines
 from pipemax.serve.limits import LogLimits, Timings, WindowLimits
 
 if TYPE_CHECKING:
     from pipemax.serve.engine_host import EngineFactory
-    from pipemax.serve.lifecycle import Exit
+    from pipemax.serve.lifecycle import Exit, Lifecycle
     from pipemax.serve.server import EngineServer
 
 log = logging.getLogger(__name__)
 
-_HURRIED_CLOSE_S = 8.0
-"""Used when no client is left. vLLM gives its workers 5 s; shared memory leaks if it cannot finish."""
 _NO_TIME_S = 0.5
+_NOTICE_S = 2.0
+"""Most time for clients to notice that the server ends."""
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +156,8 @@ def _serve(options: ServerOptions, factory: "EngineFactory", tell_listening: Cal
     os.environ[SERVER_IDENTITY_VARIABLE] = f"{own.pid}:{own.start_ticks}"
     pid, ticks = options.watch_jvm
     lifecycle = Lifecycle(ProcessIdentity(pid=pid, start_ticks=ticks), options.timings, socket=options.socket)
-    signal.signal(signal.SIGTERM, lambda *_: lifecycle.stop(Exit(reason="SIGTERM")))
+    terminated = Exit(reason="SIGTERM", close_within_s=SIGTERM_CLOSE_S)
+    signal.signal(signal.SIGTERM, lambda *_: lifecycle.stop(terminated))
     os.umask(0o077)
     gpus = GpuLocks(options.gpu_locks, visible_gpus(os.environ))
     os.environ.update(gpus.environment)
@@ -176,7 +178,7 @@ def _serve(options: ServerOptions, factory: "EngineFactory", tell_listening: Cal
     tell_listening()
     cause = lifecycle.wait()
     log.info("ending: %s", cause.reason)
-    _take_down(server, cause, options)
+    _take_down(server, lifecycle, cause, options)
     return cause.status
 
 
@@ -201,24 +203,40 @@ def _write_record(options: ServerOptions, suspects: int) -> None:
     draft.rename(options.record)
 
 
-def _take_down(server: "EngineServer", cause: "Exit", options: ServerOptions) -> None:
+def _take_down(server: "EngineServer", lifecycle: "Lifecycle", cause: "Exit", options: ServerOptions) -> None:
     """Close the socket to new sessions, then the sessions, then the engine; kill whatever does not close in time."""
+    from pipemax.node.process_tree import kill_engine_processes
+
     # The record is removed last: while this process lives, a successor must know that it does.
     options.socket.unlink(missing_ok=True)
     started_s = time.monotonic()
-    close_timeout_s = options.timings.close_timeout_s
-    if cause.at_once:
-        # A load cannot be interrupted, and there is nothing yet that needs closing.
-        close_timeout_s = _NO_TIME_S if server.is_loading else _HURRIED_CLOSE_S
-    closed = server.stop(cause, close_timeout_s=close_timeout_s)
-    log.info(
-        "the engine %s after %.1f s", "closed" if closed else "DID NOT CLOSE", time.monotonic() - started_s
-    )
+    closed = _close(server, lifecycle, cause, options.timings)
+    took_s = time.monotonic() - started_s
+    log.info("the engine %s after %.1f s", "closed" if closed else "DID NOT CLOSE", took_s)
+    if not closed and (left := kill_engine_processes(own_group=True)):
+        log.error("the engine's processes %s do not end although they are killed", left)
     options.record.unlink(missing_ok=True)
-    if not closed:
-        logging.shutdown()
-        # The engine's processes share this session's process group, and so does this process.
-        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _close(server: "EngineServer", lifecycle: "Lifecycle", cause: "Exit", timings: Timings) -> bool:
+    """Close the sessions and the engine. Return ``False`` if that takes longer than the causes leave it."""
+
+    def limit_s(cause: "Exit") -> float:
+        if cause.close_within_s is None:
+            return timings.close_timeout_s
+        # A load cannot be interrupted, and there is nothing yet that needs closing.
+        return _NO_TIME_S if is_loading else min(cause.close_within_s, timings.close_timeout_s)
+
+    is_loading = server.is_loading
+    deadline_s = time.monotonic() + limit_s(cause)
+    server.stop(cause, notice_s=min(_NOTICE_S, limit_s(cause)))
+    while not server.wait_until_closed(_LOOK_S):
+        if (later := lifecycle.later_cause()) is not None:
+            log.info("ending sooner: %s", later.reason)
+            deadline_s = min(deadline_s, time.monotonic() + limit_s(later))
+        if time.monotonic() >= deadline_s:
+            return False
+    return True
 
 
 def _identity(text: str) -> tuple[int, int]:

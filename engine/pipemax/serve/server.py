@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]  # pyarrow is untyped
-    """The engine server; listens once it is constructed. ``stop`` refuses all sessions and closes the engine."""
+    """The engine server; listens once it is constructed. ``stop`` refuses all sessions and has the engine close."""
 
     def __init__(
         self,
@@ -80,19 +80,19 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
     def is_loading(self) -> bool:
         return self._host.snapshot().state == "loading"
 
-    def stop(self, cause: Exit, *, close_timeout_s: float) -> bool:
-        """Refuse all sessions, give clients a moment to notice, close the engine.
-
-        Return ``False`` if that takes too long.
-        """
+    def stop(self, cause: Exit, *, notice_s: float) -> None:
+        """Refuse all sessions, have the engine close, and give clients this long to notice."""
         self._turns.close(in_order=cause.status != EXIT_ENGINE_DIED)
         self._host.stop(Refused(code=SessionErrorCode.SHUTTING_DOWN, detail=cause.reason))
         self._sessions.wake_all()
-        deadline_s = time.monotonic() + min(2.0, close_timeout_s)
+        deadline_s = time.monotonic() + notice_s
         while self._sessions.num_open and time.monotonic() < deadline_s:
             time.sleep(0.02)
         self._reporter.stop()
-        return self._host.wait_until_closed(close_timeout_s)
+
+    def wait_until_closed(self, timeout_s: float) -> bool:
+        """Wait, after ``stop``, until the engine has closed. Return ``False`` if it takes longer than this."""
+        return self._host.wait_until_closed(timeout_s)
 
     # Flight's calls; each runs on its own thread.
 

@@ -16,7 +16,7 @@ from pipemax.serve.flow.credit import CreditWindow
 from pipemax.serve.flow.length_relation import LengthRelation
 from pipemax.serve.flow.open_input import InputWatch
 from pipemax.serve.flow.pacing import Pacer
-from pipemax.serve.lifecycle import EXIT_ENGINE_DIED, Exit, Lifecycle
+from pipemax.serve.lifecycle import EXIT_ENGINE_DIED, HURRIED_CLOSE_S, Exit, Lifecycle
 from pipemax.serve.rows.equal_requests import EqualRequests
 from pipemax.serve.rows.turns import Turns
 
@@ -126,7 +126,7 @@ class EngineSessions:
 
     def death_announced(self, reason: str) -> None:
         self.wake_all()
-        self._lifecycle.stop(Exit(reason=reason, status=EXIT_ENGINE_DIED, at_once=True))
+        self._lifecycle.stop(Exit(reason=reason, status=EXIT_ENGINE_DIED, close_within_s=HURRIED_CLOSE_S))
 
     def _feed(self, engine: Engine, config: EngineConfig) -> None:
         """Set the window by what the engine can take, tell it whether input is open, and begin the next turn."""

@@ -9,7 +9,7 @@ from pipemax.api import Completion, EngineStats, GenerationRequest
 from pipemax.config import EngineConfig
 from pipemax.serve.flow.credit import CreditWindow
 from pipemax.serve.flow.open_input import InputWatch
-from pipemax.serve.lifecycle import EXIT_ENGINE_DIED, Exit, Lifecycle
+from pipemax.serve.lifecycle import EXIT_ENGINE_DIED, HURRIED_CLOSE_S, Exit, Lifecycle
 from pipemax.serve.limits import Timings, WindowLimits
 from pipemax.serve.rows.equal_requests import EqualRequests
 from pipemax.serve.rows.journal import Journal
@@ -137,4 +137,6 @@ def test_a_dead_engine_s_rows_are_not_resent_before_the_sessions_hear_of_it_and_
     assert engine.submitted == []
     bench.sessions.death_announced("it broke")
     assert session.num_wakes == 1
-    assert bench.lifecycle.wait() == Exit(reason="it broke", status=EXIT_ENGINE_DIED, at_once=True)
+    assert bench.lifecycle.wait() == Exit(
+        reason="it broke", status=EXIT_ENGINE_DIED, close_within_s=HURRIED_CLOSE_S
+    )

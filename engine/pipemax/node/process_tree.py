@@ -1,0 +1,67 @@
+"""End every process below this one: the last resort for an engine that does not close.
+
+The stacks of all threads are written first, here and by the processes that can (``lifetime.write_stacks_when_told``),
+so that the log says what did not end.
+"""
+
+import contextlib
+import faulthandler
+import os
+import signal
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from pipemax.node.lifetime import STACKS_SIGNAL
+from pipemax.node.process import ProcessIdentity, stat_fields
+
+_STACKS_S = 1.0
+"""How long processes may take to write their stacks."""
+_KILLED_S = 10.0
+"""How long killed processes may take to end: the driver of a GPU can hold them up."""
+_LOOK_S = 0.02
+
+
+def kill_engine_processes(*, own_group: bool = False) -> list[int]:
+    """Write the stacks, then kill all processes below this one. Return those that still have not ended.
+
+    With ``own_group`` also kill the others of this process's group, such as those whose parent has died.
+    """
+    faulthandler.dump_traceback(all_threads=True)
+    _send(STACKS_SIGNAL, _running(own_group=own_group))
+    time.sleep(_STACKS_S)
+    until_s = time.monotonic() + _KILLED_S
+    while (left := _running(own_group=own_group)) and time.monotonic() < until_s:
+        _send(signal.SIGKILL, left)
+        time.sleep(_LOOK_S)
+    return [process.pid for process in left]
+
+
+def _send(number: signal.Signals, processes: list[ProcessIdentity]) -> None:
+    for process in processes:
+        if process.is_running():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+
+
+def _running(*, own_group: bool) -> list[ProcessIdentity]:
+    """Return the processes below this one, and the others of its group if asked for, without zombies."""
+    own, group = os.getpid(), os.getpgrp()
+    below: dict[int, list[int]] = defaultdict(list)
+    running: dict[int, ProcessIdentity] = {}
+    found: set[int] = set()
+    for directory in Path("/proc").glob("[0-9]*"):
+        pid = int(directory.name)
+        with contextlib.suppress(ProcessLookupError):
+            fields = stat_fields(pid)
+            below[int(fields[1])].append(pid)
+            if fields[0] not in "ZX":
+                running[pid] = ProcessIdentity(pid=pid, start_ticks=int(fields[19]))
+            if own_group and int(fields[2]) == group:
+                found.add(pid)
+    parents = [own, *found]
+    while parents:
+        children = set(below[parents.pop()]) - found
+        found |= children
+        parents += children
+    return [running[pid] for pid in sorted(found - {own}) if pid in running]
