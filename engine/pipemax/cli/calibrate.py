@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipemax.cli.common import measured_config, one_line_errors
+from pipemax.cli.ending import ends_on_sigterm
 
 if TYPE_CHECKING:
     from pipemax.vllm_ext.calibration.judged_run import CalibrationReport
@@ -45,7 +46,7 @@ def calibrate(
     from pipemax.policy.layout_start import settled_config
     from pipemax.replicas.one_replica import as_first_replica
 
-    with one_line_errors():
+    with one_line_errors(), ends_on_sigterm():
         config = as_first_replica(settled_config(measured_config(model, engine)))
         if not out.parent.is_dir():
             raise ValueError(f"--out {out}: there is no directory {out.parent}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipemax.cli.common import JsonFile, measured_config, one_line_errors, write_json
+from pipemax.cli.ending import ends_on_sigterm
 
 if TYPE_CHECKING:
     from pipemax.vllm_ext.launch.known_check import NodeCheck
@@ -35,7 +36,7 @@ def check_node(
     from pipemax.policy.layout_start import settled_config
     from pipemax.replicas.one_replica import as_first_replica
 
-    with one_line_errors():
+    with one_line_errors(), ends_on_sigterm():
         config = as_first_replica(settled_config(measured_config(model, engine)))
         # vLLM takes ten seconds to import, so errors in the arguments are reported first.
         from pipemax.vllm_ext.node_check.node import check_this_node

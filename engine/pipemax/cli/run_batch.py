@@ -10,6 +10,7 @@ import typer
 
 from pipemax.cli.batch_file import BatchLine, answer_of, fault_of, read_done, read_ids, read_lines
 from pipemax.cli.common import engine_config, one_line_errors
+from pipemax.cli.ending import ends_on_sigterm
 from pipemax.generation import Completion, GenerationRequest
 
 _IN_FLIGHT = 4096
@@ -55,7 +56,7 @@ def run_batch(
     """
     from pipemax.api import OfflineEngine
 
-    with one_line_errors():
+    with one_line_errors(), ends_on_sigterm():
         config = engine_config(model, engine)
         with input_file.open(encoding="utf-8") as file:
             num_requests = len(read_ids(file))
