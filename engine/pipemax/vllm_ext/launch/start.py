@@ -18,6 +18,7 @@ from vllm.v1.metrics.loggers import StatLoggerFactory
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineStartError
 from pipemax.node.failure_records import FailureRecords
+from pipemax.node.repeated_sigterm import sigterm_repeated
 from pipemax.vllm_ext.launch.executor import WORKERS_END_S, executor_class
 from pipemax.vllm_ext.launch.failure_causes import cause_of
 from pipemax.vllm_ext.launch.processes import begun_by_us
@@ -91,9 +92,14 @@ class RunningVllm:
     def close(self) -> None:
         """End vLLM's processes: those of an engine that has not failed may take their time, to unpin host memory."""
         core: Any = self.engine.engine_core  # the clients' base class in vLLM lacks what each client has
-        has_failed = not isinstance(core, InprocClient) and core.resources.engine_dead
         self.closed.set()
-        core.shutdown(timeout=None if has_failed else _ENGINE_ENDS_S)
+        if isinstance(core, InprocClient):
+            core.shutdown()
+        else:
+            timeout_s = None if core.resources.engine_dead else _ENGINE_ENDS_S
+            cores = getattr(core.resources.engine_manager, "processes", ())
+            with sigterm_repeated([process.pid for process in cores]):
+                core.shutdown(timeout=timeout_s)
         self.failures.close()
 
 
