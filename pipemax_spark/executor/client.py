@@ -110,6 +110,10 @@ def complete(
 class _ServerLostError(Exception):
     """The server ended, was killed or broke the stream; its successor gets the open rows."""
 
+    def __init__(self, reason: str, code: SessionErrorCode = SessionErrorCode.ENGINE_DIED) -> None:
+        super().__init__(reason)
+        self.code = code
+
 
 class _Completer:
     """Opens one session after another, until all rows are done."""
@@ -134,9 +138,9 @@ class _Completer:
                     yield batch
             except _ServerLostError as lost:
                 self._feed.raise_error()
-                self._count_death(str(lost))
+                self._count_death(lost)
                 if self._deaths >= MAX_DEATHS or self._suspect_deaths >= MAX_SUSPECT_DEATHS:
-                    raise self._give_up(str(lost)) from lost
+                    raise self._give_up(lost) from lost
                 self._wait_for_end()
 
     def _wait_for_end(self) -> None:
@@ -148,19 +152,20 @@ class _Completer:
         while self._server is not None and self._server.is_running() and time.monotonic() < given_up_s:
             time.sleep(_ENDING_POLL_S)
 
-    def _count_death(self, reason: str) -> None:
-        if self._has_suspects:
+    def _count_death(self, lost: _ServerLostError) -> None:
+        # A fault of the machine narrows no search.
+        if self._has_suspects and lost.code is not SessionErrorCode.MACHINE_FAULT:
             self._suspect_deaths += 1
         else:
             self._deaths += 1
         in_a_row = self._deaths + self._suspect_deaths
-        log.warning("the engine server was lost (%d in a row): %s", in_a_row, reason)
+        log.warning("the engine server was lost (%d in a row): %s", in_a_row, lost)
 
-    def _give_up(self, reason: str) -> EngineSessionError:
+    def _give_up(self, lost: _ServerLostError) -> EngineSessionError:
         in_a_row = self._deaths + self._suspect_deaths
         return EngineSessionError(
-            SessionErrorCode.ENGINE_DIED,
-            f"the engine server was lost {in_a_row} times in a row without completing a row: {reason}. "
+            lost.code,
+            f"the engine server was lost {in_a_row} times in a row without completing a row: {lost}. "
             + self._files.log_tail(),
         )
 
@@ -289,6 +294,8 @@ class _Session:
         code = message.code or SessionErrorCode.ENGINE_DIED
         if code in (SessionErrorCode.ENGINE_DIED, SessionErrorCode.SHUTTING_DOWN):
             raise _ServerLostError(message.detail)
+        if code is SessionErrorCode.MACHINE_FAULT:
+            raise _ServerLostError(message.detail, code)
         hint = ""
         if code is SessionErrorCode.ENGINE_START_FAILED:
             hint = f" The engine's log: {self._files.log}"

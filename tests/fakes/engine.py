@@ -7,6 +7,7 @@ windows of wall time in an order other than that of their submission. How it beh
 - ``[[die]]``: the engine dies; ``[[die-once PATH]]``: unless the file exists, which it then makes;
 - ``[[crash]]``, ``[[crash-once PATH]]``: likewise, but the whole server process is killed;
 - ``[[abort]]``, ``[[abort-once PATH]]``: likewise, by abort(), as a failed assertion in C would;
+- ``[[gpu-once PATH]]``: likewise, by a fault of a GPU; ``[[assert]]``: by an assertion of a kernel;
 - ``[[memory-once PATH]]``: likewise, the engine asks for more memory than there is;
 - ``[[hang-once PATH]]``: likewise, ``poll`` never comes back; ``[[slow SECONDS]]``: this row takes so long;
 - ``[[error]]``: this row alone fails; ``[[invalid N]]``: the first N asks of this row get an invalid answer;
@@ -38,10 +39,12 @@ from pipemax.api import Completion, EngineStats, GenerationRequest, Image, Messa
 from pipemax.checkpoint.image_sources import ImageSourceError, read_source
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError, EngineStartError
+from pipemax.node.gpu_faults import is_gpu_fault
 from pipemax.wire import ErrorCode
 from tests.fakes.answers import answered
+from tests.fakes.engine_child import start_child
 from tests.fakes.pooled import pooled
-from tests.fakes.settings import FakeOptions
+from tests.fakes.settings import GPU_FAULT, KERNEL_ASSERTION, FakeOptions
 
 log = logging.getLogger(__name__)
 
@@ -89,10 +92,12 @@ class FakeEngine:
         self._wants_memory = False
         if self._options.dies == "at once":
             self._death = "the fake died at once, as it was told"
+        if self._options.dies == "of its GPU":
+            self._death = GPU_FAULT
         self.counts = FakeCounts()
         self._last_prompts: deque[list[str]] = deque(maxlen=self._options.prefix_memory)
         self._prefix_words = self._prefix_hits = 0
-        self._child = _start_child(self._options) if self._options.child_process else None
+        self._child = start_child(self._options) if self._options.child_process else None
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         with self._changed:
@@ -279,7 +284,7 @@ class FakeEngine:
                         text = str(request.sampling.seed)
                     case "lora":
                         text = str(request.sampling.lora)
-                    case _:
+                    case _ if self._death is None:
                         self._misbehave(name, argument)
         return text, slow_s
 
@@ -292,6 +297,10 @@ class FakeEngine:
         match kind:
             case "die":
                 self._death = "the fake died, as it was told"
+            case "gpu":
+                self._death = GPU_FAULT
+            case "assert":
+                self._death = KERNEL_ASSERTION
             case "hang":
                 self._hangs = True
             case "memory":
@@ -307,7 +316,8 @@ class FakeEngine:
         if self._death is None and self._child is not None and self._child.poll() is not None:
             self._death = f"worker {self._child.pid} of the engine died with status {self._child.returncode}"
         if self._death is not None:
-            raise EngineDiedError(self._death)
+            is_fault = is_gpu_fault(self._death, num_rows=len(self._in_flight))
+            raise EngineDiedError(self._death, is_machine_fault=is_fault)
 
 
 def instance_of(schema: dict[str, Any], prompt: str) -> Any:
@@ -370,30 +380,3 @@ def _claim_speed(options: FakeOptions) -> float:
             (Path(options.speed_claims or "") / str(number)).mkdir()
             return speed
     return 1.0
-
-
-_CHILD = """
-import os, select, sys, time
-sys.path.insert(0, sys.argv[1])
-from pipemax.node.lifetime import hold_gpus
-hold_gpus()
-pid = int(os.environ["PIPEMAX_SERVER_IDENTITY"].partition(":")[0])
-poll = select.poll()
-poll.register(os.pidfd_open(pid), select.POLLIN)
-print("ready", flush=True)
-poll.poll()
-time.sleep(float(sys.argv[2]))
-"""
-
-
-def _start_child(options: FakeOptions) -> subprocess.Popen[bytes]:
-    engine = Path(__file__).resolve().parents[2] / "engine"
-    child = subprocess.Popen(
-        [sys.executable, "-I", "-c", _CHILD, str(engine), str(options.child_ends_after_s)],
-        stdout=subprocess.PIPE,
-        # In a session of its own: killing the server's process group must not be what ends it.
-        start_new_session=True,
-    )
-    assert child.stdout is not None
-    child.stdout.readline()
-    return child

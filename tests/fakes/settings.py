@@ -4,6 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
+# In the words of torch 2.
+GPU_FAULT = "the fake died: torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+KERNEL_ASSERTION = "the fake died: torch.AcceleratorError: CUDA error: device-side assert triggered"
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FakeOptions:
@@ -41,8 +45,9 @@ class FakeOptions:
     close_s: float = 0.0
     prefix_memory: int = 0
     """Of so many last prompts the beginnings count as cached, word by word: for the hit rate in the metrics."""
-    dies: Literal["at once", "of any row"] | None = None
-    """At its first poll, or at the first poll after a row was submitted, whichever row it is."""
+    dies: Literal["at once", "of any row", "of its GPU"] | None = None
+    """At its first poll, by itself or by a fault of its GPU, or at the first poll after a row was submitted, whichever
+    row it is."""
 
 
 def fake_config(model: str = "fake", *, max_num_seqs: int | None = 16, **options: Any) -> dict[str, Any]:

@@ -1,6 +1,9 @@
 """Each test has an executor of its own; the run fails if a server outlives one."""
 
+import os
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +34,23 @@ def jvm(
     monkeypatch.setenv(EXECUTOR_VARIABLE, str(fake.pid))
     yield fake
     fake.kill()
+
+
+@pytest.fixture
+def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Three GPUs that no other test knows, as an ``nvidia-smi`` on the PATH lists them."""
+    uuids = [f"GPU-{uuid.uuid4()}" for _ in range(3)]
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    lines = "\n".join(f"{index}, {name}" for index, name in enumerate(uuids))
+    smi.write_text(f"#!/bin/sh\ncat <<END\n{lines}\nEND\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(smi.parent), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    yield uuids
+    for file in Path(f"/tmp/pipemax-{os.getuid()}/gpus").glob("*"):
+        if file.stem in uuids:
+            file.unlink()
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,7 @@
 
 import os
 import signal
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,23 +14,6 @@ from tests.serve.support import FakeJvm, files_of, options, run_prompts, server_
 from tests.waiting import wait_until
 
 EnginePython = Callable[..., str]
-
-
-@pytest.fixture
-def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Three GPUs that no other test knows, as an ``nvidia-smi`` on the PATH lists them."""
-    uuids = [f"GPU-{uuid.uuid4()}" for _ in range(3)]
-    smi = tmp_path / "bin" / "nvidia-smi"
-    smi.parent.mkdir()
-    lines = "\n".join(f"{index}, {name}" for index, name in enumerate(uuids))
-    smi.write_text(f"#!/bin/sh\ncat <<END\n{lines}\nEND\n")
-    smi.chmod(0o755)
-    monkeypatch.setenv("PATH", str(smi.parent), prepend=os.pathsep)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    yield uuids
-    for file in Path(f"/tmp/pipemax-{os.getuid()}/gpus").glob("*"):
-        if file.stem in uuids:
-            file.unlink()
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,9 @@ class Split:
 class OpenRows(Protocol):
     """The rows that the engine has, by their asks. Thread-safe."""
 
+    def __len__(self) -> int:
+        """Return how many rows are open."""
+
     def take(self, ask_id: str, told: Told) -> tuple[list[Ask], Completion | None]:
         """Take in what was told of an ask. Return the row's next asks, or its completion once it has no more."""
 

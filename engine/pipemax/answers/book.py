@@ -21,6 +21,9 @@ class RowBook:
         self._rows: dict[str, Row] = {}
         self._row_of: dict[str, tuple[str, Row]] = {}  # ask → its row, with the row's id
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def open(self, request: GenerationRequest, prompt: Prompt) -> list[Ask] | Completion:
         """Return the first asks of a row, or its error."""
         row = Row(request, prompt, self._tools)

@@ -40,6 +40,9 @@ class PooledRows:
         self._rows: dict[str, _Row] = {}
         self._row_of: dict[str, _Row] = {}  # by ask
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def open(self, request_id: str, asks: Sequence[Ask]) -> None:
         """Note a row and its asks."""
         tokens = sum(len(ask.prompt.token_ids) for ask in asks)

@@ -12,10 +12,16 @@ class EngineStartError(PipeMaxError):
 class EngineDiedError(PipeMaxError):
     """The engine's process ended or its loop raised; everything in flight in it is lost."""
 
-    def __init__(self, reason: str, *, suspects: frozenset[str] | None = None) -> None:
-        """Say the reason in words. ``suspects`` are the requests of which one may be it; None for all in flight."""
+    def __init__(
+        self, reason: str, *, suspects: frozenset[str] | None = None, is_machine_fault: bool = False
+    ) -> None:
+        """Say the reason in words. ``suspects`` are the requests of which one may be it; None for all in flight.
+
+        No request is suspect of a fault of the machine, such as one of its GPUs.
+        """
         super().__init__(reason)
-        self.suspects = suspects
+        self.suspects = frozenset[str]() if is_machine_fault else suspects
+        self.is_machine_fault = is_machine_fault
 
 
 class PoolExhaustedError(PipeMaxError):

@@ -130,7 +130,7 @@ class _Replica:
         try:
             self._deliver()
         except EngineDiedError as error:
-            _send(self._connection, Died(reason=str(error)))
+            _send(self._connection, Died(reason=str(error), is_machine_fault=error.is_machine_fault))
             return 1
         self._engine.close()
         return 0

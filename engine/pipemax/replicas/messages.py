@@ -110,6 +110,7 @@ class Died:
     """From the replica: its engine is gone, and the process ends."""
 
     reason: str
+    is_machine_fault: bool = False
     kind: Literal["died"] = "died"
 
 

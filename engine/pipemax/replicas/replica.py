@@ -53,6 +53,8 @@ class Replica:
     heard_s: float = 0.0
     last_words: str = ""
     """Why it says that it ends."""
+    has_machine_fault: bool = False
+    """Whether it ends by a fault of the machine, such as of its GPU."""
     measures_nothing: bool = False
     """It has said that its start checks and measures nothing that others need."""
     policy: dict[str, Any] = field(default_factory=dict)

@@ -211,8 +211,10 @@ class ReplicaSet:
                         replica.measures_nothing = True
                     case Started(policy=policy):
                         self._note_started(replica, policy)
-                    case Failed(reason=reason) | Died(reason=reason):
+                    case Failed(reason=reason):
                         replica.last_words = reason
+                    case Died(reason=reason, is_machine_fault=is_machine_fault):
+                        replica.last_words, replica.has_machine_fault = reason, is_machine_fault
             case Silenced(reason=reason):
                 self._bury(replica, replica.last_words or reason)
             case Gone() if replica.state is ReplicaState.ENDING:
@@ -244,7 +246,8 @@ class ReplicaSet:
         level = max(self._rows.work_tokens(number) for number in self._replicas)
         self._level_tokens = max(level, self._level_tokens or 0.0)
         lost_ids = self._rows.ids_sent(replica.number)
-        again = self._rows.lose(replica.number)
+        is_fault, replica.has_machine_fault = replica.has_machine_fault, False
+        again = self._rows.lose(replica.number, to_blame=not is_fault)
         self._router.forget(replica.number)
         if replica.state is ReplicaState.GIVEN_UP:  # the set closes
             return
@@ -252,6 +255,8 @@ class ReplicaSet:
         replica.fruitless += 1
         rest_s = self._limits.first_rest_s * 2 ** (replica.fruitless - 1)
         replica.due_s = time.monotonic() + min(rest_s, self._limits.longest_rest_s)
+        if is_fault and replica.share.gpus:
+            reason = f"{reason}; the fault is that of GPU {', '.join(replica.share.gpus)}"
         log.error("replica %d died with %d rows: %s", replica.number, len(lost_ids), reason)
         if again:
             self._died = EngineDiedError(
@@ -265,7 +270,8 @@ class ReplicaSet:
             )
             replica.state = ReplicaState.GIVEN_UP
             if all(other.state is ReplicaState.GIVEN_UP for other in self._replicas.values()):
-                self._died = EngineDiedError(f"the engine died: no replica is left ({reason})")
+                told = f"the engine died: no replica is left ({reason})"
+                self._died = EngineDiedError(told, is_machine_fault=is_fault)
 
     def _tend(self) -> None:
         """Start replicas whose rest is over, and kill those that hang."""

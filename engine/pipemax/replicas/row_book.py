@@ -116,15 +116,17 @@ class RowBook:
             self._leave(row)
         return sent
 
-    def lose(self, replica: int) -> list[Row]:
+    def lose(self, replica: int, *, to_blame: bool = True) -> list[Row]:
         """Have all rows of a replica that died wait again, before the others.
 
-        Return those that an earlier death had sent again: one of them may be what kills replicas.
+        Return those that an earlier death had sent again: one of them may be what kills replicas. Unless the rows are
+        ``to_blame`` for this death, it counts for none of them.
         """
         lost = list(self._sent[replica].rows.values())
-        again = [row for row in lost if row.lost_by is not None]
+        again = [row for row in lost if to_blame and row.lost_by is not None]
         for row in lost:
-            row.replica, row.sent_as, row.lost_by = None, "", replica
+            row.replica, row.sent_as = None, ""
+            row.lost_by = replica if to_blame else row.lost_by
             self._waiting_tokens += row.expected_tokens
         self._waiting.extendleft(reversed(lost))
         self._sent[replica] = _Sent()

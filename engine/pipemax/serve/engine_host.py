@@ -5,6 +5,7 @@ their engine is ready, and call ``submit`` and ``abort``. The host knows nothing
 """
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -45,6 +46,9 @@ class HostSnapshot:
     engine_id: str
     engine_starts: int
     engine_stats: EngineStats
+    gpus: tuple[str, ...] = ()
+    machine_fault: str = ""
+    """The fault of the machine that the engine died of, if it did."""
 
 
 class EngineListener(Protocol):
@@ -214,12 +218,15 @@ class EngineHost:
                 name = "ready"
             elif state.last_failure:
                 name, detail = "failed", state.last_failure
+            is_fault = state.refusal is not None and state.refusal.code is SessionErrorCode.MACHINE_FAULT
             return HostSnapshot(
                 state=name,
                 detail=detail,
                 engine_id=state.resident.engine_id if state.resident else "",
                 engine_starts=state.engine_starts,
                 engine_stats=state.resident.engine.stats() if state.resident else EngineStats(),
+                gpus=self._gpus.gpus,
+                machine_fault=detail if is_fault else "",
             )
 
     def _waiting_for(self, load: _Load, member: Member, now_s: float) -> Waiting:
@@ -242,12 +249,24 @@ class EngineHost:
         except Exception as error:
             # The engine is useless without this thread: whatever ends it, tell every session.
             log.exception("the engine died")
-            self._listener.engine_died(error.suspects if isinstance(error, EngineDiedError) else None)
-            detail = str(error) if isinstance(error, EngineDiedError) else f"the engine died: {error!r}"
-            self.stop(Refused(code=SessionErrorCode.ENGINE_DIED, detail=detail))
-            self._listener.death_announced(detail)
+            died = (
+                error
+                if isinstance(error, EngineDiedError)
+                else EngineDiedError(f"the engine died: {error!r}")
+            )
+            self._listener.engine_died(died.suspects)
+            refusal = self._refusal_of(died)
+            self.stop(refusal)
+            self._listener.death_announced(refusal.detail)
         finally:
             self._close_resident()
+
+    def _refusal_of(self, died: EngineDiedError) -> Refused:
+        if not died.is_machine_fault:
+            return Refused(code=SessionErrorCode.ENGINE_DIED, detail=str(died))
+        gpus = f", GPU {', '.join(self._gpus.gpus)}" if self._gpus.gpus else ""
+        detail = f"{died}; this is a fault of the machine {socket.gethostname()}{gpus}, and no row's"
+        return Refused(code=SessionErrorCode.MACHINE_FAULT, detail=detail)
 
     def _step(self) -> None:
         with self._changed:

@@ -38,6 +38,11 @@ class GpuLocks:
         self._wait_reason = ""
 
     @property
+    def gpus(self) -> tuple[str, ...]:
+        """The GPUs of this server."""
+        return tuple(self._locks)
+
+    @property
     def environment(self) -> dict[str, str]:
         """The variables that tell the engine's processes which ``.users`` files to lock."""
         users = [str(lock.with_suffix(".users")) for lock in self._locks.values()]

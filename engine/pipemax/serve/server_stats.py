@@ -55,4 +55,6 @@ class ServerSnapshots:
             engine_metrics={**engine.metrics, **learned},
             policy=engine.policy,
             replicas=list(engine.replicas),
+            gpus=list(host.gpus),
+            machine_fault=host.machine_fault,
         )

@@ -30,6 +30,8 @@ class SessionErrorCode(StrEnum):
     """The model could not be loaded."""
     ENGINE_DIED = "engine_died"
     """The engine died, and the rows that it held go to its successor."""
+    MACHINE_FAULT = "machine_fault"
+    """The engine died of a fault of its machine, such as of a GPU: no row is suspect, and they go to its successor."""
     ENGINE_UNUSABLE = "engine_unusable"
     """The engine dies whatever row it runs."""
     SHUTTING_DOWN = "shutting_down"

@@ -93,6 +93,10 @@ class ServerStats:
     replicas: list[dict[str, Any]] = field(default_factory=list)
     """Each replica's figures by name (``state``, ``restarts``, ``rows_done``, ``completion_tokens``, …) since its first
     start; empty for an engine without replicas. The figures above are then those of all together."""
+    gpus: list[str] = field(default_factory=list)
+    """The UUIDs of the server's GPUs; empty without any."""
+    machine_fault: str = ""
+    """The fault of the machine, such as of a GPU, that the engine died of; empty if it did not."""
     jobs: dict[str, JobStats] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:

@@ -131,8 +131,8 @@ class Turns:
         """Stop rows wherever they are. Nobody waits for them any more, so they are no longer suspect."""
         try:
             engine.abort(request_ids)
-        except EngineDiedError:
-            self.freeze()
+        except EngineDiedError as died:
+            self.freeze(died.suspects)
             raise
         with self._lock:
             if not self._frozen:
@@ -230,9 +230,10 @@ class Turns:
             return
         try:
             engine.submit([request for request, _ in rows])
-        except EngineDiedError:
+        except EngineDiedError as died:
             with self._lock:
                 if not self._frozen:  # it was dead before it could take them
-                    self._journal.withdraw([key for _, key in rows])
-                self._frozen = True
+                    names = [request.request_id for request, _ in rows]
+                    self._journal.withdraw([self._keys.pop(name) for name in names if name in self._keys])
+            self.freeze(died.suspects)
             raise

@@ -30,6 +30,7 @@ from pipemax.config import EngineConfig, Policy
 from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.domain.plan import Batching
 from pipemax.generation import Completion, EngineStats, GenerationRequest, RequestError
+from pipemax.node.gpu_faults import is_gpu_fault
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.vllm_ext.calibration.measure import calibrate_at_start
 from pipemax.vllm_ext.core_calls import set_input_open, use_batching
@@ -271,7 +272,9 @@ class VllmEngine:
                     outputs = self._engine.step()
                 self._take([output for output in outputs if output.finished])
         except Exception as error:  # whatever ends this thread must reach the caller of poll
-            died = EngineDiedError(f"the engine died: {self._vllm.cause_of(error)}")
+            cause = self._vllm.cause_of(error)
+            is_fault = is_gpu_fault(cause, num_rows=len(self._rows))
+            died = EngineDiedError(f"the engine died: {cause}", is_machine_fault=is_fault)
             died.__cause__ = error
             self._completions.put(died)
 

@@ -18,10 +18,11 @@ class ListEngine:
     def __init__(self) -> None:
         self.running: list[str] = []
         self.dead = False
+        self.is_machine_fault = False
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         if self.dead:
-            raise EngineDiedError("dead")
+            raise EngineDiedError("dead", is_machine_fault=self.is_machine_fault)
         self.running += [request.request_id for request in requests]
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -216,3 +217,23 @@ def test_suspects_that_were_not_in_the_part_that_died_stay_suspect(tmp_path: Pat
     named = min(group)
     turns.freeze({named})
     assert num_suspects(Turns(Journal(path))) == 8
+
+
+def test_a_fault_of_the_machine_leaves_all_suspects_as_they_were(tmp_path: Path) -> None:
+    turns, engine = _suspecting(tmp_path / "j", "abcd")
+    _submit(turns, engine, "abx")
+    assert engine.running == ["a", "b"]
+    turns.freeze(EngineDiedError("CUDA error", is_machine_fault=True).suspects)
+    turns.close(in_order=False)
+    again = Journal(tmp_path / "j")
+    assert sorted(len(group) for group in again.suspects.groups) == [2, 2]
+
+
+def test_a_fault_of_the_machine_that_a_submission_meets_accuses_no_row(tmp_path: Path) -> None:
+    turns, engine = Turns(Journal(tmp_path / "j")), ListEngine()
+    _submit(turns, engine, "ab")
+    engine.dead = engine.is_machine_fault = True
+    with pytest.raises(EngineDiedError):
+        _submit(turns, engine, "c")
+    turns.close(in_order=False)
+    assert num_suspects(Turns(Journal(tmp_path / "j"))) == 0
