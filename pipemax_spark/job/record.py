@@ -177,6 +177,7 @@ class RunRecord:
             rows_reused=min(run.rows_reused, summary.rows_out * max(1, len(self.options.ask))),
             time_account_s=account,
             replicas=run.replicas,
+            engine_rates=run.engine_rates,
             drain_at_full_rate_s=None if drain_s is None else round(drain_s, 3),
         )
         try:

@@ -219,6 +219,11 @@ class Run:
         return self._collector.replicas()
 
     @property
+    def engine_rates(self) -> list[dict[str, Any]]:
+        """How fast each engine was, the slowest first."""
+        return self._collector.engine_rates()
+
+    @property
     def rows_reused(self) -> int:
         """Rows that took the answer of an equal request, as far as the engines have reported it."""
         return self._collector.totals().rows_reused

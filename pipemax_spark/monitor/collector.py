@@ -24,6 +24,7 @@ from pipemax.wire import (
 )
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.task_reports import is_from_task
+from pipemax_spark.monitor.engine_rates import EngineRates
 from pipemax_spark.monitor.replica_totals import ReplicaTotals
 from pipemax_spark.monitor.report_totals import SILENT_S, ReportTotals, Totals
 from pipemax_spark.monitor.time_accounts import TimeAccounts
@@ -66,6 +67,7 @@ class Collector:
         self._rows_total: int | None = None
         self._accounts = TimeAccounts()
         self._replicas = ReplicaTotals()
+        self._rates = EngineRates()
         self._token = secrets.token_urlsafe(24)
         self._lock = threading.Lock()
         self._totals = ReportTotals(self.job_of)
@@ -120,6 +122,11 @@ class Collector:
         """Return what each replica has done for this job; none for engines without replicas."""
         with self._lock:
             return self._replicas.totals()
+
+    def engine_rates(self) -> list[dict[str, Any]]:
+        """Return how fast each engine was for this job, the slowest first."""
+        with self._lock:
+            return self._rates.totals()
 
     def drain_at_full_rate_s(self) -> float | None:
         """Return how long the engines' drains would have taken at the rate before them; None if none tells it."""
@@ -207,6 +214,7 @@ class Collector:
             if self._totals.take(stats, now_s=now_s):
                 self._accounts.add(stats, job_age_s=now_s - self._started_s)
                 self._replicas.add(stats, self.job_of(stats))
+                self._rates.add(stats, self.job_of(stats))
 
 
 def _check_free(host: str, port: int) -> None:

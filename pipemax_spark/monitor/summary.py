@@ -10,13 +10,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pipemax_spark.monitor.engine_rates import describe_engine
 from pipemax_spark.monitor.error_limits import such_as
 from pipemax_spark.monitor.replica_totals import describe_replica
 from pipemax_spark.monitor.time_accounts import describe_account
 
 _TEXT_WIDTH = 60
 _LABEL_WIDTH = 19
-_SHOWN_REPLICAS = 16
+_SHOWN_ENGINES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +66,12 @@ class Summary:
     time_account_s: dict[str, float] = field(default_factory=dict)
     """Where the engines' time went: part → seconds over all engines, which add up to ``seconds`` for each."""
     replicas: Sequence[Mapping[str, Any]] = ()
-    """What each replica of an engine did, as far as it was reported: ``host``, ``replica``, ``state``, ``rows_done``,
-    ``prompt_tokens``, ``completion_tokens``, ``restarts``; empty for engines without replicas."""
+    """What each replica of an engine did, as far as it was reported: ``host``, ``replica``, ``gpus``, ``state``,
+    ``rows_done``, ``prompt_tokens``, ``completion_tokens``, ``restarts``, ``seconds``; empty for engines without
+    replicas."""
+    engine_rates: Sequence[Mapping[str, Any]] = ()
+    """How fast each engine was, as far as it was reported, the slowest first: ``host``, ``gpus``, ``rows_done``,
+    ``completion_tokens``, ``tokens_per_s``, ``rows_per_s``, and the ``machine_faults`` that it died of."""
     drain_at_full_rate_s: float | None = None
     """How long the output tokens of the drain would have taken at the rate of all others, summed over the engines: at
     most the drain's seconds.
@@ -198,17 +203,30 @@ def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None)
                     f"{summary.drain_at_full_rate_s / total_s:.1%}",
                 )
             )
-    facts += [
-        (f"  replica {own['replica']}", describe_replica(own)) for own in summary.replicas[:_SHOWN_REPLICAS]
-    ]
-    if len(summary.replicas) > _SHOWN_REPLICAS:
-        facts.append(("  replicas", f"{len(summary.replicas)} in all, in the summary file"))
+    facts += _engines(summary)
     if price_per_hour is not None and summary.rows_out:
         cost = summary.seconds / 3600 * price_per_hour
         per_million = cost / summary.rows_out * 1e6
         facts.append(
             ("Cost", f"{cost:,.2f} at {price_per_hour:,.2f} an hour, {per_million:,.2f} per million rows")
         )
+    return facts
+
+
+def _engines(summary: Summary) -> list[tuple[str, str]]:
+    """Return a fact for each engine, if there are several or one whose machine failed, and for each replica."""
+    facts, rates = [], summary.engine_rates
+    if len(rates) > 1 or any(own["machine_faults"] for own in rates):
+        names = ["  slowest engine", *["  engine"] * len(rates)] if len(rates) > 1 else ["  engine"]
+        facts += [
+            (name, describe_engine(own)) for name, own in zip(names, rates[:_SHOWN_ENGINES], strict=False)
+        ]
+    facts += [
+        (f"  replica {own['replica']}", describe_replica(own)) for own in summary.replicas[:_SHOWN_ENGINES]
+    ]
+    for name, shown in (("  engines", rates), ("  replicas", summary.replicas)):
+        if len(shown) > _SHOWN_ENGINES:
+            facts.append((name, f"{len(shown)} in all, in the summary file"))
     return facts
 
 

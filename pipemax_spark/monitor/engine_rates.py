@@ -1,0 +1,96 @@
+"""How fast each engine was, and what its machine failed of, from the servers' reports: a slow GPU shows by its rate.
+
+All servers that an executor has had on the same GPUs count as one engine. Without GPUs each server counts as one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipemax.wire import JobStats, ServerStats
+
+
+@dataclass(slots=True)
+class _Life:
+    """One server's work for the job."""
+
+    host: str
+    gpus: tuple[str, ...]
+    since_unix_s: float
+    until_unix_s: float
+    """When it last reported more rows."""
+    job: JobStats
+    machine_fault: str = ""
+
+
+@dataclass(slots=True)
+class _Sums:
+    rows_done: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+    machine_faults: list[str] = field(default_factory=list)
+
+
+class EngineRates:
+    """One job's rates by engine. Not thread-safe: the owner lets in one thread at a time."""
+
+    def __init__(self) -> None:
+        self._lives: dict[str, _Life] = {}
+
+    def add(self, stats: ServerStats, job: JobStats) -> None:
+        """Take a report, of which ``job`` is this job's part."""
+        life = self._lives.get(stats.server_id)
+        if life is None:
+            at_s = stats.at_unix_s
+            life = self._lives[stats.server_id] = _Life(stats.host, tuple(stats.gpus), at_s, at_s, job)
+        if not job.rows_received:  # it loads, or waits for another job
+            life.since_unix_s = life.until_unix_s = stats.at_unix_s
+        if job.rows_done > life.job.rows_done:
+            life.job, life.until_unix_s = job, stats.at_unix_s
+        life.machine_fault = stats.machine_fault or life.machine_fault
+
+    def totals(self) -> list[dict[str, Any]]:
+        """Return the engines by rate, the slowest first.
+
+        ``host``, ``gpus``, ``rows_done``, ``completion_tokens``, ``tokens_per_s``, ``rows_per_s`` and
+        ``machine_faults`` of each. A rate is 0 if the time that it took is not known.
+        """
+        sums: dict[tuple[str, tuple[str, ...]], _Sums] = {}
+        for server, life in self._lives.items():
+            own = sums.setdefault((life.host, life.gpus) if life.gpus else (life.host, (server,)), _Sums())
+            own.rows_done += life.job.rows_done
+            own.completion_tokens += life.job.completion_tokens
+            own.seconds += life.until_unix_s - life.since_unix_s
+            own.machine_faults += [life.machine_fault] if life.machine_fault else []
+        totals = [
+            {
+                "host": host,
+                "gpus": [] if gpus[0] in self._lives else list(gpus),
+                "rows_done": own.rows_done,
+                "completion_tokens": own.completion_tokens,
+                "tokens_per_s": round(own.completion_tokens / own.seconds, 3) if own.seconds else 0.0,
+                "rows_per_s": round(own.rows_done / own.seconds, 3) if own.seconds else 0.0,
+                "machine_faults": own.machine_faults,
+            }
+            for (host, gpus), own in sums.items()
+        ]
+        return sorted(totals, key=lambda own: (own["tokens_per_s"], own["rows_per_s"]))
+
+
+def describe_engine(engine: Mapping[str, Any]) -> str:
+    """Describe how fast an engine was, given as by ``EngineRates.totals``."""
+    faults = engine["machine_faults"]
+    told = [
+        f"{engine['tokens_per_s']:,.0f} generated tokens/s",
+        f"{engine['rows_per_s']:,.1f} rows/s",
+        f"{engine['rows_done']:,} rows on {engine['host']}{gpu_text(engine['gpus'])}",
+    ]
+    if faults:
+        times = "once" if len(faults) == 1 else f"{len(faults)} times"
+        told.append(f"its machine failed {times}: {faults[-1]}")
+    return ", ".join(told)
+
+
+def gpu_text(gpus: list[str]) -> str:
+    """Return the GPUs in words that follow a machine's name; empty without any."""
+    return f", GPU {', '.join(gpus)}" if gpus else ""
