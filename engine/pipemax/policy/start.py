@@ -97,8 +97,7 @@ def _start_by_simulation(config: EngineConfig) -> StartedEngine:
     try:
         engine = VllmEngine(pipemax)
     except EngineStartError as error:
-        # If the model itself is the cause, stock vLLM will fail with it too.
-        return _start_stock(config, f"an engine under PipeMax did not start ({error})")
+        return _start_stock(config, _not_started(error))
     if engine.check is not None and (doubt := engine.check.auto_refusal()):
         engine.close()
         return _start_stock(config, doubt)
@@ -127,13 +126,23 @@ def _choose(engine: MeasuredEngine, config: EngineConfig) -> PolicyChoice:
     )
 
 
+def _not_started(error: EngineStartError) -> str:
+    """Say why stock vLLM is tried; if the model itself is the cause, it will fail with it too."""
+    return f"an engine under PipeMax did not start ({error})"
+
+
 def _start_stock(config: EngineConfig, reason: str) -> StartedEngine:
     return _start(config, PolicyChoice(chosen=ChosenPolicy.VLLM, reason=reason))
 
 
 def _start(config: EngineConfig, choice: PolicyChoice) -> StartedEngine:
     settled = EngineConfig.parse({**config.model_dump(), "policy": choice.chosen.value, **choice.settings})
-    engine = VllmEngine(settled)
+    try:
+        engine = VllmEngine(settled)
+    except EngineStartError as error:
+        if choice.chosen is ChosenPolicy.VLLM:
+            raise
+        return _start_stock(config, _not_started(error))
     if engine.check is not None and (doubt := engine.check.auto_refusal()):
         engine.close()
         return _start_stock(config, doubt)

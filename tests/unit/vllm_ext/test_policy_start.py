@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from pipemax.config import EngineConfig, Policy
+from pipemax.domain.errors import EngineStartError
 from pipemax.domain.plan import Batching
 from pipemax.policy import row_sample, start
+from pipemax.policy.compare import ChosenPolicy
 from pipemax.vllm_ext.launch.forecast import Forecast
 from pipemax.vllm_ext.launch.known_check import CheckPart, NodeCheck, Verdict
 from tests.unit.policy.test_row_sample import engine
@@ -139,3 +141,24 @@ def test_auto_runs_pipemax_only_where_bytes_and_poison_were_shown(
     ).choice
     assert started[-1].policy is chosen
     assert ("inconclusive (poison: unlike)" in choice.reason) == (part == "poison")
+
+
+@pytest.mark.parametrize("is_calibrated", [False, True])
+def test_auto_takes_stock_vllm_where_an_engine_under_pipemax_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, is_calibrated: bool
+) -> None:
+    class Engine(MeasuredEngine):
+        def __init__(self, config: EngineConfig) -> None:
+            super().__init__(config)
+            if config.policy is Policy.PIPEMAX:
+                raise EngineStartError("this machine failed PipeMax's check (copies: 3 of 9 blocks differ)")
+
+    expected = Forecast(engine=Engine.measured if is_calibrated else None, num_stages=4)
+    monkeypatch.setattr(start, "forecast", lambda config: expected)
+    monkeypatch.setattr(start, "VllmEngine", Engine)
+    rows = {"prompt_tokens": [300], "max_tokens": 100, "mean_output_tokens": 100}
+    choice = start.start_engine(
+        EngineConfig.parse({"model": "m", "policy": "auto", "row_lengths": rows})
+    ).choice
+    assert choice.chosen is ChosenPolicy.VLLM
+    assert "copies: 3 of 9 blocks differ" in choice.reason
