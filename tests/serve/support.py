@@ -20,6 +20,9 @@ from pipemax_spark.executor.client import EngineOptions, complete
 from pipemax_spark.executor.server_process import ServerFiles, connect, find_executor, server_files
 from tests.fakes.settings import expected_text, fake_config
 
+SILENCE_S = 4.0
+"""A short silence timeout that busy cores do not reach: a server says something every second."""
+
 
 def request_batch(prompts: Sequence[str | None], first_id: int = 0, **columns: list[Any]) -> pa.RecordBatch:
     """A REQUEST_SCHEMA batch with row ids from ``first_id`` on; ``columns`` for messages and overrides."""

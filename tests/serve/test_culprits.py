@@ -16,7 +16,15 @@ from pipemax.wire import ErrorCode, SessionErrorCode
 from pipemax_spark.executor.client import EngineOptions, EngineSessionError, complete
 from pipemax_spark.executor.server_process import STREAM_ERRORS
 from tests.fakes.settings import expected_text
-from tests.serve.support import files_of, options, request_batch, run_prompts, server_of, server_stats
+from tests.serve.support import (
+    SILENCE_S,
+    files_of,
+    options,
+    request_batch,
+    run_prompts,
+    server_of,
+    server_stats,
+)
 
 EnginePython = Callable[..., str]
 
@@ -99,7 +107,7 @@ def test_two_rows_that_kill_the_engine_are_both_found(fake_engine_python: Engine
 
 
 def test_a_row_that_hangs_the_engine_is_found(fake_engine_python: EnginePython) -> None:
-    opts = options(fake_engine_python("--poll-stall-s=0.3"), silence_timeout_s=1.3, latency_s=0.02)
+    opts = options(fake_engine_python("--poll-stall-s=0.3"), silence_timeout_s=SILENCE_S, latency_s=0.02)
     prompts = ["one", "two [[hang]]", "three"]
     assert _culprits(prompts, run_prompts(prompts, opts)) == [prompts[1]]
 

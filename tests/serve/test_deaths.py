@@ -13,6 +13,7 @@ from pipemax.wire import SessionErrorCode
 from pipemax_spark.executor.client import EngineSessionError, complete
 from tests.fakes.settings import expected_text
 from tests.serve.support import (
+    SILENCE_S,
     FakeJvm,
     assert_exactly_once,
     files_of,
@@ -104,10 +105,10 @@ def test_deaths_with_completions_between_them_do_not_end_the_task(
 def test_an_engine_that_hangs_is_killed_and_its_rows_run_again(
     fake_engine_python: EnginePython, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    opts = options(fake_engine_python("--poll-stall-s=0.3"), silence_timeout_s=1.3)
+    opts = options(fake_engine_python("--poll-stall-s=0.3"), silence_timeout_s=SILENCE_S)
     rows = run_prompts(["one", f"[[hang-once {tmp_path}/hung]] two", "three"], opts)
     assert rows[2]["text"] == expected_text("three")
-    assert "it said nothing for 1 s" in caplog.text
+    assert f"it said nothing for {SILENCE_S:.0f} s" in caplog.text
     log = files_of(opts).log.read_text()
     assert "in poll" in log[log.index("Thread 0x") :], "the log says what the engine's thread hung in"
 
@@ -161,20 +162,22 @@ def test_a_server_whose_socket_is_deleted_makes_room_for_another(fake_engine_pyt
 
 
 def test_a_suspended_server_is_killed_and_replaced(fake_engine_python: EnginePython) -> None:
-    opts = options(fake_engine_python(), silence_timeout_s=1.3)
+    opts = options(fake_engine_python(), silence_timeout_s=SILENCE_S)
     run_prompts(["one"], opts)
     stopped = server_of(opts)
-    threading.Timer(0.1, lambda: os.kill(stopped.pid, signal.SIGSTOP)).start()
-    assert run_prompts(["[[slow 0.3]] two"], opts)[0]["finish_reason"] == "stop"
+    results = complete([request_batch(["one"]), request_batch(["[[slow 2]] two"], 1)], opts, task="task")
+    next(results)
+    os.kill(stopped.pid, signal.SIGSTOP)
+    assert sum(batch.num_rows for batch in results) == 1
     assert not stopped.is_running()
 
 
 def test_a_slow_consumer_is_not_mistaken_for_a_silent_server(fake_engine_python: EnginePython) -> None:
-    opts = options(fake_engine_python(), silence_timeout_s=1.0, latency_s=0.02)
+    opts = options(fake_engine_python(), silence_timeout_s=SILENCE_S, latency_s=0.02)
     results = complete(request_batches(200, 10), opts, task="task")
     next(results)
     server = server_of(opts)
-    time.sleep(1.5)
+    time.sleep(SILENCE_S + 0.5)
     assert sum(batch.num_rows for batch in results) > 0
     assert server_of(opts) == server
 

@@ -29,7 +29,15 @@ from pipemax.wire import (
 from pipemax_spark.executor.client import EngineSessionError, complete
 from pipemax_spark.executor.server_process import private_directory
 from tests.fakes.settings import fake_config
-from tests.serve.support import FakeJvm, files_of, options, request_batch, run_prompts, server_stats
+from tests.serve.support import (
+    SILENCE_S,
+    FakeJvm,
+    files_of,
+    options,
+    request_batch,
+    run_prompts,
+    server_stats,
+)
 
 EnginePython = Callable[..., str]
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -97,14 +105,17 @@ def test_all_sessions_that_wait_hear_of_a_start_failure(fake_engine_python: Engi
 def test_a_load_beyond_the_start_timeout_fails_with_what_it_was_doing(
     fake_engine_python: EnginePython,
 ) -> None:
-    failure = _failure(fake_engine_python(), load_s=30.0, start_timeout_s=6.0)
+    engine_python = fake_engine_python("--replace-grace-s=0")
+    run_prompts(["hello"], options(engine_python))  # the server is there, however long its imports took
+    failure = _failure(engine_python, load_s=60.0, start_timeout_s=1.5)
     assert failure.code is SessionErrorCode.ENGINE_START_FAILED
     assert "loading model fake" in str(failure)
 
 
 def test_a_slow_load_and_a_slow_row_are_waited_for(shared_engine_python: str) -> None:
-    opts = options(shared_engine_python, engine=fake_config("slow", load_s=1.0), silence_timeout_s=1.2)
-    assert run_prompts(["[[slow 1.5]] hello"], opts)[0]["finish_reason"] == "stop"
+    opts = options(shared_engine_python, engine=fake_config("slow", load_s=1.0), silence_timeout_s=SILENCE_S)
+    row = f"[[slow {SILENCE_S + 1}]] hello"
+    assert run_prompts([row], opts)[0]["finish_reason"] == "stop"
 
 
 def test_an_interpreter_that_is_missing_or_fails_is_named_with_its_words(tmp_path: Path) -> None:
