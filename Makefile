@@ -15,11 +15,11 @@ PURE := tests/unit $(addprefix --ignore tests/unit/,vllm_ext transfer bench cli/
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup annotate compare check test test-long test-python test-versions coverage faults parity-full peers \
-	lint docs lock clean
+.PHONY: help setup annotate compare check test test-long test-python test-versions test-elsewhere coverage faults \
+	parity-full peers lint docs lock clean
 
 help:  ## This list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: $(VENV)/ready  ## Make .venv from the pinned lock and fetch Delta's jars
 
@@ -50,6 +50,9 @@ test-versions: $(VENV)/ready  ## The wheel on Spark 4.0, 4.1 and 4.2, each in a 
 
 test-python: $(VENV)/ready  ## The pure tests with another Python (OTHER_PYTHON, python3.12) in a thin environment
 	@bash tools/test_python.sh "$(BIN)/uv" "$(OTHER_PYTHON)" .venv-python $(PURE)
+
+test-elsewhere: $(VENV)/ready  ## The pure tests on one core, on busy ones, in another zone and locale, without HOME, as another user
+	@bash tools/test_elsewhere.sh "$(BIN)" $(PURE)
 
 coverage: $(VENV)/ready  ## Which lines the pure tests and the engine server's tests run
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --cov --cov-report term:skip-covered tests/unit tests/serve
