@@ -1,4 +1,4 @@
-"""Print why two engines failed: one whose worker raises, and one whose core is killed.
+"""Print why an engine failed: one whose worker raises, or one whose core is killed.
 
 vLLM loads no plugin here, as where PipeMax is on PYTHONPATH only. Run as a process of its own: the plugin, once loaded,
 would also be in effect in forked children.
@@ -7,6 +7,7 @@ would also be in effect in forked children.
 import multiprocessing
 import os
 import signal
+import sys
 
 from pipemax.api import GenerationRequest, OfflineEngine
 from pipemax.config import EngineConfig
@@ -19,7 +20,7 @@ def fail_at_start() -> None:
     try:
         OfflineEngine(EngineConfig.parse(DEFAULTS | {"policy": "vllm", "vllm": raising}))
     except EngineStartError as error:
-        print(f"start: {error}", flush=True)
+        print(f"cause: {error}", flush=True)
 
 
 def die_by_a_kill() -> None:
@@ -31,9 +32,8 @@ def die_by_a_kill() -> None:
             while True:
                 engine.poll(timeout_s=1.0)
         except EngineDiedError as error:
-            print(f"death: {error}", flush=True)
+            print(f"cause: {error}", flush=True)
 
 
 if __name__ == "__main__":
-    fail_at_start()
-    die_by_a_kill()
+    {"raises": fail_at_start, "is killed": die_by_a_kill}[sys.argv[1]]()

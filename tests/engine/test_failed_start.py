@@ -47,22 +47,31 @@ def test_too_little_kv_memory_is_told_to_the_job_with_vllm_s_figures_and_the_set
     assert failure_text(RuntimeError(of_spark)) == str(error), "the job's error is one line, all of it"
 
 
-def test_causes_are_told_where_vllm_loads_no_plugin_of_ours() -> None:
-    """As where the package is on PYTHONPATH only: a worker that raised, and a core that was killed."""
+def test_an_exception_is_told_where_vllm_loads_no_plugin_of_ours() -> None:
+    cause = cause_without_plugin("raises")
+    assert "could not be loaded: IndexError: pop from an empty deque (" in cause
+    assert "raising_worker.py" in cause
+
+
+@pytest.mark.long  # tests/unit/vllm_ext/test_core_calls.py shows it with vLLM's client
+def test_a_core_that_is_killed_before_its_first_request_is_told() -> None:
+    cause = cause_without_plugin("is killed")
+    assert "vLLM's process EngineCore was killed by SIGKILL" in cause
+    assert "lower host_kv_gib" in cause
+
+
+def cause_without_plugin(what_the_engine_does: str) -> str:
+    """Return the cause that is told where the package is on PYTHONPATH only."""
     told = subprocess.run(
-        [sys.executable, "-m", "tests.engine.engine_without_plugin"],
+        [sys.executable, "-m", "tests.engine.engine_without_plugin", what_the_engine_does],
         cwd=REPOSITORY,
         env=os.environ | {"VLLM_PLUGINS": ""},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     ).stdout
-    [start] = re.findall("^start: (.*)", told, re.MULTILINE)
-    assert "could not be loaded: IndexError: pop from an empty deque (" in start
-    assert "raising_worker.py" in start
-    [death] = re.findall("^death: (.*)", told, re.MULTILINE)
-    assert "vLLM's process EngineCore was killed by SIGKILL" in death
-    assert "lower host_kv_gib" in death
+    [cause] = re.findall("^cause: (.*)", told, re.MULTILINE)
+    return str(cause)
 
 
 @pytest.mark.long  # as with too little memory, the error of another process is told

@@ -316,8 +316,7 @@ class FakeEngine:
         if self._death is None and self._child is not None and self._child.poll() is not None:
             self._death = f"worker {self._child.pid} of the engine died with status {self._child.returncode}"
         if self._death is not None:
-            is_fault = is_gpu_fault(self._death, num_rows=len(self._in_flight))
-            raise EngineDiedError(self._death, is_machine_fault=is_fault)
+            raise EngineDiedError(self._death, is_machine_fault=is_gpu_fault(self._death))
 
 
 def instance_of(schema: dict[str, Any], prompt: str) -> Any:

@@ -23,11 +23,9 @@ _ERRORS = re.compile(
 _ASSERTION = re.compile(r"device-side assert|cudaErrorAssert|CUDA_ERROR_ASSERT")
 
 
-def is_gpu_fault(cause: str, *, num_rows: int) -> bool:
-    """Tell whether an engine that held ``num_rows`` rows died of a fault of a GPU.
+def is_gpu_fault(cause: str) -> bool:
+    """Tell whether an engine died of a fault of a GPU.
 
-    An assertion of a kernel may be due to a row, and is one's if the engine ran no other.
+    An assertion of a kernel is none: it checks its input, which may be a row's, and the search for that row is made.
     """
-    if _ASSERTION.search(cause):
-        return num_rows != 1
-    return _ERRORS.search(cause) is not None
+    return _ERRORS.search(cause) is not None and _ASSERTION.search(cause) is None

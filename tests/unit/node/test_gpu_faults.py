@@ -23,9 +23,8 @@ from pipemax.node.gpu_faults import is_gpu_fault
         "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx",
     ],
 )
-@pytest.mark.parametrize("num_rows", [1, 40])
-def test_a_fault_of_a_gpu_is_the_machine_s_however_many_rows_run(cause: str, num_rows: int) -> None:
-    assert is_gpu_fault(cause, num_rows=num_rows)
+def test_a_fault_of_a_gpu_is_known_by_its_words(cause: str) -> None:
+    assert is_gpu_fault(cause)
 
 
 @pytest.mark.parametrize(
@@ -36,14 +35,10 @@ def test_a_fault_of_a_gpu_is_the_machine_s_however_many_rows_run(cause: str, num
         "MemoryError: you tried to allocate 4 bytes",
         "ValueError: expected 3 GPUs and got 2",
         "RuntimeError: CUDA error: invalid argument",
+        "torch.AcceleratorError: CUDA error: device-side assert triggered",  # by a row's token id, for instance
+        "DistBackendError: NCCL error: unhandled cuda error, device-side assert triggered",
         "TransferError: CUDA could not submit 12 copies: invalid argument (cudaErrorInvalidValue)",
     ],
 )
 def test_other_failures_are_not_taken_for_one(cause: str) -> None:
-    assert not is_gpu_fault(cause, num_rows=40)
-
-
-def test_an_assertion_of_a_kernel_is_the_machine_s_unless_one_row_ran() -> None:
-    cause = "torch.AcceleratorError: CUDA error: device-side assert triggered"
-    assert is_gpu_fault(cause, num_rows=2)
-    assert not is_gpu_fault(cause, num_rows=1)
+    assert not is_gpu_fault(cause)

@@ -273,8 +273,7 @@ class VllmEngine:
                 self._take([output for output in outputs if output.finished])
         except Exception as error:  # whatever ends this thread must reach the caller of poll
             cause = self._vllm.cause_of(error)
-            is_fault = is_gpu_fault(cause, num_rows=len(self._rows))
-            died = EngineDiedError(f"the engine died: {cause}", is_machine_fault=is_fault)
+            died = EngineDiedError(f"the engine died: {cause}", is_machine_fault=is_gpu_fault(cause))
             died.__cause__ = error
             self._completions.put(died)
 
