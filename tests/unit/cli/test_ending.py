@@ -14,7 +14,7 @@ import subprocess, sys, time
 from types import SimpleNamespace
 command, closes = sys.argv[1], sys.argv[2] == "closes"
 
-def hold_an_engine(config, **_):
+def hold_an_engine(*_, **__):
     try:
         sleep = [sys.executable, "-c", "import time; time.sleep(36_000)"]
         process = subprocess.Popen(sleep, start_new_session=True, stdout=subprocess.DEVNULL)
