@@ -94,13 +94,9 @@ def _start_by_simulation(config: EngineConfig) -> StartedEngine:
         return _start_stock(config, _ONE_STAGE)
     if expected.engine is not None:
         return _start(config, _choose(expected.engine, config))
-    try:
-        engine = VllmEngine(pipemax)
-    except EngineStartError as error:
-        return _start_stock(config, _not_started(error))
-    if engine.check is not None and (doubt := engine.check.auto_refusal()):
-        engine.close()
-        return _start_stock(config, doubt)
+    engine = _start_checked(pipemax)
+    if isinstance(engine, str):
+        return _start_stock(config, engine)
     if engine.measured is None:
         engine.close()
         return _start_stock(config, "step times were not measured, so that nothing could be simulated")
@@ -126,9 +122,17 @@ def _choose(engine: MeasuredEngine, config: EngineConfig) -> PolicyChoice:
     )
 
 
-def _not_started(error: EngineStartError) -> str:
-    """Say why stock vLLM is tried; if the model itself is the cause, it will fail with it too."""
-    return f"an engine under PipeMax did not start ({error})"
+def _start_checked(pipemax: EngineConfig) -> VllmEngine | str:
+    """Return an engine under PipeMax, or why ``auto`` takes stock vLLM in its place."""
+    try:
+        engine = VllmEngine(pipemax)
+    except EngineStartError as error:
+        # If the model itself is the cause, stock vLLM will fail with it too.
+        return f"an engine under PipeMax did not start ({error})"
+    if engine.check is not None and (doubt := engine.check.auto_refusal()):
+        engine.close()
+        return doubt
+    return engine
 
 
 def _start_stock(config: EngineConfig, reason: str) -> StartedEngine:
@@ -137,13 +141,9 @@ def _start_stock(config: EngineConfig, reason: str) -> StartedEngine:
 
 def _start(config: EngineConfig, choice: PolicyChoice) -> StartedEngine:
     settled = EngineConfig.parse({**config.model_dump(), "policy": choice.chosen.value, **choice.settings})
-    try:
-        engine = VllmEngine(settled)
-    except EngineStartError as error:
-        if choice.chosen is ChosenPolicy.VLLM:
-            raise
-        return _start_stock(config, _not_started(error))
-    if engine.check is not None and (doubt := engine.check.auto_refusal()):
-        engine.close()
-        return _start_stock(config, doubt)
+    if choice.chosen is ChosenPolicy.VLLM:
+        return StartedEngine(engine=VllmEngine(settled), choice=choice)
+    engine = _start_checked(settled)
+    if isinstance(engine, str):
+        return _start_stock(config, engine)
     return StartedEngine(engine=engine, choice=choice)

@@ -9,7 +9,7 @@ from pipemax.config import EngineConfig, Policy
 from pipemax.domain.errors import EngineStartError
 from pipemax.domain.plan import Batching
 from pipemax.policy import row_sample, start
-from pipemax.policy.compare import ChosenPolicy
+from pipemax.policy.compare import ChosenPolicy, PolicyChoice
 from pipemax.vllm_ext.launch.forecast import Forecast
 from pipemax.vllm_ext.launch.known_check import CheckPart, NodeCheck, Verdict
 from tests.unit.policy.test_row_sample import engine
@@ -111,6 +111,18 @@ def test_nothing_is_simulated_where_nothing_of_the_batching_is_open(
     assert told.batching is None
 
 
+def choice_of_auto(
+    monkeypatch: pytest.MonkeyPatch, engine_type: type[MeasuredEngine], *, is_calibrated: bool
+) -> PolicyChoice:
+    """Have ``auto`` choose for rows for which PipeMax is the faster, before or after it has measured the engine."""
+    expected = Forecast(engine=engine_type.measured if is_calibrated else None, num_stages=4)
+    monkeypatch.setattr(start, "forecast", lambda config: expected)
+    monkeypatch.setattr(start, "VllmEngine", engine_type)
+    rows = {"prompt_tokens": [300], "max_tokens": 100, "mean_output_tokens": 100}
+    config = EngineConfig.parse({"model": "m", "policy": "auto", "row_lengths": rows})
+    return start.start_engine(config).choice
+
+
 @pytest.mark.parametrize("is_calibrated", [False, True])
 @pytest.mark.parametrize(
     ("part", "chosen"), [("poison", Policy.VLLM), ("tokens", Policy.PIPEMAX), (None, Policy.PIPEMAX)]
@@ -132,13 +144,7 @@ def test_auto_runs_pipemax_only_where_bytes_and_poison_were_shown(
         def close(self) -> None:
             pass
 
-    expected = Forecast(engine=Engine.measured if is_calibrated else None, num_stages=4)
-    monkeypatch.setattr(start, "forecast", lambda config: expected)
-    monkeypatch.setattr(start, "VllmEngine", Engine)
-    rows = {"prompt_tokens": [300], "max_tokens": 100, "mean_output_tokens": 100}
-    choice = start.start_engine(
-        EngineConfig.parse({"model": "m", "policy": "auto", "row_lengths": rows})
-    ).choice
+    choice = choice_of_auto(monkeypatch, Engine, is_calibrated=is_calibrated)
     assert started[-1].policy is chosen
     assert ("inconclusive (poison: unlike)" in choice.reason) == (part == "poison")
 
@@ -153,12 +159,6 @@ def test_auto_takes_stock_vllm_where_an_engine_under_pipemax_does_not_start(
             if config.policy is Policy.PIPEMAX:
                 raise EngineStartError("this machine failed PipeMax's check (copies: 3 of 9 blocks differ)")
 
-    expected = Forecast(engine=Engine.measured if is_calibrated else None, num_stages=4)
-    monkeypatch.setattr(start, "forecast", lambda config: expected)
-    monkeypatch.setattr(start, "VllmEngine", Engine)
-    rows = {"prompt_tokens": [300], "max_tokens": 100, "mean_output_tokens": 100}
-    choice = start.start_engine(
-        EngineConfig.parse({"model": "m", "policy": "auto", "row_lengths": rows})
-    ).choice
+    choice = choice_of_auto(monkeypatch, Engine, is_calibrated=is_calibrated)
     assert choice.chosen is ChosenPolicy.VLLM
     assert "copies: 3 of 9 blocks differ" in choice.reason
