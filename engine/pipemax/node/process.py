@@ -4,6 +4,7 @@ Spark's side gets this from ``pipemax.wire``, whose messages name processes.
 """
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -33,6 +34,12 @@ class ProcessIdentity:
         except ProcessLookupError:
             return False
         return state not in "ZX" and start_ticks == self.start_ticks
+
+    def send(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.is_running():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
 
 def pid_namespace() -> str | None:

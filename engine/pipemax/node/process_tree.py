@@ -28,20 +28,15 @@ def kill_engine_processes(*, own_group: bool = False) -> list[int]:
     With ``own_group`` also kill the others of this process's group, such as those whose parent has died.
     """
     faulthandler.dump_traceback(all_threads=True)
-    _send(STACKS_SIGNAL, _running(own_group=own_group))
+    for process in _running(own_group=own_group):
+        process.send(STACKS_SIGNAL)
     time.sleep(_STACKS_S)
     until_s = time.monotonic() + _KILLED_S
     while (left := _running(own_group=own_group)) and time.monotonic() < until_s:
-        _send(signal.SIGKILL, left)
+        for process in left:
+            process.send(signal.SIGKILL)
         time.sleep(_LOOK_S)
     return [process.pid for process in left]
-
-
-def _send(number: signal.Signals, processes: list[ProcessIdentity]) -> None:
-    for process in processes:
-        if process.is_running():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, number)
 
 
 def _running(*, own_group: bool) -> list[ProcessIdentity]:

@@ -5,7 +5,6 @@ a second one. A process that acts on it stops catching the signal before it take
 from then on another one would kill it in the midst of that, so it gets none.
 """
 
-import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -29,9 +28,8 @@ def sigterm_repeated(pids: Sequence[int], *, every_s: float = AGAIN_AFTER_S) -> 
     def repeat() -> None:
         while not is_over.wait(every_s):
             for process in known:
-                if process.is_running() and catches_sigterm(process.pid):
-                    with suppress(ProcessLookupError):
-                        os.kill(process.pid, signal.SIGTERM)
+                if catches_sigterm(process.pid):
+                    process.send(signal.SIGTERM)
 
     thread = threading.Thread(target=repeat, name="sigterm-again", daemon=True)
     thread.start()
