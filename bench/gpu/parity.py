@@ -13,7 +13,6 @@ seen. Engines of one wave run at the same time:
 The model is random and varied (``tests/parity/make_model.py``), with 16 KiB of KV a token.
 """
 
-import argparse
 import os
 import sys
 import tempfile
@@ -29,10 +28,10 @@ from bench.gpu.models import BLOCK_TOKENS, KERNELS, graphs
 from bench.gpu.side_by_side import (
     GPU_MODULES,
     Job,
+    begin_run,
     ended_by_sigterm,
     preload,
     run_together,
-    set_environment,
 )
 from bench.gpu.tokens import Comparison, Tokens, compare, verdict
 from bench.stage.tables import print_table
@@ -247,26 +246,18 @@ def make_parity_model(directory: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="directory for logs, tokens and figures")
-    parser.add_argument("--seconds", type=float, default=300.0, help="of the whole run (default 300)")
-    options = parser.parse_args(arguments)
-    deadline_s = time.monotonic() + options.seconds
     os.environ["VLLM_BATCH_INVARIANT"] = "1"
-    set_environment()
-    options.out.mkdir(parents=True, exist_ok=True)
+    limits = begin_run(__doc__, arguments)
     compared: list[Comparison] = []
     rounds: dict[str, Tokens] = {}
     with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="pipemax-parity-") as model:
         preload(GPU_MODULES)
         # In a process of its own: torch's threads on the CPU would not survive the forks that follow.
         make = Job(name="model", work=lambda: make_parity_model(Path(model)))
-        run_together([make], options.out, limit_s=60.0)
-        for wave in waves(Path(model), options.out):
-            left_s = deadline_s - time.monotonic()
-            compared += run_wave(wave, options.out, rounds, limit_s=min(WAVE_S, left_s))
+        run_together([make], limits.out, limit_s=60.0)
+        for wave in waves(Path(model), limits.out):
+            left_s = limits.deadline_s - time.monotonic()
+            compared += run_wave(wave, limits.out, rounds, limit_s=min(WAVE_S, left_s))
     print(f"\n{verdict(compared)}", flush=True)
     return 0 if verdict(compared).startswith("PARITY PASSED") else 1
 

@@ -3,6 +3,7 @@
 An import of vLLM takes 25 s, and each engine is a process of its own: forked ones start with everything imported.
 """
 
+import argparse
 import importlib
 import os
 import signal
@@ -68,6 +69,30 @@ class JobEnd:
     seconds: float
     result: str
     """``done``, ``failed`` or ``out of time``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a run of several engines is given."""
+
+    out: Path
+    """For logs and figures."""
+    deadline_s: float
+    """By ``time.monotonic``."""
+
+
+def begin_run(description: str | None, arguments: Sequence[str]) -> Limits:
+    """Parse a run's ``--out`` and ``--seconds``, and prepare its environment and directory."""
+    begin_s = time.monotonic()
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="directory for logs and figures")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of the whole run (default 300)")
+    options = parser.parse_args(arguments)
+    set_environment()
+    options.out.mkdir(parents=True, exist_ok=True)
+    return Limits(out=options.out, deadline_s=begin_s + options.seconds)
 
 
 def set_environment() -> None:

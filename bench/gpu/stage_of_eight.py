@@ -8,7 +8,6 @@ each has an eighth of the pool; on one stage this is ``loop:N``, N rows at a tim
 of which may fill the pool. Rows have ShareGPT's lengths. What eight stages would add (sends, bubbles) is not in it.
 """
 
-import argparse
 import sys
 import tempfile
 import time
@@ -24,10 +23,10 @@ from bench.gpu.rates import WindowRates
 from bench.gpu.side_by_side import (
     GPU_MODULES,
     Job,
+    begin_run,
     ended_by_sigterm,
     preload,
     run_together,
-    set_environment,
 )
 from bench.stage.tables import print_table
 
@@ -169,26 +168,18 @@ def _round_row(figures: Mapping[str, Any]) -> RoundRow:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="directory for logs and figures")
-    parser.add_argument("--seconds", type=float, default=300.0, help="of the whole run (default 300)")
-    options = parser.parse_args(arguments)
-    deadline_s = time.monotonic() + options.seconds
-    set_environment()
-    options.out.mkdir(parents=True, exist_ok=True)
+    limits = begin_run(__doc__, arguments)
     with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="pipemax-stage-") as directory:
         model, lengths = Path(directory), row_lengths()
         make_stage_model(model)
         preload(GPU_MODULES)
         drives = {
-            "stock": stock_drive(model, lengths, options.out),
-            "pipemax": pipemax_drive(model, lengths, options.out),
+            "stock": stock_drive(model, lengths, limits.out),
+            "pipemax": pipemax_drive(model, lengths, limits.out),
         }
         for name, plan in drives.items():
             job = Job(name=name, work=lambda plan=plan: drive(plan))
-            (end,) = run_together([job], options.out, limit_s=deadline_s - time.monotonic())
+            (end,) = run_together([job], limits.out, limit_s=limits.deadline_s - time.monotonic())
             print(f"{name}: {end.result} after {end.seconds:.0f} s", flush=True)
             print_rounds(name, plan.results)
     stock, pipemax = (windows(plan.results) for plan in drives.values())
