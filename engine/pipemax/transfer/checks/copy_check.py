@@ -118,9 +118,8 @@ class _Checker:
             self._time_copies()
             self._clear()
             self._wait()
-            self._begin_and_end(
-                StepCopies()
-            )  # takes the times of all that was waited for; no step asks for them
+            # Takes the times of all that was waited for: they are no step's.
+            self._begin_and_end(StepCopies())
         except TransferError as error:
             self._result.faults.append(str(error))
         return self._result
