@@ -52,7 +52,7 @@ test-python: $(VENV)/ready  ## The pure tests with another Python (OTHER_PYTHON,
 	@bash tools/test_python.sh "$(BIN)/uv" "$(OTHER_PYTHON)" .venv-python $(PURE)
 
 test-elsewhere: $(VENV)/ready  ## The pure tests on one core, on busy ones, in another zone and locale, without HOME, as another user
-	@bash tools/test_elsewhere.sh "$(BIN)" $(PURE)
+	@DAY="$(DAY)" bash tools/test_elsewhere.sh "$(BIN)" $(PURE)
 
 coverage: $(VENV)/ready  ## Which lines the pure tests and the engine server's tests run
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --cov --cov-report term:skip-covered tests/unit tests/serve
