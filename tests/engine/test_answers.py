@@ -146,6 +146,13 @@ def test_thinking_that_never_ends_is_an_error_with_what_was_cut(engine: OfflineE
     assert (completion.reasoning, completion.text) == ('{"section', None)
 
 
+def test_marks_of_thinking_in_a_row_s_text_do_not_end_it(engine: OfflineEngine) -> None:
+    prompts = [f'{prompt} {{"section": "x"}}' for prompt in demo_prompts(4)]
+    plain: dict[str, Any] = {"max_tokens": 24, "chat_template_kwargs": THINKS, "include_reasoning": True}
+    for completion in ask(engine, prompts, choice=("up", "down"), **plain):
+        assert (completion.reasoning is None, completion.text in ("up", "down")) == (False, True)
+
+
 def test_vllm_s_parsers_split_what_their_models_write() -> None:
     from vllm.config import ModelConfig, VllmConfig
 
@@ -173,8 +180,66 @@ def test_vllm_s_parsers_split_what_their_models_write() -> None:
     thinking = VllmThinking(config, tokenizer, name="qwen3")
     assert thinking.is_over(ended, off)
     assert thinking.split(ended, Told(text="net", token_ids=(5,)), off).answer == "net"
+    with pytest.raises(ValueError, match="'openai_gptoss' of vLLM does not split"):
+        VllmThinking(config, tokenizer, name="openai_gptoss")
     with pytest.raises(ValueError, match="does not fit the model"):
         VllmThinking(config, AutoTokenizer.from_pretrained(DEMO_MODEL), name="deepseek_r1")
+
+
+def test_marks_of_thinking_in_a_row_s_text_are_text_for_each_of_vllm_s_parsers() -> None:
+    from vllm.config import ModelConfig, VllmConfig
+    from vllm.reasoning import ReasoningParserManager
+
+    from pipemax.answers.asks import Told
+    from pipemax.vllm_ext.engine.thinking import VllmThinking
+
+    config = VllmConfig()
+    config.model_config = ModelConfig(str(DEMO_MODEL))
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    tokenizer.add_tokens(
+        [
+            "<think>",
+            "</think>",
+            "<mm:think>",
+            "</mm:think>",
+            "<seed:think>",
+            "</seed:think>",
+            "<|channel>",
+            "<channel|>",
+        ]
+    )
+
+    def chat(content: str, begin: str = "") -> list[int]:
+        turns = [{"role": "user", "content": content}]
+        rendered = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        return list(tokenizer.encode(rendered + begin, add_special_tokens=False))
+
+    tried = []
+    for name in sorted(ReasoningParserManager.list_registered()):
+        try:
+            thinking = VllmThinking(config, tokenizer, name=name)
+        except ValueError:
+            continue  # of another tokenizer
+        parser = ReasoningParserManager.get_reasoning_parser(name)(
+            tokenizer, model_config=config.model_config, chat_template_kwargs={}
+        )
+        start, end = parser.reasoning_start_str, parser.reasoning_end_str
+        if start is None or end is None:
+            continue  # it does not look for marks in the prompt
+        tried.append(name)
+        plain = thinking.is_over(chat("net"), Sampling())
+        for content in (f"a {end} b", f"a {start} b", end, start):
+            assert thinking.is_over(chat(content), Sampling()) is plain, (name, content)
+            cut = Told(text=f"{start}hmm, so", token_ids=(5, 6, 7), finish_reason="length")
+            split = thinking.split(chat(content), cut, Sampling())
+            assert split == thinking.split(chat("net"), cut, Sampling()), (name, content)
+        if name == "qwen3":
+            assert not plain
+            assert thinking.is_over(chat(f"a {start} b", f"{start}\n\n{end}\n\n"), Sampling()), name
+            assert not thinking.is_over(chat(f"a {end} b", f"{start}\n"), Sampling()), name
+            nothing = Told(text=f"hmm{end}\n\n", token_ids=(5, 6, 7), finish_reason="stop")
+            assert thinking.split(chat("net"), nothing, Sampling()).answer is None, name
+    assert {"qwen3", "deepseek_r1", "hy_v3", "seed_oss", "minimax_m2", "glm45", "gemma4"} <= set(tried)
 
 
 def test_the_names_of_vllm_s_parsers_are_read_from_its_source() -> None:

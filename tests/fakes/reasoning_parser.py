@@ -23,11 +23,8 @@ class DemoReasoningParser(ReasoningParser):
         return END
 
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
-        # The prompt may hold the end's token too; what counts is what comes behind the last turn's begin.
-        behind = list(input_ids)
-        if self._assistant_id in behind:
-            behind = behind[len(behind) - behind[::-1].index(self._assistant_id) :]
-        return not self._thinks or self._end_id in behind
+        # As most of vLLM's parsers do, it looks for the end anywhere in the prompt.
+        return not self._thinks or self._end_id in input_ids
 
     def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Any) -> bool:
         return not self._thinks or self._end_id in delta_ids
@@ -43,10 +40,6 @@ class DemoReasoningParser(ReasoningParser):
 
     def extract_reasoning_streaming(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError("no answer is streamed")
-
-    @property
-    def _assistant_id(self) -> int:
-        return int(self.vocab["<|assistant|>"])
 
 
 ReasoningParserManager.register_module(name=NAME, module=DemoReasoningParser)

@@ -1,9 +1,14 @@
 """Split outputs into thinking and answer with vLLM's own reasoning parsers, as vLLM's server does.
 
-vLLM's core has a parser of the same name, and lets a grammar bind only what follows the thinking.
+vLLM's core has a parser of the same name, and lets a grammar bind only what follows the thinking. The parsers look for
+their marks in a whole prompt, where a row's text may hold them too. What counts is the part of the prompt that begins
+the model's own turn.
 """
 
+import json
+import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -14,6 +19,9 @@ from vllm.reasoning import ReasoningParser, ReasoningParserManager
 from pipemax.answers.asks import Split, Told
 from pipemax.checkpoint.prompt_encoder import template_variables
 from pipemax.generation import Sampling
+
+_LAST_TOKENS = 32
+"""In which a prompt's last mark is looked for; parsers' marks take up to ten tokens."""
 
 
 class VllmThinking:
@@ -33,21 +41,25 @@ class VllmThinking:
         except (KeyError, RuntimeError, ValueError) as error:
             raise ValueError(f"reasoning_parser {name!r} does not fit the model: {error}") from error
         self._request = parser.adjust_request(self._request)
+        _check_that_it_splits(parser, self._request, name)
         self.skip_special_tokens = bool(self._request.skip_special_tokens)
         """Whether outputs may come without special tokens; some parsers find the thinking by them."""
+        self._begin_of_turn = lru_cache(maxsize=64)(self._rendered_begin)
 
     def is_over(self, prompt: Sequence[int], sampling: Sampling) -> bool:
         """See ``Thinking.is_over``."""
-        return self._parser(template_variables(sampling)).is_reasoning_end(list(prompt))
+        variables = template_variables(sampling)
+        parser = self._parser(variables)
+        return parser.is_reasoning_end(self._own_turn(parser, list(prompt), variables))
 
     def split(self, prompt: Sequence[int], told: Told, sampling: Sampling) -> Split:
         """See ``Thinking.split``."""
         parser = self._parser(template_variables(sampling))
         end = parser.reasoning_end_str
-        if parser.is_reasoning_end(list(prompt)) and (end is None or end not in told.text):
+        if self.is_over(prompt, sampling) and (end is None or end not in told.text):
             return Split(reasoning=None, answer=told.text, answer_tokens=len(told.token_ids))
         reasoning, answer = parser.extract_reasoning(told.text, self._request)
-        if not answer:
+        if not answer or not answer.strip():
             return Split(reasoning=reasoning, answer=None, answer_tokens=0)
         if not reasoning:
             return Split(reasoning=None, answer=answer, answer_tokens=len(told.token_ids))
@@ -55,6 +67,48 @@ class VllmThinking:
         tokens = len(content) or len(told.token_ids) - parser.count_reasoning_tokens(told.token_ids)
         return Split(reasoning=reasoning, answer=answer, answer_tokens=tokens)
 
+    def _own_turn(self, parser: ReasoningParser, prompt: list[int], variables: dict[str, Any]) -> list[int]:
+        """Return the end of the prompt that begins the model's turn; nothing of it is a row's text."""
+        begin = self._begin_of_turn(json.dumps(variables, sort_keys=True))
+        if begin and prompt[-len(begin) :] == begin:
+            return begin
+        # Whoever writes a model's turn into the prompt himself ends it with a mark.
+        marks = [mark for mark in (parser.reasoning_start_str, parser.reasoning_end_str) if mark]
+        last = self._tokenizer.decode(prompt[-_LAST_TOKENS:], skip_special_tokens=False)
+        has_mark = marks and re.search(f"(?:{'|'.join(map(re.escape, marks))})\\s*$", last)
+        return prompt if has_mark else []
+
+    def _rendered_begin(self, variables: str) -> list[int]:
+        """Return the tokens with which the chat template begins the model's turn; none if that cannot be told."""
+        try:
+            turns = [{"role": "user", "content": "x"}]
+            without, rendered = (
+                self._tokenizer.apply_chat_template(
+                    turns, tokenize=False, add_generation_prompt=begins, **json.loads(variables)
+                )
+                for begins in (False, True)
+            )
+        except Exception:  # a template is a program of the model's authors, and the model may have none
+            return []
+        if not rendered.startswith(without):
+            return []
+        return list(self._tokenizer.encode(rendered[len(without) :], add_special_tokens=False))
+
     def _parser(self, variables: dict[str, Any]) -> ReasoningParser:
         """Make a parser, which may keep the state of one output."""
         return self._kind(self._tokenizer, model_config=self._model_config, chat_template_kwargs=variables)
+
+
+def _check_that_it_splits(
+    parser: ReasoningParser, request: ChatCompletionRequest | ResponsesRequest, name: str
+) -> None:
+    """Raise ``ValueError`` for vLLM's parsers that only find the thinking's end, such as ``openai_gptoss``."""
+    try:
+        has_split = isinstance(parser.extract_reasoning("x", request), tuple)
+    except NotImplementedError:
+        has_split = False
+    if not has_split:
+        raise ValueError(
+            f"reasoning_parser {name!r} of vLLM does not split an output into thinking and answer; without "
+            "reasoning_parser, each answer's text begins with the thinking"
+        )

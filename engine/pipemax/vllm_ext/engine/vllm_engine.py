@@ -319,7 +319,7 @@ class VllmEngine:
         is_bound = isinstance(params, SamplingParams) and params.structured_outputs is not None
         if self._thinking is None or not is_bound:
             return prompt
-        # A parser of the core decides where the grammar begins to bind, and may need the template's variables.
+        # A parser of the core finds the end of the thinking in the output, and may need the template's variables.
         request = self._engine.input_processor.process_inputs(
             ask.ask_id,
             prompt,
@@ -327,6 +327,7 @@ class VllmEngine:
             supported_tasks=self._engine.get_supported_tasks(),
             lora_request=adapter,
         )
+        request.reasoning_ended = self._thinking.is_over(ask.prompt.token_ids, ask.sampling)
         request.reasoning_parser_kwargs = {"chat_template_kwargs": template_variables(ask.sampling)}
         return request
 
