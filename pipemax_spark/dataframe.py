@@ -204,6 +204,7 @@ def checked_spec(
         engine=dict(options.engine),
         generation=options.generation,
         questions=options.questions,
+        question_names=tuple(question.name for question in questions),
         has_images=has_images,
     )
     reply = recent_preflight(spark, request, options, profile=profile)

@@ -75,6 +75,7 @@ def check_job(
         engine=engine,
         generation=options.generation,
         questions=asked.questions,
+        question_names=tuple(question.name for question in options.ask),
         prompts=sample_prompts(source.rows, options.request_columns, rows_in) if samples else [],
         rows=rows_in or None,
         has_images=has_images,

@@ -137,7 +137,7 @@ def test_a_virtual_node_needs_no_weights_and_has_its_own_host_pool(tmp_path: Pat
         (
             {},
             {"choice": tuple(map("".join, product(ascii_lowercase, repeat=2))), "logprobs": True},
-            "tokens at one place; logprobs can score at most 128",
+            "more than 128 choices part at one place, and logprobs can score at most 128",
         ),
     ],
 )
@@ -355,3 +355,32 @@ def test_the_fingerprint_is_of_the_content_not_of_the_place(tmp_path: Path) -> N
     weights[len(weights) // 2 :: 1_000] = bytes(len(weights[len(weights) // 2 :: 1_000]))  # as training would
     (model / "model.safetensors").write_bytes(weights)
     assert ask({"model": str(model)}).model_fingerprint != ask().model_fingerprint
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            {"choice": tuple(map("".join, product(ascii_lowercase, repeat=2))), "logprobs": True},
+            "can score at most 128",
+        ),
+        ({"choice": ("yes", "<|end|>")}, "choice '<|end|>' holds '<|end|>', a special token of the model"),
+        ({"chat_template_kwargs": '{"no_such_variable": true}'}, "does not read 'no_such_variable'"),
+        ({"regex": "(a"}, "regex cannot be enforced"),
+        ({"include_reasoning": True}, "nothing splits off the model's thinking"),
+        ({"lora": "none"}, "there is no adapter 'none'"),
+        ({"task": "embed"}, "embed"),
+    ],
+)
+def test_a_question_s_settings_pass_the_checks_of_the_job_s(settings: dict[str, Any], told: str) -> None:
+    of_job = ask(**settings)
+    assert told in of_job.error
+    request = PreflightRequest(
+        engine={"model": str(DEMO_MODEL)},
+        generation=GenerationSpec(),
+        questions=(GenerationSpec(), GenerationSpec(**settings)),
+        question_names=("tone", "kind"),
+    )
+    error = preflight(request).error
+    assert error.endswith(of_job.error)
+    assert "question 'kind'" in error

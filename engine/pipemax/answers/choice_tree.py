@@ -9,7 +9,7 @@ A choice that is the beginning of another one ("lib", "libs") is told apart by t
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf
 from typing import Self
@@ -39,11 +39,23 @@ class ChoiceTree:
 
     @classmethod
     def of(
-        cls, choices: tuple[str, ...], encode: Callable[[str], Sequence[int]], end_token_ids: Sequence[int]
+        cls,
+        choices: tuple[str, ...],
+        encode: Callable[[str], Sequence[int]],
+        end_token_ids: Sequence[int],
+        special_words: Collection[str] = (),
     ) -> Self:
-        """Build the tree. ``ValueError`` if the tokenizer cannot tell two choices apart."""
+        """Build the tree.
+
+        ``ValueError`` if the tokenizer cannot tell two choices apart, or if a choice holds one of its special tokens,
+        which are no text that an answer can have.
+        """
         by_tokens: dict[tuple[int, ...], str] = {}
         for choice in choices:
+            if word := next((word for word in special_words if word in choice), None):
+                raise ValueError(
+                    f"choice {choice!r} holds {word!r}, a special token of the model; leave it out"
+                )
             tokens = tuple(encode(choice))
             if not tokens:
                 raise ValueError(f"choice {choice!r} has no tokens")

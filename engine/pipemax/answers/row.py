@@ -20,6 +20,11 @@ from pipemax.answers.validity import CUT, fault_of, vote_of
 from pipemax.generation import Completion, GenerationRequest, Message, RequestError, Sampling
 from pipemax.wire import ErrorCode
 
+TOO_MANY_TO_SCORE = (
+    f"more than {MOST_SCORED} choices part at one place, and logprobs can score at most {MOST_SCORED}; leave logprobs "
+    "out, or ask in two steps"
+)
+
 
 class Thinking(Protocol):
     """How the model's outputs are split into thinking and answer."""
@@ -38,6 +43,8 @@ class RowTools:
     tree_of: Callable[[tuple[str, ...]], ChoiceTree]
     """``ValueError`` if the choices cannot be told apart."""
     thinking: Thinking | None = None
+    fault_of_length: Callable[[Sequence[int]], RequestError | None] = lambda token_ids: None
+    """The error of a prompt that leaves no room for an output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +136,8 @@ class Row:
     def _attempt(self, prompt: Prompt, sample: int, attempt: int) -> _Asking:
         sampling, thinking = self._sampling, self._tools.thinking
         tree = self._tree()
+        if tree is None and sampling.choice and sampling.logprobs:
+            raise ValueError(TOO_MANY_TO_SCORE)
         if tree is not None and (thinking is None or thinking.is_over(prompt.token_ids, sampling)):
             return (yield from self._choose(tree, prompt, sample, attempt))
         (told,) = yield [self._ask(prompt, sample, attempt)]
@@ -164,6 +173,10 @@ class Row:
             asks = [
                 self._branching(tree.nodes[number], prompt, sample, attempt, number) for number in numbers
             ]
+            faults = map(self._tools.fault_of_length, (ask.prompt.token_ids for ask in asks))
+            if fault := next(filter(None, faults), None):
+                message = f"{fault.message}. What the choices begin with is part of these tokens"
+                return _Outcome(answer=self._completion(error=replace(fault, message=message)))
             told = (yield asks) if asks else []
             if failed := next((each.error for each in told if each.error is not None), None):
                 return _Outcome(answer=self._completion(error=failed))

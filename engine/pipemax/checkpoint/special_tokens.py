@@ -45,9 +45,10 @@ class SpecialTokens:
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._ids = {token_id for token_id, token in added.items() if token.special}
         # The longest first: of two words that begin alike, a tokenizer takes the longer one, too.
-        self._words = sorted((added[token_id].content for token_id in self._ids), key=len, reverse=True)
-        self._numbers = {word: number for number, word in enumerate(self._words)}
-        self._pattern = re.compile("|".join(map(re.escape, self._words)) or "(?!)")
+        self.words = sorted((added[token_id].content for token_id in self._ids), key=len, reverse=True)
+        """What the tokenizer reads as a special token wherever a text has it."""
+        self._numbers = {word: number for number, word in enumerate(self.words)}
+        self._pattern = re.compile("|".join(map(re.escape, self.words)) or "(?!)")
 
     def mark(self, texts: Sequence[str]) -> Marked:
         if not any(map(self._pattern.search, texts)):
@@ -66,7 +67,7 @@ class SpecialTokens:
         # Cut in this way, every other piece is the number of a word.
         for place, piece in enumerate(re.split(rf"{mark}(\d+);", rendered)):
             if place % 2:
-                token_ids += self._as_text(self._words[int(piece)], encode)
+                token_ids += self._as_text(self.words[int(piece)], encode)
             else:
                 token_ids += encode(piece, add_special_tokens=False)
         return token_ids

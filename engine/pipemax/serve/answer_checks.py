@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pipemax.answers.choice_tree import MOST_SCORED, ChoiceTree
+from pipemax.answers.row import TOO_MANY_TO_SCORE
 from pipemax.checkpoint.prompt_encoder import template_variables
+from pipemax.checkpoint.special_tokens import SpecialTokens
 from pipemax.config import ChatMode, EngineConfig
 from pipemax.generation import Sampling
 
@@ -85,12 +87,10 @@ def _check_choices(sampling: Sampling, tokenizer: Any) -> None:
         return
     end = getattr(tokenizer, "eos_token_id", None)
     encode = partial(tokenizer.encode, add_special_tokens=False)
-    tree = ChoiceTree.of(sampling.choice, encode, [] if end is None else [end])
+    words = SpecialTokens(tokenizer).words
+    tree = ChoiceTree.of(sampling.choice, encode, [] if end is None else [end], words)
     if sampling.logprobs and tree.most_branches > MOST_SCORED:
-        raise ValueError(
-            f"the choices part into {tree.most_branches} tokens at one place; logprobs can score at most "
-            f"{MOST_SCORED}. Leave logprobs out, or ask in two steps"
-        )
+        raise ValueError(TOO_MANY_TO_SCORE)
 
 
 def _check_variables(sampling: Sampling, tokenizer: Any, *, has_template: bool) -> None:

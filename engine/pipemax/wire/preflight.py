@@ -16,6 +16,8 @@ class PreflightRequest:
     generation: GenerationSpec
     questions: tuple[GenerationSpec, ...] = ()
     """As in ``SessionHeader``; they are only checked."""
+    question_names: tuple[str, ...] = ()
+    """By which an error names a question."""
     prompts: list[str | None] = field(default_factory=list)
     """Sampled rows' prompts (or, for ``--messages-column``, their joined text), which are only counted, never run."""
     rows: int | None = None
@@ -34,6 +36,7 @@ class PreflightRequest:
                 **values,
                 "generation": GenerationSpec.of_json(values["generation"]),
                 "questions": tuple(GenerationSpec.of_json(each) for each in values["questions"]),
+                "question_names": tuple(values["question_names"]),
             }
         )
 

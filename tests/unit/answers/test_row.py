@@ -45,6 +45,7 @@ class Model:
 
     answer: Callable[[Ask], Told]
     thinking: HashThinking | None = None
+    max_model_len: int = 1_000
 
     def __post_init__(self) -> None:
         self.asks: list[Ask] = []
@@ -54,11 +55,17 @@ class Model:
         self.encoded.append(request)
         return Prompt([7] * (len(PROMPT) + 1))
 
+    def fault_of_length(self, token_ids: Sequence[int]) -> RequestError | None:
+        message = f"the prompt has {len(token_ids)} tokens"
+        is_long = len(token_ids) >= self.max_model_len
+        return RequestError(code=ErrorCode.PROMPT_TOO_LONG, message=message) if is_long else None
+
     def run(self, **sampling: Any) -> Completion:
         tools = RowTools(
             encode=self.encode,
             tree_of=lambda choices: ChoiceTree.of(choices, letters, [END]),
             thinking=self.thinking,
+            fault_of_length=self.fault_of_length,
         )
         request = GenerationRequest(request_id="r", prompt="Say", sampling=Sampling(**sampling))
         row = Row(request, Prompt(PROMPT), tools)
@@ -88,6 +95,24 @@ def test_a_plain_row_is_one_ask_with_its_own_id_and_seed() -> None:
     assert (ask.ask_id, ask.prompt.token_ids, ask.seed, ask.allowed) == ("r", PROMPT, 5, ())
     assert (completion.text, completion.completion_tokens, completion.prompt_tokens) == ("yes", 3, 3)
     assert (completion.attempts, completion.samples) == (1, None)
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_choices_whose_common_beginning_does_not_fit_are_too_long(logprobs: bool) -> None:
+    model = Model(chooses(lambda ask: "x"), max_model_len=8)
+    completion = model.run(choice=("about x", "about y"), logprobs=logprobs)
+    assert completion.error is not None
+    assert completion.error.code == ErrorCode.PROMPT_TOO_LONG
+    assert completion.error.message == (
+        "the prompt has 9 tokens. What the choices begin with is part of these tokens"
+    )
+    assert model.asks == [], "vLLM would refuse it as the engine's fault"
+
+
+def test_probabilities_that_vllm_cannot_return_are_never_left_out_in_silence() -> None:
+    choices = tuple(chr(200 + number) for number in range(129))
+    with pytest.raises(ValueError, match="logprobs can score at most 128"):
+        Model(chooses(lambda ask: "x")).run(choice=choices, logprobs=True)
 
 
 def chooses(letter_of: Callable[[Ask], str], **weights: float) -> Callable[[Ask], Told]:

@@ -26,6 +26,7 @@ from pipemax.answers.choice_tree import ChoiceTree
 from pipemax.answers.row import RowTools
 from pipemax.checkpoint.adapters import unknown_adapter
 from pipemax.checkpoint.prompt_encoder import PromptEncoder, template_variables
+from pipemax.checkpoint.special_tokens import SpecialTokens
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.domain.plan import Batching
@@ -143,7 +144,12 @@ class VllmEngine:
         self._at_close.callback(self._encoder.close)
         self._thinking = self._make_thinking(config)
         self._rows = self._book = RowBook(
-            RowTools(encode=self._encode, tree_of=lru_cache(maxsize=64)(self._tree), thinking=self._thinking)
+            RowTools(
+                encode=self._encode,
+                tree_of=lru_cache(maxsize=64)(self._tree),
+                thinking=self._thinking,
+                fault_of_length=prompts.fault_of_length,
+            )
         )
 
     def _open(self, requests: Sequence[GenerationRequest]) -> Iterator[list[Ask] | Completion]:
@@ -369,4 +375,5 @@ class VllmEngine:
             choices,
             partial(tokenizer.encode, add_special_tokens=False),
             sorted(end for end in end_ids if end is not None),
+            SpecialTokens(tokenizer).words,
         )
