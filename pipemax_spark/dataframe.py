@@ -23,6 +23,7 @@ from pipemax_spark.executor.task import KEY_COLUMN, AnnotateTask, TaskPlan, anno
 from pipemax_spark.executor_call import call_on_executor
 from pipemax_spark.image_settings import with_image_settings
 from pipemax_spark.keywords import takes_fields
+from pipemax_spark.limits import warn_of_limits
 from pipemax_spark.model_source import is_registered, registered_model
 from pipemax_spark.profiles import discovery_script_of
 from pipemax_spark.prompts import PromptSource, find_field
@@ -158,7 +159,7 @@ def annotate(
     )
     if work_dir is not None:
         requests, plan = _with_spool(requests, plan, _spool_root(work_dir), resume)
-    return annotate_requests(requests, plan, profile)
+    return warn_of_limits(annotate_requests(requests, plan, profile), df)
 
 
 def engine_options(

@@ -66,6 +66,26 @@ def test_bad_requests_are_refused_at_once(
         annotate(frame, **{"engine": fake_config(), "engine_python": engine_python, **options})
 
 
+def test_a_limit_above_the_annotation_is_warned_of_and_one_below_is_not(
+    spark: Any, engine_python: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    spark.range(40).selectExpr("concat('word ', id) AS text").write.parquet(str(tmp_path / "in"))
+    frame = spark.read.parquet(str(tmp_path / "in"))
+    options: dict[str, Any] = {
+        "prompt_column": "text",
+        "engine": fake_config(),
+        "engine_python": engine_python,
+    }
+    assert len(annotate(frame.limit(3), **options).take(2)) == 2
+    annotate(frame, **options).select("annotation").collect()
+    assert [each for each in recwarn if "after annotate()" in str(each.message)] == []
+    annotated = annotate(frame, **options)
+    with pytest.warns(UserWarning, match=r"limit\(\) after annotate\(\) .* annotate\(df\.limit\(5\), …\)"):
+        assert annotated.limit(3).count() == 3
+    with pytest.warns(UserWarning, match=r"first\(\) after"):
+        assert annotated.first()["annotation"]["error"] is None
+
+
 def test_a_check_that_has_just_passed_is_not_repeated(spark: Any, tmp_path: Path) -> None:
     engine_python = write_engine_python(tmp_path / "python")
     frame = spark.createDataFrame([("x",)], "text string")

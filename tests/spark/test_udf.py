@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import DataType
 
 from pipemax.serve.rows.arrow_rows import row_seed
@@ -90,7 +91,39 @@ SHAPES: dict[str, tuple[Action, int]] = {
     ),
     "cached": (lambda table, f: [table.select(f("text").text).cache().count() for _ in range(2)], ROWS),
     "count": (lambda table, f: table.select(f("text").alias("a")).count(), 0),
+    # Spark asks more rows than these return: Python UDFs run before the expression or condition around them.
+    "in CASE": (
+        lambda table, f: table.select(F.when(F.col("id") < 10, f("text").text)).collect(),
+        ROWS,
+    ),
+    "in WHERE": (
+        lambda table, f: table.where((f("text").text.like("reply%")) & (F.col("id") < 10)).collect(),
+        ROWS,
+    ),
+    "in EXISTS": (lambda table, f: _exists(table, f, where="true"), ROWS),
+    # What to write instead.
+    "in a part of a union": (
+        lambda table, f: (
+            table.where("id < 10")
+            .select("id", f("text").text.alias("t"))
+            .unionAll(table.where("NOT id < 10").selectExpr("id", "CAST(NULL AS string) AS t"))
+            .collect()
+        ),
+        10,
+    ),
+    "after WHERE": (
+        lambda table, f: (
+            table.where("id < 10").select(f("text").text.alias("t")).where("t LIKE 'r%'").collect()
+        ),
+        10,
+    ),
+    "in EXISTS, after WHERE": (lambda table, f: _exists(table, f, where="id < 10"), 10),
 }
+
+
+def _exists(table: Any, function: Callable[..., Any], *, where: str) -> Any:
+    answered = table.where(where).select("id", function("text").text.alias("t"))
+    return table.where("id < 10").join(answered.where("t LIKE 'r%'"), "id", "left_semi").collect()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
