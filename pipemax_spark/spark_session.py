@@ -8,9 +8,11 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,7 +86,7 @@ def get_session(app_name: str, *, log_dir: Path) -> "SparkSession":
     builder = SparkSession.builder.appName(app_name)
     if "spark.master" not in defaults and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
         builder = builder.master(f"local[{max(_MIN_LOCAL_SLOTS, os.cpu_count() or 1)}]")
-    with _output_to(log_dir / "spark.log"):
+    with _output_to(log_dir / "spark.log"), _interrupt_afterwards():
         session = builder.config(map={**settings}).getOrCreate()
     return _ready(session)
 
@@ -165,6 +167,28 @@ def _output_to(path: Path) -> Iterator[None]:
         for fd, copy in saved.items():
             os.dup2(copy, fd)
             os.close(copy)
+
+
+@contextlib.contextmanager
+def _interrupt_afterwards() -> Iterator[None]:
+    """Hold back the first Ctrl-C until this context ends: interrupted while a JVM starts, pyspark leaves it behind."""
+    if threading.current_thread() is not threading.main_thread():  # which alone hears of signals
+        yield
+        return
+    was_interrupted = False
+
+    def hold(number: int, frame: object) -> None:
+        nonlocal was_interrupted
+        was_interrupted = True
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if was_interrupted:
+        raise KeyboardInterrupt
 
 
 def _check_java() -> None:

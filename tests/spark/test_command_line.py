@@ -1,6 +1,7 @@
 """The command as people type it: what it says when something is missing, and where it can be run from."""
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import fields
@@ -13,6 +14,8 @@ from pipemax.wire import GenerationSpec
 from pipemax_spark.cli import app, main
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.prompts import PromptSource
+from tests.spark.processes import SMALL_SPARK, processes_with
+from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -44,6 +47,27 @@ def test_a_wrong_call_ends_with_2_and_says_why(arguments: tuple[str, ...], told:
     code, output = invoke(*arguments)
     assert code == 2
     assert f"Error: {told}" in output
+
+
+def test_an_interrupt_while_the_jvm_starts_leaves_none_behind(tmp_path: Path) -> None:
+    mark = f"spark.pipemax.test={tmp_path}"
+    command = [
+        BIN / "pipemax-annotate",
+        "--output",
+        tmp_path / "out",
+        "--log-dir",
+        tmp_path,
+        *ARGUMENTS[:2],
+        *ARGUMENTS[4:],
+    ]
+    environment = os.environ | {"PYSPARK_SUBMIT_ARGS": f"{SMALL_SPARK} --conf {mark} pyspark-shell"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: processes_with("\0org.apache.spark.deploy.SparkSubmit\0", mark), 120, "the JVM")
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    assert "Interrupted" in said
+    wait_until(lambda: not processes_with(mark), 60, "the end of the JVM")
 
 
 def test_every_option_of_a_job_can_be_given_on_the_command_line() -> None:
