@@ -82,6 +82,11 @@ class IcebergTable:
         """Raise ``JobError`` if the table cannot be the output of a job; ``replaces``: the job replaces rows."""
         if not can_fence(self._spark):
             raise JobError(f"output {self.name!r} is an Iceberg table, which needs Iceberg 1.11 or newer")
+        if (whole := self._catalog.is_part_of()) is not None:
+            raise JobError(
+                f"output {self.name!r} is a branch, tag or snapshot of {whole}, and the job commits to a table's main "
+                "branch only; give the table's name"
+            )
         if not self.exists():
             return
         table = self._catalog.load()

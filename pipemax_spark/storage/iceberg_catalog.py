@@ -5,8 +5,9 @@ Iceberg's transactions must not share a table.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 CATALOG_CLASSES = "org.apache.iceberg.spark."
 _SETTINGS = "spark.sql.catalog."
+_PART_OF_TABLE = re.compile("(branch|tag|snapshot_id|at_timestamp)_.+", re.IGNORECASE)
+"""What Iceberg takes behind a table's name: ``db.t.branch_nightly``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,15 @@ class IcebergCatalog:
 
     def exists(self) -> bool:
         return bool(self._catalog.tableExists(self._identifier))
+
+    def is_part_of(self) -> str | None:
+        """Return the name of the table of which this name means a branch, tag, snapshot or time; None if of none."""
+        name = self._name
+        if not name.namespace or not _PART_OF_TABLE.fullmatch(name.table):
+            return None
+        whole = replace(name, namespace=name.namespace[:-1], table=name.namespace[-1])
+        table = IcebergCatalog(self._spark, whole)
+        return table.sql_name if whole.namespace and table.exists() else None
 
     def load(self) -> "JavaObject":
         """Return the table in its present state, which no other thread has."""

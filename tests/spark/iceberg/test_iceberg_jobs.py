@@ -193,3 +193,16 @@ def test_a_table_of_format_version_1_is_refused_early(ice_jobs: IcebergJobs) -> 
     )
     with pytest.raises(JobError, match="format version 1; upgrade it"):
         run.run(id_columns=("id",))
+
+
+def test_a_branch_of_a_table_is_refused_and_not_taken_for_the_table(ice_jobs: IcebergJobs) -> None:
+    run = ice_jobs
+    run.write_input(ROWS)
+    run.spark.sql(f"CREATE TABLE {run.output} (id BIGINT, text STRING) USING iceberg")
+    run.spark.sql(f"INSERT INTO {run.output} VALUES (-1, 'x')")
+    run.spark.sql(f"ALTER TABLE {run.output} CREATE BRANCH nightly")
+    run.spark.sql(f"ALTER TABLE {run.output} CREATE TAG monday")
+    for part in ("branch_nightly", "tag_monday"):
+        with pytest.raises(JobError, match="and the job commits to a table's main branch only"):
+            run.run(id_columns=("id",), output=f"{run.output}.{part}")
+    assert [row["id"] for row in run.rows()] == [-1]
