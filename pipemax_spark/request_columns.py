@@ -47,15 +47,25 @@ class RequestColumns:
 
     def add(self, rows: "DataFrame") -> "DataFrame":
         """Return the rows with their request columns. Raise ``JobError`` if a column is missing or of a wrong type."""
-        column = MESSAGES_COLUMN if self.source.is_messages else PROMPT_COLUMN
-        requests = rows.withColumn(column, self.source.column(rows.schema))
-        if (images := self.source.images(rows.schema)) is not None:
-            requests = requests.withColumn(IMAGES_COLUMN, images)
+        return rows.withColumns(self._made_of(rows.schema))
+
+    def columns_read(self, rows: "DataFrame") -> frozenset[str]:
+        """Return the names of the rows' columns from which requests are made."""
+        made = rows.select(*self._made_of(rows.schema).values())._jdf.queryExecution().analyzed().references()
+        named = made.toSeq()
+        return frozenset(str(named.apply(place).name()) for place in range(named.size()))
+
+    def _made_of(self, schema: "StructType") -> "dict[str, Column]":
+        """Return the request columns as expressions on rows of this schema."""
+        name = MESSAGES_COLUMN if self.source.is_messages else PROMPT_COLUMN
+        columns = {name: self.source.column(schema)}
+        if (images := self.source.images(schema)) is not None:
+            columns[IMAGES_COLUMN] = images
         if self.questions:
-            requests = requests.withColumn(ENDINGS_COLUMN, self._endings(rows.schema))
-        if self.overrides_column is None:
-            return requests
-        return requests.withColumn(OVERRIDES_COLUMN, _overrides(self.overrides_column, rows.schema))
+            columns[ENDINGS_COLUMN] = self._endings(schema)
+        if self.overrides_column is not None:
+            columns[OVERRIDES_COLUMN] = _overrides(self.overrides_column, schema)
+        return columns
 
     def add_with_keys(self, rows: "DataFrame") -> "DataFrame":
         """Do the same as ``add``, and add the key by which the spool identifies a row.

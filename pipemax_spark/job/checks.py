@@ -15,6 +15,7 @@ from pipemax_spark.job.left import check_columns, check_ids
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.remaining import rows_where
 from pipemax_spark.job.sample import sample_prompts
+from pipemax_spark.job.steady_rows import check_steady
 from pipemax_spark.monitor.policy_notes import wants_row_lengths
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.prompts import PromptSource, find_field, resolve_column, resolve_names
@@ -59,6 +60,13 @@ def check_job(
         )
     source = replace(source, rows=rows_where(source.rows, options.where))
     schema, id_columns = _check_columns(source, options)
+    check_steady(
+        source.rows,
+        name=source.name,
+        where=options.where,
+        id_columns=id_columns,
+        requests=options.request_columns,
+    )
     table.check_usable(replaces=options.retry_errors or options.redo_changed)
     if table.exists():
         _check_output(source, schema, id_columns, options, table, terminal)

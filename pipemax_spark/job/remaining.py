@@ -21,30 +21,17 @@ if TYPE_CHECKING:
 
 
 def rows_where(rows: "DataFrame", predicate: str | None) -> "DataFrame":
-    """Return the rows that the SQL predicate selects, or all.
-
-    Raise ``JobError`` for a predicate that is wrong, or that may select different rows each time it is evaluated.
-    """
+    """Return the rows that the SQL predicate selects, or all. Raise ``JobError`` for a predicate that is wrong."""
     from pyspark.errors import PySparkException
 
     if predicate is None:
         return rows
     try:
-        taken = rows.where(predicate)
+        return rows.where(predicate)
     except PySparkException as error:
         raise JobError(
             f"--where {predicate!r} is not a condition on the input: {first_line(error)}"
         ) from error
-    if _is_deterministic(rows) and not _is_deterministic(taken):
-        raise JobError(
-            f"--where {predicate!r} selects different rows each time it is evaluated, so a rerun could not tell which "
-            "rows are left; use --limit, or a condition on the rows' values"
-        )
-    return taken
-
-
-def _is_deterministic(rows: "DataFrame") -> bool:
-    return bool(rows._jdf.queryExecution().analyzed().deterministic())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

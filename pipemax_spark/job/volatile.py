@@ -1,0 +1,265 @@
+"""Find the expressions in an input's query that have another value each time the query is read.
+
+A job matches rows by what they hold, and reads its input several times, so such a value would make a row look new. The
+analysed plan shows these expressions; the optimised one no longer does, because the present time is a literal there.
+Spark's own flag ``deterministic`` misses some of them, so they are known by the names of their classes.
+
+Three things are left out on purpose. What a plan does not show: ``limit`` without an order, ties of ``row_number``, the
+order within ``collect_list``. What is the same in each session that is set up alike: time zone, catalog, database. And
+the present time in a condition: it decides which rows there are (``where day = current_date()``), not what they hold.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
+    from pyspark.sql import DataFrame
+
+RANDOM = {
+    "AesEncrypt": "aes_encrypt()",  # unless it is given its initialization vector
+    "CallMethodViaReflection": "reflect()",
+    "InputFileBlockLength": "input_file_block_length()",  # a block's bounds depend on the number of cores
+    "InputFileBlockStart": "input_file_block_start()",
+    "MonotonicallyIncreasingID": "monotonically_increasing_id()",
+    "Rand": "rand()",
+    "Randn": "randn()",
+    "RandStr": "randstr()",
+    "Shuffle": "shuffle()",
+    "SparkPartitionID": "spark_partition_id()",
+    "Uniform": "uniform()",
+    "Uuid": "uuid()",
+}
+"""Class of an expression with another value each time it is evaluated → how SQL writes it."""
+MOMENT = {
+    "CurrentBatchTimestamp": "current_timestamp()",
+    "CurrentDate": "current_date()",
+    "CurrentTime": "current_time()",
+    "CurrentTimestamp": "current_timestamp()",
+    "CurrentUser": "current_user()",
+    "LocalTimestamp": "localtimestamp()",
+    "Now": "now()",
+}
+"""Class of an expression that depends on when or by whom the query is read → how SQL writes it."""
+STEADY = frozenset({"InputFileName", "PythonUDTF"})
+"""Classes that Spark calls nondeterministic and that are not taken for it: a file keeps its name, and a Python table
+function is called so unless its author says otherwise."""
+_TIMES_OF_TEXT = frozenset({"Cast", "ParseToDate", "ParseToTimestamp"})
+_SPECIAL_TIMES = frozenset({"now", "today", "tomorrow", "yesterday"})
+_BY_PLACE = frozenset({"CTERelationRef", "Union", "UnionLoop"})
+"""Operators whose columns are those of the operators below, place by place."""
+_SELECTING = frozenset({"AsOfJoin", "Deduplicate", "Filter", "Join"})
+"""Operators whose expressions decide which rows there are."""
+_QUERIES = frozenset(
+    {"Exists", "FunctionTableSubqueryArgumentExpression", "LateralSubquery", "ListQuery", "ScalarSubquery"}
+)
+"""Expressions that hold a query."""
+_PASSING = frozenset(
+    {
+        *_SELECTING,
+        *("Aggregate", "CTERelationDef", "Distinct", "GlobalLimit", "LocalLimit", "Project", "Repartition"),
+        *("RepartitionByExpression", "Sample", "Sort", "SubqueryAlias", "View", "Window", "WithCTE"),
+    }
+)
+"""Operators without columns but those from below and those that they name."""
+_LIMITS = frozenset({"GlobalLimit", "LocalLimit", "Offset", "Tail"})
+
+
+class Volatility(StrEnum):
+    """How often a value is another one."""
+
+    RANDOM = "random"
+    MOMENT = "moment"
+
+
+@dataclass(frozen=True, slots=True)
+class Volatile:
+    """An expression that has another value each time."""
+
+    kind: Volatility
+    sql: str
+
+
+@dataclass(slots=True)
+class VolatileQuery:
+    """The volatile expressions of a DataFrame's query."""
+
+    _rows: "DataFrame"
+    _sources: "dict[int, list[JavaObject]]" = field(default_factory=dict)
+    """Id of an attribute that the query makes → the expressions that it is made of."""
+    _found: dict[int, frozenset[Volatile]] = field(default_factory=dict)
+    _selecting: "list[JavaObject]" = field(default_factory=list)
+    """Expressions that decide which rows there are."""
+    _plan: "JavaObject" = None
+    _ctes: "dict[int, JavaObject]" = field(default_factory=dict)
+    _patterns: "list[JavaObject]" = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        jvm: Any = self._rows.sparkSession._jvm
+        patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+        # A reference to a query by its name is a leaf, whatever the query holds.
+        found = (patterns.CURRENT_LIKE, patterns.CAST, patterns.RUNTIME_REPLACEABLE, patterns.CTE)
+        self._patterns = [pattern() for pattern in found]
+        self._plan = self._rows._jdf.queryExecution().analyzed()
+        self._read(self._plan, is_limited=False)
+
+    def columns(self) -> dict[str, Volatile]:
+        """Return the columns whose value is volatile, each with the first such expression."""
+        found = {str(each.name()): self._of_attribute(_id(each)) for each in _items(self._plan.output())}
+        return {name: _first(volatile) for name, volatile in found.items() if volatile}
+
+    def selecting(self) -> Volatile | None:
+        """Return an expression by which other rows are selected each time, or None."""
+        return self._random_in(self._selecting)
+
+    def predicate(self) -> Volatile | None:
+        """Return such an expression in the condition of the query's last step, which is a filter."""
+        return self._random_in([self._plan.condition()])
+
+    def _random_in(self, expressions: "Sequence[JavaObject]") -> Volatile | None:
+        found = {each for one in expressions for each in self._of(one) if each.kind is Volatility.RANDOM}
+        return _first(found) if found else None
+
+    def _read(self, plan: "JavaObject", *, is_limited: bool) -> None:
+        """Note what the attributes of this plan are made of, and what selects rows in it."""
+        if self._is_plain(plan):
+            return
+        name = _class(plan)
+        expressions, children = _items(plan.expressions()), _items(plan.children())
+        if name == "CTERelationDef":
+            self._ctes[int(plan.id())] = plan
+        is_limited = is_limited or name in _LIMITS
+        for child in children:
+            self._read(child, is_limited=is_limited and name != "Aggregate")
+        for each in expressions:
+            for query in _queries(each):
+                self._read(query, is_limited=False)
+        self._selecting += _deciding(plan, name, expressions, is_limited=is_limited)
+        self._note_sources(plan, name, expressions, children)
+
+    def _note_sources(
+        self,
+        plan: "JavaObject",
+        name: str,
+        expressions: "list[JavaObject]",
+        children: "list[JavaObject]",
+    ) -> None:
+        for each in expressions:
+            if _class(each) == "Alias":
+                self._sources[_id(each)] = [each.child()]
+        if name in _PASSING:
+            return
+        if name == "CTERelationRef":
+            # Definitions come before the plan that refers to them, but for one that refers to itself.
+            meant = self._ctes.get(int(plan.cteId()))
+            below = [] if meant is None else [_items(meant.output())]
+        else:
+            below = [_items(child.output()) for child in children]
+        known = {_id(each) for outputs in below for each in outputs} | self._sources.keys()
+        for place, each in enumerate(_items(plan.output())):
+            if _id(each) in known or not below:
+                continue
+            if name in _BY_PLACE:
+                made_of = [outputs[place] for outputs in below]
+            elif name == "Generate":
+                made_of = [plan.generator()]
+            else:  # an operator that shows no more: a function of whole rows, for instance
+                made_of = [*expressions, *(part for outputs in below for part in outputs)]
+            self._sources[_id(each)] = made_of
+
+    def _is_plain(self, plan: "JavaObject") -> bool:
+        """Tell whether a plan can hold nothing volatile: Spark keeps these facts with each node, for all below it."""
+        return bool(plan.deterministic()) and not any(map(plan.containsPattern, self._patterns))
+
+    def _of_attribute(self, number: int) -> frozenset[Volatile]:
+        if number not in self._found:
+            self._found[number] = frozenset()  # while it is being looked at: a recursive query names itself
+            found = (self._of(each) for each in self._sources.get(number, ()))
+            self._found[number] = frozenset().union(*found)
+        return self._found[number]
+
+    def _of(self, expression: "JavaObject") -> frozenset[Volatile]:
+        """Return the volatile expressions on which the value of this one depends."""
+        name = _class(expression)
+        if name == "AttributeReference":
+            return self._of_attribute(_id(expression))
+        if name == "OuterReference":
+            return self._of(expression.e())
+        parts = _items(expression.children())
+        found = [self._of(part) for part in parts]
+        found += [self._of_query(query) for query in _own_query(expression)]
+        own = _own(expression, name, parts)
+        return frozenset([] if own is None else [own]).union(*found)
+
+    def _of_query(self, query: "JavaObject") -> frozenset[Volatile]:
+        return frozenset[Volatile]().union(
+            *(self._of_attribute(_id(each)) for each in _items(query.output()))
+        )
+
+
+def _deciding(
+    plan: "JavaObject", name: str, expressions: "list[JavaObject]", *, is_limited: bool
+) -> "list[JavaObject]":
+    """Return the expressions of this operator that decide which rows there are."""
+    if name in _SELECTING or (name == "Sort" and is_limited):
+        return expressions
+    if name == "Aggregate":
+        return _items(plan.groupingExpressions())
+    if name == "Generate":
+        return [plan.generator()]
+    return [each for each in expressions if not _own_query(each)] if name == "LateralJoin" else []
+
+
+def _own(expression: "JavaObject", name: str, parts: "list[JavaObject]") -> Volatile | None:
+    """Return the expression if it is volatile by itself, whatever its parts are."""
+    if name == "AesEncrypt" and not _draws_vector(expression):
+        return None
+    if name in RANDOM:
+        return Volatile(Volatility.RANDOM, RANDOM[name])
+    if name in MOMENT:
+        return Volatile(Volatility.MOMENT, MOMENT[name])
+    if name in _TIMES_OF_TEXT and _class(parts[0]) == "Literal":
+        is_time = str(expression.dataType().typeName()) in ("date", "timestamp", "timestamp_ntz")
+        if is_time and str(parts[0].value()).strip().lower() in _SPECIAL_TIMES:
+            return Volatile(Volatility.MOMENT, str(expression.sql()))
+    is_flagged = name not in STEADY and not expression.deterministic()
+    if is_flagged and all(part.deterministic() for part in parts) and not _own_query(expression):
+        return Volatile(Volatility.RANDOM, str(expression.sql()))
+    return None
+
+
+def _draws_vector(encryption: "JavaObject") -> bool:
+    """Tell whether ``aes_encrypt`` draws its initialization vector, so that equal texts become unequal."""
+    mode, vector = encryption.mode(), encryption.iv()
+    is_ecb = _class(mode) == "Literal" and str(mode.value()).upper() == "ECB"
+    return not is_ecb and bool(vector.foldable()) and not vector.eval(None)
+
+
+def _queries(expression: "JavaObject") -> "Iterator[JavaObject]":
+    """Yield the plans of the subqueries in this expression."""
+    yield from _own_query(expression)
+    for part in _items(expression.children()):
+        yield from _queries(part)
+
+
+def _own_query(expression: "JavaObject") -> "list[JavaObject]":
+    name = _class(expression)
+    return [expression.plan()] if name in _QUERIES else []
+
+
+def _first(found: "frozenset[Volatile] | set[Volatile]") -> Volatile:
+    return min(found, key=lambda each: (each.kind is not Volatility.RANDOM, each.sql))
+
+
+def _class(node: "JavaObject") -> str:
+    return str(node.getClass().getSimpleName())
+
+
+def _id(named: "JavaObject") -> int:
+    return int(named.exprId().id())
+
+
+def _items(sequence: "JavaObject") -> "list[JavaObject]":
+    return [sequence.apply(place) for place in range(sequence.size())]
