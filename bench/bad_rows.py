@@ -80,7 +80,7 @@ def batches(rows: list[tuple[bytes | None, float | None]]) -> Iterator[pa.Record
             prompts,
             *(pa.nulls(len(part), REQUEST_SCHEMA.field(name).type) for name in ("messages", "images")),
             pa.array(overrides, OVERRIDES_TYPE),
-            pa.nulls(len(part), REQUEST_SCHEMA.field("question").type),
+            *(pa.nulls(len(part), REQUEST_SCHEMA.field(name).type) for name in ("question", "fault")),
         ]
         yield pa.RecordBatch.from_arrays(columns, schema=REQUEST_SCHEMA)
 

@@ -50,6 +50,8 @@ class Message:
     """``system``, ``user`` or ``assistant``, as the model's chat template defines them."""
     content: str | tuple[str | Image, ...]
     """Text, or texts and images in their order."""
+    fields: str | None = None
+    """A JSON object, as text, of the turn's further fields for the chat template, such as ``tool_calls``."""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -66,10 +68,11 @@ class Message:
 
     def identity(self) -> list[Any]:
         """Return plain values that are equal for equal messages, with each image as its digest."""
+        fields = [] if self.fields is None else [self.fields]
         if isinstance(self.content, str):
-            return [self.role, self.content]
+            return [self.role, self.content, *fields]
         parts = [part if isinstance(part, str) else {"image": part.digest()} for part in self.content]
-        return [self.role, parts]
+        return [self.role, parts, *fields]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +143,8 @@ class Sampling:
             raise ValueError(f"top_p is {self.top_p}, must be above 0 and at most 1")
         if not self.top_k >= 0:
             raise ValueError(f"top_k is {self.top_k}, must be 0 (all tokens) or more")
+        if "" in self.stop:  # every output would end before its first token
+            raise ValueError("stop has an empty text; leave it out")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed is {self.seed}, must be at least 0 and below 2**63")
         self._check_constraint()

@@ -34,6 +34,7 @@ def request_batch(prompts: Sequence[str | None], first_id: int = 0, **columns: l
         "images": columns.get("images", [None] * rows),
         "overrides": columns.get("overrides", [None] * rows),
         "question": columns.get("question", [None] * rows),
+        "fault": columns.get("fault", [None] * rows),
     }
     return pa.RecordBatch.from_pydict(values, schema=REQUEST_SCHEMA)
 

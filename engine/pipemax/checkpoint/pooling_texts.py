@@ -33,6 +33,11 @@ def row_texts(request: GenerationRequest) -> Sequence[str] | RequestError:
             code=ErrorCode.INVALID_PROMPT,
             message=f"the task score takes the messages query and document, not {', '.join(roles) or 'none'}",
         )
+    if with_fields := next((message for message in request.messages if message.fields is not None), None):
+        return RequestError(
+            code=ErrorCode.INVALID_PROMPT,
+            message=f"the task score reads texts, and the {with_fields.role} has further fields",
+        )
     return _checked({message.role: "".join(message.texts) for message in request.messages})
 
 

@@ -8,15 +8,16 @@ those of the template and of the system message; in a plain prompt, those of the
 import json
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
+from pipemax.checkpoint.message_fields import fault_of_fields, message_fields, texts_in, with_texts
 from pipemax.checkpoint.special_tokens import SpecialTokens, Tokenizer
 from pipemax.config import ChatMode
-from pipemax.generation import GenerationRequest, Message, RequestError, Sampling
+from pipemax.generation import GenerationRequest, Image, Message, RequestError, Sampling
 from pipemax.wire import ErrorCode
 
 _ROLE = re.compile(r"[\w-]+")
@@ -70,14 +71,19 @@ class PromptEncoder:
         return [self._encode(request) for request in requests]
 
     def _encode(self, request: GenerationRequest) -> list[int] | RequestError:
+        if (fault := self._fault_of(request)) is not None:
+            return fault
         mark = None
         if self._is_chat(request):
             request, mark = self.marked(request)
-        text = self.render(request)
+        text = self._rendered(request)
         return text if isinstance(text, RequestError) else self._tokenize(text, request, mark)
 
     def render(self, request: GenerationRequest) -> str | RequestError:
         """Return the text that is tokenized, or why there is none."""
+        return self._fault_of(request) or self._rendered(request)
+
+    def _fault_of(self, request: GenerationRequest) -> RequestError | None:
         if request.prompt is not None and request.messages is not None:
             return RequestError(code=ErrorCode.INVALID_PROMPT, message="both a prompt and messages are given")
         if request.messages is None and (request.prompt is None or not request.prompt.strip()):
@@ -87,6 +93,16 @@ class PromptEncoder:
             return RequestError(code=ErrorCode.EMPTY_PROMPT, message="the list of messages is empty")
         if request.images:
             return RequestError(code=ErrorCode.INVALID_IMAGE, message=NO_IMAGES)
+        if not self._is_chat(request):
+            return None
+        if not self.has_chat_template:
+            return RequestError(
+                code=ErrorCode.INVALID_PROMPT,
+                message="messages and system prompts need a chat template, which this model's tokenizer lacks",
+            )
+        return self.fault_of_messages(request)
+
+    def _rendered(self, request: GenerationRequest) -> str | RequestError:
         if not self._is_chat(request):
             assert request.prompt is not None
             return request.prompt
@@ -98,47 +114,43 @@ class PromptEncoder:
     def marked(self, request: GenerationRequest) -> tuple[GenerationRequest, str | None]:
         """Return the request with marks for the special tokens in its row's text, and what the marks begin with."""
         if request.messages is not None:
-            marked = self._special_tokens.mark(
-                [text for message in request.messages for text in message.texts]
-            )
-            texts = iter(marked.texts)
+            fields = [message_fields(message) for message in request.messages]
+            texts = [text for message in request.messages for text in message.texts]
+            marked = self._special_tokens.mark([*texts, *texts_in(fields)])
+            if marked.mark is None:
+                return request, None
+            new = iter(marked.texts)
+            contents = [_with_texts(message.content, new) for message in request.messages]
+            new_fields = with_texts(fields, lambda _: next(new))
             messages = tuple(
-                Message(
-                    role=turn.role,
-                    content=next(texts)
-                    if isinstance(turn.content, str)
-                    else tuple(next(texts) if isinstance(part, str) else part for part in turn.content),
-                )
-                for turn in request.messages
+                Message(role=turn.role, content=content, fields=json.dumps(of_turn) if of_turn else None)
+                for turn, content, of_turn in zip(request.messages, contents, new_fields, strict=True)
             )
             return replace(request, messages=messages), marked.mark
         marked = self._special_tokens.mark([request.prompt or ""])
         return (replace(request, prompt=marked.texts[0]) if marked.mark else request), marked.mark
 
-    def fault_of_roles(self, request: GenerationRequest) -> RequestError | None:
-        """Return the error of a role that is no word, if a message has one."""
+    def fault_of_messages(self, request: GenerationRequest) -> RequestError | None:
+        """Return the error of a role that is no word, or of a field that the template cannot be given, if any."""
         for message in request.messages or ():
             if not _ROLE.fullmatch(message.role):  # templates put the role between special tokens as it is
                 return RequestError(
                     code=ErrorCode.INVALID_PROMPT,
                     message=f"the role of a message is {message.role[:80]!r}; roles are words, such as user",
                 )
-        return None
+        fault = fault_of_fields(request.messages or (), getattr(self._tokenizer, "chat_template", None))
+        return None if fault is None else RequestError(code=ErrorCode.INVALID_PROMPT, message=fault)
 
     def _render_chat(self, request: GenerationRequest) -> str | RequestError:
-        if not self.has_chat_template:
-            return RequestError(
-                code=ErrorCode.INVALID_PROMPT,
-                message="messages and system prompts need a chat template, which this model's tokenizer lacks",
-            )
-        if (fault := self.fault_of_roles(request)) is not None:
-            return fault
-        turns = [] if request.system is None else [{"role": "system", "content": request.system}]
+        turns: list[dict[str, Any]] = (
+            [] if request.system is None else [{"role": "system", "content": request.system}]
+        )
         if request.messages is None:
             turns.append({"role": "user", "content": request.prompt or ""})
         else:
             turns += [
-                {"role": message.role, "content": "\n".join(message.texts)} for message in request.messages
+                {"role": message.role, "content": "\n".join(message.texts), **message_fields(message)}
+                for message in request.messages
             ]
         try:
             with self._lock:
@@ -191,3 +203,10 @@ class PromptEncoder:
                 "must be left for the output. Shorten the prompt or raise max_model_len"
             ),
         )
+
+
+def _with_texts(content: str | tuple[str | Image, ...], new: Iterator[str]) -> str | tuple[str | Image, ...]:
+    """Return a message's content with the next new texts in place of its own."""
+    if isinstance(content, str):
+        return next(new)
+    return tuple(next(new) if isinstance(part, str) else part for part in content)

@@ -15,12 +15,16 @@ needs its engine, which may take as long as that job.
 This package needs only pyarrow. Spark's side imports its names from here.
 """
 
-from pipemax.generation import GENERATE, PAIR, POOLING_TASKS
+from pipemax.generation import GENERATE, PAIR, POOLING_TASKS, RequestError
 from pipemax.node.process import ProcessIdentity, pid_namespace
 from pipemax.wire.generation_spec import GenerationSpec
+from pipemax.wire.message_fields import fields_text
 from pipemax.wire.preflight import PreflightReply, PreflightRequest
+from pipemax.wire.row_faults import RowFaultError, encodable, guarded, python_values, reason, shown
+from pipemax.wire.row_settings import row_setting
 from pipemax.wire.rows import (
     COMPLETION_SCHEMA,
+    FAULT_TYPE,
     IMAGE_TYPE,
     MESSAGE_TYPE,
     OVERRIDES_TYPE,
@@ -48,6 +52,7 @@ from pipemax.wire.version import PACKAGE_VERSION, VERSION_METADATA, WIRE_VERSION
 __all__ = [
     "COLLECTOR_ACTION_STATS",
     "COMPLETION_SCHEMA",
+    "FAULT_TYPE",
     "GENERATE",
     "HEARTBEAT_PERIOD_S",
     "IMAGE_TYPE",
@@ -69,10 +74,19 @@ __all__ = [
     "PreflightReply",
     "PreflightRequest",
     "ProcessIdentity",
+    "RequestError",
+    "RowFaultError",
     "ServerAction",
     "ServerMessage",
     "ServerStats",
     "SessionErrorCode",
     "SessionHeader",
+    "encodable",
+    "fields_text",
+    "guarded",
     "pid_namespace",
+    "python_values",
+    "reason",
+    "row_setting",
+    "shown",
 ]

@@ -25,9 +25,14 @@ MESSAGE_TYPE = pa.struct(
         ("role", pa.string()),
         ("content", pa.string()),
         ("parts", pa.list_(pa.struct([("text", pa.string()), ("image", IMAGE_TYPE)]))),
+        ("fields", pa.string()),
     ]
 )
-"""A turn of a conversation: text, or parts in place of it, each of which is a text or an image."""
+"""A turn of a conversation: text, or parts in place of it, each of which is a text or an image; and a JSON object of
+the turn's further fields, such as ``tool_calls``, if it has any."""
+
+FAULT_TYPE = pa.struct([("code", pa.string()), ("message", pa.string())])
+"""Why a row's values cannot become a request: the code and the message of its error."""
 
 REQUEST_SCHEMA = pa.schema(
     [
@@ -37,6 +42,7 @@ REQUEST_SCHEMA = pa.schema(
         pa.field("images", pa.list_(IMAGE_TYPE)),  # before the text of the prompt
         pa.field("overrides", OVERRIDES_TYPE),
         pa.field("question", pa.int32()),  # place in the header's questions; null: the header's generation
+        pa.field("fault", FAULT_TYPE),  # found by the client: the row is not asked, and ends with this error
     ]
 )
 

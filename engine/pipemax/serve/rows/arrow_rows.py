@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipemax.api import Completion, GenerationRequest, Image, Message, RequestError, Sampling
-from pipemax.wire import COMPLETION_SCHEMA, ErrorCode
+from pipemax.wire import COMPLETION_SCHEMA, ErrorCode, RowFaultError, encodable, guarded, python_values
 
 _OVERRIDABLE = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "lora")
 
@@ -35,14 +35,6 @@ class FinishedRow:
         return 64 + sum(len(text) for text in texts if text is not None) + others
 
 
-class RowFaultError(ValueError):
-    """One row cannot become a request; carries the error that its error row reports."""
-
-    def __init__(self, code: ErrorCode, message: str) -> None:
-        super().__init__(message)
-        self.error = RequestError(code=code, message=message)
-
-
 def requests_of(
     batch: pa.RecordBatch,
     *,
@@ -57,31 +49,47 @@ def requests_of(
     ``id_prefix`` followed by its row id. A row that only the engine can judge (an empty or over-long prompt) stays a
     request.
     """
-    row_ids = batch.column("row_id").to_pylist()
-    names = ("prompt", "messages", "images", "overrides", "question")
-    columns = [_texts(batch.column(name)) for name in names]
+    names = ("prompt", "messages", "images", "overrides", "question", "fault")
+    columns = [python_values(batch.column(name)) for name in names]
     requests: list[GenerationRequest] = []
     faults: list[tuple[int, RequestError]] = []
-    for row_id, prompt, messages, images, overrides, question in zip(row_ids, *columns, strict=True):
-        asked = job if question is None else questions[question]
-        try:
-            prompt, turns = _with_images(
-                _readable(prompt), _messages(_readable(messages)), _images(_readable(images))
-            )
-            sampling = _sampling(asked, _readable(overrides), prompt, turns)
-        except RowFaultError as fault:
-            faults.append((row_id, fault.error))
+    row_ids = batch.column("row_id").to_pylist()
+    for row_id, *of_row, question, fault in zip(row_ids, *columns, strict=True):
+        if fault is not None:
+            faults.append((row_id, RequestError(**fault)))
             continue
-        requests.append(
-            GenerationRequest(
-                request_id=f"{id_prefix}{row_id}",
-                prompt=prompt,
-                messages=turns,
-                system=system,
-                sampling=sampling,
-            )
-        )
+        asked = job if question is None else questions[question]
+        row = _Row(f"{id_prefix}{row_id}", asked, system)
+        request = guarded(row.request, tuple(of_row), ErrorCode.INVALID_PROMPT)
+        if isinstance(request, RequestError):
+            faults.append((row_id, request))
+        else:
+            requests.append(request)
     return requests, faults
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What a row's request has besides the row's own values."""
+
+    request_id: str
+    job: Sampling
+    system: str | None
+
+    def request(self, values: tuple[Any, Any, Any, Any]) -> GenerationRequest:
+        """Return the request of the row's prompt, messages, images and overrides."""
+        for value in values:
+            if isinstance(value, Exception):
+                raise value
+        prompt, messages, images, overrides = values
+        prompt, turns = _with_images(prompt, _messages(messages), _images(images))
+        return GenerationRequest(
+            request_id=self.request_id,
+            prompt=prompt,
+            messages=turns,
+            system=self.system,
+            sampling=_sampling(self.job, overrides, prompt, turns),
+        )
 
 
 def completion_batch(rows: Sequence[FinishedRow]) -> pa.RecordBatch:
@@ -125,45 +133,23 @@ def embedding_array(embeddings: Sequence[bytes | None]) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), flat, mask=is_null)
 
 
-def _texts(column: pa.Array) -> list[Any]:
-    """Return the column as Python values; each value with invalid UTF-8 is its ``UnicodeDecodeError``."""
-    if column.null_count == len(column):
-        return [None] * len(column)
-    try:
-        values: list[Any] = column.to_pylist()
-    except UnicodeDecodeError:
-        values = [_value_or_error(value) for value in column]
-    return values
-
-
-def _value_or_error(value: pa.Scalar) -> Any:
-    try:
-        return value.as_py()
-    except UnicodeDecodeError as error:
-        return error
-
-
-def _readable(value: Any) -> Any:
-    if isinstance(value, UnicodeDecodeError):
-        raise RowFaultError(
-            ErrorCode.INVALID_PROMPT, f"the text is not UTF-8: {value.reason} at byte {value.start}"
-        )
-    return value
-
-
 def _messages(turns: list[dict[str, Any] | None] | None) -> tuple[Message, ...] | None:
     if turns is None:
         return None
     messages = []
     for number, turn in enumerate(turns, start=1):
-        role, content, parts = ((turn or {}).get(name) for name in ("role", "content", "parts"))
+        role, content, parts, further = (
+            (turn or {}).get(name) for name in ("role", "content", "parts", "fields")
+        )
         if parts is not None:
             content = _content(parts)
+        elif content is None and further is not None:
+            content = ""  # a turn of tool calls has no content, and vLLM gives the template this
         if role is None or content is None:
             raise RowFaultError(
                 ErrorCode.INVALID_PROMPT, f"message {number} of {len(turns)} lacks its role or content"
             )
-        messages.append(Message(role=role, content=content))
+        messages.append(Message(role=role, content=content, fields=further))
     return tuple(messages)
 
 
@@ -225,11 +211,5 @@ def row_seed(job_seed: int, prompt: str | None, turns: tuple[Message, ...] | Non
 
 
 def _encodable(text: str | None) -> str | None:
-    """Replace lone surrogates, which Arrow refuses, by question marks: one odd row must not end its session."""
-    if text is None:
-        return None
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode(errors="replace").decode()
-    return text
+    """Make a text fit for Arrow: one odd row must not end its session."""
+    return None if text is None else encodable(text)

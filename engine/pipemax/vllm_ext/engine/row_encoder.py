@@ -17,6 +17,7 @@ from vllm.renderers import BaseRenderer, ChatParams
 from vllm.utils.mistral import is_mistral_tokenizer
 
 from pipemax.answers.asks import Prompt
+from pipemax.checkpoint.message_fields import message_fields
 from pipemax.checkpoint.prompt_encoder import NO_IMAGES, PromptEncoder, template_variables
 from pipemax.config import EngineConfig
 from pipemax.generation import GenerationRequest, Image, RequestError
@@ -25,6 +26,9 @@ from pipemax.wire import ErrorCode
 
 _LOADING_THREADS = 8
 """A volume answers in milliseconds, and decoding does not hold Python's lock."""
+
+_FIELDS_BY_ROLE = {"assistant": ("tool_calls", "reasoning", "reasoning_content"), "tool": ("tool_call_id",)}
+"""Role → fields of a message that vLLM's renderer gives to the chat template, besides ``name``."""
 
 
 def core_prompt(prompt: Prompt) -> EngineInput:
@@ -91,7 +95,8 @@ class RowEncoder:
 
     def _encode_one(self, request: GenerationRequest, images: list[LoadedImage]) -> Prompt | RequestError:
         # The template is vLLM's business: it may be the processor's, where the tokenizer has none.
-        if (fault := self._prompts.fault_of_roles(request)) is not None:
+        fault = self._prompts.fault_of_messages(request) or _fault_of_fields(request)
+        if fault is not None:
             return fault
         marked, mark = (request, None) if self._writes_tokens else self._prompts.marked(request)
         variables = template_variables(request.sampling)
@@ -143,5 +148,19 @@ def _conversation(request: GenerationRequest, images: Sequence[LoadedImage]) -> 
                 else {"type": "text", "text": part}
                 for part in content
             ]
-        turns.append({"role": message.role, "content": content})
+        turns.append({"role": message.role, "content": content, **message_fields(message)})
     return turns
+
+
+def _fault_of_fields(request: GenerationRequest) -> RequestError | None:
+    """Return the error of a field that vLLM's renderer drops without a word, if a message has one."""
+    for message in request.messages or ():
+        kept = {"name", *_FIELDS_BY_ROLE.get(message.role, ())}
+        for name, value in message_fields(message).items():
+            if name not in kept or (name == "name" and not isinstance(value, str)):
+                return RequestError(
+                    code=ErrorCode.INVALID_PROMPT,
+                    message=f"the field {name!r} of a message with the role {message.role} cannot be passed on in a "
+                    "row with images",
+                )
+    return None

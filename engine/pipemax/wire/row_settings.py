@@ -1,0 +1,85 @@
+"""Convert what a row says of its own sampling, one value at a time, whoever brings it: a column, a file or a UDF.
+
+Numbers may come as any number or as text. A value is never rounded, cut or guessed: what does not fit exactly is a
+``ValueError``. Whether a value is in its range (``top_p`` above 0) is ``pipemax.generation``'s business.
+"""
+
+import math
+import re
+from decimal import Decimal
+
+import pyarrow as pa
+
+from pipemax.wire.row_faults import shown
+from pipemax.wire.rows import OVERRIDES_TYPE
+
+_TYPES: dict[str, pa.DataType] = {field.name: field.type for field in OVERRIDES_TYPE}
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
+_MOST_DIGITS = 400
+_EXACT_FLOATS = 2**53
+"""Beyond it, neighbouring whole numbers are one float, so a float says no whole number."""
+
+
+def row_setting(name: str, value: object, *, told_as: str | None = None) -> object:
+    """Return a row's value for a field of ``OVERRIDES_TYPE``; None stays None.
+
+    ``ValueError`` says what does not fit, and calls the field ``told_as`` if the row does.
+    """
+    kind = _TYPES[name]
+    called = told_as or name
+    if value is None:
+        return None
+    if isinstance(value, Exception):
+        raise ValueError(f"{called} is no text that can be read")
+    if pa.types.is_integer(kind):
+        return _whole_number(called, value, kind.bit_width)
+    if pa.types.is_floating(kind):
+        return _number(called, value)
+    if pa.types.is_list(kind):
+        return _texts(called, value)
+    if not isinstance(value, str):
+        raise ValueError(f"{called} is {shown(value)}, not a text")
+    return value
+
+
+def _exact(name: str, value: object, wanted: str) -> int | float | Decimal:
+    if isinstance(value, str):
+        text = value.strip()
+        if len(text) > _MOST_DIGITS or not _NUMBER.fullmatch(text):
+            raise ValueError(f"{name} is {shown(value)}, not {wanted}")
+        return Decimal(text)
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal) or not math.isfinite(value):
+        raise ValueError(f"{name} is {shown(value)}, not {wanted}")
+    return value
+
+
+def _whole_number(name: str, value: object, bits: int) -> int:
+    number = _exact(name, value, "a whole number")
+    most = 2 ** (bits - 1)
+    if not -most <= number < most:
+        raise ValueError(f"{name} is {shown(value)}, must be at least {-most} and below {most}")
+    if number != int(number):
+        raise ValueError(f"{name} is {shown(value)}, not a whole number")
+    if isinstance(number, float) and abs(number) > _EXACT_FLOATS:
+        raise ValueError(f"{name} is {shown(value)}, a float beyond 2**53, which is no exact whole number")
+    return int(number)
+
+
+def _number(name: str, value: object) -> float:
+    exact = _exact(name, value, "a number")
+    try:
+        number = float(exact)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {shown(value)}, not a number that a double can hold")
+    return number
+
+
+def _texts(name: str, value: object) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(
+        each is None or isinstance(each, str) for each in texts
+    ):
+        raise ValueError(f"{name} is {shown(value)}, not a text or a list of texts")
+    return [each for each in texts if each is not None]
