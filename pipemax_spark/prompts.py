@@ -178,6 +178,16 @@ def rendered(template: str, schema: "StructType") -> "Column":
     return _concatenated(parse_template(template, schema, needs_column=False))
 
 
+def first_null(template: str, schema: "StructType") -> "Column":
+    """Return the name of the template's first column that is null, or null if none is."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    parts = parse_template(template, schema, needs_column=False)
+    columns = [part.column for part in parts if part.column is not None]
+    names = [F.when(F.col(column).isNull(), F.lit(column.replace("`", ""))) for column in columns]
+    return F.coalesce(*names, F.lit(None).cast("string"))
+
+
 def _concatenated(parts: "Sequence[TemplatePart]") -> "Column":
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -244,17 +254,48 @@ def _has_timestamp(kind: "DataType") -> bool:
 
 
 def _messages(name: str, schema: "StructType") -> "Column":
+    """Return the conversations with all their fields; ``executor.conversations`` reads them."""
     from pyspark.sql import functions as F  # noqa: N812
 
     expression, message_type = _message_type(name, schema)
-    if _has_parts(message_type):
-        return F.col(expression)  # ``executor.images`` reads the parts
+    for field in message_type.fields:
+        _check_passable(name, field)
+    if _has_parts(message_type) and not any(map(_is_variant, message_type.fields)):
+        return F.col(expression)
     return F.transform(
-        F.col(expression),
-        lambda message: F.struct(
-            message["role"].cast("string").alias("role"), message["content"].cast("string").alias("content")
-        ),
+        F.col(expression), lambda message: F.struct(*(_field(message, each) for each in message_type.fields))
     )
+
+
+def _field(message: "Column", field: "StructField") -> "Column":
+    """Return a message's field as the tasks read it: role and content as text, a variant as JSON text."""
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.types import ArrayType
+
+    value = message[field.name]
+    if field.name in ("role", "content") and not isinstance(field.dataType, ArrayType):
+        value = value.cast("string")
+    elif _is_variant(field):
+        value = F.to_json(value)
+    return value.alias(field.name)
+
+
+def _is_variant(field: "StructField") -> bool:
+    return field.name == "tool_calls" and field.dataType.typeName() == "variant"
+
+
+def _check_passable(column: str, field: "StructField") -> None:
+    """Raise ``JobError`` for a field of messages whose type does not reach the tasks."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    try:
+        to_arrow_type(field.dataType)
+    except PySparkException:
+        raise JobError(
+            f"the field {field.name!r} of messages-column {column!r} is of type {field.dataType.simpleString()}, which "
+            "cannot be passed on to the chat template; leave it out"
+        ) from None
 
 
 def _has_parts(message: "StructType") -> bool:

@@ -3,34 +3,43 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
+from pipemax.wire import ErrorCode
 from pipemax_spark.errors import JobError
-from pipemax_spark.executor.overrides import OVERRIDE_FIELDS
-from pipemax_spark.executor.questions import Question
+from pipemax_spark.executor.overrides import check_overrides
+from pipemax_spark.executor.questions import NULL_PROMPT, Question
 from pipemax_spark.executor.task import (
     ENDINGS_COLUMN,
+    FAULT_COLUMN,
     IMAGES_COLUMN,
     KEY_COLUMN,
     MESSAGES_COLUMN,
+    NULLS_COLUMN,
     OVERRIDES_COLUMN,
     PROMPT_COLUMN,
 )
-from pipemax_spark.prompts import PromptSource, rendered, resolve_column, resolve_names
+from pipemax_spark.prompts import (
+    PromptSource,
+    find_field,
+    first_null,
+    rendered,
+    resolve_column,
+    resolve_names,
+)
 from pipemax_spark.sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-_REQUEST_COLUMNS = (PROMPT_COLUMN, MESSAGES_COLUMN, IMAGES_COLUMN, OVERRIDES_COLUMN, ENDINGS_COLUMN)
-_SPARK_TYPES: dict[pa.DataType, str] = {
-    pa.int32(): "int",
-    pa.int64(): "bigint",
-    pa.float64(): "double",
-    pa.string(): "string",
-    pa.list_(pa.string()): "array<string>",
-}
+_REQUEST_COLUMNS = (
+    PROMPT_COLUMN,
+    MESSAGES_COLUMN,
+    IMAGES_COLUMN,
+    OVERRIDES_COLUMN,
+    ENDINGS_COLUMN,
+    FAULT_COLUMN,
+    NULLS_COLUMN,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,8 @@ class RequestColumns:
     """The input's columns that go to the output; empty for all columns."""
     questions: tuple[Question, ...] = ()
     """The questions about each row, whose text follows the prompt."""
+    fault_column: str | None = None
+    """Column with the errors of rows that cannot be asked, which the input need not have."""
 
     def add(self, rows: "DataFrame") -> "DataFrame":
         """Return the rows with their request columns. Raise ``JobError`` if a column is missing or of a wrong type."""
@@ -63,6 +74,9 @@ class RequestColumns:
             columns[IMAGES_COLUMN] = images
         if self.questions:
             columns[ENDINGS_COLUMN] = self._endings(schema)
+            columns[NULLS_COLUMN] = self._nulls_of_endings(schema)
+        if (fault := self._fault(schema)) is not None:
+            columns[FAULT_COLUMN] = fault
         if self.overrides_column is not None:
             columns[OVERRIDES_COLUMN] = _overrides(self.overrides_column, schema)
         return columns
@@ -84,6 +98,26 @@ class RequestColumns:
         # A template says itself what stands between prompt and question; a column cannot.
         gap = "\n\n" if self.source.prompt_column is not None else ""
         return F.array(*(rendered(f"{gap}{each.template}", schema) for each in self.questions))
+
+    def _nulls_of_endings(self, schema: "StructType") -> "Column":
+        """Return, for each question, the name of a column whose null makes its text null."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        return F.array(*(first_null(each.template, schema) for each in self.questions))
+
+    def _fault(self, schema: "StructType") -> "Column | None":
+        """Return the errors of rows that cannot be asked, or None if there can be none."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        faults = []
+        if self.fault_column is not None and find_field(self.fault_column, schema) is not None:
+            faults.append(F.col(quoted(self.fault_column)))
+        if self.source.template is not None:
+            name = first_null(self.source.template, schema)
+            message = F.concat(F.lit(NULL_PROMPT), name)  # null where no column is
+            fault = F.struct(F.lit(ErrorCode.EMPTY_PROMPT.value).alias("code"), message.alias("message"))
+            faults.append(F.when(message.isNotNull(), fault))
+        return F.coalesce(*faults) if faults else None
 
     def has_own_max_tokens(self, schema: "StructType") -> bool:
         """Tell whether rows of the input's schema say their own ``max_tokens``."""
@@ -147,20 +181,15 @@ def _asked(requests: "DataFrame", name: str) -> "Column":
 
 
 def _overrides(name: str, schema: "StructType") -> "Column":
+    """Return the overrides as they are: the tasks convert them (``executor.overrides``), without Spark's casts."""
+    from pyspark.errors import PySparkException
     from pyspark.sql import functions as F  # noqa: N812
-    from pyspark.sql.types import StructType
+    from pyspark.sql.pandas.types import to_arrow_type
 
     expression, kind = resolve_column(name, schema)
-    names = kind.names if isinstance(kind, StructType) else []
-    unknown = sorted(set(names) - OVERRIDE_FIELDS.keys())
-    if not names or unknown:
-        raise JobError(
-            f"overrides-column {name!r} must be a struct with some of {', '.join(OVERRIDE_FIELDS)}; it is "
-            f"{kind.simpleString()}"
-        )
-    column = F.col(expression)
-    fields = [
-        (column[field] if field in names else F.lit(None)).cast(_SPARK_TYPES[kind]).alias(field)
-        for field, kind in OVERRIDE_FIELDS.items()
-    ]
-    return F.when(column.isNotNull(), F.struct(*fields))
+    try:
+        check_overrides(to_arrow_type(kind))
+    except (JobError, PySparkException) as error:
+        fault = error if isinstance(error, JobError) else f"its type is {kind.simpleString()}"
+        raise JobError(f"overrides-column {name!r}: {fault}") from error
+    return F.col(expression)

@@ -31,7 +31,7 @@ from pipemax_spark.dataframe import (
 from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.executor.client import complete
 from pipemax_spark.executor.images import is_image
-from pipemax_spark.executor.overrides import overrides_of
+from pipemax_spark.executor.overrides import check_overrides
 from pipemax_spark.executor.task import (
     PIECE_ROWS,
     Annotator,
@@ -338,5 +338,7 @@ def _request_columns(given: Columns, *, takes_images: bool = False) -> dict[str,
                 f"given {len(rest) + 1} columns, of the types "
                 f"{', '.join(str(each.type) for each in (prompts, *rest))}"
             )
-        columns[name] = column if name == "images" else overrides_of(column)
+        if name == "overrides":
+            check_overrides(column.type)
+        columns[name] = column
     return columns

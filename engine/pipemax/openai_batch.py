@@ -8,16 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipemax.wire import encodable, fields_text, row_setting, shown
+
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-_NUMBERS: dict[str, tuple[type, ...]] = {
-    "temperature": (int, float),
-    "top_p": (int, float),
-    "top_k": (int,),
-    "seed": (int,),
-    "max_tokens": (int,),
-    "max_completion_tokens": (int,),
+_SETTINGS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "seed": "seed",
+    "max_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop",
 }
-_READ = {*_NUMBERS, "model", "messages", "prompt", "stop"}
+"""Parameter → the setting of a row that it is; of two for one setting, the later counts."""
+_READ = {*_SETTINGS, "model", "messages", "prompt"}
 _OTHERS = {
     "n",
     "response_format",
@@ -28,20 +32,53 @@ _OTHERS = {
     "grammar",
     "choice",
 }
-_WITHOUT_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+_WITHOUT_EFFECT = {
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+    "stream_options",
+}
 _OFF: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "best_of": (1,),
     "echo": (False,),
+    "suffix": ("",),
     "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "logit_bias": ({},),
+    "bad_words": ([],),
+    "stop_token_ids": ([],),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    "ignore_eos": (False,),
+    "use_beam_search": (False,),
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "top_logprobs": (0,),
     "n": (1,),
     "logprobs": (False, 0),
     "response_format": ({"type": "text"},),
 }
-"""Values that turn a parameter off: then it may be there."""
+"""Values that turn a parameter off: then it may be there. Without tools, the choice among them is none."""
 _DEFAULT_TEMPERATURE = 1.0
 _DEFAULT_TEXT_TOKENS = 16
+_ALL_TOKENS = -1
+"""``top_k`` of vLLM's that keeps all tokens, as 0 does."""
 
 
 class RequestFaultError(ValueError):
@@ -62,6 +99,8 @@ class Turn:
 
     role: str
     parts: tuple[Part, ...]
+    fields: str | None = None
+    """A JSON object, as text, of further fields, such as ``tool_calls``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +117,15 @@ class BatchRequest:
     stop: tuple[str, ...] = ()
     others: Mapping[str, Any] = field(default_factory=dict)
     """Parameters for the shape and the number of answers, as they were given, unless their value turns them off."""
+    settings_fault: str = ""
+    """What is wrong with one of the settings, such as ``max_tokens``, if one does not fit; then none of them counts."""
 
 
 def read_request(line: Mapping[str, Any]) -> BatchRequest:
-    """Read what a line says apart from its id. Raise ``RequestFaultError`` if it cannot be a request."""
+    """Read what a line says apart from its id.
+
+    Raise ``RequestFaultError`` if it cannot be a request, and ``RowFaultError`` for a message that cannot be passed on.
+    """
     url, body = line.get("url", CHAT), line.get("body")
     if url not in (CHAT, TEXT):
         raise RequestFaultError(f"url is {url!r}; {CHAT} and {TEXT} are supported")
@@ -90,19 +134,19 @@ def read_request(line: Mapping[str, Any]) -> BatchRequest:
     if not isinstance(body, dict):
         raise RequestFaultError("body is missing or not an object")
     given = _parameters(body)
-    numbers = {name: given[name] for name in ("temperature", "top_p", "top_k", "seed") if name in given}
-    most = given.get("max_completion_tokens") or given.get("max_tokens")
-    request = BatchRequest(
-        **numbers,
-        max_tokens=_DEFAULT_TEXT_TOKENS if most is None and url == TEXT else most,
-        stop=_stop(given.get("stop")),
+    settings, fault = _settings(given)
+    if url == TEXT:
+        settings.setdefault("max_tokens", _DEFAULT_TEXT_TOKENS)
+    prompt = body.get("prompt") if url == TEXT else None
+    if url == TEXT and not isinstance(prompt, str):
+        raise RequestFaultError("prompt must be one text")
+    return BatchRequest(
+        **({} if fault else settings),
+        settings_fault=fault,
         others={name: value for name, value in given.items() if name in _OTHERS},
         turns=_turns(body.get("messages")) if url == CHAT else None,
-        prompt=body.get("prompt") if url == TEXT else None,
+        prompt=None if prompt is None else encodable(prompt),
     )
-    if url == TEXT and not isinstance(request.prompt, str):
-        raise RequestFaultError("prompt must be one text")
-    return request
 
 
 def _parameters(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,21 +156,30 @@ def _parameters(body: Mapping[str, Any]) -> dict[str, Any]:
         if value is None or name in _WITHOUT_EFFECT or value in _OFF.get(name, ()):
             continue
         if name in _OFF.keys() - _OTHERS:
-            raise RequestFaultError(f"parameter {name!r} is {value!r}, which is not supported; leave it out")
+            raise RequestFaultError(
+                f"parameter {name!r} is {shown(value)}, which is not supported; leave it out"
+            )
         if name not in _READ | _OTHERS:
             raise RequestFaultError(f"parameter {name!r} is not supported; leave it out")
-        types = _NUMBERS.get(name)
-        if types is not None and (isinstance(value, bool) or not isinstance(value, types)):
-            raise RequestFaultError(f"{name} is {value!r}, not a number")
         given[name] = value
     return given
 
 
-def _stop(given: Any) -> tuple[str, ...]:
-    stop = [given] if isinstance(given, str) else given or []
-    if not isinstance(stop, list) or not all(isinstance(each, str) for each in stop):
-        raise RequestFaultError(f"stop is {given!r}, not a text or a list of texts")
-    return tuple(stop)
+def _settings(given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return the row's settings, and what is wrong with the first one that does not fit."""
+    settings: dict[str, Any] = {}
+    for parameter, name in _SETTINGS.items():
+        if parameter not in given:
+            continue
+        try:
+            settings[name] = row_setting(name, given[parameter], told_as=parameter)
+        except ValueError as error:
+            return {}, str(error)
+    if settings.get("top_k") == _ALL_TOKENS:
+        settings["top_k"] = 0
+    if "stop" in settings:
+        settings["stop"] = tuple(map(encodable, settings["stop"]))
+    return settings, ""
 
 
 def _turns(given: Any) -> tuple[Turn, ...]:
@@ -137,21 +190,24 @@ def _turns(given: Any) -> tuple[Turn, ...]:
 
 def _turn(given: Any) -> Turn:
     if not isinstance(given, dict) or not isinstance(given.get("role"), str):
-        raise RequestFaultError(f"message {given!r} has no role")
+        raise RequestFaultError(f"message {shown(given)} has no role")
+    fields = fields_text({name: value for name, value in given.items() if name not in ("role", "content")})
     content = given.get("content")
+    if content is None and fields is not None:  # as OpenAI writes an answer of tool calls
+        content = []
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(parts, list):
-        raise RequestFaultError(f"the content of message {given!r} is neither text nor parts")
-    return Turn(role=given["role"], parts=tuple(map(_part, parts)))
+        raise RequestFaultError(f"the content of message {shown(given)} is neither text nor parts")
+    return Turn(role=encodable(given["role"]), parts=tuple(map(_part, parts)), fields=fields)
 
 
 def _part(given: Any) -> Part:
     match given:
         case {"type": "text", "text": str(text)}:
-            return Part(text=text)
+            return Part(text=encodable(text))
         case {"type": "image_url", "image_url": {"url": str(url)}}:
-            return Part(image_url=url)
-    raise RequestFaultError(f"a part of a message is {str(given)[:80]!r}; texts and image_urls are supported")
+            return Part(image_url=encodable(url))
+    raise RequestFaultError(f"a part of a message is {shown(given)}; texts and image_urls are supported")
 
 
 def answer_line(

@@ -1,60 +1,104 @@
-"""Convert a user's struct column of per-row options into the overrides of a request."""
+"""Convert a user's struct column of per-row options into the overrides of a request, row by row.
+
+A column of a wrong type is refused; a value that does not fit is its row's ``invalid_parameter``. The job,
+``annotate()`` and the UDF all convert here, so no setting of Spark's changes what becomes of a value.
+"""
+
+from collections.abc import Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from pipemax.wire import OVERRIDES_TYPE
+from pipemax.wire import (
+    OVERRIDES_TYPE,
+    ErrorCode,
+    RequestError,
+    RowFaultError,
+    guarded,
+    python_values,
+    row_setting,
+)
 from pipemax_spark.errors import JobError
 
 OVERRIDE_FIELDS: dict[str, pa.DataType] = {field.name: field.type for field in OVERRIDES_TYPE}
 
 
-def overrides_of(options: pa.Array) -> pa.StructArray:
-    """Return the options as an array of ``OVERRIDES_TYPE``, with null for each field that they lack.
+def check_overrides(kind: pa.DataType) -> None:
+    """Raise ``JobError`` that names the field or the type with which options cannot be those of rows."""
+    if pa.types.is_null(kind):
+        return
+    if not pa.types.is_struct(kind):
+        raise JobError(f"the options of a row are of the type {kind}; give {_wanted()}")
+    names = [field.name for field in kind]
+    if doubled := next((name for name in names if names.count(name) > 1), None):
+        raise JobError(f"the options of a row have the field {doubled!r} twice; give it once")
+    for field in kind:
+        if field.name not in OVERRIDE_FIELDS:
+            raise JobError(f"the options of a row have the field {field.name!r}; give {_wanted()}")
+        if not _can_fit(field.type, OVERRIDE_FIELDS[field.name]):
+            raise JobError(
+                f"the option {field.name} of a row is of the type {field.type}; it must be "
+                f"{_name(OVERRIDE_FIELDS[field.name])}"
+            )
 
-    Raise ``JobError`` that names a wrong field or type.
+
+def overrides_of(options: pa.Array) -> tuple[pa.StructArray, list[RequestError | None]]:
+    """Return the options as an array of ``OVERRIDES_TYPE``, and the error of each row whose options do not fit.
+
+    Fields that the options lack are null. Raise ``JobError`` as ``check_overrides`` does.
     """
+    check_overrides(options.type)
+    no_faults: list[RequestError | None] = [None] * len(options)
     if pa.types.is_null(options.type):
-        return pa.nulls(len(options), OVERRIDES_TYPE)
-    if not pa.types.is_struct(options.type):
-        raise JobError(f"the options of a row are of the type {options.type}; give {_wanted()}")
+        return pa.nulls(len(options), OVERRIDES_TYPE), no_faults
+    if options.type == OVERRIDES_TYPE:
+        return options, no_faults
+    # Field by field: a text that is no UTF-8 is then the fault of its own field.
     names = [field.name for field in options.type]
-    if unknown := [name for name in names if name not in OVERRIDE_FIELDS]:
-        raise JobError(f"the options of a row have the field {unknown[0]!r}; give {_wanted()}")
-    columns = [
-        _cast(name, pc.struct_field(options, [names.index(name)]))
-        if name in names
-        else pa.nulls(len(options), kind)
-        for name, kind in OVERRIDE_FIELDS.items()
+    columns = [python_values(options.field(place)) for place in range(len(names))]
+    converted = [
+        guarded(_Converter(names), row, ErrorCode.INVALID_PARAMETER) for row in zip(*columns, strict=True)
     ]
-    return pa.StructArray.from_arrays(columns, fields=list(OVERRIDES_TYPE), mask=options.is_null())
+    is_null = options.is_null().to_pylist()
+    rows = [
+        None if null or isinstance(row, RequestError) else row
+        for null, row in zip(is_null, converted, strict=True)
+    ]
+    faults = [
+        row if isinstance(row, RequestError) and not null else None
+        for null, row in zip(is_null, converted, strict=True)
+    ]
+    return pa.array(rows, OVERRIDES_TYPE), faults
 
 
-def _cast(name: str, column: pa.Array) -> pa.Array:
-    kind = OVERRIDE_FIELDS[name]
-    if not _fits(column.type, kind):
-        raise JobError(f"the option {name} of a row is of the type {column.type}; it must be {_name(kind)}")
-    try:
-        return column.cast(kind)
-    except pa.ArrowInvalid as error:
-        raise JobError(f"the option {name} of a row is no {_name(kind)}: {error}") from error
+class _Converter:
+    """Converts one row's options, in the order of their names."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+
+    def __call__(self, values: Sequence[object]) -> dict[str, object]:
+        try:
+            return {name: row_setting(name, value) for name, value in zip(self._names, values, strict=True)}
+        except ValueError as error:
+            raise RowFaultError(ErrorCode.INVALID_PARAMETER, str(error)) from None
 
 
-def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
+def _can_fit(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Tell whether values of a type may be values of a setting; which of them are, each row tells."""
     if pa.types.is_null(given):
         return True
-    if pa.types.is_string(wanted):
-        return bool(pa.types.is_string(given) or pa.types.is_large_string(given))
-    if pa.types.is_integer(given):
-        return not pa.types.is_list(wanted)
-    if pa.types.is_floating(wanted):
-        return bool(pa.types.is_floating(given) or pa.types.is_decimal(given))
-    # SQL's array() has elements of the type null.
-    return bool(
-        pa.types.is_list(wanted)
-        and pa.types.is_list(given)
-        and (pa.types.is_string(given.value_type) or pa.types.is_null(given.value_type))
-    )
+    if _is_text(given):
+        return True
+    if pa.types.is_list(wanted):
+        is_list = any(check(given) for check in (pa.types.is_list, pa.types.is_large_list))
+        # SQL's array() has elements of the type null.
+        return is_list and (_is_text(given.value_type) or pa.types.is_null(given.value_type))
+    is_number = pa.types.is_integer(given) or pa.types.is_floating(given) or pa.types.is_decimal(given)
+    return bool(is_number and not pa.types.is_string(wanted))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _wanted() -> str:
@@ -62,5 +106,8 @@ def _wanted() -> str:
 
 
 def _name(kind: pa.DataType) -> str:
-    names = {pa.int32(): "int", pa.int64(): "bigint", pa.float64(): "double", pa.string(): "string"}
-    return names.get(kind, "array<string>")
+    if pa.types.is_list(kind):
+        return "string or array<string>"
+    if pa.types.is_string(kind):
+        return "string"
+    return f"{'int' if pa.types.is_integer(kind) else 'double'}, another number, or string"

@@ -8,8 +8,6 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from pipemax_spark.executor.overrides import OVERRIDE_FIELDS
-
 
 def array_of_prompts(prompts: pd.Series) -> pa.Array:
     """Return prompts as an Arrow array of strings or of conversations; None stays null.
@@ -33,24 +31,13 @@ def _turn(turn: dict[str, Any]) -> dict[str, Any]:
 def array_of_options(options: pd.DataFrame | pd.Series) -> pa.Array:
     """Return the options of rows as an Arrow array. Structs come as a frame with a column per field.
 
-    A null struct is one of nulls. Whole numbers next to nulls come as floats, and become whole again.
+    A null struct is one of nulls. Whole numbers next to nulls come as floats, which ``executor.overrides`` takes where
+    they are whole.
     """
     if isinstance(options, pd.Series):
         return pa.array(options, from_pandas=True)
-    columns = {str(name): _array_of_option(str(name), options[name]) for name in options}
+    columns = {str(name): pa.array(options[name], from_pandas=True) for name in options}
     return pa.StructArray.from_arrays(list(columns.values()), names=list(columns))
-
-
-def _array_of_option(name: str, values: pd.Series) -> pa.Array:
-    array = pa.array(values, from_pandas=True)
-    wanted = OVERRIDE_FIELDS.get(name)
-    if wanted is None or not pa.types.is_integer(wanted) or not pa.types.is_floating(array.type):
-        return array
-    # Beyond 2**53 a float may be another number than the one that was written.
-    is_whole = all(
-        value is None or (value.is_integer() and abs(value) <= 2**53) for value in array.to_pylist()
-    )
-    return array.cast(pa.int64()) if is_whole else array
 
 
 def frame_of_annotations(annotations: pa.StructArray) -> pd.DataFrame:

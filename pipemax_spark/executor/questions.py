@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipemax.wire import COMPLETION_SCHEMA, REQUEST_SCHEMA, GenerationSpec
+from pipemax.wire import COMPLETION_SCHEMA, FAULT_TYPE, REQUEST_SCHEMA, ErrorCode, GenerationSpec
 
+NULL_PROMPT = "the prompt is null, because a column of its template is: "
 _ROW_ID = COMPLETION_SCHEMA.get_field_index("row_id")
 
 
@@ -27,10 +28,13 @@ class Question:
     generation: GenerationSpec
 
 
-def question_requests(requests: pa.RecordBatch, endings: pa.ListArray, questions: int) -> pa.RecordBatch:
+def question_requests(
+    requests: pa.RecordBatch, endings: pa.ListArray, nulls: pa.ListArray, questions: int
+) -> pa.RecordBatch:
     """Return a request for each question of each row, row by row.
 
-    A prompt is the row's prompt and the question's ending; row ids are ``row_id * questions + question``.
+    A prompt is the row's prompt and the question's ending; row ids are ``row_id * questions + question``. ``nulls``
+    holds, for each ending that is null, the name of the column that makes it null.
     """
     rows = requests.num_rows
     repeated = requests.take(pa.array([row for row in range(rows) for _ in range(questions)], pa.int64()))
@@ -38,6 +42,11 @@ def question_requests(requests: pa.RecordBatch, endings: pa.ListArray, questions
     columns = {name: repeated.column(name) for name in repeated.schema.names}
     columns["question"] = number
     columns["row_id"] = pc.add(pc.multiply(repeated.column("row_id"), questions), number.cast(pa.int64()))
+    faults = [
+        fault or (name and {"code": ErrorCode.EMPTY_PROMPT, "message": f"{NULL_PROMPT}{name}"})
+        for fault, name in zip(columns["fault"].to_pylist(), nulls.flatten().to_pylist(), strict=True)
+    ]
+    columns["fault"] = pa.array(faults, FAULT_TYPE)
     columns["prompt"] = pc.binary_join_element_wise(
         repeated.column("prompt"), endings.flatten().cast(pa.string()), ""
     )

@@ -8,16 +8,25 @@ import contextlib
 import queue
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipemax.wire import COMPLETION_SCHEMA, REQUEST_SCHEMA, ErrorCode, GenerationSpec
+from pipemax.wire import (
+    COMPLETION_SCHEMA,
+    FAULT_TYPE,
+    REQUEST_SCHEMA,
+    ErrorCode,
+    GenerationSpec,
+    RequestError,
+)
 from pipemax_spark.errors import OnError, RowFailedError
 from pipemax_spark.executor.client import EngineOptions, complete
-from pipemax_spark.executor.images import images_of, messages_of
+from pipemax_spark.executor.conversations import messages_of
+from pipemax_spark.executor.images import images_of
 from pipemax_spark.executor.json_values import Parser
+from pipemax_spark.executor.overrides import overrides_of
 from pipemax_spark.executor.questions import (
     AnswersByRow,
     Question,
@@ -33,8 +42,12 @@ PROMPT_COLUMN = "__pipemax_prompt"
 MESSAGES_COLUMN = "__pipemax_messages"
 IMAGES_COLUMN = "__pipemax_images"
 OVERRIDES_COLUMN = "__pipemax_overrides"
+FAULT_COLUMN = "__pipemax_fault"
+"""The error of a row that cannot be asked, as a struct of code and message; null where it can."""
 ENDINGS_COLUMN = "__pipemax_endings"
 """The text with which each question ends, in an array; only if there are questions."""
+NULLS_COLUMN = "__pipemax_nulls"
+"""For each question, the name of a column whose null makes its text null; only if there are questions."""
 KEY_COLUMN = "__pipemax_key"
 """The key by which the spool identifies a row; only jobs with a spool have this column."""
 _HELPERS = {
@@ -42,6 +55,7 @@ _HELPERS = {
     MESSAGES_COLUMN: "messages",
     IMAGES_COLUMN: "images",
     OVERRIDES_COLUMN: "overrides",
+    FAULT_COLUMN: "fault",
 }
 """Column that the driver adds → field of a request."""
 
@@ -50,7 +64,6 @@ _MAX_OUTPUT_BYTES = 64 * 2**20
 """About how many bytes of input rows leave in one batch: Arrow's arrays hold 2 GiB, and rows may hold images."""
 _POOLED_FIELDS = {"embed": ("embedding",), "classify": ("label", "probabilities"), "score": ("score",)}
 """Task of a pooling model → the fields of the annotation that hold its answer."""
-_ERROR_TYPE = pa.struct([("code", pa.string()), ("message", pa.string())])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +95,7 @@ def annotation_type(generation: GenerationSpec) -> pa.StructType:
             first,
             *([] if parser is None else [("parsed", parser.arrow_type)]),
             *others,
-            ("error", _ERROR_TYPE),
+            ("error", FAULT_TYPE),
             ("spec_hash", pa.string()),
             ("run_id", pa.string()),
             ("completed_at", pa.timestamp("us", tz="UTC")),
@@ -231,7 +244,8 @@ class PendingRows:
                 self._largest_row = max(self._largest_row, kept.nbytes // kept.num_rows)
                 request = _request(piece, number * PIECE_ROWS)
                 if self._questions:
-                    request = question_requests(request, piece.column(ENDINGS_COLUMN), self._questions)
+                    endings, nulls = piece.column(ENDINGS_COLUMN), piece.column(NULLS_COLUMN)
+                    request = question_requests(request, endings, nulls, self._questions)
                 if KEY_COLUMN in piece.schema.names:
                     keys = self._keys[number] = self._request_keys(piece)
                     request = self._without_recalled(request, keys)
@@ -305,7 +319,7 @@ class Annotator:
                 None if code is None else {"code": code, "message": message}
                 for code, message in zip(codes, messages, strict=True)
             ],
-            _ERROR_TYPE,
+            FAULT_TYPE,
         )
         columns["spec_hash"] = pa.repeat(pa.scalar(self._plan.spec_hash), rows)
         columns["run_id"] = pa.repeat(pa.scalar(self._plan.run_id), rows)
@@ -351,11 +365,20 @@ def by_piece(row_ids: Sequence[int]) -> dict[int, list[int]]:
 def request_batch(first_row_id: int, rows: int, **given: pa.Array) -> pa.RecordBatch:
     """Return a batch of REQUEST_SCHEMA with ascending row ids; columns that are not given are null.
 
-    Images and conversations may be of any type that users have them in (``executor.images``).
+    Images, conversations and overrides may be of any type that users have them in (``executor.images``,
+    ``executor.conversations``, ``executor.overrides``). A row whose values cannot become a request has its error in
+    ``fault``. Raise ``JobError`` for a column of a wrong type.
     """
-    for name, convert in (("images", images_of), ("messages", messages_of)):
+    faults: list[RequestError | None] = [None] * rows
+    if "fault" in given:
+        faults = [fault and RequestError(**fault) for fault in given["fault"].to_pylist()]
+    for name, convert in (("overrides", overrides_of), ("messages", messages_of)):
         if name in given:
-            given[name] = convert(given[name])
+            given[name], found = convert(given[name])
+            faults = [old or new for old, new in zip(faults, found, strict=True)]
+    if "images" in given:
+        given["images"] = images_of(given["images"])
+    given["fault"] = pa.array([fault and asdict(fault) for fault in faults], FAULT_TYPE)
     row_ids = pa.array(range(first_row_id, first_row_id + rows), pa.int64())
     columns = [
         given[field.name].cast(field.type) if field.name in given else pa.nulls(rows, field.type)
@@ -373,7 +396,7 @@ def _request(piece: pa.RecordBatch, first_row_id: int) -> pa.RecordBatch:
 
 
 def _without_helpers(piece: pa.RecordBatch) -> pa.RecordBatch:
-    helpers = (*_HELPERS, ENDINGS_COLUMN, KEY_COLUMN)
+    helpers = (*_HELPERS, ENDINGS_COLUMN, NULLS_COLUMN, KEY_COLUMN)
     return piece.drop_columns([name for name in piece.schema.names if name in helpers])
 
 

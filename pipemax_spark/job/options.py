@@ -15,6 +15,8 @@ from pipemax_spark.monitor.error_limits import ErrorLimits
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.request_columns import RequestColumns
 from pipemax_spark.storage.hadoop import is_remote, plain_path
+from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
+from pipemax_spark.storage.openai_batch import ROW_FAULT
 from pipemax_spark.storage.tables import is_path
 
 
@@ -142,7 +144,10 @@ class JobOptions:
 
     @property
     def request_columns(self) -> RequestColumns:
-        return RequestColumns(self.source, self.overrides_column, self.select, self.ask)
+        is_batch = self.input_format == BATCH_FORMAT
+        return RequestColumns(
+            self.source, self.overrides_column, self.select, self.ask, ROW_FAULT if is_batch else None
+        )
 
     @property
     def error_limits(self) -> ErrorLimits:

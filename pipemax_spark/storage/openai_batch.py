@@ -4,22 +4,27 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipemax.openai_batch import CHAT, TEXT
 from pipemax_spark.errors import JobError
+from pipemax_spark.executor.conversations import FIELDS
 from pipemax_spark.executor.openai_batch import LINE_COLUMN, PARSED_SCHEMA, output_line, parsed_lines
 from pipemax_spark.storage.hadoop import HadoopFiles, is_remote, plain_path
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 FORMAT = "openai-batch"
 ID_COLUMN = "custom_id"
+ROW_FAULT = "row_fault"
+"""Column of the errors of requests that cannot be asked."""
 
 
 def read_requests(spark: "SparkSession", path: str) -> "DataFrame":
     """Return the requests of batch files: custom_id, url, overrides, and messages or, for completions, prompt.
 
-    The content of messages is text, or an array of parts if a message has an image. Raise ``JobError`` that names a
-    request which cannot be a row.
+    The content of messages is text, or an array of parts if a message has an image; they have a field of further fields
+    if one has any, and rows have a column ``row_fault`` if one cannot be asked. Raise ``JobError`` that names a request
+    with which no job can begin.
     """
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -31,8 +36,10 @@ def read_requests(spark: "SparkSession", path: str) -> "DataFrame":
         F.count("fault").alias("faults"),
         F.min("fault").alias("fault"),
         F.coalesce(F.max("has_image"), F.lit(False)).alias("has_image"),
-        F.count("messages").alias("chats"),
-        F.count("prompt").alias("prompts"),
+        F.coalesce(F.max("has_fields"), F.lit(False)).alias("has_fields"),
+        F.count("row_fault").alias("row_faults"),
+        F.count_if(F.col("url") == CHAT).alias("chats"),
+        F.count_if(F.col("url") == TEXT).alias("prompts"),
     ).collect()
     if found["faults"]:
         more = f" ({found['faults']:,} such requests)" if found["faults"] > 1 else ""
@@ -42,18 +49,25 @@ def read_requests(spark: "SparkSession", path: str) -> "DataFrame":
             f"input {path!r} has {found['chats']:,} requests for chats and {found['prompts']:,} for completions; put "
             "them into two files"
         )
+    faults = [ROW_FAULT] if found["row_faults"] else []
     if found["prompts"]:
-        return parsed.select(ID_COLUMN, "url", "prompt", "overrides")
-    if not found["has_image"]:
-        texts = F.transform(
-            "messages",
-            lambda message: F.struct(
-                message["role"].alias("role"),
-                F.array_join(F.transform(message["content"], lambda part: part["text"]), "").alias("content"),
-            ),
-        )
-        parsed = parsed.withColumn("messages", texts)
-    return parsed.select(ID_COLUMN, "url", "messages", "overrides")
+        return parsed.select(ID_COLUMN, "url", "prompt", "overrides", *faults)
+    messages = F.transform(
+        "messages",
+        lambda message: F.struct(
+            message["role"].alias("role"),
+            (message["content"] if found["has_image"] else _joined(message["content"])).alias("content"),
+            *([message[FIELDS].alias(FIELDS)] if found["has_fields"] else []),
+        ),
+    )
+    return parsed.withColumn("messages", messages).select(ID_COLUMN, "url", "messages", "overrides", *faults)
+
+
+def _joined(content: "Column") -> "Column":
+    """Return the text of a message in parts, joined as the engine's side joins parts (``serve.rows.arrow_rows``)."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.array_join(F.transform(content, lambda part: part["text"]), "\n")
 
 
 def errors_path(path: str) -> str:

@@ -51,7 +51,9 @@ def test_a_schema_makes_a_typed_column(spark: Any, engine_python: str) -> None:
         ({"prompt_column": "text", "output_column": "TEXT"}, "the input already has a column 'TEXT'"),
         ({"prompt_column": "text", "engine": {}}, "no model is named"),
         ({"messages_column": "text"}, "must be array<struct<role:string,content:string>>"),
-        ({"prompt_column": "text", "overrides_column": "text"}, "must be a struct with some of max_tokens"),
+        ({"prompt_column": "text", "overrides_column": "text"}, "give a struct with any of max_tokens"),
+        ({"prompt_column": "text", "overrides_column": "flags"}, "option top_k of a row is of the type bool"),
+        ({"messages_column": "chat"}, "the field 'span' of messages-column 'chat' is of type interval"),
         ({"prompt_column": "text", "max_tokens": 0}, "max_tokens is 0"),
         ({"prompt_column": "text", "resume": "x"}, "resume='x' names work that is kept in work_dir"),
         ({"prompt_column": "text", "work_dir": "/tmp", "resume": "a/b"}, "must be a name of letters"),
@@ -61,7 +63,10 @@ def test_a_schema_makes_a_typed_column(spark: Any, engine_python: str) -> None:
 def test_bad_requests_are_refused_at_once(
     spark: Any, engine_python: str, options: dict[str, Any], told: str
 ) -> None:
-    frame = spark.createDataFrame([("x",)], "text string")
+    frame = spark.sql(
+        """SELECT 'x' AS text, named_struct('top_k', true) AS flags,
+          array(named_struct('role', 'user', 'content', 'x', 'span', INTERVAL '1' MONTH)) AS chat"""
+    )
     with pytest.raises(JobError, match=told):
         annotate(frame, **{"engine": fake_config(), "engine_python": engine_python, **options})
 
@@ -84,6 +89,44 @@ def test_a_limit_above_the_annotation_is_warned_of_and_one_below_is_not(
         assert annotated.limit(3).count() == 3
     with pytest.warns(UserWarning, match=r"first\(\) after"):
         assert annotated.first()["annotation"]["error"] is None
+
+
+@pytest.mark.parametrize("is_ansi", [True, False])
+def test_what_does_not_fit_is_its_row_s_error_in_each_mode(
+    spark: Any, engine_python: str, is_ansi: bool
+) -> None:
+    spark.conf.set("spark.sql.ansi.enabled", str(is_ansi).lower())
+    try:
+        frame = spark.sql(
+            """SELECT id, text, named_struct('max_tokens', n, 'temperature', t, 'stop', s) AS options
+            FROM VALUES (0, 'one two three', 2L, '0', ''), (1, 'a', 4294967299L, '0', 'x'),
+              (2, 'a', NULL, 'n/a', 'x'), (3, 'a', NULL, 'NaN', 'x'), (4, NULL, NULL, NULL, NULL),
+              (5, 'one two three', 2L, '0.0', 'END') AS t(id, text, n, t, s)"""
+        )
+        rows = annotate(
+            frame,
+            template="Say {text}",
+            overrides_column="options",
+            engine=fake_config(),
+            engine_python=engine_python,
+            max_tokens=16,
+        ).collect()
+    finally:
+        spark.conf.unset("spark.sql.ansi.enabled")
+    told = {row["id"]: row["annotation"]["error"] for row in rows}
+    assert {name: error and (error["code"], error["message"]) for name, error in told.items()} == {
+        0: ("invalid_parameter", "stop has an empty text; leave it out"),
+        1: (
+            "invalid_parameter",
+            "max_tokens is 4294967299, must be at least -2147483648 and below 2147483648",
+        ),
+        2: ("invalid_parameter", "temperature is 'n/a', not a number"),
+        3: ("invalid_parameter", "temperature is 'NaN', not a number"),
+        4: ("empty_prompt", "the prompt is null, because a column of its template is: text"),
+        5: None,
+    }
+    (good,) = (row["annotation"]["text"] for row in rows if row["id"] == 5)
+    assert good == expected_text("Say one two three", 2)
 
 
 def test_a_check_that_has_just_passed_is_not_repeated(spark: Any, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from pipemax_spark.arguments import job_options
 from pipemax_spark.errors import JobError
+from pipemax_spark.executor.conversations import FIELDS
 from pipemax_spark.job.options import JobOptions
 from tests.fakes.settings import expected_text, fake_config
 from tests.spark.conftest import Jobs
@@ -75,6 +76,43 @@ def test_requests_of_a_file_are_answered_in_a_file_once_all_are_done(
     assert sorted(answers.read_text().splitlines()) == sorted(before.splitlines()), (
         "a done job writes it again"
     )
+
+
+def test_what_a_request_holds_is_its_row_s_error_and_never_ends_the_job(
+    jobs: Callable[[], Jobs], tmp_path: Path
+) -> None:
+    run = jobs()
+    requests = tmp_path / "requests.jsonl"
+    write_requests(
+        requests,
+        chat("fine"),
+        chat("half of a pair: \ud83c"),
+        chat("a", max_tokens=2_147_483_648),
+        chat("a", max_tokens="4.0"),
+        chat("DEEP"),
+        chat("BYTE"),
+        chat("a", stop=""),
+        chat("a", logit_bias={}, tool_choice="none"),
+    )
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    tools = {"custom_id": "tools", "body": {"messages": [{"role": "assistant", "tool_calls": [call]}]}}
+    content = requests.read_bytes().replace(b'"DEEP"', b"[" * 20_000).replace(b"BYTE", b"\xff")
+    requests.write_bytes(content + json.dumps(tools).encode() + b"\n")
+    run.defaults = options_of(run, requests)
+    run.run()
+    rows = {row["custom_id"]: row for row in run.rows()}
+    errors = {name: row["annotation"]["error"] for name, row in rows.items()}
+    assert {name: error["code"] for name, error in errors.items() if error is not None} == {
+        "r2": "invalid_parameter",
+        "r4": "invalid_prompt",
+        "r5": "invalid_prompt",
+        "r6": "invalid_parameter",
+        "tools": "empty_prompt",  # the fake reads no fields
+    }
+    assert rows["r1"]["annotation"]["text"] == expected_text("half of a pair: ?", 16)
+    assert json.loads(rows["tools"]["messages"][0][FIELDS]) == {"tool_calls": [call]}
+    bad = lines_of(tmp_path / "answers.errors.jsonl")
+    assert "max_tokens is 2147483648" in bad["r2"]["body"]["error"]["message"]
 
 
 @pytest.mark.long  # test_images shows images, the first test the file

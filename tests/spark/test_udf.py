@@ -220,10 +220,13 @@ def test_answers_are_remembered_with_the_options_that_they_had(with_options: Any
             "have the field 'max_token'; give a struct with any of max_tokens, ",
         ),
         (
-            "named_struct('max_tokens', 'five')",
-            "option max_tokens of a row is of the type string; it must be int",
+            "named_struct('max_tokens', true)",
+            "option max_tokens of a row is of the type bool; it must be int, another number, or string",
         ),
-        ("named_struct('stop', 'x')", "option stop of a row is of the type string; it must be array<string>"),
+        (
+            "named_struct('stop', 1)",
+            "option stop of a row is of the type int32; it must be string or array<string>",
+        ),
         ("'five'", "the options of a row are of the type string; give a struct"),
         ("NULL, NULL", "it was given 3 columns"),
     ],
@@ -236,6 +239,41 @@ def test_wrong_options_fail_the_query_with_their_name(with_options: Any, options
 def test_an_option_out_of_range_is_an_error_of_its_row(with_options: Any) -> None:
     [row] = with_options.sql("SELECT pipemax_options('a', named_struct('top_p', 2)).error AS e").collect()
     assert row["e"]["code"] == "invalid_parameter"
+
+
+@pytest.mark.parametrize("is_ansi", [True, False])
+def test_an_option_that_does_not_fit_is_an_error_of_its_row_in_each_mode(
+    with_options: Any, is_ansi: bool
+) -> None:
+    with_options.conf.set("spark.sql.ansi.enabled", str(is_ansi).lower())
+    try:
+        rows = with_options.sql(
+            """SELECT v, pipemax_options('one two three', named_struct('max_tokens', v, 'stop', 'END')) AS a,
+              pipemax_options('one two three', named_struct('max_tokens', id + 4294967296)).error AS wide
+            FROM VALUES (1, '2'), (2, 'n/a'), (3, '3000000000'), (4, '2.0'), (5, ''), (6, NULL) AS t(id, v)
+            ORDER BY id"""
+        ).collect()
+    finally:
+        with_options.conf.unset("spark.sql.ansi.enabled")
+    two = expected_text("one two three", 2)
+    assert [row["a"]["text"] for row in rows] == [
+        two,
+        None,
+        None,
+        two,
+        None,
+        expected_text("one two three", 16),
+    ]
+    told = [row["a"]["error"] and (row["a"]["error"]["code"], row["a"]["error"]["message"]) for row in rows]
+    assert told[1] == ("invalid_parameter", "max_tokens is 'n/a', not a whole number")
+    assert [one and one[0] for one in told] == [
+        None,
+        *["invalid_parameter"] * 2,
+        None,
+        "invalid_parameter",
+        None,
+    ]
+    assert {row["wide"]["code"] for row in rows} == {"invalid_parameter"}
 
 
 def test_a_spark_type_is_the_type_of_the_parsed_answer(form: Callable[..., Any]) -> None:

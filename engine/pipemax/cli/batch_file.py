@@ -114,17 +114,21 @@ def _numbered(file: TextIO) -> Iterator[tuple[int, str]]:
 
 
 def _request(custom_id: str, given: BatchRequest) -> GenerationRequest:
+    if given.settings_fault:
+        raise RequestFaultError(given.settings_fault)
     sampling = _sampling(given)
     if given.turns is None:
         return GenerationRequest(request_id=custom_id, prompt=given.prompt, sampling=sampling)
-    messages = tuple(Message(role=turn.role, content=_content(turn)) for turn in given.turns)
+    messages = tuple(
+        Message(role=turn.role, content=_content(turn), fields=turn.fields) for turn in given.turns
+    )
     return GenerationRequest(request_id=custom_id, messages=messages, sampling=sampling)
 
 
 def _content(turn: Turn) -> str | tuple[str | Image, ...]:
     texts = [part.text for part in turn.parts if part.text is not None]
     if len(texts) == len(turn.parts):
-        return "".join(texts)
+        return "\n".join(texts)
     return tuple(part.text if part.text is not None else Image(source=part.image_url) for part in turn.parts)
 
 

@@ -60,7 +60,7 @@ def test_a_chat_request_becomes_one_of_ours_with_openai_s_defaults() -> None:
     )
     (read,) = lines(text)
     assert read.request is not None, read.fault
-    assert [message.content for message in read.request.messages or ()] == ["Be short.", "Hi"]
+    assert [message.content for message in read.request.messages or ()] == ["Be short.", "H\ni"]
     sampling = read.request.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.stop) == (7, 1.0, ("\n",))
     assert json.loads(sampling.response_format or "") == {"type": "object"}

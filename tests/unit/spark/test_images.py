@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 
 from pipemax_spark.errors import JobError
-from pipemax_spark.executor.images import images_of, messages_of
+from pipemax_spark.executor.conversations import messages_of
+from pipemax_spark.executor.images import images_of
 from pipemax_spark.executor.task import request_batch
 from pipemax_spark.image_settings import with_image_settings
 from pipemax_spark.udf import _request_columns
@@ -57,7 +58,7 @@ def test_parts_of_messages_are_those_of_openai() -> None:
             ],
         }
     ]
-    (row,) = messages_of(pa.array([turns])).to_pylist()
+    (row,) = messages_of(pa.array([turns]))[0].to_pylist()
     assert row == [
         {
             "role": "user",
@@ -67,10 +68,14 @@ def test_parts_of_messages_are_those_of_openai() -> None:
                 {"text": "what?", "image": None},
                 None,
             ],
+            "fields": None,
         }
     ]
     plain = pa.array([[{"role": "user", "content": "hi"}], None])
-    assert messages_of(plain).to_pylist() == [[{"role": "user", "content": "hi", "parts": None}], None]
+    assert messages_of(plain)[0].to_pylist() == [
+        [{"role": "user", "content": "hi", "parts": None, "fields": None}],
+        None,
+    ]
 
 
 def test_parts_without_text_or_images_are_refused() -> None:

@@ -3,9 +3,7 @@
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pytest
 
-from pipemax_spark.errors import JobError
 from pipemax_spark.executor.overrides import overrides_of
 from pipemax_spark.executor.pandas_bridge import array_of_options, array_of_prompts, frame_of_annotations
 
@@ -42,12 +40,15 @@ def test_nested_fields_are_dicts_and_whole_numbers_stay_whole() -> None:
 
 def test_whole_numbers_that_nulls_made_floats_become_whole_again() -> None:
     options = pd.DataFrame({"seed": [7.0, None], "stop": [np.array(["x"]), None], "temperature": [0.5, None]})
-    assert array_of_options(options).to_pylist() == [
+    overrides, faults = overrides_of(array_of_options(options))
+    assert [{name: row[name] for name in options} for row in overrides.to_pylist()] == [
         {"seed": 7, "stop": ["x"], "temperature": 0.5},
         {"seed": None, "stop": None, "temperature": None},
     ]
+    assert faults == [None, None]
 
 
 def test_a_seed_that_a_float_cannot_hold_is_refused() -> None:
-    with pytest.raises(JobError, match="option seed of a row is of the type double; it must be bigint"):
-        overrides_of(array_of_options(pd.DataFrame({"seed": [2.0**60, None]})))
+    _, (fault, none) = overrides_of(array_of_options(pd.DataFrame({"seed": [2.0**60, None]})))
+    assert fault is not None
+    assert (fault.code, none) == ("invalid_parameter", None)

@@ -25,7 +25,9 @@ def completions(ids: list[int]) -> pa.RecordBatch:
 def test_a_row_s_requests_follow_one_another_and_begin_with_its_prompt() -> None:
     rows = request_batch(10, 3, prompt=pa.array(["a ", None, "b "]))
     endings = pa.array([["x?", "y?"], ["x?", "y?"], ["x?", None]])
-    requests = question_requests(rows, endings, 2).to_pylist()
+    requests = question_requests(
+        rows, endings, pa.array([[None, None]] * rows.num_rows, pa.list_(pa.string())), 2
+    ).to_pylist()
     assert [(row["row_id"], row["prompt"], row["question"]) for row in requests] == [
         (20, "a x?", 0),
         (21, "a y?", 1),
