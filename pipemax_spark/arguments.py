@@ -286,7 +286,8 @@ OPTIONS: dict[str, Option] = {
     ),
     "max_error_rate": _option(
         _ROWS,
-        "Maximum share of error rows; from 1,000 rows on, a larger share ends the job.",
+        "Maximum share of error rows of a run; a larger share makes the job fail, and ends it early from 1,000 rows "
+        "on.",
         min=0.0,
         max=1.0,
     ),

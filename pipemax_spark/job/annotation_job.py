@@ -28,7 +28,7 @@ from pipemax_spark.job.run import Run, begun_run
 from pipemax_spark.job.settings import job_settings
 from pipemax_spark.job.workdir import WorkDirectory, work_base
 from pipemax_spark.job.written_rows import WrittenRows
-from pipemax_spark.monitor.findings import CommittedTotals, totals_of_run
+from pipemax_spark.monitor.findings import totals_of_run
 from pipemax_spark.monitor.summary import Summary
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.request_columns import prompt_text
@@ -98,12 +98,12 @@ class AnnotationJob:
                 totals = totals_of_run(self._table, self.run_id)
                 summary = record.summarise(counts, run.seconds, engines, totals)
                 summary = replace(summary, policies=run.policies, prefix_cache_hit_rate=prefix_hit_rate)
-                reason = record.too_many_errors(totals)
+                reason = record.too_many_errors(totals, counts.recovered_runs)
                 advice = None if self._prefixes is None else self._prefixes.advice
                 status = "FAILED" if reason else "FINISHED"
                 summary = record.conclude(summary, run, totals, advice=advice, status=status)
             else:
-                reason = record.too_many_errors(CommittedTotals())
+                reason = record.too_many_errors(None, counts.recovered_runs)
                 summary = record.nothing_to_do(counts)
             if options.batch_output is not None:
                 self._write_batch_output(options.batch_output, checked, rows_left=counts.left_out)
@@ -207,6 +207,7 @@ class AnnotationJob:
             counts.done += sliced.rows
             work.delete_rows(number)
         work.drop_left_runs()
+        counts.recovered_runs = preparing.recovered_runs
         return counts, run
 
     def _record(self, checked: Checked) -> RunRecord:

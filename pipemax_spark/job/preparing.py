@@ -96,6 +96,8 @@ class Preparing:
         self._claim: Claim | None = None
         self._slicing = Slicing(spark, options, checked, work)
         self._remaining = remaining_of(table, options, checked)
+        self.recovered_runs: list[str] = []
+        """The dead runs of which rows were committed."""
         self.next_chunk = 0
         """The number of the run's next chunk. Rows that are recovered are chunks, too; the caller counts the others."""
 
@@ -266,6 +268,8 @@ class Preparing:
         path = self._work.rows_path(number, f"recovered-{chunk}")
         num_rows, left = recovery.commit(left, run, chunk=chunk, path=path)
         self._is_empty = self._is_empty and num_rows == 0
+        if num_rows:
+            self.recovered_runs.append(run.run_id)
         return num_rows, left
 
     def _slices_anew(self, number: int, found: _Left) -> Slices:

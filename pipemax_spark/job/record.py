@@ -4,7 +4,7 @@ Everything is counted in the output table, so a run's totals do not depend on wh
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,20 @@ from pipemax_spark.job.checks import Checked
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.run import Run
 from pipemax_spark.job.written_rows import WrittenRows
-from pipemax_spark.monitor.findings import CommittedTotals, find_results, totals_of_spec
+from pipemax_spark.monitor.error_limits import tell_high_share
+from pipemax_spark.monitor.findings import (
+    CommittedTotals,
+    find_results,
+    last_run,
+    totals_of_run,
+    totals_of_spec,
+)
 from pipemax_spark.monitor.plot_process import draw_plot
 from pipemax_spark.monitor.report_page import report_page
 from pipemax_spark.monitor.summary import Findings, Summary, print_report
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.monitor.tracking import InputTable
+from pipemax_spark.storage.fence import recovered_by
 from pipemax_spark.storage.hadoop import write_file
 from pipemax_spark.storage.output_table import OutputTable
 
@@ -43,6 +51,8 @@ class RowCounts:
     """Beyond ``--limit``."""
     done: int = 0
     """Committed by this run, and found in the table's history."""
+    recovered_runs: Sequence[str] = ()
+    """The dead runs of which this run has committed rows; these are among ``skipped``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,17 +135,36 @@ class RunRecord:
             return
         self.terminal.say("Files", f"{before:,} small files were compacted into {after:,}")
 
-    def too_many_errors(self, of_run: CommittedTotals) -> str | None:
+    def too_many_errors(self, of_run: CommittedTotals | None, recovered_runs: Sequence[str]) -> str | None:
         """Return why the job must fail because of its error rows, or None.
 
-        The rows in the table count, not what engines have reported, so a rerun that finds all rows done fails again.
+        A run is judged by the rows that it has committed, its own and those of dead runs that it has recovered. A run
+        that found nothing to do, whose totals are None, judges the last one again, so that it does not turn it green.
+        The rows in the table count, not what engines have reported.
         """
-        limits = self.options.error_limits
-        if reason := limits.reason_to_stop(of_run.rows, of_run.errors):
+        limits, name = self.options.error_limits, self.table.name
+        reason = None
+        if of_run is not None:
+            reason = limits.reason_to_fail(of_run.rows, of_run.errors)
+        if reason is not None:
             return reason
-        of_spec = totals_of_spec(self.table, self.checked.spec.hash)
-        reason = limits.reason_to_stop(of_spec.rows, of_spec.errors, of=f" in {self.table.name}")
+        if limits.fails_on_first:
+            of_spec = totals_of_spec(self.table, self.checked.spec.hash)
+            reason = limits.reason_to_fail(of_spec.rows, of_spec.errors, of=f" in {name}")
+        else:
+            runs = recovered_runs if of_run is not None else self._last_runs(recovered_runs)
+            for run_id in runs:
+                of_other = totals_of_run(self.table, run_id)
+                of = f" in {name}, written by run {run_id},"
+                reason = reason or limits.reason_to_fail(of_other.rows, of_other.errors, of=of)
         return reason and f"{reason}. --retry-errors retries the error rows"
+
+    def _last_runs(self, recovered_runs: Sequence[str]) -> Sequence[str]:
+        """Return the last run that has left rows under the spec, and the dead runs that it has recovered."""
+        last = last_run(self.table, self.checked.spec.hash)
+        if recovered_runs or last is None:
+            return recovered_runs
+        return [last, *recovered_by(self.table, last)]
 
     def summarise(self, counts: RowCounts, seconds: float, engines: int, totals: CommittedTotals) -> Summary:
         """Return the totals of a run that has ended. ``seconds`` is its duration with the engines' start."""
@@ -206,7 +235,9 @@ class RunRecord:
         tracker.finish(status, samples, figures, artifacts)
         # A store that was slow at first may have returned its run id only now.
         summary = replace(summary, mlflow_run_id=tracker.run_id)
-        self._finish(summary, findings, {"MLflow run": tracker.place, **places})
+        # A job that fails for its errors says so after the report.
+        warning = None if status == "FAILED" else tell_high_share(totals.rows, findings.errors)
+        self._finish(summary, findings, {"MLflow run": tracker.place, **places}, warning=warning)
         return summary
 
     def nothing_to_do(self, counts: RowCounts) -> Summary:
@@ -243,12 +274,21 @@ class RunRecord:
             shows_rows=not self.options.no_sample,
         )
 
-    def _finish(self, summary: Summary, findings: Findings, places: dict[str, str]) -> None:
+    def _finish(
+        self, summary: Summary, findings: Findings, places: dict[str, str], *, warning: str | None = None
+    ) -> None:
         options = self.options
         if options.summary is not None:
             write_file(options.summary, summary.to_json(), self.spark)
         places = self._places(summary, places)
-        print_report(self.terminal.console, summary, findings, places, price_per_hour=options.price_per_hour)
+        print_report(
+            self.terminal.console,
+            summary,
+            findings,
+            places,
+            price_per_hour=options.price_per_hour,
+            warning=warning,
+        )
 
     def _places(self, summary: Summary, places: Mapping[str, str]) -> dict[str, str]:
         return {

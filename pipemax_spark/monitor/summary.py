@@ -127,8 +127,9 @@ def print_report(
     places: Mapping[str, str],
     *,
     price_per_hour: float | None,
+    warning: str | None = None,
 ) -> None:
-    """Print the report. ``places`` says where things are: name → path or URL."""
+    """Print the report. ``places`` says where things are: name → path or URL; ``warning`` is its last line."""
     if findings.sample:
         console.print()
         console.print(_sample_table(findings.sample))
@@ -136,6 +137,9 @@ def print_report(
     for name, value in [*facts_of(summary, findings, price_per_hour), *places.items()]:
         # Never wrapped, because people copy the paths.
         console.print(f"{name:<{_LABEL_WIDTH - 1}} {value}", markup=False, highlight=False, soft_wrap=True)
+    if warning is not None:
+        text = f"Warning: {warning}"
+        console.print(text, style="bold yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None) -> list[tuple[str, str]]:

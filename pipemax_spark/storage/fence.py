@@ -35,6 +35,7 @@ A run claims all lanes, needed or not, because a run that claimed fewer could no
 six, a node that is ten times slower than the others costs the others no time (``docs/results/scale.md``)."""
 _CHUNK_BITS = 24
 _ATTEMPTS = 10
+_RECENT_COMMITS = 100
 _CLAIM_NOTE = "pipemax claim by run "
 
 
@@ -151,6 +152,13 @@ def is_claim(note: str) -> bool:
 def is_recovery_by(run_id: str, note: str) -> bool:
     """Tell whether the note is that of rows which this run committed for a dead one."""
     return note.startswith(_recovery_prefix(run_id))
+
+
+def recovered_by(table: OutputTable, run_id: str) -> list[str]:
+    """Return the dead runs whose completed rows this run has committed, as far as the table's last commits tell."""
+    since_version = max(0, table.version() - _RECENT_COMMITS)
+    prefix = _recovery_prefix(run_id)
+    return [note.removeprefix(prefix) for note in table.notes(prefix, since_version=since_version)]
 
 
 def _recovery_prefix(run_id: str) -> str:

@@ -1,11 +1,17 @@
 """Too many error rows end a job red, whoever reports them, and a rerun does not turn it green."""
 
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812
 
 from pipemax_spark.errors import JobError, JobFailedError, OnError
+from pipemax_spark.storage.fence import Claim
+from pipemax_spark.storage.tables import DeltaTable
 from tests.fakes.engine_python import CUT_OFF, write_engine_python
 from tests.spark.conftest import Jobs
 
@@ -28,6 +34,73 @@ def test_a_job_of_engine_errors_fails_although_no_report_reaches_the_driver(
     with pytest.raises(JobFailedError, match=r"1,100 of 1,100 rows in .* failed, .*--retry-errors"):
         run.run(engine_python=silent_engine_python)
     assert "nothing new to do" in run.printed
+
+
+def test_a_run_is_judged_by_its_own_share_and_a_rerun_judges_the_last_one_again(jobs: MakeJobs) -> None:
+    """The record is the table itself: between the runs, the driver's and the work directories go."""
+    run = jobs()
+
+    def ends(rows: int, **options: Any) -> str | None:
+        """Run the job on a table of so many rows, whose last 300 have no prompt; return why it fails."""
+        run.write_input([(i, None if i >= 2_000 else f"row {i % 50}") for i in range(rows)])
+        for directory in (run.directory / "runs", Path(run.output, "_pipemax")):
+            shutil.rmtree(directory, ignore_errors=True)
+        try:
+            run.run(id_columns=("id",), **options)
+        except JobFailedError as error:
+            return str(error)
+        return None
+
+    assert ends(2_000) is None
+    bad_night = ends(2_300)
+    assert bad_night is not None
+    assert bad_night.startswith(
+        "300 of 300 rows failed, more than --max-error-rate 0.5 allows. empty_prompt: 300"
+    )
+    for _ in range(2):
+        again = ends(2_300)
+        assert again is not None
+        assert "nothing new to do" in run.printed
+        assert re.match(r"300 of 300 rows in \S+, written by run \S+, failed, .*--retry-errors", again)
+    assert ends(2_300, max_error_rate=1.0) is None
+    assert ends(2_300) is not None, "the higher limit was for that run only"
+    run.write_input([(i, f"row {i % 50}") for i in range(2_300)])
+    summary = run.run(id_columns=("id",), retry_errors=True)
+    assert summary is not None
+    assert (summary.rows_out, summary.rows_error) == (300, 0)
+    assert run.run(id_columns=("id",)) is not None
+
+
+def test_rows_that_a_run_has_recovered_from_a_dead_one_count_as_its_own(jobs: MakeJobs) -> None:
+    """They are committed by this run, and name the dead one."""
+    run = jobs()
+    run.write_input([(i, f"row {i}") for i in range(40)])
+    run.run(id_columns=("id",), where="id < 10")
+    table = DeltaTable(run.spark, run.output)
+    done = table.read()
+    rows = run.spark.range(10, 40).crossJoin(done.limit(1).drop("id")).select(*done.columns)
+    failed = F.struct(F.lit("engine_error").alias("code"), F.lit("refused").alias("message"))
+    annotation = F.col("annotation").withField("run_id", F.lit("19990101T000000-dead"))
+    rows = rows.withColumn("annotation", annotation.withField("error", failed))
+    claim = Claim.take(table, done.first()["annotation"]["run_id"])
+    table.append(rows, claim.recovery(0, dead_run_id="19990101T000000-dead"))
+    with pytest.raises(
+        JobFailedError, match=r"30 of 30 rows in \S+, written by run 19990101T000000-dead, failed"
+    ):
+        run.run(id_columns=("id",))
+    assert "nothing new to do" in run.printed
+
+
+def test_a_high_share_of_errors_that_is_allowed_ends_the_report(jobs: MakeJobs) -> None:
+    run = jobs()
+    run.write_input([(1, "fine"), (2, None), (3, None)])
+    assert run.run(id_columns=("id",)) is not None
+    last = run.printed.rstrip().splitlines()[-1]
+    assert re.match(r"Warning: 2 of 3 rows failed\. empty_prompt: 2 rows, such as: ", last)
+    run.write_input([(i, None) for i in range(3)])
+    with pytest.raises(JobFailedError, match=r"3 of 3 rows failed"):
+        run.run(output=str(run.directory / "all failed"))
+    assert "Warning:" not in run.printed, "the error says it"
 
 
 @pytest.mark.long  # the first tests show the count

@@ -1,7 +1,9 @@
 """When a job must end for its error rows, and when the driver warns that it hears nothing."""
 
+import pytest
+
 from pipemax.wire import CollectorAddress
-from pipemax_spark.monitor.error_limits import ErrorLimits
+from pipemax_spark.monitor.error_limits import ErrorLimits, tell_high_share
 from pipemax_spark.monitor.progress import SilenceWatch
 
 ERRORS = {"engine_error": (700, "refused"), "empty_prompt": (300, "no prompt")}
@@ -16,6 +18,45 @@ def test_a_larger_share_of_errors_than_allowed_ends_a_job_of_a_thousand_rows() -
     )
     assert limits.reason_to_stop(2_000, ERRORS) is None
     assert limits.reason_to_stop(999, {"empty_prompt": (999, "no prompt")}) is None
+
+
+@pytest.mark.parametrize(
+    ("errors", "rows", "max_rate", "fails"),
+    [
+        (1, 1, 0.5, False),
+        (2, 2, 0.0, False),
+        (2, 3, 0.5, False),
+        (3, 3, 0.5, True),
+        (3, 3, 1.0, False),
+        (18, 19, 0.5, False),
+        (19, 19, 0.5, True),
+        (10, 20, 0.5, False),
+        (11, 20, 0.5, True),
+        (1, 20, 0.0, True),
+        (60, 61, 0.5, True),
+        (199, 200, 0.5, True),
+        (199, 200, 1.0, False),
+        (0, 200, 0.0, False),
+        (1_500, 11_500, 0.5, False),
+    ],
+)
+def test_a_run_that_has_ended_is_judged_by_its_share_from_twenty_rows_on(
+    errors: int, rows: int, max_rate: float, fails: bool
+) -> None:
+    limits = ErrorLimits(max_rate=max_rate)
+    found = {"empty_prompt": (errors, "no prompt")} if errors else {}
+    assert (limits.reason_to_fail(rows, found) is not None) == fails
+    assert rows >= 1_000 or limits.reason_to_stop(rows, found) is None, "while it runs"
+
+
+def test_a_high_share_of_errors_is_told_with_the_most_frequent_code_first() -> None:
+    assert tell_high_share(2_000, ERRORS) == (
+        "1,000 of 2,000 rows failed. engine_error: 700 rows, such as: refused; empty_prompt: 300 rows, such as: "
+        "no prompt"
+    )
+    assert tell_high_share(1, {"empty_prompt": (1, "")}) == "1 of 1 rows failed. empty_prompt: 1 row"
+    assert tell_high_share(10_001, ERRORS) is None
+    assert tell_high_share(0, {}) is None
 
 
 def test_one_error_ends_a_job_that_is_to_fail_on_errors() -> None:
