@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Self
 
 from pipemax.wire import SessionErrorCode
+from pipemax_spark.causes import cause_of, first_line
 
 __all__ = [
     "CommitRefusedError",
@@ -66,19 +67,6 @@ class OnError(StrEnum):
             raise JobError(
                 f"on-error is {text!r}; give 'row' (keep error rows) or 'fail' (end at the first one)"
             ) from error
-
-
-def cause_of(error: BaseException) -> str:
-    """Return the cause in one sentence, with Java's own message if the error came from the JVM."""
-    # py4j puts "An error occurred while calling o749.save." before Java's message.
-    of_java = re.search(r"^: (\S.+)$", str(error), re.MULTILINE)
-    return of_java[1] if of_java else first_line(error)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of the error's text that is not blank, or the name of its class."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0].strip() if lines else type(error).__name__
 
 
 def failure_text(error: BaseException) -> str:

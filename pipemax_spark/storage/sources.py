@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from pipemax_spark.errors import JobError, first_line
+from pipemax_spark.errors import JobError, cause_of
 from pipemax_spark.storage import openai_batch
 from pipemax_spark.storage.hadoop import HadoopFiles
 from pipemax_spark.storage.iceberg import IcebergTable
@@ -54,7 +54,7 @@ def read_source(
         path = HadoopFiles(spark).qualified(name)
         return _read_path(spark, path, file_format, options or {})
     except AnalysisException as error:
-        raise JobError(f"input {name!r} cannot be read: {first_line(error)}") from error
+        raise JobError(f"input {name!r} cannot be read: {cause_of(error)}") from error
 
 
 def _read_table(spark: "SparkSession", name: str, options: Mapping[str, str]) -> Source:
