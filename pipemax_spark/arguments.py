@@ -20,6 +20,7 @@ from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.job.options import JobOptions, driver_directory
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.questions import asked_of_text, read_questions
+from pipemax_spark.storage.bad_lines import BadLines
 from pipemax_spark.storage.hadoop import read_file
 from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
 from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
@@ -142,6 +143,14 @@ OPTIONS: dict[str, Option] = {
         "KEY=VALUE for Spark's reader, such as sep=;. May be repeated.",
         given=list[str],
         read=lambda given: dict(map(_key_value, given)),
+    ),
+    "bad_lines": _option(
+        _INPUT,
+        "What becomes of lines of CSV and JSON files that are no rows: fail ends the job before anything is written, "
+        "drop leaves them out and counts them.",
+        given=str,
+        show=str,
+        read=BadLines.of,
     ),
     "id_columns": _option(
         _INPUT,

@@ -28,6 +28,7 @@ from pipemax_spark.monitor.summary import Summary
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.spark_session import check_session
+from pipemax_spark.storage.bad_lines import BadLines
 from pipemax_spark.storage.hadoop import read_file
 from pipemax_spark.structured_output import ResponseFormat
 
@@ -42,6 +43,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "allow_image_urls": read_names,
     "commit_every": read_duration,
     "on_error": OnError.of,
+    "bad_lines": BadLines.of,
     "summary": os.fspath,
 }
 """Converts a Python argument into the field's value, where the two differ."""
@@ -68,6 +70,7 @@ def _describes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
     allow_image_urls=Sequence[str] | str,
     commit_every=timedelta | str,
     on_error=str,
+    bad_lines=str,
     summary=str | os.PathLike[str] | None,
     stop=Sequence[str],
     choice=Sequence[str],

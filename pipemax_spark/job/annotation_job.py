@@ -80,6 +80,8 @@ class AnnotationJob:
         if options.dry_run:
             self._dry_run(checked)
             return None
+        if checked.source.is_blank and not self._table.exists():
+            return self._record(checked).nothing_delivered()
         is_empty = make_output(self._table, checked, options.generation, self.run_id)
         record = self._record(checked)
         base = work_base(options.work_dir, self._table.location())

@@ -10,6 +10,7 @@ from pipemax_spark.errors import JobError
 from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.task import TaskPlan
 from pipemax_spark.image_settings import with_image_settings
+from pipemax_spark.job.blank_input import no_rows_for
 from pipemax_spark.job.fit import check_columns_fit, holds_annotations
 from pipemax_spark.job.left import check_columns, check_ids
 from pipemax_spark.job.options import JobOptions
@@ -21,6 +22,7 @@ from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.prompts import PromptSource, find_field, resolve_column, resolve_names
 from pipemax_spark.spec import AnnotationSpec
 from pipemax_spark.sql import quoted
+from pipemax_spark.storage.bad_lines import checked_rows
 from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
 from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
 from pipemax_spark.storage.output_table import OutputTable
@@ -52,13 +54,20 @@ def check_job(
     spark: "SparkSession", options: JobOptions, table: OutputTable, *, run_id: str, terminal: Terminal
 ) -> Checked:
     """Check the whole job. Raise ``JobError`` for a fault. ``table`` is the output, which need not exist."""
-    source = read_source(spark, options.input, file_format=options.input_format, options=options.input_option)
+    source = read_source(
+        spark,
+        options.input,
+        file_format=options.input_format,
+        options=options.input_option,
+        bad_lines=options.bad_lines,
+        warn=terminal.warn,
+    )
     if options.incremental and not source.tells_appends:
         raise JobError(
             f"--incremental reads what was appended to a Delta table, but the input is {source.description}; leave it "
             "out: a run without it also annotates only the rows that are left"
         )
-    source = replace(source, rows=rows_where(source.rows, options.where))
+    source, rows_in = _with_checked_rows(spark, source, options, table, terminal)
     schema, id_columns = _check_columns(source, options)
     check_steady(
         source.rows,
@@ -72,7 +81,7 @@ def check_job(
         _check_output(source, schema, id_columns, options, table, terminal)
     if id_columns and not options.incremental:
         check_ids(source.rows, id_columns, shows_values=not options.no_sample)
-    rows_in = source.rows.count()
+    rows_in = source.rows.count() if rows_in is None else rows_in
     condition = "" if options.where is None else f" where {options.where}"
     terminal.say("Input", f"{source.description}: {rows_in:,} rows{condition}")
     has_images = options.source.has_images(source.rows.schema)
@@ -120,6 +129,28 @@ def check_job(
             quotes_rows=not options.no_sample,
         ),
     )
+
+
+def _with_checked_rows(
+    spark: "SparkSession", source: Source, options: JobOptions, table: OutputTable, terminal: Terminal
+) -> tuple[Source, int | None]:
+    """Return the source with the rows that ``--where`` selects, and their number, if it is known already.
+
+    Raise ``JobError`` for text files with lines that are no rows.
+    """
+    rows_in = None
+    if source.text is not None:
+        rows, rows_in = checked_rows(
+            source.text,
+            where=options.where,
+            bad_lines=options.bad_lines,
+            warn=terminal.warn,
+            shows_values=not options.no_sample,
+        )
+        source = replace(source, rows=rows, is_blank=not rows.columns)
+    if source.is_blank:
+        return replace(source, rows=no_rows_for(spark, options, table)), 0
+    return replace(source, rows=rows_where(source.rows, options.where)), rows_in
 
 
 def _time_zone(source: Source, options: JobOptions) -> str | None:

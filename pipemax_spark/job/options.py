@@ -14,6 +14,7 @@ from pipemax_spark.executor.response_format import load_schema
 from pipemax_spark.monitor.error_limits import ErrorLimits
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.request_columns import RequestColumns
+from pipemax_spark.storage.bad_lines import BadLines
 from pipemax_spark.storage.hadoop import is_remote, plain_path
 from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
 from pipemax_spark.storage.openai_batch import ROW_FAULT
@@ -42,6 +43,8 @@ class JobOptions:
     """The input's columns that go to the output; empty for all."""
     input_format: str | None = None
     input_option: Mapping[str, str] = field(default_factory=dict)
+    bad_lines: BadLines = BadLines.FAIL
+    """What becomes of a line of a text file that is no row."""
     batch_output: str | None = None
     """File of answers as OpenAI's Batch API writes it, once all rows are done."""
     engine_python: str | None = None

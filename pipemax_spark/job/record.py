@@ -253,6 +253,18 @@ class RunRecord:
         self._finish(summary, self._find(), {})
         return summary
 
+    def nothing_delivered(self) -> Summary:
+        """Write and print the summary of a run whose input has no rows, and no columns to make an output of."""
+        self.terminal.say(
+            "Output", f"{self.table.name} is not made: the input has no rows and no columns yet"
+        )
+        summary = Summary(
+            rows_in=0, rows_skipped=0, output=self.table.name, output_format=self.table.format_name
+        )
+        if self.options.summary is not None:
+            write_file(self.options.summary, summary.to_json(), self.spark)
+        return summary
+
     @property
     def _virtual_node(self) -> Mapping[str, Any] | None:
         node: Mapping[str, Any] | None = self.checked.reply.engine.get("virtual_node")

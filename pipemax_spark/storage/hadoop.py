@@ -50,6 +50,23 @@ class HadoopFiles:
         finally:
             stream.close()
 
+    def ends(self, uri: str, num_bytes: int) -> tuple[bytes, bytes] | None:
+        """Return the first and the last bytes of a file that Spark names by its URI; None for a compressed one."""
+        hadoop_path = self._jvm.org.apache.hadoop.fs.Path(self._jvm.java.net.URI(uri))
+        compression = self._jvm.org.apache.hadoop.io.compress.CompressionCodecFactory(self._configuration)
+        if compression.getCodec(hadoop_path) is not None:
+            return None
+        file_system = hadoop_path.getFileSystem(self._configuration)
+        size = int(file_system.getFileStatus(hadoop_path).getLen())
+        stream = file_system.open(hadoop_path)
+        read = self._jvm.org.apache.commons.io.IOUtils.toByteArray
+        try:
+            first = bytes(read(stream, min(size, num_bytes)))
+            stream.seek(max(0, size - num_bytes))
+            return first, bytes(read(stream, min(size, num_bytes)))
+        finally:
+            stream.close()
+
     def write_text(self, path: str, text: str) -> None:
         """Write the file, or replace it, and make the directories above it."""
         hadoop_path, file_system = self._open(path)

@@ -1,6 +1,8 @@
 """OpenAI's batch files as a job's input, and its output files for a finished output table."""
 
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,22 +21,44 @@ ROW_FAULT = "row_fault"
 """Column of the errors of requests that cannot be asked."""
 
 
-def read_requests(spark: "SparkSession", path: str) -> "DataFrame":
-    """Return the requests of batch files: custom_id, url, overrides, and messages or, for completions, prompt.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests:
+    """The requests of batch files."""
+
+    rows: "DataFrame"
+    """custom_id, url, overrides, and messages or, for completions, prompt."""
+    is_empty: bool
+    dropped: str | None
+    """How many lines are no requests, and the first of them, if such lines are left out."""
+
+
+def read_requests(
+    spark: "SparkSession",
+    path: str,
+    *,
+    options: Mapping[str, str] | None = None,
+    drops_bad_lines: bool = False,
+) -> Requests:
+    """Return the requests of batch files.
 
     The content of messages is text, or an array of parts if a message has an image; they have a field of further fields
     if one has any, and rows have a column ``row_fault`` if one cannot be asked. Raise ``JobError`` that names a request
-    with which no job can begin.
+    with which no job can begin, or a line which is no request and is not to be dropped.
     """
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    lines = spark.read.text(path)
+    lines = spark.read.format("text").options(**(options or {})).load(path)
     assert lines.columns[0] == LINE_COLUMN, lines.columns
     parsed = lines.select(LINE_COLUMN).mapInArrow(parsed_lines, from_arrow_schema(PARSED_SCHEMA))
+    is_bad = F.col(ID_COLUMN).isNull()
+    fault = F.when(~is_bad, F.col("fault")) if drops_bad_lines else F.col("fault")
     (found,) = parsed.agg(
-        F.count("fault").alias("faults"),
-        F.min("fault").alias("fault"),
+        F.count(fault).alias("faults"),
+        F.min(fault).alias("fault"),
+        F.count_if(~is_bad).alias("rows"),
+        F.count_if(is_bad).alias("bad"),
+        F.min(F.when(is_bad, F.col("fault"))).alias("first_bad"),
         F.coalesce(F.max("has_image"), F.lit(False)).alias("has_image"),
         F.coalesce(F.max("has_fields"), F.lit(False)).alias("has_fields"),
         F.count("row_fault").alias("row_faults"),
@@ -43,24 +67,33 @@ def read_requests(spark: "SparkSession", path: str) -> "DataFrame":
     ).collect()
     if found["faults"]:
         more = f" ({found['faults']:,} such requests)" if found["faults"] > 1 else ""
-        raise JobError(f"input {path!r}: {found['fault']}{more}")
+        way_out = ". Mend the files, or give --bad-lines drop to leave such lines out" if found["bad"] else ""
+        raise JobError(f"input {path!r}: {found['fault']}{more}{way_out}")
     if found["chats"] and found["prompts"]:
         raise JobError(
             f"input {path!r} has {found['chats']:,} requests for chats and {found['prompts']:,} for completions; put "
             "them into two files"
         )
-    faults = [ROW_FAULT] if found["row_faults"] else []
-    if found["prompts"]:
-        return parsed.select(ID_COLUMN, "url", "prompt", "overrides", *faults)
-    messages = F.transform(
-        "messages",
-        lambda message: F.struct(
-            message["role"].alias("role"),
-            (message["content"] if found["has_image"] else _joined(message["content"])).alias("content"),
-            *([message[FIELDS].alias(FIELDS)] if found["has_fields"] else []),
-        ),
+    if found["bad"]:
+        parsed = parsed.where(~is_bad)
+    if not found["prompts"]:
+        messages = F.transform(
+            "messages",
+            lambda message: F.struct(
+                message["role"].alias("role"),
+                (message["content"] if found["has_image"] else _joined(message["content"])).alias("content"),
+                *([message[FIELDS].alias(FIELDS)] if found["has_fields"] else []),
+            ),
+        )
+        parsed = parsed.withColumn("messages", messages)
+    columns = [ID_COLUMN, "url", "prompt" if found["prompts"] else "messages", "overrides"]
+    return Requests(
+        rows=parsed.select(*columns, *([ROW_FAULT] if found["row_faults"] else [])),
+        is_empty=not found["rows"],
+        dropped=f"{found['bad']:,} lines that are no requests: {found['first_bad']}"
+        if found["bad"]
+        else None,
     )
-    return parsed.withColumn("messages", messages).select(ID_COLUMN, "url", "messages", "overrides", *faults)
 
 
 def _joined(content: "Column") -> "Column":

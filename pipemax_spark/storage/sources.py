@@ -1,23 +1,27 @@
 """Open the rows to annotate: a Delta or Iceberg table, pinned to one version, or Parquet, CSV or JSON files."""
 
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import JobError, cause_of
 from pipemax_spark.storage import openai_batch
+from pipemax_spark.storage.bad_lines import BadLines, unless_unreadable
 from pipemax_spark.storage.hadoop import HadoopFiles
 from pipemax_spark.storage.iceberg import IcebergTable
 from pipemax_spark.storage.names import exists
 from pipemax_spark.storage.output_table import open_table
 from pipemax_spark.storage.tables import COMPRESSION_SUFFIXES, FORMATS_BY_SUFFIX, DeltaTable, is_path
+from pipemax_spark.storage.text_files import LITERAL_PATH, TEXT_FORMATS, TextFiles, open_text_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_CSV_OPTIONS = {"header": "true", "multiLine": "true", "escape": '"'}
+log = logging.getLogger(__name__)
+
 FORMATS = ("delta", "parquet", "csv", "json", openai_batch.FORMAT)
 
 
@@ -34,6 +38,10 @@ class Source:
     """Unlike its name, the same for one table only; None if there is no version."""
     tells_appends: bool = False
     """Whether ``--incremental`` can follow it: a Delta table."""
+    text: TextFiles | None = None
+    """JSON or CSV files, of which lines may be no rows."""
+    is_blank: bool = False
+    """Whether the files have neither rows nor columns; ``rows`` then stand in for them."""
 
 
 def read_source(
@@ -42,9 +50,14 @@ def read_source(
     *,
     file_format: str | None = None,
     options: Mapping[str, str] | None = None,
+    bad_lines: BadLines = BadLines.FAIL,
+    warn: Callable[[str], None] = log.warning,
 ) -> Source:
-    """Return the source. Raise ``JobError`` if there is no such table or file, or it cannot be read."""
-    from pyspark.errors import AnalysisException
+    """Return the source. Raise ``JobError`` if there is no such table or file, or it cannot be read.
+
+    ``bad_lines`` says what becomes of lines of batch files; those of other text files are found with ``Source.text``.
+    """
+    from pyspark.errors import AnalysisException, IllegalArgumentException
 
     if file_format is not None and file_format not in FORMATS:
         raise JobError(f"input-format is {file_format!r}; give one of {', '.join(FORMATS)}")
@@ -52,8 +65,10 @@ def read_source(
         if not is_path(name):
             return _read_table(spark, name, options or {})
         path = HadoopFiles(spark).qualified(name)
+        if file_format == openai_batch.FORMAT:
+            return _read_batch(spark, path, options or {}, bad_lines, warn)
         return _read_path(spark, path, file_format, options or {})
-    except AnalysisException as error:
+    except (AnalysisException, IllegalArgumentException) as error:
         raise JobError(f"input {name!r} cannot be read: {cause_of(error)}") from error
 
 
@@ -79,6 +94,36 @@ def _read_table(spark: "SparkSession", name: str, options: Mapping[str, str]) ->
     return _pinned(table, options)
 
 
+def _read_batch(
+    spark: "SparkSession",
+    path: str,
+    options: Mapping[str, str],
+    bad_lines: BadLines,
+    warn: Callable[[str], None],
+) -> Source:
+    if "encoding" in map(str.lower, options):
+        raise JobError(
+            "--input-option encoding cannot be read with openai-batch: its files are UTF-8; convert them"
+        )
+    literal = {} if _is_pattern(HadoopFiles(spark), path) else LITERAL_PATH
+    found = openai_batch.read_requests(
+        spark, path, options={**literal, **options}, drops_bad_lines=bad_lines is BadLines.DROP
+    )
+    if found.dropped is not None:
+        warn(f"left out of {path}: {found.dropped}")
+    description = f"OpenAI's batch file {path}"
+    return Source(rows=found.rows, name=path, description=description, is_blank=found.is_empty)
+
+
+def _is_pattern(files: HadoopFiles, path: str) -> bool:
+    """Tell whether the path is a pattern such as /data/*.parquet. Raise ``JobError`` if nothing is there."""
+    if files.exists(path):
+        return False
+    if re.search(r"[*?\[{]", path):
+        return True
+    raise JobError(f"input {path!r} does not exist; give a Delta table's path or name, or a file's path")
+
+
 def _read_path(
     spark: "SparkSession", path: str, file_format: str | None, options: Mapping[str, str]
 ) -> Source:
@@ -86,9 +131,7 @@ def _read_path(
     table = DeltaTable(spark, path)
     if file_format in (None, "delta") and table.exists():
         return _pinned(table, options)
-    # Spark resolves a pattern such as /data/*.parquet.
-    if not re.search(r"[*?\[{]", path) and not files.exists(path):
-        raise JobError(f"input {path!r} does not exist; give a Delta table's path or name, or a file's path")
+    is_pattern = _is_pattern(files, path)
     if any(entry.name.endswith(".metadata.json") for entry in files.list(f"{path}/metadata")):
         raise JobError(
             f"input {path!r} holds an Iceberg table, which is read by its name: give catalog.schema.table"
@@ -99,12 +142,14 @@ def _read_path(
             f"input {path!r} holds no Delta table, and its format cannot be inferred from the file names; give "
             "--input-format parquet, csv or json"
         )
-    if chosen == openai_batch.FORMAT:
-        rows = openai_batch.read_requests(spark, path)
-        return Source(rows=rows, name=path, description=f"OpenAI's batch file {path}")
-    reader_options = {**(_CSV_OPTIONS if chosen == "csv" else {}), **options}
-    rows = spark.read.format(chosen).options(**reader_options).load(path)
-    return Source(rows=rows, name=path, description=f"{chosen} {path}")
+    description = f"{chosen} {path}"
+    if chosen in TEXT_FORMATS:
+        text = unless_unreadable(
+            path, lambda: open_text_files(spark, chosen, path, options, is_pattern=is_pattern)
+        )
+        return Source(rows=text.rows, name=path, description=description, text=text)
+    rows = spark.read.format(chosen).options(**({} if is_pattern else LITERAL_PATH), **options).load(path)
+    return Source(rows=rows, name=path, description=description)
 
 
 def _pinned(table: DeltaTable, options: Mapping[str, str]) -> Source:
