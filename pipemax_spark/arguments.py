@@ -219,6 +219,12 @@ OPTIONS: dict[str, Option] = {
         given=str,
         read_with_session=_read_engine_file,
     ),
+    "json_whitespace": _option(
+        _MODEL,
+        "White space between the tokens of JSON answers: compact (the default) forbids it, any leaves it to the model. "
+        "The same as json_whitespace in the engine config.",
+        given=str,
+    ),
     "engine_python": _option(
         _MODEL, "Path on the executors of a Python that has vLLM; default: the Python of Spark's tasks."
     ),
@@ -371,6 +377,8 @@ def job_options(values: Mapping[str, Any], *, log_dir: Path) -> JobOptions:
     """
     rest = _with_batch_columns(values)
     given = engine_config(rest.pop("engine", None), rest.pop("model", None))
+    if (whitespace := rest.pop("json_whitespace", None)) is not None:
+        given["json_whitespace"] = whitespace
 
     def taken(kind: type) -> dict[str, Any]:
         return {each.name: rest.pop(each.name) for each in fields(kind) if each.name in rest}

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipemax.wire import GENERATE, GenerationSpec, PreflightRequest
+from pipemax.wire import GENERATE, GenerationSpec, PreflightReply, PreflightRequest
 from pipemax_spark.annotating_stage import annotating_profile
 from pipemax_spark.engine_check import recent_preflight
 from pipemax_spark.errors import JobError, OnError
@@ -140,7 +140,7 @@ def annotate(
     # Find wrong columns before asking the executors.
     annotated_schema(df.schema, output_column, options.generation)
     requests = columns.add(df) if work_dir is None else columns.add_with_keys(df)
-    spec = checked_spec(
+    spec, options = checked_spec(
         df.sparkSession,
         options,
         source,
@@ -196,8 +196,10 @@ def checked_spec(
     questions: Sequence[Question] = (),
     time_zone: str | None = None,
     has_images: bool = False,
-) -> AnnotationSpec:
-    """Return the spec once an executor has found engine and generation fine; raise ``JobError`` if they are not.
+) -> tuple[AnnotationSpec, EngineOptions]:
+    """Return the spec, and the options with the settings that the engine needs, once an executor has checked them.
+
+    Raise ``JobError`` if engine or generation are not fine.
 
     A check that passed within the last ten minutes is not repeated.
     """
@@ -209,9 +211,15 @@ def checked_spec(
         has_images=has_images,
     )
     reply = recent_preflight(spark, request, options, profile=profile)
-    return AnnotationSpec.of(
+    spec = AnnotationSpec.of(
         reply, source=source, generation=options.generation, questions=questions, time_zone=time_zone
     )
+    return spec, with_engine_settings(options, reply)
+
+
+def with_engine_settings(options: EngineOptions, reply: PreflightReply) -> EngineOptions:
+    """Return the options with the settings of the engine that the check has found necessary."""
+    return replace(options, engine={**options.engine, **reply.engine_settings})
 
 
 def annotate_requests(

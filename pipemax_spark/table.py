@@ -83,6 +83,7 @@ def annotate_table(
     *,
     model: str | None = None,
     engine: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    json_whitespace: str | None = None,
     log_dir: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Summary | None:
@@ -109,7 +110,9 @@ def annotate_table(
     values = {name: _READ[name](value) if name in _READ else value for name, value in given.items()}
     logs = log_directory(log_dir, values["output"])
     job = job_options(
-        generation_values(values) | {"engine": _engine(engine, spark), "model": model}, log_dir=logs
+        generation_values(values)
+        | {"engine": _engine(engine, spark), "model": model, "json_whitespace": json_whitespace},
+        log_dir=logs,
     )
     terminal = Terminal.standard()
     with _logs_to(logs):

@@ -130,7 +130,7 @@ def _udf(
         engine_python=engine_python,
         log_dir=log_dir,
     )
-    checked = checked_spec(spark, options, source=None, has_images=images)
+    checked, options = checked_spec(spark, options, source=None, has_images=images)
     if spec.seed is None and not spec.is_pooling:
         # This is for rows with their own temperature. It comes after the hash, which does not depend on the seed of a
         # spec without temperature.

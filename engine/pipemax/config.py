@@ -251,6 +251,15 @@ class EngineConfig(BaseModel):
         description="vLLM's reasoning parser for the model (qwen3, deepseek_r1, openai_gptoss, …): its thinking is "
         "then split off from the answer, and a schema or choice binds only the answer.",
     )
+    json_whitespace: Literal["compact", "any"] = Field(
+        "compact",
+        description="White space between the tokens of JSON that follows a schema: compact forbids it, in which small "
+        "models can loop; any leaves it to vLLM's backend auto. vllm: {structured_outputs_config: …} goes before it.",
+    )
+    json_backend: Literal["xgrammar", "guidance"] = Field(
+        "xgrammar",
+        description="vLLM's backend for compact JSON; a job whose schema it cannot enforce takes the other one.",
+    )
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the checkpoint.")
     seed: int = Field(0, ge=0, description="Seed of the engine itself; rows have their own seeds.")
     images: ImageConfig = Field(

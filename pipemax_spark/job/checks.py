@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pipemax.wire import PreflightReply, PreflightRequest
-from pipemax_spark.dataframe import ANNOTATION, annotated_schema, engine_options
+from pipemax_spark.dataframe import ANNOTATION, annotated_schema, engine_options, with_engine_settings
 from pipemax_spark.engine_check import run_preflight
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.client import EngineOptions
@@ -161,7 +161,8 @@ def _time_zone(source: Source, options: JobOptions) -> str | None:
 
 
 def _told_of_rows(options: EngineOptions, reply: PreflightReply) -> EngineOptions:
-    """Add the lengths of the sampled rows to the engine config, if the engine's policy depends on them."""
+    """Add to the engine config what the check has found: settings, and the lengths that the policy depends on."""
+    options = with_engine_settings(options, reply)
     if reply.row_lengths is None:
         return options
     return replace(options, engine={**options.engine, "row_lengths": reply.row_lengths})

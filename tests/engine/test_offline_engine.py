@@ -79,7 +79,11 @@ def test_a_schema_is_obeyed_whatever_the_prompt(engine: OfflineEngine) -> None:
     )
     for completion in completions.values():
         assert completion.text is not None
-        assert json.loads(completion.text)["section"] in sections
+        section = json.loads(completion.text)["section"]
+        assert section in sections
+        assert completion.text == json.dumps({"section": section}, separators=(",", ":")), (
+            "without white space"
+        )
 
 
 def test_bad_rows_return_with_their_reason_and_good_rows_with_answers(engine: OfflineEngine) -> None:

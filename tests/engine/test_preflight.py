@@ -14,6 +14,7 @@ from pipemax.config import EngineConfig, Policy, RowLengths
 from pipemax.node.host_pool_size import kv_bytes_per_token
 from pipemax.node.virtual_node import VirtualNodeSetup
 from pipemax.serve.preflight_checks import preflight
+from pipemax.vllm_ext.launch import structured_outputs
 from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest
 from tests.engine.conftest import DEMO_MODEL
 
@@ -338,6 +339,78 @@ def test_a_schema_that_no_output_can_meet_or_no_engine_enforce_is_refused(
 )
 def test_what_one_of_vllm_s_two_grammar_compilers_knows_is_accepted(schema: dict[str, Any]) -> None:
     assert not ask(response_format=json.dumps(schema)).error
+
+
+OBJECT = {"type": "object", "properties": {"a": {"type": "string"}}}
+ONLY_GUIDANCE = [
+    {"type": "integer", "multipleOf": 7},
+    {"type": "string", "pattern": "^[a-z]+$", "maxLength": 3},
+    {"allOf": [{"type": "string"}, {"enum": ["yes", "no"]}]},
+]
+ONLY_XGRAMMAR = [
+    {"type": "object", "patternProperties": {"^a": {"type": "string"}}},
+    {"type": "object", "propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": {"type": "string"}},
+]
+NEITHER = [{**OBJECT, "patternProperties": {"^b": {"type": "string"}}}]
+
+
+def settings(*schemas: dict[str, Any], **engine: Any) -> PreflightReply:
+    """The reply to a job that asks for these schemas, the first for the rows and the others as questions."""
+    first, *others = [GenerationSpec(response_format=json.dumps(schema)) for schema in schemas]
+    config = {"model": str(DEMO_MODEL), **engine}
+    return preflight(PreflightRequest(engine=config, generation=first, questions=tuple(others)))
+
+
+def test_the_backend_is_one_that_takes_all_schemas_and_white_space_is_allowed_where_none_does() -> None:
+    guidance, any_space = {"json_backend": "guidance"}, {"json_whitespace": "any"}
+    for schema in (OBJECT, *ONLY_XGRAMMAR):
+        assert settings(schema).engine_settings == {}, schema
+        assert settings(OBJECT, schema).engine_settings == {}, schema
+    for schema in ONLY_GUIDANCE:
+        reply = settings(schema)
+        assert reply.engine_settings == guidance, (schema, reply.error)
+        assert settings(OBJECT, schema).engine_settings == guidance, schema
+        assert settings(ONLY_XGRAMMAR[0], schema).engine_settings == any_space, schema
+        own = {"vllm": {"structured_outputs_config": {"backend": "xgrammar"}}}
+        assert "the backend xgrammar of structured_outputs_config cannot" in settings(schema, **own).error
+    for schema in NEITHER:
+        assert settings(schema).engine_settings == any_space, schema
+    for engine in (
+        {"json_whitespace": "any"},
+        {"vllm": {"structured_outputs_config": {"backend": "guidance"}}},
+        {"vllm": {"structured_outputs_config": '{"backend": "auto"}'}},
+    ):
+        reply = settings(ONLY_GUIDANCE[0], **engine)
+        assert (reply.error, reply.engine_settings) == ("", {}), engine
+
+
+def test_what_a_backend_takes_is_what_vllm_says() -> None:
+    from vllm.v1.structured_output.backend_guidance import has_guidance_unsupported_json_features
+    from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
+
+    told = {
+        "xgrammar": has_xgrammar_unsupported_json_features,
+        "guidance": has_guidance_unsupported_json_features,
+    }
+    for backend, schema in product(told, [OBJECT, *ONLY_XGRAMMAR, *ONLY_GUIDANCE, *NEITHER]):
+        assert structured_outputs._is_refused(backend, schema) == told[backend](schema), (backend, schema)
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({"backend": "outlines", "disable_any_whitespace": True}, "only supported for xgrammar and guidance"),
+        ({"backend": "xgramar"}, "'xgramar'"),
+        ({"bakend": "xgrammar"}, "bakend"),
+        ({"disable_additional_properties": True}, "only supported for the guidance backend"),
+        ("{", "is not JSON"),
+        ([1], "give a mapping"),
+    ],
+)
+def test_settings_of_structured_outputs_that_vllm_refuses_are_refused(own: Any, told: str) -> None:
+    error = ask({"vllm": {"structured_outputs_config": own}}).error
+    assert "structured_outputs_config" in error
+    assert told in error
 
 
 def test_a_system_prompt_without_a_chat_template_is_refused(tmp_path: Path) -> None:

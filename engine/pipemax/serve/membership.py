@@ -108,7 +108,19 @@ def conflict_of(
         detail=(
             f"two engine configs are in use at once on this executor: {holder.task} holds the engine of model "
             f"{holder.config.model!r}, {waiting.task} needs one of model {waiting.config.model!r} (config "
-            f"{waiting.engine_id}), and nothing has moved for {still_s:.0f} s. Write the first annotation to a "
-            "table before the second starts, or give both the same engine config."
+            f"{waiting.engine_id}{_differences(holder, waiting)}), and nothing has moved for {still_s:.0f} s. Write "
+            "the first annotation to a table before the second starts, or give both the same engine config."
         ),
+    )
+
+
+def _differences(holder: Member, waiting: Member) -> str:
+    """Name the settings in which the two configs differ; nothing if the models differ, which are named already."""
+    theirs, own = (each.config.model_dump(mode="json", exclude={"row_lengths"}) for each in (holder, waiting))
+    if theirs["model"] != own["model"]:
+        return ""
+    return "".join(
+        f"; {name} is {theirs[name]!r} there and {own[name]!r} here"
+        for name in own
+        if theirs[name] != own[name]
     )

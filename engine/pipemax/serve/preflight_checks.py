@@ -28,8 +28,9 @@ from pipemax.policy.layout_choice import FixedLayout
 from pipemax.policy.layout_start import fixed_layout
 from pipemax.replicas.division import config_of_replica, stages_of_replica
 from pipemax.serve.answer_checks import check_answers, check_constraint, check_reasoning_parser
-from pipemax.serve.schema_checks import check_response_format
+from pipemax.serve.schema_checks import check_response_format, settings_for
 from pipemax.serve.start_checks import check_images, check_start
+from pipemax.vllm_ext.launch.structured_outputs import check_structured_outputs
 from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest, SessionErrorCode
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def preflight(request: PreflightRequest) -> PreflightReply:
         asked = _of_each(request, check_generation, (request.generation, *request.questions))
         sampling = asked[0]
         _of_each(request, partial(_check_use, config), asked)
+        json_settings = settings_for(config, asked)
         if virtual is not None and any(each.is_constrained or each.logprobs for each in asked):
             raise ValueError(
                 "response-format: a virtual node computes nothing, so its answers follow no schema, choice, regex or "
@@ -80,6 +82,7 @@ def preflight(request: PreflightRequest) -> PreflightReply:
             )
             for each in asked:
                 check_task(config, model_config, each)
+            check_structured_outputs(config)
         if request.has_images:
             check_images(config, model_config)
         check_reasoning_parser(config)
@@ -120,7 +123,8 @@ def preflight(request: PreflightRequest) -> PreflightReply:
         has_chat_template=encoder.has_chat_template,
         prompt_tokens=[0 if isinstance(ids, RequestError) else len(ids) for ids in encoded],
         first_prompt=f"({rendered.message})" if isinstance(rendered, RequestError) else rendered,
-        engine=config.model_dump(mode="json"),
+        engine=config.model_dump(mode="json") | json_settings,
+        engine_settings=json_settings,
         row_lengths=_row_lengths(config, prompts, most_tokens, request.rows),
         expected_rows=(
             _expected_rows(config, own_config, model_config, num_stages, num_gpus > 0, row_tokens)

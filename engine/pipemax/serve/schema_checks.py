@@ -7,6 +7,11 @@ keywords that it does not know. This module does not know how many tokens the sh
 
 import json
 import re
+from collections.abc import Sequence
+
+from pipemax.config import EngineConfig
+from pipemax.generation import Sampling
+from pipemax.vllm_ext.launch.structured_outputs import settings_for_schemas
 
 _XGRAMMAR_ALONE_KNOWS = {"propertyNames", "unevaluatedItems", "unevaluatedProperties"}
 _PLACE_IN_XGRAMMAR = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
@@ -33,6 +38,24 @@ def check_response_format(text: str) -> None:
     except (RuntimeError, ValueError) as error:
         reason = _PLACE_IN_XGRAMMAR.sub("", str(error).strip())
         raise ValueError(f"response_format cannot be enforced while generating: {reason}") from error
+
+
+def settings_for(config: EngineConfig, asked: Sequence[Sampling]) -> dict[str, str]:
+    """Return the engine settings with which vLLM enforces the schemas of these samplings.
+
+    Raise ``ValueError`` if the config itself names a backend that does not.
+    """
+    schemas = [each.response_format for each in asked if each.response_format is not None]
+    return settings_for_schemas(config, schemas, _is_enforced_by)
+
+
+def _is_enforced_by(backend: str, schema: str) -> bool:
+    """Tell whether llguidance enforces the schema; for xgrammar, ``check_response_format`` has found it out."""
+    if backend != "guidance":
+        return True
+    import llguidance
+
+    return not llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_json_schema(schema))
 
 
 def _check_verdict(verdict: str) -> None:

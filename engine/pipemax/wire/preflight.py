@@ -60,6 +60,8 @@ class PreflightReply:
     """The first sampled prompt as the model would see it."""
     engine: dict[str, Any] = field(default_factory=dict)
     """The engine config with every default filled in."""
+    engine_settings: dict[str, Any] = field(default_factory=dict)
+    """Settings that the job's engine must have, in place of those of its config."""
     row_lengths: dict[str, Any] | None = None
     """Lengths of the rows to come, from the sampled prompts, for the engine config under ``policy: auto``."""
     expected_rows: int | None = None

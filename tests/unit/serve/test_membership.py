@@ -62,3 +62,11 @@ def test_a_start_failure_is_remembered_for_the_jobs_that_saw_it() -> None:
     assert failures.known_to("b", "job 1") is None
     failures.forget("a")
     assert failures.known_to("a", "job 1") is None
+
+
+def test_a_conflict_over_one_model_names_the_settings_that_differ() -> None:
+    compact, other = _member("m"), _member("m", since_s=1.0)
+    other.config, other.engine_id = EngineConfig(model="m", json_whitespace="any"), "other"
+    refused = conflict_of(other, [compact], still_s=200.0, timings=_TIMINGS)
+    assert refused is not None
+    assert "; json_whitespace is 'compact' there and 'any' here)" in refused.detail

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import vllm
-from vllm.config import KVTransferConfig, VllmConfig
+from vllm.config import KVTransferConfig, StructuredOutputsConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.reasoning import ReasoningParserManager
@@ -37,6 +37,7 @@ from pipemax.vllm_ext.launch.known_calibration import (
     windowed_capacity,
 )
 from pipemax.vllm_ext.launch.latent_kernels import choose_latent_kernels
+from pipemax.vllm_ext.launch.structured_outputs import make_structured_outputs, structured_outputs
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings, encode_stage, offload_extra_config
 
 log = logging.getLogger(__name__)
@@ -268,8 +269,11 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         if (value := getattr(config, name)) is not None:
             values[name] = value
     _load_reasoning_parser(config)
+    own = dict(config.vllm)
+    if settings := structured_outputs(config):
+        own["structured_outputs_config"] = make_structured_outputs(StructuredOutputsConfig, settings)
     try:
-        return EngineArgs(**{**values, **config.vllm})
+        return EngineArgs(**{**values, **own})
     except TypeError as error:
         raise ValueError(
             f"vllm: {error} (these are the arguments of vLLM {vllm.__version__}'s EngineArgs)"

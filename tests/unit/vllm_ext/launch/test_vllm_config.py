@@ -23,6 +23,7 @@ from pipemax.vllm_ext.launch.forecast import forecast
 from pipemax.vllm_ext.launch.vllm_config import (
     _cores_of_workers,
     _pipemax_args,
+    engine_args,
     launch_environment,
     make_vllm_config,
 )
@@ -294,3 +295,22 @@ def test_with_a_user_s_kv_connector_auto_takes_stock_vllm(tmp_path: Path) -> Non
     brought = config(policy="auto", vllm=own_connector(tmp_path))
     expected = forecast(brought.model_copy(update={"policy": Policy.PIPEMAX}))
     assert "kv_transfer_config" in expected.refusal
+
+
+def test_json_is_compact_unless_the_config_says_otherwise() -> None:
+    def told(**values: object) -> tuple[str, bool, str]:
+        args = engine_args(EngineConfig.parse({"model": DEMO_MODEL, "policy": "vllm"} | values))
+        own = args.create_structured_outputs_config()
+        return own.backend, own.disable_any_whitespace, own.reasoning_parser
+
+    assert told() == ("xgrammar", True, "")
+    assert told(reasoning_parser="qwen3") == ("xgrammar", True, "qwen3")
+    assert told(json_backend="guidance") == ("guidance", True, "")
+    assert told(json_whitespace="any") == ("auto", False, "")
+    assert told(task="embed") == ("auto", False, "")
+    for own, expected in (
+        ({"backend": "outlines"}, ("outlines", False, "")),
+        ({"disable_any_whitespace": False}, ("auto", False, "")),
+        ({"enable_in_reasoning": True}, ("xgrammar", True, "")),
+    ):
+        assert told(vllm={"structured_outputs_config": own}) == expected, own

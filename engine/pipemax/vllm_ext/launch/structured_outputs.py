@@ -1,0 +1,123 @@
+"""Settle how vLLM makes text follow a JSON schema: compact, by a backend that takes the schemas.
+
+Between two tokens of JSON any white space is allowed, and small models can loop in it until ``max_tokens``. vLLM can
+forbid it for a whole engine, with the backends xgrammar and guidance only. Which schemas these take stands in vLLM's
+source, which is read here: importing vLLM takes ten seconds.
+"""
+
+import __future__
+
+import ast
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pipemax.config import EngineConfig
+
+_ARGUMENT = "structured_outputs_config"
+_DECIDES = {"backend", "disable_any_whitespace"}
+"""Settings of the user's with which whitespace is the user's business."""
+_SOURCES = {
+    "xgrammar": ("backend_xgrammar.py", "has_xgrammar_unsupported_json_features"),
+    "guidance": ("backend_guidance.py", "has_guidance_unsupported_json_features"),
+}
+_BACKENDS = tuple(_SOURCES)
+
+
+def structured_outputs(config: EngineConfig) -> dict[str, Any]:
+    """Return the settings of vLLM's StructuredOutputsConfig. ``ValueError`` if the config's own are no mapping."""
+    own = _own(config)
+    if config.is_pooling or config.json_whitespace == "any" or _DECIDES & own.keys():
+        return own
+    return {"backend": config.json_backend, "disable_any_whitespace": True, **own}
+
+
+def check_structured_outputs(config: EngineConfig) -> None:
+    """Raise ``ValueError`` if vLLM refuses the config's own settings; vLLM is imported only if there are some."""
+    if not (own := _own(config)):
+        return
+    from vllm.config.structured_outputs import StructuredOutputsConfig
+
+    make_structured_outputs(StructuredOutputsConfig, own)
+
+
+def make_structured_outputs(kind: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
+    """Return vLLM's object with these settings. ``ValueError`` says which of them it refuses."""
+    try:
+        return kind(**settings)
+    except (TypeError, ValueError) as error:
+        faults = [each["msg"] for each in error.errors()] if hasattr(error, "errors") else [str(error)]
+        raise ValueError(f"vllm: {_ARGUMENT} {dict(settings)}: {'; '.join(faults)}") from error
+
+
+def settings_for_schemas(
+    config: EngineConfig, schemas: Sequence[str], is_enforced_by: Callable[[str, str], bool]
+) -> dict[str, str]:
+    """Return the settings of an engine that enforces these JSON schemas, where they differ from the config's.
+
+    ``is_enforced_by`` tells whether a backend's own library takes a schema. Raise ``ValueError`` if the config names a
+    backend that does not.
+    """
+
+    def takes_all(backend: str) -> bool:
+        return all(
+            not _is_refused(backend, json.loads(schema)) and is_enforced_by(backend, schema)
+            for schema in schemas
+        )
+
+    chosen = structured_outputs(config).get("backend")
+    if chosen not in _BACKENDS or takes_all(chosen):
+        return {}
+    if _DECIDES & _own(config).keys():
+        raise ValueError(
+            f"the backend {chosen} of {_ARGUMENT} cannot enforce the response_format: leave the backend out of the "
+            "engine config"
+        )
+    other = next((backend for backend in _BACKENDS if backend != chosen and takes_all(backend)), None)
+    return {"json_whitespace": "any"} if other is None else {"json_backend": other}
+
+
+def _own(config: EngineConfig) -> dict[str, Any]:
+    own = config.vllm.get(_ARGUMENT) or {}
+    if isinstance(own, str):
+        try:
+            own = json.loads(own)
+        except ValueError as error:
+            raise ValueError(f"vllm: {_ARGUMENT} {own!r} is not JSON: {error}") from error
+    if not isinstance(own, Mapping):
+        raise ValueError(f"vllm: {_ARGUMENT} is {own!r}; give a mapping, such as {{backend: guidance}}")
+    return dict(own)
+
+
+def _is_refused(backend: str, schema: Any) -> bool:
+    """Tell whether vLLM refuses the schema for this backend before it asks the backend itself."""
+    rule = _rule(*_SOURCES[backend])
+    return rule is not None and bool(rule(schema))
+
+
+@cache
+def _rule(file: str, name: str) -> Callable[[Any], bool] | None:
+    """Return vLLM's function, with the helpers and constants of its file; ``None`` if this vLLM has none."""
+    vllm = find_spec("vllm")
+    if vllm is None or vllm.origin is None:
+        return None
+    source = Path(vllm.origin).parent / "v1" / "structured_output" / file
+    try:
+        body = ast.parse(source.read_text(encoding="utf-8")).body
+    except OSError:
+        return None
+    found = [each for each in body if isinstance(each, ast.FunctionDef) and "json_features" in each.name]
+    helpers = [
+        each
+        for each in body
+        if (isinstance(each, ast.FunctionDef) and each.name.startswith("_") and not each.decorator_list)
+        or (isinstance(each, ast.Assign) and isinstance(each.value, ast.Set))
+    ]
+    names: dict[str, Any] = {}
+    # Without its annotations: their names are not in this module.
+    flags = __future__.annotations.compiler_flag
+    exec(compile(ast.Module([*helpers, *found], type_ignores=[]), str(source), "exec", flags), names)
+    return names.get(name)
