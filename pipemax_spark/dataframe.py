@@ -18,8 +18,9 @@ from pipemax_spark.engine_check import recent_preflight
 from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.questions import Question
+from pipemax_spark.executor.requests import KEY_COLUMN
 from pipemax_spark.executor.spool import dealt_directory, spool_fault
-from pipemax_spark.executor.task import KEY_COLUMN, AnnotateTask, TaskPlan, annotation_type
+from pipemax_spark.executor.task import AnnotateTask, TaskPlan, annotation_type
 from pipemax_spark.executor_call import call_on_executor
 from pipemax_spark.image_settings import with_image_settings
 from pipemax_spark.keywords import takes_fields

@@ -7,7 +7,7 @@ from pipemax.wire import ErrorCode
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.overrides import check_overrides
 from pipemax_spark.executor.questions import NULL_PROMPT, Question
-from pipemax_spark.executor.task import (
+from pipemax_spark.executor.requests import (
     ENDINGS_COLUMN,
     FAULT_COLUMN,
     IMAGES_COLUMN,
@@ -147,6 +147,11 @@ class RequestColumns:
 def without_request_columns(requests: "DataFrame") -> "DataFrame":
     """Keep the input's own columns, and the key if there is one."""
     return requests.drop(*_REQUEST_COLUMNS)
+
+
+def without_input_columns(requests: "DataFrame") -> "DataFrame":
+    """Keep the columns from which tasks make requests."""
+    return requests.select(*(quoted(name) for name in requests.columns if name in _REQUEST_COLUMNS))
 
 
 def prompt_text(requests: "DataFrame") -> "Column":

@@ -32,13 +32,13 @@ from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.executor.client import complete
 from pipemax_spark.executor.images import is_image
 from pipemax_spark.executor.overrides import check_overrides
+from pipemax_spark.executor.requests import request_batch
 from pipemax_spark.executor.task import (
     PIECE_ROWS,
     Annotator,
     TaskPlan,
     annotation_type,
     by_piece,
-    request_batch,
     task_label,
 )
 from pipemax_spark.image_settings import with_image_settings

@@ -29,6 +29,7 @@ from pipemax.wire import (
     RequestError,
     encodable,
     guarded,
+    joined_parts,
     reason,
     shown,
 )
@@ -37,7 +38,11 @@ from pipemax_spark.executor.conversations import FIELDS
 LINE_COLUMN = "value"
 """Spark's name for the lines of text files."""
 _PART = pa.struct([("text", pa.string()), ("image_url", pa.string())])
-_MESSAGE = pa.struct([("role", pa.string()), ("content", pa.list_(_PART)), (FIELDS, pa.string())])
+TEXT_FIELD = "text"
+"""Field of a parsed message with its parts' text, for files without images."""
+_MESSAGE = pa.struct(
+    [("role", pa.string()), ("content", pa.list_(_PART)), (TEXT_FIELD, pa.string()), (FIELDS, pa.string())]
+)
 PARSED_SCHEMA = pa.schema(
     [
         ("custom_id", pa.string()),
@@ -158,6 +163,7 @@ def _columns(given: BatchRequest) -> dict[str, Any]:
             {
                 "role": turn.role,
                 "content": [{"text": part.text, "image_url": part.image_url} for part in turn.parts],
+                TEXT_FIELD: joined_parts(part.text for part in turn.parts if part.text is not None),
                 FIELDS: turn.fields,
             }
             for turn in turns

@@ -8,7 +8,7 @@ import contextlib
 import queue
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,48 +16,25 @@ import pyarrow.compute as pc
 from pipemax.wire import (
     COMPLETION_SCHEMA,
     FAULT_TYPE,
-    REQUEST_SCHEMA,
     ErrorCode,
     GenerationSpec,
     RequestError,
+    guarded,
+    python_values,
 )
 from pipemax_spark.errors import OnError, RowFailedError
 from pipemax_spark.executor.client import EngineOptions, complete
-from pipemax_spark.executor.conversations import messages_of
-from pipemax_spark.executor.images import images_of
 from pipemax_spark.executor.json_values import Parser
-from pipemax_spark.executor.overrides import overrides_of
 from pipemax_spark.executor.questions import (
     AnswersByRow,
     Question,
     question_key,
-    question_requests,
     row_annotations,
 )
+from pipemax_spark.executor.requests import KEY_COLUMN, piece_requests, without_helpers
 from pipemax_spark.executor.response_format import compile_schema, load_schema, parse
 from pipemax_spark.executor.spool import Spool
 from pipemax_spark.executor.task_reports import TaskReporter
-
-PROMPT_COLUMN = "__pipemax_prompt"
-MESSAGES_COLUMN = "__pipemax_messages"
-IMAGES_COLUMN = "__pipemax_images"
-OVERRIDES_COLUMN = "__pipemax_overrides"
-FAULT_COLUMN = "__pipemax_fault"
-"""The error of a row that cannot be asked, as a struct of code and message; null where it can."""
-ENDINGS_COLUMN = "__pipemax_endings"
-"""The text with which each question ends, in an array; only if there are questions."""
-NULLS_COLUMN = "__pipemax_nulls"
-"""For each question, the name of a column whose null makes its text null; only if there are questions."""
-KEY_COLUMN = "__pipemax_key"
-"""The key by which the spool identifies a row; only jobs with a spool have this column."""
-_HELPERS = {
-    PROMPT_COLUMN: "prompt",
-    MESSAGES_COLUMN: "messages",
-    IMAGES_COLUMN: "images",
-    OVERRIDES_COLUMN: "overrides",
-    FAULT_COLUMN: "fault",
-}
-"""Column that the driver adds → field of a request."""
 
 PIECE_ROWS = 256
 _MAX_OUTPUT_BYTES = 64 * 2**20
@@ -240,12 +217,9 @@ class PendingRows:
                 # Keep the piece before its request is sent or answered by the spool: its completions may be taken at
                 # once.
                 self._open_rows[number] = piece.num_rows
-                kept = self._pieces[number] = _without_helpers(piece)
+                kept = self._pieces[number] = without_helpers(piece)
                 self._largest_row = max(self._largest_row, kept.nbytes // kept.num_rows)
-                request = _request(piece, number * PIECE_ROWS)
-                if self._questions:
-                    endings, nulls = piece.column(ENDINGS_COLUMN), piece.column(NULLS_COLUMN)
-                    request = question_requests(request, endings, nulls, self._questions)
+                request = piece_requests(piece, number * PIECE_ROWS, questions=self._questions)
                 if KEY_COLUMN in piece.schema.names:
                     keys = self._keys[number] = self._request_keys(piece)
                     request = self._without_recalled(request, keys)
@@ -333,17 +307,13 @@ class Annotator:
 
         A text that does not match the format makes its row an error in ``codes`` and ``messages``.
         """
-        values: list[object] = []
-        for i, text in enumerate(texts.to_pylist()):
-            value = None
-            if text is not None and codes[i] is None:
-                try:
-                    value = parse(text, parser)
-                except ValueError as error:
-                    codes[i], messages[i] = ErrorCode.RESPONSE_FORMAT.value, str(error)
-                    self.unreported_errors[ErrorCode.RESPONSE_FORMAT.value, str(error)] += 1
-            values.append(value)
-        return pa.array(values, parser.arrow_type)
+        is_good = pa.array([code is None for code in codes], pa.bool_())
+        values, faults = parsed_texts(parser, pc.if_else(is_good, texts, pa.scalar(None, texts.type)))
+        for i, fault in enumerate(faults):
+            if fault is not None:
+                codes[i], messages[i] = fault.code, fault.message
+                self.unreported_errors[fault.code, fault.message] += 1
+        return values
 
     def _fail_on(self, codes: list[str | None], messages: list[str | None]) -> None:
         if self._plan.on_error is not OnError.FAIL:
@@ -354,50 +324,28 @@ class Annotator:
                 raise RowFailedError(f"a row failed with {code}{quote}")
 
 
+def parsed_texts(parser: Parser, texts: pa.Array) -> tuple[pa.Array, list[RequestError | None]]:
+    """Return the texts' values, and the error of each text that has none; a null has neither."""
+
+    def value_of(text: str) -> pa.Array:
+        return pa.array([parse(text, parser)], parser.arrow_type)
+
+    null = pa.nulls(1, parser.arrow_type)
+    found = [
+        null if text is None else guarded(value_of, text, ErrorCode.RESPONSE_FORMAT)
+        for text in python_values(texts)
+    ]
+    values = [null if isinstance(each, RequestError) else each for each in found]
+    faults = [each if isinstance(each, RequestError) else None for each in found]
+    return pa.concat_arrays(values) if values else pa.nulls(0, parser.arrow_type), faults
+
+
 def by_piece(row_ids: Sequence[int]) -> dict[int, list[int]]:
     """Map each piece to the places of its rows in ``row_ids``."""
     places: dict[int, list[int]] = {}
     for i, row_id in enumerate(row_ids):
         places.setdefault(row_id // PIECE_ROWS, []).append(i)
     return places
-
-
-def request_batch(first_row_id: int, rows: int, **given: pa.Array) -> pa.RecordBatch:
-    """Return a batch of REQUEST_SCHEMA with ascending row ids; columns that are not given are null.
-
-    Images, conversations and overrides may be of any type that users have them in (``executor.images``,
-    ``executor.conversations``, ``executor.overrides``). A row whose values cannot become a request has its error in
-    ``fault``. Raise ``JobError`` for a column of a wrong type.
-    """
-    faults: list[RequestError | None] = [None] * rows
-    if "fault" in given:
-        faults = [fault and RequestError(**fault) for fault in given["fault"].to_pylist()]
-    for name, convert in (("overrides", overrides_of), ("messages", messages_of)):
-        if name in given:
-            given[name], found = convert(given[name])
-            faults = [old or new for old, new in zip(faults, found, strict=True)]
-    if "images" in given:
-        given["images"] = images_of(given["images"])
-    given["fault"] = pa.array([fault and asdict(fault) for fault in faults], FAULT_TYPE)
-    row_ids = pa.array(range(first_row_id, first_row_id + rows), pa.int64())
-    columns = [
-        given[field.name].cast(field.type) if field.name in given else pa.nulls(rows, field.type)
-        for field in REQUEST_SCHEMA
-        if field.name != "row_id"
-    ]
-    return pa.RecordBatch.from_arrays([row_ids, *columns], schema=REQUEST_SCHEMA)
-
-
-def _request(piece: pa.RecordBatch, first_row_id: int) -> pa.RecordBatch:
-    given = {
-        field: piece.column(helper) for helper, field in _HELPERS.items() if helper in piece.schema.names
-    }
-    return request_batch(first_row_id, piece.num_rows, **given)
-
-
-def _without_helpers(piece: pa.RecordBatch) -> pa.RecordBatch:
-    helpers = (*_HELPERS, ENDINGS_COLUMN, NULLS_COLUMN, KEY_COLUMN)
-    return piece.drop_columns([name for name in piece.schema.names if name in helpers])
 
 
 def _copied(piece: pa.RecordBatch) -> pa.RecordBatch:

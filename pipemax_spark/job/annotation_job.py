@@ -140,7 +140,7 @@ class AnnotationJob:
             rows_left=left.count(),
             limit=self._options.limit,
             reply=checked.reply,
-            max_tokens=self._options.generation.max_tokens,
+            questions=len(self._options.ask),
             output=self._table.name,
             shows_prompt=not self._options.no_sample,
             has_images=self._options.source.has_images(checked.source.rows.schema),

@@ -15,7 +15,7 @@ from pipemax_spark.job.fit import check_columns_fit, holds_annotations
 from pipemax_spark.job.left import check_columns, check_ids
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.remaining import rows_where
-from pipemax_spark.job.sample import sample_prompts
+from pipemax_spark.job.sample import sample_requests
 from pipemax_spark.job.steady_rows import check_steady
 from pipemax_spark.monitor.policy_notes import wants_row_lengths
 from pipemax_spark.monitor.terminal import Terminal
@@ -93,7 +93,7 @@ def check_job(
         generation=options.generation,
         questions=asked.questions,
         question_names=tuple(question.name for question in options.ask),
-        prompts=sample_prompts(source.rows, options.request_columns, rows_in) if samples else [],
+        requests=sample_requests(source.rows, options.request_columns, rows_in) if samples else [],
         rows=rows_in or None,
         has_images=has_images,
     )

@@ -27,7 +27,7 @@ from enum import StrEnum
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from pipemax_spark.executor.task import KEY_COLUMN, OVERRIDES_COLUMN
+from pipemax_spark.executor.requests import KEY_COLUMN, OVERRIDES_COLUMN
 from pipemax_spark.job.equal_rows import shared_rank
 from pipemax_spark.job.partition_keys import partition_keys
 from pipemax_spark.request_columns import prompt_text, without_request_columns

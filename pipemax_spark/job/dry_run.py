@@ -11,34 +11,38 @@ def print_dry_run(
     rows_left: int,
     limit: int | None,
     reply: PreflightReply,
-    max_tokens: int,
+    questions: int,
     output: str,
     shows_prompt: bool = True,
     has_images: bool = False,
 ) -> None:
     """Print what the job would do if it ran now; the first sampled prompt only if ``shows_prompt``.
 
-    Nobody opens images for it, so their tokens are left out.
+    With ``questions``, a row has so many requests. Nobody opens images for it, so their tokens are left out.
     """
     to_do = rows_left if limit is None else min(rows_left, limit)
 
     terminal.say("Output", f"{output}: {rows_in - rows_left:,} rows done earlier, {to_do:,} to do")
     if counted := reply.prompt_tokens:
-        mean, too_long = sum(counted) / len(counted), sum(count == 0 for count in counted)
+        sampled = len(counted) // max(1, questions)
+        mean, bad = sum(counted) / sampled, sum(count == 0 for count in counted)
+        generated = sum(reply.output_tokens) / sampled
         basis = (
-            "counted over all rows"
-            if len(counted) == rows_in
-            else f"extrapolated from {len(counted):,} sampled rows"
+            "counted over all rows" if sampled == rows_in else f"extrapolated from {sampled:,} sampled rows"
         )
         basis += ", without those of images" if has_images else ""
         terminal.say(
             "Tokens",
-            f"about {mean * to_do:,.0f} in prompts, {mean:,.1f} per row, at most {max(counted):,} ({basis})",
+            f"about {mean * to_do:,.0f} in prompts, {mean:,.1f} per row, at most {max(counted):,}"
+            f"{' per question' if questions else ''} ({basis})",
         )
-        terminal.say("", f"at most {max_tokens * to_do:,} generated, {max_tokens:,} per row")
-        if too_long:
+        if reply.output_tokens:
+            terminal.say("", f"at most {generated * to_do:,.0f} generated, {generated:,.0f} per row")
+        if bad:
+            what = "answers" if questions else "rows"
             terminal.say(
-                "", f"{too_long:,} of these rows would be error rows: no prompt, or one that is too long"
+                "",
+                f"{bad:,} of these {what} would be errors: no prompt, one that is too long, or one that is invalid",
             )
         if shows_prompt:
             terminal.console.print("\nThe first sampled prompt, as the model would see it:\n")

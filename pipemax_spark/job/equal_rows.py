@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pipemax_spark.executor.task import KEY_COLUMN
+from pipemax_spark.executor.requests import KEY_COLUMN
 from pipemax_spark.job.sample import SomeRows
 from pipemax_spark.request_columns import prompt_text
 from pipemax_spark.sql import quoted

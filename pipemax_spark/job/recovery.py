@@ -9,8 +9,9 @@ import pyarrow as pa
 from pipemax.wire import COMPLETION_SCHEMA
 from pipemax_spark.dataframe import annotated_schema
 from pipemax_spark.errors import CommitRefusedError, JobFailedError
+from pipemax_spark.executor.requests import KEY_COLUMN
 from pipemax_spark.executor.spool import KEY, SPOOL_SCHEMA
-from pipemax_spark.executor.task import KEY_COLUMN, Annotator, QuestionAnnotator, TaskPlan
+from pipemax_spark.executor.task import Annotator, QuestionAnnotator, TaskPlan
 from pipemax_spark.job.left import occurrence, rows_left
 from pipemax_spark.job.outcomes import Outcomes, written
 from pipemax_spark.job.workdir import LeftRun

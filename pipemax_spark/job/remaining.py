@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipemax_spark.dataframe import ANNOTATION
 from pipemax_spark.errors import JobError, first_line
-from pipemax_spark.executor.task import KEY_COLUMN
+from pipemax_spark.executor.requests import KEY_COLUMN
 from pipemax_spark.job.incremental import Batch
 from pipemax_spark.job.left import rows_left
 from pipemax_spark.job.options import JobOptions

@@ -9,43 +9,93 @@ A view that shuffles, for instance one that joins tables, has no splits of its o
 cost of the view's shuffles.
 """
 
+import json
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pipemax_spark.request_columns import RequestColumns, prompt_text
+from pipemax.wire import ErrorCode, python_values, reason
+from pipemax_spark.executor.requests import piece_requests
+from pipemax_spark.request_columns import RequestColumns, without_input_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
-_PROMPTS = 1_000
-_LOOKED_AT_FOR_PROMPTS = 100_000
+_SAMPLED_ROWS = 1_000
+_LOOKED_AT_ROWS = 100_000
 _MIN_SPLITS, _MAX_SPLITS = 16, 64
 _MAX_DRAWS = 4
 """Maximum number of draws while the drawn splits have no row, for instance because a condition selects rows of few
 files."""
-_TEXT = "__pipemax_text"
+_REQUEST = "request"
 
 
-def sample_prompts(rows: "DataFrame", columns: RequestColumns, rows_in: int) -> list[str | None]:
-    """Return up to 1,000 prompts; a conversation becomes its text. ``rows_in`` is the number of ``rows``.
+def sample_requests(rows: "DataFrame", columns: RequestColumns, rows_in: int) -> list[dict[str, Any]]:
+    """Return the requests of up to 1,000 rows as the preflight takes them. ``rows_in`` is the number of ``rows``.
 
-    If the drawn splits have none, because a condition selects rows of few files, return the first ones, wherever they
-    are.
+    Tasks make them as they do for an engine. If the drawn splits have no rows, because a condition selects rows of few
+    files, take the first ones, wherever they are.
     """
-    requests = columns.add(rows)
-    texts = requests.select(prompt_text(requests).alias(_TEXT))
-    if rows_in <= _PROMPTS:
-        return [row[0] for row in texts.limit(_PROMPTS).collect()]
-    some = SomeRows.of(texts, rows_in=rows_in, looked_at_rows=_LOOKED_AT_FOR_PROMPTS)
-    fraction = min(1.0, 1.5 * _PROMPTS / some.expected_rows)
-    found = some.collect(some.rows.sample(fraction=fraction, seed=0), _PROMPTS)
-    return [row[0] for row in found or texts.limit(_PROMPTS).collect()]
+    requests = without_input_columns(columns.add(rows))
+    as_json = _AsJson(len(columns.questions))
+
+    def collected(some: "DataFrame", collect: "Callable[[DataFrame], list[Row]]") -> list[dict[str, Any]]:
+        found = collect(some.mapInArrow(as_json, f"{_REQUEST} string"))
+        return [request for row in found for request in json.loads(row[0])]
+
+    def first(some: "DataFrame") -> "list[Row]":
+        return some.limit(_SAMPLED_ROWS).collect()
+
+    if rows_in > _SAMPLED_ROWS:
+        some = SomeRows.of(requests, rows_in=rows_in, looked_at_rows=_LOOKED_AT_ROWS)
+        fraction = min(1.0, 1.5 * _SAMPLED_ROWS / some.expected_rows)
+        sampled = some.rows.sample(fraction=fraction, seed=0)
+        if found := collected(sampled, lambda chosen: some.collect(chosen, _SAMPLED_ROWS)):
+            return found
+    return collected(requests.limit(_SAMPLED_ROWS), first)
+
+
+@dataclass(frozen=True, slots=True)
+class _AsJson:
+    """The function of ``mapInArrow``: turn each row into its requests, as JSON text."""
+
+    questions: int
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            requests = piece_requests(batch, 0, questions=self.questions)
+            columns = [python_values(requests.column(name)) for name in requests.schema.names]
+            read = [
+                _readable(dict(zip(requests.schema.names, values, strict=True)))
+                for values in zip(*columns, strict=True)
+            ]
+            per_row = max(1, self.questions)
+            texts = [json.dumps(read[start : start + per_row]) for start in range(0, len(read), per_row)]
+            yield pa.RecordBatch.from_pydict({_REQUEST: pa.array(texts, pa.string())})
+
+
+def _readable(request: dict[str, Any]) -> dict[str, Any]:
+    """Return a request as JSON takes it: without its id, and with names in place of images, which may be large."""
+    del request["row_id"]
+    for value in request.values():
+        if isinstance(value, Exception):
+            return {"fault": {"code": ErrorCode.INVALID_PROMPT.value, "message": reason(value)}}
+    images = [*(request["images"] or ())]
+    images += [
+        part["image"]
+        for turn in request["messages"] or ()
+        for part in (turn or {}).get("parts") or ()
+        if part
+    ]
+    for image in images:
+        if image is not None and (image["content"] is not None or image["source"] is not None):
+            image |= {"content": None, "source": "image"}
+    return request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING
 from pipemax.openai_batch import CHAT, TEXT
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.conversations import FIELDS
-from pipemax_spark.executor.openai_batch import LINE_COLUMN, PARSED_SCHEMA, output_line, parsed_lines
+from pipemax_spark.executor.openai_batch import (
+    LINE_COLUMN,
+    PARSED_SCHEMA,
+    TEXT_FIELD,
+    output_line,
+    parsed_lines,
+)
 from pipemax_spark.storage.hadoop import HadoopFiles, is_remote, plain_path
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 FORMAT = "openai-batch"
 ID_COLUMN = "custom_id"
@@ -81,7 +87,7 @@ def read_requests(
             "messages",
             lambda message: F.struct(
                 message["role"].alias("role"),
-                (message["content"] if found["has_image"] else _joined(message["content"])).alias("content"),
+                message["content" if found["has_image"] else TEXT_FIELD].alias("content"),
                 *([message[FIELDS].alias(FIELDS)] if found["has_fields"] else []),
             ),
         )
@@ -94,13 +100,6 @@ def read_requests(
         if found["bad"]
         else None,
     )
-
-
-def _joined(content: "Column") -> "Column":
-    """Return the text of a message in parts, joined as the engine's side joins parts (``serve.rows.arrow_rows``)."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    return F.array_join(F.transform(content, lambda part: part["text"]), "\n")
 
 
 def errors_path(path: str) -> str:

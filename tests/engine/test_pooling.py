@@ -148,7 +148,11 @@ def preflight_reply(engine: dict[str, object], **generation: object) -> Prefligh
     config = {"model": str(DEMO_MODEL), "max_model_len": LONGEST} | engine
     spec = GenerationSpec(**generation)  # type: ignore[arg-type]
     return preflight(
-        PreflightRequest(engine=config, generation=spec, prompts=["a package", None, "word " * 200])
+        PreflightRequest(
+            engine=config,
+            generation=spec,
+            requests=[{"prompt": text} for text in ("a package", None, "word " * 200)],
+        )
     )
 
 

@@ -107,7 +107,7 @@ def _preflight(text: bytes) -> bytes:
     except ValueError as error:
         return PreflightReply(error_code=SessionErrorCode.INVALID_GENERATION, error=str(error)).to_bytes()
     system = f"{request.generation.system} " if request.generation.system else ""
-    prompts = [f"{system}{prompt or ''}" for prompt in request.prompts]
+    prompts = [f"{system}{_text(one)}" for one in request.requests]
     counts = [count_tokens(prompt) for prompt in prompts]
     lengths = {"prompt_tokens": counts, "max_tokens": request.generation.max_tokens, "rows": request.rows}
     return PreflightReply(
@@ -116,12 +116,19 @@ def _preflight(text: bytes) -> bytes:
         max_model_len=config.max_model_len or DEFAULT_MAX_MODEL_LEN,
         has_chat_template=True,
         prompt_tokens=counts,
+        output_tokens=[request.generation.max_tokens] * len(counts),
         row_lengths=lengths if config.policy == "auto" and counts else None,
         first_prompt=prompts[0] if prompts else "",
         expected_rows=_expected_rows(config, prompts),
         engine=_without_own_settings(config.model_dump(mode="json")),
         versions={"pipemax-spark": PACKAGE_VERSION, "vllm": "fake"},
     ).to_bytes()
+
+
+def _text(request):  # type: ignore[no-untyped-def]
+    """What a request says, as the fake engine reads it."""
+    turns = request.get("messages") or ()
+    return request.get("prompt") or "\n".join(turn["content"] or "" for turn in turns)
 
 
 def _without_own_settings(engine):  # type: ignore[no-untyped-def]

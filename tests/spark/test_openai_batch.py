@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
+from pipemax.generation import Sampling
+from pipemax.serve.rows.arrow_rows import requests_of
 from pipemax_spark.arguments import job_options
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.conversations import FIELDS
+from pipemax_spark.executor.requests import request_batch
 from pipemax_spark.job.options import JobOptions
+from pipemax_spark.storage.openai_batch import read_requests
 from tests.fakes.settings import expected_text, fake_config
 from tests.spark.conftest import Jobs
 
@@ -113,6 +117,29 @@ def test_what_a_request_holds_is_its_row_s_error_and_never_ends_the_job(
     assert json.loads(rows["tools"]["messages"][0][FIELDS]) == {"tool_calls": [call]}
     bad = lines_of(tmp_path / "answers.errors.jsonl")
     assert "max_tokens is 2147483648" in bad["r2"]["body"]["error"]["message"]
+
+
+def test_a_request_is_the_same_alone_and_beside_any_other(spark: Any, tmp_path: Path) -> None:
+    texts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    image = [{"type": "image_url", "image_url": {"url": "data:,x"}}]
+    beside: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "content": image}]},
+        {"messages": [{"role": "user", "content": "x", "name": "Ada"}]},
+        {"messages": [{"role": "user", "content": "x"}], "max_tokens": "n/a"},
+        {"messages": [{"role": "user", "content": "\ud83c"}]},
+    ]
+    found = []
+    for number, others in enumerate([[], *([other] for other in beside), beside]):
+        path = tmp_path / f"{number}.jsonl"
+        write_requests(path, {"messages": [{"role": "user", "content": texts}]}, *others)
+        rows = read_requests(spark, str(path)).where("custom_id = 'r0'").toArrow().combine_chunks()
+        columns = {name: rows.column(name).chunk(0) for name in ("messages", "overrides")}
+        batch = request_batch(0, 1, **columns)
+        ((request,), faults) = requests_of(batch, job=Sampling(seed=1), system=None, id_prefix="")
+        assert faults == []
+        found.append(request)
+    assert [message.content for message in found[0].messages or ()] == ["one\ntwo"]
+    assert all(request == found[0] for request in found)
 
 
 @pytest.mark.long  # test_images shows images, the first test the file

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from pipemax.wire import GenerationSpec
+from pipemax_spark.executor.questions import Question
 from pipemax_spark.job.prefix import sample_by_beginning
-from pipemax_spark.job.sample import SomeRows, sample_prompts
+from pipemax_spark.job.sample import SomeRows, sample_requests
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.request_columns import RequestColumns
 from tests.spark.spark_work import counted
@@ -39,10 +41,14 @@ def rows(spark: Any, source: str) -> Any:
         spark.conf.set(name, value)
 
 
+def sample_prompts(rows: Any, columns: RequestColumns, rows_in: int) -> list[str | None]:
+    return [request["prompt"] for request in sample_requests(rows, columns, rows_in)]
+
+
 def test_a_sample_for_auto_reads_a_bounded_number_of_files(
     spark: Any, rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipemax_spark.job.sample._LOOKED_AT_FOR_PROMPTS", 4_000)
+    monkeypatch.setattr("pipemax_spark.job.sample._LOOKED_AT_ROWS", 4_000)
     assert rows.rdd.getNumPartitions() == FILES
     with counted(spark) as work:
         prompts = sample_prompts(rows, COLUMNS, ROWS)
@@ -95,3 +101,35 @@ def test_a_condition_that_selects_rows_of_no_drawn_split_still_has_a_sample(spar
     assert found.count() == 2
     # As if each of them stood for a million.
     assert len(sample_prompts(found, COLUMNS, 2_000_000)) == 2
+
+
+def test_a_sampled_row_is_the_request_that_its_task_makes(spark: Any) -> None:
+    rows = spark.sql(
+        """SELECT array(named_struct('role', 'user', 'content', 'Weather?', 'name', 'Ada'),
+            named_struct('role', 'assistant', 'content', 'rain', 'name', NULL)) AS chat,
+          named_struct('max_tokens', n) AS options FROM VALUES ('3'), ('n/a') AS t(n)"""
+    )
+    columns = RequestColumns(PromptSource(messages_column="chat"), overrides_column="options")
+    good, bad = sample_requests(rows, columns, 2)
+    assert [(turn["role"], turn["content"], turn["fields"]) for turn in good["messages"]] == [
+        ("user", "Weather?", '{"name": "Ada"}'),
+        ("assistant", "rain", None),
+    ]
+    assert (good["overrides"]["max_tokens"], good["fault"]) == (3, None)
+    assert bad["fault"]["code"] == "invalid_parameter"
+
+
+def test_a_sampled_row_with_questions_is_all_of_its_requests_without_its_image(spark: Any) -> None:
+    rows = spark.sql("SELECT cast(x'68ff' AS string) AS text, x'00' AS photo UNION ALL SELECT 'a', x'00'")
+    questions = tuple(
+        Question(name=name, template=f"{name}?", generation=GenerationSpec()) for name in ("x", "y")
+    )
+    columns = RequestColumns(PromptSource(prompt_column="text", image_column="photo"), questions=questions)
+    requests = sample_requests(rows, columns, 2)
+    assert [request.get("fault") and request["fault"]["code"] for request in requests] == [
+        *["invalid_prompt"] * 2,
+        None,
+        None,
+    ]
+    assert [(one["prompt"], one["question"]) for one in requests[2:]] == [("a\n\nx?", 0), ("a\n\ny?", 1)]
+    assert requests[2]["images"] == [{"content": None, "source": "image"}]

@@ -55,7 +55,9 @@ def test_messages_come_back_equal() -> None:
         jobs={"j": JobStats(errors={"empty_prompt": 2})},
     )
     assert ServerStats.from_bytes(stats.to_bytes()) == stats
-    request = PreflightRequest(engine={"model": "m"}, generation=HEADER.generation, prompts=["a", None])
+    request = PreflightRequest(
+        engine={"model": "m"}, generation=HEADER.generation, requests=[{"prompt": "a"}, {"prompt": None}]
+    )
     assert PreflightRequest.from_bytes(request.to_bytes()) == request
     reply = PreflightReply(error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error="e", prompt_tokens=[1])
     assert PreflightReply.from_bytes(reply.to_bytes()) == reply

@@ -18,7 +18,7 @@ from pipemax.checkpoint.message_fields import fault_of_fields, message_fields, t
 from pipemax.checkpoint.special_tokens import SpecialTokens, Tokenizer
 from pipemax.config import ChatMode
 from pipemax.generation import GenerationRequest, Image, Message, RequestError, Sampling
-from pipemax.wire import ErrorCode
+from pipemax.wire import ErrorCode, guarded, joined_parts
 
 _ROLE = re.compile(r"[\w-]+")
 NO_IMAGES = (
@@ -68,7 +68,7 @@ class PromptEncoder:
 
     def encode(self, requests: Sequence[GenerationRequest]) -> list[list[int] | RequestError]:
         """Return the token ids of each request, or why it has none."""
-        return [self._encode(request) for request in requests]
+        return [guarded(self._encode, request, ErrorCode.INVALID_PROMPT) for request in requests]
 
     def _encode(self, request: GenerationRequest) -> list[int] | RequestError:
         if (fault := self._fault_of(request)) is not None:
@@ -81,7 +81,10 @@ class PromptEncoder:
 
     def render(self, request: GenerationRequest) -> str | RequestError:
         """Return the text that is tokenized, or why there is none."""
-        return self._fault_of(request) or self._rendered(request)
+        rendered: str | RequestError = guarded(
+            lambda one: self._fault_of(one) or self._rendered(one), request, ErrorCode.INVALID_PROMPT
+        )
+        return rendered
 
     def _fault_of(self, request: GenerationRequest) -> RequestError | None:
         if request.prompt is not None and request.messages is not None:
@@ -149,7 +152,7 @@ class PromptEncoder:
             turns.append({"role": "user", "content": request.prompt or ""})
         else:
             turns += [
-                {"role": message.role, "content": "\n".join(message.texts), **message_fields(message)}
+                {"role": message.role, "content": joined_parts(message.texts), **message_fields(message)}
                 for message in request.messages
             ]
         try:

@@ -20,6 +20,7 @@ from pipemax.openai_batch import (
     error_line,
     read_request,
 )
+from pipemax.wire import joined_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,7 @@ def _request(custom_id: str, given: BatchRequest) -> GenerationRequest:
 def _content(turn: Turn) -> str | tuple[str | Image, ...]:
     texts = [part.text for part in turn.parts if part.text is not None]
     if len(texts) == len(turn.parts):
-        return "\n".join(texts)
+        return joined_parts(texts)
     return tuple(part.text if part.text is not None else Image(source=part.image_url) for part in turn.parts)
 
 

@@ -7,17 +7,21 @@ reads the model's configuration and tokenizer, and counts the tokens of sampled 
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from statistics import mean
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pipemax.api import GenerationRequest, RequestError, Sampling
+import pyarrow as pa
+
+from pipemax.api import GenerationRequest, Message, RequestError, Sampling
 from pipemax.checkpoint.adapters import check_adapters, unknown_adapter, with_adapters
 from pipemax.checkpoint.fingerprint import fingerprint
 from pipemax.checkpoint.model_config import read_model_config
 from pipemax.checkpoint.model_length import max_model_len
 from pipemax.checkpoint.model_tasks import check_task, check_tasks
+from pipemax.checkpoint.pooling_texts import row_texts
 from pipemax.checkpoint.prompt_encoder import PromptEncoder, shared_prefix_tokens
 from pipemax.checkpoint.tokenizer import load_tokenizer
 from pipemax.config import EngineConfig, Policy, RowLengths
@@ -28,10 +32,18 @@ from pipemax.policy.layout_choice import FixedLayout
 from pipemax.policy.layout_start import fixed_layout
 from pipemax.replicas.division import config_of_replica, stages_of_replica
 from pipemax.serve.answer_checks import check_answers, check_constraint, check_reasoning_parser
+from pipemax.serve.rows.arrow_rows import requests_of
 from pipemax.serve.schema_checks import check_response_format, settings_for
 from pipemax.serve.start_checks import check_images, check_start
 from pipemax.vllm_ext.launch.structured_outputs import check_structured_outputs
-from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest, SessionErrorCode
+from pipemax.wire import (
+    REQUEST_SCHEMA,
+    GenerationSpec,
+    PreflightReply,
+    PreflightRequest,
+    SessionErrorCode,
+    joined_parts,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -87,7 +99,8 @@ def preflight(request: PreflightRequest) -> PreflightReply:
             check_images(config, model_config)
         check_reasoning_parser(config)
         if config.is_pooling:
-            return _pooling_reply(request, config, model_config, tokenizer, longest)
+            sampled = _sampled(request, asked)
+            return _pooling_reply(sampled, config, model_config, tokenizer, longest)
         encoder = PromptEncoder(tokenizer, chat=config.chat, max_model_len=longest)
     except ValueError as error:
         shared = f" (each of {config.num_replicas} replicas has its part)" if config.num_replicas > 1 else ""
@@ -99,18 +112,15 @@ def preflight(request: PreflightRequest) -> PreflightReply:
             "put the text into the prompt template instead",
         )
     try:
+        _check_system(request.generation.system, encoder, sampling)
         check = partial(check_answers, config, tokenizer=tokenizer, has_template=encoder.has_chat_template)
         _of_each(request, check, asked)
     except ValueError as error:
         return PreflightReply(error_code=SessionErrorCode.INVALID_GENERATION, error=str(error))
-    requests = [
-        GenerationRequest(
-            request_id=str(i), prompt=prompt, system=request.generation.system, sampling=sampling
-        )
-        for i, prompt in enumerate(request.prompts)
+    sampled = _sampled(request, asked)
+    encoded = [
+        one if isinstance(one, RequestError) else encoder.encode([_without_images(one)])[0] for one in sampled
     ]
-    encoded = encoder.encode(requests)
-    rendered = encoder.render(requests[0]) if requests else ""
     prompts = [ids for ids in encoded if not isinstance(ids, RequestError)]
     # Most choices take one token, unless the model thinks first.
     is_short = bool(sampling.choice) and config.reasoning_parser is None
@@ -122,10 +132,16 @@ def preflight(request: PreflightRequest) -> PreflightReply:
         max_model_len=longest,
         has_chat_template=encoder.has_chat_template,
         prompt_tokens=[0 if isinstance(ids, RequestError) else len(ids) for ids in encoded],
-        first_prompt=f"({rendered.message})" if isinstance(rendered, RequestError) else rendered,
+        output_tokens=[
+            0
+            if isinstance(one, RequestError) or isinstance(ids, RequestError)
+            else _most_output(one.sampling)
+            for one, ids in zip(sampled, encoded, strict=True)
+        ],
+        first_prompt=_first_prompt(sampled, encoder),
         engine=config.model_dump(mode="json") | json_settings,
         engine_settings=json_settings,
-        row_lengths=_row_lengths(config, prompts, most_tokens, request.rows),
+        row_lengths=_row_lengths(config, prompts, most_tokens, request.num_requests),
         expected_rows=(
             _expected_rows(config, own_config, model_config, num_stages, num_gpus > 0, row_tokens)
             if virtual is None
@@ -153,22 +169,82 @@ def _check_use(config: EngineConfig, sampling: Sampling) -> None:
         raise ValueError(unknown_adapter(sampling.lora, list(config.lora)))
 
 
+def _sampled(request: PreflightRequest, asked: Sequence[Sampling]) -> list[GenerationRequest | RequestError]:
+    """Return the sampled rows as the engine would get them, or the errors of those that it would not get."""
+    rows = [{**row, "row_id": number} for number, row in enumerate(request.requests)]
+    batch = pa.RecordBatch.from_pylist(rows, schema=REQUEST_SCHEMA)
+    made, faults = requests_of(
+        batch, job=asked[0], questions=asked[1:], system=request.generation.system, id_prefix=""
+    )
+    by_number: dict[int, GenerationRequest | RequestError] = dict(faults)
+    by_number |= {int(one.request_id): one for one in made}
+    return [by_number[number] for number in range(len(rows))]
+
+
+def _without_images(request: GenerationRequest) -> GenerationRequest:
+    """Return the request with its texts only: nobody opens images for a count."""
+    if not request.images:
+        return request
+    turns = tuple(replace(turn, content=joined_parts(turn.texts)) for turn in request.messages or ())
+    return replace(request, messages=turns)
+
+
+def _check_system(system: str | None, encoder: PromptEncoder, sampling: Sampling) -> None:
+    """Raise ``ValueError`` if the model's chat template refuses or drops the system message."""
+    if system is None:
+        return
+    turns = (Message(role="user", content="prompt"),)
+    alone = encoder.render(GenerationRequest(request_id="", messages=turns, sampling=sampling))
+    together = encoder.render(
+        GenerationRequest(request_id="", messages=turns, system=system, sampling=sampling)
+    )
+    if isinstance(alone, RequestError):  # the system message is not what it complains about
+        return
+    if isinstance(together, RequestError):
+        reason = together.message
+    elif together == alone and system.strip():
+        reason = "the model's chat template leaves it out"
+    else:
+        return
+    raise ValueError(f"system is given, and {reason}; put the text into the prompt template instead")
+
+
+def _first_prompt(sampled: Sequence[GenerationRequest | RequestError], encoder: PromptEncoder) -> str:
+    if not sampled:
+        return ""
+    first = sampled[0]
+    text = first if isinstance(first, RequestError) else encoder.render(_without_images(first))
+    return f"({text.message})" if isinstance(text, RequestError) else text
+
+
+def _most_output(sampling: Sampling) -> int:
+    return sampling.max_tokens * sampling.n * sampling.attempts
+
+
 def _pooling_reply(
-    request: PreflightRequest,
+    sampled: Sequence[GenerationRequest | RequestError],
     config: EngineConfig,
     model_config: "PreTrainedConfig",
     tokenizer: "PreTrainedTokenizerBase",
     longest: int,
 ) -> PreflightReply:
     """Return the reply for a pooling task: prompts are read as they are, and there is no policy to choose."""
-    counted = [len(tokenizer.encode(prompt)) if prompt else 0 for prompt in request.prompts]
-    cut = longest if request.generation.truncate else 0
+    texts = [one if isinstance(one, RequestError) else row_texts(one) for one in sampled]
+    counted = []
+    for one, row in zip(sampled, texts, strict=True):
+        if isinstance(one, RequestError) or isinstance(row, RequestError):
+            counted.append(0)
+            continue
+        tokens = [len(tokenizer.encode(text)) for text in row]
+        is_fine = one.sampling.truncate or max(tokens) <= longest
+        counted.append(sum(min(each, longest) for each in tokens) if is_fine else 0)
+    shown = ["\n".join(row) for row in texts if not isinstance(row, RequestError)]
     return PreflightReply(
         model=config.model,
         model_fingerprint=_fingerprint(config, model_config),
         max_model_len=longest,
-        prompt_tokens=[tokens if tokens <= longest else cut for tokens in counted],
-        first_prompt=next((prompt for prompt in request.prompts if prompt), ""),
+        prompt_tokens=counted,
+        first_prompt=shown[0] if shown else "",
         engine=config.model_dump(mode="json"),
         versions=_versions(),
     )

@@ -18,7 +18,7 @@ This package needs only pyarrow. Spark's side imports its names from here.
 from pipemax.generation import GENERATE, PAIR, POOLING_TASKS, RequestError
 from pipemax.node.process import ProcessIdentity, pid_namespace
 from pipemax.wire.generation_spec import GenerationSpec
-from pipemax.wire.message_fields import fields_text
+from pipemax.wire.message_fields import fields_text, joined_parts
 from pipemax.wire.preflight import PreflightReply, PreflightRequest
 from pipemax.wire.row_faults import RowFaultError, encodable, guarded, python_values, reason, shown
 from pipemax.wire.row_settings import row_setting
@@ -84,6 +84,7 @@ __all__ = [
     "encodable",
     "fields_text",
     "guarded",
+    "joined_parts",
     "pid_namespace",
     "python_values",
     "reason",

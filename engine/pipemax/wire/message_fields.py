@@ -6,13 +6,18 @@ them. A value that JSON cannot hold is its row's error, by name. What a template
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
 from pipemax.wire.row_faults import RowFaultError, encodable, shown
 from pipemax.wire.rows import ErrorCode
+
+
+def joined_parts(texts: Iterable[str]) -> str:
+    """Return the text of a message in parts as vLLM gives it to templates that take text only. The one such rule."""
+    return "\n".join(texts)
 
 
 def fields_text(fields: Mapping[str, Any], *, drops_nulls: bool = False) -> str | None:

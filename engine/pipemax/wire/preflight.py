@@ -18,12 +18,18 @@ class PreflightRequest:
     """As in ``SessionHeader``; they are only checked."""
     question_names: tuple[str, ...] = ()
     """By which an error names a question."""
-    prompts: list[str | None] = field(default_factory=list)
-    """Sampled rows' prompts (or, for ``--messages-column``, their joined text), which are only counted, never run."""
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    """Sampled rows as the engine would be sent them (rows of ``REQUEST_SCHEMA`` without their ids), which are only
+    counted, never run. In place of an image each has a name."""
     rows: int | None = None
     """Number of rows in the sampled table, if known."""
     has_images: bool = False
     """Whether rows have images, which the model must then take."""
+
+    @property
+    def num_requests(self) -> int | None:
+        """The number of requests of all rows, if known: one for each question."""
+        return None if self.rows is None else self.rows * max(1, len(self.questions))
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -55,9 +61,12 @@ class PreflightReply:
     max_model_len: int = 0
     has_chat_template: bool = False
     prompt_tokens: list[int] = field(default_factory=list)
-    """Tokens of each prompt of the request as the engine would see it, system message and chat template included."""
+    """Tokens of each of the requests as the engine would see it, system message and chat template included; 0 for one
+    that would end as an error."""
+    output_tokens: list[int] = field(default_factory=list)
+    """Maximum tokens that each of the requests may generate, by its own settings, in all samples and attempts."""
     first_prompt: str = ""
-    """The first sampled prompt as the model would see it."""
+    """The first sampled request as the model would see it."""
     engine: dict[str, Any] = field(default_factory=dict)
     """The engine config with every default filled in."""
     engine_settings: dict[str, Any] = field(default_factory=dict)

@@ -1,14 +1,21 @@
 """Users' columns of conversations become those of requests, with every field of a message."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from pipemax.generation import Sampling
+from pipemax.serve.rows.arrow_rows import requests_of
+from pipemax_spark.errors import JobError
 from pipemax_spark.executor.conversations import messages_of
+from pipemax_spark.executor.requests import request_batch
 
 
 def fields(kind: pa.DataType, value: Any, name: str = "extra") -> Any:
@@ -106,3 +113,45 @@ def test_a_part_with_a_text_and_an_image_is_an_error_not_half_a_part() -> None:
     _, (fault,) = messages_of(pa.array([turns]))
     assert fault is not None
     assert "a text and an image" in fault.message
+
+
+_TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=5)
+_PARTS = st.lists(
+    _TEXTS.map(lambda text: {"type": "text", "text": text, "image_url": None, "image": None})
+    | _TEXTS.map(lambda source: {"type": None, "text": None, "image_url": source, "image": None})
+    | st.just({"type": None, "text": None, "image_url": None, "image": b"x"}),
+    max_size=3,
+)
+_TURNS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "role": st.sampled_from(["user", "assistant", "tool"]),
+            "content": st.none() | _PARTS,
+            "name": st.none() | _TEXTS,
+            "tool_call_id": st.none() | _TEXTS,
+        }
+    ),
+    max_size=3,
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.none() | _TURNS, min_size=1, max_size=5))
+def test_a_row_s_request_is_the_same_alone_and_in_any_table(rows: list[Any]) -> None:
+    def requests(conversations: list[Any]) -> list[Any]:
+        # pyarrow takes the types from the values, so a row alone may have other ones than in a table.
+        try:
+            column = pa.array(conversations)
+            batch = request_batch(0, len(conversations), messages=column)
+        except JobError:
+            return ["refused"] * len(conversations)
+        made, faults = requests_of(batch, job=Sampling(seed=3, temperature=0.5), system=None, id_prefix="")
+        found = {int(one.request_id): replace(one, request_id="") for one in made}
+        return [found.get(row, dict(faults).get(row)) for row in range(len(conversations))]
+
+    together = requests(rows)
+    if together[0] == "refused":  # no row of this table has a part or a turn, which Spark's types would show
+        return
+    for row, conversation in enumerate(rows):
+        alone = requests([conversation])
+        assert alone in ([together[row]], ["refused"])

@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletion
 
 from pipemax.openai_batch import CHAT, TEXT
 from pipemax_spark.executor.conversations import FIELDS
-from pipemax_spark.executor.openai_batch import output_line, parsed_lines
+from pipemax_spark.executor.openai_batch import TEXT_FIELD, output_line, parsed_lines
 
 
 def line(body: dict[str, Any], *, url: str = CHAT, custom_id: object = "a") -> str:
@@ -30,7 +30,9 @@ def chat(text: str = "Hi", **settings: Any) -> dict[str, Any]:
 def test_a_request_is_a_row_with_its_own_sampling() -> None:
     (row,) = parsed(line(chat(max_completion_tokens=7, temperature=0, seed=3, stop="END", user="u", n=1)), "")
     assert row["custom_id"] == "a"
-    assert row["messages"] == [{"role": "user", "content": [{"text": "Hi", "image_url": None}], FIELDS: None}]
+    assert row["messages"] == [
+        {"role": "user", "content": [{"text": "Hi", "image_url": None}], TEXT_FIELD: "Hi", FIELDS: None}
+    ]
     own = {name: value for name, value in row["overrides"].items() if value is not None}
     assert own == {"max_tokens": 7, "temperature": 0.0, "seed": 3, "stop": ["END"]}
     assert (row["fault"], row["row_fault"], row["has_image"], row["has_fields"]) == (None, None, False, False)

@@ -11,7 +11,8 @@ from pipemax.wire import COMPLETION_SCHEMA, GenerationSpec
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.questions import AnswersByRow, question_requests
-from pipemax_spark.executor.task import QuestionAnnotator, TaskPlan, request_batch
+from pipemax_spark.executor.requests import request_batch
+from pipemax_spark.executor.task import QuestionAnnotator, TaskPlan
 from pipemax_spark.questions import asked_of_text, read_questions
 
 BASE = GenerationSpec(max_tokens=16)

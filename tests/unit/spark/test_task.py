@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax.wire import COMPLETION_SCHEMA
+from pipemax_spark.executor.requests import IMAGES_COLUMN, KEY_COLUMN, PROMPT_COLUMN
 from pipemax_spark.executor.spool import Spool
-from pipemax_spark.executor.task import IMAGES_COLUMN, KEY_COLUMN, PROMPT_COLUMN, PendingRows
+from pipemax_spark.executor.task import PendingRows
 
 
 @given(sizes=st.lists(st.integers(0, 700), min_size=1, max_size=5), seed=st.randoms())

@@ -13,7 +13,15 @@ from typing import Any
 import pyarrow as pa
 
 from pipemax.api import Completion, GenerationRequest, Image, Message, RequestError, Sampling
-from pipemax.wire import COMPLETION_SCHEMA, ErrorCode, RowFaultError, encodable, guarded, python_values
+from pipemax.wire import (
+    COMPLETION_SCHEMA,
+    ErrorCode,
+    RowFaultError,
+    encodable,
+    guarded,
+    joined_parts,
+    python_values,
+)
 
 _OVERRIDABLE = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "lora")
 
@@ -165,8 +173,7 @@ def _content(parts: list[dict[str, Any] | None]) -> str | tuple[str | Image, ...
             )
         content += _images([image]) if text is None else [text]
     texts = [part for part in content if isinstance(part, str)]
-    # As vLLM joins them for templates that take text only.
-    return "\n".join(texts) if len(texts) == len(content) else tuple(content)
+    return joined_parts(texts) if len(texts) == len(content) else tuple(content)
 
 
 def _images(images: list[dict[str, Any] | None] | None) -> list[Image]:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from vllm.config import ModelConfig
@@ -22,7 +23,7 @@ from pipemax.checkpoint.prompt_encoder import NO_IMAGES, PromptEncoder, template
 from pipemax.config import EngineConfig
 from pipemax.generation import GenerationRequest, Image, RequestError
 from pipemax.vllm_ext.engine.image_loading import ImageLoader, LoadedImage
-from pipemax.wire import ErrorCode
+from pipemax.wire import ErrorCode, guarded
 
 _LOADING_THREADS = 8
 """A volume answers in milliseconds, and decoding does not hold Python's lock."""
@@ -86,7 +87,9 @@ class RowEncoder:
             return [refusal for _ in requests]
         loaded = self._pool.map(self._loader.load, [request.images for request in requests])
         return [
-            images if isinstance(images, RequestError) else self._encode_one(request, images)
+            images
+            if isinstance(images, RequestError)
+            else guarded(partial(self._encode_one, images=images), request, ErrorCode.INVALID_PROMPT)
             for request, images in zip(requests, loaded, strict=True)
         ]
 
