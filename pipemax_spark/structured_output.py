@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ResponseFormat = "Mapping[str, Any] | str | DataType | None"
 """The type that a function's signature shows; it is text, because a task must not need pyspark's types."""
 _ENVELOPES = ("json_schema", "json_object", "text")
+_WRITE = "write {'type': 'json_schema', 'json_schema': {'schema': {…}}}"
 _LEAVES: dict[str, dict[str, Any]] = {
     "string": {"type": "string"},
     "boolean": {"type": "boolean"},
@@ -95,9 +96,13 @@ def _unwrapped(envelope: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if kind != "json_schema":
         return {"type": "object"} if kind == "json_object" else None
     inner = envelope.get("json_schema")
-    if not isinstance(inner, Mapping) or not isinstance(inner.get("schema"), Mapping):
-        raise ValueError("response-format of type 'json_schema' must hold {'json_schema': {'schema': {…}}}")
+    if not isinstance(inner, Mapping):
+        raise ValueError(f"response-format of type 'json_schema' has no json_schema; {_WRITE}")
     _refuse_others(inner, {"name", "description", "schema", "strict"}, "in its json_schema")
+    if not isinstance(inner.get("schema"), Mapping):
+        raise ValueError(
+            f"response-format of type 'json_schema' has a json_schema without a schema; {_WRITE}"
+        )
     schema: Mapping[str, Any] = inner["schema"]
     return schema
 

@@ -31,7 +31,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
+from urllib.parse import unquote
 
+from pipemax.wire import encodable
 from pipemax_spark.executor.json_values import (
     Array,
     Boolean,
@@ -67,6 +69,10 @@ _SCALARS: Mapping[str, Parser] = {
     "number": Number(),
     "boolean": Boolean(),
 }
+_OTHER_REFERENCES = ("$dynamicRef", "$recursiveRef")
+_VALUES = ("enum", "const", "default", "examples")
+"""Keywords that hold values, not schemas."""
+_TOO_DEEP = "the output is JSON nested too deeply to be parsed"
 _DECIMAL = re.compile(r"decimal\((\d+), ?(\d+)\)")
 
 
@@ -74,7 +80,7 @@ def load_schema(text: str) -> dict[str, Any]:
     """Read a schema from its text. Raise ``ValueError`` if the text cannot be one."""
     try:
         schema = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"response-format is not JSON: {error}") from error
     if not isinstance(schema, dict):
         raise ValueError(
@@ -85,7 +91,11 @@ def load_schema(text: str) -> dict[str, Any]:
 
 def compile_schema(schema: Mapping[str, Any]) -> Parser:
     """Return the parser for a schema. Raise ``ValueError`` for a schema whose values no table can hold."""
-    return _compile(schema, _Place(root=schema, path="response-format"))
+    try:
+        _check_references(schema)
+        return _compile(schema, _Place(root=schema, path="response-format"))
+    except RecursionError:
+        raise ValueError("response-format is nested too deeply") from None
 
 
 def parse(text: str, parser: Parser) -> object:
@@ -95,8 +105,28 @@ def parse(text: str, parser: Parser) -> object:
     except ValueError as error:
         raise ValueError(f"the output is not JSON ({error}); did max_tokens cut it off?") from error
     except RecursionError:
-        raise ValueError("the output is JSON nested too deeply to be parsed") from None
-    return parser.convert(value, "output")
+        raise ValueError(_TOO_DEEP) from None
+    try:
+        return parser.convert(_storable(value) if "\\u" in text else value, "output")
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+
+
+def _storable(value: object) -> object:
+    """Return a value without the lone surrogates that escapes of half a pair leave, which no table can hold."""
+    match value:
+        case str():
+            return encodable(value)
+        case list():
+            return [_storable(each) for each in value]
+        case dict():
+            parts = {encodable(name): _storable(part) for name, part in value.items()}
+            if len(parts) < len(value):
+                raise ValueError(
+                    "two names of the output differ only in lone surrogates, which no table can hold"
+                )
+            return parts
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +156,7 @@ def _compile(schema: object, place: _Place) -> Parser:
     if options is not None and "type" not in schema:
         return _compile_union(options, place)
     if "enum" in schema or "const" in schema:
-        return _compile_enum(schema.get("enum", [schema.get("const")]))
+        return _compile_enum(schema.get("enum", [schema.get("const")]), place)
     kinds = schema.get("type")
     if isinstance(kinds, list):
         rest = [kind for kind in kinds if kind != "null"]
@@ -147,6 +177,24 @@ def _compile(schema: object, place: _Place) -> Parser:
             return JsonText()
 
 
+def _check_references(schema: object) -> None:
+    """Raise ``ValueError`` for a reference by anchor or address, which the engine may follow otherwise."""
+    if isinstance(schema, list):
+        for each in schema:
+            _check_references(each)
+    if not isinstance(schema, Mapping):
+        return
+    for name, part in schema.items():
+        if name in ("$ref", *_OTHER_REFERENCES) and isinstance(part, str):
+            if name in _OTHER_REFERENCES or not (part == "#" or part.startswith("#/")):
+                raise ValueError(
+                    f"response-format has the {name} {part!r}; only references by path within the schema (#/…) can be "
+                    "followed, neither anchors nor addresses; write the path"
+                )
+        elif name not in _VALUES:
+            _check_references(part)
+
+
 def _compile_object(schema: Mapping[str, Any], place: _Place) -> Parser:
     properties = schema.get("properties") or {}
     others = schema.get("additionalProperties")
@@ -156,6 +204,7 @@ def _compile_object(schema: Mapping[str, Any], place: _Place) -> Parser:
         return JsonText()
     by_lower: dict[str, str] = {}
     for name in properties:
+        _check_storable(name, place)
         if (other := by_lower.setdefault(name.lower(), name)) != name:
             raise ValueError(
                 f"{place.path} has the properties {other!r} and {name!r}, which differ only in case: no table can "
@@ -206,7 +255,17 @@ def _compile_union(options: list[object], place: _Place) -> Parser:
     return Nullable(inner) if len(rest) < len(options) else inner
 
 
-def _compile_enum(values: list[object]) -> Parser:
+def _check_storable(text: str, place: _Place) -> None:
+    if encodable(text) != text:
+        raise ValueError(
+            f"{place.path} has {text!a}, which holds a lone surrogate: no table can hold it; leave it out"
+        )
+
+
+def _compile_enum(values: list[object], place: _Place) -> Parser:
+    for value in values:
+        if isinstance(value, str):
+            _check_storable(value, place)
     rest = tuple(value for value in values if value is not None)
     inner: Parser
     if rest and all(isinstance(value, str) for value in rest):
@@ -220,12 +279,11 @@ def _compile_enum(values: list[object]) -> Parser:
 
 def _resolve(reference: str, place: _Place) -> object:
     part: object = place.root
-    if not reference.startswith("#"):
-        raise ValueError(
-            f"{place.path} refers to {reference!r}; only references within the schema (#/…) can be followed"
-        )
-    for name in reference.removeprefix("#").split("/")[1:]:
+    for name in unquote(reference.removeprefix("#")).split("/")[1:]:
         name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(part, list) and name.isdecimal() and int(name) < len(part):
+            part = part[int(name)]
+            continue
         if not isinstance(part, Mapping) or name not in part:
             raise ValueError(f"{place.path} refers to {reference!r}, which the schema does not hold")
         part = part[name]

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from pipemax.generation import Sampling
+from pipemax.generation import RequestError, Sampling
+from pipemax.wire import ErrorCode, encodable, guarded
 
 CUT = "was cut at max_tokens before it was complete"
 _SHOWN = 200
@@ -31,7 +32,10 @@ def vote_of(text: str, sampling: Sampling) -> str:
     """Return a text that is equal for answers that count as equal, such as JSON with other white space."""
     if sampling.response_format is None:
         return text.strip()
-    return json.dumps(json.loads(text), sort_keys=True)
+    try:
+        return json.dumps(json.loads(text), sort_keys=True)
+    except RecursionError:
+        return text.strip()
 
 
 def _fault_of_choice(text: str, choices: tuple[str, ...], *, is_cut: bool) -> str | None:
@@ -46,9 +50,12 @@ def _fault_of_json(text: str, schema: str, *, is_cut: bool) -> str | None:
         value = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         return CUT if is_cut else f"is not JSON: {error}"
-    if (fault := _first_fault(schema)(value)) is None:
+    fault = guarded(_first_fault(schema), value, ErrorCode.RESPONSE_FORMAT)
+    if fault is None:
         return None
-    return f"does not match the schema: {fault[:_SHOWN]}"
+    if isinstance(fault, RequestError):  # 1e999 under multipleOf, for instance, or arrays nested hundredfold
+        return f"cannot be checked against the schema: {fault.message[:_SHOWN]}"
+    return f"does not match the schema: {encodable(fault[:_SHOWN])}"
 
 
 @lru_cache(maxsize=64)

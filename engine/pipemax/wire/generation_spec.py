@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from pipemax.generation import Sampling
+from pipemax.wire.row_faults import encodable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,10 @@ class GenerationSpec(Sampling):
                 f"task {self.task} holds no conversation, so it takes no system message; put the text into the prompt "
                 "template"
             )
+        for name in ("system", "stop", "choice", "regex", "grammar", "lora"):
+            for text in _texts(getattr(self, name)):
+                if encodable(text) != text:
+                    raise ValueError(f"{name} has {text!a}, which holds a lone surrogate; leave it out")
         for name, kind in (
             ("response_format", "JSON schema object"),
             ("chat_template_kwargs", "JSON object"),
@@ -45,3 +50,7 @@ class GenerationSpec(Sampling):
     def of_json(cls, values: dict[str, Any]) -> Self:
         """Return the spec that became these plain values."""
         return cls(**{**values, "stop": tuple(values["stop"]), "choice": tuple(values["choice"])})
+
+
+def _texts(value: Any) -> list[str]:
+    return [each for each in ([value] if isinstance(value, str) else value or ()) if isinstance(each, str)]

@@ -70,7 +70,17 @@ def test_an_invalid_value_is_reported_with_its_path(text: str, told: str) -> Non
     [
         ("{", "response-format is not JSON"),
         ("[]", "must be a JSON object"),
-        ('{"$ref": "http://x/y"}', "only references within the schema"),
+        ('{"$ref": "http://x/y"}', "only references by path within the schema"),
+        (
+            '{"$ref": "#place", "$defs": {"p": {"$anchor": "place"}}}',
+            "the \\$ref '#place'; only references by path",
+        ),
+        ('{"anyOf": [{"items": [{"$ref": "#a"}]}, {}]}', "'#a'; only references by path"),
+        ('{"$dynamicRef": "#a"}', "the \\$dynamicRef '#a'"),
+        ('{"$recursiveRef": "#"}', "the \\$recursiveRef '#'"),
+        ('{"type": "object", "properties": {"\\ud83c": {}}}', "lone surrogate"),
+        ('{"enum": ["\\ud83c"]}', "lone surrogate"),
+        ('{"items": ' * 2_000 + "{}" + "}" * 2_000, "nested too deeply|not JSON"),
         ('{"$ref": "#/none"}', "which the schema does not hold"),
         ('{"type": "object", "properties": {"A": {}, "a": {}}}', "differ only in case"),
     ],
@@ -80,6 +90,63 @@ def test_a_schema_that_no_table_can_hold_is_refused(text: str, told: str) -> Non
         compile_schema(load_schema(text))
 
 
+def test_references_by_path_go_through_lists_and_escapes() -> None:
+    parts = {"a/b %": {"type": "integer"}, "list": [{"type": "boolean"}]}
+    schema = {
+        "type": "object",
+        "properties": {
+            "n": {"$ref": "#/x/a~1b%20%25"},
+            "b": {"$ref": "#/x/list/0"},
+            "$ref": {"type": "string"},
+        },
+        "x": parts,
+    }
+    names = {"n": pa.int64(), "b": pa.bool_(), "$ref": pa.string()}
+    assert compile_schema(schema).arrow_type == pa.struct([*names.items()])
+
+
+FREE = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "map": {"type": "object", "additionalProperties": {"type": "string"}},
+        "json": {},
+        "list": {"type": "array", "items": {"type": "string"}},
+    },
+}
+
+
+def test_lone_surrogates_become_question_marks_wherever_they_stand() -> None:
+    text = json.dumps(
+        {"text": "a\ud83c", "map": {"\udc00": "\ud83c"}, "json": ["\ud83c"], "list": ["\ud83c"]}
+    )
+    parser = compile_schema(FREE)
+    (value,) = pa.array([parse(text, parser)], parser.arrow_type).to_pylist()
+    assert value == {"text": "a?", "map": [("?", "?")], "json": '["?"]', "list": ["?"]}
+    pair = parse(json.dumps({"text": "\U0001f600"}), parser)
+    assert pair["text"] == "\U0001f600", "a whole pair is a character"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"map": {"\\ud83c": 1}}',
+        '{"text": {"\\ud83c": 1}}',
+        '{"map": {"\\ud83c": "a", "\\ud83d": "b"}}',
+        '{"list": ["\\ud83c", 1]}',
+        '{"json": ' + "[" * 900 + "]" * 900 + "}",
+        '{"text": ' + "[" * 900 + "]" * 900 + "}",
+        '{"text": ' + "1" * 5_000 + "}",
+    ],
+)
+def test_an_error_s_message_can_be_stored(text: str) -> None:
+    parser = compile_schema(FREE)
+    try:
+        pa.array([parse(text, parser)], parser.arrow_type)
+    except ValueError as error:
+        pa.array([str(error)])
+
+
 def test_a_schema_that_refers_to_itself_ends_in_json_text() -> None:
     tree = {"type": "object", "properties": {"child": {"$ref": "#"}}}
     parser = compile_schema(tree)
@@ -87,9 +154,10 @@ def test_a_schema_that_refers_to_itself_ends_in_json_text() -> None:
     assert json.loads(parse(text, parser)["child"]["child"]) == {"child": None}
 
 
+TEXTS = st.text(st.characters() | st.characters(categories=["Cs"]))
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda children: st.lists(children) | st.dictionaries(st.text(), children),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
+    lambda children: st.lists(children) | st.dictionaries(TEXTS, children),
     max_leaves=10,
 )
 
@@ -100,6 +168,7 @@ def test_any_output_either_fits_the_type_or_is_refused(value: Any) -> None:
     parser = compile_schema(PERSON)
     try:
         parsed = parse(json.dumps(value), parser)
-    except ValueError:
+    except ValueError as error:
+        str(error).encode()
         return  # anything else that is raised would fail the task, and with it the job
     pa.array([parsed], parser.arrow_type)

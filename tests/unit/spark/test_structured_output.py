@@ -124,7 +124,12 @@ def test_the_other_envelopes_ask_for_any_object_or_any_text() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"type": "json_schema"}, "must hold"),
+        ({"type": "json_schema"}, "has no json_schema; write"),
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, "has a json_schema without a schema; write"),
+        (
+            {"type": "json_schema", "json_schema": {"schema": "{}"}},
+            "has a json_schema without a schema; write",
+        ),
         ({"type": "json_schema", "schema": SCHEMA}, "unknown field 'schema'"),
         (
             {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strikt": True}},
