@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipemax.wire import GenerationSpec
 from pipemax_spark.dataframe import engine_config, with_task
-from pipemax_spark.errors import JobError, OnError
+from pipemax_spark.errors import IfRunning, JobError, OnError
+from pipemax_spark.job.expected_rows import ExpectedRows
 from pipemax_spark.job.options import JobOptions, driver_directory
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.questions import asked_of_text, read_questions
@@ -166,6 +167,16 @@ OPTIONS: dict[str, Option] = {
         read=read_names,
     ),
     "limit": _option(_INPUT, "Maximum number of new rows in this run.", min=1),
+    "expect_rows": _option(
+        _INPUT,
+        "MINIMUM:MAXIMUM of the input's rows, such as 1000:2000000; with other numbers the job ends with status 2 "
+        "before an engine starts. With --incremental: of the rows that were appended.",
+        given=str,
+        read=ExpectedRows.of,
+    ),
+    "fail_if_empty": _option(
+        _INPUT, "End with status 2 if the input has no rows, or with --incremental if none were appended."
+    ),
     "incremental": _option(
         _INPUT,
         "Annotate only rows that were appended to the input (a Delta table) since the last incremental run.",
@@ -338,6 +349,14 @@ OPTIONS: dict[str, Option] = {
         _RUN,
         "Storage for work in progress, visible to all executors; default: inside the output's directory.",
     ),
+    "if_running": _option(
+        _RUN,
+        "While another run is writing to the output with the same work directory: fail (end with status 2), skip (end "
+        "with status 0) or take-over (stop the other run and do the rest).",
+        given=str,
+        show=str,
+        read=IfRunning.of,
+    ),
     "checkpoint": _option(_RUN, "Checkpoint directory of --incremental; default: inside the work directory."),
     "mlflow_experiment": _option(
         _RUN,
@@ -361,7 +380,7 @@ OPTIONS: dict[str, Option] = {
     "no_sample": _option(
         _RUN, "Show no rows and quote no prompts or outputs, in the report, in errors and in logs."
     ),
-    "summary": _option(_RUN, "Write the totals to this file as JSON."),
+    "summary": _option(_RUN, "Write to this file as JSON how the run ended, with its totals."),
     "log_dir": _option(
         _RUN, "Directory for logs; default: PIPEMAX_LOG_DIR, or logs next to the output.", given=Path
     ),

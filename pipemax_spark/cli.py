@@ -1,6 +1,7 @@
 """``pipemax-annotate``: read the command line, run the job, and turn failures into sentences and exit codes.
 
 Exit codes: 0 done, 1 failed while running, 2 an error in the call or the input that the user can fix, 130 interrupted.
+``docs/guide/ends.md`` lists every end.
 """
 
 import inspect

@@ -9,13 +9,20 @@ from pipemax_spark.causes import cause_of, first_line
 
 __all__ = [
     "CommitRefusedError",
+    "EndedBy",
     "EngineSessionError",
+    "IfRunning",
     "JobError",
     "JobFailedError",
     "OnError",
+    "OtherRunError",
+    "RowCountError",
     "RowFailedError",
     "SessionErrorCode",
+    "TakenOverError",
+    "TooManyErrorsError",
     "cause_of",
+    "ended_by",
     "failure_text",
     "first_line",
     "is_interrupt",
@@ -34,12 +41,67 @@ class EngineSessionError(RuntimeError):
         return f"{self.code}: {self.message}"
 
 
+class EndedBy(StrEnum):
+    """What ended a run of the job: ``ended_by`` in its summary. ``docs/guide/ends.md`` says what to do about each."""
+
+    DONE = "done"
+    """All rows that were left are in the output."""
+    LIMIT = "limit"
+    """``--limit`` leaves rows for a later run."""
+    ERROR_ROWS = "error_rows"
+    """More error rows than ``--max-error-rate`` or ``--on-error fail`` allows."""
+    OTHER_RUN = "other_run"
+    """Another run is writing to the output."""
+    TAKEN_OVER = "taken_over"
+    """Another run has taken the output over."""
+    ROW_COUNT = "row_count"
+    """The input has other than ``--expect-rows`` rows, or none under ``--fail-if-empty``."""
+    REFUSED = "refused"
+    """An error in the call or the input, found before any engine started."""
+    INTERRUPT = "interrupt"
+    """Ctrl-C, or the notebook's button."""
+    FAILURE = "failure"
+    """Anything else that failed."""
+
+
 class JobError(ValueError):
     """An error that the user can fix: one sentence with the value and the remedy, no traceback."""
+
+    ended_by = EndedBy.REFUSED
+
+
+class OtherRunError(JobError):
+    """Another run is writing to the output now."""
+
+    ended_by = EndedBy.OTHER_RUN
+
+
+class RowCountError(JobError):
+    """The input does not have as many rows as the caller expects."""
+
+    ended_by = EndedBy.ROW_COUNT
+
+    def __init__(self, message: str, *, rows: int) -> None:
+        super().__init__(message)
+        self.rows = rows
 
 
 class JobFailedError(RuntimeError):
     """The job stopped itself; the message says why. Chunks that are already committed stay."""
+
+    ended_by = EndedBy.FAILURE
+
+
+class TooManyErrorsError(JobFailedError):
+    """More rows failed than the job allows."""
+
+    ended_by = EndedBy.ERROR_ROWS
+
+
+class TakenOverError(JobFailedError):
+    """Another run has taken the output over."""
+
+    ended_by = EndedBy.TAKEN_OVER
 
 
 class CommitRefusedError(RuntimeError):
@@ -67,6 +129,38 @@ class OnError(StrEnum):
             raise JobError(
                 f"on-error is {text!r}; give 'row' (keep error rows) or 'fail' (end at the first one)"
             ) from error
+
+
+class IfRunning(StrEnum):
+    """What a run does while another run is writing to its output."""
+
+    FAIL = "fail"
+    """Refuse to start."""
+    SKIP = "skip"
+    """End at once, as a success."""
+    TAKE_OVER = "take-over"
+    """Stop the other run and do the rest."""
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Read the value from text. Raise ``JobError`` if the text is none of them."""
+        try:
+            return cls(text)
+        except ValueError as error:
+            raise JobError(
+                f"if-running is {text!r}; give 'fail' (refuse to start), 'skip' (end at once, as a success) or "
+                "'take-over' (stop the other run and do the rest)"
+            ) from error
+
+
+def ended_by(error: BaseException) -> EndedBy:
+    """Return what ended the run that raised this error."""
+    if is_interrupt(error):
+        return EndedBy.INTERRUPT
+    if re.search(rf"^(?:\S+\.)?{RowFailedError.__name__}: ", str(error), re.MULTILINE):
+        return EndedBy.ERROR_ROWS
+    known: EndedBy = getattr(error, "ended_by", EndedBy.FAILURE)
+    return known
 
 
 def failure_text(error: BaseException) -> str:

@@ -20,8 +20,9 @@ from pipemax_spark.arguments import (
     read_names,
 )
 from pipemax_spark.dataframe import TemplateVariables, generation_values
-from pipemax_spark.errors import JobError, JobFailedError, OnError, failure_text, is_interrupt
+from pipemax_spark.errors import IfRunning, JobError, JobFailedError, OnError, failure_text, is_interrupt
 from pipemax_spark.job.annotation_job import AnnotationJob
+from pipemax_spark.job.expected_rows import ExpectedRows
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.keywords import takes_fields
 from pipemax_spark.monitor.summary import Summary
@@ -44,6 +45,8 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "commit_every": read_duration,
     "on_error": OnError.of,
     "bad_lines": BadLines.of,
+    "if_running": IfRunning.of,
+    "expect_rows": ExpectedRows.of,
     "summary": os.fspath,
 }
 """Converts a Python argument into the field's value, where the two differ."""
@@ -71,6 +74,8 @@ def _describes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
     commit_every=timedelta | str,
     on_error=str,
     bad_lines=str,
+    if_running=str,
+    expect_rows=Sequence[int | None] | str | None,
     summary=str | os.PathLike[str] | None,
     stop=Sequence[str],
     choice=Sequence[str],
@@ -92,7 +97,7 @@ def annotate_table(
     Make the same call again to annotate the rows that are left. The options are the command's, with ``_`` for ``-`` and
     Python values: ``engine`` is a dict or the path of a YAML file, ``response_format`` a dict, a string or a Spark
     ``DataType``, ``id_columns`` a list, ``input_option`` a dict, ``stop`` and ``choice`` lists, ``commit_every`` a
-    ``timedelta`` or text such as ``"15m"``.
+    ``timedelta`` or text such as ``"15m"``, ``expect_rows`` a pair of numbers or text such as ``"1000:2000000"``.
 
     Print the command's report meanwhile. Interrupting the call (Ctrl-C, or the notebook's button) stops the job;
     committed rows stay.

@@ -11,10 +11,11 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pipemax_spark.errors import JobFailedError
+from pipemax_spark.errors import IfRunning, OtherRunError, TooManyErrorsError
 from pipemax_spark.job.checks import Checked, check_job
 from pipemax_spark.job.dry_run import print_dry_run
 from pipemax_spark.job.early_start import EarlyStart
+from pipemax_spark.job.end_record import EndRecord
 from pipemax_spark.job.fit import check_rows_fit
 from pipemax_spark.job.incremental import Batch, MicroBatches, stream_purpose
 from pipemax_spark.job.left import check_ids
@@ -22,7 +23,7 @@ from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.output import is_annotated, make_output
 from pipemax_spark.job.prefix import PrefixShare, sample_by_beginning, shared_prefixes
 from pipemax_spark.job.preparing import Preparing, remaining_of, tell_changed
-from pipemax_spark.job.record import RowCounts, RunRecord
+from pipemax_spark.job.record import RunRecord
 from pipemax_spark.job.remaining import rows_where
 from pipemax_spark.job.run import Run, begun_run
 from pipemax_spark.job.settings import job_settings
@@ -63,6 +64,7 @@ class AnnotationJob:
         output = self._files.qualified(options.output) if is_path(options.output) else options.output
         self._table = table or open_table(spark, output)
         self._prefixes: PrefixShare | None = None
+        self._end = EndRecord(spark, options, table=self._table)
 
     def run(self) -> Summary | None:
         """Run the job and return its summary, or None after a dry run.
@@ -70,47 +72,69 @@ class AnnotationJob:
         Raise ``JobError`` for what the user can fix, and ``JobFailedError`` if the job stopped itself.
         """
         with job_settings(self._spark):
-            return self._run()
+            if self._options.dry_run:
+                if self._options.summary is not None:
+                    check_storage(self._options.summary, self._spark, option="summary")
+                self._dry_run(self._checked())
+                return None
+            try:
+                with self._end:
+                    return self._run()
+            except OtherRunError as error:
+                if self._options.if_running is not IfRunning.SKIP:
+                    raise
+                self._terminal.say("Skipped", f"{error.args[0]} (--if-running skip)")
+                return self._end.summary
 
-    def _run(self) -> Summary | None:
+    def _checked(self) -> Checked:
+        return check_job(self._spark, self._options, self._table, run_id=self.run_id, terminal=self._terminal)
+
+    def _run(self) -> Summary:
         options = self._options
-        if options.summary is not None:
-            check_storage(options.summary, self._spark, option="summary")
-        checked = check_job(self._spark, options, self._table, run_id=self.run_id, terminal=self._terminal)
-        if options.dry_run:
-            self._dry_run(checked)
-            return None
+        checked = self._checked()
+        if not options.incremental:
+            self._end.counts.rows_in = checked.rows_in
         if checked.source.is_blank and not self._table.exists():
-            return self._record(checked).nothing_delivered()
+            self._end.summary = self._record(checked).nothing_delivered()
+            return self._end.summary
         is_empty = make_output(self._table, checked, options.generation, self.run_id)
         record = self._record(checked)
         base = work_base(options.work_dir, self._table.location())
         check_storage(base, self._spark, option="work-dir")
         table_id = self._table.table_id()
         with WorkDirectory(
-            self._files, base, table_id=table_id, run_id=self.run_id, say=self._terminal.warn
+            self._files,
+            base,
+            table_id=table_id,
+            run_id=self.run_id,
+            say=self._terminal.warn,
+            takes_over=options.if_running is IfRunning.TAKE_OVER,
         ) as work:
             with ExitStack() as stack, self._batches(checked, work) as batches:
-                counts, run = self._do_batches(checked, work, batches, stack, is_empty=is_empty)
+                run = self._do_batches(checked, work, batches, stack, is_empty=is_empty)
                 if run is not None:
                     engines, prefix_hit_rate = run.engines, run.prefix_cache_hit_rate
+            counts = self._end.counts
             if run is not None:
                 if options.compact:
                     record.compact()
                 totals = totals_of_run(self._table, self.run_id)
-                summary = record.summarise(counts, run.seconds, engines, totals)
-                summary = replace(summary, policies=run.policies, prefix_cache_hit_rate=prefix_hit_rate)
                 reason = record.too_many_errors(totals, counts.recovered_runs)
+                summary = record.summarise(
+                    counts, run.seconds, engines, totals, has_failed=reason is not None
+                )
+                summary = replace(summary, policies=run.policies, prefix_cache_hit_rate=prefix_hit_rate)
                 advice = None if self._prefixes is None else self._prefixes.advice
                 status = "FAILED" if reason else "FINISHED"
                 summary = record.conclude(summary, run, totals, advice=advice, status=status)
             else:
                 reason = record.too_many_errors(None, counts.recovered_runs)
-                summary = record.nothing_to_do(counts)
+                summary = record.nothing_to_do(counts, has_failed=reason is not None)
+            self._end.summary = summary
             if options.batch_output is not None:
                 self._write_batch_output(options.batch_output, checked, rows_left=counts.left_out)
             if reason is not None:
-                raise JobFailedError(reason)
+                raise TooManyErrorsError(reason)
             return summary
 
     def _write_batch_output(self, path: str, checked: Checked, *, rows_left: int) -> None:
@@ -169,12 +193,13 @@ class AnnotationJob:
         stack: ExitStack,
         *,
         is_empty: bool,
-    ) -> tuple[RowCounts, Run | None]:
-        """Annotate all batches; return the row counts and the run, or None if there were no rows to annotate.
+    ) -> Run | None:
+        """Annotate and count all batches; return the run, or None if there were no rows to annotate.
 
         The run is entered into ``stack`` when the first rows to do are found.
         """
-        counts, run = RowCounts(), None
+        counts, run = self._end.counts, None
+        counts.rows_in = 0
         preparing = Preparing(
             self._spark,
             self._options,
@@ -198,10 +223,12 @@ class AnnotationJob:
             sliced = prepared.rows
             counts.skipped += rows - prepared.num_left
             counts.left_out += prepared.num_left - sliced.rows
+            counts.to_do = (counts.to_do or 0) + sliced.rows
             if not self._options.group_by_prefix and self._prefixes is None:
                 self._prefixes = self._shared_prefixes(batch, rows)
             if run is None:
                 run = stack.enter_context(self._begun(checked, work, prepared.reusable))
+                self._end.run = run
             origin = "" if batch.stream is None else f" of {batch.stream}"
             preparing.next_chunk = run.do(
                 sliced, prepared.claim, prepared.outcomes, first_chunk=preparing.next_chunk, origin=origin
@@ -210,7 +237,9 @@ class AnnotationJob:
             work.delete_rows(number)
         work.drop_left_runs()
         counts.recovered_runs = preparing.recovered_runs
-        return counts, run
+        if counts.rows_in == 0 and self._options.incremental:
+            self._check_appended(0)
+        return run
 
     def _record(self, checked: Checked) -> RunRecord:
         return RunRecord(
@@ -250,11 +279,16 @@ class AnnotationJob:
         if checked.id_columns:
             check_ids(batch.rows, checked.id_columns, shows_values=not self._options.no_sample)
         rows: int = batch.rows.count()
+        if rows:
+            self._check_appended(rows)
         condition = "" if self._options.where is None else f" where {self._options.where}"
         self._terminal.say(
             "Stream", f"batch {batch.stream.batch_id}: {rows:,} rows{condition} were appended to the input"
         )
         return rows
+
+    def _check_appended(self, rows: int) -> None:
+        self._options.check_row_count(rows, source=f"what was appended to input {self._options.input!r}")
 
     def _chosen(self, batch: Batch) -> Batch:
         """Return the batch with only the rows that ``--where`` selects, both of the batch and of the whole input."""

@@ -84,6 +84,8 @@ def check_job(
     rows_in = source.rows.count() if rows_in is None else rows_in
     condition = "" if options.where is None else f" where {options.where}"
     terminal.say("Input", f"{source.description}: {rows_in:,} rows{condition}")
+    if not options.incremental:
+        options.check_row_count(rows_in, source=f"input {source.name!r}{condition}")
     has_images = options.source.has_images(source.rows.schema)
     engine = with_image_settings(options.engine, has_images=has_images, allow_urls=options.allow_image_urls)
     samples = options.dry_run or wants_row_lengths(engine)

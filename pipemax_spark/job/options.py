@@ -8,9 +8,10 @@ from typing import Any
 
 from pipemax.wire import GenerationSpec
 from pipemax_spark.dataframe import check_pooling
-from pipemax_spark.errors import JobError, OnError
+from pipemax_spark.errors import IfRunning, JobError, OnError
 from pipemax_spark.executor.questions import Question
 from pipemax_spark.executor.response_format import load_schema
+from pipemax_spark.job.expected_rows import ExpectedRows, check_row_count
 from pipemax_spark.monitor.error_limits import ErrorLimits
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.request_columns import RequestColumns
@@ -61,6 +62,11 @@ class JobOptions:
     work_dir: str | None = None
     commit_every: timedelta = timedelta(minutes=15)
     limit: int | None = None
+    expect_rows: ExpectedRows | None = None
+    """How many rows the input may have, or with ``incremental`` what was appended to it."""
+    fail_if_empty: bool = False
+    """Fail if the input has no rows, or with ``incremental`` if none were appended."""
+    if_running: IfRunning = IfRunning.FAIL
     incremental: bool = False
     """Annotate only rows appended to a Delta input since the last run, by Structured Streaming."""
     checkpoint: str | None = None
@@ -144,6 +150,10 @@ class JobOptions:
                 raise JobError(
                     f"--{name} needs --id-columns: without ids, a row is matched by the content of all its columns"
                 )
+
+    def check_row_count(self, rows: int, *, source: str) -> None:
+        """Raise ``RowCountError`` if ``source`` has more or fewer rows than the caller expects."""
+        check_row_count(rows, expected=self.expect_rows, fails_if_empty=self.fail_if_empty, source=source)
 
     @property
     def request_columns(self) -> RequestColumns:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pipemax_spark.errors import JobError, cause_of
+from pipemax_spark.errors import EndedBy, JobError, cause_of
 from pipemax_spark.job.checks import Checked
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.run import Run
@@ -42,13 +42,15 @@ _REPORTED_CONF = (
 
 @dataclass(slots=True)
 class RowCounts:
-    """Row counts over all batches of a run; each row is in exactly one of the last three."""
+    """Row counts over all batches of a run; at its end each row is in exactly one of skipped, left_out and done."""
 
     rows_in: int = 0
     skipped: int = 0
     """Done by earlier runs."""
     left_out: int = 0
     """Beyond ``--limit``."""
+    to_do: int | None = None
+    """Found to be done by this run, committed or not; None as long as nothing was looked for."""
     done: int = 0
     """Committed by this run, and found in the table's history."""
     recovered_runs: Sequence[str] = ()
@@ -166,9 +168,17 @@ class RunRecord:
             return recovered_runs
         return [last, *recovered_by(self.table, last)]
 
-    def summarise(self, counts: RowCounts, seconds: float, engines: int, totals: CommittedTotals) -> Summary:
-        """Return the totals of a run that has ended. ``seconds`` is its duration with the engines' start."""
+    def summarise(
+        self, counts: RowCounts, seconds: float, engines: int, totals: CommittedTotals, *, has_failed: bool
+    ) -> Summary:
+        """Return the totals of a run that has ended. ``seconds`` is its duration with the engines' start.
+
+        ``has_failed`` tells whether it has too many error rows.
+        """
         return Summary(
+            complete=not counts.left_out,
+            rows_left=counts.left_out,
+            ended_by=_ended_by(counts, has_failed=has_failed),
             rows_in=counts.rows_in,
             rows_out=counts.done,
             rows_error=totals.rows_error,
@@ -240,10 +250,13 @@ class RunRecord:
         self._finish(summary, findings, {"MLflow run": tracker.place, **places}, warning=warning)
         return summary
 
-    def nothing_to_do(self, counts: RowCounts) -> Summary:
+    def nothing_to_do(self, counts: RowCounts, *, has_failed: bool) -> Summary:
         """Write and print the summary of a run that found nothing left, and return it."""
         self.terminal.say("Output", f"{self.table.name}: nothing new to do, no engine was started")
         summary = Summary(
+            complete=True,
+            rows_left=0,
+            ended_by=_ended_by(counts, has_failed=has_failed),
             rows_in=counts.rows_in,
             rows_skipped=counts.skipped,
             output=self.table.name,
@@ -259,7 +272,13 @@ class RunRecord:
             "Output", f"{self.table.name} is not made: the input has no rows and no columns yet"
         )
         summary = Summary(
-            rows_in=0, rows_skipped=0, output=self.table.name, output_format=self.table.format_name
+            complete=True,
+            rows_left=0,
+            ended_by=_ended_by(RowCounts(), has_failed=False),
+            rows_in=0,
+            rows_skipped=0,
+            output=self.table.name,
+            output_format=self.table.format_name,
         )
         if self.options.summary is not None:
             write_file(self.options.summary, summary.to_json(), self.spark)
@@ -308,3 +327,9 @@ class RunRecord:
             **places,
             "Logs": str(self.options.log_dir),
         }
+
+
+def _ended_by(counts: RowCounts, *, has_failed: bool) -> EndedBy:
+    if has_failed:
+        return EndedBy.ERROR_ROWS
+    return EndedBy.LIMIT if counts.left_out else EndedBy.DONE

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from pipemax.wire import COMPLETION_SCHEMA
 from pipemax_spark.dataframe import annotated_schema
-from pipemax_spark.errors import CommitRefusedError, JobFailedError
+from pipemax_spark.errors import CommitRefusedError, TakenOverError
 from pipemax_spark.executor.requests import KEY_COLUMN
 from pipemax_spark.executor.spool import KEY, SPOOL_SCHEMA
 from pipemax_spark.executor.task import Annotator, QuestionAnnotator, TaskPlan
@@ -51,7 +51,7 @@ class SpoolRecovery:
         try:
             rows_kept = self.outcomes.commit(annotated_rows(spooled, run, plan=self.plan), transaction)
         except CommitRefusedError as error:
-            raise JobFailedError(self.claim.taken_over()) from error
+            raise TakenOverError(self.claim.taken_over()) from error
         num_rows: int = spooled.count()
         self.claim.landed(transaction, expected_rows=num_rows + rows_kept)
         self.terminal.say("", f"{num_rows:,} rows that run {run.run_id} had completed were committed now")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipemax_spark.errors import JobFailedError
+from pipemax_spark.errors import JobFailedError, TakenOverError, TooManyErrorsError
 from pipemax_spark.executor.spool import spool_fault
 from pipemax_spark.executor.task import TaskPlan
 from pipemax_spark.job.chunks import ChunkPlan, SlicedRows
@@ -46,10 +46,10 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._reason: str | None = None
+        self._reason: JobFailedError | None = None
         self._runner: ChunkRunner | None = None
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: JobFailedError) -> None:
         with self._lock:
             self._reason = reason
             runner = self._runner
@@ -57,11 +57,11 @@ class StopSignal:
             runner.cancel(reason)
 
     def watch(self, runner: ChunkRunner) -> None:
-        """Make this the runner that ``stop`` cancels. Raise ``JobFailedError`` if a reason has come before it."""
+        """Make this the runner that ``stop`` cancels. Raise the reason if it has come before the runner."""
         with self._lock:
             self._runner = runner
             if self._reason is not None:
-                raise JobFailedError(self._reason)
+                raise self._reason
 
 
 @contextmanager
@@ -101,6 +101,14 @@ def begun_run(
     work.write_manifest(manifest)
     directory = options.driver_dir / "runs" / plan.run_id
     signal = StopSignal()
+    work.when_told_to_stop(
+        lambda by: signal.stop(
+            TakenOverError(
+                f"run {by} has taken over the output {table.name} (--if-running take-over); what this run, "
+                f"{plan.run_id}, had committed stays"
+            )
+        )
+    )
     run: Run | None = None
     try:
         with ExitStack() as stack:
@@ -116,7 +124,7 @@ def begun_run(
                     collector,
                     rows_total=0,
                     limits=options.error_limits,
-                    stop_job=signal.stop,
+                    stop_job=lambda reason: signal.stop(TooManyErrorsError(reason)),
                     show=show,
                     show_period_s=period_s,
                     price_per_hour=options.price_per_hour,
@@ -189,6 +197,7 @@ class Run:
         """The driver's directory for this run."""
         self.seconds = 0.0
         """Time from the run's start to its last commit."""
+        self._runners: list[ChunkRunner] = []
 
     @property
     def samples(self) -> Sequence[Sample]:
@@ -198,6 +207,11 @@ class Run:
     def tracks(self) -> Mapping[str, EngineTrack]:
         """Each engine server's track, for the plot; complete once the run has ended."""
         return self._progress.tracks.by_server
+
+    @property
+    def committed_rows(self) -> int:
+        """The number of rows that this run has committed so far."""
+        return sum(runner.committed_rows for runner in self._runners)
 
     @property
     def engines(self) -> int:
@@ -274,6 +288,7 @@ class Run:
             after_commit=self._check_committed,
             expected_rows=self._expected_rows,
         )
+        self._runners.append(runner)
         self._signal.watch(runner)
         runner.run(
             lambda: None if (rate := self._progress.rows_per_s()) is None else rate / per_row,
@@ -291,7 +306,7 @@ class Run:
             return
         totals = totals_of_run(self._table, self._plan.run_id)
         if reason := self._options.error_limits.reason_to_stop(totals.rows, totals.errors):
-            self._signal.stop(reason)
+            self._signal.stop(TooManyErrorsError(reason))
 
     def _track(self) -> None:
         self._policies.look()

@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pipemax_spark.dataframe import annotate_requests
-from pipemax_spark.errors import CommitRefusedError, JobFailedError
+from pipemax_spark.errors import CommitRefusedError, JobFailedError, TakenOverError
 from pipemax_spark.executor.task import TaskPlan
 from pipemax_spark.job.chunks import Chunk, ChunkPlan, RowOrder, SlicedRows, order_of_last_chunk
 from pipemax_spark.job.outcomes import Outcomes
@@ -92,10 +92,16 @@ class ChunkRunner:
         self._ended_chunks: set[int] = set()
         self._checks: list[Future[None]] = []
         self._started_s = time.monotonic()
-        self._failure: str | None = None
+        self._failure: JobFailedError | None = None
 
-    def cancel(self, reason: str) -> None:
-        """Stop the running chunks; ``run`` then raises ``JobFailedError`` with this reason. Call it from any thread."""
+    @property
+    def committed_rows(self) -> int:
+        """The number of this runner's rows that it has found in the table's history."""
+        with self._lock:
+            return self._committed_rows
+
+    def cancel(self, reason: JobFailedError) -> None:
+        """Stop the running chunks; ``run`` then raises the reason. Call it from any thread."""
         with self._lock:
             self._failure = self._failure or reason
         self._cancel_jobs()
@@ -126,16 +132,16 @@ class ChunkRunner:
                 # Also on Ctrl-C: otherwise the other lanes' jobs would go on for as long as their chunks take.
                 with self._lock:
                     reason = self._failure
-                    self._failure = reason or "another chunk failed"
+                    self._failure = reason or JobFailedError("another chunk failed")
                 self._cancel_jobs()
                 if reason is not None:
-                    raise JobFailedError(reason) from error
+                    raise reason from error
                 if isinstance(error, CommitRefusedError):
-                    raise JobFailedError(self._claim.taken_over()) from error
+                    raise TakenOverError(self._claim.taken_over()) from error
                 raise
         if self._committed_rows != self._rows.rows:
             if self._failure is not None:  # between two chunks, when no Spark job ran that could be cancelled
-                raise JobFailedError(self._failure)
+                raise self._failure
             raise JobFailedError(
                 f"{self._rows.rows:,} rows were to be committed and {self._committed_rows:,} were "
                 f"({self._committed_rows - self._rows.rows:+,}). Run the job again to annotate the rows that are left"

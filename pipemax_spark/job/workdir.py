@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pipemax.wire import ProcessIdentity, pid_namespace
-from pipemax_spark.errors import JobError
+from pipemax_spark.errors import OtherRunError
 from pipemax_spark.job.chunks import Chunk
 from pipemax_spark.storage.hadoop import HadoopFiles
 
@@ -44,7 +44,11 @@ _MANIFEST = "manifest.json"
 _ENDED = "ended"
 """Marks the directory of a run that is known to be dead, so that no other run waits to see whether it is still
 running."""
+_STOP = "stop"
+"""Tells a run to stop; it names the run that takes over."""
 _HEARTBEAT_S = 10.0
+_STOPS_WITHIN_S = 120.0
+"""How long a run that takes over waits for the other one to stop: a heartbeat, and the end of its Spark jobs."""
 _DEAD_AFTER_S = 35.0
 """A run whose heartbeat does not change for this long is dead. Only the waiting job's own clock counts."""
 
@@ -96,16 +100,28 @@ class WorkDirectory:
         table_id: str,
         run_id: str,
         say: Callable[[str], None],
+        takes_over: bool = False,
         dead_after_s: float = _DEAD_AFTER_S,
+        heartbeat_s: float = _HEARTBEAT_S,
+        stops_within_s: float = _STOPS_WITHIN_S,
     ) -> None:
-        """Prepare the directory in ``base``, PipeMax's own directory for any number of tables: see ``work_base``."""
+        """Prepare the directory in ``base``, PipeMax's own directory for any number of tables: see ``work_base``.
+
+        With ``takes_over``, a run that is alive there is told to stop.
+        """
         self._files = files
         self._base = base.rstrip("/")
         self._root = f"{self._base}/{table_id}"
         self._table_id = table_id
         self._run_id = run_id
         self._say = say
+        self._takes_over = takes_over
         self._dead_after_s = dead_after_s
+        self._heartbeat_s = heartbeat_s
+        self._stops_within_s = stops_within_s
+        self._stop_lock = threading.Lock()
+        self._told_to_stop_by: str | None = None
+        self._on_stop: Callable[[str], None] = lambda by: None
         self.left_runs: list[LeftRun] = []
         """The dead runs of the table; ``drop_left_runs`` removes what they left."""
         self._has_rows_to_do = False
@@ -139,7 +155,7 @@ class WorkDirectory:
         return f"{self.path}/{_SPOOL}"
 
     def __enter__(self) -> Self:
-        """Claim the directory. Raise ``JobError`` while another run lives here."""
+        """Claim the directory. Raise ``OtherRunError`` while another run lives here, unless this one takes over."""
         marker = {"kind": _KIND, "table_id": self._table_id, "run_id": self._run_id, **_this_process()}
         self._files.write_text(f"{self.path}/{_MARKER}", json.dumps(marker))
         self._files.write_text(f"{self.path}/heartbeat", "")
@@ -170,6 +186,14 @@ class WorkDirectory:
         self._delete_run(self._run_id)
         for directory in (self._root, self._base):
             self._files.delete_if_empty(directory)
+
+    def when_told_to_stop(self, on_stop: Callable[[str], None]) -> None:
+        """Call ``on_stop`` with the id of the run that takes over, once, if one does or has done so. On any thread."""
+        with self._stop_lock:
+            self._on_stop = on_stop
+            by = self._told_to_stop_by
+        if by is not None:
+            on_stop(by)
 
     def chunk_spools(self) -> ChunkSpools:
         """Return the spools of this run's chunks."""
@@ -219,10 +243,19 @@ class WorkDirectory:
     def _take_over(self, run_id: str, owner: Mapping[str, Any]) -> None:
         path = f"{self._root}/{run_id}"
         if self._is_alive(path, run_id, owner):
-            raise JobError(
-                f"another job, run {run_id}, is writing to this output now ({_describe(owner)}); wait until it ends, "
-                "or stop it"
-            )
+            if not self._takes_over:
+                raise OtherRunError(
+                    f"another job, run {run_id}, is writing to this output now ({_describe(owner)}); wait until it "
+                    "ends, stop it, or give --if-running skip or take-over"
+                )
+            if not self._has_stopped(path, run_id, owner):
+                self._say(
+                    f"run {run_id} does not stop; this run goes on without it, and the table refuses what that one "
+                    "commits from now on"
+                )
+                return
+            if not self._files.exists(f"{path}/{_MARKER}"):
+                return
         manifest = self._manifest(path)
         has_spool = bool(self._files.list(f"{path}/{_SPOOL}"))
         if manifest is not None and (has_spool or manifest.get("rows") is not None):
@@ -233,6 +266,22 @@ class WorkDirectory:
             return
         log.info("removing the work directory of run %s, which is dead", run_id)
         self._delete_run(run_id)
+
+    def _has_stopped(self, path: str, run_id: str, owner: Mapping[str, Any]) -> bool:
+        """Tell the run to stop, and wait until it has; return False if it does not."""
+        self._say(f"run {run_id} is writing to this output ({_describe(owner)}); it is told to stop")
+        self._files.write_text(f"{path}/{_STOP}", self._run_id)
+        deadline_s = time.monotonic() + self._stops_within_s
+        while time.monotonic() < deadline_s:
+            if not self._files.exists(f"{path}/{_MARKER}"):
+                # It ended by itself, perhaps before it was told, and then only this file is in its directory.
+                self._files.delete(f"{path}/{_STOP}")
+                self._files.delete_if_empty(path)
+                return True
+            if self._files.exists(f"{path}/{_ENDED}") or _has_died(owner):
+                return True
+            time.sleep(min(0.5, self._stops_within_s / 4))
+        return False
 
     def _delete_run(self, run_id: str) -> None:
         """Delete a run's directory, its marker last; keep a directory without a marker of that run."""
@@ -259,7 +308,7 @@ class WorkDirectory:
         if self._files.exists(f"{path}/{_ENDED}"):
             return False
         if _sees_processes_of(owner):
-            return ProcessIdentity(pid=owner["pid"], start_ticks=owner["start_ticks"]).is_running()
+            return not _has_died(owner)
         beat = self._files.modified_ms(f"{path}/heartbeat")
         self._say(
             f"run {run_id} left a work directory ({_describe(owner)}); waiting {self._dead_after_s:.0f} s to see "
@@ -285,9 +334,10 @@ class WorkDirectory:
         return marker
 
     def _beat(self) -> None:
-        while not self._stopped.wait(_HEARTBEAT_S):
+        while not self._stopped.wait(self._heartbeat_s):
             try:
                 is_ours = self._owner(self._run_id) is not None
+                self._look_whether_to_stop()
             except Exception:  # the storage is unavailable for a moment; the next heartbeat will show
                 log.warning("%s could not be read", self.path, exc_info=True)
                 continue
@@ -295,6 +345,16 @@ class WorkDirectory:
                 log.warning("the work directory %s is gone: another run has taken over", self.path)
                 return
             self._write_if_possible("heartbeat", str(time.time()))
+
+    def _look_whether_to_stop(self) -> None:
+        path = f"{self.path}/{_STOP}"
+        if self._told_to_stop_by is not None or not self._files.exists(path):
+            return
+        with self._stop_lock:
+            self._told_to_stop_by = by = self._files.read_text(path)
+            on_stop = self._on_stop
+        log.warning("run %s takes over and tells this run to stop", by)
+        on_stop(by)
 
     def _write_if_possible(self, name: str, text: str) -> None:
         try:
@@ -318,6 +378,13 @@ def _this_process() -> dict[str, Any]:
         "user": os.getuid(),
         **asdict(ProcessIdentity.own()),
     }
+
+
+def _has_died(owner: Mapping[str, Any]) -> bool:
+    """Tell whether the owner is a process that this one would see, and it is gone."""
+    if not _sees_processes_of(owner):
+        return False
+    return not ProcessIdentity(pid=owner["pid"], start_ticks=owner["start_ticks"]).is_running()
 
 
 def _sees_processes_of(owner: Mapping[str, Any]) -> bool:

@@ -24,13 +24,20 @@ _SHOWN_ENGINES = 16
 class Summary:
     """The totals that ``--summary`` writes, with exactly these keys."""
 
+    complete: bool = False
+    """Whether each row of the input, or with ``--incremental`` of what was appended, is in the output with an answer or
+    an error."""
+    rows_left: int | None = None
+    """Rows that are not in the output yet; None if the run ended before it knew."""
+    ended_by: str | None = None
+    """What ended the run, a value of ``EndedBy``; None while it works, and if it was killed."""
     rows_in: int
-    """Rows of the input."""
+    """Rows of the input; 0 if the run ended before it had counted them."""
     rows_out: int = 0
     """Rows that this run has added to the output, including error rows."""
     rows_error: int = 0
     """Rows of ``rows_out`` with an error."""
-    rows_skipped: int
+    rows_skipped: int = 0
     """Rows that earlier runs have completed."""
     rows_left_out: int = 0
     """Rows that ``--limit`` leaves for a later run."""

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipemax_spark.errors import CommitRefusedError, JobFailedError
+from pipemax_spark.errors import CommitRefusedError, JobFailedError, TakenOverError
 from pipemax_spark.storage.output_table import OutputTable
 from pipemax_spark.storage.tables import Commit, Transaction
 
@@ -59,7 +59,7 @@ class Claim:
             if claim._take_lanes(schema):
                 return claim
             if claim._claimed_by_another():
-                raise JobFailedError(claim.taken_over())
+                raise TakenOverError(claim.taken_over())
             # A chunk of the run that is being fenced off landed meanwhile, under the same application id.
         raise JobFailedError(
             f"{table.name} cannot be claimed: another run keeps committing to it; run one job"
@@ -103,7 +103,7 @@ class Claim:
         """
         commit = self.table.find_commit(transaction.note, since_version=self.epoch - 1)
         if commit is None:
-            raise JobFailedError(self.taken_over())
+            raise TakenOverError(self.taken_over())
         if expected_rows is not None and commit.rows is not None and commit.rows != expected_rows:
             raise JobFailedError(
                 f"{transaction.note} was to add {expected_rows:,} rows and added {commit.rows:,} "

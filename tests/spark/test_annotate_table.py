@@ -131,6 +131,8 @@ def test_an_interrupted_call_stops_its_tasks_and_the_same_call_does_the_rest(
         ({"engine": {}}, JobError, "no model is named"),
         ({"commit_every": "often"}, JobError, "commit-every is 'often'; write it as 15m"),
         ({"on_error": "skip"}, JobError, "on-error is 'skip'"),
+        ({"if_running": "wait"}, JobError, "if-running is 'wait'"),
+        ({"expect_rows": (2, 1)}, JobError, "expect-rows is .*minimum is above"),
         ({"response_format": "{"}, JobError, "response-format is not JSON"),
         ({"engine": "/no/such/file"}, JobError, "engine '/no/such/file' cannot be read"),
         ({"templat": "x"}, TypeError, "unexpected keyword argument 'templat'"),

@@ -32,6 +32,8 @@ def invoke(*arguments: str) -> tuple[int, str]:
     [
         (("--template", "{text}"), "give exactly one of prompt-column, messages-column and template"),
         (("--on-error", "ignore"), "on-error is 'ignore'; give 'row'"),
+        (("--if-running", "wait"), "if-running is 'wait'; give 'fail'"),
+        (("--expect-rows", "5"), "expect-rows is '5'; write it as MINIMUM:MAXIMUM"),
         (("--commit-every", "often"), "commit-every is 'often'; write it as 15m, 900s or 1h"),
         (("--response-format", "/no/such/file"), "response-format '/no/such/file' cannot be read"),
         (("--response-format", '{"type": "json_schema"}'), "response-format of type 'json_schema' must hold"),

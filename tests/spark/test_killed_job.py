@@ -30,10 +30,12 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SLOW = fake_config(tokens_per_s=1_500)
 
 
-def start_job(options: JobOptions, *arguments: str, commit_every: str) -> subprocess.Popen[bytes]:
-    """The same job as a process group of its own, driver and JVM."""
+def start_job(
+    options: JobOptions, *arguments: str, commit_every: str, fake: str = "tokens_per_s: 1500"
+) -> subprocess.Popen[bytes]:
+    """The same job as a process group of its own, driver and JVM. ``fake`` are the fake engine's options."""
     engine_file = options.log_dir.parent / "engine.yaml"
-    engine_file.write_text("model: fake\nmax_num_seqs: 16\nvllm: {fake: {tokens_per_s: 1500}}\n")
+    engine_file.write_text(f"model: fake\nmax_num_seqs: 16\nvllm: {{fake: {{{fake}}}}}\n")
     return subprocess.Popen(
         [
             *(sys.executable, REPOSITORY / "jobs" / "annotate.py"),

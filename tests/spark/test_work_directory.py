@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +14,12 @@ from typing import Any
 import pytest
 
 from pipemax.wire import ProcessIdentity
-from pipemax_spark.errors import JobError
+from pipemax_spark.errors import JobError, JobFailedError
 from pipemax_spark.job.chunks import Chunk
 from pipemax_spark.job.workdir import WorkDirectory
 from pipemax_spark.storage.hadoop import HadoopFiles
 from tests.spark.conftest import Jobs
+from tests.waiting import wait_until
 
 TABLE = "table-id"
 
@@ -52,6 +54,47 @@ def test_a_second_run_is_kept_out_while_the_first_lives(spark: Any, tmp_path: Pa
         assert (tmp_path / "work" / TABLE / "first").exists(), "the first one's directory is left alone"
     assert not (tmp_path / "work").exists()
     assert said == []
+
+
+def test_a_run_that_takes_over_waits_until_the_other_one_has_stopped(spark: Any, tmp_path: Path) -> None:
+    told: list[str] = []
+    said: list[str] = []
+    stopping = threading.Event()
+
+    def first() -> None:
+        quick = {"table_id": TABLE, "run_id": "first", "say": said.append, "heartbeat_s": 0.05}
+        with WorkDirectory(HadoopFiles(spark), str(tmp_path / "work"), **quick) as work:
+            work.write_manifest({"spec_hash": "hash", "rows": {}})
+            begun.set()
+            assert stopping.wait(120)
+            work.when_told_to_stop(told.append)
+            wait_until(lambda: bool(told), 60, "the word to stop")
+            raise JobFailedError("stopped")
+
+    begun = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(first)
+        assert begun.wait(60)
+        taking = {"table_id": TABLE, "run_id": "second", "say": said.append, "takes_over": True}
+        stopping.set()
+        with WorkDirectory(HadoopFiles(spark), str(tmp_path / "work"), **taking) as work:
+            assert [run.run_id for run in work.left_runs] == ["first"], "as of a dead run, its rows are used"
+            assert told == ["second"]
+            work.drop_left_runs()
+        assert isinstance(running.exception(), JobFailedError)
+    assert not (tmp_path / "work").exists()
+    assert ["is told to stop" in text for text in said] == [True]
+
+
+def test_a_run_that_does_not_stop_keeps_its_directory(spark: Any, tmp_path: Path) -> None:
+    said: list[str] = []
+    with work_directory(spark, tmp_path / "work", "deaf", said):
+        taking = {"table_id": TABLE, "run_id": "second", "takes_over": True, "stops_within_s": 0.2}
+        with WorkDirectory(HadoopFiles(spark), str(tmp_path / "work"), say=said.append, **taking) as work:
+            assert work.left_runs == []
+        assert (tmp_path / "work" / TABLE / "deaf" / "owner.json").exists()
+    assert "run deaf does not stop" in said[1]
+    assert not (tmp_path / "work").exists()
 
 
 def test_runs_on_two_tables_share_a_directory(spark: Any, tmp_path: Path) -> None:
