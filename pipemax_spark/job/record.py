@@ -25,6 +25,7 @@ from pipemax_spark.monitor.plot_process import draw_plot
 from pipemax_spark.monitor.report_page import report_page
 from pipemax_spark.monitor.summary import Findings, Summary, print_report
 from pipemax_spark.monitor.terminal import Terminal
+from pipemax_spark.monitor.time_accounts import working_seconds
 from pipemax_spark.monitor.tracking import InputTable
 from pipemax_spark.storage.fence import recovered_by
 from pipemax_spark.storage.hadoop import write_file
@@ -215,6 +216,7 @@ class RunRecord:
             summary,
             rows_reused=min(run.rows_reused, summary.rows_out * max(1, len(self.options.ask))),
             time_account_s=account,
+            working_rows_per_s=round(summary.rows_out / working_seconds(account, seconds=summary.seconds), 3),
             replicas=run.replicas,
             engine_rates=run.engine_rates,
             drain_at_full_rate_s=None if drain_s is None else round(drain_s, 3),

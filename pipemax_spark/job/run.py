@@ -26,7 +26,7 @@ from pipemax_spark.monitor.engine_log import EngineLog
 from pipemax_spark.monitor.engine_tracks import EngineTrack
 from pipemax_spark.monitor.findings import totals_of_run
 from pipemax_spark.monitor.policy_notes import PolicyNotes
-from pipemax_spark.monitor.progress import Progress, Sample, SilenceWatch
+from pipemax_spark.monitor.progress import Progress, Sample, SilenceWatch, in_rows
 from pipemax_spark.monitor.report_totals import SILENT_S
 from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.monitor.time_accounts import whole_account
@@ -201,7 +201,13 @@ class Run:
 
     @property
     def samples(self) -> Sequence[Sample]:
-        return self._progress.samples
+        """The samples, counted in rows of the table; engines count requests."""
+        return [in_rows(sample, requests_per_row=self._per_row) for sample in self._progress.samples]
+
+    @property
+    def _per_row(self) -> int:
+        """The number of requests of a row, one for each question."""
+        return max(1, len(self._options.ask))
 
     @property
     def tracks(self) -> Mapping[str, EngineTrack]:
@@ -243,8 +249,12 @@ class Run:
         return self._collector.totals().rows_reused
 
     def time_account(self) -> dict[str, float]:
-        """Return where the engines' time went: seconds by part, which add up to ``seconds`` for each engine."""
-        return whole_account(self._collector.time_account(), engines=self.engines, seconds=self.seconds)
+        """Return where the engines' time went: seconds by part, which add up to ``seconds`` for each engine.
+
+        Engines that have done no row count too: their start took the time of their machines.
+        """
+        servers = max(self.engines, self._collector.accounted_servers())
+        return whole_account(self._collector.time_account(), engines=servers, seconds=self.seconds)
 
     def drain_at_full_rate_s(self) -> float | None:
         """See ``Summary``."""
@@ -263,8 +273,7 @@ class Run:
 
         The chunks are numbered from ``first_chunk`` on; see ``ChunkRunner``.
         """
-        # Engines count requests: a row has one for each question.
-        per_row = max(1, len(self._options.ask))
+        per_row = self._per_row
         self._progress.expect(rows.rows * per_row)
         self._collector.expect(rows.rows * per_row)
         chunks = ChunkPlan(

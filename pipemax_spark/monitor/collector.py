@@ -118,6 +118,11 @@ class Collector:
         with self._lock:
             return self._accounts.total()
 
+    def accounted_servers(self) -> int:
+        """Return how many servers the time account has."""
+        with self._lock:
+            return self._accounts.num_servers()
+
     def replicas(self) -> list[dict[str, Any]]:
         """Return what each replica has done for this job; none for engines without replicas."""
         with self._lock:

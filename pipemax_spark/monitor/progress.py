@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from pipemax.wire import ServerStats
@@ -260,6 +260,17 @@ class SilenceWatch:
                 "port that executors can reach. Until then no progress is shown, and error limits are checked at "
                 "each commit"
             )
+
+
+def in_rows(sample: Sample, *, requests_per_row: int) -> Sample:
+    """Return a sample of requests as one of rows."""
+    rows_done = sample.rows_done // requests_per_row
+    return replace(
+        sample,
+        rows_done=rows_done,
+        rows_error=sample.rows_error if requests_per_row == 1 else min(sample.rows_error, rows_done),
+        rows_per_s=sample.rows_per_s / requests_per_row,
+    )
 
 
 def _phases(servers: Sequence[ServerStats]) -> str:

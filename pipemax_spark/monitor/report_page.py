@@ -109,7 +109,8 @@ def _tiles(summary: Summary, price_per_hour: float | None) -> str:
     tiles = [
         (f"{summary.rows_out:,}", "rows out"),
         (f"{summary.rows_error:,}", "error rows"),
-        (f"{summary.rows_per_s:,.1f}", "rows/s"),
+        (f"{summary.rows_per_s:,.1f}", "rows/s with start-up"),
+        (f"{summary.working_rows_per_s:,.1f}", "rows/s at work"),
         token_rate(summary),
         (_duration(summary.seconds), "from the first chunk on"),
         (f"{summary.engines}", "engines" if summary.engines != 1 else "engine"),

@@ -13,7 +13,7 @@ from rich.text import Text
 from pipemax_spark.monitor.engine_rates import describe_engine
 from pipemax_spark.monitor.error_limits import such_as
 from pipemax_spark.monitor.replica_totals import describe_replica
-from pipemax_spark.monitor.time_accounts import describe_account
+from pipemax_spark.monitor.time_accounts import describe_account, working_seconds
 
 _TEXT_WIDTH = 60
 _LABEL_WIDTH = 19
@@ -42,7 +42,7 @@ class Summary:
     rows_left_out: int = 0
     """Rows that ``--limit`` leaves for a later run."""
     rows_reused: int = 0
-    """Rows that took the answer of a row with an equal request, as far as the engines have reported it."""
+    """Rows, or with ``--ask`` answers, that took the answer of an equal request, as far as the engines reported it."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int | None = None
@@ -57,6 +57,9 @@ class Summary:
     """``rows_out`` divided by ``seconds``."""
     tokens_per_s: float = 0.0
     """``completion_tokens`` divided by ``seconds``."""
+    working_rows_per_s: float = 0.0
+    """``rows_out`` divided by ``seconds`` without the engines' start and the time without an engine: the rate of a long
+    run. 0 without rows."""
     output: str
     output_format: str = "Delta"
     """``Delta`` or ``Iceberg``."""
@@ -195,7 +198,7 @@ def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None)
                 "Speed",
                 f"{summary.rows_per_s:,.1f} rows/s, {' '.join(token_rate(summary))}, over "
                 f"{summary.seconds:,.1f} s on {summary.engines} engine{'' if summary.engines == 1 else 's'}, from the "
-                "start of the first chunk",
+                f"start of the first chunk; {summary.working_rows_per_s:,.1f} rows/s at work",
             )
         )
     if summary.prefix_cache_hit_rate is not None:
@@ -217,9 +220,14 @@ def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None)
     facts += _engines(summary)
     if price_per_hour is not None and summary.rows_out:
         cost = summary.seconds / 3600 * price_per_hour
-        per_million = cost / summary.rows_out * 1e6
+        # Of millions of rows, the engines' start is a small part.
+        work_s = working_seconds(summary.time_account_s, seconds=summary.seconds)
+        per_million = work_s / 3600 * price_per_hour / summary.rows_out * 1e6
         facts.append(
-            ("Cost", f"{cost:,.2f} at {price_per_hour:,.2f} an hour, {per_million:,.2f} per million rows")
+            (
+                "Cost",
+                f"{cost:,.2f} at {price_per_hour:,.2f} an hour; at work, {per_million:,.2f} per million rows",
+            )
         )
     return facts
 

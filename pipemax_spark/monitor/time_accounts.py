@@ -36,7 +36,8 @@ class TimeAccounts:
         self._latest[engine] = account
         drain_s = stats.engine_metrics.get(_DRAIN_AT_FULL_RATE)
         if drain_s is not None:
-            began_before = bool(self._before[engine]) and engine not in self._drains
+            # If the job began while the engine started, all of its drains belong to the job.
+            began_before = bool(self._before[engine].keys() - {_START_UP}) and engine not in self._drains
             before_s = drain_s if began_before else self._drains.get(engine, (0.0, 0.0))[0]
             self._drains[engine] = (before_s, drain_s)
 
@@ -45,6 +46,10 @@ class TimeAccounts:
         if not self._drains:
             return None
         return sum(max(0.0, latest_s - before_s) for before_s, latest_s in self._drains.values())
+
+    def num_servers(self) -> int:
+        """Return how many servers' engines have accounts, also those that have done no rows."""
+        return len({server for server, _ in self._latest})
 
     def total(self) -> dict[str, float]:
         """Return seconds by part, over all engines."""
@@ -59,6 +64,16 @@ def whole_account(account: Mapping[str, float], *, engines: int, seconds: float)
     """Add time without an engine, so that the parts add up to ``seconds`` for each engine."""
     rest_s = engines * seconds - sum(account.values())
     return {**account, NO_ENGINE: max(0.0, rest_s)} if account else {}
+
+
+def working_seconds(account: Mapping[str, float], *, seconds: float) -> float:
+    """Return ``seconds`` without the engines' start and the time without an engine, as a mean over the engines.
+
+    Without an account, or if there is nothing else in it, these are all of the seconds.
+    """
+    total = sum(account.values())
+    working = total - account.get(_START_UP, 0.0) - account.get(NO_ENGINE, 0.0)
+    return seconds * working / total if working > 0 else seconds
 
 
 def describe_account(account: Mapping[str, float]) -> str:

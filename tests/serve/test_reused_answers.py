@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,13 @@ class Asker:
         self._engine_python = engine_python
         self._jobs = 0
 
-    def rows_reused(self, model: str, **engine: Any) -> int:
-        """Of the 20 prompts, asked again by this model."""
+    def rows_reused(self, model: str, *, prompts: Sequence[str | None] = PROMPTS, **engine: Any) -> int:
+        """Of the prompts, asked again by this model."""
         self._jobs += 1
         job = f"job {self._jobs}"
         config = fake_config(model=model) | engine
         opts = options(self._engine_python, engine=config, job_id=job, reuses_results=True)
-        run_prompts(PROMPTS, opts)
+        run_prompts(prompts, opts)
         return server_stats(opts).jobs[job].rows_reused
 
 
@@ -51,6 +51,10 @@ def model(tmp_path: Path) -> Path:
 def test_a_cached_answer_is_reused_while_its_engine_is_there(asker: Asker, model: Path) -> None:
     assert asker.rows_reused(str(model)) == 0
     assert asker.rows_reused(str(model)) == len(PROMPTS)
+
+
+def test_equal_rows_without_an_answer_are_not_counted(asker: Asker, model: Path) -> None:
+    assert asker.rows_reused(str(model), prompts=[None] * 5 + ["[[error]]"] * 3 + ["a"] * 2) == 1
 
 
 def test_a_cached_answer_is_reused_after_other_engines_if_the_model_is_the_same(

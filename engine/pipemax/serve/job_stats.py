@@ -72,7 +72,8 @@ class StatsBook:
             totals = self._jobs[job_id]
             for completion in completions:
                 totals.rows_done += 1
-                totals.rows_reused += completion.is_reused
+                # The outcome of a row without a prompt, say, is no answer, and nothing is spared by it.
+                totals.rows_reused += completion.is_reused and completion.error is None
                 totals.prompt_tokens += completion.prompt_tokens
                 totals.completion_tokens += completion.completion_tokens
                 if completion.error is not None:

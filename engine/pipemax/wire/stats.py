@@ -30,7 +30,7 @@ class JobStats:
     rows_done: int = 0
     """Completions handed to the client, error rows included."""
     rows_reused: int = 0
-    """Rows of these that took the outcome of an equal request, without the engine."""
+    """Rows of these that took the answer of an equal request, without the engine."""
     errors: dict[str, int] = field(default_factory=dict)
     """ErrorCode → rows."""
     error_examples: dict[str, str] = field(default_factory=dict)
