@@ -21,6 +21,7 @@ from pipemax_spark.arguments import OPTIONS, Option, job_options, log_directory,
 from pipemax_spark.errors import JobError, failure_text, is_interrupt
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.keywords import takes
+from pipemax_spark.monitor.lossy_stream import drop_unwritten, lossy
 from pipemax_spark.prompts import PromptSource
 
 if TYPE_CHECKING:
@@ -97,7 +98,10 @@ def annotate(**given: Any) -> None:
     """
     del given["version"]  # if it was given, it has already ended the command
     logs = log_directory(given.pop("log_dir"), given["output"])
-    raise typer.Exit(_run(given, logs))
+    try:
+        raise typer.Exit(_run(given, logs))
+    finally:
+        drop_unwritten()
 
 
 def _read_options(given: Mapping[str, Any], logs: Path, session: Callable[[], "SparkSession"]) -> JobOptions:
@@ -164,7 +168,7 @@ def _run(given: Mapping[str, Any], logs: Path) -> int:
 
 
 def _fail(text: str, code: int) -> int:
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = Console(file=lossy("stderr"), soft_wrap=True, highlight=False)
     console.print(f"Error: {text}", style="bold red" if console.is_terminal else None, markup=False)
     return code
 

@@ -6,6 +6,7 @@ Everything is counted in the output table, so a run's totals do not depend on wh
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipemax_spark.errors import EndedBy, JobError, cause_of
@@ -39,6 +40,10 @@ _REPORTED_CONF = (
     *("spark.task.cpus", "spark.executor.resource.gpu.amount", "spark.task.resource.gpu.amount"),
     *("spark.dynamicAllocation.enabled", "spark.speculation"),
 )
+
+
+_ARTIFACTS = ("summary.json", "engine_metrics.parquet", "throughput.png", "report.html")
+"""Files of a run's directory that MLflow gets, as far as they are there."""
 
 
 @dataclass(slots=True)
@@ -208,7 +213,7 @@ class RunRecord:
         """
         samples, tracker = run.samples, run.tracker
         run_dir = run.directory
-        artifacts, places = [run_dir / "summary.json", run_dir / "engine_metrics.parquet"], {}
+        places: dict[str, str] = {}
         charts: dict[str, str] = {}
         account = {part: round(seconds, 3) for part, seconds in run.time_account().items()}
         drain_s = run.drain_at_full_rate_s()
@@ -223,11 +228,10 @@ class RunRecord:
         )
         try:
             charts = draw_plot(run.tracks, run_dir / "throughput.png")
-            artifacts.append(run_dir / "throughput.png")
         except JobError as error:
             self.terminal.warn(str(error))
         summary = replace(summary, mlflow_run_id=tracker.run_id)
-        write_file(str(artifacts[0]), summary.to_json(), self.spark)
+        self._write(run_dir / "summary.json", summary.to_json())
         findings = replace(self._find(totals), advice=advice)
         page = report_page(
             summary,
@@ -237,20 +241,29 @@ class RunRecord:
             run_id=self.run_id,
             price_per_hour=self.options.price_per_hour,
         )
-        (run_dir / "report.html").write_text(page, encoding="utf-8")
-        artifacts.append(run_dir / "report.html")
-        places["Report"] = str(run_dir / "report.html")
+        if self._write(run_dir / "report.html", page):
+            places["Report"] = str(run_dir / "report.html")
         figures = {key: float(v) for key, v in asdict(summary).items() if isinstance(v, int | float)}
         figures |= {f"time_{part}_s": seconds for part, seconds in account.items()}
         if findings.accuracy is not None and findings.accuracy.rows:
             figures["accuracy"] = findings.accuracy.right / findings.accuracy.rows
-        tracker.finish(status, samples, figures, artifacts)
+        artifacts = [run_dir / name for name in _ARTIFACTS]
+        tracker.finish(status, samples, figures, [path for path in artifacts if path.exists()])
         # A store that was slow at first may have returned its run id only now.
         summary = replace(summary, mlflow_run_id=tracker.run_id)
         # A job that fails for its errors says so after the report.
         warning = None if status == "FAILED" else tell_high_share(totals.rows, findings.errors)
         self._finish(summary, findings, {"MLflow run": tracker.place, **places}, warning=warning)
         return summary
+
+    def _write(self, path: Path, text: str) -> bool:
+        """Write a file of the run's directory. The rows are committed, so a failure costs a warning only."""
+        try:
+            write_file(str(path), text, self.spark)
+        except OSError as error:
+            self.terminal.warn(f"{path} could not be written: {error}")
+            return False
+        return True
 
     def nothing_to_do(self, counts: RowCounts, *, has_failed: bool) -> Summary:
         """Write and print the summary of a run that found nothing left, and return it."""

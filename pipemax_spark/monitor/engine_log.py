@@ -7,8 +7,11 @@ is written for 7 hours, each of 200 engines for 2 hours; after a week, those of 
 the file has 1.5 million rows.
 """
 
+import logging
 import math
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipemax.wire import JobStats, ServerStats
+
+log = logging.getLogger(__name__)
 
 SCHEMA = pa.schema(
     [
@@ -79,18 +84,19 @@ class EngineLog:
         self._thinner = ReportThinner()
 
     def __enter__(self) -> Self:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._writer = pq.ParquetWriter(self.path, SCHEMA)
+        with self._told():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(self.path, SCHEMA)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._lock:
-            assert self._writer is not None
-            self._write(self._writer)
-            self._writer.close()
-            self._writer = None
+        with self._lock, self._told():
+            if self._writer is not None:
+                self._write(self._writer)
+                self._writer.close()
+                self._writer = None
 
     def add(self, stats: ServerStats, job: JobStats) -> None:
         with self._lock:
@@ -98,7 +104,17 @@ class EngineLog:
                 return
             self._rows.append(_row(stats, job))
             if len(self._rows) >= _ROWS_PER_WRITE:
-                self._write(self._writer)
+                with self._told():
+                    self._write(self._writer)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Log that the file cannot be written, and write no more of it: the rows do not depend on it."""
+        try:
+            yield
+        except (OSError, pa.ArrowException):
+            log.warning("%s cannot be written any more", self.path, exc_info=True)
+            self._writer = None
 
     def _write(self, writer: pq.ParquetWriter) -> None:
         writer.write_table(pa.Table.from_pylist(self._rows, schema=SCHEMA))

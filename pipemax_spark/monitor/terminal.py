@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from pipemax_spark.monitor.lossy_stream import lossy
+
 log = logging.getLogger(__name__)
 
 _IN_PLACE_PERIOD_S, _LINE_PERIOD_S, _NOTEBOOK_LINE_PERIOD_S = 1.0, 9.0, 30.0
@@ -35,6 +37,7 @@ class Terminal:
         """Return the terminal, the notebook's cell or the log that standard output is."""
         is_notebook = _notebook_shell() is not None
         console = Console(
+            file=lossy("stdout"),
             soft_wrap=True,
             highlight=False,
             force_jupyter=False,

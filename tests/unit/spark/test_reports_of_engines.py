@@ -92,6 +92,18 @@ def test_every_report_is_a_row_of_the_parquet_file(tmp_path: Path) -> None:
     assert last["at"].timestamp() == 1_700_000_699.0
 
 
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_file_of_reports_that_cannot_be_written_ends_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_full: bool
+) -> None:
+    path = tmp_path / "engine_metrics.parquet"
+    path.symlink_to("/dev/full" if is_full else "/proc/none/file")
+    with EngineLog(path) as log:
+        for i in range(700):
+            log.add(report(at_s=float(i), decode=float(i)), JobStats(rows_done=i))
+    assert caplog.text.count("cannot be written any more") == 1
+
+
 def test_servers_are_told_what_is_left_for_them_once_the_jobs_size_is_known() -> None:
     collector = Collector(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id="job")
     with collector:
