@@ -46,22 +46,23 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._reason: JobFailedError | None = None
+        self._reason: tuple[str, type[JobFailedError]] | None = None
         self._runner: ChunkRunner | None = None
 
-    def stop(self, reason: JobFailedError) -> None:
+    def stop(self, reason: str, kind: type[JobFailedError]) -> None:
         with self._lock:
-            self._reason = reason
+            self._reason = reason, kind
             runner = self._runner
         if runner is not None:
-            runner.cancel(reason)
+            runner.cancel(reason, kind)
 
     def watch(self, runner: ChunkRunner) -> None:
         """Make this the runner that ``stop`` cancels. Raise the reason if it has come before the runner."""
         with self._lock:
             self._runner = runner
             if self._reason is not None:
-                raise self._reason
+                reason, kind = self._reason
+                raise kind(reason)
 
 
 @contextmanager
@@ -103,10 +104,9 @@ def begun_run(
     signal = StopSignal()
     work.when_told_to_stop(
         lambda by: signal.stop(
-            TakenOverError(
-                f"run {by} has taken over the output {table.name} (--if-running take-over); what this run, "
-                f"{plan.run_id}, had committed stays"
-            )
+            f"run {by} has taken over the output {table.name} (--if-running take-over); what this run, "
+            f"{plan.run_id}, had committed stays",
+            TakenOverError,
         )
     )
     run: Run | None = None
@@ -124,7 +124,7 @@ def begun_run(
                     collector,
                     rows_total=0,
                     limits=options.error_limits,
-                    stop_job=lambda reason: signal.stop(TooManyErrorsError(reason)),
+                    stop_job=lambda reason: signal.stop(reason, TooManyErrorsError),
                     show=show,
                     show_period_s=period_s,
                     price_per_hour=options.price_per_hour,
@@ -315,7 +315,7 @@ class Run:
             return
         totals = totals_of_run(self._table, self._plan.run_id)
         if reason := self._options.error_limits.reason_to_stop(totals.rows, totals.errors):
-            self._signal.stop(TooManyErrorsError(reason))
+            self._signal.stop(reason, TooManyErrorsError)
 
     def _track(self) -> None:
         self._policies.look()

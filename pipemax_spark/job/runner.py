@@ -100,10 +100,10 @@ class ChunkRunner:
         with self._lock:
             return self._committed_rows
 
-    def cancel(self, reason: JobFailedError) -> None:
-        """Stop the running chunks; ``run`` then raises the reason. Call it from any thread."""
+    def cancel(self, reason: str, kind: type[JobFailedError] = JobFailedError) -> None:
+        """Stop the running chunks; ``run`` then raises an error of this kind. Call it from any thread."""
         with self._lock:
-            self._failure = self._failure or reason
+            self._failure = self._failure or kind(reason)
         self._cancel_jobs()
 
     def run(

@@ -72,7 +72,12 @@ def test_a_turn_without_content_and_an_unsatisfiable_schema_are_refused(jobs: Ma
     # One token is not enough for any object that has the property.
     schema = object_schema(n={"type": "integer"})
     generation = GenerationSpec(response_format=schema, max_tokens=1)
-    run.run(source=PromptSource(messages_column="chat"), generation=generation, id_columns=("id",))
+    run.run(
+        source=PromptSource(messages_column="chat"),
+        generation=generation,
+        id_columns=("id",),
+        max_error_rate=1.0,
+    )
     codes = {row["id"]: row["annotation"]["error"]["code"] for row in run.rows()}
     assert codes == {
         0: ErrorCode.RESPONSE_FORMAT,
