@@ -259,7 +259,8 @@ def _messages(name: str, schema: "StructType") -> "Column":
 
     expression, message_type = _message_type(name, schema)
     for field in message_type.fields:
-        _check_passable(name, field)
+        if not _is_variant(field):
+            _check_passable(name, field)
     if _has_parts(message_type) and not any(map(_is_variant, message_type.fields)):
         return F.col(expression)
     return F.transform(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from pipemax.wire import ErrorCode
 from pipemax_spark.errors import JobError
+from pipemax_spark.executor.conversations import check_conversations
 from pipemax_spark.executor.overrides import check_overrides
 from pipemax_spark.executor.questions import NULL_PROMPT, Question
 from pipemax_spark.executor.requests import (
@@ -58,7 +59,10 @@ class RequestColumns:
 
     def add(self, rows: "DataFrame") -> "DataFrame":
         """Return the rows with their request columns. Raise ``JobError`` if a column is missing or of a wrong type."""
-        return rows.withColumns(self._made_of(rows.schema))
+        requests = rows.withColumns(self._made_of(rows.schema))
+        if self.source.is_messages:
+            _check_messages(requests)
+        return requests
 
     def columns_read(self, rows: "DataFrame") -> frozenset[str]:
         """Return the names of the rows' columns from which requests are made."""
@@ -170,6 +174,16 @@ def prompt_text(requests: "DataFrame") -> "Column":
         has_text = "text" in message.elementType.names  # type: ignore[attr-defined]
         content = F.transform(F.flatten(content), lambda part: part["text"] if has_text else F.lit(None))
     return F.array_join(content, "\n")
+
+
+def _check_messages(requests: "DataFrame") -> None:
+    """Raise ``JobError`` if the messages are of a type that the tasks cannot read."""
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    try:
+        check_conversations(to_arrow_type(requests.schema[MESSAGES_COLUMN].dataType))
+    except JobError as error:
+        raise JobError(f"messages-column: {error}") from error
 
 
 def _asked(requests: "DataFrame", name: str) -> "Column":

@@ -34,29 +34,59 @@ def messages_of(column: pa.Array) -> tuple[pa.Array, list[RequestError | None]]:
     """
     kind = column.type
     wanted = pa.list_(MESSAGE_TYPE)
+    check_conversations(kind)
     no_faults: list[RequestError | None] = [None] * len(column)
     if kind == wanted:
         return column, no_faults
     if pa.types.is_null(kind):
         return pa.nulls(len(column), wanted), no_faults
-    message = kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else None
-    names = [field.name for field in message] if message is not None and pa.types.is_struct(message) else []
-    if not {"role", "content"} <= set(names):
-        raise JobError(f"a conversation is of the type {kind}; give array<struct<role, content>>")
-    assert message is not None
-    if pa.types.is_list(message.field("content").type):
-        _check_part(message.field("content").type.value_type)
     rows = [guarded(_turns, row, ErrorCode.INVALID_PROMPT) for row in python_values(column)]
     faults = [row if isinstance(row, RequestError) else None for row in rows]
     return pa.array([None if isinstance(row, RequestError) else row for row in rows], wanted), faults
 
 
+def check_conversations(kind: pa.DataType) -> None:
+    """Raise ``JobError`` if values of this type are no conversations."""
+    if pa.types.is_null(kind):
+        return
+    message = kind.value_type if _is_list(kind) else None
+    names = [field.name for field in message] if message is not None and pa.types.is_struct(message) else []
+    if not {"role", "content"} <= set(names):
+        raise JobError(f"a conversation is of the type {kind}; give array<struct<role, content>>")
+    assert message is not None
+    role, content = message.field("role").type, message.field("content").type
+    if not _is_text(role):
+        raise JobError(f"the role of a message is of the type {role}; give string")
+    if _is_list(content):
+        _check_part(content.value_type)
+    elif not _is_text(content):
+        raise JobError(
+            f"the content of a message is of the type {content}; give string, or an array of parts"
+        )
+
+
 def _check_part(kind: pa.DataType) -> None:
-    names = [field.name for field in kind] if pa.types.is_struct(kind) else []
-    if not {"text", "image_url", "image"} & set(names):
+    types = {field.name: field.type for field in kind} if pa.types.is_struct(kind) else {}
+    url = types.get("image_url", pa.null())
+    if pa.types.is_struct(url):
+        url = next((field.type for field in url if field.name == "url"), pa.null())
+    image = types.get("image", pa.null())
+    is_image = any(check(image) for check in (pa.types.is_null, pa.types.is_binary, pa.types.is_large_binary))
+    is_fine = is_image and all(
+        map(_is_text, (types.get("text", pa.null()), types.get("type", pa.null()), url))
+    )
+    if not is_fine or not {"text", "image_url", "image"} & types.keys():
         raise JobError(
             f"the parts of a message are of the type {kind}; give structs with text, and with image_url or image"
         )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return any(check(kind) for check in (pa.types.is_null, pa.types.is_string, pa.types.is_large_string))
 
 
 def _turns(turns: list[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:

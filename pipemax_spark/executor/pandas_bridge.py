@@ -5,6 +5,7 @@ This module knows the shapes of prompts and annotations as pandas holds them, an
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
@@ -19,13 +20,17 @@ def array_of_prompts(prompts: pd.Series) -> pa.Array:
     ]
     if all(value is None or isinstance(value, str) for value in values):
         return pa.array(values, pa.string())
-    return pa.array([value and [_turn(turn) for turn in value] for value in values])
+    return pa.array([value and _listed(value) for value in values])
 
 
-def _turn(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return a message whose parts, if it has any, are a list."""
-    content = turn["content"]
-    return turn if content is None or isinstance(content, str) else {**turn, "content": list(content)}
+def _listed(value: Any) -> Any:
+    """Return a value with lists in place of pandas' arrays, at any depth, such as those of parts and tool calls."""
+    match value:
+        case np.ndarray() | list():
+            return [_listed(each) for each in value]
+        case dict():
+            return {name: _listed(each) for name, each in value.items()}
+    return value
 
 
 def array_of_options(options: pd.DataFrame | pd.Series) -> pa.Array:

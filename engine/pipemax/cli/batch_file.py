@@ -20,7 +20,7 @@ from pipemax.openai_batch import (
     error_line,
     read_request,
 )
-from pipemax.wire import joined_parts
+from pipemax.wire import joined_parts, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +148,8 @@ def _sampling(given: BatchRequest) -> Sampling:
             case "chat_template_kwargs":
                 values[name] = json.dumps(value) if value else None
             case "choice":
+                if not isinstance(value, list):  # a text would be the choices of its letters
+                    raise RequestFaultError(f"choice is {shown(value)}, not a list of texts")
                 values[name] = tuple(value)
             case _:
                 values[name] = value

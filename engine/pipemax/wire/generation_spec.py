@@ -40,7 +40,7 @@ class GenerationSpec(Sampling):
                 continue
             try:
                 value = json.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{name} is not JSON: {error}") from None
             if not isinstance(value, dict):
                 raise ValueError(f"{name} must be a {kind}, not a {type(value).__name__}")

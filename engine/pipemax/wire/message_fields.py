@@ -42,7 +42,8 @@ def fields_text(fields: Mapping[str, Any], *, drops_nulls: bool = False) -> str 
                 ErrorCode.INVALID_PROMPT,
                 f"the field {encodable(name)!r} of a message cannot be passed on: it is nested too deeply",
             ) from None
-    return json.dumps(plain, ensure_ascii=False) if plain else None
+    # In one order, whatever order a table's columns have: the text is part of what makes requests equal.
+    return json.dumps(dict(sorted(plain.items())), ensure_ascii=False) if plain else None
 
 
 def _plain(value: Any, *, drops_nulls: bool) -> Any:

@@ -100,6 +100,7 @@ def test_parts_may_be_images() -> None:
         ),
         (line("a", messages=[{"role": "user", "content": "x"}], temperature=9), "temperature is 9"),
         (line("a", messages=[{"role": "user", "content": "x"}], max_tokens="many"), "max_tokens is 'many'"),
+        (line("a", messages=[{"role": "user", "content": "x"}], choice="yes"), "choice is 'yes', not a list"),
         ('{"custom_id": "a"}\n', "body is missing"),
     ],
 )

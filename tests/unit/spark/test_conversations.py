@@ -115,6 +115,34 @@ def test_a_part_with_a_text_and_an_image_is_an_error_not_half_a_part() -> None:
     assert "a text and an image" in fault.message
 
 
+MESSAGE = {"role": pa.string(), "content": pa.string()}
+
+
+def part(**fields: pa.DataType) -> dict[str, pa.DataType]:
+    return {"content": pa.list_(pa.struct([*fields.items()]))}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"role": pa.int32()}, "the role of a message is of the type int32"),
+        ({"content": pa.int64()}, "the content of a message is of the type int64"),
+        ({"content": pa.binary()}, "the content of a message is of the type binary"),
+        (part(text=pa.int64()), "the parts of a message are of the type"),
+        (part(image=pa.string()), "the parts of a message are of the type"),
+        (part(image_url=pa.struct([("url", pa.int32())])), "the parts of a message are of the type"),
+        (part(text=pa.string(), type=pa.int32()), "the parts of a message are of the type"),
+        (part(sound=pa.string()), "the parts of a message are of the type"),
+    ],
+)
+def test_a_column_of_a_type_that_holds_no_conversation_is_refused(
+    changes: dict[str, pa.DataType], told: str
+) -> None:
+    kind = pa.list_(pa.struct([*(MESSAGE | changes).items()]))
+    with pytest.raises(JobError, match=told):
+        messages_of(pa.nulls(1, kind))
+
+
 _TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=5)
 _PARTS = st.lists(
     _TEXTS.map(lambda text: {"type": "text", "text": text, "image_url": None, "image": None})

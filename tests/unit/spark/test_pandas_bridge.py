@@ -24,6 +24,13 @@ def test_the_parts_of_conversations_are_kept() -> None:
     assert array.to_pylist() == [[message | {"content": [{"text": "what?", "image_url": None}]}], None]
 
 
+def test_the_tool_calls_of_conversations_are_kept() -> None:
+    calls = [{"function": {"name": "f", "tags": np.array(["a"], dtype=object)}}]
+    message = {"role": "assistant", "content": None, "tool_calls": np.array(calls, dtype=object)}
+    array = array_of_prompts(pd.Series([np.array([message], dtype=object)]))
+    assert array.to_pylist() == [[message | {"tool_calls": [{"function": {"name": "f", "tags": ["a"]}}]}]]
+
+
 def test_nested_fields_are_dicts_and_whole_numbers_stay_whole() -> None:
     rows = [
         {"parsed": {"label": "a", "counts": [("x", 1)]}, "prompt_tokens": 2**53 + 1},

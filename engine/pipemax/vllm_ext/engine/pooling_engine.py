@@ -29,7 +29,7 @@ from pipemax.domain.errors import EngineStartError
 from pipemax.generation import Completion, GenerationRequest, RequestError, Sampling
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.vllm_ext.engine.vllm_engine import VllmEngine
-from pipemax.wire import ErrorCode
+from pipemax.wire import ErrorCode, guarded
 
 _TOO_LONG = ("input_text", "input_tokens")
 """What vLLM's renderer names when it finds a prompt too long."""
@@ -55,7 +55,7 @@ class PoolingEngine(VllmEngine):
 
     def _open(self, requests: Sequence[GenerationRequest]) -> Iterator[list[Ask] | Completion]:
         for request in requests:
-            asks = self._fault_of(request) or self._prompts.asks(request)
+            asks = self._fault_of(request) or guarded(self._prompts.asks, request, ErrorCode.INVALID_PROMPT)
             if isinstance(asks, RequestError):
                 yield Completion(request_id=request.request_id, error=asks)
                 continue
