@@ -97,10 +97,9 @@ def _message(turn: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if turn is None:
         return None
     given = {name: value for name, value in turn.items() if name not in ("role", "content", FIELDS)}
-    message: dict[str, Any] = {
-        "role": turn["role"],
-        "fields": turn.get(FIELDS) or fields_text(_read(given), drops_nulls=True),
-    }
+    of_structs = [name for name, value in given.items() if not isinstance(value, str)]
+    further = turn.get(FIELDS) or fields_text(_read(given), of_structs=of_structs)
+    message: dict[str, Any] = {"role": turn["role"], "fields": further}
     content = turn["content"]
     if isinstance(content, list):
         return {**message, "content": None, "parts": [_part(part) for part in content]}

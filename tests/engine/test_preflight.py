@@ -8,7 +8,7 @@ from string import ascii_lowercase
 from typing import Any
 
 import pytest
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig
 
 from pipemax.config import EngineConfig, Policy, RowLengths
 from pipemax.node.host_pool_size import kv_bytes_per_token
@@ -49,60 +49,6 @@ def test_a_good_request_is_told_what_it_will_get() -> None:
     assert good > 0
     assert (empty, too_long) == (0, 0), "neither can be a request"
     assert reply.versions["pipemax-spark"]
-
-
-def test_a_dry_run_counts_and_shows_what_the_engine_gets() -> None:
-    turns = [
-        {"role": "user", "content": "Package: hello"},
-        {"role": "assistant", "content": "hello"},
-        {"role": "user", "parts": [{"text": "And"}, {"text": "now?"}, {"image": {"source": "image"}}]},
-    ]
-    rows: list[dict[str, Any]] = [
-        {"messages": turns},
-        {"messages": turns, "overrides": {"max_tokens": 3}},
-        {"messages": [{**turns[0], "fields": '{"name": "Ada"}'}]},
-        {"fault": {"code": "invalid_parameter", "message": "max_tokens is 'n/a'"}},
-    ]
-    request = PreflightRequest(
-        engine={"model": str(DEMO_MODEL)},
-        generation=GenerationSpec(system="Be brief.", max_tokens=8, n=2, temperature=0.5),
-        requests=rows,
-    )
-    reply = preflight(request)
-    assert not reply.error
-    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
-    chat = [
-        {"role": "system", "content": "Be brief."},
-        *turns[:2],
-        {"role": "user", "content": "And\nnow?"},
-    ]
-    expected = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    assert reply.first_prompt == expected
-    tokens = len(tokenizer.encode(expected, add_special_tokens=False))
-    assert reply.prompt_tokens == [tokens, tokens, 0, 0]
-    assert reply.output_tokens == [16, 6, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("system", "says"),
-    [
-        ("{{ raise_exception('no system here') }}", "no system here"),
-        ("", "leaves it out"),
-        ("{{ message.content }}", None),
-    ],
-)
-def test_a_system_message_that_the_template_does_not_take_is_refused(
-    tmp_path: Path, system: str, says: str | None
-) -> None:
-    model = shutil.copytree(DEMO_MODEL, tmp_path / "model")
-    (model / "chat_template.jinja").write_text(
-        "{% for message in messages %}{% if message.role == 'system' %}"
-        + system
-        + "{% else %}{{ message.content }}{% endif %}{% endfor %}"
-    )
-    reply = ask({"model": str(model)}, system="Be brief.")
-    assert (says in reply.error) if says else not reply.error
-    assert ask({"model": str(model)}).error == ""
 
 
 def test_sampled_rows_tell_their_lengths_where_policy_or_layout_are_open() -> None:

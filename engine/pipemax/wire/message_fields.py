@@ -6,7 +6,7 @@ them. A value that JSON cannot hold is its row's error, by name. What a template
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -20,18 +20,18 @@ def joined_parts(texts: Iterable[str]) -> str:
     return "\n".join(texts)
 
 
-def fields_text(fields: Mapping[str, Any], *, drops_nulls: bool = False) -> str | None:
+def fields_text(fields: Mapping[str, Any], *, of_structs: Container[str] = ()) -> str | None:
     """Return the JSON text of a message's further fields, or None if there are none.
 
-    With ``drops_nulls``, nulls within values are left out as well: a struct holds one for each key that another row
-    has. Raise ``RowFaultError`` that names a field which cannot be passed on.
+    Nulls within the values of fields in ``of_structs`` are left out as well: a struct holds one for each key that
+    another row has. Raise ``RowFaultError`` that names a field which cannot be passed on.
     """
     plain: dict[str, Any] = {}
     for name, value in fields.items():
         if value is None or value in ([], {}):
             continue
         try:
-            plain[encodable(name)] = _plain(value, drops_nulls=drops_nulls)
+            plain[encodable(name)] = _plain(value, drops_nulls=name in of_structs)
         except ValueError as error:
             raise RowFaultError(
                 ErrorCode.INVALID_PROMPT,

@@ -92,6 +92,11 @@ def test_tool_calls_may_be_json_text_where_their_arguments_differ() -> None:
     )
 
 
+def test_nulls_are_kept_where_the_user_has_written_them() -> None:
+    written = [{"function": {"name": "f", "arguments": {"unit": None}}}]
+    assert fields(pa.string(), json.dumps(written), "tool_calls") == written
+
+
 def test_the_time_zone_of_a_column_changes_no_field() -> None:
     moment = datetime(2026, 1, 2, tzinfo=timezone(timedelta(hours=2)))
     for zone in ("UTC", "Asia/Kolkata"):
