@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipemax_spark.executor.requests import KEY_COLUMN, OVERRIDES_COLUMN
 from pipemax_spark.job.equal_rows import shared_rank
@@ -181,7 +181,11 @@ def _expected_length(requests: "DataFrame", text: "Column", max_tokens: int) -> 
     length = F.coalesce(F.length(text), F.lit(0))
     if OVERRIDES_COLUMN not in requests.columns:
         return length
-    own = requests[OVERRIDES_COLUMN]["max_tokens"]
+    kind: Any = requests.schema[OVERRIDES_COLUMN].dataType
+    if "max_tokens" not in getattr(kind, "names", ()):  # NULL has no fields
+        return length
+    # Of any type that users have it in; a value that is none is its row's error.
+    own = requests[OVERRIDES_COLUMN]["max_tokens"].try_cast("double")
     return F.struct(F.coalesce(own, F.lit(max_tokens)).alias("max_tokens"), length.alias("length"))
 
 

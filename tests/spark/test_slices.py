@@ -190,11 +190,11 @@ def test_the_last_chunk_begins_with_long_prompts_on_every_executor(spark: Any, t
 def test_rows_own_max_tokens_come_before_the_length_of_their_prompt(spark: Any, tmp_path: Path) -> None:
     from pyspark.sql import functions as F  # noqa: N812
 
-    # Long prompts have short answers here, and every tenth row says nothing, so that the job's 500 count.
+    # Long prompts have short answers here, and every tenth row says nothing that counts, so that the job's 500 count.
     rows = spark.range(2_000).selectExpr(
         "id",
         "repeat('x', 2000 - id) AS text",
-        "named_struct('max_tokens', if(id % 10 = 0, NULL, int(id))) AS sampling",
+        "named_struct('max_tokens', if(id % 10 = 0, if(id % 20 = 0, NULL, 'n/a'), string(id))) AS sampling",
     )
     columns = RequestColumns(PromptSource(prompt_column="text"), overrides_column="sampling")
     assert columns.has_own_max_tokens(rows.schema)
@@ -205,7 +205,7 @@ def test_rows_own_max_tokens_come_before_the_length_of_their_prompt(spark: Any, 
     sliced = SlicedRows(spark, [span], rows.schema)
     part = sliced.read(chunk_of(sliced, 0, 4), partitions=4, order=RowOrder.LAST_RANK_FIRST)
     tokens = [
-        [500 if row["sampling"]["max_tokens"] is None else row["sampling"]["max_tokens"] for row in rows]
+        [500 if row["id"] % 10 == 0 else int(row["sampling"]["max_tokens"]) for row in rows]
         for rows in by_partition(part)
     ]
     means = [mean(of_partition) for of_partition in tokens]
