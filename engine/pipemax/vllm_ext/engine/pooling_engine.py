@@ -55,12 +55,15 @@ class PoolingEngine(VllmEngine):
 
     def _open(self, requests: Sequence[GenerationRequest]) -> Iterator[list[Ask] | Completion]:
         for request in requests:
-            asks = self._fault_of(request) or guarded(self._prompts.asks, request, ErrorCode.INVALID_PROMPT)
+            asks = guarded(self._asks, request, ErrorCode.INVALID_PROMPT)
             if isinstance(asks, RequestError):
                 yield Completion(request_id=request.request_id, error=asks)
                 continue
             self._pooled.open(request.request_id, asks)
             yield [*asks]
+
+    def _asks(self, request: GenerationRequest) -> list[PoolingAsk] | RequestError:
+        return self._fault_of(request) or self._prompts.asks(request)
 
     def _sampling_params(self, ask: Ask) -> PoolingParams:
         assert isinstance(ask, PoolingAsk), ask
