@@ -406,7 +406,7 @@ def job_options(values: Mapping[str, Any], *, log_dir: Path) -> JobOptions:
     engine, generation = with_task(given, GenerationSpec(**taken(GenerationSpec)))
     return JobOptions(
         source=source,
-        engine=_with_absolute_model(engine),
+        engine=engine,
         generation=generation,
         ask=read_questions(rest.pop("ask", {}), generation),
         log_dir=log_dir,
@@ -441,23 +441,3 @@ def log_handler(directory: Path) -> logging.Handler:
         raise JobError(f"logs cannot be written to {str(directory)!r}: {error}; give --log-dir") from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     return handler
-
-
-def _with_absolute_model(engine: dict[str, Any]) -> dict[str, Any]:
-    """Make local paths absolute, because servers run in a directory of their own."""
-    paths: dict[str, Any] = {
-        name: _absolute_if_here(engine[name])
-        for name in ("model", "tokenizer")
-        if isinstance(engine.get(name), str)
-    }
-    if isinstance(adapters := engine.get("lora"), dict):
-        paths["lora"] = {name: _absolute_if_here(directory) for name, directory in adapters.items()}
-    return {**engine, **paths}
-
-
-def _absolute_if_here(name: str) -> str:
-    """Make a directory's path absolute. Other names are the hub's; where this user may not look, preflight says so."""
-    try:
-        return str(Path(name).absolute()) if Path(str(name)).is_dir() else name
-    except OSError:
-        return name

@@ -7,13 +7,16 @@ changes. This module builds the DataFrame; the code that runs in the tasks is in
 import json
 import re
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipemax.wire import GENERATE, GenerationSpec, PreflightReply, PreflightRequest
 from pipemax_spark.annotating_stage import annotating_profile
+from pipemax_spark.argument_types import checked_arguments, checked_value, checks_arguments
 from pipemax_spark.engine_check import recent_preflight
 from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.executor.client import EngineOptions
@@ -44,8 +47,10 @@ TemplateVariables = Mapping[str, Any] | str | None
 """The type of ``chat_template_kwargs`` that functions show."""
 
 
+@checks_arguments
 @takes_fields(
     GenerationSpec,
+    stop=Sequence[str],
     response_format=ResponseFormat,
     choice=Sequence[str],
     chat_template_kwargs=TemplateVariables,
@@ -59,7 +64,7 @@ def annotate(
     messages_column: str | None = None,
     template: str | None = None,
     image_column: str | None = None,
-    allow_image_urls: Sequence[str] = (),
+    allow_image_urls: Sequence[str] | str = (),
     query_column: str | None = None,
     ask: Mapping[str, Any] | None = None,
     overrides_column: str | None = None,
@@ -83,9 +88,9 @@ def annotate(
     ``"Summarise: {text}"``). ``image_column`` holds each row's image, which the model sees before the prompt (bytes, a
     path, a URL whose host is in ``allow_image_urls``), or an array of images. ``overrides_column`` is a struct with any
     of max_tokens, temperature, top_p, top_k, seed, stop and lora for its row. ``generation`` takes the fields of
-    ``GenerationSpec``: system, max_tokens, temperature,
-    top_p, top_k, stop, seed, lora and response_format: a JSON schema (dict or text), a schema in ``ai_query``'s
-    envelope, or a Spark type such as ``"STRUCT<label: STRING, score: DOUBLE>"``, which is then the type of ``parsed``;
+    ``GenerationSpec``: system, max_tokens, temperature, top_p, top_k, stop, seed, lora and response_format: a JSON
+    schema (dict or text), a schema in ``ai_query``'s envelope, the class of a Pydantic model, or a Spark type such as
+    ``"STRUCT<label: STRING, score: DOUBLE>"``, which is then the type of ``parsed``;
     ``pipemax_spark.executor.response_format`` shows which type a JSON schema becomes. Instead of it, ``choice`` (a list
     of texts), ``regex`` or ``grammar`` constrain the text. ``profile`` is the
     ``ResourceProfile`` of executors with GPUs (``pipemax_spark.profiles.gpu_profile``), for a session whose own
@@ -251,6 +256,7 @@ def annotated_schema(
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StructField, StructType
 
+    _check_carried(input_schema)
     kinds = {question.name: question.generation for question in questions}
     kinds[output_column] = GenerationSpec() if questions else generation
     added = []
@@ -264,6 +270,26 @@ def annotated_schema(
     return StructType([*input_schema.fields, *added])
 
 
+def _check_carried(schema: "StructType") -> None:
+    """Raise ``JobError`` for columns that Spark cannot pass through a task in Python."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    doubled = sorted(name for name, count in Counter(schema.names).items() if count > 1)
+    if doubled:
+        raise JobError(f"the input has several columns of the name {doubled[0]!r}; rename or drop them first")
+    for field in schema.fields:
+        if "interval" not in (kind := field.dataType.simpleString()):
+            continue
+        try:
+            to_arrow_type(field.dataType)
+        except PySparkException as error:
+            raise JobError(
+                f"column {field.name!r} is of type {kind}, which Spark cannot pass to Python; cast it to string, or "
+                "drop it first"
+            ) from error
+
+
 def engine_config(engine: Mapping[str, Any] | None, model: str | None) -> dict[str, Any]:
     """Return the engine config; ``model`` replaces its own model.
 
@@ -273,12 +299,33 @@ def engine_config(engine: Mapping[str, Any] | None, model: str | None) -> dict[s
     config = {**(engine or {}), **({} if model is None else {"model": model})}
     if not config.get("model"):
         raise JobError("no model is named; give model (--model), or an engine config with a line 'model: …'")
+    config["model"] = checked_value("model", config["model"], str)
     if is_registered(config["model"]):
         files = registered_model(config["model"])
         config["model"] = files.model
         if files.tokenizer is not None:
             config.setdefault("tokenizer", files.tokenizer)
-    return config
+    return _with_absolute_paths(config)
+
+
+def _with_absolute_paths(engine: dict[str, Any]) -> dict[str, Any]:
+    """Make local paths absolute, because servers run in a directory of their own."""
+    paths: dict[str, Any] = {
+        name: _absolute_if_here(engine[name])
+        for name in ("model", "tokenizer")
+        if isinstance(engine.get(name), str)
+    }
+    if isinstance(adapters := engine.get("lora"), Mapping):
+        paths["lora"] = {name: _absolute_if_here(directory) for name, directory in adapters.items()}
+    return {**engine, **paths}
+
+
+def _absolute_if_here(name: Any) -> Any:
+    """Make a directory's path absolute. Other names are the hub's; where this user may not look, preflight says so."""
+    try:
+        return str(Path(name).absolute()) if Path(str(name)).is_dir() else name
+    except OSError:
+        return name
 
 
 def with_task(engine: Mapping[str, Any], generation: GenerationSpec) -> tuple[dict[str, Any], GenerationSpec]:
@@ -334,7 +381,8 @@ def generation_spec(**given: Any) -> GenerationSpec:
 
     ``JobError`` says what is wrong with the schema, ``TypeError`` names an unknown field.
     """
-    return GenerationSpec(**generation_values(given))
+    values = checked_arguments(annotate, {name: value for name, value in given.items() if value is not None})
+    return GenerationSpec(**generation_values(values))
 
 
 def generation_values(given: Mapping[str, Any]) -> dict[str, Any]:

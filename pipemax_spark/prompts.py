@@ -3,7 +3,6 @@
 Rendering happens in the JVM. A null in any column of a template makes the prompt null, and the row an error row.
 """
 
-import difflib
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pipemax.wire import PAIR
 from pipemax_spark.errors import JobError
+from pipemax_spark.similar import did_you_mean
 from pipemax_spark.sql import quoted
 
 if TYPE_CHECKING:
@@ -210,8 +210,7 @@ def resolve_column(name: str, schema: "StructType") -> tuple[str, "DataType"]:
     if dot and outer is not None and isinstance(outer.dataType, StructType):
         expression, kind = resolve_column(rest, outer.dataType)
         return f"{quoted(outer.name)}.{expression}", kind
-    close = difflib.get_close_matches(name, schema.names, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(name, schema.names)
     raise JobError(f"there is no column {name!r}.{hint} The columns are: {', '.join(schema.names)}")
 
 

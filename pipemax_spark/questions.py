@@ -4,14 +4,18 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 from pipemax.wire import GenerationSpec
+from pipemax_spark.argument_types import checked_value
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.questions import Question
+from pipemax_spark.similar import did_you_mean
 from pipemax_spark.structured_output import response_schema
 
 ANNOTATION = "annotation"
+_HINTS = get_type_hints(GenerationSpec)
+_CHECKED_ELSEWHERE = ("response_format", "chat_template_kwargs")
 _SETTINGS = tuple(field.name for field in fields(GenerationSpec) if field.name != "system")
 
 
@@ -69,11 +73,19 @@ def _question(name: object, value: Any, generation: GenerationSpec) -> Question:
         raise JobError(f"ask: question {name!r} has no template, which is the text that follows the prompt")
     if unknown := sorted(given.keys() - set(_SETTINGS)):
         raise JobError(
-            f"ask: question {name!r} has {unknown[0]!r}; it may have template, {', '.join(_SETTINGS)}"
+            f"ask: question {name!r} has {unknown[0]!r}.{did_you_mean(str(unknown[0]), _SETTINGS)} It may have "
+            f"template, {', '.join(_SETTINGS)}"
         )
     for field_name, each in given.items():
-        if isinstance(each, list):
-            given[field_name] = tuple(each)
+        try:
+            checked = (
+                each
+                if field_name in _CHECKED_ELSEWHERE
+                else checked_value(field_name, each, _HINTS[field_name])
+            )
+        except JobError as error:
+            raise JobError(f"ask: question {name!r}: {error}") from error
+        given[field_name] = tuple(checked) if isinstance(checked, list) else checked
     if isinstance(variables := given.get("chat_template_kwargs"), Mapping):
         given["chat_template_kwargs"] = json.dumps(variables)
     if given.get("response_format") is not None:

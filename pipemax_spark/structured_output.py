@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import DataType
 
-ResponseFormat = "Mapping[str, Any] | str | DataType | None"
+ResponseFormat = "Mapping[str, Any] | str | DataType | type | None"
 """The type that a function's signature shows; it is text, because a task must not need pyspark's types."""
 _ENVELOPES = ("json_schema", "json_object", "text")
 _WRITE = "write {'type': 'json_schema', 'json_schema': {'schema': {…}}}"
@@ -39,7 +39,7 @@ _LEAVES: dict[str, dict[str, Any]] = {
 
 
 def response_schema(
-    given: "Mapping[str, Any] | str | DataType", session: "Callable[[], SparkSession] | None" = None
+    given: "Mapping[str, Any] | str | DataType | type", session: "Callable[[], SparkSession] | None" = None
 ) -> str | None:
     """Return the text of the JSON schema, or None if any text will do (``{"type": "text"}``).
 
@@ -47,6 +47,7 @@ def response_schema(
     ``JobError`` says what is wrong.
     """
     try:
+        given = _of_pydantic(given)
         if isinstance(given, Mapping):
             return _checked(given)
         if isinstance(given, str):
@@ -56,6 +57,14 @@ def response_schema(
         return _of_type(given)
     except ValueError as error:
         raise error if isinstance(error, JobError) else JobError(str(error)) from error
+
+
+def _of_pydantic(given: Any) -> Any:
+    """Return the JSON schema of a Pydantic model's class; anything else unchanged."""
+    # By its method, because this side does not need Pydantic.
+    if isinstance(given, type) and callable(schema := getattr(given, "model_json_schema", None)):
+        return schema()
+    return given
 
 
 def is_inline(given: str) -> bool:
@@ -137,12 +146,17 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:79] + "…")
 
 
-def _of_type(kind: "DataType") -> str:
+def _kind_shown(given: Any) -> str:
+    return f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+
+
+def _of_type(kind: object) -> str:
     from pyspark.sql.types import DataType
 
     if not isinstance(kind, DataType):
         raise ValueError(
-            f"response-format is a {type(kind).__name__}; give a dict, a string or a Spark DataType"
+            f"response_format is {_kind_shown(kind)}; give a dict, a text, a Spark DataType or the class of a Pydantic "
+            "model"
         )
     schema = _schema_of(kind, "response-format")
     compile_schema(schema)

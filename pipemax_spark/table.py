@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from pipemax.wire import GenerationSpec
+from pipemax_spark.argument_types import checks_arguments
 from pipemax_spark.arguments import (
     OPTIONS,
     job_options,
@@ -63,6 +64,7 @@ def _describes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
     return function
 
 
+@checks_arguments
 @_describes_options
 @takes_fields(
     JobOptions,
@@ -95,9 +97,10 @@ def annotate_table(
     """Run the resumable job ``pipemax-annotate`` in this session, and return its totals, or None after a dry run.
 
     Make the same call again to annotate the rows that are left. The options are the command's, with ``_`` for ``-`` and
-    Python values: ``engine`` is a dict or the path of a YAML file, ``response_format`` a dict, a string or a Spark
-    ``DataType``, ``id_columns`` a list, ``input_option`` a dict, ``stop`` and ``choice`` lists, ``commit_every`` a
-    ``timedelta`` or text such as ``"15m"``, ``expect_rows`` a pair of numbers or text such as ``"1000:2000000"``.
+    Python values: ``engine`` is a dict or the path of a YAML file, ``response_format`` a dict, a string, a Spark
+    ``DataType`` or the class of a Pydantic model, ``id_columns`` a list, ``input_option`` a dict, ``stop`` and
+    ``choice`` lists, ``commit_every`` a ``timedelta`` or text such as ``"15m"``, ``expect_rows`` a pair of numbers or
+    text such as ``"1000:2000000"``.
 
     Print the command's report meanwhile. Interrupting the call (Ctrl-C, or the notebook's button) stops the job;
     committed rows stay.
@@ -108,8 +111,6 @@ def annotate_table(
     """
     check_session(spark)
     given = {name: value for name, value in options.items() if value is not None}
-    if unknown := given.keys() - inspect.signature(annotate_table).parameters.keys():
-        raise TypeError(f"annotate_table() got an unexpected keyword argument {min(unknown)!r}")
     if missing := {"input", "output"} - given.keys():
         raise TypeError(f"annotate_table() needs {' and '.join(sorted(missing))}")
     values = {name: _READ[name](value) if name in _READ else value for name, value in given.items()}

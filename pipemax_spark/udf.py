@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipemax.wire import PAIR, GenerationSpec
+from pipemax_spark.argument_types import checked_arguments, checked_value, checks_arguments
 from pipemax_spark.dataframe import (
     TemplateVariables,
     check_pooling,
@@ -58,8 +59,10 @@ _ALIASES = {"endpoint": "model", "responseFormat": "response_format"}
 """``ai_query``'s names → ours, for arguments whose value is the same."""
 
 
+@checks_arguments
 @takes_fields(
     GenerationSpec,
+    stop=Sequence[str],
     response_format=ResponseFormat,
     choice=Sequence[str],
     chat_template_kwargs=TemplateVariables,
@@ -72,7 +75,7 @@ def pipemax_udf(
     engine_python: str | None = None,
     log_dir: str | None = None,
     images: bool = False,
-    allow_image_urls: Sequence[str] = (),
+    allow_image_urls: Sequence[str] | str = (),
     **generation: Any,
 ) -> "Callable[..., Column]":
     """Return a function of a column of prompts (string) or conversations (array<struct<role, content>>).
@@ -114,7 +117,7 @@ def _udf(
     engine_python: str | None = None,
     log_dir: str | None = None,
     images: bool = False,
-    allow_image_urls: Sequence[str] = (),
+    allow_image_urls: Sequence[str] | str = (),
     **generation: Any,
 ) -> "UserDefinedFunctionLike":
     given = with_image_settings(engine_config(engine, model), has_images=images, allow_urls=allow_image_urls)
@@ -149,7 +152,7 @@ def register(spark: "SparkSession", name: str = "pipemax", **options: Any) -> No
     The names of ``ai_query``'s arguments are accepted too: endpoint, responseFormat, failOnError, and modelParameters
     (a dict of max_tokens, temperature, top_p, top_k, stop).
     """
-    spark.udf.register(name, _udf(spark, **_without_aliases(options)))
+    spark.udf.register(name, _udf(spark, **checked_arguments(pipemax_udf, _without_aliases(options))))
 
 
 def _without_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,7 +160,7 @@ def _without_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         match name:
             case "modelParameters":
-                new = value
+                new = checked_value(name, value, Mapping[str, Any]) or {}
             case "failOnError":
                 new = {"on_error": "fail" if value else "row"}
             case _:

@@ -4,10 +4,11 @@ A default of ``None`` is resolved where the fact is known: by the model's own co
 GPUs of the machine (pipeline degree). This module knows nothing of vLLM.
 """
 
+import difflib
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -346,7 +347,7 @@ class EngineConfig(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise ValueError(_readable(error, known=sorted(cls.model_fields))) from None
+            raise ValueError(_readable(error, known=cls)) from None
 
     @classmethod
     def load(cls, path: Path, *, default_model: str | None = None, **overrides: object) -> Self:
@@ -420,13 +421,25 @@ def require_free_connector(arguments: dict[str, Any]) -> None:
             )
 
 
-def _readable(error: ValidationError, *, known: list[str]) -> str:
+def _unknown(key: str, name: str, place: tuple[int | str, ...], kind: type[BaseModel]) -> str:
+    """Say that there is no such key at a place of the config, and which there are."""
+    for part in place:
+        inner = kind.model_fields[str(part)].annotation
+        kinds = [inner, *get_args(inner)]
+        kind = next(each for each in kinds if isinstance(each, type) and issubclass(each, BaseModel))
+    known = sorted(kind.model_fields)
+    close = difflib.get_close_matches(key.replace("-", "_").lower(), known, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"unknown field {name!r}.{hint} Known fields: {', '.join(known)}"
+
+
+def _readable(error: ValidationError, *, known: type[BaseModel]) -> str:
     faults = []
     for fault in error.errors():
         name = ".".join(str(part) for part in fault["loc"])
         match fault["type"]:
             case "extra_forbidden":
-                faults.append(f"unknown field {name!r}; known fields: {', '.join(known)}")
+                faults.append(_unknown(str(fault["loc"][-1]), name, fault["loc"][:-1], known))
             case "missing":
                 faults.append(f"field {name!r} is missing")
             case _ if name == "vllm":  # the value may contain a secret

@@ -131,6 +131,32 @@ def test_what_does_not_fit_is_its_row_s_error_in_each_mode(
     assert good == expected_text("Say one two three", 2)
 
 
+def test_columns_that_cannot_be_carried_are_told_by_name(spark: Any) -> None:
+    for columns, told in (
+        (["id", "'x' text", "1 a", "2 a"], "several columns of the name 'a'"),
+        (["id", "'x' text", "INTERVAL '1' YEAR y"], "column 'y' is of type interval year"),
+        (["id", "'x' text", "array(INTERVAL '1' MONTH) y"], "column 'y' is of type array<interval month>"),
+    ):
+        frame = spark.range(1).selectExpr(*columns)
+        with pytest.raises(JobError, match=told):
+            annotate(frame, model="m", prompt_column="text")
+
+
+def test_large_arrow_types_and_intervals_of_days_are_carried(spark: Any, engine_python: str) -> None:
+    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
+    try:
+        frame = spark.range(2).selectExpr(
+            "id", "concat('t', id) text", "cast('b' as binary) b", "INTERVAL '1' DAY d",
+            "array(named_struct('role', 'user', 'content', concat('t', id))) chat",
+        )  # fmt: skip
+        for source in ({"prompt_column": "text"}, {"messages_column": "chat"}):
+            rows = annotate(frame, engine=fake_config(), engine_python=engine_python, **source).collect()
+            assert [row["annotation"]["error"] for row in rows] == [None, None], source
+            assert {row["text"] for row in rows} == {"t0", "t1"}
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
+
+
 def test_a_check_that_has_just_passed_is_not_repeated(spark: Any, tmp_path: Path) -> None:
     engine_python = write_engine_python(tmp_path / "python")
     frame = spark.createDataFrame([("x",)], "text string")

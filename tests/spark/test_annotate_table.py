@@ -135,7 +135,9 @@ def test_an_interrupted_call_stops_its_tasks_and_the_same_call_does_the_rest(
         ({"expect_rows": (2, 1)}, JobError, "expect-rows is .*minimum is above"),
         ({"response_format": "{"}, JobError, "response-format is not JSON"),
         ({"engine": "/no/such/file"}, JobError, "engine '/no/such/file' cannot be read"),
-        ({"templat": "x"}, TypeError, "unexpected keyword argument 'templat'"),
+        ({"templat": "x"}, TypeError, r"unexpected keyword argument 'templat'. Did you mean 'template'\?"),
+        ({"max_tokens": "8"}, JobError, "max_tokens is the text '8'; give a whole number"),
+        ({"input_option": ["a=b"]}, JobError, "input_option is a list; give a dict, such as {'sep': ';'}"),
         ({"output": None}, TypeError, "annotate_table.. needs output"),
     ],
 )

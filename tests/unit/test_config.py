@@ -29,7 +29,15 @@ def test_equal_configs_have_equal_ids_and_different_ones_do_not() -> None:
         ({}, "'model' is missing"),
         (
             {"model": "m", "max_modle_len": 5},
-            "unknown field 'max_modle_len'; known fields: batching, block_size",
+            "unknown field 'max_modle_len'. Did you mean 'max_model_len'? Known fields: batching, block_size",
+        ),
+        (
+            {"model": "m", "images": {"max_byte": 5}},
+            "unknown field 'images.max_byte'. Did you mean 'max_bytes'? Known fields: allow_urls, directories",
+        ),
+        (
+            {"model": "m", "virtual_node": {"node": "n", "model": "m", "output-tokens": 5}},
+            "unknown field 'virtual_node.output-tokens'. Did you mean 'output_tokens'?",
         ),
         ({"model": "m", "pipeline_parallel_size": 0}, "pipeline_parallel_size"),
         ({"model": "m", "replicas": 0}, "replicas"),

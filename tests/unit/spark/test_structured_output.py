@@ -3,10 +3,11 @@
 import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
+from pydantic import BaseModel
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import (
     ArrayType,
@@ -158,3 +159,21 @@ def test_the_other_envelopes_ask_for_any_object_or_any_text() -> None:
 def test_a_wrong_response_format_is_refused(given: dict[str, Any] | str | DataType, told: str) -> None:
     with pytest.raises(JobError, match=told):
         response_schema(given)
+
+
+def test_the_class_of_a_pydantic_model_is_its_json_schema() -> None:
+    class Part(BaseModel):
+        name: str
+        weight: float | None = None
+
+    class Order(BaseModel):
+        kind: Literal["buy", "sell"]
+        parts: list[Part]
+
+    schema = response_schema(Order)
+    assert schema is not None
+    assert json.loads(schema) == Order.model_json_schema()
+    assert compile_schema(json.loads(schema)) is not None
+    for wrong in (Part(name="x"), dict, 5):
+        with pytest.raises(JobError, match=r"response_format is (a Part|the class dict|a int); give a dict"):
+            response_schema(wrong)  # type: ignore[arg-type]
