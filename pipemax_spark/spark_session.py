@@ -86,7 +86,7 @@ def get_session(app_name: str, *, log_dir: Path) -> "SparkSession":
     builder = SparkSession.builder.appName(app_name)
     if "spark.master" not in defaults and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
         builder = builder.master(f"local[{max(_MIN_LOCAL_SLOTS, os.cpu_count() or 1)}]")
-    with _output_to(log_dir / "spark.log"), _interrupt_afterwards():
+    with _output_to(log_dir / "spark.log"), _utf8_locale(), _interrupt_afterwards():
         session = builder.config(map={**settings}).getOrCreate()
     return _ready(session)
 
@@ -189,6 +189,22 @@ def _interrupt_afterwards() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if was_interrupted:
         raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _utf8_locale() -> Iterator[None]:
+    """Have a JVM that is started in this context take the names of files for UTF-8, as this Python does."""
+    before = os.environ.get("LC_ALL")
+    named = before or os.environ.get("LC_CTYPE") or os.environ.get("LANG") or "C"
+    try:
+        if re.search(r"utf-?8", named, re.IGNORECASE) is None:
+            os.environ["LC_ALL"] = "C.UTF-8"
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("LC_ALL", None)
+        else:
+            os.environ["LC_ALL"] = before
 
 
 def _check_java() -> None:

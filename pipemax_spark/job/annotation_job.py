@@ -87,6 +87,10 @@ class AnnotationJob:
                 return self._end.summary
 
     def _checked(self) -> Checked:
+        if "\\n" in (self._options.generation.system or ""):
+            self._terminal.warn(
+                r"the system message has \n as two characters, not as a line break; in bash, write --system $'…\n…'"
+            )
         return check_job(self._spark, self._options, self._table, run_id=self.run_id, terminal=self._terminal)
 
     def _run(self) -> Summary:

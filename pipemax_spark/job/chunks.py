@@ -32,6 +32,7 @@ from pipemax_spark.job.equal_rows import shared_rank
 from pipemax_spark.job.partition_keys import partition_keys
 from pipemax_spark.request_columns import prompt_text, without_request_columns
 from pipemax_spark.sql import quoted
+from pipemax_spark.storage.hadoop import LITERAL_PATH
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -223,7 +224,10 @@ class SlicedRows:
         # The file index is built here, once; the schema is given, because files do not keep which columns may be null.
         fields = StructType([*schema.fields]).add(KEY_COLUMN, StringType())
         fields = fields.add(_RANK, LongType()).add(_SLICE, IntegerType())
-        files = {path: spark.read.schema(fields).parquet(path) for path in {span.path for span in spans}}
+        files = {
+            path: spark.read.schema(fields).options(**LITERAL_PATH).parquet(path)
+            for path in {span.path for span in spans}
+        }
         parts, num_slices = [], 0
         for span in spans:
             rows = files[span.path].where(f"{_SLICE} >= {span.first} AND {_SLICE} < {span.end}")

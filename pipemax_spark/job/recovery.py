@@ -19,6 +19,7 @@ from pipemax_spark.monitor.terminal import Terminal
 from pipemax_spark.request_columns import RequestColumns, without_request_columns
 from pipemax_spark.sql import quoted
 from pipemax_spark.storage.fence import Claim
+from pipemax_spark.storage.hadoop import LITERAL_PATH
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -148,4 +149,4 @@ def _completions(spark: "SparkSession", directory: str) -> "DataFrame":
     # A file that was torn when the run died is skipped, and its rows are done again.
     options = {"recursiveFileLookup": "true", "ignoreCorruptFiles": "true"}
     schema = from_arrow_schema(SPOOL_SCHEMA, prefer_timestamp_ntz=False)
-    return spark.read.schema(schema).options(**options).parquet(directory)
+    return spark.read.schema(schema).options(**options, **LITERAL_PATH).parquet(directory)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+LITERAL_PATH = {"__globPaths__": "false"}
+"""The option of Spark's readers with which a path is no pattern: a directory may be called ``a [b]``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
     """One entry of a directory."""
@@ -123,6 +127,8 @@ class HadoopFiles:
                 file_system.delete(hadoop_path, False)
 
     def _open(self, path: str) -> tuple["JavaObject", "JavaObject"]:
+        if ":" in path.partition("/")[0] and not is_remote(path) and not path.startswith("file:/"):
+            path = f"./{path}"  # a name such as 10:30, which Hadoop would take for a scheme
         hadoop_path = self._jvm.org.apache.hadoop.fs.Path(path)
         return hadoop_path, hadoop_path.getFileSystem(self._configuration)
 
@@ -134,7 +140,7 @@ def plain_path(path: str) -> str:
 
 def is_remote(path: str) -> bool:
     """Tell whether the path has a scheme that ``plain_path`` does not strip, as on remote storage."""
-    return re.match(r"^[a-z][a-z0-9+.-]*:", plain_path(path)) is not None
+    return re.match(r"^[a-z][a-z0-9+.-]*:/", plain_path(path)) is not None
 
 
 def read_file(path: str, session: Callable[[], "SparkSession"], *, option: str) -> str:

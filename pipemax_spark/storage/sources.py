@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from pipemax_spark.errors import JobError, cause_of
 from pipemax_spark.storage import openai_batch
 from pipemax_spark.storage.bad_lines import BadLines, unless_unreadable
-from pipemax_spark.storage.hadoop import HadoopFiles
+from pipemax_spark.storage.hadoop import LITERAL_PATH, HadoopFiles
 from pipemax_spark.storage.iceberg import IcebergTable
 from pipemax_spark.storage.names import exists
 from pipemax_spark.storage.output_table import open_table
 from pipemax_spark.storage.tables import COMPRESSION_SUFFIXES, FORMATS_BY_SUFFIX, DeltaTable, is_path
-from pipemax_spark.storage.text_files import LITERAL_PATH, TEXT_FORMATS, TextFiles, open_text_files
+from pipemax_spark.storage.text_files import TEXT_FORMATS, TextFiles, open_text_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipemax_spark.sql import quoted
+from pipemax_spark.storage.hadoop import LITERAL_PATH
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 TEXT_FORMATS = ("csv", "json")
 _BAD_LINE, NO_COLUMN = "__pipemax_bad_line", "__pipemax_no_column"
 _MODE, _CORRUPT = "mode", "columnNameOfCorruptRecord"
-LITERAL_PATH = {"__globPaths__": "false"}
-"""Spark's own option, with which a path is no pattern: a directory may be called ``a [b]``."""
 _DEFAULTS: Mapping[str, Mapping[str, str]] = {
     # A line is bad or not whichever columns a query needs: with column pruning, Spark would look at these only.
     "csv": {"header": "true", "multiLine": "true", "escape": '"', "columnPruning": "false"},

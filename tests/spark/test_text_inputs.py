@@ -12,6 +12,7 @@ import pytest
 from pipemax_spark.errors import JobError
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.storage.bad_lines import BadLines, checked_rows
+from pipemax_spark.storage.hadoop import HadoopFiles, is_remote
 from pipemax_spark.storage.sources import read_source
 from tests.fakes.settings import expected_text
 from tests.spark.conftest import Jobs
@@ -296,6 +297,57 @@ def test_a_file_of_0_bytes_is_an_empty_input(jobs: MakeJobs, name: str) -> None:
         summary = run.run(**given, where="more = 'x'")
         assert summary is not None
         assert (summary.rows_in, len(run.rows())) == (0, 1)
+
+
+NAMES = ("a [b]", "10:30", "a*b", "{x,y}", "50%20", "q?r", "h#i", "back\\s", "ü", "[z]: {1}%3A*?#")
+
+
+def test_a_path_is_taken_literally_wherever_it_is_an_input(spark: Any, tmp_path: Path) -> None:
+    for name in NAMES:
+        directory = tmp_path / name
+        directory.mkdir()
+        (directory / "t.csv").write_text("id,text\n1,one\n")
+        (directory / "t.jsonl").write_text('{"id": 1, "text": "one"}\n')
+        (directory / "r.jsonl").write_text(json.dumps({"custom_id": "r", "body": {"messages": []}}) + "\n")
+        for path in (directory / "t.csv", directory / "t.jsonl"):
+            assert texts_of(spark, path, {})[0] == ["one"], path
+    everywhere = tmp_path / NAMES[-1]
+    spark.range(3).write.parquet(str(everywhere / "p.parquet"))
+    spark.range(4).write.format("delta").save(str(everywhere / "d"))
+    assert read_source(spark, str(everywhere / "p.parquet")).rows.count() == 3
+    assert read_source(spark, str(everywhere / "d")).rows.count() == 4
+    assert sorted(texts_of(spark, tmp_path / "*" / "t.csv", {})[0]) == ["one"] * len(NAMES), (
+        "a pattern is one still"
+    )
+
+
+def test_a_relative_path_with_a_colon_is_no_scheme(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [is_remote(path) for path in ("10:30/a", "a:b/c", "s3a://b/c", "hdfs:/c", "file:/c", "/a:b")] == [
+        *(False, False, True, True, False, False)
+    ]
+    files = HadoopFiles(spark)
+    for name in ("10:30/a.csv", "a:b/c.csv"):
+        assert files.qualified(name).endswith(f"/{name}")
+
+
+def test_a_job_runs_where_every_path_has_special_characters(jobs: MakeJobs) -> None:
+    run = jobs()
+    place = run.directory / NAMES[-1]
+    place.mkdir()
+    (place / "in.csv").write_text("id,text\n1,one\n2,two\n")
+    given = {
+        "input": str(place / "in.csv"),
+        "output": str(place / "out"),
+        "summary": str(place / "summary.json"),
+    }
+    for rows, more in ((2, {}), (1, {"work_dir": str(place / "work"), "log_dir": place / "logs"})):
+        (place / "in.csv").write_text("id,text\n1,one\n2,two\n" + ("" if rows == 2 else "3,three\n"))
+        summary = run.run(**given, **more)
+        assert summary is not None
+        assert (summary.rows_out, summary.rows_error) == (rows, 0)
+    assert run.spark.read.format("delta").load(str(place / "out")).count() == 3
 
 
 def test_lines_of_batch_files_that_are_no_requests_are_left_out_when_asked(jobs: MakeJobs) -> None:

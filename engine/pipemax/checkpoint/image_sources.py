@@ -6,11 +6,14 @@ URL is fetched elsewhere, if that is allowed. Nothing here knows images: bytes a
 
 import base64
 import binascii
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import unquote, unquote_to_bytes, urlsplit
+from urllib.parse import unquote, unquote_to_bytes
 
 from pipemax.generation import Image
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 
 
 class ImageSourceError(ValueError):
@@ -69,18 +72,24 @@ def too_large(size: int, max_bytes: int, *, what: str = "the image") -> str:
 
 
 def path_of(source: str) -> Path:
-    """Return the path on this machine. ``ImageSourceError`` if the source names none."""
-    parts = urlsplit(source)
-    scheme = parts.scheme.lower()
-    if not scheme or source.startswith("/"):
+    """Return the path on this machine. ``ImageSourceError`` if the source names none.
+
+    ``file:/a%20b`` is a path as Hadoop and Spark's binaryFile write it, in which no character has a meaning, while
+    ``file:///a%20b`` is a URL.
+    """
+    scheme, colon, rest = source.partition(":")
+    if not colon or not _SCHEME.fullmatch(scheme):
         return _absolute(Path(source), source)
-    match scheme:
+    is_url = rest.startswith("//")
+    # Neither has a query or a fragment: # and ? are parts of names.
+    path = unquote("/" + rest[2:].partition("/")[2]) if is_url else rest
+    match scheme.lower():
         case "file":
-            return _absolute(Path(unquote(parts.path)), source)
-        case "dbfs" if parts.path.startswith("/Volumes/"):
-            return Path(unquote(parts.path))
+            return _absolute(Path(path), source)
+        case "dbfs" if path.startswith("/Volumes/"):
+            return Path(path)
         case "dbfs":
-            return Path("/dbfs") / unquote(parts.path).lstrip("/")
+            return Path("/dbfs") / path.lstrip("/")
     raise ImageSourceError(
         f"{_shown(source)} cannot be read: the engine reads local paths, /Volumes/…, file: and data: URLs, and http(s) "
         "URLs of allowed hosts. For other storage, give the bytes in a column (Spark's format binaryFile reads them)"

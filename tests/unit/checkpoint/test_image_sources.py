@@ -28,8 +28,14 @@ def test_paths_and_urls_of_the_same_file_give_its_bytes(tmp_path: Path) -> None:
         ("/Volumes/main/photos/a.png", "/Volumes/main/photos/a.png"),
         ("dbfs:/Volumes/main/photos/a.png", "/Volumes/main/photos/a.png"),
         ("dbfs:/photos/a.png", "/dbfs/photos/a.png"),
-        ("file:/a%20b.png", "/a b.png"),
+        ("dbfs:/photos/a%20b#1?.png", "/dbfs/photos/a%20b#1?.png"),
+        ("file:/a%20b.png", "/a%20b.png"),
+        ("file:/a b#1?c=%2F.png", "/a b#1?c=%2F.png"),
+        ("file:///a%20b.png", "/a b.png"),
+        ("file:///a%20b#1?.png", "/a b#1?.png"),
+        ("FILE://localhost/a.png", "/a.png"),
         ("/a%20b.png", "/a%20b.png"),
+        ("/a:b/c#1?%.png", "/a:b/c#1?%.png"),
     ],
 )
 def test_databricks_and_file_urls_are_local_paths(source: str, path: str) -> None:
