@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipemax_spark.errors import CommitRefusedError, JobError, JobFailedError, cause_of, first_line
+from pipemax_spark.errors import CommitRefusedError, JobError, JobFailedError, cause_of
 from pipemax_spark.sql import quoted
 from pipemax_spark.storage.conforming import conformed_rows
 from pipemax_spark.storage.hadoop import plain_path
@@ -169,7 +169,7 @@ class IcebergTable:
             if self.exists():  # another run has created it at this moment
                 return
             raise JobError(
-                f"output {self.name!r} cannot be created: {first_line(error)}; name another one"
+                f"output {self.name!r} cannot be created: {cause_of(error)}; name another one"
             ) from error
 
     def add_columns(self, schema: "StructType") -> None:

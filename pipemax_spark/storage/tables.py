@@ -191,7 +191,7 @@ class DeltaTable:
             _try_commit(lambda: self._append(self.no_rows(schema), mapping), f"creating {self.name}")
         except AnalysisException as error:
             raise JobError(
-                f"output {self.name!r} cannot be created: {str(error).splitlines()[0]}; name another one"
+                f"output {self.name!r} cannot be created: {cause_of(error)}; name another one"
             ) from error
 
     def add_columns(self, schema: "StructType") -> None:

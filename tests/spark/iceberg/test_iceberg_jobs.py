@@ -157,10 +157,28 @@ def test_error_rows_and_changed_rows_are_replaced_when_asked(ice_jobs: IcebergJo
 def test_equal_error_rows_without_ids_are_replaced_one_by_one(ice_jobs: IcebergJobs) -> None:
     run = ice_jobs
     run.write_input([(1, "[[error]]"), (1, "[[error]]"), (1, "[[error]]")])
-    run.run()
+    run.run(max_error_rate=1.0)
     run.write_input([(1, "[[error]]")])
     assert run.run(retry_errors=True).rows_out == 1
     assert len(run.rows()) == 3
+
+
+def test_a_bad_night_is_red_again_in_its_rerun_until_its_rows_are_mended(ice_jobs: IcebergJobs) -> None:
+    run = ice_jobs
+    good = [(i, f"row {i}") for i in range(60)]
+    run.write_input(good)
+    run.run(id_columns=("id",))
+    run.write_input([*good, *((i, None) for i in range(60, 85))])
+    with pytest.raises(JobFailedError, match=r"25 of 25 rows failed, more than"):
+        run.run(id_columns=("id",))
+    for _ in range(2):
+        with pytest.raises(
+            JobFailedError, match=r"25 of 25 rows in \S+, written by run \S+, failed, more than"
+        ):
+            run.run(id_columns=("id",))
+    run.write_input([(i, f"row {i}") for i in range(85)])
+    assert run.run(id_columns=("id",), retry_errors=True).rows_error == 0
+    assert run.run(id_columns=("id",)).ended_by == "done"
 
 
 def test_neither_compaction_nor_expired_snapshots_make_a_done_row_undone(ice_jobs: IcebergJobs) -> None:
