@@ -27,7 +27,7 @@ from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
 from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
 from pipemax_spark.storage.output_table import OutputTable
 from pipemax_spark.storage.sources import Source, read_source
-from pipemax_spark.storage.tables import spec_texts
+from pipemax_spark.storage.spec_properties import spec_texts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

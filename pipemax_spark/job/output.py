@@ -8,7 +8,7 @@ from pipemax_spark.job.checks import Checked
 from pipemax_spark.job.fit import holds_annotations
 from pipemax_spark.prompts import find_field
 from pipemax_spark.storage.output_table import OutputTable
-from pipemax_spark.storage.tables import spec_property, spec_texts
+from pipemax_spark.storage.spec_properties import spec_property, spec_texts
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

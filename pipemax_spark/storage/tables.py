@@ -1,10 +1,9 @@
 """A Delta table by path or name: read it, and commit to it under Delta's own transaction pairs.
 
 This module uses plain SQL and the DataFrame API, so Delta's jars are enough and its Python package is not needed. It
-knows nothing of annotations except the names of the table properties.
+knows nothing of annotations.
 """
 
-import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SPEC_PROPERTY = "pipemax.spec."
 KEY = "__pipemax_key"
 """The column of ``Replaced.keys``."""
 _VIEW = "outcomes"
@@ -385,21 +383,3 @@ def _all_names(kind: "DataType") -> list[str]:
             return [*_all_names(kind.keyType), *_all_names(kind.valueType)]
         case _:
             return []
-
-
-def spec_texts(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return spec_hash → the text that ``spec_property`` stored, the latest last."""
-    found = {
-        name.removeprefix(SPEC_PROPERTY): json.loads(value)
-        for name, value in properties.items()
-        if name.startswith(SPEC_PROPERTY)
-    }
-    return {
-        spec_hash: entry["spec"]
-        for spec_hash, entry in sorted(found.items(), key=lambda item: str(item[1]["since"]))
-    }
-
-
-def spec_property(spec_hash: str, spec_text: str, since: str) -> dict[str, str]:
-    """Return the property that keeps a spec; ``since`` orders the specs."""
-    return {f"{SPEC_PROPERTY}{spec_hash}": json.dumps({"since": since, "spec": spec_text})}
