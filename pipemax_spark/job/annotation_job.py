@@ -18,6 +18,7 @@ from pipemax_spark.job.early_start import EarlyStart
 from pipemax_spark.job.end_record import EndRecord
 from pipemax_spark.job.fit import check_rows_fit
 from pipemax_spark.job.incremental import Batch, MicroBatches, stream_purpose
+from pipemax_spark.job.kept_values import check_values_kept
 from pipemax_spark.job.left import check_ids
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.output import is_annotated, make_output
@@ -282,6 +283,14 @@ class AnnotationJob:
             return checked.rows_in
         if checked.id_columns:
             check_ids(batch.rows, checked.id_columns, shows_values=not self._options.no_sample)
+        check_values_kept(
+            self._table,
+            batch.rows,
+            checked.schema,
+            checked.id_columns,
+            self._options,
+            warn=self._terminal.warn,
+        )
         rows: int = batch.rows.count()
         if rows:
             self._check_appended(rows)

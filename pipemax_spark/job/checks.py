@@ -12,7 +12,8 @@ from pipemax_spark.executor.task import TaskPlan
 from pipemax_spark.image_settings import with_image_settings
 from pipemax_spark.job.blank_input import no_rows_for
 from pipemax_spark.job.fit import check_columns_fit, holds_annotations
-from pipemax_spark.job.left import check_columns, check_ids
+from pipemax_spark.job.kept_values import check_types_kept, check_values_kept
+from pipemax_spark.job.left import check_columns, check_id_type, check_ids
 from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.remaining import rows_where
 from pipemax_spark.job.sample import sample_requests
@@ -79,8 +80,10 @@ def check_job(
     table.check_usable(replaces=options.retry_errors or options.redo_changed)
     if table.exists():
         _check_output(source, schema, id_columns, options, table, terminal)
-    if id_columns and not options.incremental:
-        check_ids(source.rows, id_columns, shows_values=not options.no_sample)
+    if not options.incremental:  # else each batch is checked
+        if id_columns:
+            check_ids(source.rows, id_columns, shows_values=not options.no_sample)
+        check_values_kept(table, source.rows, schema, id_columns, options, warn=terminal.warn)
     rows_in = source.rows.count() if rows_in is None else rows_in
     condition = "" if options.where is None else f" where {options.where}"
     terminal.say("Input", f"{source.description}: {rows_in:,} rows{condition}")
@@ -176,6 +179,7 @@ def _check_columns(source: Source, options: JobOptions) -> "tuple[StructType, tu
     Return those that go to the output, and the id columns by the names that they have in the input.
     """
     columns = options.request_columns
+    check_types_kept(source.rows.schema)
     schema = columns.output_schema(source.rows.schema)
     annotated_schema(schema, ANNOTATION, options.generation, options.ask)
     columns.add(source.rows)
@@ -191,6 +195,8 @@ def _check_columns(source: Source, options: JobOptions) -> "tuple[StructType, tu
         resolve_column(name, source.rows.schema)
         if find_field(name, schema) is None:
             raise JobError(f"--select leaves out {name!r}, which the output needs; add it")
+    for name in id_columns:
+        check_id_type(source.rows.schema[name])
     return schema, id_columns
 
 

@@ -47,6 +47,13 @@ def holds_annotations(schema: "StructType") -> bool:
     )
 
 
+def compared_columns(
+    input_schema: "StructType", id_columns: Sequence[str], options: JobOptions
+) -> Sequence[str]:
+    """Return the input's columns by which rows are matched with the output's."""
+    return input_schema.names if options.redo_changed or not id_columns else id_columns
+
+
 def check_columns_fit(
     table: OutputTable,
     input_schema: "StructType",
@@ -72,7 +79,7 @@ def check_columns_fit(
                 f"output {table.name!r} has a column {name!r} of type {of_table.simpleString()}, which must be of "
                 f"type {of_answers.simpleString()}; drop it, or name another output"
             )
-    compared = input_schema.names if options.redo_changed or not id_columns else id_columns
+    compared = compared_columns(input_schema, id_columns, options)
     _check_no_padding(table, known, [input_schema[name] for name in compared])
     _check_not_null(table, known, input_schema)
     if not (rules := _rules(known, table.properties())):

@@ -9,33 +9,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import JobError
+from pipemax_spark.job.row_identity import identity, types_in
 from pipemax_spark.prompts import find_field
-from pipemax_spark.sql import literal, quoted
+from pipemax_spark.sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
 _KEY, _OCCURRENCE, _DONE = "__pipemax_key", "__pipemax_occurrence", "__pipemax_done"
 _LEFT = "__pipemax_left"
 _EXAMPLES = 3
-_JSON_OPTIONS = {
-    # Write times to the microsecond and in one time zone: Spark's defaults would merge rows that differ by less.
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-    "timeZone": "UTC",
-}
-
-
-def identity(columns: Sequence[str], *, table: str | None = None) -> str:
-    """Return a SQL string expression that is equal for rows equal in all of these columns, and for no others.
-
-    It depends only on the row's values: not on its place, its partition or the session's settings.
-    """
-    prefix = "" if table is None else f"{table}."
-    fields = ", ".join(f"{prefix}{quoted(name)}" for name in columns)
-    options = ", ".join(literal(text) for pair in _JSON_OPTIONS.items() for text in pair)
-    return f"sha2(to_json(struct({fields}), map({options})), 256)"
 
 
 def occurrence(key: str) -> "Column":
@@ -47,6 +31,21 @@ def occurrence(key: str) -> "Column":
     from pyspark.sql import functions as F  # noqa: N812
 
     return F.row_number().over(Window.partitionBy(key).orderBy(key))
+
+
+def check_id_type(field: "StructField") -> None:
+    """Raise ``JobError`` for an id column whose values are not simply equal or different."""
+    from pyspark.sql.types import CalendarIntervalType, MapType, StringType, VariantType
+
+    for kind in types_in(field.dataType):
+        # Strings that are equal by their collation may be different values.
+        is_folded = isinstance(kind, StringType) and not kind.isUTF8BinaryCollation()
+        if is_folded or isinstance(kind, MapType | VariantType | CalendarIntervalType):
+            raise JobError(
+                f"id column {field.name!r} is of type {field.dataType.simpleString()}, and rows cannot be matched by a "
+                f"{kind.simpleString()}; cast it, name other id-columns, or leave id-columns out (rows are then "
+                "matched by content)"
+            )
 
 
 def check_ids(rows: "DataFrame", id_columns: Sequence[str], *, shows_values: bool = True) -> None:
@@ -171,7 +170,7 @@ def rows_of_keys(
     sent = F.broadcast(keys) if are_few else keys
     if id_columns:
         return rows.join(sent, on=list(id_columns), how="left_semi")
-    found = rows.withColumn(_KEY, F.expr(identity(rows.columns))).join(sent, on=_KEY)
+    found = rows.withColumn(_KEY, F.expr(identity(rows.schema, rows.columns))).join(sent, on=_KEY)
     numbered = found.withColumn(_OCCURRENCE, occurrence(_KEY))
     return numbered.where(F.col(_OCCURRENCE) <= F.col(_LEFT)).select(*map(quoted, rows.columns))
 
@@ -198,7 +197,7 @@ def _rows_left_by_content(
     if are_few:
         counted_as_done = _found_in(counted_as_done, _signed(rows, rows.columns, 1), [_KEY])
     done_counts = counted_as_done.groupBy(_KEY).agg(F.sum(_DONE).alias(_DONE))
-    content = F.expr(identity(rows.columns))
+    content = F.expr(identity(rows.schema, rows.columns))
     counted = rows.withColumn(_KEY, content).withColumn(_OCCURRENCE, occurrence(_KEY))
     left = counted.join(done_counts, on=_KEY, how="left").where(
         F.col(_OCCURRENCE) > F.coalesce(F.col(_DONE), F.lit(0))
@@ -213,5 +212,6 @@ def _signed(frame: "DataFrame", columns: Sequence[str], sign: int) -> "DataFrame
     # A column that was added later is null in older rows, and JSON leaves nulls out.
     nulls = [F.lit(None).alias(name) for name in columns if find_field(name, frame.schema) is None]
     known = [quoted(name) for name in columns if find_field(name, frame.schema) is not None]
-    content = F.expr(identity(columns))
-    return frame.select(*known, *nulls).select(content.alias(_KEY), F.lit(sign).alias(_DONE))
+    completed = frame.select(*known, *nulls)
+    content = F.expr(identity(completed.schema, columns))
+    return completed.select(content.alias(_KEY), F.lit(sign).alias(_DONE))

@@ -11,7 +11,8 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 
 from pipemax_spark.dataframe import ANNOTATION
-from pipemax_spark.job.left import identity, occurrence
+from pipemax_spark.job.left import occurrence
+from pipemax_spark.job.row_identity import identity
 from pipemax_spark.prompts import find_field
 from pipemax_spark.sql import quoted
 from pipemax_spark.storage.conforming import conformed
@@ -108,7 +109,7 @@ class ReplacingOutcomes:
         outcomes = written(session, rows.withColumn(ANNOTATION, annotation), path)
         with self._lock:
             num_kept = 0
-            key = F.expr(identity(self._key_columns(outcomes)))
+            key = F.expr(self._key(outcomes))
             inserted = outcomes
             if not self._id_columns:
                 kept = written(session, self._kept(session, outcomes, key), f"{path}-kept")
@@ -116,7 +117,7 @@ class ReplacingOutcomes:
                 inserted = inserted.unionByName(kept)
             replaced = Replaced(
                 keys=outcomes.select(key.alias(KEY)).distinct(),
-                key=identity(self._key_columns(outcomes), table="t"),
+                key=self._key(outcomes, table="t"),
                 condition=self._is_replaced(f"t.{ANNOTATION}"),
             )
             self._table.replace(session, inserted, replaced, transaction)
@@ -138,8 +139,10 @@ class ReplacingOutcomes:
         times = outcomes.groupBy(key.alias(KEY)).agg(F.count(F.lit(1)).alias(_TIMES))
         return old.join(times, KEY).where(f"{_NUMBER} > {_TIMES}").select(*map(quoted, outcomes.columns))
 
-    def _key_columns(self, rows: "DataFrame") -> list[str]:
-        return list(self._id_columns) or [name for name in rows.columns if name != ANNOTATION]
+    def _key(self, rows: "DataFrame", *, table: str | None = None) -> str:
+        """Return SQL for the key by which rows with the columns of ``rows`` are matched."""
+        columns = list(self._id_columns) or [name for name in rows.columns if name != ANNOTATION]
+        return identity(rows.schema, columns, table=table, are_ids=bool(self._id_columns))
 
     def _is_replaced(self, annotation: str) -> str:
         """Return a SQL condition on this annotation: an outcome with the same key replaces its row."""

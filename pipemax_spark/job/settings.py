@@ -19,27 +19,42 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+_EXACT = {
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.int96AsTimestamp": "true",
+    "spark.databricks.delta.write.utcTimestampPartitionValues": "true",
+}
+"""Settings under which a table and the job's own files keep every value: without them, rows with a time of less than a
+millisecond or a date of before 1582 come back as others or not at all, and a partition's time depends on the reader's
+time zone."""
+_INEXACT = frozenset({"TIMESTAMP_MILLIS", "LEGACY", "EXCEPTION", "FALSE"})
+"""Their other values, which lose something or end the job; Spark's own default for times, INT96, keeps everything."""
+
+
 @contextmanager
 def job_settings(spark: "SparkSession") -> Iterator[None]:
     """Set the values that the job needs, and restore the session's values at exit.
 
     Rows of an Arrow batch: at most ``ARROW_BATCH_ROWS``, fewer if the user has set fewer. Tasks that read a Delta
-    table's log: on one machine ``LOCAL_SNAPSHOT_PARTITIONS``, unless the user has set a number.
+    table's log: on one machine ``LOCAL_SNAPSHOT_PARTITIONS``, unless the user has set a number. What is written: every
+    value as it is.
     """
-    before = {name: spark.conf.get(name, None) for name in (ARROW_BATCH, SNAPSHOT_PARTITIONS)}
+    before = {name: spark.conf.get(name, None) for name in (ARROW_BATCH, SNAPSHOT_PARTITIONS, *_EXACT)}
     batch_rows = int(before[ARROW_BATCH] or 0)
-    wanted = {}
+    wanted = {name: value for name, value in _EXACT.items() if (before[name] or "").upper() in _INEXACT}
     if not 0 < batch_rows <= ARROW_BATCH_ROWS:  # 0 and less mean no limit to Spark
-        wanted[ARROW_BATCH] = ARROW_BATCH_ROWS
+        wanted[ARROW_BATCH] = str(ARROW_BATCH_ROWS)
     if before[SNAPSHOT_PARTITIONS] is None and is_local(spark):
-        wanted[SNAPSHOT_PARTITIONS] = LOCAL_SNAPSHOT_PARTITIONS
+        wanted[SNAPSHOT_PARTITIONS] = str(LOCAL_SNAPSHOT_PARTITIONS)
     try:
-        for name, number in wanted.items():
-            spark.conf.set(name, str(number))
+        for name, value in wanted.items():
+            spark.conf.set(name, value)
         yield
     finally:
         for name in wanted:
-            if (value := before[name]) is None:
+            if (value_before := before[name]) is None:
                 spark.conf.unset(name)
             else:
-                spark.conf.set(name, value)
+                spark.conf.set(name, value_before)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from pipemax_spark.job.checks import Checked
 from pipemax_spark.job.chunks import SlicedRows, SliceSpan, number_of_slices, write_slices
 from pipemax_spark.job.equal_rows import frequent_keys, group_of
-from pipemax_spark.job.left import identity
 from pipemax_spark.job.options import JobOptions
+from pipemax_spark.job.row_identity import identity
 from pipemax_spark.job.workdir import WorkDirectory
 from pipemax_spark.slots import other_slots, slots_of
 
@@ -46,7 +46,7 @@ class Slicing:
         columns, source = self._options.request_columns, self._checked.source.rows
         keyed = columns.add_with_keys(rows)
         slices = number_of_slices(expected, slots_of(self._spark).total)
-        own = F.expr(identity(list(self._checked.id_columns) or source.columns))
+        own = F.expr(identity(source.schema, self._checked.id_columns or source.columns))
         together = not self._options.compute_each and not self._options.group_by_prefix
         if together:
             frequent = frequent_keys(

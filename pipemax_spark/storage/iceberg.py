@@ -29,6 +29,7 @@ from pipemax_spark.storage.iceberg_commits import (
     last_number,
     retried,
 )
+from pipemax_spark.storage.partition_values import ChangedValues, changed_in_iceberg
 from pipemax_spark.storage.tables import KEY, Commit, Replaced, Transaction
 
 if TYPE_CHECKING:
@@ -116,6 +117,10 @@ class IcebergTable:
             raise JobError(
                 f"output {self.name!r} is an Iceberg table, which cannot keep the input's columns: {cause_of(error)}"
             ) from error
+
+    def changed_values(self, schema: "StructType") -> list[ChangedValues]:
+        """Return the values of rows of this schema that the table, which exists, would not keep as they are."""
+        return changed_in_iceberg(schema, self._catalog.identity_columns())
 
     def read(
         self,

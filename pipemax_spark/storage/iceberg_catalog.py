@@ -100,6 +100,17 @@ class IcebergCatalog:
         kept = convert(convert(self._spark._jsparkSession.parseDataType(schema.json())))
         return StructType.fromJson(json.loads(kept.json()))
 
+    def identity_columns(self) -> list[str]:
+        """Return the columns by whose values, as they are, the table is partitioned; a nested one by its path."""
+        table = self.load()
+        fields = table.spec().fields()
+        sources = (fields.get(place) for place in range(fields.size()))
+        return [
+            str(table.schema().findColumnName(source.sourceId()))
+            for source in sources
+            if source.transform().isIdentity()
+        ]
+
     def snapshot_at(self, version: int) -> int | None:
         """Return the id of the snapshot that was the table's state at this sequence number; None if it had none."""
         table = self.load()

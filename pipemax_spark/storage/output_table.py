@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 from pipemax_spark.storage.iceberg import IcebergTable
 from pipemax_spark.storage.iceberg_catalog import is_in_iceberg_catalog
 from pipemax_spark.storage.names import provider_of
+from pipemax_spark.storage.partition_values import ChangedValues
 from pipemax_spark.storage.tables import Commit, DeltaTable, Replaced, Transaction, is_path
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class OutputTable(Protocol):
     def exists(self) -> bool: ...
     def check_usable(self, *, replaces: bool) -> None: ...
     def stored(self, schema: "StructType") -> "StructType": ...
+    def changed_values(self, schema: "StructType") -> list[ChangedValues]: ...
     def read(
         self,
         *,

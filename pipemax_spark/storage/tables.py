@@ -16,6 +16,7 @@ from pipemax_spark.errors import CommitRefusedError, JobError, cause_of
 from pipemax_spark.sql import literal, quoted
 from pipemax_spark.storage.hadoop import HadoopFiles, plain_path
 from pipemax_spark.storage.names import provider_of, sql_name
+from pipemax_spark.storage.partition_values import ChangedValues, changed_in_delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -135,6 +136,10 @@ class DeltaTable:
         """Return the schema with the types in which the table keeps its columns: the same."""
         return schema
 
+    def changed_values(self, schema: "StructType") -> list[ChangedValues]:
+        """Return the values of rows of this schema that the table, which exists, would not keep as they are."""
+        return changed_in_delta(schema, self._detail()["partitionColumns"])
+
     def read(
         self,
         *,
@@ -236,8 +241,11 @@ class DeltaTable:
         self.append(self.no_rows(schema or self.read().schema), transaction)
 
     def session_for_replacing(self) -> "SparkSession":
-        """Return the session for ``replace``: a new one, because the merge's transaction is among its settings."""
-        return self._spark.newSession()
+        """Return the session for ``replace``: a copy, because the merge's transaction is among its settings."""
+        from pyspark.sql import SparkSession
+
+        # Not a new session, which would have the application's settings, not those under which the job runs.
+        return SparkSession(self._spark.sparkContext, self._spark._jsparkSession.cloneSession())
 
     def replace(
         self, session: "SparkSession", rows: "DataFrame", replaced: Replaced, transaction: Transaction
