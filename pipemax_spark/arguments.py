@@ -21,6 +21,7 @@ from pipemax_spark.job.expected_rows import ExpectedRows
 from pipemax_spark.job.options import JobOptions, driver_directory
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.questions import asked_of_text, read_questions
+from pipemax_spark.sql import split_names
 from pipemax_spark.storage.bad_lines import BadLines
 from pipemax_spark.storage.hadoop import read_file
 from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
@@ -54,9 +55,12 @@ def read_engine(file: str, text: str) -> dict[str, Any]:
 
 
 def read_names(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of columns, which are comma-separated if they come as one string."""
-    names = given.split(",") if isinstance(given, str) else given
-    return tuple(name.strip() for name in names if name.strip())
+    """Return the names of columns, which are comma-separated if they come as one string.
+
+    There, a name with a comma, or with blanks around it, is put in backticks. A list has the names as they are.
+    """
+    names = split_names(given, ",") if isinstance(given, str) else given
+    return tuple(name for name in names if name)
 
 
 def read_duration(given: str | timedelta) -> timedelta:
@@ -182,7 +186,9 @@ OPTIONS: dict[str, Option] = {
         "Annotate only rows that were appended to the input (a Delta table) since the last incremental run.",
     ),
     "skip_changes": _option(
-        _INPUT, "With --incremental: skip commits that updated or deleted rows of the input."
+        _INPUT,
+        "With --incremental: skip rows that were updated or deleted in the input. Rows that the same commits inserted "
+        "are annotated; without --id-columns, updated rows of such commits are, too.",
     ),
     "prompt_column": _option(_PROMPT, "Column that holds the prompt."),
     "messages_column": _option(

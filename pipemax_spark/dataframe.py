@@ -25,6 +25,7 @@ from pipemax_spark.executor.requests import KEY_COLUMN
 from pipemax_spark.executor.spool import dealt_directory, spool_fault
 from pipemax_spark.executor.task import AnnotateTask, TaskPlan, annotation_type
 from pipemax_spark.executor_call import call_on_executor
+from pipemax_spark.helper_columns import map_rows, name_in
 from pipemax_spark.image_settings import with_image_settings
 from pipemax_spark.keywords import takes_fields
 from pipemax_spark.limits import warn_of_limits
@@ -236,10 +237,11 @@ def annotate_requests(
     Without a ``profile``, the stage gets the profile of ``annotating_profile``, if any.
     """
     profile = profile or annotating_profile(requests.sparkSession)
-    own = [field for field in without_request_columns(requests).schema.fields if field.name != KEY_COLUMN]
+    key = name_in(KEY_COLUMN, requests.columns)
+    own = [field for field in without_request_columns(requests).schema.fields if field.name != key]
     kept = type(requests.schema)(own)
     schema = annotated_schema(kept, plan.output_column, plan.options.generation, plan.questions)
-    return requests.mapInArrow(AnnotateTask(plan), schema, profile=profile)
+    return map_rows(requests, AnnotateTask(plan), schema, profile=profile)
 
 
 def annotated_schema(
@@ -436,4 +438,4 @@ def _with_spool(
     wanted = max(int(spark.conf.get("spark.sql.shuffle.partitions") or 0), 2 * annotating_slots(spark))
     deal = partial(dealt_directory, f"{root}/{resume}-{plan.spec_hash}", wanted)
     directory, partitions = call_on_executor(spark, deal)
-    return keyed.repartition(partitions, KEY_COLUMN), replace(plan, spool=directory)
+    return keyed.repartition(partitions, name_in(KEY_COLUMN, keyed.columns)), replace(plan, spool=directory)

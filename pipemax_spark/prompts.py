@@ -3,19 +3,23 @@
 Rendering happens in the JVM. A null in any column of a template makes the prompt null, and the row an error row.
 """
 
-import string
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipemax.wire import PAIR
 from pipemax_spark.errors import JobError
 from pipemax_spark.similar import did_you_mean
-from pipemax_spark.sql import quoted
+from pipemax_spark.sql import quoted, split_names
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructField, StructType
+
+_PART = r"(?:`(?:[^`]|``)*`|[^{}.`][^{}.]*)"
+_QUOTED_FIELD = re.compile(rf"\{{({_PART}(?:\.{_PART})*)\}}")
+_FIELD = re.compile(r"\{([^{}]*)\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +29,8 @@ class PromptSource:
     prompt_column: str | None = None
     messages_column: str | None = None
     template: str | None = None
-    """Text with ``{column}`` in it; ``{a.b}`` is a field of a struct, ``{{`` and ``}}`` are braces."""
+    """Text with ``{column}`` in it; ``{a.b}`` is a field of a struct, or a column of that name if there is no such
+    field; ``{`any name`}`` is a column, whatever its name; ``{{`` and ``}}`` are braces."""
     image_column: str | None = None
     """A column of images (binary), of their paths or URLs (string), or of arrays of either."""
     query_column: str | None = None
@@ -114,9 +119,9 @@ class PromptSource:
         if self.messages_column is not None:
             message = _message_type(self.messages_column, schema)[1]
             return [message["role"].dataType, message["content"].dataType]
-        names = [name for _, name, _, _ in string.Formatter().parse(self.template or "")]
-        names += [self.prompt_column, self.query_column]
-        return [resolve_column(name, schema)[1] for name in names if name is not None]
+        names = [name for _, name in _pieces(self.template or "") if name is not None]
+        names += [name for name in (self.prompt_column, self.query_column) if name is not None]
+        return [resolve_column(name, schema)[1] for name in names]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,20 +136,14 @@ def parse_template(template: str, schema: "StructType", *, needs_column: bool = 
     """Return the template's parts in order. ``JobError`` names the brace or the column that is wrong."""
     parts: list[TemplatePart] = []
     try:
-        for literal, name, spec, conversion in string.Formatter().parse(template):
-            if literal:
-                parts.append(TemplatePart(text=literal))
-            if name is None:
-                continue
-            if spec or conversion:
-                raise JobError(
-                    f"{{{name}…}} has a format or conversion, but only a column's name may stand in braces; "
-                    "write {{ and }} for braces that are text"
-                )
-            parts.append(TemplatePart(column=resolve_column(name, schema)[0]))
+        for text, name in _pieces(template):
+            if name is not None:
+                parts.append(TemplatePart(column=_template_column(name, schema)))
+            elif text:
+                parts.append(TemplatePart(text=text))
     except JobError as error:
         raise JobError(f"template {template!r}: {error}") from error
-    except ValueError as error:  # the formatter's complaint about single braces
+    except ValueError as error:  # a single brace
         raise JobError(
             f"template {template!r}: {error}; write {{{{ and }}}} for braces that are text"
         ) from error
@@ -153,6 +152,38 @@ def parse_template(template: str, schema: "StructType", *, needs_column: bool = 
             f"template {template!r} names no column, so every prompt would be the same; write {{column}}"
         )
     return parts
+
+
+def _pieces(template: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the template's texts and names of columns in order, as (text, None) or ("", name).
+
+    Texts are cut at doubled braces. Raise ``ValueError`` for a single brace.
+    """
+    place = 0
+    while place < len(template):
+        brace = next((i for i in range(place, len(template)) if template[i] in "{}"), len(template))
+        if template[brace : brace + 2] in ("{{", "}}"):
+            end = brace + 2
+            yield template[place : brace + 1], None
+        elif brace > place:
+            end = brace
+            yield template[place:brace], None
+        else:
+            found = _QUOTED_FIELD.match(template, place) or _FIELD.match(template, place)
+            if found is None:
+                raise ValueError(f"Single '{template[place]}' encountered in format string")
+            end = found.end()
+            yield "", found[1]
+        place = end
+
+
+def _template_column(name: str, schema: "StructType") -> str:
+    if _found(name, schema) is None and (mark := re.search("[!:]", name)) is not None:
+        raise JobError(
+            f"{{{name[: mark.start()]}…}} has a format or conversion, but only a column's name may stand in braces; "
+            "write {{ and }} for braces that are text"
+        )
+    return resolve_column(name, schema)[0]
 
 
 def _text_column(option: str, name: str, schema: "StructType") -> "Column":
@@ -199,30 +230,63 @@ def _concatenated(parts: "Sequence[TemplatePart]") -> "Column":
 def resolve_column(name: str, schema: "StructType") -> tuple[str, "DataType"]:
     """Return (expression, type) of a column or, for ``a.b``, of a struct's field; like Spark, ignore case.
 
+    ``a.b`` is a column of that name if no struct ``a`` has a field ``b``, and so is a name in backticks in any case.
     ``JobError`` names the columns that exist, and the one that was probably meant.
     """
     from pyspark.sql.types import StructType
 
-    if (column := find_field(name, schema)) is not None:
-        return quoted(column.name), column.dataType
+    if (found := _found(name, schema)) is not None:
+        return found
     first, dot, rest = name.partition(".")
-    outer = find_field(first, schema)
-    if dot and outer is not None and isinstance(outer.dataType, StructType):
-        expression, kind = resolve_column(rest, outer.dataType)
-        return f"{quoted(outer.name)}.{expression}", kind
+    outer = find_field(first, schema) if dot else None
+    if outer is not None and isinstance(outer.dataType, StructType):
+        return resolve_column(rest, outer.dataType)
     hint = did_you_mean(name, schema.names)
     raise JobError(f"there is no column {name!r}.{hint} The columns are: {', '.join(schema.names)}")
 
 
+def _found(name: str, schema: "StructType") -> "tuple[str, DataType] | None":
+    if "`" in name and (found := _on_path(split_names(name, "."), schema)) is not None:
+        return found
+    for match in re.finditer(r"\.", name):
+        outer = find_field(name[: match.start()], schema)
+        if outer is not None and (inner := _within(outer, name[match.end() :])) is not None:
+            return f"{quoted(outer.name)}.{inner[0]}", inner[1]
+    column = find_field(name, schema)
+    return None if column is None else (quoted(column.name), column.dataType)
+
+
+def _within(outer: "StructField", name: str) -> "tuple[str, DataType] | None":
+    from pyspark.sql.types import StructType
+
+    return _found(name, outer.dataType) if isinstance(outer.dataType, StructType) else None
+
+
+def _on_path(names: Sequence[str], schema: "StructType") -> "tuple[str, DataType] | None":
+    """Return the field to which these names lead, one in the other; None if there is none."""
+    from pyspark.sql.types import StructType
+
+    first, *rest = names
+    if (column := find_field(first, schema)) is None:
+        return None
+    if not rest:
+        return quoted(column.name), column.dataType
+    inner = _on_path(rest, column.dataType) if isinstance(column.dataType, StructType) else None
+    return None if inner is None else (f"{quoted(column.name)}.{inner[0]}", inner[1])
+
+
 def resolve_names(names: Sequence[str], schema: "StructType") -> list[str]:
     """Return the names that these top-level columns have in the schema. Raise ``JobError`` if one does not exist."""
+    found = []
     for name in names:
-        resolve_column(name, schema)
-    found = [find_field(name, schema) for name in names]
-    nested = [name for name, column in zip(names, found, strict=True) if column is None]
-    if nested:
-        raise JobError(f"{nested[0]!r} is a field of a struct; name a column of the table itself")
-    return [column.name for column in found if column is not None]
+        column = find_field(name, schema)
+        if column is None and len(path := split_names(name, ".")) == 1:
+            column = find_field(path[0], schema)
+        if column is None:
+            resolve_column(name, schema)
+            raise JobError(f"{name!r} is a field of a struct; name a column of the table itself")
+        found.append(column.name)
+    return found
 
 
 def find_field(name: str, schema: "StructType") -> "StructField | None":

@@ -18,6 +18,7 @@ from pipemax_spark.executor.requests import (
     OVERRIDES_COLUMN,
     PROMPT_COLUMN,
 )
+from pipemax_spark.helper_columns import free_name, name_in
 from pipemax_spark.prompts import (
     PromptSource,
     find_field,
@@ -57,9 +58,14 @@ class RequestColumns:
     fault_column: str | None = None
     """Column with the errors of rows that cannot be asked, which the input need not have."""
 
-    def add(self, rows: "DataFrame") -> "DataFrame":
-        """Return the rows with their request columns. Raise ``JobError`` if a column is missing or of a wrong type."""
-        requests = rows.withColumns(self._made_of(rows.schema))
+    def add(self, rows: "DataFrame", *, have_keys: bool = False) -> "DataFrame":
+        """Return the rows with their request columns. Raise ``JobError`` if a column is missing or of a wrong type.
+
+        With ``have_keys``, the last column is the rows' key, as ``SlicedRows`` reads it.
+        """
+        own = rows.columns[:-1] if have_keys else rows.columns
+        made = self._made_of(rows.schema)
+        requests = rows.withColumns({free_name(name, own): column for name, column in made.items()})
         if self.source.is_messages:
             _check_messages(requests)
         return requests
@@ -93,8 +99,8 @@ class RequestColumns:
         from pyspark.sql import functions as F  # noqa: N812
 
         requests = self.add(rows)
-        asked = [_asked(requests, name) for name in requests.columns if name in _REQUEST_COLUMNS]
-        return requests.withColumn(KEY_COLUMN, F.md5(F.to_json(F.struct(*asked))))
+        asked = [_asked(requests, name).alias(plain) for name, plain in _request_columns(requests).items()]
+        return requests.withColumn(free_name(KEY_COLUMN, rows.columns), F.md5(F.to_json(F.struct(*asked))))
 
     def _endings(self, schema: "StructType") -> "Column":
         from pyspark.sql import functions as F  # noqa: N812
@@ -144,18 +150,27 @@ class RequestColumns:
         """Drop the input's columns that do not go to the output; helper columns and the key stay."""
         if not self.kept:
             return requests
-        helpers = [name for name in requests.columns if name in (*_REQUEST_COLUMNS, KEY_COLUMN)]
+        added = {*_request_columns(requests), name_in(KEY_COLUMN, requests.columns)}
+        helpers = [name for name in requests.columns if name in added]
         return requests.select(*map(quoted, self.output_schema(requests.schema).names), *helpers)
 
 
 def without_request_columns(requests: "DataFrame") -> "DataFrame":
     """Keep the input's own columns, and the key if there is one."""
-    return requests.drop(*_REQUEST_COLUMNS)
+    return requests.drop(*_request_columns(requests))
+
+
+def _request_columns(requests: "DataFrame") -> dict[str, str]:
+    """Return the rows' request columns by the names that they have, each with its plain name."""
+    names = {name_in(plain, requests.columns): plain for plain in _REQUEST_COLUMNS}
+    return {name: names[name] for name in requests.columns if name in names}
 
 
 def without_input_columns(requests: "DataFrame") -> "DataFrame":
-    """Keep the columns from which tasks make requests."""
-    return requests.select(*(quoted(name) for name in requests.columns if name in _REQUEST_COLUMNS))
+    """Keep the columns from which tasks make requests, by their plain names."""
+    return requests.select(
+        *(requests[name].alias(plain) for name, plain in _request_columns(requests).items())
+    )
 
 
 def prompt_text(requests: "DataFrame") -> "Column":
@@ -166,10 +181,11 @@ def prompt_text(requests: "DataFrame") -> "Column":
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import ArrayType
 
-    if PROMPT_COLUMN in requests.columns:
-        return requests[PROMPT_COLUMN]
-    content = F.transform(requests[MESSAGES_COLUMN], lambda message: message["content"])
-    message = requests.schema[MESSAGES_COLUMN].dataType.elementType["content"].dataType  # type: ignore[attr-defined]
+    if (prompt := name_in(PROMPT_COLUMN, requests.columns)) in requests.columns:
+        return requests[prompt]
+    messages = name_in(MESSAGES_COLUMN, requests.columns)
+    content = F.transform(requests[messages], lambda message: message["content"])
+    message = requests.schema[messages].dataType.elementType["content"].dataType  # type: ignore[attr-defined]
     if isinstance(message, ArrayType):
         has_text = "text" in message.elementType.names  # type: ignore[attr-defined]
         content = F.transform(F.flatten(content), lambda part: part["text"] if has_text else F.lit(None))
@@ -180,8 +196,9 @@ def _check_messages(requests: "DataFrame") -> None:
     """Raise ``JobError`` if the messages are of a type that the tasks cannot read."""
     from pyspark.sql.pandas.types import to_arrow_type
 
+    messages = name_in(MESSAGES_COLUMN, requests.columns)
     try:
-        check_conversations(to_arrow_type(requests.schema[MESSAGES_COLUMN].dataType))
+        check_conversations(to_arrow_type(requests.schema[messages].dataType))
     except JobError as error:
         raise JobError(f"messages-column: {error}") from error
 
@@ -193,9 +210,9 @@ def _asked(requests: "DataFrame", name: str) -> "Column":
 
     kind = requests.schema[name].dataType
     if isinstance(kind, BinaryType):
-        return F.md5(requests[name]).alias(name)
+        return F.md5(requests[name])
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, BinaryType):
-        return F.transform(requests[name], F.md5).alias(name)
+        return F.transform(requests[name], F.md5)
     return requests[name]
 
 

@@ -28,6 +28,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from pipemax_spark.executor.requests import KEY_COLUMN, OVERRIDES_COLUMN
+from pipemax_spark.helper_columns import free_name, name_in
 from pipemax_spark.job.equal_rows import shared_rank
 from pipemax_spark.job.partition_keys import partition_keys
 from pipemax_spark.request_columns import prompt_text, without_request_columns
@@ -51,7 +52,6 @@ _GROWTH = 4
 """A chunk has at most this many times the rows of the chunk before it, because the first rates are rough."""
 _INDEX_BITS = 33
 """``monotonically_increasing_id`` holds the row's place in its partition in this many bits."""
-
 
 _TELLING_CORRELATION = 0.2
 """Of prompt and answer lengths, from which on prompts say which answers are long. In simulations without any
@@ -140,10 +140,15 @@ def write_slices(
     identity also get the same rank, but for large groups. ``max_tokens`` is that of rows that do not say their own.
     """
     rows = _arranged(requests, identity, slices, slots, by_prefix, max_tokens)
+
+    def named(helper: str) -> str:
+        return name_in(helper, requests.columns)
+
     if equal_together and not by_prefix:
-        rows = rows.withColumn(_RANK, shared_rank((_SLICE, _WRITER), (_LENGTH, _HASH), place=_RANK))
-    helpers = (_HASH, _TEXT, _LENGTH, _WRITER)
-    without_request_columns(rows).drop(*helpers).write.partitionBy(_SLICE).parquet(path)
+        partition, order = [[*map(named, some)] for some in ((_SLICE, _WRITER), (_LENGTH, _HASH))]
+        rows = rows.withColumn(named(_RANK), shared_rank(partition, order, place=named(_RANK)))
+    helpers = map(named, (_HASH, _TEXT, _LENGTH, _WRITER))
+    without_request_columns(rows).drop(*helpers).write.partitionBy(named(_SLICE)).parquet(path)
     return SliceSpan(path=path, first=0, end=slices)
 
 
@@ -155,24 +160,26 @@ def _arranged(
 
     text = prompt_text(requests)
     writers = min(slices, _WRITERS_PER_SLOT * slots)
-    hashed = requests.withColumn(_HASH, F.xxhash64(identity))
+    names = (name_in(helper, requests.columns) for helper in (_HASH, _TEXT, _SLICE, _RANK, _LENGTH, _WRITER))
+    hashes, texts, number, rank, length, writer = names
+    hashed = requests.withColumn(hashes, F.xxhash64(identity))
     if by_prefix:
         # The second key allows a cut between rows with the same prompt when a slice is full.
         arranged = (
-            hashed.withColumn(_TEXT, F.coalesce(text, F.lit("")))
-            .repartitionByRange(slices, _TEXT, _HASH)
-            .sortWithinPartitions(_TEXT, _HASH)
-            .withColumn(_SLICE, F.spark_partition_id())
+            hashed.withColumn(texts, F.coalesce(text, F.lit("")))
+            .repartitionByRange(slices, texts, hashes)
+            .sortWithinPartitions(texts, hashes)
+            .withColumn(number, F.spark_partition_id())
         )
     else:
         arranged = (
-            hashed.withColumn(_LENGTH, _expected_length(requests, text, max_tokens))
-            .withColumn(_SLICE, F.pmod(_HASH, F.lit(slices)).cast("int"))
-            .withColumn(_WRITER, _nth(partition_keys(writers), F.col(_SLICE) % writers))
-            .repartition(writers, _WRITER)
-            .sortWithinPartitions(_SLICE, _WRITER, _LENGTH, _HASH)
+            hashed.withColumn(length, _expected_length(requests, text, max_tokens))
+            .withColumn(number, F.pmod(hashes, F.lit(slices)).cast("int"))
+            .withColumn(writer, _nth(partition_keys(writers), F.col(number) % writers))
+            .repartition(writers, writer)
+            .sortWithinPartitions(number, writer, length, hashes)
         )
-    return arranged.withColumn(_RANK, _place_in_partition())
+    return arranged.withColumn(rank, _place_in_partition())
 
 
 def _expected_length(requests: "DataFrame", text: "Column", max_tokens: int) -> "Column":
@@ -180,13 +187,14 @@ def _expected_length(requests: "DataFrame", text: "Column", max_tokens: int) -> 
     from pyspark.sql import functions as F  # noqa: N812
 
     length = F.coalesce(F.length(text), F.lit(0))
-    if OVERRIDES_COLUMN not in requests.columns:
+    overrides = name_in(OVERRIDES_COLUMN, requests.columns)
+    if overrides not in requests.columns:
         return length
-    kind: Any = requests.schema[OVERRIDES_COLUMN].dataType
+    kind: Any = requests.schema[overrides].dataType
     if "max_tokens" not in getattr(kind, "names", ()):  # NULL has no fields
         return length
     # Of any type that users have it in; a value that is none is its row's error.
-    own = requests[OVERRIDES_COLUMN]["max_tokens"].try_cast("double")
+    own = requests[overrides]["max_tokens"].try_cast("double")
     return F.struct(F.coalesce(own, F.lit(max_tokens)).alias("max_tokens"), length.alias("length"))
 
 
@@ -222,22 +230,26 @@ class SlicedRows:
         from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
         # The file index is built here, once; the schema is given, because files do not keep which columns may be null.
-        fields = StructType([*schema.fields]).add(KEY_COLUMN, StringType())
-        fields = fields.add(_RANK, LongType()).add(_SLICE, IntegerType())
+        helpers = [free_name(helper, schema.names) for helper in (KEY_COLUMN, _RANK, _SLICE)]
+        self._key, self._rank, self._slice = helpers
+        fields = StructType([*schema.fields]).add(self._key, StringType())
+        fields = fields.add(self._rank, LongType()).add(self._slice, IntegerType())
         files = {
             path: spark.read.schema(fields).options(**LITERAL_PATH).parquet(path)
             for path in {span.path for span in spans}
         }
         parts, num_slices = [], 0
         for span in spans:
-            rows = files[span.path].where(f"{_SLICE} >= {span.first} AND {_SLICE} < {span.end}")
+            rows = files[span.path].where(f"{self._slice} >= {span.first} AND {self._slice} < {span.end}")
             if span.first != num_slices:
-                rows = rows.withColumn(_SLICE, rows[_SLICE] + (num_slices - span.first))
+                rows = rows.withColumn(self._slice, rows[self._slice] + (num_slices - span.first))
             parts.append(rows)
             num_slices += span.end - span.first
         self._all = reduce(lambda some, more: some.unionAll(more), parts)
         self.schema = schema
-        found = self._all.groupBy(_SLICE).agg(F.count(_RANK), F.min(_RANK), F.max(_RANK)).collect()
+        found = (
+            self._all.groupBy(self._slice).agg(*(f(self._rank) for f in (F.count, F.min, F.max))).collect()
+        )
         counts = {number: count for number, count, *_ in found}
         ranks = {number: (first, last) for number, _, first, last in found}
         self._ranks = [ranks.get(number, (0, 0)) for number in range(num_slices)]
@@ -271,29 +283,32 @@ class SlicedRows:
         """
         is_dealt = self._by_prefix or order is RowOrder.AS_DEALT
         place = None if is_dealt else self._place(chunk, order)
-        target = self._target(chunk, partitions) if place is None else _in_turn(place, partitions, executors)
+        target = self._target(chunk, partitions)
+        if place is not None:
+            target = _in_turn(place, self._all[self._rank], partitions, executors)
         target = _nth(partition_keys(partitions), target.cast("int"))
-        chosen = self._all.where(f"{_SLICE} >= {chunk.first_slice} AND {_SLICE} < {chunk.end_slice}")
+        number = self._all[self._slice]
+        chosen = self._all.where((number >= chunk.first_slice) & (number < chunk.end_slice))
         spread = chosen.repartition(partitions, target)
         if self._by_prefix:
-            spread = spread.sortWithinPartitions(_SLICE, _RANK)
+            spread = spread.sortWithinPartitions(self._slice, self._rank)
         elif place is not None:
             spread = spread.sortWithinPartitions(place)
         return spread.select(*self._columns)
 
     @property
     def _columns(self) -> list[str]:
-        return [*map(quoted, self.schema.names), KEY_COLUMN]
+        return [*map(quoted, self.schema.names), self._key]
 
     def _target(self, chunk: Chunk, partitions: int) -> "Column":
         """Return a column with the number of the partition that a row goes to."""
         from pyspark.sql import functions as F  # noqa: N812
 
         if not self._by_prefix:
-            return F.col(_RANK) % partitions
+            return F.col(self._rank) % partitions
         rows = self.slice_rows[chunk.first_slice : chunk.end_slice]
         before = F.array(*(F.lit(count) for count in itertools.accumulate(rows[:-1], initial=0)))
-        place = F.element_at(before, F.col(_SLICE) - chunk.first_slice + 1) + F.col(_RANK)
+        place = F.element_at(before, F.col(self._slice) - chunk.first_slice + 1) + F.col(self._rank)
         return F.floor(place * partitions / max(1, chunk.rows))
 
     def _place(self, chunk: Chunk, order: RowOrder) -> "Column":
@@ -301,14 +316,14 @@ class SlicedRows:
         from pyspark.sql import functions as F  # noqa: N812
 
         ranks = self._ranks[chunk.first_slice : chunk.end_slice]
-        number = F.col(_SLICE) - chunk.first_slice
-        rank = F.col(_RANK) - _nth([first for first, _ in ranks], number)
+        number = F.col(self._slice) - chunk.first_slice
+        rank = F.col(self._rank) - _nth([first for first, _ in ranks], number)
         # In the middle of its share, so that slices of other sizes mix.
         place = (rank + 0.5) / _nth([last - first + 1 for first, last in ranks], number)
         return 1 - place if order is RowOrder.LAST_RANK_FIRST else place
 
 
-def _in_turn(place: "Column", partitions: int, executors: int) -> "Column":
+def _in_turn(place: "Column", rank: "Column", partitions: int, executors: int) -> "Column":
     """Return a column with the partition of a row at ``place``: groups of a partition for each executor, in order."""
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -318,7 +333,7 @@ def _in_turn(place: "Column", partitions: int, executors: int) -> "Column":
     size = F.when(group == groups - 1, partitions - (groups - 1) * (partitions // groups)).otherwise(
         partitions // groups
     )
-    return group * (partitions // groups) + F.col(_RANK) % size
+    return group * (partitions // groups) + rank % size
 
 
 class ChunkPlan:

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pipemax_spark.executor.requests import KEY_COLUMN
+from pipemax_spark.helper_columns import name_in
 from pipemax_spark.job.sample import SomeRows
 from pipemax_spark.request_columns import prompt_text
-from pipemax_spark.sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -36,7 +36,7 @@ def frequent_keys(requests: "DataFrame", *, rows_in: int, slices: int) -> dict[s
     """
     if rows_in <= _SAMPLED_ROWS:
         return {}
-    keys = requests.select(KEY_COLUMN)
+    keys = requests.select(name_in(KEY_COLUMN, requests.columns))
     some = SomeRows.of(keys, rows_in=rows_in, looked_at_rows=_LOOKED_AT_ROWS)
     fraction = min(1.0, 1.5 * _SAMPLED_ROWS / some.expected_rows)
     found = some.collect(some.rows.sample(fraction=fraction, seed=0), _SAMPLED_ROWS)
@@ -52,7 +52,7 @@ def group_of(requests: "DataFrame", row_identity: "Column", frequent: Mapping[st
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    key = F.col(quoted(KEY_COLUMN))
+    key = F.col(name_in(KEY_COLUMN, requests.columns))
     group = key
     if frequent:
         known = F.create_map(*(F.lit(value) for pair in frequent.items() for value in pair))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import JobError
+from pipemax_spark.helper_columns import free_name
 from pipemax_spark.job.row_identity import identity, types_in
 from pipemax_spark.prompts import find_field
 from pipemax_spark.sql import quoted
@@ -55,12 +56,12 @@ def check_ids(rows: "DataFrame", id_columns: Sequence[str], *, shows_values: boo
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    columns = [quoted(name) for name in id_columns]
+    columns, times = [quoted(name) for name in id_columns], free_name(_OCCURRENCE, id_columns)
     is_null = " OR ".join(f"{column} IS NULL" for column in columns)
     wrong = (
         rows.groupBy(*columns)
-        .agg(F.count(F.lit(1)).alias(_OCCURRENCE))
-        .where(f"{is_null} OR {quoted(_OCCURRENCE)} > 1")
+        .agg(F.count(F.lit(1)).alias(times))
+        .where(f"{is_null} OR {times} > 1")
         .orderBy(F.expr(is_null).desc(), *columns)
         .limit(_EXAMPLES)
         .collect()
@@ -68,8 +69,7 @@ def check_ids(rows: "DataFrame", id_columns: Sequence[str], *, shows_values: boo
     if not wrong:
         return
     shown = "; ".join(
-        ", ".join(f"{name}={row[name]!r}" for name in id_columns) + f" ({row[_OCCURRENCE]:,} rows)"
-        for row in wrong
+        ", ".join(f"{name}={row[name]!r}" for name in id_columns) + f" ({row[times]:,} rows)" for row in wrong
     )
     examples = f": {shown}" if shows_values else ""
     if any(row[name] is None for row in wrong for name in id_columns):
@@ -167,12 +167,14 @@ def rows_of_keys(
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    sent = F.broadcast(keys) if are_few else keys
+    key, place, left = (free_name(helper, rows.columns) for helper in (_KEY, _OCCURRENCE, _LEFT))
+    named = keys if id_columns else keys.toDF(key, left)
+    sent = F.broadcast(named) if are_few else named
     if id_columns:
         return rows.join(sent, on=list(id_columns), how="left_semi")
-    found = rows.withColumn(_KEY, F.expr(identity(rows.schema, rows.columns))).join(sent, on=_KEY)
-    numbered = found.withColumn(_OCCURRENCE, occurrence(_KEY))
-    return numbered.where(F.col(_OCCURRENCE) <= F.col(_LEFT)).select(*map(quoted, rows.columns))
+    found = rows.withColumn(key, F.expr(identity(rows.schema, rows.columns))).join(sent, on=key)
+    numbered = found.withColumn(place, occurrence(key))
+    return numbered.where(F.col(place) <= F.col(left)).select(*map(quoted, rows.columns))
 
 
 def _found_in(frame: "DataFrame", few: "DataFrame", columns: Sequence[str]) -> "DataFrame":
@@ -198,9 +200,10 @@ def _rows_left_by_content(
         counted_as_done = _found_in(counted_as_done, _signed(rows, rows.columns, 1), [_KEY])
     done_counts = counted_as_done.groupBy(_KEY).agg(F.sum(_DONE).alias(_DONE))
     content = F.expr(identity(rows.schema, rows.columns))
-    counted = rows.withColumn(_KEY, content).withColumn(_OCCURRENCE, occurrence(_KEY))
-    left = counted.join(done_counts, on=_KEY, how="left").where(
-        F.col(_OCCURRENCE) > F.coalesce(F.col(_DONE), F.lit(0))
+    key, place, num_done = (free_name(helper, rows.columns) for helper in (_KEY, _OCCURRENCE, _DONE))
+    counted = rows.withColumn(key, content).withColumn(place, occurrence(key))
+    left = counted.join(done_counts.toDF(key, num_done), on=key, how="left").where(
+        F.col(place) > F.coalesce(F.col(num_done), F.lit(0))
     )
     return left.select(*columns)
 

@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 
 from pipemax_spark.dataframe import ANNOTATION
+from pipemax_spark.helper_columns import free_name
 from pipemax_spark.job.left import occurrence
 from pipemax_spark.job.row_identity import identity
 from pipemax_spark.prompts import find_field
@@ -135,9 +136,10 @@ class ReplacingOutcomes:
             .where(self._is_error(ANNOTATION))
             .select(*map(quoted, outcomes.columns))
         )
-        old = old.withColumn(KEY, key).withColumn(_NUMBER, occurrence(KEY))
-        times = outcomes.groupBy(key.alias(KEY)).agg(F.count(F.lit(1)).alias(_TIMES))
-        return old.join(times, KEY).where(f"{_NUMBER} > {_TIMES}").select(*map(quoted, outcomes.columns))
+        name, number, count = (free_name(helper, outcomes.columns) for helper in (KEY, _NUMBER, _TIMES))
+        old = old.withColumn(name, key).withColumn(number, occurrence(name))
+        times = outcomes.groupBy(key.alias(name)).agg(F.count(F.lit(1)).alias(count))
+        return old.join(times, name).where(f"{number} > {count}").select(*map(quoted, outcomes.columns))
 
     def _key(self, rows: "DataFrame", *, table: str | None = None) -> str:
         """Return SQL for the key by which rows with the columns of ``rows`` are matched."""

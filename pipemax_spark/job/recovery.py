@@ -12,6 +12,7 @@ from pipemax_spark.errors import CommitRefusedError, TakenOverError
 from pipemax_spark.executor.requests import KEY_COLUMN
 from pipemax_spark.executor.spool import KEY, SPOOL_SCHEMA
 from pipemax_spark.executor.task import Annotator, QuestionAnnotator, TaskPlan
+from pipemax_spark.helper_columns import map_rows, name_in
 from pipemax_spark.job.left import occurrence, rows_left
 from pipemax_spark.job.outcomes import Outcomes, written
 from pipemax_spark.job.workdir import LeftRun
@@ -71,19 +72,21 @@ def spooled_rows(
     """
     from pyspark.sql import functions as F  # noqa: N812
 
+    key, place, found = (name_in(helper, left.columns) for helper in (KEY_COLUMN, _OCCURRENCE, _COMPLETION))
     known = _completions(spark, run.spool_path)
     completion = F.struct(*(F.col(quoted(name)) for name in COMPLETION_SCHEMA.names)).alias(_COMPLETION)
     known = known.select(F.col(KEY).alias(KEY_COLUMN), occurrence(KEY).alias(_OCCURRENCE), completion)
     if questions:
         known = _whole_rows(known, questions)
-    pairs = left.withColumn(_OCCURRENCE, occurrence(KEY_COLUMN)).join(known, [KEY_COLUMN, _OCCURRENCE])
-    columns = [pairs[quoted(name)] for name in left.columns if name != KEY_COLUMN]
-    return pairs.select(*columns, _COMPLETION)
+    known = known.toDF(key, place, found)
+    pairs = left.withColumn(place, occurrence(key)).join(known, [key, place])
+    columns = [pairs[quoted(name)] for name in left.columns if name != key]
+    return pairs.select(*columns, found)
 
 
 def without_completions(spooled: "DataFrame") -> "DataFrame":
     """Return the rows of ``spooled_rows`` without their completions."""
-    return spooled.drop(_COMPLETION)
+    return spooled.drop(name_in(_COMPLETION, spooled.columns))
 
 
 def annotated_rows(spooled: "DataFrame", run: LeftRun, *, plan: TaskPlan) -> "DataFrame":
@@ -91,7 +94,7 @@ def annotated_rows(spooled: "DataFrame", run: LeftRun, *, plan: TaskPlan) -> "Da
     task = RecallTask(replace(plan, run_id=run.run_id))
     own = without_completions(spooled).schema
     schema = annotated_schema(own, plan.output_column, plan.options.generation, plan.questions)
-    return spooled.mapInArrow(task, schema)
+    return map_rows(spooled, task, schema)
 
 
 @dataclass(frozen=True, slots=True)

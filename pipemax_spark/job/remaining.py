@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pipemax_spark.dataframe import ANNOTATION
 from pipemax_spark.errors import JobError, first_line
 from pipemax_spark.executor.requests import KEY_COLUMN
+from pipemax_spark.helper_columns import name_in
 from pipemax_spark.job.incremental import Batch
 from pipemax_spark.job.left import rows_left
 from pipemax_spark.job.options import JobOptions
@@ -55,13 +56,17 @@ class Remaining:
 
     def left(self, batch: Batch, done: "DataFrame | None") -> "DataFrame":
         """Return the batch's rows that are left. ``done`` is the result of ``done()``, or None for an empty output."""
+        from pyspark.sql import functions as F  # noqa: N812
+
         rows, names = batch.rows, self.id_columns
         if done is None or not self.options.redo_changed:
             return rows_left(rows, done, names, whole=batch.whole, are_few=batch.is_small)
         # A row counts as done while the output's row of the same ids makes the same request.
         columns = self.options.request_columns
-        keyed = columns.add_with_keys(rows)
-        left = rows_left(keyed, columns.add_with_keys(done), (*names, KEY_COLUMN))
+        keyed, done = columns.add_with_keys(rows), columns.add_with_keys(done)
+        key = name_in(KEY_COLUMN, keyed.columns)
+        ids = [*map(quoted, names), F.col(name_in(KEY_COLUMN, done.columns)).alias(key)]
+        left = rows_left(keyed, done.select(*ids), (*names, key))
         return without_request_columns(left).select(*map(quoted, rows.columns))
 
     def num_changed(self, rows: "DataFrame") -> int:

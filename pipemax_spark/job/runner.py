@@ -251,7 +251,7 @@ class ChunkRunner:
         plan = self._plan
         if self._spool is not None:
             plan = replace(plan, spool=self._spool.directory(chunk.number))
-        requests = self._request_columns.for_output(self._request_columns.add(rows))
+        requests = self._request_columns.for_output(self._request_columns.add(rows, have_keys=True))
         return self._outcomes.commit(annotate_requests(requests, plan), transaction)
 
     def _order_of_last_chunk(self) -> RowOrder:

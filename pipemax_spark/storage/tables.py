@@ -6,6 +6,7 @@ knows nothing of annotations.
 
 import logging
 import re
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import CommitRefusedError, JobError, cause_of
+from pipemax_spark.helper_columns import free_name
 from pipemax_spark.sql import literal, quoted
 from pipemax_spark.storage.hadoop import HadoopFiles, plain_path
 from pipemax_spark.storage.names import provider_of, sql_name
@@ -26,7 +28,7 @@ log = logging.getLogger(__name__)
 
 KEY = "__pipemax_key"
 """The column of ``Replaced.keys``."""
-_VIEW = "outcomes"
+_VIEW = "pipemax_outcomes"
 
 _REFUSED = "ConcurrentTransactionException"
 """Another commit under the same application id landed while this one was under way."""
@@ -161,6 +163,18 @@ class DeltaTable:
     def version(self) -> int:
         return int(self._spark.sql(f"DESCRIBE HISTORY {self.sql_name} LIMIT 1").collect()[0]["version"])
 
+    def version_named(self, option: Mapping[str, str]) -> int:
+        """Return the version that Delta's read option ``versionAsOf`` or ``timestampAsOf`` means."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        [(name, value)] = option.items()
+        self.read(options=option)  # Delta says itself what is wrong with it
+        if name.lower() == "versionasof":
+            return int(value)
+        history = self._spark.sql(f"DESCRIBE HISTORY {self.sql_name}")
+        known = history.where(F.col("timestamp") <= F.lit(value).cast("timestamp"))
+        return int(known.agg(F.max("version")).collect()[0][0])
+
     def table_id(self) -> str:
         return str(self._identity["id"])
 
@@ -254,17 +268,18 @@ class DeltaTable:
         from pyspark.sql import functions as F  # noqa: N812
 
         # Rows with a null key are inserted; the old rows of the other keys are deleted.
-        source = rows.withColumn(KEY, F.lit(None).cast("string")).unionByName(
-            replaced.keys, allowMissingColumns=True
+        key, view = free_name(KEY, rows.columns), f"{_VIEW}_{uuid.uuid4().hex[:12]}"
+        source = rows.withColumn(key, F.lit(None).cast("string")).unionByName(
+            replaced.keys.toDF(key), allowMissingColumns=True
         )
-        source.createOrReplaceTempView(_VIEW)
+        source.createOrReplaceTempView(view)  # of this session only, but it would hide a table of its name
         names = ", ".join(quoted(name) for name in rows.columns)
         values = ", ".join(f"s.{quoted(name)}" for name in rows.columns)
         self.merge(
             session,
-            f"USING {_VIEW} AS s ON s.{KEY} = {replaced.key} AND {replaced.condition} "
+            f"USING {view} AS s ON s.{key} = {replaced.key} AND {replaced.condition} "
             "WHEN MATCHED THEN DELETE "
-            f"WHEN NOT MATCHED AND s.{KEY} IS NULL THEN INSERT ({names}) VALUES ({values})",
+            f"WHEN NOT MATCHED AND s.{key} IS NULL THEN INSERT ({names}) VALUES ({values})",
             transaction,
         )
 

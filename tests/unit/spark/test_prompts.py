@@ -1,6 +1,8 @@
 """Templates and columns, by only a schema: no JVM runs."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql.types import (
     ArrayType,
     DataType,
@@ -14,8 +16,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from pipemax_spark.arguments import read_names
 from pipemax_spark.errors import JobError
-from pipemax_spark.prompts import PromptSource, TemplatePart, parse_template, resolve_names
+from pipemax_spark.prompts import PromptSource, TemplatePart, parse_template, resolve_column, resolve_names
+from pipemax_spark.sql import quoted, split_names
 
 SCHEMA = StructType(
     [
@@ -114,3 +118,65 @@ def test_a_prompt_made_of_a_timestamp_depends_on_the_time_zone(source: PromptSou
 )
 def test_a_prompt_without_a_timestamp_does_not_depend_on_the_time_zone(source: PromptSource) -> None:
     assert not source.depends_on_time_zone(TIMES)
+
+
+def _struct(*names: str, **structs: StructType) -> StructType:
+    fields = [StructField(name, StringType()) for name in names]
+    return StructType([*fields, *(StructField(name, kind) for name, kind in structs.items())])
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "expression"),
+    [
+        ("a.b", _struct("a.b"), "`a.b`"),
+        ("a.b", _struct("a.b", a=_struct("c")), "`a.b`"),
+        ("a.b", _struct("a.b", a=_struct("b")), "`a`.`b`"),
+        ("`a.b`", _struct("a.b", a=_struct("b")), "`a.b`"),
+        ("`a`.`b`", _struct("a.b", a=_struct("b")), "`a`.`b`"),
+        ("a.b.c", _struct(a=_struct("b.c")), "`a`.`b.c`"),
+        ("a.b.c", _struct(**{"a.b": _struct("c")}), "`a.b`.`c`"),
+        ("c`d", _struct("c`d"), "`c``d`"),
+        ("`c``d`", _struct("c`d"), "`c``d`"),
+        ("`q`", _struct("`q`"), "```q```"),
+        ("A.B", _struct("a.b"), "`a.b`"),
+        (" ", _struct(" "), "` `"),
+        ("x!r", _struct("x!r"), "`x!r`"),
+        ("x:3", _struct("x:3"), "`x:3`"),
+    ],
+)
+def test_a_name_means_a_field_of_a_struct_then_a_column_and_in_backticks_what_it_says(
+    name: str, schema: StructType, expression: str
+) -> None:
+    assert resolve_column(name, schema)[0] == expression
+    assert parse_template(f"<{{{name}}}>", schema)[1] == TemplatePart(column=expression)
+
+
+NAMES = st.text(
+    st.one_of(st.sampled_from(".`{}!:, '\"\\#%$@[]()ab_-=;\n\t"), st.characters(exclude_categories=("Cs",))),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(st.lists(NAMES, min_size=1, max_size=6, unique_by=str.lower), st.data())
+def test_quoted_names_lead_to_their_columns_and_fields_whatever_they_are_called(
+    names: list[str], data: st.DataObject
+) -> None:
+    inner = _struct(*names)
+    schema = StructType([*inner.fields, StructField("`s.t`", inner)])
+    name = data.draw(st.sampled_from(names))
+    for path in ((name,), ("`s.t`", name)):
+        expression = ".".join(map(quoted, path))
+        if "`s.t`" not in names:
+            assert resolve_column(expression, schema)[0] == expression
+            assert parse_template(f"{{{{{{{expression}}}}}}}", schema) == [
+                TemplatePart(text="{"),
+                TemplatePart(column=expression),
+                TemplatePart(text="}"),
+            ]
+    listed = ",".join(map(quoted, names))
+    assert resolve_names(read_names(listed), schema) == resolve_names(read_names(names), schema) == names
+    if not set(name) & set("`{}.") and name == name.strip():
+        assert resolve_column(name, schema)[0] == quoted(name)
+        assert parse_template(f"{{{name}}}", schema) == [TemplatePart(column=quoted(name))]
+    assert split_names(listed, ",") == names
