@@ -5,8 +5,10 @@ them: local mode if no master is set, this interpreter for the tasks, and Delta 
 """
 
 import contextlib
+import itertools
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -68,9 +70,9 @@ def get_session(app_name: str, *, log_dir: Path) -> "SparkSession":
     if (reason := _reason_for_connect()) is not None:
         raise JobError(f"{reason}, so Spark would start a Spark Connect session. {_NEEDS_CLASSIC}")
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    defaults = _spark_defaults(Path(pyspark.__file__).parent)
+    defaults = _spark_defaults(Path(pyspark.__file__).parent) | _submit_settings()
     settings: dict[str, str] = {
-        "spark.sql.extensions": _joined(defaults.get("spark.sql.extensions"), _EXTENSION),
+        "spark.sql.extensions": _EXTENSION,
         "spark.sql.catalog.spark_catalog": _CATALOG,
         ARROW_BATCH: str(ARROW_BATCH_ROWS),
         "spark.ui.showConsoleProgress": "false",
@@ -81,7 +83,8 @@ def get_session(app_name: str, *, log_dir: Path) -> "SparkSession":
     if not _has_delta(Path(pyspark.__file__).parent, defaults) and (
         package := _delta_package(pyspark.__version__)
     ):
-        settings["spark.jars.packages"] = _joined(defaults.get("spark.jars.packages"), package)
+        settings["spark.jars.packages"] = package
+    settings = _beside(settings, defaults)
     _set_environment(log_dir)
     builder = SparkSession.builder.appName(app_name)
     if "spark.master" not in defaults and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
@@ -112,14 +115,24 @@ def _submitted_session(app_name: str, settings: dict[str, str]) -> "SparkSession
 
     # SparkConf sees spark-submit's flags and its defaults file only through the gateway.
     SparkContext._ensure_initialized()
-    given = SparkConf()
-    merged = {
-        name: _joined(given.get(name, ""), value)
-        if name == "spark.sql.extensions"
-        else given.get(name, value)
+    merged = _beside(settings, dict(SparkConf().getAll()))
+    return _ready(SparkSession.builder.appName(app_name).config(map={**merged}).getOrCreate())
+
+
+def _beside(settings: dict[str, str], given: dict[str, str]) -> dict[str, str]:
+    """Return the settings as far as the user has given none; lists of extensions and packages are joined."""
+    joined = ("spark.sql.extensions", "spark.jars.packages")
+    return {
+        name: _joined(given.get(name), value) if name in joined else given.get(name, value)
         for name, value in settings.items()
     }
-    return _ready(SparkSession.builder.appName(app_name).config(map={**merged}).getOrCreate())
+
+
+def _submit_settings() -> dict[str, str]:
+    """Return the settings that ``PYSPARK_SUBMIT_ARGS`` gives to a JVM that is started here."""
+    words = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
+    given = (after for word, after in itertools.pairwise(words) if word in ("--conf", "-c"))
+    return {name: value for name, separator, value in (each.partition("=") for each in given) if separator}
 
 
 def _ready(session: "SparkSession") -> "SparkSession":

@@ -104,6 +104,8 @@ class Tracker:
         # A daemon thread: a store that does not answer must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="pipemax-mlflow", daemon=True)
         self.run_id: str | None = None
+        self._set: dict[str, str] = {}
+        """The variables that this tracker has set in the caller's environment, until the run ends."""
 
     @property
     def place(self) -> str:
@@ -126,6 +128,8 @@ class Tracker:
     ) -> None:
         """Begin the run. ``read`` becomes its dataset, and ``description`` (Markdown) stands at the top of its page."""
         if not self._is_off:
+            self._set = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
+            os.environ.update(self._set)
             self._thread.start()
             self._work.put(lambda: self._start(name, params, read, description))
 
@@ -157,6 +161,9 @@ class Tracker:
             self._warn_once(
                 f"MLflow at {self.uri} did not accept everything within {_FINISH_TIMEOUT_S:.0f} s"
             )
+        for name, value in self._set.items():
+            if os.environ.get(name) == value:
+                del os.environ[name]
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
@@ -181,8 +188,6 @@ class Tracker:
     def _start(
         self, name: str, params: Mapping[str, object], read: InputTable | None, description: str
     ) -> None:
-        for setting, value in _SETTINGS.items():
-            os.environ.setdefault(setting, value)
         from mlflow import MlflowClient  # seconds to import, and optional
         from mlflow.entities import Param
 

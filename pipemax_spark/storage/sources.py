@@ -12,7 +12,7 @@ from pipemax_spark.storage import openai_batch
 from pipemax_spark.storage.bad_lines import BadLines, unless_unreadable
 from pipemax_spark.storage.hadoop import LITERAL_PATH, HadoopFiles
 from pipemax_spark.storage.iceberg import IcebergTable
-from pipemax_spark.storage.names import exists
+from pipemax_spark.storage.names import exists, provider_of
 from pipemax_spark.storage.output_table import open_table
 from pipemax_spark.storage.tables import COMPRESSION_SUFFIXES, FORMATS_BY_SUFFIX, DeltaTable, is_path
 from pipemax_spark.storage.text_files import TEXT_FORMATS, TextFiles, open_text_files
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_TIME_TRAVEL = ("versionasof", "timestampasof")
+_CHANGE_FEED = ("readchangefeed", "readchangedata")
+"""Delta's read options that choose a version, and those that read changes in place of rows, in lower case."""
 FORMATS = ("delta", "parquet", "csv", "json", openai_batch.FORMAT)
 
 
@@ -80,7 +83,11 @@ def _read_table(spark: "SparkSession", name: str, options: Mapping[str, str]) ->
     table = open_table(spark, name)
     if not table.exists():
         # A view, or a table of another format, is read in its current state.
-        return Source(rows=spark.table(name), name=name, description=f"table {name}")
+        if options and not provider_of(spark, name):
+            raise JobError(
+                f"input option {next(iter(options))} is for a table or for files, and {name!r} is a view; leave it out"
+            )
+        return Source(rows=spark.read.options(**options).table(name), name=name, description=f"table {name}")
     if isinstance(table, IcebergTable):
         rows, snapshot_id = table.pinned(options)
         told = "no snapshot yet" if snapshot_id is None else f"snapshot {snapshot_id}"
@@ -153,15 +160,26 @@ def _read_path(
 
 
 def _pinned(table: DeltaTable, options: Mapping[str, str]) -> Source:
-    version = table.version()
-    rows = table.read(version=version, options=options)
+    """Return the table's rows at its present version, or at the one that the read options name."""
+    for name, value in options.items():
+        if name.lower() in _CHANGE_FEED and value.lower() == "true":
+            raise JobError(
+                f"input option {name} reads a table's changes, and a job annotates rows: write the changes to a table "
+                "and annotate that, or follow the table with --incremental"
+            )
+    chosen = {name: value for name, value in options.items() if name.lower() in _TIME_TRAVEL}
+    if len(chosen) > 1:
+        raise JobError(f"input options {' and '.join(chosen)} both choose a version; give one of them")
+    version = table.version_named(chosen) if chosen else table.version()
+    others = {name: value for name, value in options.items() if name not in chosen}
+    rows = table.read(version=version, options=others)
     return Source(
         rows=rows,
         name=table.name,
         description=f"Delta {table.name}, version {version}",
         version=version,
         table_id=table.table_id(),
-        tells_appends=True,
+        tells_appends=not chosen,
     )
 
 

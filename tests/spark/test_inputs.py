@@ -92,3 +92,65 @@ def test_an_unreadable_input_is_refused_with_the_reason(jobs: MakeJobs, name: st
         (run.directory / directory).mkdir()
     with pytest.raises(JobError, match=told):
         read_source(run.spark, name.format(directory=run.directory))
+
+
+def test_a_delta_table_is_read_at_the_version_that_the_user_names_or_the_option_is_refused(
+    jobs: MakeJobs,
+) -> None:
+    run = jobs()
+    path = str(run.directory / "table")
+    run.spark.range(3).write.format("delta").save(path)
+    (first,) = run.spark.sql(f"DESCRIBE HISTORY delta.`{path}`").select("timestamp").collect()
+    run.spark.range(3, 7).write.format("delta").mode("append").save(path)
+    for options, version, rows in (
+        ({}, 1, 7),
+        ({"versionAsOf": "0"}, 0, 3),
+        ({"VERSIONASOF": "1"}, 1, 7),
+        ({"timestampAsOf": str(first[0])}, 0, 3),
+        ({"readChangeFeed": "false"}, 1, 7),
+    ):
+        source = read_source(run.spark, path, options=options)
+        assert (source.version, source.rows.count()) == (version, rows), options
+        assert source.tells_appends == (
+            not {"versionasof", "timestampasof"} & {name.lower() for name in options}
+        )
+    run.spark.range(3).createOrReplaceTempView("plain_view")
+    for name, options, told in (
+        (path, {"versionAsOf": "9"}, "cannot be read: .*9"),
+        (path, {"versionAsOf": "first"}, "cannot be read"),
+        (path, {"timestampAsOf": "2001-01-01"}, "cannot be read"),
+        (
+            path,
+            {"versionAsOf": "0", "timestampAsOf": "2026-01-01"},
+            "both choose a version; give one of them",
+        ),
+        (path, {"readChangeFeed": "true", "startingVersion": "0"}, "readChangeFeed reads a table's changes"),
+        (
+            "plain_view",
+            {"versionAsOf": "0"},
+            "versionAsOf is for a table or for files, and 'plain_view' is a view",
+        ),
+    ):
+        with pytest.raises(JobError, match=told):
+            read_source(run.spark, name, options=options)
+    with pytest.raises(JobError, match="reads what was appended"):
+        run.run(input=path, input_option={"versionAsOf": "0"}, incremental=True, id_columns=("id",))
+
+
+def test_input_options_go_to_every_reader_and_come_after_this_package_s_own(jobs: MakeJobs) -> None:
+    run = jobs()
+    (run.directory / "rows.csv").write_text("1;one\n2;two\n")
+    options = {"HEADER": "false", "sep": ";"}
+    assert read_source(run.spark, str(run.directory / "rows.csv"), options=options).rows.count() == 2
+    batch = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions"}
+    batch["body"] = {"model": "m", "messages": [{"role": "user", "content": "one"}]}  # type: ignore[assignment]
+    (run.directory / "batch").mkdir()
+    for name in ("one.jsonl", "two.jsonl"):
+        (run.directory / "batch" / name).write_text(json.dumps(batch | {"custom_id": name}) + "\n")
+    found = read_source(
+        run.spark,
+        str(run.directory / "batch"),
+        file_format="openai-batch",
+        options={"pathGlobFilter": "one*"},
+    )
+    assert [row["custom_id"] for row in found.rows.collect()] == ["one.jsonl"]

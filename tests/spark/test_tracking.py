@@ -1,11 +1,13 @@
 """The MLflow run of a job, read with MLflow's own client."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from pipemax_spark.monitor.tracking import Tracker
 from tests.fakes.settings import fake_config
 from tests.spark.conftest import Jobs
 
@@ -97,3 +99,18 @@ def test_within_a_notebook_s_run_a_job_is_a_child_run_and_the_notebook_s_run_goe
     assert f"child of run {notebook.info.run_id}, at {store}" in run.printed
     assert dict(runs[notebook.info.run_id].data.metrics) == {"after": 1.0}
     assert not (run.directory / "mlflow").exists()
+
+
+def test_the_caller_s_environment_is_as_it_was_once_a_run_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
+    for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_DISABLE_TELEMETRY"):
+        monkeypatch.delenv(name, raising=False)
+    before = dict(os.environ)
+    tracker = Tracker("pipemax", local_store=tmp_path / "no" / "such", warn=lambda _: None)
+    tracker.uri = "oddstore://nowhere"
+    tracker.start("run", {})
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
+    tracker.finish("FINISHED", [])
+    assert dict(os.environ) == before
