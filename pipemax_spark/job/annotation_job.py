@@ -188,6 +188,7 @@ class AnnotationJob:
             purpose=stream_purpose(checked.spec.hash, options.where),
             options=options.input_option,
             skip_changes=options.skip_changes,
+            say=self._terminal.warn,
         )
 
     def _do_batches(
@@ -217,8 +218,10 @@ class AnnotationJob:
             is_empty=is_empty,
         )
         for number, batch in enumerate(batches):
-            if batch.stream is not None:
+            if self._options.incremental:
                 batch = self._chosen(batch)
+            if batch.compares_all:
+                batch = self._not_held(checked, batch)
             rows = self._rows_of(checked, batch)
             counts.rows_in += rows
             prepared = preparing.prepare(number, batch, rows)
@@ -279,7 +282,7 @@ class AnnotationJob:
         return shared_prefixes(sample_by_beginning(requests, prompt_text(requests), rows_in=rows))
 
     def _rows_of(self, checked: Checked, batch: Batch) -> int:
-        if batch.stream is None:
+        if batch.stream is None and not batch.compares_all:
             return checked.rows_in
         if checked.id_columns:
             check_ids(batch.rows, checked.id_columns, shows_values=not self._options.no_sample)
@@ -292,6 +295,8 @@ class AnnotationJob:
             warn=self._terminal.warn,
         )
         rows: int = batch.rows.count()
+        if batch.stream is None:
+            return rows
         if rows:
             self._check_appended(rows)
         condition = "" if self._options.where is None else f" where {self._options.where}"
@@ -302,6 +307,12 @@ class AnnotationJob:
 
     def _check_appended(self, rows: int) -> None:
         self._options.check_row_count(rows, source=f"what was appended to input {self._options.input!r}")
+
+    def _not_held(self, checked: Checked, batch: Batch) -> Batch:
+        """Return the batch with only the rows that the output lacks: an id may be in the input twice."""
+        remaining = remaining_of(self._table, self._options, checked)
+        done = remaining.done() if is_annotated(self._table) else None
+        return replace(batch, rows=remaining.left(batch, done))
 
     def _chosen(self, batch: Batch) -> Batch:
         """Return the batch with only the rows that ``--where`` selects, both of the batch and of the whole input."""

@@ -9,12 +9,14 @@ ensures that a batch which comes again adds nothing twice (``left``).
 import hashlib
 import queue
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from pipemax_spark.errors import JobError
+from pipemax_spark.job.skipped_commits import first_unread, skipped_commits
+from pipemax_spark.storage.hadoop import HadoopFiles
 from pipemax_spark.storage.sources import Source
 from pipemax_spark.storage.tables import DeltaTable
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _POLL_S = 0.2
+_ADAPTIVE = "spark.sql.adaptive.enabled"
 _ALL_FILES = str(2**31 - 1)
 """A batch holds everything that is available: its chunks are committed one by one, and the engine drains once."""
 _DELTA_CODE = re.compile(r"\[(DELTA_\w+)")
@@ -48,6 +51,9 @@ class Batch:
     stream: StreamBatch | None = None
     whole: "DataFrame | None" = None
     """For a micro-batch: the whole input at the batch's time or later."""
+    compares_all: bool = False
+    """All rows of the input, of which those that the output lacks are to be annotated, because rows were inserted by
+    commits that the stream skipped."""
     is_small: bool = False
     """Few enough rows to be sent to every task."""
 
@@ -67,17 +73,22 @@ class MicroBatches:
         purpose: str,
         options: Mapping[str, str],
         skip_changes: bool,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Choose the checkpoint's directory in ``checkpoints`` by the table and ``purpose``, a directory's name.
 
-        So another model, prompt or ``--where`` starts at the table's beginning.
+        So another model, prompt or ``--where`` starts at the table's beginning. ``say`` is told which commits are
+        skipped.
         """
+        self._spark = spark
         self._table = DeltaTable(spark, source.name)
         self.checkpoint = f"{checkpoints.rstrip('/')}/{self._table.table_id()}-{purpose}"
         self._options = {"maxFilesPerTrigger": _ALL_FILES, **options}
         if skip_changes:
             self._options["skipChangeCommits"] = "true"
         self._read_options = options
+        self._say = say
+        self._first_unread = first_unread(HadoopFiles(spark), self.checkpoint) if skip_changes else None
         self._offered: queue.SimpleQueue[tuple[DataFrame, int]] = queue.SimpleQueue()
         self._is_done: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._has_open_batch = False
@@ -99,10 +110,28 @@ class MicroBatches:
         while (batch := self._next()) is not None:
             self._has_open_batch = True
             yield batch
+            # Before the checkpoint passes them: the batch comes again if this fails.
+            yield from self._skipped()
             self._has_open_batch = False
             self._is_done.put(True)
         with _told(self._table.name, self.checkpoint):
             self._query.awaitTermination()
+        yield from self._skipped()
+
+    def _skipped(self) -> Iterator[Batch]:
+        """Tell once which commits the stream skips; yield the whole input if rows were inserted by any of them.
+
+        Called when the stream's end is known, so that no commit is skipped that is not seen here.
+        """
+        first, self._first_unread = self._first_unread, None
+        if first is None:  # told already, or the stream has read the table as it is
+            return
+        skipped = skipped_commits(self._spark, self._table, first)
+        for commit in skipped:
+            inserts = ", but rows that it inserted are annotated" if commit.may_insert else ""
+            self._say(f"--skip-changes skips {commit} of the input{inserts}")
+        if any(commit.may_insert for commit in skipped):
+            yield Batch(rows=self._table.read(options=self._read_options), compares_all=True)
 
     def _next(self) -> Batch | None:
         """Wait for the next batch; return None when the stream has ended, for whatever reason."""
@@ -117,7 +146,7 @@ class MicroBatches:
                     return None
                 continue
             # A stream switches this off for its session: joins with the output would have 200 tasks for any batch.
-            rows.sparkSession.conf.set("spark.sql.adaptive.enabled", "true")
+            rows.sparkSession.conf.set(_ADAPTIVE, self._spark.conf.get(_ADAPTIVE) or "true")
             stream = StreamBatch(query_id=str(self._query.id), batch_id=int(batch_id))
             return Batch(rows=rows, stream=stream, whole=self._table.read(options=self._read_options))
 

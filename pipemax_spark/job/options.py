@@ -72,7 +72,7 @@ class JobOptions:
     checkpoint: str | None = None
     """Directory for the checkpoints of incremental runs; default: in the work directory."""
     skip_changes: bool = False
-    """Skip commits to the input that updated or deleted rows."""
+    """Skip rows that commits to the input updated or deleted; rows that the same commits inserted are annotated."""
     mlflow_experiment: str = "pipemax"
     """Empty to record nothing."""
     price_per_hour: float | None = None

@@ -139,6 +139,37 @@ def test_a_batch_without_checkpoint_adds_nothing_when_retried_and_updates_are_sk
     assert texts == dict(words(0, 61)), "a row stays as it was when it was appended"
 
 
+@pytest.mark.parametrize("id_columns", [("id",), pytest.param((), marks=pytest.mark.long)])
+def test_rows_that_a_skipped_commit_inserted_are_annotated_and_what_it_changed_is_named(
+    nights: Nights, id_columns: tuple[str, ...]
+) -> None:
+    nights.append(words(0, 5))
+    nights.run(id_columns=id_columns, where="id < 100")
+    nights.jobs.spark.createDataFrame([(2, "changed"), (5, "word 5"), (6, "word 6"), (200, "no")]).toDF(
+        "id", "text"
+    ).createOrReplaceTempView("news")
+    nights.sql(
+        "MERGE INTO {input} AS t USING news AS s ON t.id = s.id WHEN MATCHED THEN UPDATE SET * "
+        "WHEN NOT MATCHED THEN INSERT *"
+    )
+    changed = 0 if id_columns else 1
+    options = {"id_columns": id_columns, "skip_changes": True, "where": "id < 100"}
+    assert nights.run(**options) == (2 + changed, 0, 2 + changed)
+    assert (
+        "skips commit 1 (MERGE: 1 row updated) of the input, but rows that it inserted" in nights.jobs.printed
+    )
+    assert nights.run(**options) == (0, 0, 0)
+    nights.append(words(7, 9))
+    nights.sql("UPDATE {input} SET text = 'changed' WHERE id = 3")
+    assert nights.run(**options) == (2, 0, 2)
+    assert "skips commit 3 (UPDATE: 1 row updated) of the input" in nights.jobs.printed
+    assert nights.run(**options) == (0, 0, 0)
+    assert sorted({*nights.ids()}) == list(range(9))
+    assert len(nights.ids()) == 9 + changed
+    if id_columns:
+        assert {row["id"]: row["text"] for row in nights.jobs.rows()} == dict(words(0, 9))
+
+
 def test_a_batch_that_failed_half_way_is_retried_and_only_its_rest_is_computed(nights: Nights) -> None:
     """The first chunk is committed, then a row ends the run."""
     nights.append(words(0, 1_200))
