@@ -7,6 +7,7 @@ them: local mode if no master is set, this interpreter for the tasks, and Delta 
 import contextlib
 import itertools
 import os
+import pwd
 import re
 import shlex
 import shutil
@@ -80,6 +81,7 @@ def get_session(app_name: str, *, log_dir: Path) -> "SparkSession":
     if is_submitted:
         return _submitted_session(app_name, settings)
     _check_java()
+    _check_user()
     if not _has_delta(Path(pyspark.__file__).parent, defaults) and (
         package := _delta_package(pyspark.__version__)
     ):
@@ -236,6 +238,16 @@ def _check_java() -> None:
         raise JobError(
             f"Spark needs Java {_MIN_JAVA} or newer, and {found} says {said[0] if said else 'nothing'!r}; {remedy}"
         )
+
+
+def _check_user() -> None:
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        raise JobError(
+            f"the user id {os.getuid()} has no entry in /etc/passwd, without which Java knows no user and no home: add "
+            "one, or run as a user that has one"
+        ) from None
 
 
 def _spark_defaults(pyspark_home: Path) -> dict[str, str]:

@@ -152,7 +152,8 @@ def register(spark: "SparkSession", name: str = "pipemax", **options: Any) -> No
     The names of ``ai_query``'s arguments are accepted too: endpoint, responseFormat, failOnError, and modelParameters
     (a dict of max_tokens, temperature, top_p, top_k, stop).
     """
-    spark.udf.register(name, _udf(spark, **checked_arguments(pipemax_udf, _without_aliases(options))))
+    checked = checked_arguments(pipemax_udf, _without_aliases(options))
+    spark.udf.register(name, _udf(spark, **checked))
 
 
 def _without_aliases(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,12 +5,14 @@ name of its own; the rows that a job annotates do not have it. What the user say
 ``columnNameOfCorruptRecord``, is what becomes of them.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from pipemax_spark.sql import quoted
-from pipemax_spark.storage.hadoop import LITERAL_PATH
+from pipemax_spark.storage.hadoop import LITERAL_PATH, HadoopFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -86,7 +88,7 @@ def open_text_files(
     bad_line = known.get(_CORRUPT.lower(), _BAD_LINE)
     options = {name: value for name, value in {**ours, **given}.items() if name.lower() != _CORRUPT.lower()}
     options[_CORRUPT] = bad_line
-    inferred = _reader(spark, file_format, options).load(path).schema
+    inferred = _inferred(spark, file_format, path, options, is_literal=not is_pattern)
     fields = [field for field in inferred.fields if field.name != bad_line]
     columns = tuple(field.name for field in fields)
     if _CORRUPT.lower() in known and (file_format == "csv" or bad_line in inferred.names):
@@ -103,6 +105,26 @@ def open_text_files(
         columns=columns,
         user_says=next((name for name in (_MODE, _CORRUPT) if name.lower() in known), None),
     )
+
+
+def _inferred(
+    spark: "SparkSession", file_format: str, path: str, options: Mapping[str, str], *, is_literal: bool
+) -> "StructType":
+    """Return the schema that Spark infers.
+
+    With ``multiLine``, Spark reads files for it by a way that takes their names for patterns, whatever it is told.
+    Where a name looks like one, it is inferred from lines of CSV, and from whole JSON files that are read as text.
+    """
+    is_multiline = _lower(options).get("multiline", "false").lower() == "true"
+    entries = HadoopFiles(spark).list(path) if is_literal and is_multiline else []
+    names = [re.sub(r"^[a-z][a-z0-9+.-]*:/", "", path), *(entry.name for entry in entries)] if entries else []
+    if not any(re.search(r"[:*?\[\]{}\\]", name) for name in names):
+        return _reader(spark, file_format, options).load(path).schema
+    others = {name: value for name, value in options.items() if name.lower() != "multiline"}
+    if file_format == "csv":
+        return _reader(spark, file_format, others).load(path).schema
+    texts = spark.read.format("text").options(wholetext="true", **LITERAL_PATH).load(path)
+    return spark.read.options(**others).json(texts.rdd.map(itemgetter(0))).schema
 
 
 def _lower(options: Mapping[str, str]) -> dict[str, str]:

@@ -311,6 +311,8 @@ def test_a_path_is_taken_literally_wherever_it_is_an_input(spark: Any, tmp_path:
         (directory / "r.jsonl").write_text(json.dumps({"custom_id": "r", "body": {"messages": []}}) + "\n")
         for path in (directory / "t.csv", directory / "t.jsonl"):
             assert texts_of(spark, path, {})[0] == ["one"], path
+    (tmp_path / "a [b]" / "a[1].json").write_text('[{"id": 1,\n"text": "one"}]')
+    assert texts_of(spark, tmp_path / "a [b]" / "a[1].json", {"multiLine": "true"})[0] == ["one"]
     everywhere = tmp_path / NAMES[-1]
     spark.range(3).write.parquet(str(everywhere / "p.parquet"))
     spark.range(4).write.format("delta").save(str(everywhere / "d"))
