@@ -5,7 +5,6 @@ This module knows the shapes of prompts and annotations as pandas holds them, an
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 
@@ -25,8 +24,10 @@ def array_of_prompts(prompts: pd.Series) -> pa.Array:
 
 def _listed(value: Any) -> Any:
     """Return a value with lists in place of pandas' arrays, at any depth, such as those of parts and tool calls."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     match value:
-        case np.ndarray() | list():
+        case list():
             return [_listed(each) for each in value]
         case dict():
             return {name: _listed(each) for name, each in value.items()}
