@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipemax_spark.dataframe import ANNOTATION
 from pipemax_spark.errors import JobError, first_line
@@ -65,7 +65,7 @@ class Remaining:
         columns = self.options.request_columns
         keyed, done = columns.add_with_keys(rows), columns.add_with_keys(done)
         key = name_in(KEY_COLUMN, keyed.columns)
-        ids: list[Any] = [*map(quoted, names), F.col(name_in(KEY_COLUMN, done.columns)).alias(key)]
+        ids = [*map(F.col, map(quoted, names)), F.col(name_in(KEY_COLUMN, done.columns)).alias(key)]
         left = rows_left(keyed, done.select(*ids), (*names, key))
         return without_request_columns(left).select(*map(quoted, rows.columns))
 

@@ -113,7 +113,7 @@ def test_every_name_can_be_an_id_or_be_selected_and_changed_rows_are_done_again(
     options = {
         "input": "odd_names",
         "id_columns": NAMES[:-8],
-        "select": ("id", *NAMES[:-8], "__pipemax_times"),
+        "select": ("id", *NAMES[:-8], "__pipemax_times", "in.ner"),
     }
     source = PromptSource(template="Say {in.ner.a.b} {__pipemax_times}")
     assert run.run(**options, source=source) is not None

@@ -82,7 +82,7 @@ def test_questions_have_settings_of_their_own_and_take_the_others_from_the_job(t
         ({"topic": {"max_tokens": 3}}, "question 'topic' has no template"),
         (
             {"topic": {"template": "x", "max_token": 3}},
-            "question 'topic' has 'max_token'. Did you mean 'max_tokens'? It may have template",
+            "question 'topic' has 'max_token'. Did you mean 'max_tokens'",
         ),
         ({"topic": {"template": "x", "max_tokens": 0}}, "question 'topic': max_tokens is 0"),
     ],
