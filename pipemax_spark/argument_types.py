@@ -33,7 +33,7 @@ _PATHS = frozenset(
 )
 _SPARKS: Mapping[str, tuple[str, str]] = {
     "df": ("mapInArrow", "a Spark DataFrame"),
-    "spark": ("newSession", "a SparkSession"),
+    "spark": ("createDataFrame", "a SparkSession"),
 }
 """Arguments of Spark's own types, each with a method of that type, which the classes of Spark Connect have too."""
 _WORDS: Mapping[Any, str] = {
@@ -109,16 +109,19 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
 def _fits(value: Any, kind: Any) -> bool:
     origin = get_origin(kind) or kind
     if origin in (Sequence, tuple):
-        return (
-            isinstance(value, Sequence)
-            and not isinstance(value, str)
-            and all(isinstance(each, str) for each in value)
-        )
+        is_list = isinstance(value, Sequence) and not isinstance(value, str)
+        return is_list and all(any(_fits(each, kind) for kind in _of_elements(kind)) for each in value)
     if origin is int:
         return isinstance(value, Integral) and not isinstance(value, bool)
     if origin is float:
         return isinstance(value, Real) and not isinstance(value, bool)
     return origin is Any or (isinstance(origin, type) and isinstance(value, origin))
+
+
+def _of_elements(kind: Any) -> tuple[Any, ...]:
+    """Return the types that the elements of a sequence's type may have."""
+    element = get_args(kind)[0]
+    return get_args(element) or (element,)
 
 
 def _option(name: str, value: Any) -> str:
@@ -145,5 +148,7 @@ def _wanted(name: str, value: Any, kinds: Sequence[Any]) -> str:
         return "the name of a table or a path; annotate() takes a DataFrame"
     if name == "input_option":
         return "a dict, such as {'sep': ';'}"
+    if name == "expect_rows":
+        return "a pair of numbers, or a text such as '1000:2000000'"
     words = [_WORDS.get(get_origin(kind) or kind) for kind in kinds]
     return " or ".join(dict.fromkeys(word for word in words if word is not None))

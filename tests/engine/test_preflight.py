@@ -362,7 +362,10 @@ def settings(*schemas: dict[str, Any], **engine: Any) -> PreflightReply:
     """The reply to a job that asks for these schemas, the first for the rows and the others as questions."""
     first, *others = [GenerationSpec(response_format=json.dumps(schema)) for schema in schemas]
     config = {"model": str(DEMO_MODEL), **engine}
-    return preflight(PreflightRequest(engine=config, generation=first, questions=tuple(others)))
+    names = tuple(f"q{number}" for number in range(len(others)))
+    return preflight(
+        PreflightRequest(engine=config, generation=first, questions=tuple(others), question_names=names)
+    )
 
 
 def test_the_backend_is_one_that_takes_all_schemas_and_white_space_is_allowed_where_none_does() -> None:

@@ -54,7 +54,6 @@ def test_a_schema_makes_a_typed_column(spark: Any, engine_python: str) -> None:
         ({"prompt_column": "text", "overrides_column": "text"}, "give a struct with any of max_tokens"),
         ({"prompt_column": "text", "overrides_column": "flags"}, "option top_k of a row is of the type bool"),
         ({"messages_column": "parts"}, "messages-column: the parts of a message are of the type"),
-        ({"messages_column": "chat"}, "the field 'span' of messages-column 'chat' is of type interval"),
         ({"prompt_column": "text", "max_tokens": 0}, "max_tokens is 0"),
         ({"prompt_column": "text", "resume": "x"}, "resume='x' names work that is kept in work_dir"),
         ({"prompt_column": "text", "work_dir": "/tmp", "resume": "a/b"}, "must be a name of letters"),
@@ -66,7 +65,6 @@ def test_bad_requests_are_refused_at_once(
 ) -> None:
     frame = spark.sql(
         """SELECT 'x' AS text, named_struct('top_k', true) AS flags,
-          array(named_struct('role', 'user', 'content', 'x', 'span', INTERVAL '1' MONTH)) AS chat,
           array(named_struct('role', 'user', 'content', array(named_struct('text', 5)))) AS parts"""
     )
     with pytest.raises(JobError, match=told):

@@ -36,7 +36,10 @@ def invoke(*arguments: str) -> tuple[int, str]:
         (("--expect-rows", "5"), "expect-rows is '5'; write it as MINIMUM:MAXIMUM"),
         (("--commit-every", "often"), "commit-every is 'often'; write it as 15m, 900s or 1h"),
         (("--response-format", "/no/such/file"), "response-format '/no/such/file' cannot be read"),
-        (("--response-format", '{"type": "json_schema"}'), "response-format of type 'json_schema' must hold"),
+        (
+            ("--response-format", '{"type": "json_schema"}'),
+            "response-format of type 'json_schema' has no json_schema",
+        ),
         (("--engine", "/no/such/file"), "engine '/no/such/file' cannot be read: there is no such file"),
         (("--input-option", "sep"), "input-option 'sep' is not of the form KEY=VALUE"),
         (("--gold-column", "label"), "gold-column 'label' is compared with the property of that name"),
