@@ -119,7 +119,7 @@ class PromptSource:
         if self.messages_column is not None:
             message = _message_type(self.messages_column, schema)[1]
             return [message["role"].dataType, message["content"].dataType]
-        names = [name for _, name in _pieces(self.template or "") if name is not None]
+        names = template_names(self.template or "")
         names += [name for name in (self.prompt_column, self.query_column) if name is not None]
         return [resolve_column(name, schema)[1] for name in names]
 
@@ -152,6 +152,11 @@ def parse_template(template: str, schema: "StructType", *, needs_column: bool = 
             f"template {template!r} names no column, so every prompt would be the same; write {{column}}"
         )
     return parts
+
+
+def template_names(template: str) -> list[str]:
+    """Return the names in the template's braces. Raise ``ValueError`` for a single brace."""
+    return [name for _, name in _pieces(template) if name is not None]
 
 
 def _pieces(template: str) -> Iterator[tuple[str, str | None]]:

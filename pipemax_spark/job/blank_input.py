@@ -4,12 +4,12 @@ Such an input is an empty one: there is nothing to annotate, and no column to co
 names, or that its output has, are put in the place of those that are not there.
 """
 
-import string
 from typing import TYPE_CHECKING
 
 from pipemax_spark.dataframe import ANNOTATION
 from pipemax_spark.job.options import JobOptions
-from pipemax_spark.sql import quoted
+from pipemax_spark.prompts import template_names
+from pipemax_spark.sql import quoted, split_names
 from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
 from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
 from pipemax_spark.storage.output_table import OutputTable
@@ -43,14 +43,14 @@ def _named_columns(options: JobOptions) -> dict[str, str]:
     """Return the columns that the options name, each with a type that it may have."""
     source = options.source
     templates = [source.template, *(question.template for question in options.ask)]
-    placeholders = [name for text in templates for _, name, _, _ in string.Formatter().parse(text or "")]
+    placeholders = [name for text in templates for name in template_names(text or "")]
     texts = [*placeholders, source.prompt_column, source.query_column, source.image_column]
     found: dict[str, str] = {}
     batch = [BATCH_ID, "url"] if options.input_format == BATCH_FORMAT else []
     for name in [*texts, *options.id_columns, *options.select, options.gold_column, *batch]:
-        column, _, inner = (name or "").partition(".")
+        column, *inner = split_names(name or "", ".") or [""]
         if column and column.lower() not in map(str.lower, found):
-            found[column] = f"struct<{quoted(inner)}: string>" if inner else "string"
+            found[column] = f"struct<{quoted('.'.join(inner))}: string>" if inner else "string"
     for name, kind in ((source.messages_column, _MESSAGES), (options.overrides_column, _OVERRIDES)):
         if name is not None:
             found[name] = kind

@@ -73,7 +73,7 @@ def check_job(
     check_steady(
         source.rows,
         name=source.name,
-        where=options.where,
+        where=None if source.is_blank else options.where,
         id_columns=id_columns,
         requests=options.request_columns,
     )

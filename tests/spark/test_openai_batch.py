@@ -132,7 +132,7 @@ def test_a_request_is_the_same_alone_and_beside_any_other(spark: Any, tmp_path: 
     for number, others in enumerate([[], *([other] for other in beside), beside]):
         path = tmp_path / f"{number}.jsonl"
         write_requests(path, {"messages": [{"role": "user", "content": texts}]}, *others)
-        rows = read_requests(spark, str(path)).where("custom_id = 'r0'").toArrow().combine_chunks()
+        rows = read_requests(spark, str(path)).rows.where("custom_id = 'r0'").toArrow().combine_chunks()
         columns = {name: rows.column(name).chunk(0) for name in ("messages", "overrides")}
         batch = request_batch(0, 1, **columns)
         ((request,), faults) = requests_of(batch, job=Sampling(seed=1), system=None, id_prefix="")
