@@ -107,9 +107,13 @@ def test_what_a_killed_job_had_completed_is_committed_by_the_next(jobs: Callable
     run = jobs()
     rows = [(i, f"word {i % 1_000}") for i in range(4_000)]
     run.write_input(rows)
-    job = start_job(run.defaults, commit_every="1h")
+    held = run.directory / "held"
+    held.touch()
+    # Held, it cannot end before it is killed, on however slow a machine.
+    job = start_job(run.defaults, commit_every="1h", fake=f"held_by: '{held}', held_row_s: 0.1")
     spooled = Path(run.output, "_pipemax")
     kill_when(lambda: rows_in_spool(spooled) > 0, job, run.defaults)
+    held.unlink()
     num_spooled = rows_in_spool(spooled)
     assert run.rows() == []
 

@@ -4,14 +4,16 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Protocol, TextIO
+from typing import TYPE_CHECKING, Annotated, Protocol, TextIO
 
 import typer
 
-from pipemax.cli.batch_file import BatchLine, answer_of, fault_of, read_done, read_ids, read_lines
 from pipemax.cli.common import engine_config, one_line_errors
 from pipemax.cli.ending import ends_on_sigterm
 from pipemax.generation import Completion, GenerationRequest
+
+if TYPE_CHECKING:
+    from pipemax.cli.batch_file import BatchLine
 
 _IN_FLIGHT = 4096
 """Requests in the engine at once: more than it runs, so that it never waits for the file."""
@@ -55,6 +57,7 @@ def run_batch(
     Example: pipemax run-batch --input requests.jsonl --output answers.jsonl --model /models/llama
     """
     from pipemax.api import OfflineEngine
+    from pipemax.cli.batch_file import read_done, read_ids, read_lines
 
     with one_line_errors(), ends_on_sigterm():
         config = engine_config(model, engine)
@@ -72,8 +75,10 @@ def run_batch(
         raise typer.Exit(1)
 
 
-def answer_all(engine: BatchEngine, lines: Iterator[BatchLine], answers: TextIO, *, model: str) -> int:
+def answer_all(engine: BatchEngine, lines: "Iterator[BatchLine]", answers: TextIO, *, model: str) -> int:
     """Answer all lines, and write each answer as a line. Return how many failed."""
+    from pipemax.cli.batch_file import answer_of, fault_of
+
     waiting: dict[str, BatchLine] = {}
     failed = written = 0
     told_s = time.monotonic()

@@ -19,7 +19,7 @@ from pipemax_spark.table import annotate_table
 from pipemax_spark.udf import pipemax_udf, register
 
 DATAFRAME = SimpleNamespace(mapInArrow=None)
-SESSION = SimpleNamespace(newSession=None)
+SESSION = SimpleNamespace(createDataFrame=None)
 
 
 class DataFrame:
