@@ -1,0 +1,357 @@
+"""Inputs that made other tools lose, double or change rows: docs/reference/strange-inputs.md says what comes out."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import pytest
+
+from pipemax_spark import annotate, annotate_table, pipemax_udf
+from pipemax_spark.errors import JobError, JobFailedError
+from tests.fakes.settings import fake_config
+
+pytestmark = pytest.mark.long  # each kind has a faster test of its own in make test
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "strange-inputs.md"
+
+
+class Bench:
+    """Runs jobs and functions on a case's input, and says in a few words what came out."""
+
+    def __init__(self, spark: Any, directory: Path, engine_python: str) -> None:
+        self.spark, self.directory = spark, directory
+        self._engine = {"engine": fake_config(), "engine_python": engine_python, "max_tokens": 8}
+
+    def file(self, name: str, content: str | bytes) -> str:
+        path = self.directory / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return str(path)
+
+    def view(self, sql: str) -> str:
+        self.spark.sql(sql).createOrReplaceTempView("strange")
+        return "strange"
+
+    def table(self, sql: str, name: str = "in") -> str:
+        path = str(self.directory / name)
+        self.spark.sql(sql).write.format("delta").save(path)
+        return path
+
+    def partitioned(self, columns: str, by: str) -> None:
+        """Make the output a table partitioned by a column."""
+        self.spark.sql(
+            f"CREATE TABLE delta.`{self.directory}/out` ({columns}) USING delta PARTITIONED BY ({by})"
+        )
+
+    def job(self, source: str, *, runs: int = 2, **options: Any) -> str:
+        """Run the same job several times; return the outcome of the last run and the output's rows."""
+        output = options.pop("output", str(self.directory / "out"))
+        prompt = (
+            {}
+            if {"prompt_column", "messages_column", "template", "input_format"} & options.keys()
+            else {"prompt_column": "text"}
+        )
+        try:
+            for _ in range(runs):
+                annotate_table(
+                    self.spark,
+                    input=source,
+                    output=output,
+                    mlflow_experiment="",
+                    log_dir=self.directory / "logs",
+                    **{**self._engine, **prompt, **options},
+                )
+        except (JobError, JobFailedError, TypeError) as error:
+            how = "failed" if isinstance(error, JobFailedError) else "refused"
+            return f"{how}: {self._sentence(error)}"
+        if not Path(output).exists():
+            return "nothing to annotate, and no output is made"
+        return self._count(self.spark.read.format("delta").load(output).collect())
+
+    def udf(self, sql: str, **options: Any) -> str:
+        """Return what the function makes of the rows of a query with a column ``text``, and with ``options`` if any."""
+        function = pipemax_udf(**{**self._engine, **options})
+        rows = self.spark.sql(sql)
+        columns = [name for name in ("text", "options") if name in rows.columns]
+        return self._count(rows.select(function(*columns).alias("annotation")).collect())
+
+    def annotated(self, sql: str) -> str:
+        """Return what ``annotate()`` makes of the rows of a query with a column ``text``."""
+        rows = self.spark.sql(sql)
+        annotated = annotate(rows, prompt_column="text", **self._engine)
+        assert annotated.columns == [*rows.columns, "annotation"]
+        return self._count(annotated.collect())
+
+    def _sentence(self, error: Exception) -> str:
+        return shorten(str(error).replace(str(self.directory), "…"), 140, placeholder=" …")
+
+    @staticmethod
+    def _count(rows: list[Any]) -> str:
+        errors = sorted(row["annotation"]["error"]["code"] for row in rows if row["annotation"]["error"])
+        answers = len(rows) - len(errors)
+        return f"{answers} answer{'s' * (answers != 1)}" + (f", {', '.join(errors)}" if errors else "")
+
+
+_TEXT = "concat('p ', id) AS text"
+
+
+def four(*columns: str) -> str:
+    """Return a query of four rows with an id, a text and these columns."""
+    return f"SELECT {', '.join(('id', _TEXT, *columns))} FROM range(4)"
+
+
+Case = Callable[[Bench], str]
+CASES: dict[str, Case] = {}
+HEADER = {"header": "true"}
+
+
+def case(name: str) -> Callable[[Case], Case]:
+    def keep(run: Case) -> Case:
+        CASES[name] = run
+        return run
+
+    return keep
+
+
+def request(number: int, content: Any, **body: Any) -> str:
+    asked = {"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 8, **body}
+    line = {"custom_id": f"r{number}", "method": "POST", "url": "/v1/chat/completions", "body": asked}
+    return json.dumps(line) + "\n"
+
+
+@case("an empty text in a partition column, three runs")
+def _(bench: Bench) -> str:
+    bench.partitioned("id BIGINT, text STRING, lang STRING", by="lang")
+    source = bench.table(four("element_at(array('', NULL, 'a/b:c=%20', ' x '), int(id) + 1) AS lang"))
+    return bench.job(source, runs=3)
+
+
+@case("a view with `uuid()`")
+def _(bench: Bench) -> str:
+    return bench.job(bench.view("SELECT uuid() AS id, concat('p ', id) AS text FROM range(4)"))
+
+
+@case("the same view, with the other column as id")
+def _(bench: Bench) -> str:
+    return bench.job(
+        bench.view("SELECT uuid() AS u, concat('p ', id) AS text FROM range(4)"), id_columns="text"
+    )
+
+
+@case("half of a surrogate pair in a batch file")
+def _(bench: Bench) -> str:
+    lines = request(1, "fine") + request(2, "half of a pair: \ud83c")
+    return bench.job(bench.file("batch.jsonl", lines), input_format="openai-batch")
+
+
+@case("`max_tokens` 3,000,000,000 in one row of four")
+def _(bench: Bench) -> str:
+    return bench.job(
+        bench.view(four("named_struct('max_tokens', if(id = 1, 3000000000L, 5L)) AS o")), overrides_column="o"
+    )
+
+
+@case("`max_tokens` NaN in one row of four")
+def _(bench: Bench) -> str:
+    return bench.job(
+        bench.view(four("named_struct('max_tokens', if(id = 1, double('NaN'), 5d)) AS o")),
+        overrides_column="o",
+    )
+
+
+@case("`max_tokens` 'n/a' in one row of four")
+def _(bench: Bench) -> str:
+    return bench.job(
+        bench.view(four("named_struct('max_tokens', if(id = 1, 'n/a', '5')) AS o")), overrides_column="o"
+    )
+
+
+@case("the same in the UDF's options")
+def _(bench: Bench) -> str:
+    return bench.udf(
+        "SELECT concat('p ', id) AS text, named_struct('max_tokens', if(id = 1, 'n/a', '5')) AS options FROM range(4)"
+    )
+
+
+@case("columns named `a.b` and ``c`d``")
+def _(bench: Bench) -> str:
+    return bench.job(bench.view(four("1 AS `a.b`", "2 AS `c``d`")))
+
+
+@case("the same in `annotate()`")
+def _(bench: Bench) -> str:
+    return bench.annotated(four("1 AS `a.b`", "2 AS `c``d`", "'mine' AS __pipemax_prompt"))
+
+
+@case("199 of 200 rows without a prompt")
+def _(bench: Bench) -> str:
+    lines = "".join(f"{i},{'word' if i == 7 else ''}\n" for i in range(200))
+    return bench.job(bench.file("mostly.csv", "id,text\n" + lines), input_option=HEADER)
+
+
+@case("a torn line in a JSON file")
+def _(bench: Bench) -> str:
+    content = '{"id": 1, "text": "one"}\n{"id": 2, "text": "tw\n{"id": 3, "text": "three"}\n'
+    return bench.job(
+        bench.file("torn.jsonl", content), input_format="json", id_columns="id", prompt_column="text"
+    )
+
+
+@case('the same with `bad_lines="drop"`')
+def _(bench: Bench) -> str:
+    content = '{"id": 1, "text": "one"}\n{"id": 2, "text": "tw\n{"id": 3, "text": "three"}\n'
+    source = bench.file("torn.jsonl", content)
+    return bench.job(source, input_format="json", id_columns="id", prompt_column="text", bad_lines="drop")
+
+
+@case("a JSON array over several lines")
+def _(bench: Bench) -> str:
+    content = json.dumps([{"id": 1, "text": "one"}, {"id": 2, "text": "two"}], indent=2)
+    return bench.job(bench.file("array.json", content), id_columns="id")
+
+
+@case("an open quote in a CSV file")
+def _(bench: Bench) -> str:
+    return bench.job(bench.file("open.csv", 'id,text\n1,one\n2,"two\n3,three\n4,four\n'), input_option=HEADER)
+
+
+@case("a CSV file in latin-1 (and a warning)")
+def _(bench: Bench) -> str:
+    content = "id,text\n1,Größe und Gemüse\n".encode("latin-1")
+    return bench.job(bench.file("latin1.csv", content), input_option=HEADER)
+
+
+@case("a file of 0 bytes")
+def _(bench: Bench) -> str:
+    try:
+        return bench.job(bench.file("zero.jsonl", ""), input_format="json", prompt_column="text")
+    except Exception as error:  # no output is made
+        return (
+            "no output is made"
+            if "PATH_NOT_FOUND" in str(error) or "not a Delta" in str(error)
+            else repr(error)
+        )
+
+
+@case("files in the directories `a [b]` and `10:30`")
+def _(bench: Bench) -> str:
+    first = bench.job(bench.file("a [b]/t.csv", "id,text\n1,one\n"), input_option=HEADER)
+    second = bench.job(
+        bench.file("10:30/t.csv", "id,text\n1,one\n"),
+        input_option=HEADER,
+        output=str(bench.directory / "o2"),
+    )
+    return first if first == second else f"{first}; {second}"
+
+
+@case("a DataFrame as `input`")
+def _(bench: Bench) -> str:
+    return bench.job(bench.spark.range(1))
+
+
+@case("`max_tokens='8'`")
+def _(bench: Bench) -> str:
+    return bench.job(bench.view("SELECT 'a' AS text"), max_tokens="8")
+
+
+@case("`input_option=['a=b']`")
+def _(bench: Bench) -> str:
+    return bench.job(bench.view("SELECT 'a' AS text"), input_option=["a=b"])
+
+
+@case("`versionAsOf` 0 of a Delta table with a later version")
+def _(bench: Bench) -> str:
+    source = bench.table("SELECT id, concat('p ', id) AS text FROM range(2)")
+    bench.spark.sql("SELECT 9L AS id, 'later' AS text").write.format("delta").mode("append").save(source)
+    return bench.job(source, input_option={"versionAsOf": "0"})
+
+
+@case("microseconds, and `outputTimestampType` TIMESTAMP_MILLIS, three runs")
+def _(bench: Bench) -> str:
+    bench.spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MILLIS")
+    try:
+        sql = (
+            "SELECT id, concat('p ', id) AS text, timestamp_micros(1700000000123456 + id) AS at FROM range(4)"
+        )
+        return bench.job(bench.view(sql), runs=3)
+    finally:
+        bench.spark.conf.unset("spark.sql.parquet.outputTimestampType")
+
+
+@case("a partition column with a time in the doubled hour, three runs")
+def _(bench: Bench) -> str:
+    zone = bench.spark.conf.get("spark.sql.session.timeZone")
+    bench.spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        bench.spark.sql(
+            f"CREATE TABLE delta.`{bench.directory}/out` (text STRING, at TIMESTAMP) USING delta PARTITIONED BY (at)"
+        )
+        return bench.job(bench.view("SELECT 'a' AS text, timestamp'2025-10-26T01:30:00Z' AS at"), runs=3)
+    finally:
+        bench.spark.conf.set("spark.sql.session.timeZone", zone)
+
+
+@case("`max_tokens` 4294967299 with ANSI off")
+def _(bench: Bench) -> str:
+    bench.spark.conf.set("spark.sql.ansi.enabled", "false")
+    try:
+        return bench.job(
+            bench.view("SELECT 'a' AS text, named_struct('max_tokens', 4294967299L) AS o"),
+            overrides_column="o",
+        )
+    finally:
+        bench.spark.conf.unset("spark.sql.ansi.enabled")
+
+
+@case("an input column named `__pipemax_prompt`, two runs")
+def _(bench: Bench) -> str:
+    return bench.job(bench.view(four("'mine' AS __pipemax_prompt")))
+
+
+@case("bytes that are no UTF-8 in a conversation")
+def _(bench: Bench) -> str:
+    sql = "SELECT array(named_struct('role', 'user', 'content', cast(x'68ff69' AS string))) AS chat"
+    return bench.job(bench.view(sql), messages_column="chat")
+
+
+@case("the same in the UDF")
+def _(bench: Bench) -> str:
+    return bench.udf(
+        "SELECT array(named_struct('role', 'user', 'content', cast(x'68ff69' AS string))) AS text"
+    )
+
+
+@case("`max_tokens` 2147483648 in a line of a batch file")
+def _(bench: Bench) -> str:
+    lines = request(1, "fine") + request(2, "more", max_tokens=2147483648)
+    return bench.job(bench.file("batch.jsonl", lines), input_format="openai-batch")
+
+
+@case("300 characters in a partition column")
+def _(bench: Bench) -> str:
+    bench.spark.sql(
+        f"CREATE TABLE delta.`{bench.directory}/out` (text STRING, lang STRING) USING delta PARTITIONED BY (lang)"
+    )
+    return bench.job(bench.view("SELECT 'a' AS text, repeat('x', 300) AS lang"))
+
+
+def rows_of_the_page() -> Iterator[tuple[str, str]]:
+    """Yield the cells of the page's table: what was given and what came out."""
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if line.startswith("| ") and len(cells) == 2:
+            yield cells[0], cells[1]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_comes_out_is_what_the_page_says(
+    spark: Any, tmp_path: Path, engine_python: str, name: str
+) -> None:
+    came_out = CASES[name](Bench(spark, tmp_path, engine_python))
+    assert dict(rows_of_the_page()).get(name) == came_out
+
+
+def test_the_page_has_no_case_that_is_not_run() -> None:
+    given = [name for name, _ in rows_of_the_page()]
+    assert given[1:] == list(CASES), "the first row is the head"
