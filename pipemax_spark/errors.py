@@ -2,7 +2,7 @@
 
 import re
 from enum import StrEnum
-from typing import Self
+from typing import Self, TypeVar
 
 from pipemax.wire import SessionErrorCode
 from pipemax_spark.causes import cause_of, first_line
@@ -27,6 +27,9 @@ __all__ = [
     "first_line",
     "is_interrupt",
 ]
+
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 class EngineSessionError(RuntimeError):
@@ -112,6 +115,14 @@ class RowFailedError(RuntimeError):
     """A row ended in an error under ``--on-error fail``."""
 
 
+def read_choice(kind: type[_Choice], option: str, text: str, meanings: str) -> _Choice:
+    """Return the value that the text names. Raise ``JobError`` with the values' meanings if it names none."""
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise JobError(f"{option} is {text!r}; give {meanings}") from error
+
+
 class OnError(StrEnum):
     """The effect of a row's error."""
 
@@ -123,12 +134,7 @@ class OnError(StrEnum):
     @classmethod
     def of(cls, text: str) -> Self:
         """Read the value from text. Raise ``JobError`` if the text is neither."""
-        try:
-            return cls(text)
-        except ValueError as error:
-            raise JobError(
-                f"on-error is {text!r}; give 'row' (keep error rows) or 'fail' (end at the first one)"
-            ) from error
+        return read_choice(cls, "on-error", text, "'row' (keep error rows) or 'fail' (end at the first one)")
 
 
 class IfRunning(StrEnum):
@@ -144,13 +150,11 @@ class IfRunning(StrEnum):
     @classmethod
     def of(cls, text: str) -> Self:
         """Read the value from text. Raise ``JobError`` if the text is none of them."""
-        try:
-            return cls(text)
-        except ValueError as error:
-            raise JobError(
-                f"if-running is {text!r}; give 'fail' (refuse to start), 'skip' (end at once, as a success) or "
-                "'take-over' (stop the other run and do the rest)"
-            ) from error
+        meanings = (
+            "'fail' (refuse to start), 'skip' (end at once, as a success) or "
+            "'take-over' (stop the other run and do the rest)"
+        )
+        return read_choice(cls, "if-running", text, meanings)
 
 
 def ended_by(error: BaseException) -> EndedBy:

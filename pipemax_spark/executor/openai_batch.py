@@ -56,7 +56,7 @@ PARSED_SCHEMA = pa.schema(
         ("has_fields", pa.bool_()),
     ]
 )
-"""``row_fault`` is the error of the row alone, ``fault`` one with which no job can begin."""
+"""``row_fault`` is an error of this row only; ``fault`` stops the job before it begins."""
 _ID_AT_ITS_BEGINNING = re.compile(r'\s*\{\s*"custom_id"\s*:\s*("(?:[^"\\]|\\.)*")')
 _MOST_DIGITS = 400
 """Python refuses to read larger whole numbers than some thousand digits, and no setting needs as many."""

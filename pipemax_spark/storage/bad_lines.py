@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import reduce
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from pipemax_spark.errors import JobError, cause_of
+from pipemax_spark.errors import JobError, cause_of, read_choice
 from pipemax_spark.sql import quoted
 from pipemax_spark.storage.swallowed import Swallowed, swallowed_rows
 from pipemax_spark.storage.text_files import NO_COLUMN, TextFiles
@@ -40,12 +40,8 @@ class BadLines(StrEnum):
     @classmethod
     def of(cls, text: str) -> Self:
         """Read the value from text. Raise ``JobError`` if the text is neither."""
-        try:
-            return cls(text)
-        except ValueError as error:
-            raise JobError(
-                f"bad-lines is {text!r}; give 'fail' (end before anything is written) or 'drop' (leave such lines out)"
-            ) from error
+        meanings = "'fail' (end before anything is written) or 'drop' (leave such lines out)"
+        return read_choice(cls, "bad-lines", text, meanings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -198,7 +198,7 @@ def _check_system(system: str | None, encoder: PromptEncoder, sampling: Sampling
     together = encoder.render(
         GenerationRequest(request_id="", messages=turns, system=system, sampling=sampling)
     )
-    if isinstance(alone, RequestError):  # the system message is not what it complains about
+    if isinstance(alone, RequestError):  # it refuses the turn without a system message too
         return
     if isinstance(together, RequestError):
         reason = together.message

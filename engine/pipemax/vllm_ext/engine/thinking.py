@@ -49,14 +49,14 @@ class VllmThinking:
     def is_over(self, prompt: Sequence[int], sampling: Sampling) -> bool:
         """See ``Thinking.is_over``."""
         variables = template_variables(sampling)
-        parser = self._parser(variables)
-        return parser.is_reasoning_end(self._own_turn(parser, list(prompt), variables))
+        return self._is_over(self._parser(variables), list(prompt), variables)
 
     def split(self, prompt: Sequence[int], told: Told, sampling: Sampling) -> Split:
         """See ``Thinking.split``."""
-        parser = self._parser(template_variables(sampling))
+        variables = template_variables(sampling)
+        parser = self._parser(variables)
         end = parser.reasoning_end_str
-        if self.is_over(prompt, sampling) and (end is None or end not in told.text):
+        if self._is_over(parser, list(prompt), variables) and (end is None or end not in told.text):
             return Split(reasoning=None, answer=told.text, answer_tokens=len(told.token_ids))
         reasoning, answer = parser.extract_reasoning(told.text, self._request)
         if not answer or not answer.strip():
@@ -66,6 +66,9 @@ class VllmThinking:
         content = parser.extract_content_ids(list(told.token_ids))
         tokens = len(content) or len(told.token_ids) - parser.count_reasoning_tokens(told.token_ids)
         return Split(reasoning=reasoning, answer=answer, answer_tokens=tokens)
+
+    def _is_over(self, parser: ReasoningParser, prompt: list[int], variables: dict[str, Any]) -> bool:
+        return parser.is_reasoning_end(self._own_turn(parser, prompt, variables))
 
     def _own_turn(self, parser: ReasoningParser, prompt: list[int], variables: dict[str, Any]) -> list[int]:
         """Return the end of the prompt that begins the model's turn; nothing of it is a row's text."""
