@@ -58,7 +58,11 @@ class RunRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetchRefused:
-    """The engine had no GPU blocks for a prefetch; the request is only on the host, as it was before."""
+    """The engine had no GPU blocks for a prefetch; the request is only on the host, as it was before.
+
+    Only a prefetch's first part may be refused: it takes the blocks of all its parts. From then on other requests may
+    share the prefix that this one found.
+    """
 
     step_id: StepId
     request_id: RequestId

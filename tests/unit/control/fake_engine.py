@@ -202,7 +202,8 @@ class FakeEngine:
                 freed = self._blocks_of(sequence.computed_tokens, sequence.held_tokens)
                 sequence.gpu_blocks = min(sequence.gpu_blocks, freed)
         for item in plan.prefetch:
-            if self._chance(self.faults.refuse_prefetch):
+            # The first part takes the blocks of all parts, so a later one cannot be refused.
+            if item.is_first and self._chance(self.faults.refuse_prefetch):
                 self.sequences[item.request_id].gpu_blocks = 0
                 self.sequences[item.request_id].prefetched_to = None
                 events.append(PrefetchRefused(step_id=plan.step_id, request_id=item.request_id))
