@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pipemax.control.state.batches import partition_balanced
-from pipemax.control.state.ledger import BlockPool, SharedBlocks
+from pipemax.control.state.pools import BlockPool
+from pipemax.control.state.request import SharedBlocks
 from pipemax.domain.errors import PoolExhaustedError
 from pipemax.domain.request import PrefixId
 from pipemax.domain.units import RequestId

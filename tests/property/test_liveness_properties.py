@@ -101,8 +101,8 @@ def check(engine: FakeEngine, table: list[Row]) -> None:
         del finished[aborted]
     assert engine.finished == finished
     assert engine.controller.num_unfinished == 0
-    pools_left = engine.controller._table.ledger
-    assert pools_left.gpu.num_used == pools_left.host.num_used == pools_left.live.num_used == 0
+    table_left = engine.controller._table
+    assert table_left.num_on_gpu == table_left.reserved_blocks == table_left.live_blocks == 0
 
 
 @settings(max_examples=50, deadline=None)

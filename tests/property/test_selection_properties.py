@@ -13,8 +13,8 @@ from pipemax.control.planners.selection import (
     fill_longest_first,
     fill_shortest_first,
 )
-from pipemax.control.state.request_state import RequestState
-from pipemax.control.state.request_table import RequestTable
+from pipemax.control.state.request import RequestState
+from pipemax.control.state.table import RequestTable
 from tests.unit.control.tables import parked, resident, roomy_table
 
 LENGTHS = st.lists(st.integers(1, 400), min_size=1, max_size=40)
@@ -35,7 +35,7 @@ def parked_set(lengths: list[int], sharing: list[bool]) -> tuple[RequestTable, l
 
 
 def check_limits(basket: Basket, table: RequestTable, max_blocks: int, max_requests: int) -> None:
-    chosen = [state for state in table.requests if state.id in basket.ids]
+    chosen = [state for state in table if state.id in basket.ids]
     cost = sum(map(table.needs.prefetch_cost, chosen))
     assert basket.num_blocks == cost <= max_blocks
     assert basket.blocks_left == max_blocks - cost
@@ -62,7 +62,7 @@ def test_exchanges_keep_to_the_limits_and_never_worsen_the_gap(
 ) -> None:
     table, _ = parked_set(lengths, sharing)
     basket = Basket(table.needs, max_blocks=max_blocks, max_requests=max_requests)
-    picker = table.requests.parked_picker()
+    picker = table.parked_picker()
     fill_longest_first(basket, picker)
     check_limits(basket, table, max_blocks, max_requests)
     gap = gap_for(gap_s, beta_s=beta_s)
@@ -82,7 +82,7 @@ def test_no_set_within_the_budget_has_more_requests_than_short_first_fill(
 ) -> None:
     table, states = parked_set(lengths, [False] * len(lengths))
     basket = Basket(table.needs, max_blocks=max_blocks, max_requests=max_requests)
-    fill_shortest_first(basket, table.requests.parked_picker())
+    fill_shortest_first(basket, table.parked_picker())
     check_limits(basket, table, max_blocks, max_requests)
     shortest = sorted(state.blocks for state in states)
     most = next((n for n in range(len(shortest) + 1) if sum(shortest[: n + 1]) > max_blocks), len(shortest))
@@ -96,7 +96,7 @@ def test_greedy_leaves_no_room_that_a_parked_request_would_fit_into(
 ) -> None:
     table, states = parked_set(lengths, [False] * len(lengths))
     basket = Basket(table.needs, max_blocks=max_blocks, max_requests=100)
-    fill_longest_first(basket, table.requests.parked_picker())
+    fill_longest_first(basket, table.parked_picker())
     assert not [s for s in states if s.id not in basket.ids and s.blocks <= basket.blocks_left]
 
 
@@ -123,7 +123,7 @@ def test_exchanges_come_close_to_the_exhaustive_optimum_on_small_sets() -> None:
         budget = sum(state.blocks for state in states) // 2
         gap = gap_for(rng.uniform(2, 8), beta_s=0.001)
         basket = Basket(table.needs, max_blocks=budget, max_requests=10)
-        picker = table.requests.parked_picker()
+        picker = table.parked_picker()
         fill_longest_first(basket, picker)
         least = 0.95 * basket.num_blocks
         greedy_s.append(abs(gap.mismatch_s(len(basket), basket.kv_tokens)))

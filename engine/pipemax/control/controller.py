@@ -16,10 +16,8 @@ from pipemax.control.planners.phase import MemoryLoad, PhasePolicy
 from pipemax.control.planners.prefetch import PrefetchPlanner, PrefetchStep
 from pipemax.control.planners.prefill import OutputLengths, PrefillPlanner, PrefillStep
 from pipemax.control.planners.throttle import PromptThrottle
-from pipemax.control.state.batches import Rotation
-from pipemax.control.state.flights import Flights
-from pipemax.control.state.integrity import check_integrity
-from pipemax.control.state.request_table import RequestTable
+from pipemax.control.state.batches import Flights, Rotation
+from pipemax.control.state.table import RequestTable
 from pipemax.control.times.estimator import MixedWork
 from pipemax.control.times.stage_estimators import PhaseWork, StageEstimators
 from pipemax.domain.events import Event
@@ -162,7 +160,7 @@ class Controller:
     @property
     def num_unfinished(self) -> int:
         """The number of requests that were admitted and have neither finished nor been aborted."""
-        return len(self._table.requests)
+        return len(self._table)
 
     @property
     def admission_demand_tokens(self) -> int:
@@ -181,15 +179,14 @@ class Controller:
 
         A shared prefix is counted once.
         """
-        requests = self._table.requests
-        if not requests:
+        table = self._table
+        if not len(table):
             return None
-        reserved_tokens = self._table.ledger.host.num_used * self._table.block_tokens
-        return (reserved_tokens + requests.waiting_kv_tokens) / len(requests)
+        return (table.reserved_blocks * table.block_tokens + table.waiting_kv_tokens) / len(table)
 
     def check_integrity(self) -> None:
         """Recount everything; raise ``AssertionError`` with the values if a count differs. O(live): for tests."""
-        check_integrity(self._table, self._rotation)
+        self._table.check_integrity(self._rotation)
 
     # Estimate.
 
@@ -200,15 +197,15 @@ class Controller:
         return self._load()
 
     def _load(self) -> MemoryLoad:
-        table, requests = self._table, self._table.requests
+        table = self._table
         return MemoryLoad(
-            num_waiting=requests.num_waiting,
-            waiting_blocks=ceil_div(requests.waiting_kv_tokens, table.block_tokens),
+            num_waiting=table.num_waiting,
+            waiting_blocks=ceil_div(table.waiting_kv_tokens, table.block_tokens),
             next_fits=self._prefill.next_fits(),
-            num_prefilling=requests.num_prefilling,
-            num_decodable=requests.num_decodable,
-            live_blocks=table.ledger.live.num_used,
-            reserved_blocks=table.ledger.host.num_used,
+            num_prefilling=table.num_prefilling,
+            num_decodable=table.num_decodable,
+            live_blocks=table.live_blocks,
+            reserved_blocks=table.reserved_blocks,
             input_open=self._intake.input_open,
             awaited_s=self._awaited_s,
         )
@@ -223,7 +220,7 @@ class Controller:
             self._awaited_s = 0.0
             match phase:
                 case Phase.PREFILL:
-                    self._table.residents.dissolve(self._rotation)
+                    self._table.dissolve(self._rotation)
                 case Phase.DECODE:
                     self._decode.initialize()
                     self._prefetch.initialize()
@@ -311,10 +308,10 @@ class Controller:
             prefetched_blocks=prefetch.num_blocks,
             gap_s=prefetch.gap_s,
             run_kv_tokens=step.work.kv_tokens,
-            num_waiting=table.requests.num_waiting,
-            num_parked=table.requests.num_parked,
+            num_waiting=table.num_waiting,
+            num_parked=table.num_parked,
             num_resident=table.num_on_gpu,
-            free_gpu_blocks=table.ledger.gpu.num_free,
-            free_host_blocks=table.ledger.host.num_free,
-            live_blocks=table.ledger.live.num_used,
+            free_gpu_blocks=table.free_gpu_blocks,
+            free_host_blocks=table.free_host_blocks,
+            live_blocks=table.live_blocks,
         )

@@ -1,9 +1,9 @@
 """Applies each event to the controller's state. It decides nothing."""
 
 from pipemax.control.planners.prefill import OutputLengths
-from pipemax.control.state.flights import Flight, Flights
-from pipemax.control.state.request_state import Place, RequestState
-from pipemax.control.state.request_table import RequestTable
+from pipemax.control.state.batches import Flight, Flights
+from pipemax.control.state.request import Place, RequestState
+from pipemax.control.state.table import RequestTable
 from pipemax.control.times.stage_estimators import StageEstimators
 from pipemax.domain.events import (
     Event,
@@ -44,7 +44,7 @@ class Intake:
             case RequestAdmitted():
                 self._table.admit(event.request, self._outputs.expected_kv_tokens(event.request))
             case RequestAborted():
-                state = self._table.requests.find(event.request_id)
+                state = self._table.find(event.request_id)
                 if state is not None:
                     self._table.remove(state)
             case StepTimed():
@@ -76,7 +76,7 @@ class Intake:
                     raise ValueError(f"{request_id} finished with step {event.step_id}, which did not run it")
                 state = ran[request_id]
                 spent.pop(request_id, None)
-                if self._table.requests.find(request_id) is state:
+                if self._table.find(request_id) is state:
                     self._outputs.observe(state.output_tokens)
                     self._table.remove(state)
         if spent:
@@ -87,7 +87,7 @@ class Intake:
     def _count_outputs(self, flight: Flight) -> dict[RequestId, RequestState]:
         """Complete the step for each request whose KV was not dropped since; return those at their ``max_tokens``."""
         spent: dict[RequestId, RequestState] = {}
-        complete = self._table.progress.complete
+        complete = self._table.complete
         for state, life, makes_output in zip(flight.states, flight.lives, flight.makes_output, strict=True):
             if state.life != life:
                 continue
@@ -103,7 +103,7 @@ class Intake:
         if state.place is not Place.PREFILLING or event.num_tokens <= state.cached_tokens:
             return
         computed = min(state.target_tokens, event.num_tokens + flight.tokens[index])
-        self._table.progress.observe_hit(state, cached_tokens=event.num_tokens, computed_tokens=computed)
+        self._table.observe_hit(state, cached_tokens=event.num_tokens, computed_tokens=computed)
         flight.makes_output[index] = computed >= state.target_tokens
         self._times.forget(event.step_id)
 
@@ -112,7 +112,7 @@ class Intake:
         index = flight.position(event.request_id)
         state = flight.states[index]
         if state.life == flight.lives[index]:
-            self._table.progress.retract(state, flight.tokens[index])
+            self._table.retract(state, flight.tokens[index])
         flight.drop(index)
         self._times.forget(event.step_id)
         if not flight.states:
@@ -121,11 +121,11 @@ class Intake:
     def _refuse_prefetch(self, event: PrefetchRefused) -> None:
         if event.request_id not in self.prefetched:
             raise ValueError(f"the last plan does not prefetch request {event.request_id}")
-        state = self._table.requests.find(event.request_id)
+        state = self._table.find(event.request_id)
         if state is not None and state.place in (Place.RESIDENT, Place.PREFETCHING):
             self._table.evict(state)
 
     def _preempt(self, event: RequestPreempted) -> None:
-        state = self._table.requests.find(event.request_id)
+        state = self._table.find(event.request_id)
         if state is not None and state.place is not Place.WAITING:
             self._table.recompute(state)

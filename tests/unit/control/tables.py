@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from pipemax.control.state.batches import Batch
-from pipemax.control.state.request_state import RequestState
-from pipemax.control.state.request_table import RequestTable
+from pipemax.control.state.request import RequestState
+from pipemax.control.state.table import RequestTable
 from pipemax.domain.request import PrefixId, SharedPrefix
 from pipemax.domain.units import RequestId, ceil_div
 from tests.unit.control.fake_engine import spec
@@ -21,7 +21,7 @@ def waiting(
     shared = SharedPrefix(prefix_id=PrefixId(prefix), num_tokens=32) if prefix else None
     request = spec(name, prompt_tokens, max_tokens, prefix=shared)
     table.admit(request, request.max_kv_tokens)
-    state = table.requests.find(RequestId(name))
+    state = table.find(RequestId(name))
     assert state is not None
     return state
 
@@ -38,11 +38,11 @@ def resident(
     """Prefilled, nothing in flight, on GPU and host."""
     state = waiting(table, name, prompt_tokens, max_tokens=max_tokens, prefix=prefix)
     table.start_prefill(state, max(0, ceil_div(prompt_tokens, 16) - state.num_shared_blocks))
-    table.progress.advance_prefill(state, prompt_tokens - table.needs.cached_prefix_tokens(state))
-    table.progress.complete(state, makes_output=True)
+    table.advance_prefill(state, prompt_tokens - table.needs.cached_prefix_tokens(state))
+    table.complete(state, makes_output=True)
     table.begin_plan(0)
     if batch is not None:
-        table.residents.assign(state, batch)
+        table.assign(state, batch)
     return state
 
 

@@ -16,10 +16,9 @@ from itertools import islice
 
 from pipemax.control.controller_config import ControllerConfig
 from pipemax.control.planners.victims import evict_for_room
-from pipemax.control.state.batches import Batch, Rotation, partition_balanced
-from pipemax.control.state.flights import Flights
-from pipemax.control.state.request_state import RequestState
-from pipemax.control.state.request_table import RequestTable
+from pipemax.control.state.batches import Batch, Flights, Rotation, partition_balanced
+from pipemax.control.state.request import RequestState
+from pipemax.control.state.table import RequestTable
 from pipemax.control.times.stage_estimators import StageEstimators
 
 MAX_PASSED_ON = 64
@@ -59,11 +58,10 @@ class DecodePlanner:
         """Partition the residents into balanced batches; t = 0 (PipeMax, Algorithm 1, lines 1 to 4)."""
         self._rotation.iteration = 0
         self._loads_s.clear()
-        residents = self._table.residents
-        groups = partition_balanced(residents.unassigned.members, len(self._rotation))
+        groups = partition_balanced(self._table.unassigned.members, len(self._rotation))
         for batch, states in zip(self._rotation.batches, groups, strict=True):
             for state in states:
-                residents.assign(state, batch)
+                self._table.assign(state, batch)
 
     def form(self) -> DecodeStep:
         """Form the step of D_i, whose turn it is. It is empty if none of D_i may run, or no batch has members."""
@@ -81,7 +79,7 @@ class DecodePlanner:
             self._make_gpu_room(step)
         whole = len(step.states) == len(batch)
         step.kv_tokens = batch.kv_tokens if whole else sum(s.computed_tokens for s in step.states)
-        self._table.progress.advance_decode(step.states)
+        self._table.advance_decode(step.states)
         return step
 
     def _may_run(self, state: RequestState) -> bool:
@@ -126,7 +124,7 @@ class DecodePlanner:
             cost_s = self._times.decode_marginal_s(len(batch), state.computed_tokens)
             if cost_s <= left_s and len(lightest) < self._config.max_batch_requests:
                 left_s -= cost_s
-                self._table.residents.defer(state, lightest)
+                self._table.defer(state, lightest)
         self._loads_s[-1] = self._load_s(batch, least_s)
 
     def _load_s(self, batch: Batch, least_s: float) -> float:
@@ -135,26 +133,26 @@ class DecodePlanner:
 
     def _make_host_room(self, step: DecodeStep) -> None:
         """Recompute the youngest requests until growth beyond the reservations fits into the host pool."""
-        table, host = self._table, self._table.ledger.host
+        table = self._table
 
         def lacking() -> int:
-            return sum(map(table.needs.growth_on_host, step.states)) - host.num_free
+            return sum(map(table.needs.growth_on_host, step.states)) - table.free_host_blocks
 
         num_blocks = lacking()
         if num_blocks <= 0:
             return
         running = {state.id for state in step.states}
-        for state in table.requests.youngest_started():
+        for state in table.youngest_started():
             if state.num_in_flight == 0 and state.id not in running:
                 step.recomputed.append(state)
-                num_blocks -= host.own_blocks(state.id)
+                num_blocks -= table.reserved_blocks_of(state)
                 if num_blocks <= 0:
                     break
         for state in step.recomputed:
             table.recompute(state)
         if lacking() > 0:
             # The batch's own members except its oldest, which must go on.
-            members = [state for state in table.requests.youngest_started() if state.id in running]
+            members = [state for state in table.youngest_started() if state.id in running]
             for state in [state for state in members[:-1] if state.num_in_flight == 0]:
                 step.states.remove(state)
                 step.recomputed.append(state)
@@ -167,7 +165,7 @@ class DecodePlanner:
 
     def _make_gpu_room(self, step: DecodeStep) -> None:
         """Evict requests until this batch's growth fits: those that run last first, its own youngest members last."""
-        table, free = self._table, self._table.ledger.gpu
+        table = self._table
 
         def needed() -> int:
             return sum(map(table.needs.growth_on_gpu, step.states))
@@ -179,11 +177,11 @@ class DecodePlanner:
             free_blocks=needed(),
             max_on_gpu=self._config.max_on_gpu,
         )
-        spare = table.requests.prefetching()
+        spare = table.prefetching()
         batch = self._rotation.batches[self._rotation.executing]
         running = {state.id for state in step.states}
         spare += [state for state in batch.members if state.id not in running]
-        while needed() > max(0, free.num_free):
+        while needed() > max(0, table.free_gpu_blocks):
             if spare:
                 victim = spare.pop(0)
             elif len(step.states) > 1:

@@ -14,8 +14,8 @@ from pipemax.control.planners.decode import DecodePlanner, DecodeStep
 from pipemax.control.planners.prefill import PrefillPlanner, PrefillStep
 from pipemax.control.planners.throttle import PromptThrottle
 from pipemax.control.state.batches import Batch, Rotation
-from pipemax.control.state.request_state import RequestState
-from pipemax.control.state.request_table import RequestTable
+from pipemax.control.state.request import RequestState
+from pipemax.control.state.table import RequestTable
 from pipemax.control.times.estimator import MixedWork
 
 
@@ -76,7 +76,7 @@ class MixedPlanner:
 
         It is empty if none of D_i may run, or if there is nothing to run.
         """
-        step_tokens = self._throttle.step_tokens(self._table.ledger.live.num_used)
+        step_tokens = self._throttle.step_tokens(self._table.live_blocks)
         self._join_last_batch()
         step = MixedStep()
         if not len(self._batch()):
@@ -98,11 +98,10 @@ class MixedPlanner:
 
     def _join_last_batch(self) -> None:
         """Move the requests whose prompts the last step completed into its batch."""
-        residents = self._table.residents
-        if len(residents.unassigned):
+        if len(self._table.unassigned):
             last = self._rotation.batches[(self._rotation.iteration - 1) % len(self._rotation)]
-            for state in [*residents.unassigned.members]:
-                residents.assign(state, last)
+            for state in [*self._table.unassigned.members]:
+                self._table.assign(state, last)
 
     def _take_chunks(self, step: MixedStep, step_tokens: int, *, begins: bool) -> None:
         self._prefill.take_chunks(

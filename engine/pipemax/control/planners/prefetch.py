@@ -23,8 +23,8 @@ from pipemax.control.planners.selection import (
 )
 from pipemax.control.planners.victims import evict_for_room
 from pipemax.control.state.batches import Batch, Rotation
-from pipemax.control.state.request_state import RequestState
-from pipemax.control.state.request_table import RequestTable
+from pipemax.control.state.request import RequestState
+from pipemax.control.state.table import RequestTable
 from pipemax.control.times.stage_estimators import StageEstimators
 from pipemax.domain.plan import Prefetch, PrefetchMode
 
@@ -78,7 +78,6 @@ class PrefetchPlanner:
     ) -> None:
         self._config = config
         self._table = table
-        self._requests = table.requests
         self._rotation = rotation
         self._times = times
         self._steady = SteadyDetector(config.steady_window, config.steady_threshold)
@@ -110,11 +109,11 @@ class PrefetchPlanner:
         step.gap_s = max(level_s) - slowest.seconds(len(target), target.kv_tokens)
         share = self._prefetching_share(step.budget_blocks)
         taken = self._continue_prefetching(step, target, share)
-        if not self._requests.prefetching() and not taken:
+        if not self._table.prefetching() and not taken:
             room = self._basket(target, sources, step.budget_blocks).blocks_left
             taken = self._start_prefetching(step, target, share, room)
         basket = self._basket(target, sources, step.budget_blocks - taken)
-        if not self._requests.num_parked or not basket.requests_left:
+        if not self._table.num_parked or not basket.requests_left:
             return step
         step.mode = self._choose_mode()
         self._add_overdue(basket, step.budget_blocks)
@@ -131,14 +130,14 @@ class PrefetchPlanner:
         target = self._rotation.batches[self._rotation.executing]
         step = PrefetchStep(mode=PrefetchMode.FORCED)
         self._continue_prefetching(step, target, self._config.gpu_blocks)
-        first = self._requests.longest_parked()
+        first = self._table.longest_parked()
         if step.items or first is None:
             return step
-        share = self._table.ledger.gpu.num_free // len(self._rotation)
+        share = self._table.free_gpu_blocks // len(self._rotation)
         basket = self._basket(target, [], max(share, self._table.needs.prefetch_cost(first)))
         if basket.fits(first):
             basket.add(first)
-        fill_shortest_first(basket, self._requests.parked_picker())
+        fill_shortest_first(basket, self._table.parked_picker())
         self._load(step, basket, target, [])
         return step
 
@@ -155,7 +154,7 @@ class PrefetchPlanner:
     def _basket(self, target: Batch, sources: list[Batch], budget_blocks: int) -> Basket:
         """Return an empty basket, limited by the budget, free or overwritable blocks and slots, and the batch size."""
         table = self._table
-        blocks = table.ledger.gpu.num_free + sum(batch.own_blocks for batch in sources)
+        blocks = table.free_gpu_blocks + sum(batch.own_blocks for batch in sources)
         slots = self._max_on_gpu - table.num_on_gpu + sum(len(batch) for batch in sources)
         return Basket(
             table.needs,
@@ -173,7 +172,7 @@ class PrefetchPlanner:
         """
         share = math.ceil(self._config.overdue_budget_fraction * budget_blocks)
         self._overdue_credit = min(self._overdue_credit + share, budget_blocks)
-        for state in self._requests.parked_by_age():
+        for state in self._table.parked_by_age():
             if not self._is_overdue(state):
                 self._overdue_credit = 0
                 return
@@ -184,10 +183,10 @@ class PrefetchPlanner:
             basket.add(state, stays=True)
 
     def _is_overdue(self, state: RequestState) -> bool:
-        return self._requests.steps_parked(state) >= self._config.overdue_iterations
+        return self._table.steps_parked(state) >= self._config.overdue_iterations
 
     def _select(self, mode: PrefetchMode, basket: Basket, stage_s: tuple[float, ...], gap_s: float) -> None:
-        picker = self._requests.parked_picker()
+        picker = self._table.parked_picker()
         slowest = self._times.slowest_decode(stage_s)
         target = self._rotation.batches[self._rotation.next]
         gap = TimeGap(
@@ -200,7 +199,7 @@ class PrefetchPlanner:
             case PrefetchMode.WARM_UP:
                 growth_s = self._config.warm_up_growth * max(stage_s)
                 # Idle blocks belong to all batches equally, which grow into them faster than by growth_s per step.
-                share = self._table.ledger.gpu.num_free // len(self._rotation)
+                share = self._table.free_gpu_blocks // len(self._rotation)
                 fill_shortest_first(basket, picker, replace(gap, gap_s=gap_s + growth_s), free_blocks=share)
             case PrefetchMode.STEADY:
                 fill_longest_first(basket, picker)
@@ -209,7 +208,7 @@ class PrefetchPlanner:
                 self._fill_oldest_first(basket)
 
     def _fill_oldest_first(self, basket: Basket) -> None:
-        for state in self._requests.parked_by_age():
+        for state in self._table.parked_by_age():
             if state.id in basket.ids:
                 continue
             if not basket.fits(state):
@@ -247,15 +246,14 @@ class PrefetchPlanner:
     def _has_room(self, state: RequestState) -> bool:
         table = self._table
         return (
-            table.needs.prefetch_cost(state) <= table.ledger.gpu.num_free
-            and table.num_on_gpu < self._max_on_gpu
+            table.needs.prefetch_cost(state) <= table.free_gpu_blocks and table.num_on_gpu < self._max_on_gpu
         )
 
     # A request longer than the budget.
 
     def _continue_prefetching(self, step: PrefetchStep, target: Batch, max_blocks: int) -> int:
         """Copy the next part of the request that is being prefetched; return how many blocks that took."""
-        state = next(iter(self._requests.prefetching()), None)
+        state = next(iter(self._table.prefetching()), None)
         return 0 if state is None else self._prefetch_part(step, state, target, max_blocks, is_first=False)
 
     def _start_prefetching(self, step: PrefetchStep, target: Batch, max_blocks: int, room_blocks: int) -> int:
@@ -264,9 +262,9 @@ class PrefetchPlanner:
         This is the longest parked request, once it is overdue or when no parked request fits. ``room_blocks`` is the
         maximum that one iteration can prefetch, by the budget and by the room that D_k leaves.
         """
-        state = self._requests.longest_parked()
-        shortest = self._requests.shortest_parked()
-        if self._requests.prefetching() or state is None or shortest is None or max_blocks == 0:
+        state = self._table.longest_parked()
+        shortest = self._table.shortest_parked()
+        if self._table.prefetching() or state is None or shortest is None or max_blocks == 0:
             return 0
         cost = self._table.needs.prefetch_cost(state)
         nothing_fits = self._table.needs.prefetch_cost(shortest) > room_blocks
@@ -278,7 +276,7 @@ class PrefetchPlanner:
         ]
         # Each member holds its blocks, less one of each table at most: the room is certain before anyone is evicted.
         certain = sum(batch.own_blocks - len(batch) * self._config.kv_groups.count for batch in sources)
-        if cost > self._table.ledger.gpu.num_free + certain:
+        if cost > self._table.free_gpu_blocks + certain:
             return 0
         self._evict(step, sources, free_blocks=cost, num_new=1)
         if not self._has_room(state):
@@ -313,7 +311,7 @@ class PrefetchPlanner:
 
     def _prefetching_share(self, budget_blocks: int) -> int:
         """Return the blocks for a prefetch over several iterations: the whole budget if no other request is parked."""
-        if not self._requests.num_parked:
+        if not self._table.num_parked:
             return budget_blocks
         return math.ceil(budget_blocks * self._config.overdue_budget_fraction)
 

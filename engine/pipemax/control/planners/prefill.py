@@ -15,8 +15,8 @@ from pipemax.control.controller_config import ControllerConfig, VictimPolicy
 from pipemax.control.planners.phase import PhasePolicy
 from pipemax.control.planners.victims import evict_for_room
 from pipemax.control.state.batches import Batch
-from pipemax.control.state.request_state import Place, RequestState
-from pipemax.control.state.request_table import RequestTable
+from pipemax.control.state.request import Place, RequestState
+from pipemax.control.state.table import RequestTable
 from pipemax.domain.request import RequestSpec
 
 
@@ -80,15 +80,13 @@ class PrefillPlanner:
 
     def next_fits(self) -> bool:
         """Return whether the first request in line can be admitted now."""
-        state = self._table.requests.first_waiting()
+        state = self._table.first_waiting()
         return state is not None and self._fits(state)
 
     def _fits(self, state: RequestState) -> bool:
-        host = self._table.ledger.host
-        cost = host.cost(self._reservation(state), state.shared)
-        return self._policy.admits(
-            cost, reserved_blocks=host.num_used, num_started=self._table.requests.num_started
-        )
+        table = self._table
+        cost = table.reservation_cost(state, self._reservation(state))
+        return self._policy.admits(cost, reserved_blocks=table.reserved_blocks, num_started=table.num_started)
 
     def _reservation(self, state: RequestState) -> int:
         """Return the host blocks to reserve: up to the expected end, or to the maximum once it was recomputed."""
@@ -100,12 +98,12 @@ class PrefillPlanner:
     def form(self, *, anything_in_flight: bool) -> PrefillStep:
         """Form a step of at most ``prefill_chunk_tokens``, from the next chunks of the requests in line."""
         step = PrefillStep()
-        for state in self._table.requests.prefetching():  # its blocks lie idle for as long as nobody decodes
+        for state in self._table.prefetching():  # its blocks lie idle for as long as nobody decodes
             self._table.evict(state)
             step.evicted.append(state)
         self.take_chunks(
             step,
-            [self._table.residents.unassigned],
+            [self._table.unassigned],
             max_tokens=self._config.prefill_chunk_tokens,
             max_requests=self._config.max_num_seqs,
         )
@@ -140,14 +138,14 @@ class PrefillPlanner:
 
         Refused runs left them half done.
         """
-        if self._table.requests.num_prefilling > 1:
-            youngest = self._table.requests.prefilling()[-1]
+        if self._table.num_prefilling > 1:
+            youngest = self._table.prefilling()[-1]
             self._table.recompute(youngest)
             step.recomputed.append(youngest)
 
     def _in_line(self, *, begins: bool) -> Iterator[RequestState]:
-        yield from self._table.requests.prefilling()
-        while begins and (state := self._table.requests.first_waiting()) is not None and self._fits(state):
+        yield from self._table.prefilling()
+        while begins and (state := self._table.first_waiting()) is not None and self._fits(state):
             yield state
 
     def _advance(
@@ -167,7 +165,7 @@ class PrefillPlanner:
         first_token = state.computed_tokens or self._table.needs.cached_prefix_tokens(state)
         if state.place is Place.WAITING:
             self._table.start_prefill(state, self._reservation(state))
-        self._table.progress.advance_prefill(state, num_tokens)
+        self._table.advance_prefill(state, num_tokens)
         step.add(state, num_tokens, first_token)
         return num_tokens
 
@@ -178,9 +176,8 @@ class PrefillPlanner:
 
         Return the end of what fits once no more can leave.
         """
-        gpu = self._table.ledger.gpu
-        is_new = state.id not in gpu
-        held = 0 if is_new else gpu.own_blocks(state.id)
+        is_new = not self._table.is_on_gpu(state)
+        held = self._table.gpu_blocks_of(state)
         needed = self._table.needs.gpu_blocks(state, first, end) - held
         step.evicted += evict_for_room(
             self._table,
@@ -193,4 +190,4 @@ class PrefillPlanner:
         if is_new and self._table.num_on_gpu >= self._max_on_gpu:
             return 0
         # The blocks of its prefix come on top of its own, unless an eviction took them along.
-        return min(end, self._table.needs.fitting_tokens(state, first, held + gpu.num_free))
+        return min(end, self._table.needs.fitting_tokens(state, first, held + self._table.free_gpu_blocks))

@@ -7,9 +7,8 @@ copied; execution time is by tokens.
 from dataclasses import dataclass
 from itertools import islice
 
-from pipemax.control.state.block_needs import BlockNeeds
-from pipemax.control.state.length_index import LengthIndex, Picker
-from pipemax.control.state.request_state import RequestState
+from pipemax.control.state.pools import BlockNeeds
+from pipemax.control.state.request import LengthIndex, Picker, RequestState
 from pipemax.domain.request import PrefixId
 from pipemax.domain.units import RequestId
 

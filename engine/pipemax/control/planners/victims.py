@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Iterator
 
 from pipemax.control.controller_config import VictimPolicy
 from pipemax.control.state.batches import Batch
-from pipemax.control.state.request_state import RequestState
-from pipemax.control.state.request_table import RequestTable
+from pipemax.control.state.request import RequestState
+from pipemax.control.state.table import RequestTable
 from pipemax.domain.units import RequestId
 
 
@@ -42,16 +42,15 @@ def evict_for_room(
     members: the caller checks.
     """
     evicted: list[RequestState] = []
-    gpu = table.ledger.gpu
     for batch in batches:
-        lacking = free_blocks - gpu.num_free
+        lacking = free_blocks - table.free_gpu_blocks
         too_many = table.num_on_gpu - max_on_gpu
         victims: list[RequestState] = []
         if lacking > 0 or too_many > 0:
             for state in victims_in_order(batch, policy):
                 if state.id not in keep and not table.is_prefix_provider(state):
                     victims.append(state)
-                    lacking -= gpu.own_blocks(state.id)
+                    lacking -= table.gpu_blocks_of(state)
                     too_many -= 1
                 if lacking <= 0 and too_many <= 0:
                     break

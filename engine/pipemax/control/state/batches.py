@@ -1,13 +1,16 @@
-"""The decode batches D_0 … D_{n−1} and their rotation (PipeMax, §3.3.2, Equations 3 to 5).
+"""Which residents decode together, in which order the batches do, and the steps in flight.
 
-At iteration t, i_t = t mod n executes, j_t = i_t + 1 is what the prefetch joins, k_t = i_t − 1 is overwritten. The
-paper's n is the pipeline's depth; here the number of batches is a setting of its own.
+The decode batches D_0 … D_{n−1} rotate (PipeMax, §3.3.2, Equations 3 to 5): at iteration t, i_t = t mod n executes,
+j_t = i_t + 1 is what the prefetch joins, k_t = i_t − 1 is overwritten. The paper's n is the pipeline's depth; here the
+number of batches is a setting of its own.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, ValuesView
+from dataclasses import dataclass
 
-from pipemax.control.state.length_index import LengthIndex
-from pipemax.control.state.request_state import RequestState
+from pipemax.control.state.request import LengthIndex, RequestState
+from pipemax.domain.plan import StepId
 from pipemax.domain.units import RequestId
 
 
@@ -135,3 +138,121 @@ class Rotation:
         """Return the other batches, from the one that waits longest for its next turn (k_t) to the next one (j_t)."""
         count = len(self.batches)
         return [self.batches[(self.iteration - step) % count] for step in range(1, count)]
+
+
+class Residents:
+    """Requests with all of their KV on the GPU.
+
+    Invariant: each resident is a member of exactly one batch: of a decode batch D_i, or of ``unassigned``, which holds
+    all residents during prefill. Moving a resident between batches copies no KV.
+    """
+
+    def __init__(self) -> None:
+        self._unassigned = Batch()
+        self._batch_of: dict[RequestId, Batch] = {}
+
+    def __len__(self) -> int:
+        return len(self._batch_of)
+
+    @property
+    def unassigned(self) -> Batch:
+        """The residents that are in no decode batch."""
+        return self._unassigned
+
+    def holds(self, state: RequestState) -> bool:
+        return state.id in self._batch_of
+
+    def batch_of(self, state: RequestState) -> Batch:
+        """Return a resident's batch. Raise ``KeyError`` if the request is not resident."""
+        return self._batch_of[state.id]
+
+    def add(self, state: RequestState, batch: Batch) -> None:
+        assert state.id not in self._batch_of, state
+        batch.add(state)
+        self._batch_of[state.id] = batch
+
+    def remove(self, state: RequestState) -> None:
+        """Remove a resident from its batch. Raise ``KeyError`` if the request is not resident."""
+        self._batch_of.pop(state.id).remove(state)
+
+    def assign(self, state: RequestState, batch: Batch) -> None:
+        """Move a resident to another batch."""
+        self._batch_of[state.id].remove(state)
+        batch.add(state)
+        self._batch_of[state.id] = batch
+
+    def check_integrity(self, rotation: Rotation) -> None:
+        """Recount the batches; ``AssertionError`` with the values where they differ. O(residents): for tests."""
+        members: dict[RequestId, Batch] = {}
+        for batch in (self._unassigned, *rotation.batches):
+            batch.check_integrity()
+            members |= dict.fromkeys((state.id for state in batch.members), batch)
+        assert members == self._batch_of, (members.keys(), self._batch_of.keys())
+
+
+@dataclass(slots=True, kw_only=True)
+class Flight:
+    """The requests of one step, in parallel lists."""
+
+    step_id: StepId
+    states: list[RequestState]
+    lives: list[int]
+    """Each request's ``life`` when the step was planned. If it has changed since, the step no longer concerns it."""
+    tokens: list[int]
+    makes_output: list[bool]
+    """Whether the step makes an output token for each request: a decode or a prompt's last chunk does."""
+
+    def position(self, request_id: RequestId) -> int:
+        """Return a request's position in the lists. Raise ``ValueError`` if the step does not run it."""
+        for index, state in enumerate(self.states):
+            if state.id == request_id:
+                return index
+        raise ValueError(f"step {self.step_id} does not run request {request_id}")
+
+    def drop(self, index: int) -> None:
+        """Forget the request at a position: the step does not run it after all."""
+        del self.states[index], self.lives[index], self.tokens[index], self.makes_output[index]
+
+
+class Flights:
+    """The planned steps, which complete in order. Each request that a step runs is told the step's number."""
+
+    def __init__(self) -> None:
+        self._flights: deque[Flight] = deque()
+        self.num_launched = 0
+        """Steps planned so far of which something ran."""
+
+    def __bool__(self) -> bool:
+        return bool(self._flights)
+
+    def launch(self, step_id: StepId, states: list[RequestState], tokens: list[int]) -> None:
+        for state in states:
+            state.last_step = self.num_launched
+        self.num_launched += 1
+        flight = Flight(
+            step_id=step_id,
+            states=states,
+            lives=[state.life for state in states],
+            tokens=tokens,
+            makes_output=[state.computed_tokens >= state.target_tokens for state in states],
+        )
+        self._flights.append(flight)
+
+    def land(self, step_id: StepId) -> Flight:
+        """Remove and return the oldest step, whose outputs came back. Raise ``ValueError`` if that is another one."""
+        if not self._flights or self._flights[0].step_id != step_id:
+            oldest = self._flights[0].step_id if self._flights else None
+            raise ValueError(f"step {step_id} completed, but the oldest in flight is {oldest}")
+        return self._flights.popleft()
+
+    def latest(self, step_id: StepId) -> Flight:
+        """Return the step planned last, which may still be corrected. Raise ``ValueError`` if that is another one."""
+        if not self._flights or self._flights[-1].step_id != step_id:
+            latest = self._flights[-1].step_id if self._flights else None
+            raise ValueError(f"step {step_id} is corrected, but the one planned last is {latest}")
+        return self._flights[-1]
+
+    def drop_latest(self) -> None:
+        """Forget the step planned last, of which nothing runs."""
+        self._flights.pop()
+        self.num_launched -= 1

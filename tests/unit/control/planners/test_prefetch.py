@@ -9,7 +9,7 @@ from pipemax.control.controller import Controller
 from pipemax.control.controller_config import ControllerConfig
 from pipemax.control.planners.prefetch import PrefetchPlanner, SteadyDetector
 from pipemax.control.state.batches import Rotation
-from pipemax.control.state.request_table import RequestTable
+from pipemax.control.state.table import RequestTable
 from pipemax.control.times.stage_estimators import PhaseWork, StageEstimators
 from pipemax.domain.events import StepTimed, TransferTimed
 from pipemax.domain.plan import Phase, PrefetchMode, StepId

@@ -7,7 +7,7 @@ from pipemax.control.planners.selection import (
     fill_longest_first,
     fill_shortest_first,
 )
-from pipemax.control.state.request_table import RequestTable
+from pipemax.control.state.table import RequestTable
 from tests.unit.control.tables import park_lengths, parked, resident, roomy_table
 
 
@@ -23,7 +23,7 @@ def test_short_first_fill_takes_the_shortest_that_the_budget_holds() -> None:
     table = roomy_table()
     park_lengths(table, [100, 20, 300, 40])  # 7, 2, 19 and 3 blocks with the next token's slot
     basket = basket_of(table, blocks=12)
-    fill_shortest_first(basket, table.requests.parked_picker())
+    fill_shortest_first(basket, table.parked_picker())
     assert basket.ids == {"p1", "p3", "p0"}
     assert basket.num_blocks == 12
 
@@ -32,7 +32,7 @@ def test_short_first_fill_stops_at_the_gap_in_time() -> None:
     table = roomy_table()
     park_lengths(table, [20] * 10)
     basket = basket_of(table, blocks=100)
-    fill_shortest_first(basket, table.requests.parked_picker(), gap(2.5))
+    fill_shortest_first(basket, table.parked_picker(), gap(2.5))
     assert len(basket) == 3
 
 
@@ -40,7 +40,7 @@ def test_greedy_takes_the_longest_that_still_fits() -> None:
     table = roomy_table()
     park_lengths(table, [100, 20, 300, 40])
     basket = basket_of(table, blocks=24)
-    fill_longest_first(basket, table.requests.parked_picker())
+    fill_longest_first(basket, table.parked_picker())
     assert basket.ids == {"p2", "p3", "p1"}
     assert basket.num_blocks == 24
 
@@ -50,14 +50,14 @@ def test_no_more_requests_than_the_batch_takes() -> None:
     park_lengths(table, [20] * 10)
     for fill in (fill_longest_first, fill_shortest_first):
         basket = basket_of(table, blocks=100, requests=4)
-        fill(basket, table.requests.parked_picker())
+        fill(basket, table.parked_picker())
         assert len(basket) == 4
 
 
 def test_a_step_that_falls_short_gets_more_and_shorter_requests() -> None:
     table = roomy_table()
     park_lengths(table, [319, 79, 79, 79, 79])  # 20 blocks, and four of 5
-    basket, picker = basket_of(table, blocks=20), table.requests.parked_picker()
+    basket, picker = basket_of(table, blocks=20), table.parked_picker()
     fill_longest_first(basket, picker)
     assert basket.ids == {"p0"}
     Refinement(basket, picker, gap(4.0)).run(8)
@@ -68,7 +68,7 @@ def test_a_step_that_falls_short_gets_more_and_shorter_requests() -> None:
 def test_a_step_that_is_too_long_gets_fewer_and_longer_requests() -> None:
     table = roomy_table()
     _, *short = park_lengths(table, [319, 79, 79, 79, 79])
-    basket, picker = basket_of(table, blocks=20), table.requests.parked_picker()
+    basket, picker = basket_of(table, blocks=20), table.parked_picker()
     for state in short:
         basket.add(state)
     Refinement(basket, picker, gap(1.0)).run(8)
@@ -79,7 +79,7 @@ def test_a_request_that_stays_is_not_exchanged() -> None:
     table = roomy_table()
     overdue, *_ = park_lengths(table, [319, 79, 79, 79, 79, 639])
     for better in (gap(4.0), gap(0.5)):  # several shorter ones, or a longer one
-        basket, picker = basket_of(table, blocks=40), table.requests.parked_picker()
+        basket, picker = basket_of(table, blocks=40), table.parked_picker()
         basket.add(overdue, stays=True)
         fill_shortest_first(basket, picker, gap(1.5))
         Refinement(basket, picker, better).run(8)
@@ -89,7 +89,7 @@ def test_a_request_that_stays_is_not_exchanged() -> None:
 def test_exchanges_stop_within_the_tolerance() -> None:
     table = roomy_table()
     park_lengths(table, [319, 79, 79, 79, 79])
-    basket, picker = basket_of(table, blocks=20), table.requests.parked_picker()
+    basket, picker = basket_of(table, blocks=20), table.parked_picker()
     fill_longest_first(basket, picker)
     assert Refinement(basket, picker, gap(1.05)).run(8) == 0
     assert Refinement(basket, picker, gap(4.0)).run(0) == 0
@@ -110,5 +110,5 @@ def test_only_one_request_of_a_step_brings_a_prefix_along() -> None:
     states = [parked(table, name, 60, prefix="shared") for name in ("a", "b")]
     basket = basket_of(table, blocks=100)
     assert basket.cost(states[0]) == 4
-    fill_longest_first(basket, table.requests.parked_picker())
+    fill_longest_first(basket, table.parked_picker())
     assert basket.ids == {"a"}

@@ -30,7 +30,7 @@ def test_no_more_are_evicted_than_the_room_asks_for() -> None:
         resident(table, name, 300, batch=batch)  # 19 blocks each
     evicted = evict_for_room(table, [first, second], VictimPolicy.OLDEST_FIRST, free_blocks=60, max_on_gpu=10)
     assert [state.id for state in evicted] == ["a"]
-    assert table.ledger.gpu.num_free == 62
+    assert table.free_gpu_blocks == 62
     assert evict_for_room(table, [first], VictimPolicy.OLDEST_FIRST, free_blocks=62, max_on_gpu=10) == []
 
 
@@ -59,7 +59,5 @@ def test_a_request_whose_prefix_the_plan_uses_is_not_evicted() -> None:
     other = resident(table, "other", 50, batch=batch)
     sharer = parked(table, "sharer", 50, prefix="shared")
     table.prefetch(sharer, Batch())
-    evicted = evict_for_room(
-        table, [batch], VictimPolicy.OLDEST_FIRST, free_blocks=table.ledger.gpu.num_blocks, max_on_gpu=10
-    )
+    evicted = evict_for_room(table, [batch], VictimPolicy.OLDEST_FIRST, free_blocks=10_000, max_on_gpu=10)
     assert evicted == [other]

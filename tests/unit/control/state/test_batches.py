@@ -1,9 +1,9 @@
-"""Initial partition and rotation of the decode batches."""
+"""Which residents decode together: the initial partition, the rotation, and membership."""
 
 import pytest
 
 from pipemax.control.state.batches import Batch, Rotation, partition_balanced
-from tests.unit.control.tables import park_lengths, resident, roomy_table
+from tests.unit.control.tables import park_lengths, parked, resident, roomy_table
 
 
 @pytest.mark.parametrize("num_batches", [1, 2, 3, 8])
@@ -57,9 +57,49 @@ def test_a_batch_keeps_its_sums() -> None:
     table, batch = roomy_table(), Batch()
     states = [resident(table, name, tokens, batch=batch) for name, tokens in (("a", 31), ("b", 32))]
     assert (len(batch), batch.kv_tokens, batch.own_blocks) == (2, 63, 2 + 3)
-    table.progress.advance_decode(states)
+    table.advance_decode(states)
     assert (batch.kv_tokens, batch.own_blocks) == (65, 3 + 3)
     batch.check_integrity()
     table.evict(states[0])
     assert (len(batch), batch.kv_tokens, batch.own_blocks) == (1, 33, 3)
     batch.check_integrity()
+
+
+# Residents.
+
+
+def test_a_resident_is_a_member_of_one_batch_wherever_it_is_moved() -> None:
+    table, rotation = roomy_table(), Rotation(2)
+    state = resident(table, "a", 40)
+    assert [*table.unassigned.members] == [state]
+    for batch in rotation.batches:
+        table.assign(state, batch)
+        assert [*batch.members] == [state]
+        table.check_integrity(rotation)
+    assert [len(batch) for batch in (table.unassigned, *rotation.batches)] == [0, 0, 1]
+
+
+def test_prefill_dissolves_the_decode_batches() -> None:
+    table, rotation = roomy_table(), Rotation(2)
+    for name, batch in zip("ab", rotation.batches, strict=True):
+        resident(table, name, 40, batch=batch)
+    table.dissolve(rotation)
+    assert [state.id for state in table.unassigned.members] == ["a", "b"]
+    assert [len(batch) for batch in rotation.batches] == [0, 0]
+    table.check_integrity(rotation)
+
+
+def test_a_deferred_resident_is_marked_until_it_runs() -> None:
+    table, rotation = roomy_table(), Rotation(2)
+    state = resident(table, "a", 40, batch=rotation.batches[0])
+    table.defer(state, rotation.batches[1])
+    assert state.is_deferred
+    table.advance_decode([state])
+    assert not state.is_deferred
+
+
+def test_a_parked_request_is_in_no_batch() -> None:
+    table = roomy_table()
+    state = parked(table, "a", 40)
+    with pytest.raises(KeyError):
+        table.assign(state, Batch())

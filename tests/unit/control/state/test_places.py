@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipemax.control.state.waiting import WaitingQueue
+from pipemax.control.state.places import WaitingQueue
 from tests.unit.control.tables import roomy_table, waiting
 
 

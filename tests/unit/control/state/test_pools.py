@@ -2,7 +2,8 @@
 
 import pytest
 
-from pipemax.control.state.ledger import BlockPool, Ledger, SharedBlocks
+from pipemax.control.state.pools import BlockPool, Ledger
+from pipemax.control.state.request import SharedBlocks
 from pipemax.domain.errors import PoolExhaustedError
 from pipemax.domain.request import PrefixId
 from pipemax.domain.units import RequestId

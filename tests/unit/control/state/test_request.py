@@ -1,7 +1,6 @@
 """Requests by length, without a scan."""
 
-from pipemax.control.state.length_index import LengthIndex
-from pipemax.control.state.request_state import RequestState
+from pipemax.control.state.request import LengthIndex, RequestState
 from tests.unit.control.tables import park_lengths, roomy_table
 
 

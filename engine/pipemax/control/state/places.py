@@ -1,29 +1,128 @@
-"""The live requests by place. One class reads them; another moves them, which only this package uses."""
+"""The live requests by place: the waiting queue, the parked requests, and an index for each other place."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from pipemax.control.state.batches import Batch, Rotation
-from pipemax.control.state.length_index import Picker
-from pipemax.control.state.parked import ParkedRequests
-from pipemax.control.state.request_state import Place, RequestState
-from pipemax.control.state.residents import Residents
-from pipemax.control.state.waiting import WaitingQueue
+from pipemax.control.state.batches import Batch, Residents, Rotation
+from pipemax.control.state.request import LengthIndex, Picker, Place, RequestState
 from pipemax.domain.units import RequestId
 
 
-class LiveRequests:
-    """Reads the requests that were admitted and have neither finished nor been aborted. Nothing here changes one.
+class WaitingQueue:
+    """Requests without KV, in the order in which they are prefilled, and the KV tokens that they are forecast to need.
 
-    Every look-up is O(1) or lazy: no decision scans the parked or the waiting requests.
+    Requests to recompute go ahead of requests that were never prefilled, so that a request which has output already
+    does not wait behind the whole input. Within each kind it is first come, first served.
+
+    Invariant: ``kv_tokens`` is Σ ``expected_kv_tokens`` of the queue, each shared prefix left out.
     """
 
-    def __init__(self, residents: Residents) -> None:
+    def __init__(self) -> None:
+        # OrderedDicts, because a dict is slow to find its first entry after many were removed from its front.
+        self._to_recompute: OrderedDict[RequestId, RequestState] = OrderedDict()
+        self._admitted: OrderedDict[RequestId, RequestState] = OrderedDict()
+        self._kv_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._to_recompute) + len(self._admitted)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        yield from self._to_recompute.values()
+        yield from self._admitted.values()
+
+    @property
+    def kv_tokens(self) -> int:
+        return self._kv_tokens
+
+    def first(self) -> RequestState | None:
+        """Return the request that is prefilled next; None if the queue is empty."""
+        return next(iter(self._to_recompute.values()), None) or next(iter(self._admitted.values()), None)
+
+    def append(self, state: RequestState) -> None:
+        """Queue a request that was just admitted."""
+        self._admitted[state.id] = state
+        self._kv_tokens += state.expected_kv_tokens
+
+    def append_to_recompute(self, state: RequestState) -> None:
+        """Queue a request whose KV was dropped."""
+        self._to_recompute[state.id] = state
+        self._kv_tokens += state.expected_kv_tokens
+
+    def remove(self, state: RequestState) -> None:
+        """Remove a request from the queue. Raise ``KeyError`` if it is not waiting."""
+        if self._to_recompute.pop(state.id, None) is None:
+            del self._admitted[state.id]
+        self._kv_tokens -= state.expected_kv_tokens
+
+    def check_integrity(self) -> None:
+        """Recount the forecast; ``AssertionError`` with the values where it differs. O(waiting): for tests."""
+        recounted = sum(state.expected_kv_tokens for state in self)
+        assert self._kv_tokens == recounted, (self._kv_tokens, recounted)
+
+
+class ParkedRequests:
+    """Requests with their KV in the host pool only and with no step in flight: P_t is chosen from them.
+
+    Invariant: both indexes hold the same requests, and ``blocks`` of a request does not change while it is here.
+    """
+
+    def __init__(self) -> None:
+        self._by_length = LengthIndex()
+        # An OrderedDict, because a dict is slow to find its first entry after many were removed from its front.
+        self._by_age: OrderedDict[RequestId, RequestState] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_age)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        """Iterate from the request that was parked first. The set must not change meanwhile."""
+        return iter(self._by_age.values())
+
+    def oldest(self) -> RequestState | None:
+        """Return the request that was parked first."""
+        return next(iter(self._by_age.values()), None)
+
+    def shortest(self) -> RequestState | None:
+        """Return the request with the fewest blocks, the first parked among equals."""
+        return self._by_length.smallest()
+
+    def picker(self) -> Picker:
+        """Return a picker of requests by length. The set must not change while it is used."""
+        return self._by_length.picker()
+
+    def add(self, state: RequestState) -> None:
+        self._by_length.add(state, state.blocks)
+        self._by_age[state.id] = state
+
+    def remove(self, state: RequestState) -> None:
+        """Remove a request. Raise ``KeyError`` if it is not parked."""
+        self._by_length.discard(state, state.blocks)
+        del self._by_age[state.id]
+
+    def check_integrity(self) -> None:
+        """Compare both indexes; ``AssertionError`` with the values where they differ. O(parked): for tests."""
+        assert len(self._by_length) == len(self._by_age), (len(self._by_length), len(self._by_age))
+        for state in self:
+            assert state in self._by_length, state
+
+
+class LiveRequests:
+    """The requests that were admitted and have neither finished nor been aborted.
+
+    All may read it; only the table, which keeps the blocks in step, moves requests. Every look-up is O(1) or lazy: no
+    decision scans the parked or the waiting requests.
+
+    Invariant: a request is in the index of its ``place`` and in no other; with a step in flight, a parked one is in
+    none. ``blocks``, ``computed_tokens`` and ``num_in_flight`` must not change between entering and leaving a place,
+    unless the index is told.
+    """
+
+    def __init__(self) -> None:
         self._states: dict[RequestId, RequestState] = {}
         self._waiting = WaitingQueue()
         self._prefilling: OrderedDict[RequestId, RequestState] = OrderedDict()
         self._prefetching: dict[RequestId, RequestState] = {}
-        self._residents = residents
+        self._residents = Residents()
         self._parked = ParkedRequests()
         # All requests that hold KV, in the order in which their prefill started.
         self._started: OrderedDict[RequestId, RequestState] = OrderedDict()
@@ -83,6 +182,28 @@ class LiveRequests:
         """Return the requests that are prefetched over several steps: at most one."""
         return [*self._prefetching.values()]
 
+    # On the GPU.
+
+    @property
+    def unassigned(self) -> Batch:
+        """The residents that are in no decode batch."""
+        return self._residents.unassigned
+
+    def assign(self, state: RequestState, batch: Batch) -> None:
+        """Move a resident to another batch, which moves no KV."""
+        self._residents.assign(state, batch)
+
+    def defer(self, state: RequestState, batch: Batch) -> None:
+        """Move a resident to a batch that runs later, and mark it as deferred until its next step."""
+        self._residents.assign(state, batch)
+        state.is_deferred = True
+
+    def dissolve(self, rotation: Rotation) -> None:
+        """Move all members of the decode batches to ``unassigned``, at the switch to prefill."""
+        for batch in rotation.batches:
+            for state in list(batch.members):
+                self._residents.assign(state, self.unassigned)
+
     # Parked, with no step in flight: what may be prefetched.
 
     @property
@@ -109,7 +230,7 @@ class LiveRequests:
         """Return a picker of parked requests by length. They must not change while it is used."""
         return self._parked.picker()
 
-    def check_integrity(self, rotation: Rotation) -> None:
+    def _check_places(self, rotation: Rotation) -> None:
         """Recount every index from the requests; ``AssertionError`` where one differs. O(live): for tests."""
         self._waiting.check_integrity()
         self._parked.check_integrity()
@@ -134,69 +255,62 @@ class LiveRequests:
             self.num_waiting,
         )
 
+    # Moves between places.
 
-class RequestPlaces(LiveRequests):
-    """Moves the live requests between places.
-
-    Invariant: a request is in the index of its ``place`` and in no other; with a step in flight, a parked one is in
-    none. ``blocks``, ``computed_tokens`` and ``num_in_flight`` must not change between entering and leaving a place,
-    unless the index is told.
-    """
-
-    def begin_plan(self, step: int) -> None:
+    def _begin_step(self, step: int) -> None:
         """Begin the plan of a step: requests parked from now on count as parked in that step."""
         self._step = step
 
-    def admit(self, state: RequestState) -> None:
+    def _queue(self, state: RequestState) -> None:
         """Queue a new request."""
         assert state.place is Place.WAITING, state
         self._states[state.id] = state
         self._waiting.append(state)
 
-    def remove(self, state: RequestState) -> None:
+    def _forget(self, state: RequestState) -> None:
         """Remove a request, wherever it is."""
         self._leave(state)
         del self._states[state.id]
         self._started.pop(state.id, None)
 
-    def start_prefill(self, state: RequestState) -> None:
+    def _begin_prefill(self, state: RequestState) -> None:
         """Move a waiting request behind the prompts that are prefilled already."""
         self._leave(state)
         state.place = Place.PREFILLING
         self._prefilling[state.id] = self._started[state.id] = state
 
-    def resume_prefill(self, state: RequestState) -> None:
+    def _resume_prefill(self, state: RequestState) -> None:
         """Move a request ahead of the other prompts: a step that was planned for it did not run."""
         self._leave(state)
         state.place = Place.PREFILLING
         self._prefilling[state.id] = state
         self._prefilling.move_to_end(state.id, last=False)
 
-    def join(self, state: RequestState, batch: Batch) -> None:
+    def _join(self, state: RequestState, batch: Batch) -> None:
         """Make a request a resident, as the newest member of a batch."""
         self._leave(state)
         state.place = Place.RESIDENT
         self._residents.add(state, batch)
 
-    def start_prefetching(self, state: RequestState) -> None:
+    def _begin_prefetching(self, state: RequestState) -> None:
         """Take a parked request out of those that may be prefetched, for a prefetch over several steps."""
         self._leave(state)
         state.place = Place.PREFETCHING
         self._prefetching[state.id] = state
 
-    def park(self, state: RequestState) -> None:
+    def _park(self, state: RequestState) -> None:
         """Park a request; it may be prefetched once nothing of it is in flight."""
         self._leave(state)
         state.place = Place.PARKED
         if state.num_in_flight == 0:
-            self.settle(state)
+            self._settle(state)
 
-    def settle(self, state: RequestState) -> None:
+    def _settle(self, state: RequestState) -> None:
         """Let a parked request be prefetched: its last step in flight has completed."""
         state.parked_at = self._step
         self._parked.add(state)
 
-    def requeue(self, state: RequestState) -> None:
+    def _requeue(self, state: RequestState) -> None:
         """Move a request whose KV is dropped to the waiting queue, ahead of those never prefilled."""
         self._leave(state)
         del self._started[state.id]
