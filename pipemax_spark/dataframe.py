@@ -7,6 +7,7 @@ changes. This module builds the DataFrame; the code that runs in the tasks is in
 import json
 import re
 import uuid
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -218,6 +219,8 @@ def checked_spec(
         has_images=has_images,
     )
     reply = recent_preflight(spark, request, options, profile=profile)
+    for line in reply.warnings:
+        warnings.warn(line, stacklevel=2)
     spec = AnnotationSpec.of(
         reply, source=source, generation=options.generation, questions=questions, time_zone=time_zone
     )

@@ -3,8 +3,7 @@
 Two rows with equal input under the same ``spec_hash`` are interchangeable. The spec includes the model's content, the
 prompt, the time zone if prompts have timestamps, the system message, the schema, the sampling, and the engine settings
 that change what the model is, reads or computes, ``dtype`` and ``kv_cache_dtype`` among them. It does not include
-parallelism, memory, ``max_model_len``, ``engine_python``, the schedule, and those arguments under ``vllm:`` that change
-only speed, memory or logging (``vllm_arguments`` lists them).
+parallelism, memory, ``max_model_len``, ``engine_python``, the schedule, and what stands under ``vllm_speed:``.
 """
 
 import hashlib
@@ -17,7 +16,6 @@ from pipemax.wire import GenerationSpec, PreflightReply
 from pipemax_spark.executor.questions import Question
 from pipemax_spark.executor.response_format import load_schema
 from pipemax_spark.prompts import PromptSource
-from pipemax_spark.vllm_arguments import arguments_that_count
 
 _ENGINE_FIELDS = ("tokenizer", "quantization", "chat", "virtual_node", "reasoning_parser")
 _VLLM_FIELDS = ("dtype", "kv_cache_dtype")
@@ -72,7 +70,7 @@ class AnnotationSpec:
         # Without such arguments nothing is added, so a spec keeps the hash that it had before arguments counted.
         own = {name: reply.engine.get(name) for name in _VLLM_FIELDS}
         own = {name: value for name, value in own.items() if value not in (None, _AUTO)}
-        counted = arguments_that_count(own | (reply.engine.get("vllm") or {}))
+        counted = json.loads(json.dumps(own | (reply.engine.get("vllm") or {}), sort_keys=True))
         values |= {f"vllm.{name}": value for name, value in counted.items()}
         return cls(model=reply.model, values=json.loads(json.dumps(values)))
 

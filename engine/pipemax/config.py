@@ -7,17 +7,27 @@ GPUs of the machine (pipeline degree). This module knows nothing of vLLM.
 import difflib
 import hashlib
 import json
+import warnings
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from pipemax.domain.choices import BatchingChoice as BatchingChoice
 from pipemax.domain.choices import ChatMode as ChatMode
 from pipemax.domain.choices import KvOffload as KvOffload
 from pipemax.domain.choices import Policy as Policy
 from pipemax.domain.specs import KvCacheDtype
+from pipemax.vllm_names import CHANGE_ANSWERS, MOVED_TO_SPEED
 
 _ASSUMED_OUTPUT_SHARE = 1 / 4
 
@@ -268,13 +278,44 @@ class EngineConfig(BaseModel):
         description="Limits of images: bytes, pixels, number, directories, hosts of URLs.",
     )
     vllm: dict[str, Any] = Field(
-        default_factory=dict, description="Further arguments of vLLM's EngineArgs, by their Python names."
+        default_factory=dict,
+        description="Further arguments of vLLM's EngineArgs, by their Python names. They are part of a job's spec.",
+    )
+    vllm_speed: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Arguments of vLLM's EngineArgs that change speed, memory or logging and no answer; they are not "
+        "part of a job's spec.",
     )
     virtual_node: VirtualNodeConfig | None = Field(
         None,
         description="Run vLLM's core over a simulated node; model then gives only the tokenizer. Nothing is "
         "computed, and every answer says so. Default: a real engine.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _speed_has_its_place(cls, values: Any) -> Any:
+        moved = moved_to_speed(values)
+        if not moved:
+            return values
+        vllm, speed = values["vllm"], values.get("vllm_speed") or {}
+        if both := moved & speed.keys():
+            raise ValueError(
+                f"{sorted(both)[0]} stands under vllm and under vllm_speed; leave it out of vllm"
+            )
+        return values | {
+            "vllm": {name: value for name, value in vllm.items() if name not in moved},
+            "vllm_speed": speed | {name: vllm[name] for name in sorted(moved)},
+        }
+
+    @field_validator("vllm_speed")
+    @classmethod
+    def _speed_changes_no_answer(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        if wrong := sorted(CHANGE_ANSWERS & arguments.keys()):
+            raise ValueError(
+                f"{wrong[0]} may change answers, which must be known to the job's spec: put it under vllm"
+            )
+        return arguments
 
     @field_validator("model")
     @classmethod
@@ -314,7 +355,7 @@ class EngineConfig(BaseModel):
             )
         return arguments
 
-    @field_validator("vllm")
+    @field_validator("vllm", "vllm_speed")
     @classmethod
     def _pipemax_has_the_connector(cls, arguments: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         if info.data.get("policy") is Policy.PIPEMAX:
@@ -366,14 +407,21 @@ class EngineConfig(BaseModel):
                 f"engine config {path}: expected 'name: value' lines, got a {type(values).__name__}"
             )
         try:
+            if line := moved_line(values):
+                warnings.warn(line, stacklevel=2)
             named = {} if default_model is None else {"model": default_model}
             return cls.parse({**named, **values, **overrides})
         except ValueError as error:
             raise ValueError(f"engine config {path}: {error}") from None
 
+    @property
+    def vllm_arguments(self) -> dict[str, Any]:
+        """The arguments of vLLM under ``vllm`` and under ``vllm_speed``."""
+        return self.vllm | self.vllm_speed
+
     def vllm_argument(self, name: str) -> Any:
         """Return the value that vLLM gets for a field that is also an argument of vLLM; ``vllm`` takes precedence."""
-        return self.vllm.get(name, getattr(self, name))
+        return self.vllm_arguments.get(name, getattr(self, name))
 
     @property
     def num_replicas(self) -> int:
@@ -391,7 +439,7 @@ class EngineConfig(BaseModel):
 
         It shares no prefixes where it does.
         """
-        keeps = self.vllm.get("disable_hybrid_kv_cache_manager")
+        keeps = self.vllm_arguments.get("disable_hybrid_kv_cache_manager")
         if keeps is not None:
             return not keeps
         can_free = not self.enable_prefix_caching and self.kv_offload is not KvOffload.PER_LAYER
@@ -409,6 +457,23 @@ class EngineConfig(BaseModel):
         """
         text = json.dumps(self.model_dump(mode="json", exclude={"row_lengths"}), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def moved_to_speed(values: Any) -> set[str]:
+    """Return the names under ``vllm`` of an engine config that belong under ``vllm_speed`` and are moved there."""
+    vllm = values.get("vllm") if isinstance(values, dict) else None
+    return set(MOVED_TO_SPEED & vllm.keys()) if isinstance(vllm, dict) else set()
+
+
+def moved_line(values: Any) -> str | None:
+    """Return the line that warns of the names that ``moved_to_speed`` finds; None without any."""
+    moved = sorted(moved_to_speed(values))
+    if not moved:
+        return None
+    return (
+        f"engine config: {', '.join(moved)} under vllm change no answer and are taken as if they stood under "
+        "vllm_speed; move them there, the next release counts them in the spec"
+    )
 
 
 def require_free_connector(arguments: dict[str, Any]) -> None:
@@ -442,7 +507,7 @@ def _readable(error: ValidationError, *, known: type[BaseModel]) -> str:
                 faults.append(_unknown(str(fault["loc"][-1]), name, fault["loc"][:-1], known))
             case "missing":
                 faults.append(f"field {name!r} is missing")
-            case _ if name == "vllm":  # the value may contain a secret
+            case _ if name.startswith("vllm"):  # the value may contain a secret
                 faults.append(f"{name}: {fault['msg']}")
             case _:
                 faults.append(f"{name}: {fault['msg']} (got {fault['input']!r})")

@@ -103,6 +103,8 @@ def check_job(
         has_images=has_images,
     )
     reply = run_preflight(spark, request, asked)
+    for line in reply.warnings:
+        terminal.warn(line)
     terminal.say("Model", f"{reply.model}, prompt and output at most {reply.max_model_len:,} tokens")
     if (node := reply.engine.get("virtual_node")) is not None:
         terminal.warn(

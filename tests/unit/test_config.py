@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipemax.config import EngineConfig
+from pipemax.config import EngineConfig, moved_line
 
 
 def test_the_model_alone_is_enough() -> None:
@@ -93,17 +93,54 @@ def test_a_hub_token_is_refused_and_not_repeated() -> None:
     assert "hf_secret" not in str(refused.value)
 
 
+def test_names_under_vllm_that_only_change_speed_are_moved_and_told() -> None:
+    values = {
+        "model": "m",
+        "vllm": {"max_num_seqs": 4, "load_format": "dummy"},
+        "vllm_speed": {"watermark": 0.1},
+    }
+    config = EngineConfig.parse(values)
+    assert config.vllm == {"load_format": "dummy"}
+    assert config.vllm_speed == {"watermark": 0.1, "max_num_seqs": 4}
+    assert (moved_line(values) or "").startswith("engine config: max_num_seqs under vllm change no answer")
+    assert EngineConfig.parse(config.model_dump()) == config
+    assert moved_line(config.model_dump()) is None
+
+
+def test_a_file_with_such_names_warns_once_per_reading(tmp_path: Path) -> None:
+    path = tmp_path / "engine.yaml"
+    path.write_text("model: m\nvllm: {max_num_seqs: 4}\n")
+    with pytest.warns(UserWarning, match="max_num_seqs under vllm") as told:
+        EngineConfig.load(path)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("name", ["quantization", "dtype", "hf_overrides", "speculative_config", "hf_token"])
+def test_what_changes_answers_is_refused_under_vllm_speed(name: str) -> None:
+    with pytest.raises(ValueError, match=f"vllm_speed: Value error, {name} may change answers") as refused:
+        EngineConfig.parse({"model": "m", "vllm_speed": {name: "secret-value"}})
+    assert "secret-value" not in str(refused.value)
+
+
+def test_an_argument_has_one_place() -> None:
+    with pytest.raises(ValueError, match="max_num_seqs stands under vllm and under vllm_speed"):
+        EngineConfig.parse({"model": "m", "vllm": {"max_num_seqs": 4}, "vllm_speed": {"max_num_seqs": 5}})
+
+
+@pytest.mark.parametrize("place", ["vllm", "vllm_speed"])
 @pytest.mark.parametrize(
     "arguments", [{"kv_transfer_config": {"kv_connector": "LMCacheConnectorV1"}}, {"kv_offloading_size": 4}]
 )
 def test_a_kv_connector_of_the_user_s_is_refused_where_pipemax_needs_that_place(
-    arguments: dict[str, object],
+    arguments: dict[str, object], place: str
 ) -> None:
     (name,) = arguments
     with pytest.raises(ValueError, match=rf"{name} names another: leave it out, or set policy: vllm"):
-        EngineConfig.parse({"model": "m", "policy": "pipemax", "vllm": arguments})
+        EngineConfig.parse({"model": "m", "policy": "pipemax", place: arguments})
     for policy in ("vllm", "auto"):
-        assert EngineConfig.parse({"model": "m", "policy": policy, "vllm": arguments}).vllm == arguments
+        assert (
+            EngineConfig.parse({"model": "m", "policy": policy, place: arguments}).vllm_arguments == arguments
+        )
 
 
 VIRTUAL = {"node": "rtx5090x8", "model": "llama2-70b", "output_tokens": 16}

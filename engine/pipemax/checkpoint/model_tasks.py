@@ -39,7 +39,7 @@ def check_task(config: EngineConfig, model_config: "PreTrainedConfig", sampling:
         raise ValueError(
             f"chat is 'always', and the task {config.task} reads texts without a chat template; leave chat out"
         )
-    if any(name in config.vllm for name in _OTHER_USE):
+    if any(name in config.vllm_arguments for name in _OTHER_USE):
         return
     refusal = _refusal(config, model_config)
     if refusal is not None:

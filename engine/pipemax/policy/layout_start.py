@@ -147,7 +147,7 @@ def fixed_layout(config: EngineConfig) -> FixedLayout:
 
 
 def _is_users(config: EngineConfig) -> bool:
-    return any(name in config.vllm for name in _OF_VLLM)
+    return any(name in config.vllm_arguments for name in _OF_VLLM)
 
 
 def _node_for(config: EngineConfig, node: NodeSpec) -> NodeSpec:

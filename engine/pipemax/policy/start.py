@@ -111,7 +111,7 @@ def _start_by_simulation(config: EngineConfig) -> StartedEngine:
 
 
 def _choose(engine: MeasuredEngine, config: EngineConfig) -> PolicyChoice:
-    if config.vllm.get("disable_hybrid_kv_cache_manager"):  # then stock vLLM keeps whole KV too
+    if config.vllm_arguments.get("disable_hybrid_kv_cache_manager"):  # then stock vLLM keeps whole KV too
         engine = replace(engine, windowed_capacity=None)
     return choose_policy(
         engine,

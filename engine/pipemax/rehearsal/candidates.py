@@ -122,7 +122,9 @@ def _check_rehearsable(config: EngineConfig, model: ModelSpec) -> None:
     if config.enforce_eager:
         faults.append("enforce_eager true: the node profile's step overhead is that of CUDA graphs")
     unknown = {
-        name: value for name, value in config.vllm.items() if _HARMLESS_VLLM_ARGUMENTS.get(name) != value
+        name: value
+        for name, value in config.vllm_arguments.items()
+        if _HARMLESS_VLLM_ARGUMENTS.get(name) != value
     }
     if unknown:
         faults.append(f"vllm: {', '.join(sorted(unknown))}: a rehearsal takes no further arguments of vLLM")

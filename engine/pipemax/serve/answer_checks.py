@@ -61,7 +61,7 @@ def check_answers(config: EngineConfig, sampling: Sampling, tokenizer: Any, *, h
 def check_reasoning_parser(config: EngineConfig) -> None:
     """Raise ``ValueError`` if vLLM has no such reasoning parser."""
     name = config.reasoning_parser
-    if name is None or config.vllm.get("reasoning_parser_plugin"):
+    if name is None or config.vllm_arguments.get("reasoning_parser_plugin"):
         return
     known = known_reasoning_parsers()
     if known and name not in known:

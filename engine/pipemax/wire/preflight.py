@@ -75,6 +75,8 @@ class PreflightReply:
     """Lengths of the rows to come, from the sampled prompts, for the engine config under ``policy: auto``."""
     expected_rows: int | None = None
     """Approximate number of rows like the sampled ones that an engine's host pools will hold; None if unknown."""
+    warnings: list[str] = field(default_factory=list)
+    """What the user should know and need not act upon now, a sentence each."""
     versions: dict[str, str] = field(default_factory=dict)
     """Package → version in the engine's environment."""
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from pipemax.config import EngineConfig
 from pipemax.wire import GenerationSpec, PreflightReply
 from pipemax_spark.prompts import PromptSource
 from pipemax_spark.spec import AnnotationSpec
@@ -67,6 +68,11 @@ def test_an_argument_of_vllm_that_may_change_answers_makes_another_spec(argument
     assert told.startswith(f"vllm.{next(iter(arguments))} was not given, is ")
 
 
+def test_what_stands_under_vllm_speed_makes_no_other_spec() -> None:
+    speed = {"vllm_speed": {"max_num_seqs": 64, "an_argument_of_a_later_vllm": True}}
+    assert spec(**speed).hash == spec().hash
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -76,11 +82,15 @@ def test_an_argument_of_vllm_that_may_change_answers_makes_another_spec(argument
         {"disable_log_stats": True, "decode_context_parallel_size": 2},
     ],
 )
-def test_an_argument_of_vllm_that_only_changes_speed_memory_or_logging_does_not(
+def test_tables_whose_configs_had_such_arguments_under_vllm_keep_their_spec(
     arguments: dict[str, Any],
 ) -> None:
-    assert spec(vllm=arguments).hash == spec().hash
-    assert spec(vllm={**arguments, "kv_cache_dtype": "fp8"}).hash == spec(vllm={"kv_cache_dtype": "fp8"}).hash
+    def parsed(**vllm: Any) -> AnnotationSpec:
+        config = EngineConfig.parse({"model": "m", "policy": "vllm", "vllm": vllm})
+        return spec(vllm=config.vllm, vllm_speed=config.vllm_speed)
+
+    assert parsed(**arguments).hash == spec().hash
+    assert parsed(**arguments, kv_cache_dtype="fp8").hash == spec(vllm={"kv_cache_dtype": "fp8"}).hash
 
 
 def test_the_order_of_vllm_s_arguments_makes_no_other_spec() -> None:

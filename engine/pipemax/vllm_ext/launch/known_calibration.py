@@ -170,7 +170,11 @@ def engine_facts(config: EngineConfig, vllm_config: VllmConfig) -> dict[str, Any
     offload = {} if config.kv_offload is KvOffload.AFTER_STEP else {"kv_offload": config.kv_offload.value}
     windows = {"windows": "freed"} if frees_windows(vllm_config) else {}
     adapters = {"lora": [len(config.lora), max_rank(config)]} if config.lora else {}
-    overrides = {"hf_overrides": config.vllm["hf_overrides"]} if config.vllm.get("hf_overrides") else {}
+    overrides = (
+        {"hf_overrides": config.vllm_arguments["hf_overrides"]}
+        if config.vllm_arguments.get("hf_overrides")
+        else {}
+    )
     revision = getattr(model.hf_config, "_commit_hash", None) or config.revision
     return {
         "model": fingerprint(config.model, resolved_revision=revision),

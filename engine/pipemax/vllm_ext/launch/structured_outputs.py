@@ -81,7 +81,7 @@ def settings_for_schemas(
 
 
 def _own(config: EngineConfig) -> dict[str, Any]:
-    own = config.vllm.get(_ARGUMENT) or {}
+    own = config.vllm_arguments.get(_ARGUMENT) or {}
     if isinstance(own, str):
         try:
             own = json.loads(own)

@@ -58,7 +58,7 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
         )
     if config.policy is Policy.PIPEMAX:
         check_version()
-        require_free_connector(config.vllm)  # again: under policy auto it was free to name one
+        require_free_connector(config.vllm_arguments)  # again: under policy auto it was free to name one
     args = engine_args(config)
     if config.policy is Policy.PIPEMAX:
         choose_latent_kernels(args)
@@ -269,7 +269,7 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         if (value := getattr(config, name)) is not None:
             values[name] = value
     _load_reasoning_parser(config)
-    own = dict(config.vllm)
+    own = dict(config.vllm_arguments)
     if settings := structured_outputs(config):
         own["structured_outputs_config"] = make_structured_outputs(StructuredOutputsConfig, settings)
     try:
@@ -285,7 +285,7 @@ def _load_reasoning_parser(config: EngineConfig) -> None:
     name = config.vllm_argument("reasoning_parser")
     if not name:
         return
-    if plugin := config.vllm.get("reasoning_parser_plugin"):
+    if plugin := config.vllm_arguments.get("reasoning_parser_plugin"):
         ReasoningParserManager.import_reasoning_parser(plugin)
     known = ReasoningParserManager.list_registered()
     if name not in known:

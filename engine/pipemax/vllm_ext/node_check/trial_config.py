@@ -42,13 +42,13 @@ class TrialConfigs:
 def trial_configs(config: EngineConfig, vllm_config: VllmConfig) -> TrialConfigs:
     """Return the trial's configs for the user's engine under PipeMax. ``ValueError`` if its model cannot be cut."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    if config.vllm.get("hf_overrides"):
+    if config.vllm_arguments.get("hf_overrides"):
         raise ValueError("the engine config has hf_overrides of its own")
     wanted = max(_FEWEST_LAYERS, parallel.pipeline_parallel_size)
     num_layers = min(wanted, model.get_total_num_hidden_layers())
     overrides = cut_overrides(model.hf_config, num_layers)
     max_model_len = min(_MAX_MODEL_LEN, model.max_model_len)
-    arguments = {name: value for name, value in config.vllm.items() if name not in _LEFT_OUT}
+    arguments = {name: value for name, value in config.vllm_arguments.items() if name not in _LEFT_OUT}
     arguments |= {
         "hf_overrides": overrides,
         "load_format": random_weights.LOAD_FORMAT,
@@ -76,7 +76,7 @@ def trial_configs(config: EngineConfig, vllm_config: VllmConfig) -> TrialConfigs
             arguments.setdefault("compilation_config", {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"})
     # Prompts in pieces, in batches that differ from PipeMax's.
     steps = {"max_num_seqs": _STOCK_SEQS, "max_num_batched_tokens": max_model_len}
-    given = config.model_dump() | changes | {"vllm": arguments}
+    given = config.model_dump() | changes | {"vllm": arguments, "vllm_speed": {}}
     return TrialConfigs(
         stock=EngineConfig.parse(given | steps | {"policy": "vllm"}),
         pipemax=EngineConfig.parse(given | {"policy": "pipemax"}),
