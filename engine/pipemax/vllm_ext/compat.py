@@ -1,168 +1,12 @@
-"""Check, before anything starts, what PipeMax relies on in vLLM beyond its public interface.
+"""Check that an engine's model, settings and KV cache are such as PipeMax serves."""
 
-The scheduler is a subclass that relies on private names; another vLLM version may have moved any of them. One clear
-error at start-up is better than wrong tokens later.
-"""
-
-from inspect import isfunction
-
-import vllm
 from vllm.config import ModelConfig, VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
-from vllm.v1.core.block_pool import BlockHashToBlockMap, BlockPool
-from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
-from vllm.v1.engine.core_client import SyncMPClient
 from vllm.v1.kv_cache_interface import KVCacheConfig, SlidingWindowSpec
-from vllm.v1.request import Request
-from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from pipemax.checkpoint.model_kinds import has_latent_attention, refusal_under_pipemax
 from pipemax.domain.kv_groups import WHOLE_KV, KvGroups
-
-SUPPORTED_VERSION = "0.32.0"
-
-Needed = tuple[tuple[type, tuple[str, ...]], ...]
-
-_PRIVATE_NAMES: Needed = (
-    (
-        Scheduler,
-        (
-            "_build_kv_connector_meta",
-            "_free_request",
-            "_get_local_prefix_cache_hit",
-            "_handle_blocked_waiting_request",
-            "_is_blocked_waiting_status",
-            "_make_cached_request_data",
-            "_preempt_request",
-            "_reserve_prefill_lookahead",
-            "_update_after_schedule",
-            "get_request_counts",
-            "set_pause_state",
-        ),
-    ),
-    (AsyncScheduler, ("_update_after_schedule", "_update_request_with_output")),
-    (
-        KVCacheManager,
-        (
-            "allocate_slots",
-            "cache_blocks",
-            "free",
-            "get_computed_blocks",
-            "new_step_starts",
-            "pop_blocks_for_free",
-            "prefix_cache_lookup_enabled",
-            "truncate_computed_blocks",
-        ),
-    ),
-    (BlockPool, ("free_blocks", "get_new_blocks", "get_num_free_blocks", "touch")),
-    (BlockHashToBlockMap, ("get_one_block",)),
-    (Request, ("append_output_token_ids",)),
-    (StructuredOutputRequest, ("_grammar",)),
-    (SyncMPClient, ("_send_input", "call_utility")),
-)
-
-_ATTRIBUTES: Needed = (
-    (
-        Scheduler,
-        (
-            "aux_output_connector",
-            "current_step",
-            "ec_connector",
-            "encoder_cache_manager",
-            "finished_req_ids",
-            "num_lookahead_tokens",
-            "num_spec_tokens",
-            "observability_config",
-            "reset_preempted_req_ids",
-        ),
-    ),
-    (BlockPool, ("cached_block_hash_to_block",)),
-    (KVCacheBlock, ("_block_hash",)),
-    (SingleTypeKVCacheManager, ("kv_cache_group_id", "num_cached_block", "req_to_blocks")),
-    (Request, ("_all_token_ids", "next_decode_eligible_step", "num_output_placeholders")),
-)
-"""What objects of these classes have, of which their methods tell."""
-
-
-def check_version() -> None:
-    """Raise ``ValueError`` on any vLLM but the one that this was written for and tested against."""
-    version = vllm.__version__.split("+")[0]
-    if version != SUPPORTED_VERSION:
-        raise ValueError(
-            f"policy pipemax runs on vLLM {SUPPORTED_VERSION}, this is {vllm.__version__}; policy vllm runs on any"
-        )
-    _check_names(_PRIVATE_NAMES, _ATTRIBUTES)
-
-
-def check_runner(vllm_config: VllmConfig) -> None:
-    """Raise ``ValueError`` if the worker or the V2 model runner lacks what ``vllm_ext.worker`` needs of it."""
-    # These take seconds to import, and other engines have no use for them.
-    if not current_platform.is_cpu():
-        check_gpu_worker()
-    if not vllm_config.use_v2_model_runner:
-        return
-    from vllm.v1.worker.gpu.block_table import BlockTables
-    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-    from vllm.v1.worker.gpu.states import RequestState
-
-    _check_names(
-        (
-            (
-                GPUModelRunner,
-                ("update_requests", "add_requests", "finish_requests", "execute_model", "profile_run"),
-            ),
-            (BlockTables, ("append_block_ids",)),
-            (RequestState, ("add_request", "remove_request")),
-        ),
-        attributes=(
-            (GPUModelRunner, ("req_states", "block_tables", "max_num_reqs")),
-            (RequestState, ("req_id_to_index",)),
-        ),
-    )
-
-
-def check_gpu_worker() -> None:
-    """Raise ``ValueError`` if vLLM's GPU worker lacks what ``vllm_ext.worker.gpu_worker`` needs of it."""
-    from vllm.v1.worker.gpu_worker import AsyncIntermediateTensors, Worker
-
-    # `_comm_postprocess` is only written to: without the check, a renamed one would go unnoticed.
-    _check_names(
-        (
-            (AsyncIntermediateTensors, ("wait_for_comm",)),
-            (Worker, ("init_device", "compile_or_warm_up_model", "execute_model", "sample_tokens")),
-        ),
-        attributes=(
-            (AsyncIntermediateTensors, ("_comm_postprocess",)),
-            (Worker, ("use_v2_model_runner", "model_runner")),
-        ),
-    )
-
-
-def _check_names(methods: Needed, attributes: Needed = ()) -> None:
-    missing = [
-        f"{owner.__name__}.{name}" for owner, names in methods for name in names if not hasattr(owner, name)
-    ]
-    missing += [
-        f"{owner.__name__}.{name}"
-        for owner, names in attributes
-        for name in names
-        if not _gives_its_objects(owner, name)
-    ]
-    if missing:
-        raise ValueError(
-            f"policy pipemax needs {', '.join(missing)} of vLLM, which this build of {vllm.__version__} lacks"
-        )
-
-
-def _gives_its_objects(owner: type, name: str) -> bool:
-    """Tell whether a method of the class uses an attribute of that name, which only its objects have."""
-    return any(name in method.__code__.co_names for method in vars(owner).values() if isfunction(method))
-
 
 _PLAIN_KV_TYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
 """Types of KV caches whose blocks are keys and values only: the scales of FP8 are the model's, one for each layer."""
@@ -194,6 +38,11 @@ def check_model(vllm_config: VllmConfig, *, num_adapters: int = 0) -> None:
     if cache.cache_dtype not in _PLAIN_KV_TYPES:
         reasons.append(
             f"its KV cache is {cache.cache_dtype}, and only {', '.join(_PLAIN_KV_TYPES)} are served"
+        )
+    interval = vllm_config.scheduler_config.prefill_schedule_interval
+    if interval > 1:
+        reasons.append(
+            f"prefill_schedule_interval is {interval}, which holds prompts back that it has planned"
         )
     if cache.kv_cache_dtype_skip_layers:
         reasons.append("some layers keep their KV in another type (kv_cache_dtype_skip_layers)")

@@ -40,7 +40,7 @@ _REMEDIES = (
         f"{_MORE_GPUS}, or lower gpu_memory_utilization, max_num_seqs or max_num_batched_tokens",
     ),
     (
-        r"is less than requested memory for kv",
+        r"is less than requested memory for kv|leaving none\s+for the KV cache",
         "lower cpu_kv_gib, which each pipeline stage takes, or pipeline_parallel_size",
     ),
     (r"MemoryError|[Cc]an(no|')t allocate memory", _LESS_HOST_MEMORY),

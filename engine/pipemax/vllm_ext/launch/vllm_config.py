@@ -26,7 +26,7 @@ from pipemax.node.host_pool_size import host_pool_bytes
 from pipemax.node.lifetime import SERVER_IDENTITY_VARIABLE
 from pipemax.transfer.cuda.pinned_pool import require_pools
 from pipemax.transfer.host_memory import available_host_bytes
-from pipemax.vllm_ext.compat import check_hooks_run, check_model, check_runner, check_version
+from pipemax.vllm_ext.compat import check_hooks_run, check_model
 from pipemax.vllm_ext.launch.first_guess import guess_stage
 from pipemax.vllm_ext.launch.known_calibration import (
     block_tables,
@@ -39,6 +39,7 @@ from pipemax.vllm_ext.launch.known_calibration import (
 from pipemax.vllm_ext.launch.latent_kernels import choose_latent_kernels
 from pipemax.vllm_ext.launch.structured_outputs import make_structured_outputs, structured_outputs
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings, encode_stage, offload_extra_config
+from pipemax.vllm_ext.seam.version import check_version
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,6 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
     if config.policy is Policy.PIPEMAX:
         _refuse_embeddings_of_media(vllm_config)
         check_model(vllm_config, num_adapters=len(config.lora))
-        check_runner(vllm_config)
         _free_windows_where_it_pays(config, vllm_config)
         _check_freed_windows(config, vllm_config)
         _tell_of_model(config, vllm_config)

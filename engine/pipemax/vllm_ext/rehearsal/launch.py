@@ -28,11 +28,12 @@ from pipemax.domain.specs import (
 from pipemax.sim.machine import BLOCK_TOKENS
 from pipemax.sim.stage_times import StageTimes
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, stage_configs
-from pipemax.vllm_ext.compat import check_model, check_version
+from pipemax.vllm_ext.compat import check_model
 from pipemax.vllm_ext.launch.vllm_config import default_num_batches, engine_args, fit_scheduler
 from pipemax.vllm_ext.rehearsal.executor import VirtualNodeExecutor
 from pipemax.vllm_ext.rehearsal.settings import ClockSettings, RehearsalSettings
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings, encode_stage
+from pipemax.vllm_ext.seam.version import check_version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

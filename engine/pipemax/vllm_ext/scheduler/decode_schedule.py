@@ -38,6 +38,8 @@ def schedule_decodes(scheduler: Scheduler) -> SchedulerOutput | None:
         if num_tokens - request.num_computed_tokens != 1 or step < request.next_decode_eligible_step:
             return None
     scheduler.current_step = step
+    if hasattr(scheduler, "num_executed_steps"):  # since vLLM 0.33
+        scheduler.num_executed_steps += 1
     scheduler.kv_cache_manager.new_step_starts()
     scheduled, new_blocks = _allocate(scheduler, running)
     num_scheduled_tokens = dict.fromkeys(new_blocks, 1)

@@ -57,7 +57,7 @@ from pipemax.vllm_ext.worker.stage_reports import ReportBook, WorkerReports
 
 
 class PipeMaxScheduler(Scheduler):
-    """Runs over vLLM's synchronous scheduler; ``compat`` lists what it relies on there.
+    """Runs over vLLM's synchronous scheduler; ``seam.relied_on`` lists what it relies on there.
 
     Every ``super()`` call goes to the asynchronous scheduler if that is a base too: see below.
     """
@@ -316,13 +316,16 @@ class PipeMaxScheduler(Scheduler):
         """Return the maximum of tokens that the request may run: those planned."""
         return min(num_new_tokens, self._planned_tokens[request.request_id])
 
-    def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
+    def _get_local_prefix_cache_hit(
+        self, request: Request, max_cache_hit_length: int | None = None
+    ) -> tuple[KVCacheBlocks, int, int, bool]:
         """Return the found prefix, cut so that the planned chunk behind it still fits.
 
         Found blocks that nobody holds are taken from the free ones, which the plan counted on for the chunk. If both
         do not fit, only what other requests hold is taken.
         """
-        blocks, num_found, boundary, diverged = super()._get_local_prefix_cache_hit(request)
+        limit = () if max_cache_hit_length is None else (max_cache_hit_length,)  # vLLM 0.32 knows none
+        blocks, num_found, boundary, diverged = super()._get_local_prefix_cache_hit(request, *limit)
         if self._frees_windows:
             return blocks, num_found, boundary, diverged  # there is no prefix cache
         (found,) = blocks.blocks

@@ -19,6 +19,7 @@ def write_latents(
     slot_mapping: torch.Tensor,
     kv_cache_dtype: str,
     k_scale: torch.Tensor,
+    skip_scale: bool = False,
 ) -> None:
     """Write new tokens' latent vectors and positions into a layer's blocks, as ``CPUMLAImpl.do_kv_cache_update``.
 

@@ -9,7 +9,6 @@ from pipemax.control.controller_config import StageConfig
 from pipemax.control.times.calibration import Calibration, save_calibration
 from pipemax.domain.step_times import StepTimeModel
 from pipemax.node.host_pool_size import expected_rows
-from pipemax.vllm_ext import compat
 from pipemax.vllm_ext.launch.forecast import forecast
 from pipemax.vllm_ext.launch.known_calibration import (
     cache_path,
@@ -18,6 +17,7 @@ from pipemax.vllm_ext.launch.known_calibration import (
     remember_calibration,
 )
 from pipemax.vllm_ext.launch.vllm_config import make_vllm_config
+from pipemax.vllm_ext.seam import version
 from tests.unit.vllm_ext.launch.demo_config import DEMO_MODEL
 from tests.unit.vllm_ext.launch.demo_config import two_stages as config
 
@@ -172,5 +172,5 @@ def test_what_pipemax_cannot_run_is_refused_before_an_engine_starts(monkeypatch:
     speculative = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
     told = forecast(config(pipeline_parallel_size=1, vllm={"speculative_config": speculative})).refusal
     assert told.endswith("speculative decoding is on")
-    monkeypatch.setattr(compat, "SUPPORTED_VERSION", "0.31.0")
+    monkeypatch.setattr(version, "SUPPORTED_VERSIONS", ("0.31.0",))
     assert "runs on vLLM 0.31.0" in forecast(config()).refusal

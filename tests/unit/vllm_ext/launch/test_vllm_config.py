@@ -2,22 +2,16 @@
 
 import importlib
 import os
-from inspect import isfunction
 from pathlib import Path
 
 import pytest
 from vllm.engine.arg_utils import EngineArgs
 from vllm.usage.usage_lib import UsageContext
-from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.states import RequestState
-from vllm.v1.worker.gpu_worker import AsyncIntermediateTensors
 
 from pipemax.config import EngineConfig, Policy
 from pipemax.control.controller_config import StageConfig
 from pipemax.domain.plan import Batching
 from pipemax.domain.step_times import StepTimeModel
-from pipemax.vllm_ext import compat
 from pipemax.vllm_ext.launch.engine_room import admission_capacity_tokens, real_max_num_seqs
 from pipemax.vllm_ext.launch.forecast import forecast
 from pipemax.vllm_ext.launch.vllm_config import (
@@ -28,6 +22,7 @@ from pipemax.vllm_ext.launch.vllm_config import (
     make_vllm_config,
 )
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings, encode_stage
+from pipemax.vllm_ext.seam import version
 from tests.fakes.vllm_kinds import asynchronous_scheduling_on_cpu, runner_version
 
 DEMO_MODEL = str(Path(__file__).parents[4] / "examples" / "model")
@@ -154,42 +149,9 @@ def test_the_device_decides_on_the_worker(num_gpus: int, worker: str) -> None:
 
 
 def test_another_vllm_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "SUPPORTED_VERSION", "0.31.0")
+    monkeypatch.setattr(version, "SUPPORTED_VERSIONS", ("0.31.0",))
     with pytest.raises(ValueError, match=r"runs on vLLM 0\.31\.0, .* policy vllm runs on any"):
         make_vllm_config(config())
-
-
-def test_a_vllm_that_lacks_what_is_hooked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(KVCacheManager, "truncate_computed_blocks")
-    with pytest.raises(ValueError, match=r"needs KVCacheManager\.truncate_computed_blocks of vLLM"):
-        make_vllm_config(config())
-
-
-def test_hooks_of_the_v2_runner_are_checked_only_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(BlockTables, "append_block_ids")
-    make_vllm_config(config())
-    with runner_version(2), pytest.raises(ValueError, match=r"needs BlockTables\.append_block_ids of vLLM"):
-        make_vllm_config(config())
-
-
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [(RequestState, "req_id_to_index"), (AsyncIntermediateTensors, "_comm_postprocess")],
-)
-def test_attributes_that_only_objects_have_are_checked_too(
-    owner: type, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def check() -> None:
-        compat.check_gpu_worker()
-        with runner_version(2):
-            make_vllm_config(config())
-
-    check()
-    for method, code in [*vars(owner).items()]:
-        if isfunction(code):
-            monkeypatch.setattr(owner, method, lambda self: None)
-    with pytest.raises(ValueError, match=rf"needs {owner.__name__}\.{name}"):
-        check()
 
 
 def test_speculative_decoding_is_refused_under_pipemax() -> None:

@@ -1,0 +1,63 @@
+"""Check, before anything starts, that this vLLM is one that PipeMax was written for, in what it relies on there.
+
+The scheduler is a subclass that relies on private names; another vLLM may have moved any of them, or calls them with
+other parameters. One clear error at start-up is better than wrong tokens later.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import vllm
+
+from pipemax.vllm_ext.seam.relied_on import ATTRIBUTES, METHODS
+from pipemax.vllm_ext.seam.sources import Sources
+
+SUPPORTED_VERSIONS = ("0.32.0", "0.33.0")
+"""Tokens are compared with stock vLLM's under 0.32.0, of which there is a build for CPUs."""
+
+
+def check_version() -> None:
+    """Raise ``ValueError`` on any vLLM but those that this was written for, and on one that is built otherwise."""
+    if vllm.__version__.split("+")[0] not in SUPPORTED_VERSIONS:
+        raise ValueError(
+            f"policy pipemax runs on vLLM {' and '.join(SUPPORTED_VERSIONS)}, this is {vllm.__version__}; policy vllm "
+            "runs on any"
+        )
+    if lacking := _installed_lacks():
+        raise ValueError(
+            f"policy pipemax needs {', '.join(lacking)} of vLLM, which this build of {vllm.__version__} lacks"
+        )
+
+
+@cache
+def _installed_lacks() -> tuple[str, ...]:
+    return tuple(lacks(Path(vllm.__file__).parents[1]))
+
+
+def lacks(root: Path) -> Iterator[str]:
+    """Iterate over what the vLLM in directory ``root`` lacks, or has otherwise than PipeMax needs it; no import."""
+    sources = Sources(root)
+    for owner, lines in METHODS.items():
+        name_of_class = owner.rpartition(".")[2]
+        for line in lines.strip().splitlines():
+            method, _, rest = line.strip().partition("(")
+            wanted = [_names(part) for part in f"({rest}".split("|")]
+            found = sources.parameters(owner, method)
+            if found is None:
+                yield f"{name_of_class}.{method}"
+            elif found not in wanted:
+                yield f"{name_of_class}.{method}{_shown(wanted[-1])}, which there has {_shown(found)}"
+    for owner, attributes in ATTRIBUTES.items():
+        for attribute in attributes.split():
+            if not sources.uses(owner, attribute):
+                yield f"{owner.rpartition('.')[2]}.{attribute}"
+
+
+def _names(parameters: str) -> tuple[str, ...]:
+    inner = parameters.strip().removeprefix("(").removesuffix(")")
+    return tuple(name.strip() for name in inner.split(",") if name.strip())
+
+
+def _shown(names: tuple[str, ...]) -> str:
+    return f"({', '.join(names)})"

@@ -1,0 +1,12 @@
+"""A supported vLLM that is not the installed one: its sources have what PipeMax relies on."""
+
+import pytest
+
+from pipemax.vllm_ext.seam.version import SUPPORTED_VERSIONS, lacks
+from tools.check_vllm import sources_of
+
+
+@pytest.mark.long  # downloads a wheel of 340 MB, once
+@pytest.mark.parametrize("version", SUPPORTED_VERSIONS[1:])
+def test_the_sources_of_a_later_vllm_have_all_of_it(version: str) -> None:
+    assert [*lacks(sources_of(version))] == []
