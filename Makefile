@@ -31,7 +31,7 @@ annotate: $(VENV)/ready  ## Annotate the demo table with the demo model
 	@bash tools/annotate_demo.sh "$(BIN)" "$(DEMO)"
 
 compare: $(VENV)/ready  ## Compare stock vLLM with PipeMax on a part of the demo table
-	@mkdir -p logs; $(BIN)/python bench/compare_policies.py 2>logs/compare.log || { code=$$?; tail -5 logs/compare.log; exit $$code; }
+	@mkdir -p logs; $(BIN)/python lab/bench/compare_policies.py 2>logs/compare.log || { code=$$?; tail -5 logs/compare.log; exit $$code; }
 
 check: $(VENV)/ready lint  ## Lint, types, import contracts and the pure tests: under two minutes
 	@$(BIN)/python -m pytest -q -n 2 $(PURE)
@@ -57,14 +57,14 @@ test-elsewhere: $(VENV)/ready  ## The pure tests on one core, on busy ones, in a
 coverage: $(VENV)/ready  ## Which lines the pure tests and the engine server's tests run
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --cov --cov-report term:skip-covered tests/unit tests/serve
 
-peers: $(VENV)/ready  ## Ray Data LLM and distribatch in .venv-peers, for python -m bench.peers
+peers: $(VENV)/ready  ## Ray Data LLM and distribatch in .venv-peers, for python -m lab.bench.peers
 	@bash tools/make_peers.sh "$(BIN)" .venv-peers
 
 parity-full: $(VENV)/ready  ## Every kind of engine with every load and n, and random ones, against stock vLLM
 	@$(BIN)/python -m pytest -m "parity_full or not parity_full" tests/parity tests/unit/vllm_ext tests/unit/transfer
 
 faults: $(VENV)/ready  ## Strike the processes of a running job at 20 random points; SEED=N repeats a run's
-	@$(BIN)/python -m tests.spark.faults.random_kills --report docs/results/faults.md $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.spark.faults.random_kills --report lab/results/faults.md $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/ready
 	@$(BIN)/ruff check .

@@ -4,11 +4,11 @@
 #   tools/gpu_proof.sh [--python PYTHON] [--seconds S] [--out DIR] GROUP_OR_PART ...
 #
 #   correct:  tests           tests/gpu
-#             parity          tokens of PipeMax and of stock vLLM, on one stage and on two (bench/gpu/parity.py)
-#             link            sends next to prefetches (bench/gpu/link.py)
+#             parity          tokens of PipeMax and of stock vLLM, on one stage and on two (lab/gpu/parity.py)
+#             link            sends next to prefetches (lab/gpu/link.py)
 #             check-node      pipemax check-node, for four layers of LLaMA-2-70B
-#   speed:    transfer        copy rates, overlap, breakdown of offload (bench/transfer.py)
-#             stage-of-eight  PipeMax and stock vLLM on one stage of eight (bench/gpu/stage_of_eight.py)
+#   speed:    transfer        copy rates, overlap, breakdown of offload (lab/bench/transfer.py)
+#             stage-of-eight  PipeMax and stock vLLM on one stage of eight (lab/gpu/stage_of_eight.py)
 #
 # All of it ends within S seconds (default 420): a part that would not fit is left out by name, one that takes longer is
 # ended. DIR (default gpu-proof) gets each part's output, the figures as JSON, and summary.md. A part that cannot run
@@ -37,4 +37,4 @@ while [ $# -gt 0 ]; do
 done
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD/engine:$PWD${PYTHONPATH:+:$PYTHONPATH}"
-exec "$python" -m bench.gpu.proof "${arguments[@]}"
+exec "$python" -m lab.gpu.proof "${arguments[@]}"

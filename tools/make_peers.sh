@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The environment of the peers that `python -m bench.peers` measures PipeMax against: called by `make peers`.
+# The environment of the peers that `python -m lab.bench.peers` measures PipeMax against: called by `make peers`.
 # tools/make_peers.sh BIN DIRECTORY: with uv in BIN; safe to run again.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -32,7 +32,7 @@ LANES = 6
 """Maximum number of commits of one run in progress at once; each lane commits its chunks in ascending order.
 
 A run claims all lanes, needed or not, because a run that claimed fewer could not fence off a run that uses more. With
-six, a node that is ten times slower than the others costs the others no time (``docs/results/scale.md``)."""
+six, a node that is ten times slower than the others costs the others no time (``lab/results/scale.md``)."""
 _CHUNK_BITS = 24
 _ATTEMPTS = 10
 _RECENT_COMMITS = 100

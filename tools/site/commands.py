@@ -1,7 +1,7 @@
 """Check the command blocks of a page: what they call must exist, and must have the options that they name.
 
 Nothing is run. Known commands are ``make``, ``pipemax``, ``pipemax-annotate``, ``jobs/annotate.py`` under
-``spark-submit``, scripts and modules of ``bench`` and ``tools``, and test files given to pytest.
+``spark-submit``, scripts and modules of ``lab`` and ``tools``, and test files given to pytest.
 """
 
 import re
@@ -53,7 +53,7 @@ def _problems(command: str, root: Path) -> Iterator[str]:
             missing = [word for word in rest if "/" in word and not (root / word.partition("::")[0]).exists()]
         case ["python", "-m", module, *_]:
             path = root / module.replace(".", "/")
-            own = module.split(".")[0] in {"bench", "tests", "tools"}
+            own = module.split(".")[0] in {"bench", "lab", "tests", "tools"}
             missing = [module] if own and not (path.with_suffix(".py").exists() or path.is_dir()) else []
         case ["python" | "bash", script, *_] if "/" in script and not script.startswith(("/", "-")):
             missing = [] if (root / script).exists() else [script]

@@ -300,7 +300,7 @@ class Parallelism:
 
 FREED_ROWS_THAT_PAY = 1.25
 """PipeMax frees what has left windows if the GPUs then hold this many times the rows. With fewer it gained nothing in
-the simulations of docs/results/windows.md."""
+the simulations of lab/results/windows.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ _ENOUGH_ROWS = 5000
 """Rows that are simulated where the GPUs do not hold more of them. With too few an engine is seen only while it fills
 its memory: with 2,500 rows of ShareGPT the choice for Mixtral on L20s made 0.91 of the best."""
 _OVER_BOUND = 1.01
-"""PipeMax made at most 1.007 times its bound in the settings of docs/results/layouts.md."""
+"""PipeMax made at most 1.007 times its bound in the settings of lab/results/layouts.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ _OF_SHORT_TABLES = 128
 steps of different length leave stages idle."""
 _FEW_ROWS = 10
 """With room on the GPUs for fewer rows of each batch, phases may be faster than mixed steps: by up to 29 % in
-simulations, and by nothing with room for eighteen (docs/log.md, 2026-11-25)."""
+simulations, and by nothing with room for eighteen (lab/log.md, 2026-11-25)."""
 _SAMPLE_GAIN = 1.0
 """PipeMax is chosen from this ratio on where a part of a long table is simulated: the part ends before PipeMax's
 memory has been in use for long, so that a tie there is a gain over the table."""

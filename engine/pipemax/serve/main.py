@@ -110,7 +110,7 @@ def _detach(log_path: Path) -> Callable[[], None]:
 
     It does not get its own session: where Linux schedules by session (autogroup), tasks and engine would be two groups.
     On cores that an engine fills, the tasks' group has been left without any for up to 15 s at a time, so that the
-    engine ran out of rows (docs/results/spark_overhead.md).
+    engine ran out of rows (lab/results/spark_overhead.md).
 
     Return the function that the child calls once it listens, which lets the parent exit.
     """

@@ -1,7 +1,7 @@
 """One job on two nodes, disturbed in every way that it should survive, then killed and run again.
 
 A cluster takes longer to start than to be disturbed, so there is one story (``Story``), and the tests are about its
-parts. What shows every other kind of death is listed in docs/results/deaths.md.
+parts. What shows every other kind of death is listed in lab/results/deaths.md.
 """
 
 import contextlib

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[3]
         ("pipemax plan", "command plan"),
         ("pipemax-annotate --inputs t", "option --inputs"),
         ("spark-submit --master local[2] jobs/annotate.py --inputs t", "option --inputs"),
-        ("python bench/nothing.py", "bench/nothing.py"),
-        ("python -m bench.nothing --rows 5", "bench.nothing"),
+        ("python lab/bench/nothing.py", "lab/bench/nothing.py"),
+        ("python -m lab.bench.nothing --rows 5", "lab.bench.nothing"),
         ("pytest tests/unit/nothing.py::test_x", "tests/unit/nothing.py::test_x"),
     ],
 )

@@ -18,7 +18,7 @@ _LEAST_STEP_TOKENS = 256
 """Steps do not become smaller than this."""
 _FIRST_SHARE, _LAST_SHARE = 0.2, 0.55
 """Of the way from one GPU pool of live KV to the watermark: between them steps fall from their maximum to the least.
-By simulations over long tables (docs/log.md, 2026-11-25)."""
+By simulations over long tables (lab/log.md, 2026-11-25)."""
 
 
 class PromptThrottle(PhasePolicy):
