@@ -13,6 +13,7 @@ from functools import wraps
 from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
 
+from pipemax.removed import removed_argument
 from pipemax_spark.errors import JobError
 from pipemax_spark.similar import did_you_mean
 
@@ -71,9 +72,11 @@ def checked_arguments(function: Callable[..., object], given: Mapping[str, Any])
     parameters = inspect.signature(function).parameters
     for name in given:
         if name not in parameters:
+            called = f"{getattr(function, '__name__', 'it')}()"
+            if (told := removed_argument(name)) is not None:
+                raise TypeError(f"{called} does not take {name!r}: {told}")
             raise TypeError(
-                f"{getattr(function, '__name__', 'it')}() got an unexpected keyword argument {name!r}."
-                f"{did_you_mean(name, parameters)}"
+                f"{called} got an unexpected keyword argument {name!r}.{did_you_mean(name, parameters)}"
             )
     return {name: _checked(name, value, parameters[name].annotation) for name, value in given.items()}
 

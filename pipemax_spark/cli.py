@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
+from pipemax.removed import explain_option
 from pipemax.wire import PACKAGE_VERSION, GenerationSpec
 from pipemax_spark.arguments import OPTIONS, Option, job_options, log_directory, log_handler
 from pipemax_spark.errors import JobError, failure_text, is_interrupt
@@ -80,7 +82,18 @@ def _parameters(*kinds: type) -> list[inspect.Parameter]:
     ]
 
 
-@app.command()
+class _Annotate(TyperCommand):
+    """The command, which tells what replaces an option that was removed."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            explain_option(error, "annotate")
+            raise
+
+
+@app.command(cls=_Annotate)
 @takes(_parameters(JobOptions, PromptSource, GenerationSpec))
 def annotate(**given: Any) -> None:
     """Annotate every row of a table with a language model, through Spark.

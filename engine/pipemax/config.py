@@ -27,6 +27,7 @@ from pipemax.domain.choices import ChatMode as ChatMode
 from pipemax.domain.choices import KvOffload as KvOffload
 from pipemax.domain.choices import Policy as Policy
 from pipemax.domain.specs import KvCacheDtype
+from pipemax.removed import removed_key
 from pipemax.vllm_names import CHANGE_ANSWERS, MOVED_TO_SPEED
 
 _ASSUMED_OUTPUT_SHARE = 1 / 4
@@ -504,7 +505,9 @@ def _readable(error: ValidationError, *, known: type[BaseModel]) -> str:
         name = ".".join(str(part) for part in fault["loc"])
         match fault["type"]:
             case "extra_forbidden":
-                faults.append(_unknown(str(fault["loc"][-1]), name, fault["loc"][:-1], known))
+                faults.append(
+                    removed_key(name) or _unknown(str(fault["loc"][-1]), name, fault["loc"][:-1], known)
+                )
             case "missing":
                 faults.append(f"field {name!r} is missing")
             case _ if name.startswith("vllm"):  # the value may contain a secret

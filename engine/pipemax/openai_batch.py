@@ -1,7 +1,7 @@
 """The lines of OpenAI's batch files: what a request says, and how it is answered.
 
-``pipemax run-batch`` and the job's input format read the same requests, and write the same answers. The format:
-OpenAI's Batch API, for ``/v1/chat/completions`` and ``/v1/completions``.
+The job's input format reads them, and its batch output writes them. The format: OpenAI's Batch API, for
+``/v1/chat/completions`` and ``/v1/completions``.
 """
 
 from collections.abc import Mapping, Sequence

@@ -142,10 +142,7 @@ def _request(values: Mapping[str, Any]) -> dict[str, Any] | str:
     except RequestFaultError as fault:
         return str(fault)
     for name, value in given.others.items():
-        return (
-            f"{name} is {shown(value)}: only the whole job can say it (--{name.replace('_', '-')}); pipemax run-batch "
-            "takes it per request"
-        )
+        return f"{name} is {shown(value)}: only the whole job can say it (--{name.replace('_', '-')})"
     return _columns(given)
 
 

@@ -1,6 +1,5 @@
 """The engine on real vLLM: the right tokens, and every request comes back once, good or bad."""
 
-import io
 import json
 import time
 from pathlib import Path
@@ -8,13 +7,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-from openai.types import Completion as CompletionOfOpenai
-from openai.types.chat import ChatCompletion
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipemax.api import Completion, GenerationRequest, Message, OfflineEngine, Sampling
-from pipemax.cli.batch_file import read_lines
-from pipemax.cli.run_batch import answer_all
 from pipemax.policy.compare import ChosenPolicy
 from pipemax.wire import ErrorCode
 from tests.engine.conftest import DEMO_MODEL, MAX_MODEL_LEN, PrefixCounters, StartedEngine
@@ -229,25 +224,3 @@ def _awaits_input_while_it_runs(engine: OfflineEngine, request_id: str) -> bool:
             return awaited
         awaited = awaited or engine.stats().metrics.get("awaits_input") == 1
     raise AssertionError(f"request {request_id} has not ended")
-
-
-def test_a_batch_file_s_answers_are_what_openai_s_client_reads(engine: OfflineEngine) -> None:
-    chat = {"messages": [{"role": "user", "content": "Package: vim"}], "max_tokens": 4, "temperature": 0}
-    text = {"prompt": "Package: vim", "max_tokens": 4, "temperature": 0}
-    requests = [
-        {"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions", "body": chat},
-        {"custom_id": "text", "method": "POST", "url": "/v1/completions", "body": text},
-    ]
-    answers = io.StringIO()
-    lines = read_lines(io.StringIO("".join(json.dumps(each) + "\n" for each in requests)), done=set())
-    assert answer_all(engine, lines, answers, model="demo") == 0
-    bodies = {
-        each["custom_id"]: each["response"]["body"]
-        for each in map(json.loads, answers.getvalue().splitlines())
-    }
-    of_chat = ChatCompletion.model_validate(bodies["chat"], strict=True)
-    of_text = CompletionOfOpenai.model_validate(bodies["text"], strict=True)
-    assert of_chat.choices[0].message.content
-    assert of_text.choices[0].text
-    assert of_text.usage is not None
-    assert of_text.usage.completion_tokens <= 4

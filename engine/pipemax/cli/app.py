@@ -11,11 +11,12 @@ from pipemax.cli.calibrate import calibrate
 from pipemax.cli.capacity import plan_capacity
 from pipemax.cli.check_node import check_node
 from pipemax.cli.rehearse import rehearse
-from pipemax.cli.run_batch import run_batch
+from pipemax.cli.removed_group import RemovedGroup
 from pipemax.cli.simulate import simulate
 from pipemax.cli.trace import trace_app
 
 app = typer.Typer(
+    cls=RemovedGroup,
     help="PipeMax: offline LLM inference over tables. `pipemax annotate` annotates a table with Spark.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -26,7 +27,6 @@ app.command(rich_help_panel=_PLAN)(plan_capacity)
 app.command(rich_help_panel=_PLAN)(rehearse)
 app.command(rich_help_panel=_MACHINE)(check_node)
 app.command(rich_help_panel=_MACHINE)(calibrate)
-app.command(rich_help_panel="Without Spark")(run_batch)
 app.command(rich_help_panel=_STUDY)(simulate)
 app.add_typer(trace_app, name="trace", rich_help_panel=_STUDY)
 

@@ -77,26 +77,22 @@ def one_line_errors() -> Iterator[None]:
 
 
 def measured_config(model: str | None, engine: Path | None) -> "EngineConfig":
-    """Return the config without a calibration and under policy pipemax, the only policy that times its steps."""
-    return engine_config(
-        model, engine, policy="pipemax", calibration=None, calibrate_at_start_s=0.0, check_at_start=False
-    )
+    """Return the config of the file, with this model if one is given, without a calibration.
 
-
-def engine_config(model: str | None, engine: Path | None, **changes: Any) -> "EngineConfig":
-    """Return the config of the file, with this model if one is given, and with these fields changed."""
+    Its policy is pipemax, the only policy that times its steps.
+    """
     from pipemax.config import EngineConfig
 
-    named = {} if model is None else {"model": model}
     if engine is None and model is None:
         raise ValueError("give --model, or --engine with a file that names one")
-    config = (
-        EngineConfig.parse(named | changes)
-        if engine is None
-        else EngineConfig.load(engine, **named, **changes)
-    )
-    require_generation(config)
-    return config
+    changes: dict[str, Any] = {} if model is None else {"model": model}
+    changes |= {
+        "policy": "pipemax",
+        "calibration": None,
+        "calibrate_at_start_s": 0.0,
+        "check_at_start": False,
+    }
+    return EngineConfig.parse(changes) if engine is None else EngineConfig.load(engine, **changes)
 
 
 def require_generation(config: "EngineConfig") -> None:

@@ -24,6 +24,15 @@ def test_wrong_arguments_end_the_command_with_one_line(arguments: list[str], tol
     assert len(result.output.strip().splitlines()) == 1
 
 
+def test_an_engine_config_for_a_pooling_task_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "engine.yaml").write_text("model: m\ntask: embed\n")
+    result = CliRunner().invoke(
+        app, ["calibrate", "--out", "x.yaml", "--engine", str(tmp_path / "engine.yaml")]
+    )
+    assert result.exit_code == 2
+    assert "generates no tokens, so policy pipemax has nothing to schedule" in result.output
+
+
 def test_predictions_are_drawn_and_kinds_without_steps_left_out(tmp_path: Path) -> None:
     pairs = {"fitted decode": [(0.01, 0.011), (0.02, 0.019)], "mixed decode": []}
     drawn = plot_predictions(pairs, tmp_path / "predictions.png", title="a model on a device")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
 from pipemax.openai_batch import CHAT, TEXT
@@ -244,6 +245,8 @@ def test_an_answer_is_what_openai_s_client_reads() -> None:
     assert [choice.message.content for choice in read.choices] == ["Hello", "Hi"]
     assert read.usage is not None
     assert read.usage.total_tokens == 5
+    of_text = json.loads(output_line(row | {"url": TEXT}, model="m"))["response"]["body"]
+    assert [choice.text for choice in Completion.model_validate(of_text).choices] == ["Hello", "Hi"]
 
 
 @pytest.mark.parametrize(("code", "status"), [("prompt_too_long", 400), ("engine_died", 500)])

@@ -1,0 +1,23 @@
+"""Refuse removed commands and options with the sentence that names what replaces them."""
+
+from typing import Any
+
+from typer.core import TyperGroup
+
+from pipemax.removed import explain_option, removed_command
+
+
+class RemovedGroup(TyperGroup):
+    """A group of commands that knows what was removed from it."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if (told := removed_command(args[0])) is not None:
+            ctx.fail(told)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            explain_option(error, ctx.invoked_subcommand or "")
+            raise
