@@ -17,7 +17,7 @@ from pipemax_spark.executor.questions import Question
 from pipemax_spark.executor.response_format import load_schema
 from pipemax_spark.prompts import PromptSource
 
-_ENGINE_FIELDS = ("tokenizer", "quantization", "chat", "virtual_node", "reasoning_parser")
+_ENGINE_FIELDS = ("tokenizer", "quantization", "chat", "reasoning_parser")
 _VLLM_FIELDS = ("dtype", "kv_cache_dtype")
 """Fields that are also arguments of vLLM, and count like those; a field with the value ``auto`` adds nothing."""
 _AUTO = "auto"

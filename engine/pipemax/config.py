@@ -88,47 +88,6 @@ class ImageConfig(BaseModel):
     )
 
 
-class VirtualNodeConfig(BaseModel):
-    """A simulated node in place of this machine: GPUs only take time, nothing is computed (docs/guide/rehearsal.md)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    node: str = Field(min_length=1, description="Profile of the node: a shipped one or a .yaml file.")
-    model: str = Field(
-        min_length=1, description="Profile of the model that the node runs: a shipped one or a .yaml file."
-    )
-    output_tokens: int | str = Field(
-        description="Tokens in each answer, or a workload profile from which each prompt's answer length is drawn; "
-        "at most the row's max_tokens."
-    )
-    stretch: float = Field(
-        1.0, gt=0.0, allow_inf_nan=False, description="Wall-clock seconds for each second on the node."
-    )
-
-    @field_validator("output_tokens")
-    @classmethod
-    def _answers_have_tokens(cls, output_tokens: int | str) -> int | str:
-        if output_tokens == "" or (isinstance(output_tokens, int) and output_tokens < 1):
-            raise ValueError("give a number of at least 1 or the name of a workload profile")
-        return output_tokens
-
-
-_NOT_ON_A_VIRTUAL_NODE = (
-    *(
-        "dtype",
-        "lora",
-        "quantization",
-        "block_size",
-        "gpu_memory_utilization",
-        "cpu_kv_gib",
-        "host_kv_gib",
-        "kv_offload",
-    ),
-    *("num_batches", "calibration", "row_lengths", "enforce_eager", "vllm"),
-)
-"""Settings that a virtual node's profiles decide, or that need real weights or GPUs."""
-
-
 class EngineConfig(BaseModel):
     """The engine to run. Two servers with equal ``engine_id`` are interchangeable."""
 
@@ -287,11 +246,6 @@ class EngineConfig(BaseModel):
         description="Arguments of vLLM's EngineArgs that change speed, memory or logging and no answer; they are not "
         "part of a job's spec.",
     )
-    virtual_node: VirtualNodeConfig | None = Field(
-        None,
-        description="Run vLLM's core over a simulated node; model then gives only the tokenizer. Nothing is "
-        "computed, and every answer says so. Default: a real engine.",
-    )
 
     @model_validator(mode="before")
     @classmethod
@@ -325,7 +279,7 @@ class EngineConfig(BaseModel):
             raise ValueError("is empty; give a checkpoint directory or a hub name")
         return model
 
-    @field_validator("task", "reasoning_parser", "virtual_node")
+    @field_validator("task", "reasoning_parser")
     @classmethod
     def _pooling_generates_nothing(cls, value: Any, info: ValidationInfo) -> Any:
         task = value if info.field_name == "task" else info.data.get("task", "generate")
@@ -362,26 +316,6 @@ class EngineConfig(BaseModel):
         if info.data.get("policy") is Policy.PIPEMAX:
             require_free_connector(arguments)
         return arguments
-
-    @field_validator("virtual_node")
-    @classmethod
-    def _virtual_node_can_follow(
-        cls, node: VirtualNodeConfig | None, info: ValidationInfo
-    ) -> VirtualNodeConfig | None:
-        if node is None:
-            return node
-        if info.data.get("policy") is Policy.AUTO:
-            raise ValueError("needs policy: vllm or policy: pipemax; auto measures an engine of this machine")
-        if (info.data.get("replicas") or 1) > 1:
-            raise ValueError(
-                f"runs one engine over the whole node, and replicas is {info.data['replicas']}: leave replicas out"
-            )
-        for name in _NOT_ON_A_VIRTUAL_NODE:
-            if name in info.data and info.data[name] != cls.model_fields[name].get_default(
-                call_default_factory=True
-            ):
-                raise ValueError(f"takes no {name}: leave it out; the profiles of node and model decide it")
-        return node
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:

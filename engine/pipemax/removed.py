@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 COMMANDS: Mapping[str, str] = {
+    "rehearse": "pipemax plan-capacity forecasts a table's hours and cost, and the settings of the engine config",
     "run-batch": "pipemax annotate --input-format openai-batch --batch-output FILE answers a file in OpenAI's batch "
     "format, and vllm run-batch does without Spark",
 }
@@ -17,7 +18,9 @@ COMMANDS: Mapping[str, str] = {
 OPTIONS: dict[str, str] = {}
 """Removed options as ``COMMAND --OPTION``, with what replaces each; the job's command is ``annotate``."""
 
-KEYS: Mapping[str, str] = {}
+KEYS: Mapping[str, str] = {
+    "virtual_node": "pipemax plan-capacity forecasts a table on a node that you do not have",
+}
 """Removed keys of the engine config, nested ones with dots, with what replaces each."""
 
 

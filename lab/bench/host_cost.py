@@ -2,7 +2,7 @@
 
     python -m lab.bench.host_cost [--live 20000,100000] [--systems vllm_pp,pipemax,pipemax_mixed] [--json FILE]
 
-vLLM's engine core with its own scheduler or PipeMax's runs over a virtual node (``docs/guide/rehearsal.md``):
+vLLM's engine core with its own scheduler or PipeMax's runs over a virtual node (``lab/virtual_node/README.md``):
 LLaMA-2-70B on 8 × RTX 5090, eight stages, ShareGPT lengths, all N requests added before the first step. Under PipeMax
 the host's memory is made large enough for all of them, unless ``--host-memory GB`` says how large it is. ``begun`` is
 how many requests had KV when the figures were taken, ``waiting`` how many had none: stock vLLM begins as many as
@@ -42,15 +42,15 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.core import EngineCore
 
 from lab.bench.host_messages import NUM_STAGES, TIMER, Messages, TimedExecutor
+from lab.virtual_node.launch import RehearsedEngine, rehearsed_core
+from lab.virtual_node.run import add_requests
+from lab.virtual_node.settings import ClockSettings
 from pipemax.cli.common import open_workload
 from pipemax.config import Policy
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism
 from pipemax.presets import load_model, load_node
 from pipemax.sim.workloads import Workload
-from pipemax.vllm_ext.rehearsal.launch import RehearsedEngine, rehearsed_core
-from pipemax.vllm_ext.rehearsal.run import add_requests
-from pipemax.vllm_ext.rehearsal.settings import ClockSettings
 
 PARTS = ("schedule", "update", "send", "receive", "core", "take_in", "reply", "connector")
 CORE_PARTS = ("schedule", "update", "send", "receive")

@@ -18,9 +18,9 @@ from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.executor.multiproc_executor import WorkerProc
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-from pipemax.rehearsal.virtual_device import VirtualDevice
-from pipemax.vllm_ext.rehearsal.executor import VirtualNodeExecutor
-from pipemax.vllm_ext.rehearsal.virtual_connector import VirtualConnector
+from lab.virtual_node.executor import VirtualNodeExecutor
+from lab.virtual_node.virtual_connector import VirtualConnector
+from lab.virtual_node.virtual_device import VirtualDevice
 from pipemax.vllm_ext.worker.stage_reports import WorkerReports
 
 NUM_STAGES = 8

@@ -21,6 +21,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lab.virtual_node.launch import RehearsedEngine
+from lab.virtual_node.run import rehearse
+from lab.virtual_node.settings import ClockSettings
 from pipemax.cli.common import open_workload
 from pipemax.config import Policy
 from pipemax.domain.plan import Batching
@@ -29,9 +32,6 @@ from pipemax.policy.layout_runs import MAX_NUM_SEQS, LayoutRun, engine_scenario,
 from pipemax.policy.layouts import Layout, possible_layouts
 from pipemax.presets import load_model, load_node
 from pipemax.sim.systems.scenario import Scenario
-from pipemax.vllm_ext.rehearsal.launch import RehearsedEngine
-from pipemax.vllm_ext.rehearsal.run import rehearse
-from pipemax.vllm_ext.rehearsal.settings import ClockSettings
 
 COMPARED = Path(__file__).parents[1] / "results" / "layouts.json"
 COLUMNS = (

@@ -2,7 +2,6 @@
 
     python lab/bench/spark_overhead.py [--json FILE] [--repeats 8] [--rows 8000] [--lengths skewed] [--engine-cores 1]
                                        [--niceness 10]
-    python lab/bench/spark_overhead.py --virtual [--json FILE]  # see virtual_overhead.py; all else here is without
 
 The prompts, their output lengths and the engine's settings are those of ``lab.bench.peers``. Both engines are started
 and warmed up first, which is reported separately, and stay. Then there are turns of two runs each, with the bare
@@ -40,7 +39,6 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lab.bench import virtual_overhead
 from lab.bench.overhead_turns import Run, Turn, check_turn, tokens_computed_below
 from lab.bench.peers.engines import pipemax_requests
 from lab.bench.peers.load import LENGTHS, Load, write_model, write_table
@@ -255,21 +253,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="write the result here, too, after each turn")
-    parser.add_argument("--repeats", type=int, help="turns, of two runs each; default: 8, with --virtual 3")
-    parser.add_argument("--rows", type=int, help="default: 8000, with --virtual 200000")
+    parser.add_argument("--repeats", type=int, default=8, help="turns, of two runs each")
+    parser.add_argument("--rows", type=int, default=8_000)
     parser.add_argument("--lengths", choices=LENGTHS, default="skewed", help="of the answers")
     parser.add_argument("--engine-cores", type=int, default=1, help="that either engine computes on; 0: all")
     parser.add_argument("--niceness", type=int, default=10, help="of everything but vLLM's processes")
-    parser.add_argument(
-        "--virtual", action="store_true", help="two engines on virtual nodes: nothing is computed"
-    )
-    virtual_overhead.add_arguments(parser)
     arguments = parser.parse_args()
-    arguments.repeats = arguments.repeats or (3 if arguments.virtual else 8)
-    arguments.rows = arguments.rows or (200_000 if arguments.virtual else 8_000)
-    if arguments.virtual:
-        virtual_overhead.compare(arguments)
-        return
     niceness = arguments.niceness
     os.environ[RUN_VARIABLE] = uuid.uuid4().hex
     cores = tuple(sorted(os.sched_getaffinity(0)))

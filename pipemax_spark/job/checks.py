@@ -106,11 +106,6 @@ def check_job(
     for line in reply.warnings:
         terminal.warn(line)
     terminal.say("Model", f"{reply.model}, prompt and output at most {reply.max_model_len:,} tokens")
-    if (node := reply.engine.get("virtual_node")) is not None:
-        terminal.warn(
-            f"NOTHING IS COMPUTED: the virtual node {node['node']} stands in for GPUs with {node['model']}, and all "
-            "answers are made up"
-        )
     spec = AnnotationSpec.of(
         reply,
         source=options.source,

@@ -201,7 +201,6 @@ class RunRecord:
             output=self.table.name,
             output_format=self.table.format_name,
             engines=engines,
-            virtual_node=self._virtual_node,
         )
 
     def conclude(
@@ -276,7 +275,6 @@ class RunRecord:
             rows_skipped=counts.skipped,
             output=self.table.name,
             output_format=self.table.format_name,
-            virtual_node=self._virtual_node,
         )
         self._finish(summary, self._find(), {})
         return summary
@@ -298,11 +296,6 @@ class RunRecord:
         if self.options.summary is not None:
             write_file(self.options.summary, summary.to_json(), self.spark)
         return summary
-
-    @property
-    def _virtual_node(self) -> Mapping[str, Any] | None:
-        node: Mapping[str, Any] | None = self.checked.reply.engine.get("virtual_node")
-        return node
 
     def _find(self, totals: CommittedTotals | None = None) -> Findings:
         """Find the results of this run and of its spec.

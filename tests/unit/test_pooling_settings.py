@@ -68,10 +68,6 @@ def test_a_pooling_task_has_no_system_message() -> None:
             {"reasoning_parser": "qwen3"},
             "reasoning_parser: Value error, is only for generation, and the task is embed",
         ),
-        (
-            {"virtual_node": {"node": "n", "model": "m", "output_tokens": 1}, "policy": "vllm"},
-            "virtual_node: Value error, is only for generation",
-        ),
     ],
 )
 def test_an_engine_config_for_a_pooling_task_takes_stock_vllm_only(

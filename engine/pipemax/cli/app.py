@@ -10,7 +10,6 @@ from pipemax import __version__
 from pipemax.cli.calibrate import calibrate
 from pipemax.cli.capacity import plan_capacity
 from pipemax.cli.check_node import check_node
-from pipemax.cli.rehearse import rehearse
 from pipemax.cli.removed_group import RemovedGroup
 from pipemax.cli.simulate import simulate
 from pipemax.cli.trace import trace_app
@@ -24,7 +23,6 @@ app = typer.Typer(
 )
 _PLAN, _MACHINE, _STUDY = "Before you rent a node", "On a machine with an engine", "Study the scheduler"
 app.command(rich_help_panel=_PLAN)(plan_capacity)
-app.command(rich_help_panel=_PLAN)(rehearse)
 app.command(rich_help_panel=_MACHINE)(check_node)
 app.command(rich_help_panel=_MACHINE)(calibrate)
 app.command(rich_help_panel=_STUDY)(simulate)

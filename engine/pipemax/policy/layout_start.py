@@ -57,7 +57,7 @@ def settle_layout(
     """
     fixed = fixed_layout(config)
     is_open = None in (fixed.replicas, fixed.tensor_parallel, fixed.pipeline_parallel)
-    if len(gpus) < 2 or not is_open or config.virtual_node is not None or _is_users(config):
+    if len(gpus) < 2 or not is_open or _is_users(config):
         return SettledLayout(config=config)
     if config.is_pooling:
         return _one_model_a_gpu(config, len(gpus))

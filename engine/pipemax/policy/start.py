@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from pipemax.config import BatchingChoice, EngineConfig, Policy
 from pipemax.domain.errors import EngineStartError
-from pipemax.node.virtual_node import VirtualNodeSetup
 from pipemax.policy.compare import ChosenPolicy, PolicyChoice
 from pipemax.policy.row_sample import choose_batching_for, choose_policy
 from pipemax.sim.measured_engine import MeasuredEngine
@@ -33,8 +32,6 @@ class StartedEngine:
 
 def start_engine(config: EngineConfig) -> StartedEngine:
     """Start an engine, and block until its model is loaded. ``EngineStartError`` says why it could not be loaded."""
-    if config.virtual_node is not None:
-        return _start_virtual(config)
     if config.is_pooling:
         return _start_pooling(config)
     match config.policy:
@@ -70,19 +67,6 @@ def _start_pipemax(config: EngineConfig) -> StartedEngine:
     engine.use_batching(plan.batching, plan.mixed_step_tokens)
     reason = f"{choice.reason}; {plan.description}"
     return StartedEngine(engine=engine, choice=replace(choice, reason=reason, settings=plan.settings))
-
-
-def _start_virtual(config: EngineConfig) -> StartedEngine:
-    # Here only: a real engine's process loads nothing of a virtual node.
-    from pipemax.vllm_ext.rehearsal.served import VirtualVllmEngine
-
-    try:
-        setup = VirtualNodeSetup.of(config)
-    except ValueError as error:
-        raise EngineStartError(str(error)) from None
-    choice = PolicyChoice(chosen=ChosenPolicy(config.policy), reason=f"the engine config says so, on {setup}")
-    log.warning("policy %s: %s", choice.chosen, choice.reason)
-    return StartedEngine(engine=VirtualVllmEngine(config), choice=choice)
 
 
 def _start_by_simulation(config: EngineConfig) -> StartedEngine:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
-from statistics import mean
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -27,7 +26,6 @@ from pipemax.checkpoint.tokenizer import load_tokenizer
 from pipemax.config import EngineConfig, Policy, RowLengths, moved_line
 from pipemax.node.gpus import engine_gpus
 from pipemax.node.host_pool_size import expected_rows
-from pipemax.node.virtual_node import VirtualNodeSetup
 from pipemax.policy.layout_choice import FixedLayout
 from pipemax.policy.layout_start import fixed_layout
 from pipemax.replicas.division import config_of_replica, stages_of_replica
@@ -63,11 +61,10 @@ def preflight(request: PreflightRequest) -> PreflightReply:
 def _preflight(request: PreflightRequest) -> PreflightReply:
     try:
         config = EngineConfig.parse(request.engine)
-        virtual = None if config.virtual_node is None else VirtualNodeSetup.of(config)
         num_gpus = len(engine_gpus(os.environ))
-        num_stages = 1 if virtual is not None else stages_of_replica(config, num_gpus=num_gpus)
+        num_stages = stages_of_replica(config, num_gpus=num_gpus)
         # All replicas are equal: what holds for one holds for all.
-        own_config = config if virtual is not None else config_of_replica(config, num_gpus=num_gpus)
+        own_config = config_of_replica(config, num_gpus=num_gpus)
     except ValueError as error:
         return PreflightReply(
             error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=f"engine config: {error}"
@@ -77,11 +74,6 @@ def _preflight(request: PreflightRequest) -> PreflightReply:
         sampling = asked[0]
         _of_each(request, partial(_check_use, config), asked)
         json_settings = settings_for(config, asked)
-        if virtual is not None and any(each.is_constrained or each.logprobs for each in asked):
-            raise ValueError(
-                "response-format: a virtual node computes nothing, so its answers follow no schema, choice, regex or "
-                "grammar, and have no logprobs"
-            )
     except ValueError as error:
         return PreflightReply(error_code=SessionErrorCode.INVALID_GENERATION, error=str(error))
     try:
@@ -89,17 +81,16 @@ def _preflight(request: PreflightRequest) -> PreflightReply:
         check_adapters(config)
         tokenizer = load_tokenizer(config)
         longest = max_model_len(config, model_config)
-        if virtual is None:
-            check_start(
-                own_config,
-                model_config,
-                num_stages=num_stages,
-                has_gpus=num_gpus > 0,
-                max_model_len=longest,
-            )
-            for each in asked:
-                check_task(config, model_config, each)
-            check_structured_outputs(config)
+        check_start(
+            own_config,
+            model_config,
+            num_stages=num_stages,
+            has_gpus=num_gpus > 0,
+            max_model_len=longest,
+        )
+        for each in asked:
+            check_task(config, model_config, each)
+        check_structured_outputs(config)
         if request.has_images:
             check_images(config, model_config)
         check_reasoning_parser(config)
@@ -147,11 +138,7 @@ def _preflight(request: PreflightRequest) -> PreflightReply:
         engine=config.model_dump(mode="json") | json_settings,
         engine_settings=json_settings,
         row_lengths=_row_lengths(config, prompts, most_tokens, request.num_requests),
-        expected_rows=(
-            _expected_rows(config, own_config, model_config, num_stages, num_gpus > 0, row_tokens)
-            if virtual is None
-            else _virtual_rows(config, virtual, row_tokens)
-        ),
+        expected_rows=_expected_rows(config, own_config, model_config, num_stages, num_gpus > 0, row_tokens),
         versions=_versions(),
     )
 
@@ -270,13 +257,6 @@ def _expected_rows(
     return None if rows is None else config.num_replicas * rows
 
 
-def _virtual_rows(config: EngineConfig, virtual: VirtualNodeSetup, row_tokens: Sequence[int]) -> int | None:
-    """Return the same as ``expected_rows``, for a virtual node's host pool."""
-    if config.policy is not Policy.PIPEMAX or not row_tokens:
-        return None
-    return max(1, int(virtual.capacity.host_blocks * virtual.capacity.block_tokens / mean(row_tokens)))
-
-
 def _row_lengths(
     config: EngineConfig, prompts: Sequence[list[int]], most_tokens: int, rows: int | None
 ) -> dict[str, Any] | None:
@@ -285,7 +265,7 @@ def _row_lengths(
     ``None`` if the config leaves neither open or itself gives lengths, or if nothing was sampled.
     """
     is_open = config.policy is Policy.AUTO or fixed_layout(config) == FixedLayout()
-    if config.virtual_node is not None or not is_open or config.row_lengths is not None or not prompts:
+    if not is_open or config.row_lengths is not None or not prompts:
         return None
     step = max(1, len(prompts) // _MOST_LENGTHS)
     lengths = RowLengths(

@@ -76,10 +76,6 @@ def check_start(
 
 def check_images(config: EngineConfig, model_config: "PreTrainedConfig") -> None:
     """Raise ``ValueError`` for an engine that cannot take the images of a job's rows."""
-    if config.virtual_node is not None:
-        raise ValueError(
-            "a virtual node computes nothing and takes no images: run it without an image-column"
-        )
     if config.policy is Policy.PIPEMAX or config.vllm_arguments.get("language_model_only"):
         raise ValueError(
             "the rows have images, and the engine config loads the text part of a model only: set policy: vllm, and "

@@ -126,25 +126,6 @@ def _smoothed(line: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.convolve(line, window, mode="valid")
 
 
-def plot_kv_use(runs: Mapping[str, Sequence[tuple[float, float, float]]], path: Path) -> Path:
-    """Draw (seconds, share of the GPUs' KV, share of the host's) over time, a panel for each run.
-
-    The file's suffix says the format, as ``.svg`` or ``.png``.
-    """
-    figure = Figure(figsize=(7.0, 0.8 + 1.8 * len(runs)))
-    panels = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, (name, samples) in zip(panels, runs.items(), strict=True):
-        seconds, gpu, host = np.array(samples).T
-        axes.plot(seconds, 100 * gpu, linewidth=1.0, label="GPUs")
-        axes.plot(seconds, 100 * host, linewidth=1.0, label="host")
-        axes.set_ylim(0, 105)
-        axes.set_ylabel("KV in use, %", fontsize=8)
-        axes.set_title(name, fontsize=9)
-    panels[0].legend(fontsize=8, loc="lower right")
-    panels[-1].set_xlabel("seconds of the node")
-    return _save(figure, path)
-
-
 def _save(figure: Figure, path: Path) -> Path:
     figure.tight_layout()
     figure.savefig(path, dpi=_DPI)

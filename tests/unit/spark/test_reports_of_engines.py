@@ -276,7 +276,6 @@ def test_policy_and_layout_are_told_of_the_job_s_own_engine_and_not_of_the_one_b
         ({"policy": "vllm", "pipeline_parallel_size": 2}, False),
         ({"policy": "auto", "pipeline_parallel_size": 2}, True),
         ({"row_lengths": {"prompt_tokens": [1], "max_tokens": 1}}, False),
-        ({"policy": "vllm", "virtual_node": {}}, False),
     ],
 )
 def test_rows_are_sampled_where_simulations_choose(engine: dict[str, object], wanted: bool) -> None:

@@ -117,13 +117,3 @@ def test_a_type_left_at_auto_adds_nothing(name: str) -> None:
 def test_the_type_of_weights_and_activations_makes_another_spec() -> None:
     assert spec(dtype="float32").hash == spec(vllm={"dtype": "float32"}).hash
     assert len({spec(dtype=dtype).hash for dtype in ("auto", "float32", "bfloat16")}) == 3
-
-
-def test_rows_of_a_virtual_node_never_mix_with_those_of_a_real_engine() -> None:
-    node = {"node": "rtx5090x8", "model": "llama2-70b", "output_tokens": 16, "stretch": 1.0}
-    virtual = spec(virtual_node=node)
-    assert virtual.hash != spec(virtual_node=None).hash == spec().hash
-    assert virtual.hash != spec(virtual_node={**node, "output_tokens": 17}).hash
-    for now, before in ((virtual, spec()), (spec(), virtual)):
-        (told,) = now.changes_from(before)
-        assert "virtual_node" in told

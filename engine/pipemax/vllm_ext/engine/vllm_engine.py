@@ -16,9 +16,8 @@ from vllm import PoolingParams, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import EngineInput
 from vllm.lora.request import LoRARequest
-from vllm.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
+from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.v1.engine import EngineCoreRequest
-from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from pipemax.answers.asks import Ask, OpenRows, Prompt, Told
 from pipemax.answers.book import RowBook
@@ -88,7 +87,9 @@ class VllmEngine:
     def __init__(self, config: EngineConfig) -> None:
         """Block until the model is loaded. ``EngineStartError`` says why it could not be."""
         self._ledger = EngineLedger(time=TimeAccount(time.monotonic()))
-        self._vllm = self._load(config, lambda vllm_config, engine_index: StatLogger(self._ledger))
+        self._vllm = RunningVllm.start(
+            config, stat_loggers=[lambda vllm_config, engine_index: StatLogger(self._ledger)]
+        )
         self._engine, vllm_config = self._vllm.engine, self._vllm.vllm_config
         self._at_close = ExitStack()
         self._rows: OpenRows
@@ -126,10 +127,7 @@ class VllmEngine:
         self._ledger.admission = self._admission
         self._thread.start()
 
-    # -- what a virtual node or a pooling task does in another way ---------------------------------------------
-
-    def _load(self, config: EngineConfig, stat_logger: StatLoggerFactory) -> RunningVllm:
-        return RunningVllm.start(config, stat_loggers=[stat_logger])
+    # -- what a pooling task does in another way ---------------------------------------------------------------
 
     def _measure(self, config: EngineConfig) -> MeasuredEngine | None:
         """Check the loaded engine and measure it, as far as the config wants it."""
@@ -166,13 +164,10 @@ class VllmEngine:
         skip = self._thinking is None or self._thinking.skip_special_tokens
         return sampling_params(ask, skip_special_tokens=skip)
 
-    def _text(self, sequence: CompletionOutput) -> str:
-        return sequence.text
-
     def _told(self, output: RequestOutput | PoolingRequestOutput) -> Told:
         assert isinstance(output, RequestOutput), output
         (sequence,) = output.outputs
-        return told_of(sequence, self._text(sequence))
+        return told_of(sequence, sequence.text)
 
     # -- any thread -------------------------------------------------------------------------------------------
 

@@ -1,7 +1,6 @@
 """Start vLLM's engine, and keep what its processes record of their failures for as long as it runs."""
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -46,16 +45,12 @@ class RunningVllm:
         config: EngineConfig,
         *,
         stat_loggers: list[StatLoggerFactory] | None = None,
-        make_config: Callable[[EngineConfig], VllmConfig] = make_vllm_config,
     ) -> Self:
-        """Block until the model is loaded. ``EngineStartError`` says why it could not be, and what to change.
-
-        ``make_config`` makes vLLM's config, the executor included; a virtual node has its own.
-        """
+        """Block until the model is loaded. ``EngineStartError`` says why it could not be, and what to change."""
         failures = FailureRecords()
         try:
             with launch_environment(config, failures=failures.path), begun_by_us():
-                vllm_config = make_config(config)
+                vllm_config = make_vllm_config(config)
                 engine = LLMEngine(
                     vllm_config=vllm_config,
                     executor_class=executor_class(vllm_config),

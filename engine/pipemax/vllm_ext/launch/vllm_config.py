@@ -53,10 +53,6 @@ _TOKEN_ID_BYTES = 4
 
 def make_vllm_config(config: EngineConfig) -> VllmConfig:
     """Make vLLM's config. ``ValueError`` if the config does not fit this machine, this vLLM or this model."""
-    if config.virtual_node is not None:
-        raise ValueError(
-            "the engine config names a virtual_node, which has nothing that could be loaded or measured"
-        )
     if config.policy is Policy.PIPEMAX:
         check_version()
         require_free_connector(config.vllm_arguments)  # again: under policy auto it was free to name one
