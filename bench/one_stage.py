@@ -27,11 +27,11 @@ from bench.stage.driver import Run
 from bench.stage.experiment import POLICIES, Experiment, Outcome, Setup, as_json
 from bench.stage.prediction import Prediction, predict
 from bench.stage.tables import at_least_one, environment, print_table, require_cuda, write_json
-from pipemax.cli.common import open_workload
+from lab.paper.lengths import open_workload
+from lab.paper.plots import plot_decode
 from pipemax.domain.specs import Parallelism, kv_capacity
 from pipemax.domain.units import GIB
 from pipemax.presets import load_model, load_node
-from pipemax.sim.plots import plot_decode
 from pipemax.sim.result import DecodeSample
 
 NUM_STAGES = 8

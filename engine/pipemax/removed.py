@@ -10,6 +10,8 @@ from typing import Any
 
 COMMANDS: Mapping[str, str] = {
     "rehearse": "pipemax plan-capacity forecasts a table's hours and cost, and the settings of the engine config",
+    "simulate": "pipemax plan-capacity forecasts a table, and python -m lab.paper compares PipeMax with the systems of "
+    "the paper, in a checkout of the repository",
     "run-batch": "pipemax annotate --input-format openai-batch --batch-output FILE answers a file in OpenAI's batch "
     "format, and vllm run-batch does without Spark",
 }

@@ -25,7 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from pipemax.cli.common import open_workload
+from lab.paper.catalog import mixed_names, simulate, stock_chunk_names
+from lab.paper.lengths import open_workload
+from lab.paper.study import PAPER_SETTINGS
 from pipemax.config import RowLengths
 from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism, kv_capacity
 from pipemax.policy.compare import ChosenPolicy, PolicyChoice
@@ -34,8 +36,6 @@ from pipemax.presets import load_model, load_node
 from pipemax.sim.machine import BLOCK_TOKENS, prefill_step_tokens
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.stage_times import StageTimes
-from pipemax.sim.study import PAPER_SETTINGS
-from pipemax.sim.systems.catalog import mixed_names, simulate, stock_chunk_names
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching, stage_configs
 from pipemax.sim.systems.scenario import Scenario

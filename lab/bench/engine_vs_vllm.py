@@ -33,11 +33,11 @@ from typing import Any
 import numpy as np
 
 from lab.bench.near_ties import logit_gaps
+from lab.paper.catalog import simulate
 from pipemax.api import GenerationRequest, OfflineEngine, Sampling
 from pipemax.config import EngineConfig
 from pipemax.policy.compare import ChosenPolicy
 from pipemax.sim.measured_engine import MeasuredEngine
-from pipemax.sim.systems.catalog import simulate
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import measured_scenario

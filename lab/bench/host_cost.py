@@ -42,10 +42,10 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.core import EngineCore
 
 from lab.bench.host_messages import NUM_STAGES, TIMER, Messages, TimedExecutor
+from lab.paper.lengths import open_workload
 from lab.virtual_node.launch import RehearsedEngine, rehearsed_core
 from lab.virtual_node.run import add_requests
 from lab.virtual_node.settings import ClockSettings
-from pipemax.cli.common import open_workload
 from pipemax.config import Policy
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism

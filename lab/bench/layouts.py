@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipemax.cli.common import open_workload
+from lab.paper.lengths import open_workload
 from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.policy.layout_choice import SAMPLE_ROWS, FixedLayout, choose_layout
 from pipemax.policy.layout_runs import engine_scenario, pipemax_bound, run_pipemax, run_stock

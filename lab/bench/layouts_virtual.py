@@ -21,10 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lab.paper.lengths import open_workload
 from lab.virtual_node.launch import RehearsedEngine
 from lab.virtual_node.run import rehearse
 from lab.virtual_node.settings import ClockSettings
-from pipemax.cli.common import open_workload
 from pipemax.config import Policy
 from pipemax.domain.plan import Batching
 from pipemax.policy.compare import ChosenPolicy

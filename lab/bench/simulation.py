@@ -18,19 +18,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipemax.cli.common import open_workload
-from pipemax.control.controller_config import VictimPolicy
-from pipemax.domain.specs import KvCacheDtype, ModelSpec, NodeSpec
-from pipemax.presets import load_model, load_node, override
-from pipemax.sim.compute_bound import operations
-from pipemax.sim.plots import plot_ratios
-from pipemax.sim.study import PAPER_SETTINGS, named_systems, run_study
-from pipemax.sim.study_report import json_objects
-from pipemax.sim.systems.catalog import (
+from lab.paper.catalog import (
     mixed_names,
     stock_chunk_names,
     stock_layout_names,
 )
+from lab.paper.compute_bound import operations
+from lab.paper.lengths import open_workload
+from lab.paper.plots import plot_ratios
+from lab.paper.study import PAPER_SETTINGS, named_systems, run_study
+from lab.paper.study_report import json_objects
+from pipemax.control.controller_config import VictimPolicy
+from pipemax.domain.specs import KvCacheDtype, ModelSpec, NodeSpec
+from pipemax.presets import load_model, load_node, override
 from pipemax.sim.systems.continuous import VLLM_032_PP
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions

@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipemax.cli.common import open_workload
+from lab.paper.lengths import open_workload
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import KvCapacity
 from pipemax.policy.layout_runs import (

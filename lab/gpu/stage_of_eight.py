@@ -49,7 +49,7 @@ class StockRows:
 
 def row_lengths() -> list[tuple[int, int]]:
     """Return ShareGPT's lengths, cut to the model's maximum."""
-    from pipemax.cli.common import open_workload
+    from lab.paper.lengths import open_workload
 
     load = open_workload("sharegpt", NUM_ROWS)
     return [cut_lengths(int(p), int(o)) for p, o in zip(load.prompt_tokens, load.output_tokens, strict=True)]

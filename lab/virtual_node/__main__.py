@@ -31,19 +31,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lab.paper.catalog import MIXED_STEP_TOKENS, STOCK_CHUNK_TOKENS
+from lab.paper.lengths import open_workload
+from lab.paper.study import PAPER_SETTINGS
 from lab.virtual_node.executor import VirtualNodeExecutor
 from lab.virtual_node.launch import RehearsedEngine
 from lab.virtual_node.offloading import OffloadingNodeExecutor, offloading_arguments
 from lab.virtual_node.run import RehearsalResult, rehearse
 from lab.virtual_node.settings import ClockSettings
-from pipemax.cli.common import open_workload
 from pipemax.config import Policy
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import KvCacheDtype, ModelSpec, NodeSpec, Parallelism
 from pipemax.presets import load_model, load_node
 from pipemax.sim.machine import prefill_step_tokens
-from pipemax.sim.study import PAPER_SETTINGS
-from pipemax.sim.systems.catalog import MIXED_STEP_TOKENS, STOCK_CHUNK_TOKENS
 from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching, vllm_032
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching

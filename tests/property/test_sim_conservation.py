@@ -5,15 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipemax.sim.systems.catalog import simulate, system_names
 from pipemax.sim.workloads import Workload
-from tests.unit.sim.machines import small_node, small_scenario
+from tests.unit.sim.machines import SYSTEMS, simulate, small_node, small_scenario
 
 PROMPTS = st.one_of(st.integers(1, 40), st.sampled_from([15, 16, 17, 33, 500, 1500]))
 OUTPUTS = st.one_of(st.integers(1, 40), st.sampled_from([1, 2, 16, 17, 300]))
 
 
-@pytest.mark.parametrize("system", system_names(small_node()))
+@pytest.mark.parametrize("system", SYSTEMS)
 @settings(max_examples=6, deadline=None)
 @given(
     requests=st.lists(st.tuples(PROMPTS, OUTPUTS), min_size=1, max_size=40),

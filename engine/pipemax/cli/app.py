@@ -11,7 +11,6 @@ from pipemax.cli.calibrate import calibrate
 from pipemax.cli.capacity import plan_capacity
 from pipemax.cli.check_node import check_node
 from pipemax.cli.removed_group import RemovedGroup
-from pipemax.cli.simulate import simulate
 from pipemax.cli.trace import trace_app
 
 app = typer.Typer(
@@ -25,7 +24,6 @@ _PLAN, _MACHINE, _STUDY = "Before you rent a node", "On a machine with an engine
 app.command(rich_help_panel=_PLAN)(plan_capacity)
 app.command(rich_help_panel=_MACHINE)(check_node)
 app.command(rich_help_panel=_MACHINE)(calibrate)
-app.command(rich_help_panel=_STUDY)(simulate)
 app.add_typer(trace_app, name="trace", rich_help_panel=_STUDY)
 
 

@@ -87,7 +87,7 @@ def _print(report: "CalibrationReport") -> None:
 
 def _plot(report: "CalibrationReport", path: Path) -> None:
     try:
-        from pipemax.sim.plots import plot_predictions
+        from pipemax.cli.prediction_plot import plot_predictions
     except ImportError as error:
         typer.echo(f"no plot was drawn, because matplotlib is not installed ({error})", err=True)
         return

@@ -13,7 +13,6 @@ from pipemax.domain.specs import KvCacheDtype
 if TYPE_CHECKING:
     from pipemax.config import EngineConfig
     from pipemax.domain.specs import NodeSpec
-    from pipemax.sim.workloads import Workload
 
 USAGE_ERROR = 2
 FILE_COLUMNS = 120
@@ -95,15 +94,6 @@ def measured_config(model: str | None, engine: Path | None) -> "EngineConfig":
     return EngineConfig.parse(changes) if engine is None else EngineConfig.load(engine, **changes)
 
 
-def require_generation(config: "EngineConfig") -> None:
-    """Raise ``ValueError`` for the config of a pooling task."""
-    if config.is_pooling:
-        raise ValueError(
-            f"this command is for generation, and the engine config's task is {config.task}; "
-            f"pipemax annotate --task {config.task} runs it"
-        )
-
-
 def changed_node(name: str, changes: Sequence[str]) -> "NodeSpec":
     """Return a node profile with numbers replaced. ``ValueError`` names an invalid change."""
     from pipemax.presets import load_node, override
@@ -118,18 +108,6 @@ def changed_node(name: str, changes: Sequence[str]) -> "NodeSpec":
         if not equals:
             raise ValueError(f"--set {change}: expected NAME=NUMBER, as host_memory_bytes=512e9")
     return override(load_node(name), values)
-
-
-def open_workload(name: str, num_requests: int, seed: int = 0) -> "Workload":
-    """Open a shipped profile, a ``.yaml`` profile, or the lengths recorded in a ``.jsonl`` file (all of its rows)."""
-    import numpy as np
-
-    from pipemax.presets import load_workload
-    from pipemax.sim.workloads import draw_workload, replay_workload
-
-    if name.endswith(".jsonl"):
-        return replay_workload(Path(name))
-    return draw_workload(load_workload(name), num_requests, np.random.default_rng(seed))
 
 
 def write_json(path: Path, value: object) -> None:

@@ -11,7 +11,9 @@ trace_app = typer.Typer(help="Explain recorded decisions in words.", no_args_is_
 
 TraceFile = Annotated[
     Path,
-    typer.Argument(help="A trace of decisions: JSON lines, as `pipemax simulate --decisions` writes them."),
+    typer.Argument(
+        help="A trace of decisions: JSON lines, as `python -m lab.paper --decisions` writes them."
+    ),
 ]
 
 

@@ -1,15 +1,13 @@
-"""Prompt and output lengths: drawn from distributions fitted to given means and medians, or replayed.
+"""Prompt and output lengths: drawn from distributions fitted to given means and medians.
 
 Draws are stratified (one per quantile, then shuffled), so a few hundred requests already meet the figures. The cut at
 the model's context is part of the fit: the lengths drawn have the mean and median asked for. This module knows only
 lengths, no text.
 """
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
@@ -90,33 +88,6 @@ def draw_outputs(statistics: LengthStatistics, most_tokens: Ints, rng: np.random
     """Draw an output length for each entry of ``most_tokens``, which is the longest that it may be."""
     lengths = _solve(statistics, _quantiles(len(most_tokens), rng), most_tokens)
     return np.asarray(np.maximum(1, np.rint(lengths)), dtype=np.int64)
-
-
-def replay_workload(path: Path, shared_prefix_tokens: int = 0) -> Workload:
-    """Read recorded lengths from JSON lines, each with ``prompt_tokens`` and ``completion_tokens``.
-
-    Raise ``ValueError`` for a line without them, and for a file without rows.
-    """
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            rows.append((int(row["prompt_tokens"]), int(row["completion_tokens"])))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path}, line {number}: needs prompt_tokens and completion_tokens: {error}"
-            ) from error
-    if not rows:
-        raise ValueError(f"{path} has no rows")
-    lengths = np.array(rows, dtype=np.int64)
-    return Workload(
-        name=path.stem,
-        prompt_tokens=lengths[:, 0],
-        output_tokens=lengths[:, 1],
-        shared_prefix_tokens=shared_prefix_tokens,
-    )
 
 
 def _quantiles(count: int, rng: np.random.Generator) -> Floats:

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipemax.cli.app import app
-from pipemax.sim.plots import plot_predictions
+from pipemax.cli.prediction_plot import plot_predictions
 
 
 @pytest.mark.parametrize(

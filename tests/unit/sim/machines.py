@@ -1,11 +1,17 @@
-"""A small node, model and workload that the simulator's tests share."""
+"""A small node, model and workload that the simulator's tests share, and the systems that they run."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism
 from pipemax.presets import load_model, load_node, load_workload
+from pipemax.sim.result import SimulationResult
+from pipemax.sim.systems.continuous import VLLM_032_PP, VLLM_PP, VLLM_TP, ContinuousBatching, vllm_032
+from pipemax.sim.systems.pipemax import PipeMaxSystem
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload, draw_workload
 
@@ -38,3 +44,29 @@ def small_workload(num_requests: int = 200, *, name: str = "sharegpt", seed: int
 
 def small_scenario(workload: Workload | None = None, node: NodeSpec | None = None) -> Scenario:
     return Scenario(node=node or small_node(), model=small_model(), workload=workload or small_workload())
+
+
+def _pipemax(*, mixed: int | None = None, tensor: int = 1) -> Callable[[Scenario], PipeMaxSystem]:
+    controller = {} if mixed is None else mixed_batching(mixed)
+    return partial(PipeMaxSystem, options=PipeMaxOptions(controller=controller, tensor=tensor))
+
+
+SYSTEMS: dict[str, Callable[[Scenario], ContinuousBatching | PipeMaxSystem]] = {
+    "vllm_tp": partial(ContinuousBatching, policy=VLLM_TP),
+    "vllm_pp": partial(ContinuousBatching, policy=VLLM_PP),
+    "vllm_032_pp": partial(ContinuousBatching, policy=VLLM_032_PP),
+    "vllm_032_pp_512": partial(ContinuousBatching, policy=vllm_032(512, name="vllm_032_pp_512")),
+    "vllm_032_t2p2_512": partial(
+        ContinuousBatching, policy=vllm_032(512, tensor=2, name="vllm_032_t2p2_512")
+    ),
+    "pipemax": _pipemax(),
+    "pipemax_mixed_256": _pipemax(mixed=256),
+    "pipemax_mixed_512": _pipemax(mixed=512),
+    "pipemax_mixed_2048": _pipemax(mixed=2048),
+    "pipemax_t2p2": _pipemax(tensor=2),
+    "pipemax_t2p2_mixed_512": _pipemax(mixed=512, tensor=2),
+}
+
+
+def simulate(name: str, scenario: Scenario) -> SimulationResult:
+    return SYSTEMS[name](scenario).simulate()

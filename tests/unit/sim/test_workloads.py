@@ -1,13 +1,11 @@
-"""Lengths meet the paper's table; recorded lengths are replayed."""
-
-from pathlib import Path
+"""Lengths meet the paper's table."""
 
 import numpy as np
 import pytest
 
 from pipemax.domain.workload import LengthStatistics, WorkloadSpec
 from pipemax.presets import load_workload
-from pipemax.sim.workloads import draw_workload, replay_workload
+from pipemax.sim.workloads import draw_workload
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -47,16 +45,3 @@ def test_statistics_that_no_lengths_have_are_refused() -> None:
     )
     with pytest.raises(ValueError, match="have mean 100"):
         draw_workload(spec, 1000, np.random.default_rng(0))
-
-
-def test_recorded_lengths_are_replayed_in_order(tmp_path: Path) -> None:
-    path = tmp_path / "table.jsonl"
-    path.write_text(
-        '{"prompt_tokens": 5, "completion_tokens": 2}\n\n{"prompt_tokens": 7, "completion_tokens": 1}\n'
-    )
-    workload = replay_workload(path)
-    assert workload.prompt_tokens.tolist() == [5, 7]
-    assert workload.output_tokens.tolist() == [2, 1]
-    path.write_text('{"prompt_tokens": 5}\n')
-    with pytest.raises(ValueError, match="line 1"):
-        replay_workload(path)

@@ -9,11 +9,10 @@ from pipemax.presets import load_node
 from pipemax.sim.links import Direction
 from pipemax.sim.result import SimulationResult
 from pipemax.sim.stage_times import StageTimes
-from pipemax.sim.systems.catalog import pipemax_layout_names, simulate
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, stage_configs
 from pipemax.sim.systems.scenario import Scenario
-from tests.unit.sim.machines import small_model, small_node, small_scenario, small_workload
+from tests.unit.sim.machines import simulate, small_model, small_node, small_scenario, small_workload
 
 
 def scarce_on_nvlink() -> Scenario:
@@ -71,14 +70,6 @@ def test_a_stage_is_described_by_one_of_its_gpus() -> None:
         assert pair.kv_bytes_per_token * 2 == one.kv_bytes_per_token
         # The same link, in pieces of half the size; there are two of them.
         assert one.h2d_bytes_per_s / 2 < pair.h2d_bytes_per_s < one.h2d_bytes_per_s
-
-
-def test_the_names_say_how_many_gpus_share_a_stage() -> None:
-    mixed = [f"mixed_{tokens}" for tokens in (256, 512, 1024, 2048, 4096)]
-    layouts = ["pipemax_t4p2", "pipemax_t2p4"]
-    expected = [name for layout in layouts for name in (layout, *(f"{layout}_{size}" for size in mixed))]
-    assert pipemax_layout_names(small_node(num_gpus=8)) == expected
-    assert pipemax_layout_names(small_node(num_gpus=2)) == []
 
 
 def test_stages_that_do_not_divide_the_node_are_refused() -> None:

@@ -3,18 +3,18 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from pipemax.cli.common import open_workload
 from pipemax.control.decision_trace import replay
 from pipemax.domain.plan import Batching, Phase
-from pipemax.presets import load_model, load_node
+from pipemax.presets import load_model, load_node, load_workload
 from pipemax.sim.result import SimulationResult
-from pipemax.sim.systems.catalog import simulate
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions
 from pipemax.sim.systems.scenario import Scenario
-from tests.unit.sim.machines import small_node, small_scenario, small_workload
+from pipemax.sim.workloads import draw_workload
+from tests.unit.sim.machines import simulate, small_node, small_scenario, small_workload
 
 SCENARIO = small_scenario(small_workload(150, name="longbench"), small_node(kv_gb=1.0))
 
@@ -61,7 +61,7 @@ def test_large_steps_do_not_fall_behind_once_much_kv_waits() -> None:
     scenario = Scenario(
         node=load_node("rtx5090x8"),
         model=load_model("llama2-70b"),
-        workload=open_workload("longbench", 2000),
+        workload=draw_workload(load_workload("longbench"), 2000, np.random.default_rng(0)),
         stops_at_drain=True,
     )
     small, large = (simulate(f"pipemax_mixed_{tokens}", scenario) for tokens in (512, 2048))

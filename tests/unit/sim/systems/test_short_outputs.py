@@ -7,11 +7,11 @@ from pipemax.control.controller_config import StageConfig
 from pipemax.domain.specs import KvCapacity
 from pipemax.domain.step_times import StepTimeModel
 from pipemax.sim.measured_engine import MeasuredEngine
-from pipemax.sim.systems.catalog import simulate
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions
 from pipemax.sim.systems.scenario import measured_scenario
 from pipemax.sim.workloads import Workload
+from tests.unit.sim.machines import simulate
 
 MAX_NUM_SEQS = 64
 

@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipemax.sim.systems.catalog import simulate
 from pipemax.sim.workloads import Workload
-from tests.unit.sim.machines import small_node, small_scenario
+from tests.unit.sim.machines import simulate, small_node, small_scenario
 
 
 def equal_requests(num_requests: int, *, prompt: int, output: int, shared: int = 0) -> Workload:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pipemax.sim.compute_bound import compute_bound_tokens_per_s
-from pipemax.sim.plots import write_plots
-from pipemax.sim.study import Study, named_systems, run_study
-from pipemax.sim.study_report import json_objects, write_chrome_trace
+from lab.paper.compute_bound import compute_bound_tokens_per_s
+from lab.paper.plots import write_plots
+from lab.paper.study import Study, named_systems, run_study
+from lab.paper.study_report import json_objects, write_chrome_trace
 from tests.unit.sim.machines import small_model, small_node, small_workload
 
 

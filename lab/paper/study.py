@@ -1,13 +1,13 @@
-"""Runs several systems on one scenario, for ``pipemax simulate``."""
+"""Runs several systems on one scenario, for ``python -m lab.paper``."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.paper.catalog import baseline_names, check_name, simulate, system_names
+from lab.paper.compute_bound import compute_bound_tokens_per_s
 from pipemax.domain.specs import ModelSpec, NodeSpec
-from pipemax.sim.compute_bound import compute_bound_tokens_per_s
 from pipemax.sim.result import SimulationResult
-from pipemax.sim.systems.catalog import baseline_names, check_name, simulate, system_names
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload
 

@@ -2,15 +2,15 @@
 
 from functools import partial
 
+from lab.paper.offload import Offloading
+from lab.paper.seesaw import Seesaw
+from lab.paper.tdpipe import TdPipe, simulate_tuned
 from pipemax.domain.specs import KvLayout, NodeSpec, Parallelism
 from pipemax.sim.result import SimulationResult
 from pipemax.sim.systems.continuous import VLLM_032_PP, VLLM_PP, VLLM_TP, ContinuousBatching, vllm_032
-from pipemax.sim.systems.offload import Offloading
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import Scenario
-from pipemax.sim.systems.seesaw import Seesaw
-from pipemax.sim.systems.tdpipe import TdPipe, simulate_tuned
 
 STATIC_PERCENTAGES = (5, 10, 15, 20, 25)
 STOCK_CHUNK_TOKENS = (128, 256, 512, 1024, 2048, 4096)

@@ -1,12 +1,12 @@
-"""Writes a study as JSON objects and as a Chrome trace. ``pipemax.sim.plots`` draws its figures."""
+"""Writes a study as JSON objects and as a Chrome trace. ``lab.paper.plots`` draws its figures."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+from lab.paper.study import Study
 from pipemax.sim.links import Direction
 from pipemax.sim.result import SimulationResult
-from pipemax.sim.study import Study
 
 _MICROSECONDS = 1e6
 

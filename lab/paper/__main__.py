@@ -1,4 +1,4 @@
-"""``pipemax simulate``: compare PipeMax with other systems on a simulated node."""
+"""Compare PipeMax with other systems on a simulated node, as the paper does: ``python -m lab.paper``."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,13 +19,12 @@ from pipemax.cli.common import (
     Seed,
     changed_node,
     one_line_errors,
-    open_workload,
     write_json,
 )
 from pipemax.domain.specs import KvCacheDtype
 
 if TYPE_CHECKING:
-    from pipemax.sim.study import Study
+    from lab.paper.study import Study
 
 _SYSTEMS_PANEL = "Systems"
 
@@ -95,14 +94,15 @@ def simulate(
     leave out the drain at the end of the run. PipeMax is the real decision code on a virtual clock. A run of 5,000
     requests takes about 20 s per system.
 
-    Example: pipemax simulate --node l20x8 --model llama2-70b --workload longbench --requests 2000
+    Example: python -m lab.paper --node l20x8 --model llama2-70b --workload longbench --requests 2000
     """
     from rich.console import Console
 
-    from pipemax.cli.study_table import table
+    from lab.paper.lengths import open_workload
+    from lab.paper.study import REFERENCE, named_systems, run_study
+    from lab.paper.study_report import json_objects, write_chrome_trace
+    from lab.paper.study_table import table
     from pipemax.presets import load_model
-    from pipemax.sim.study import REFERENCE, named_systems, run_study
-    from pipemax.sim.study_report import json_objects, write_chrome_trace
 
     with one_line_errors():
         spec = changed_node(node, changes or [])
@@ -134,7 +134,7 @@ def simulate(
 
 def _draw(study: "Study", directory: Path) -> None:
     try:
-        from pipemax.sim.plots import write_plots
+        from lab.paper.plots import write_plots
     except ModuleNotFoundError as error:
         raise ValueError(f"--plot needs {error.name}: pip install {error.name}") from error
     for path in write_plots(study, directory):
@@ -163,3 +163,7 @@ def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
             bar.update(task, description=system, completed=sum(finished.values()))
 
         yield report
+
+
+if __name__ == "__main__":
+    typer.run(simulate)

@@ -3,8 +3,8 @@
 from rich import box
 from rich.table import Table
 
+from lab.paper.study import Study
 from pipemax.sim.result import STEADY_SHARE
-from pipemax.sim.study import Study
 
 
 def table(study: Study) -> Table:
