@@ -13,7 +13,6 @@ from torch.nn import functional
 from bench.stage.attention import gather, gathered_decode, paged_decode_gqa
 from pipemax.domain.specs import ModelSpec
 
-OnLayer = Callable[[int, torch.Tensor, torch.Tensor], None]
 """Called with (layer, keys, values) directly after a layer's QKV projection."""
 
 
@@ -82,7 +81,6 @@ class LlamaStage:
         hidden: torch.Tensor,
         kv: list[torch.Tensor],
         batch: DecodeBatch,
-        on_layer: OnLayer | None = None,
     ) -> torch.Tensor:
         """Compute one decode step.
 
@@ -94,14 +92,13 @@ class LlamaStage:
         ) -> torch.Tensor:
             return self._decode_attention(query.contiguous(), kv[layer], batch.tables, batch.lengths)
 
-        return self._run(hidden, kv, batch.places, attend, on_layer)
+        return self._run(hidden, kv, batch.places, attend)
 
     def prefill(
         self,
         hidden: torch.Tensor,
         kv: list[torch.Tensor],
         chunk: PromptChunk,
-        on_layer: OnLayer | None = None,
     ) -> torch.Tensor:
         """Compute one prompt's chunk, which attends to the part of the prompt before it."""
         end = chunk.first_token + chunk.num_tokens
@@ -113,7 +110,7 @@ class LlamaStage:
             keys, values = gather(kv[layer], chunk.table, end)
             return self._attend(query.transpose(0, 1), keys, values, mask).transpose(0, 1)
 
-        return self._run(hidden, kv, chunk.places, attend, on_layer)
+        return self._run(hidden, kv, chunk.places, attend)
 
     def prefill_prompts(
         self,
@@ -121,7 +118,6 @@ class LlamaStage:
         kv: list[torch.Tensor],
         places: TokenPlaces,
         prompt_tokens: int,
-        on_layer: OnLayer | None = None,
     ) -> torch.Tensor:
         """Compute whole prompts of one length at once; ``hidden``: ``(prompts · prompt_tokens, hidden)``."""
 
@@ -132,7 +128,7 @@ class LlamaStage:
             heads = self._attend(q, k, v, None, is_causal=True)
             return heads.transpose(1, 2).flatten(0, 1)
 
-        return self._run(hidden, kv, places, attend, on_layer)
+        return self._run(hidden, kv, places, attend)
 
     def _run(
         self,
@@ -140,12 +136,9 @@ class LlamaStage:
         kv: list[torch.Tensor],
         places: TokenPlaces,
         attend: Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
-        on_layer: OnLayer | None,
     ) -> torch.Tensor:
         for layer in range(self.num_layers):
             query, keys, values = self._project(layer, hidden)
-            if on_layer is not None:
-                on_layer(layer, keys, values)
             # (tokens, kv_heads, keys then values) into their pages
             kv[layer][places.blocks, :, places.slots] = torch.cat((keys, values), dim=-1)
             attended = attend(layer, query, keys, values).flatten(1)

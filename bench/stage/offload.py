@@ -1,12 +1,10 @@
-"""Measures three ways of bringing a step's new KV to the host.
+"""Measures two ways of bringing a step's new KV to the host: our kernel after the step, and whole blocks after it.
 
-They are our kernel after the step, whole blocks after the step, and the paper's copy of every layer with re-layout on
-the CPU. Each is measured by itself and together with the computation that should hide it (``fig:runtime`` (b)).
+Each is measured by itself and together with the computation that should hide it (``fig:runtime`` (b)).
 """
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
@@ -17,11 +15,9 @@ import torch
 
 from bench.stage import kernel_reference
 from bench.stage.clock import synchronize
-from bench.stage.model import OnLayer
 from bench.stage.pools import PoolPlan
 from pipemax.transfer.cuda.device import Copy, Lane, Pool, Span
 from pipemax.transfer.cuda.launch_checks import TokenTable
-from pipemax.transfer.per_layer import PerLayerOffload
 
 if TYPE_CHECKING:
     from pipemax.transfer.cuda.cuda_device import CudaDevice
@@ -34,7 +30,6 @@ _STEPS = 8
 class Way(StrEnum):
     KERNEL = "kernel after the step"
     WHOLE_BLOCKS = "whole blocks"
-    PER_LAYER = "per layer, packed by the CPU"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +43,10 @@ class BreakdownRow:
     way: str
     compute_ms: float
     offload_ms: float
-    """Only offload: on the device, or for the CPU's part until it is done."""
-    pack_ms: float
-    """Packing by the CPU only."""
+    """Only offload, on the device."""
     together_ms: float
     hidden: float
-    """Share of offload and packing that costs the step nothing."""
+    """Share of the offload that costs the step nothing."""
     moved_mib: float
 
 
@@ -66,7 +59,6 @@ class Offloader:
         plan: PoolPlan,
         gpu_rows: torch.Tensor,
         host_rows: torch.Tensor,
-        dtype: torch.dtype,
         tokens: TokenTable,
     ) -> None:
         self.way = way
@@ -76,12 +68,7 @@ class Offloader:
         self._device = _cuda_device(gpu_rows, host_rows) if gpu_rows.is_cuda else None
         self._stream = self._device.stream(Lane.STORE) if self._device is not None else None
         self._done: torch.cuda.Event | None = None
-        self._per_layer = PerLayerOffload(plan.block, dtype, max_tokens=len(tokens), stream=self._stream)
         self._enqueue = self._make_enqueue()
-
-    @property
-    def on_layer(self) -> OnLayer | None:
-        return self._per_layer.offload_layer if self.way is Way.PER_LAYER else None
 
     @property
     def moved_bytes(self) -> int:
@@ -91,23 +78,16 @@ class Offloader:
 
     def after_step(self) -> None:
         """Enqueue what comes after the step's last kernel."""
-        if self.way is not Way.PER_LAYER:
-            if self._stream is not None:
-                self._stream.wait_stream(torch.cuda.current_stream(self._gpu_rows.device))
-            self._enqueue()
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._gpu_rows.device))
+        self._enqueue()
         if self._stream is not None:
             self._done = self._stream.record_event()
 
     def finish(self) -> None:
-        """Wait until the last step's KV has reached its blocks in the host pool, packing included."""
+        """Wait until the last step's KV has reached its blocks in the host pool."""
         if self._done is not None:
             self._done.synchronize()
-        self.pack()
-
-    def pack(self) -> None:
-        """Do the CPU's part, once the copies are done."""
-        if self.way is Way.PER_LAYER:
-            self._per_layer.pack(self._host_rows, torch.from_numpy(self.tokens))
 
     def _touched(self) -> np.ndarray:
         """Return the (GPU block, host block) pairs, each once."""
@@ -151,60 +131,41 @@ def _cuda_device(gpu_rows: torch.Tensor, host_rows: torch.Tensor) -> "CudaDevice
 def measure_breakdown(
     phase: str,
     size: int,
-    compute: Callable[[OnLayer | None], None],
-    offloaders: tuple[Offloader, Offloader],
-    layers: list[tuple[torch.Tensor, torch.Tensor]],
+    compute: Callable[[], None],
+    offloader: Offloader,
     *,
     device: torch.device,
     repeats: int,
 ) -> BreakdownRow:
     """Measure computation, offload, and both together.
 
-    ``compute`` runs one step; ``layers`` are keys and values such as it makes, for the offload by itself. When both are
-    measured together, steps follow each other, and the end of a step's offload, packing included, runs in a thread
-    during the next step; hence two offloaders in turn. Only the last offload has nothing to hide behind.
+    ``compute`` runs one step. When both are measured together, steps follow each other, and a step's offload runs
+    during the next step. Only the last offload has nothing to hide behind.
     """
-    first = offloaders[0]
 
-    def compute_alone() -> None:
+    def compute_only() -> None:
         for _ in range(_STEPS):
-            compute(None)
-
-    def offload_alone() -> None:
-        if first.on_layer is not None:
-            for layer, (keys, values) in enumerate(layers):
-                first.on_layer(layer, keys, values)
-        first.after_step()
+            compute()
 
     def together() -> None:
-        with ThreadPoolExecutor(1) as thread:
-            ends: list[Future[None]] = []
-            for step in range(_STEPS):
-                offloader = offloaders[step % 2]
-                if step >= 2:
-                    ends[step - 2].result()  # its staging is free again
-                compute(offloader.on_layer)
-                offloader.after_step()
-                ends.append(thread.submit(offloader.finish))
-            for end in ends:
-                end.result()
+        for _ in range(_STEPS):
+            compute()
+            offloader.after_step()
+        offloader.finish()
 
-    compute_s = _wall_s(compute_alone, device, repeats) / _STEPS
-    offload_s = _wall_s(offload_alone, device, repeats)
-    pack_s = _wall_s(first.pack, device, repeats)
+    compute_s = _wall_s(compute_only, device, repeats) / _STEPS
+    offload_s = _wall_s(offloader.after_step, device, repeats)
     together_s = _wall_s(together, device, repeats) / _STEPS
-    beside_s = offload_s + pack_s
     return BreakdownRow(
         phase=phase,
         size=size,
-        tokens=len(first.tokens),
-        way=str(first.way),
+        tokens=len(offloader.tokens),
+        way=str(offloader.way),
         compute_ms=compute_s * 1e3,
         offload_ms=offload_s * 1e3,
-        pack_ms=pack_s * 1e3,
         together_ms=together_s * 1e3,
-        hidden=1 - min(1.0, max(0.0, together_s - compute_s) / beside_s),
-        moved_mib=first.moved_bytes / 2**20,
+        hidden=1 - min(1.0, max(0.0, together_s - compute_s) / offload_s),
+        moved_mib=offloader.moved_bytes / 2**20,
     )
 
 

@@ -24,7 +24,6 @@ from pydantic import (
 
 from pipemax.domain.choices import BatchingChoice as BatchingChoice
 from pipemax.domain.choices import ChatMode as ChatMode
-from pipemax.domain.choices import KvOffload as KvOffload
 from pipemax.domain.choices import Policy as Policy
 from pipemax.domain.specs import KvCacheDtype
 from pipemax.removed import removed_key
@@ -166,12 +165,6 @@ class EngineConfig(BaseModel):
         gt=0.0,
         description="policy pipemax: host memory for each stage's KV in GiB (for each GPU's, if several share a "
         "stage); default: 4 times cpu_kv_gib, and on GPUs their share of half of the available memory.",
-    )
-    kv_offload: KvOffload = Field(
-        KvOffload.AFTER_STEP,
-        description="policy pipemax: when new KV is copied to the host: after_step, or per_layer (after each layer's "
-        "attention, close to PipeMax, §3.4.2; meant for comparison, because on GPUs it makes full CUDA graphs "
-        "piecewise).",
     )
     batching: BatchingChoice = Field(
         BatchingChoice.AUTO,
@@ -377,8 +370,7 @@ class EngineConfig(BaseModel):
         keeps = self.vllm_arguments.get("disable_hybrid_kv_cache_manager")
         if keeps is not None:
             return not keeps
-        can_free = not self.enable_prefix_caching and self.kv_offload is not KvOffload.PER_LAYER
-        return None if can_free and self.row_lengths is not None else False
+        return None if not self.enable_prefix_caching and self.row_lengths is not None else False
 
     @property
     def is_pooling(self) -> bool:

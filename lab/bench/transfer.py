@@ -5,7 +5,7 @@
 Shapes are those of one of eight stages of LLaMA-2-70B, ten layers with dummy weights in bf16, so a block of 16 tokens
 is 640 KiB. Sections: ``peak`` (one large pinned copy), ``prefetch`` (scattered blocks by layout, block size and copy
 call), ``breakdown`` (prefill at prompts of 1 and 256 tokens and decode by batch size: computation against offload, by
-our kernel, by whole blocks, and per layer with re-layout on the CPU), ``overlap`` (the share of prefetch and offload
+our kernel and by whole blocks), ``overlap`` (the share of prefetch and offload
 hidden behind a decode step), ``priority`` (the latency of a host-staged, activation-sized copy; a proxy, since one GPU
 has no peer). Needs a CUDA GPU with about 35 GB and pinned host memory for the pools (13 GB by default).
 """
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from bench.stage.attention import KERNEL_NAME
-from bench.stage.model import LlamaStage, OnLayer, TokenPlaces
+from bench.stage.model import LlamaStage, TokenPlaces
 from bench.stage.movers import open_mover
 from bench.stage.offload import BreakdownRow, Offloader, Way, measure_breakdown
 from bench.stage.overlap import OverlapRow, measure_overlap
@@ -127,16 +127,16 @@ class Bench:
                 places = self._prompt_places(plan, prompt_tokens)
                 hidden = self._stage.hidden(len(places.blocks))
 
-                def prefill(on_layer: OnLayer | None, h=hidden, p=places, n=prompt_tokens) -> None:
-                    self._stage.prefill_prompts(h, kv, p, n, on_layer)
+                def prefill(h=hidden, p=places, n=prompt_tokens) -> None:
+                    self._stage.prefill_prompts(h, kv, p, n)
 
                 yield from self._ways("prefill", prompt_tokens, prefill, places, plan, gpu_rows, host_rows)
             for batch in setup.decode_batches:
                 decode = random_batch(plan, batch, setup.context_tokens, setup.device, self._rng)
                 hidden = self._stage.hidden(batch)
 
-                def step(on_layer: OnLayer | None, h=hidden, d=decode) -> None:
-                    self._stage.decode(h, kv, d, on_layer)
+                def step(h=hidden, d=decode) -> None:
+                    self._stage.decode(h, kv, d)
 
                 yield from self._ways("decode", batch, step, decode.places, plan, gpu_rows, host_rows)
 
@@ -179,7 +179,7 @@ class Bench:
         self,
         phase: str,
         size: int,
-        compute: Callable[[OnLayer | None], None],
+        compute: Callable[[], None],
         places: TokenPlaces,
         plan: PoolPlan,
         gpu_rows: torch.Tensor,
@@ -189,16 +189,12 @@ class Bench:
         blocks, slots = places.blocks.tolist(), places.slots.tolist()
         host = {block: row for row, block in enumerate(dict.fromkeys(blocks))}
         table = np.array([(b, s, host[b]) for b, s in zip(blocks, slots, strict=True)], dtype=np.int32)
-        shape = (len(blocks), setup.model.num_kv_heads, setup.model.head_dim)
-        keys = torch.randn(shape, device=setup.device, dtype=torch.float32).to(setup.dtype)
         for way in Way:
-            pair = [Offloader(way, plan, gpu_rows, host_rows, setup.dtype, table) for _ in range(2)]
             yield measure_breakdown(
                 phase,
                 size,
                 compute,
-                (pair[0], pair[1]),
-                [(keys, keys.clone())] * setup.num_layers,
+                Offloader(way, plan, gpu_rows, host_rows, table),
                 device=setup.device,
                 repeats=setup.repeats,
             )

@@ -103,10 +103,7 @@ class TestWays:
         on_gpu = torch.from_numpy(table[:, [2, 1, 0]].copy())  # as if the GPU's blocks were the host's
         kernel_reference.pack_tokens(gpu, plan.block, on_gpu, keys, values)
         host = torch.zeros(plan.part.pool_shape(14), dtype=torch.uint8)
-        offloader = Offloader(way, plan, gpu, host, torch.float32, table)
-        if offloader.on_layer is not None:
-            for layer in range(2):
-                offloader.on_layer(layer, keys[layer], values[layer])
+        offloader = Offloader(way, plan, gpu, host, table)
         offloader.after_step()
         offloader.finish()
         expected = torch.zeros_like(host)
@@ -118,8 +115,8 @@ class TestWays:
         plan = plan_of(KvLayout.BLOCK_FIRST)
         table = np.array([(3, 0, 9), (3, 1, 9), (7, 0, 2)], dtype=np.int32)
         pools = [torch.zeros(plan.part.pool_shape(n), dtype=torch.uint8) for n in (12, 14)]
-        moved = {way: Offloader(way, plan, *pools, torch.float32, table).moved_bytes for way in Way}
-        assert moved[Way.KERNEL] == moved[Way.PER_LAYER] == 3 * plan.block.token_bytes
+        moved = {way: Offloader(way, plan, *pools, table).moved_bytes for way in Way}
+        assert moved[Way.KERNEL] == 3 * plan.block.token_bytes
         assert moved[Way.WHOLE_BLOCKS] == 2 * plan.block.block_bytes
 
 

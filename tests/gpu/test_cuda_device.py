@@ -22,7 +22,6 @@ from pipemax.transfer.cuda.launch_checks import token_table
 from pipemax.transfer.cuda.pinned_pool import PinnedHostPool
 from pipemax.transfer.cuda.transfers import CudaTransfers
 from pipemax.transfer.layout import BlockLayout, compact_layout
-from pipemax.transfer.per_layer_steps import PerLayerSteps
 from tests.fakes.kv_schedule import BLOCK_TOKENS
 from tests.fakes.kv_stage import GPU_BLOCKS, HOST_BLOCKS, KvModel, KvStage
 
@@ -147,49 +146,6 @@ def test_random_schedules_read_what_was_computed(
     torch.cuda.synchronize()
     assert stage.num_wrong == 0
     assert stage.schedule.num_prefetched > 20
-
-
-class _PerLayer(PerLayerSteps):
-    """A test model's kernel computes all layers at once; so they are saved at once, too."""
-
-    def end_step(self, copies: StepCopies) -> None:
-        for layer in range(LAYOUT.num_layers):
-            self.save_layer(layer)
-        super().end_step(copies)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_blocks_return_intact_where_kv_leaves_layer_by_layer(
-    gpu_rows: torch.Tensor, host_pool: PinnedHostPool, seed: int
-) -> None:
-    rng = random.Random(seed)
-    device = make_device(gpu_rows, host_pool)
-    stage = KvStage(
-        rng,
-        device,
-        KvModel(gpu_rows, LAYOUT),
-        layout=LAYOUT,
-        make_token_store=None,
-        writes_through=True,
-        go_on=partial(slow_some_lane_down, device, rng),
-    )
-    inner = stage.transfers
-    stage.transfers = steps = _PerLayer(
-        inner,
-        LAYOUT,
-        gpu_rows,
-        device.host_rows,
-        max_tokens=64,
-        steps_in_flight=2,
-        stream=device.stream(Lane.STORE),
-    )
-    stage.run(150)
-    steps.close()
-    inner.close()
-    torch.cuda.synchronize()
-    assert stage.num_wrong == 0
-    assert stage.schedule.num_prefetched > 20
-    assert steps.counts.packed_bytes > 0
 
 
 def test_what_start_puts_together_moves_blocks() -> None:

@@ -12,7 +12,6 @@ from bench.stage import kernel_reference
 from pipemax.transfer.cuda.cuda_device import CudaHostRegistry
 from pipemax.transfer.cuda.kernels import KvKernels
 from pipemax.transfer.cuda.pinned_pool import PinnedHostPool
-from pipemax.transfer.per_layer import PerLayerOffload
 from tests.gpu.pools import CASES, POISON, Case, poisoned_pool, random_pool, random_tokens, seeds
 
 pytestmark = [
@@ -68,28 +67,6 @@ def test_an_empty_table_launches_nothing(
     kernels.offload_tokens(gpu, host_pool.tensor, case.layout, np.zeros((0, 3), np.int32)).launch(0)
     torch.cuda.synchronize(device)
     assert (host_pool.tensor == POISON).all()
-
-
-@pytest.mark.parametrize(
-    "case", [c for c in CASES if c.name in ("bf16", "fp16", "fp8")], ids=lambda c: c.name
-)
-def test_the_per_layer_way_makes_the_same_rows(
-    case: Case, host_pool: PinnedHostPool, device: torch.device
-) -> None:
-    layout = case.layout
-    (rng,) = seeds(1)
-    tokens = torch.from_numpy(random_tokens(layout, TOKENS, GPU_BLOCKS, HOST_BLOCKS, rng))
-    head_dim = layout.content_bytes // (2 * case.dtype.itemsize)
-    shape = (layout.num_layers, TOKENS, layout.num_kv_heads, head_dim)
-    keys, values = (torch.randn(shape).to(case.dtype) for _ in range(2))
-    expected = poisoned_pool(layout, HOST_BLOCKS)
-    kernel_reference.pack_tokens(expected, layout, tokens, keys, values)
-    offload = PerLayerOffload(layout, case.dtype, max_tokens=TOKENS, stream=torch.cuda.Stream(device))
-    for layer in range(layout.num_layers):
-        offload.offload_layer(layer, keys[layer].to(device), values[layer].to(device))
-    offload.wait()
-    offload.pack(host_pool.tensor, tokens)
-    assert torch.equal(host_pool.tensor, expected)
 
 
 def test_memory_that_a_kernel_cannot_reach_is_refused(kernels: KvKernels, device: torch.device) -> None:

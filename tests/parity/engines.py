@@ -57,7 +57,6 @@ class Kind:
     runner: int = 1
     asynchronous: bool = False
     policy: str = "pipemax"
-    kv_offload: str = "after_step"
     kv_cache_dtype: str = "auto"
     frees_windows: bool = False
     """KV that has left windows is freed, by vLLM's hybrid KV cache manager."""
@@ -80,7 +79,6 @@ class Kind:
         return self.pp + self.asynchronous
 
     def __str__(self) -> str:
-        offload = " per layer" if self.kv_offload == "per_layer" else ""
         path = " GPU path" if self.gpu_path else ""
         kv = "" if self.kv_cache_dtype == "auto" else f" KV {self.kv_cache_dtype}"
         kv += " freed windows" if self.frees_windows else ""
@@ -88,7 +86,7 @@ class Kind:
         family = "" if self.family == "llama" else f"{self.family} "
         schedule = "async" if self.asynchronous else "sync"
         family += "LoRA " if self.adapters else ""
-        return f"{family}{tensor}pp{self.pp} V{self.runner} {schedule}{offload}{path}{kv}"
+        return f"{family}{tensor}pp{self.pp} V{self.runner} {schedule}{path}{kv}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +301,6 @@ def _engine_config(model: str, kind: Kind) -> EngineConfig:
     return EngineConfig(
         model=model,
         policy=kind.policy,
-        kv_offload=kind.kv_offload,
         dtype=kind.dtype,
         lora={name: f"{model}-{name}" for name in kind.adapters},
         quantization="fp8_per_channel" if kind.family == "fp8" else None,

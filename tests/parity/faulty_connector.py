@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-from pipemax.domain.units import HostBlockId
 from pipemax.transfer.backend import CopyBackend
 from pipemax.transfer.checks.poisoned_prefetches import NAN_BYTE
 from pipemax.transfer.commands import BlockPrefetch
@@ -40,8 +39,6 @@ class FaultyConnector(PipeMaxConnector):
 
     def begin(self, fault: Fault) -> None:
         """Begin to count the steps of another scheduler."""
-        if self._per_layer is not None:
-            self._per_layer._packing.wait_for(map(HostBlockId, range(self.faults.num_host_blocks)))
         self.faults.begin(fault)
         self._clock = type(self._clock)()
 

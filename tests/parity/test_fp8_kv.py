@@ -27,7 +27,6 @@ pytestmark = pytest.mark.skipif(
 E4M3 = Kind(pp=2, kv_cache_dtype="fp8")
 OTHERS = [
     Kind(pp=2, kv_cache_dtype="fp8_e5m2"),
-    Kind(pp=2, kv_cache_dtype="fp8", kv_offload="per_layer"),
     Kind(pp=2, kv_cache_dtype="fp8", runner=2, asynchronous=True),
     Kind(pp=2, kv_cache_dtype="fp8", gpu_path=True),
 ]

@@ -37,7 +37,6 @@ V2_PIPELINE = Kind(pp=2, runner=2, asynchronous=True)
 TENSOR = Kind(tp=2, pp=2)
 """Four workers, on two cores in CI: its loads are light ones."""
 
-PER_LAYER = Kind(pp=2, kv_offload="per_layer")
 
 TIGHT = {"gpu_blocks": 18, "host_blocks": 48}  # one long sequence on the GPU, three on the host
 
@@ -142,19 +141,6 @@ def test_tokens_are_the_same_where_a_step_is_planned_before_the_last_token_is_kn
     setting = Setting(num_batches=kind.pp, gpu_blocks=18, controller=batching)
     check(engine, setting, load, reference(kind, load))
     assert engine.scheduler.num_planned_in_flight > 0
-
-
-@pytest.mark.parametrize("kind", [PER_LAYER], ids=str)
-def test_tokens_are_the_same_where_kv_leaves_layer_by_layer(
-    kind: Kind, engine_of: EngineOf, reference: Reference
-) -> None:
-    """On both stages the packing thread puts into the host pool what steps fill; what is left of a block at an eviction
-    is saved whole, as always on a CPU, and small pools make that the most.
-    """
-    engine = engine_of(kind)
-    check(engine, Setting(num_batches=3, **TIGHT), TEMPLATED, reference(kind, TEMPLATED))
-    for copies in engine.scheduler._reports.copies:
-        assert 0 < copies.packed_bytes < copies.stored_bytes
 
 
 @pytest.mark.parametrize("kind", [TENSOR], ids=str)

@@ -140,7 +140,6 @@ LENGTHS = {"prompt_tokens": [100], "max_tokens": 50}
         ({"row_lengths": LENGTHS}, False),
         ({"enable_prefix_caching": False}, False),
         ({"enable_prefix_caching": False, "row_lengths": LENGTHS}, None),
-        ({"enable_prefix_caching": False, "row_lengths": LENGTHS, "kv_offload": "per_layer"}, False),
         ({"vllm": {"disable_hybrid_kv_cache_manager": False}}, True),
         (
             {

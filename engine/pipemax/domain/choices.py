@@ -25,16 +25,6 @@ class ChatMode(StrEnum):
     NEVER = "never"
 
 
-class KvOffload(StrEnum):
-    """The time at which new KV is copied to the host."""
-
-    AFTER_STEP = "after_step"
-    """All layers together once a step has computed; full CUDA graphs stay."""
-    PER_LAYER = "per_layer"
-    """Each layer's KV directly after its attention, put into blocks by the CPU. PipeMax, §3.4.2, begins after the QKV
-    projection, where vLLM has no hook."""
-
-
 class BatchingChoice(StrEnum):
     """The contents that a step of PipeMax may have, or the choice by simulations of the measured engine."""
 

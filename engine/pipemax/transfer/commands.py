@@ -138,12 +138,9 @@ class CopyCounts:
     """Host → GPU."""
     stored_bytes: int = 0
     """GPU → host."""
-    packed_bytes: int = 0
-    """The part of them that left layer by layer and was put into blocks by the CPU."""
 
     def __add__(self, other: "CopyCounts") -> "CopyCounts":
         return CopyCounts(
             loaded_bytes=self.loaded_bytes + other.loaded_bytes,
             stored_bytes=self.stored_bytes + other.stored_bytes,
-            packed_bytes=self.packed_bytes + other.packed_bytes,
         )

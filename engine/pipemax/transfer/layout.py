@@ -147,12 +147,6 @@ def describe_layers(layers: Mapping[str, torch.Tensor]) -> tuple[BlockLayout, to
     return layout, _as_bytes(first, layout, num_blocks)
 
 
-def layer_indexes(layers: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Return each layer's place within a block, by name; ``layers`` as for ``describe_layers``."""
-    offsets = sorted({layer.storage_offset() for layer in layers.values()})
-    return {name: offsets.index(layer.storage_offset()) for name, layer in layers.items()}
-
-
 def _as_bytes(first: torch.Tensor, layout: BlockLayout, num_blocks: int) -> torch.Tensor:
     """View the blocks whose first layer is ``first`` as ``(num_blocks, block_bytes)`` bytes."""
     storage = first.untyped_storage()

@@ -79,16 +79,6 @@ def _reasons_of_latent_kernels(vllm_config: VllmConfig) -> list[str]:
     ]
 
 
-def check_hooks_run(vllm_config: VllmConfig) -> None:
-    """Raise ``ValueError`` if full CUDA graphs would bypass the hook in each layer, which ``per_layer`` needs."""
-    mode = vllm_config.compilation_config.cudagraph_mode
-    if mode is not None and mode.has_full_cudagraphs():
-        raise ValueError(
-            f"kv_offload per_layer works between layers, and cudagraph_mode {mode.name} bypasses what lies between "
-            "them: set it to PIECEWISE in vllm.compilation_config, or set kv_offload after_step"
-        )
-
-
 def check_kv_cache(kv_cache_config: KVCacheConfig) -> None:
     """Raise ``ValueError`` for KV caches other than one group of full or latent attention, or groups with one window.
 

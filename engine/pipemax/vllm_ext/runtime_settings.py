@@ -29,8 +29,6 @@ class RuntimeSettings:
     """One encoded ``StageConfig`` per stage."""
     stores_tokens: bool = False
     """New tokens' KV goes to the host token by token after each step, if the device has a kernel for it."""
-    offloads_per_layer: bool = False
-    """New KV leaves layer by layer, while the step computes."""
     whole_prompts: bool = False
     """No prompt is computed in several steps."""
     batching: str = Batching.SEPARATED.value
@@ -77,16 +75,6 @@ class RuntimeSettings:
             "mixed_step_tokens": self.mixed_step_tokens,
         }
         return ControllerConfig(**(known | self.controller))
-
-
-def offload_extra_config(*, per_layer: bool) -> dict[str, Any]:
-    """Return what vLLM must know while it makes its config, before there are settings."""
-    return {_KEY: {"offloads_per_layer": per_layer}}
-
-
-def offloads_per_layer(extra_config: dict[str, Any]) -> bool:
-    """Tell whether KV is offloaded layer by layer, by complete settings or ``offload_extra_config``."""
-    return bool(extra_config.get(_KEY, {}).get("offloads_per_layer", False))
 
 
 def encode_stage(stage: StageConfig) -> dict[str, Any]:

@@ -74,15 +74,3 @@ def test_chunks_and_single_tokens_make_what_the_whole_prompt_makes() -> None:
     for layer in kv:
         written = layer[[5, 0]]
         torch.testing.assert_close(layer[[2, 7]], written)
-
-
-def test_the_hook_sees_a_layer_s_keys_and_values_before_they_are_paged() -> None:
-    layout = compact_layout(num_layers=2, num_kv_heads=2, block_tokens=4, content_bytes=2 * 16 * 4)
-    stage = LlamaStage(TINY, 2, CPU, torch.float32)
-    kv = layer_views(torch.zeros(layout.pool_shape(1), dtype=torch.uint8), layout, torch.float32)
-    seen = []
-    places = tokens_of([0], 0, 3)
-    stage.prefill_prompts(stage.hidden(3), kv, places, 3, lambda layer, k, v: seen.append((layer, k, v)))
-    assert [layer for layer, _, _ in seen] == [0, 1]
-    for layer, keys, values in seen:
-        assert torch.equal(kv[layer][0, :, :3].transpose(0, 1), torch.cat((keys, values), dim=-1))

@@ -23,7 +23,7 @@ from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 from pipemax.checkpoint.adapters import max_rank
 from pipemax.checkpoint.fingerprint import fingerprint
 from pipemax.checkpoint.model_kinds import window_and_full_layers
-from pipemax.config import EngineConfig, KvOffload
+from pipemax.config import EngineConfig
 from pipemax.control.times.calibration import Calibration, load_calibration, save_calibration
 from pipemax.domain.kv_groups import WHOLE_KV, KvGroups, group_layers
 from pipemax.domain.specs import KvCapacity
@@ -167,7 +167,6 @@ def engine_facts(config: EngineConfig, vllm_config: VllmConfig) -> dict[str, Any
     """Return everything that step times depend on, as plain values."""
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
     # Named only if it is not the default, so that what was measured before there was a choice is still found.
-    offload = {} if config.kv_offload is KvOffload.AFTER_STEP else {"kv_offload": config.kv_offload.value}
     windows = {"windows": "freed"} if frees_windows(vllm_config) else {}
     adapters = {"lora": [len(config.lora), max_rank(config)]} if config.lora else {}
     overrides = (
@@ -191,7 +190,6 @@ def engine_facts(config: EngineConfig, vllm_config: VllmConfig) -> dict[str, Any
         "asynchronous": bool(vllm_config.scheduler_config.async_scheduling),
         "vllm": vllm.__version__,
         "torch": torch.__version__,
-        **offload,
         **windows,
         **adapters,
         **overrides,

@@ -16,7 +16,7 @@ from vllm.usage.usage_lib import UsageContext
 
 from pipemax.checkpoint.adapters import max_rank
 from pipemax.checkpoint.model_kinds import has_windows
-from pipemax.config import BatchingChoice, EngineConfig, KvOffload, Policy, require_free_connector
+from pipemax.config import BatchingChoice, EngineConfig, Policy, require_free_connector
 from pipemax.control.controller_config import usual_num_batches
 from pipemax.domain.specs import KvCapacity
 from pipemax.domain.units import GIB
@@ -26,7 +26,7 @@ from pipemax.node.host_pool_size import host_pool_bytes
 from pipemax.node.lifetime import SERVER_IDENTITY_VARIABLE
 from pipemax.transfer.cuda.pinned_pool import require_pools
 from pipemax.transfer.host_memory import available_host_bytes
-from pipemax.vllm_ext.compat import check_hooks_run, check_model
+from pipemax.vllm_ext.compat import check_model
 from pipemax.vllm_ext.launch.first_guess import guess_stage
 from pipemax.vllm_ext.launch.known_calibration import (
     block_tables,
@@ -38,7 +38,7 @@ from pipemax.vllm_ext.launch.known_calibration import (
 )
 from pipemax.vllm_ext.launch.latent_kernels import choose_latent_kernels
 from pipemax.vllm_ext.launch.structured_outputs import make_structured_outputs, structured_outputs
-from pipemax.vllm_ext.runtime_settings import RuntimeSettings, encode_stage, offload_extra_config
+from pipemax.vllm_ext.runtime_settings import RuntimeSettings, encode_stage
 from pipemax.vllm_ext.seam.version import check_version
 
 log = logging.getLogger(__name__)
@@ -74,13 +74,6 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
         _free_windows_where_it_pays(config, vllm_config)
         _check_freed_windows(config, vllm_config)
         _tell_of_model(config, vllm_config)
-        if config.kv_offload is KvOffload.PER_LAYER:
-            check_hooks_run(vllm_config)
-            if vllm_config.model_config.use_mla:
-                raise ValueError(
-                    "kv_offload per_layer has not been shown to work with latent attention (MLA): set kv_offload "
-                    "after_step"
-                )
         _check_mixed_steps(config, vllm_config)
         _check_whole_prompts(config, vllm_config)
         settings = _runtime_settings(config, vllm_config)
@@ -139,11 +132,6 @@ def _check_freed_windows(config: EngineConfig, vllm_config: VllmConfig) -> None:
         raise ValueError(
             "policy pipemax shares no prefixes where it frees the KV that has left windows (vllm: "
             "{disable_hybrid_kv_cache_manager: false}): set enable_prefix_caching: false as well"
-        )
-    if config.kv_offload is KvOffload.PER_LAYER:
-        raise ValueError(
-            "kv_offload per_layer needs the whole KV of every layer: set kv_offload after_step, or leave out "
-            "vllm.disable_hybrid_kv_cache_manager"
         )
 
 
@@ -206,19 +194,12 @@ def _num_slots(vllm_config: VllmConfig, num_batches: int, gpu_bytes: float | Non
     return max(max_num_seqs, min(num_batches * max_num_seqs, most_tokens // _RESIDENT_TOKENS))
 
 
-def _pinned_by_worker(vllm_config: VllmConfig, config: EngineConfig, num_batches: int) -> int:
+def _pinned_by_worker(vllm_config: VllmConfig, num_batches: int) -> int:
     """Return the bytes of host memory that a GPU's worker pins besides its pool, as far as they count."""
-    pinned = 0
-    if vllm_config.use_v2_model_runner:  # all_token_ids of vLLM's RequestState
-        pinned += (
-            _num_slots(vllm_config, num_batches) * vllm_config.model_config.max_model_len * _TOKEN_ID_BYTES
-        )
-    if config.kv_offload is KvOffload.PER_LAYER:  # staging, see PerLayerSteps
-        step_bytes = vllm_config.scheduler_config.max_num_batched_tokens * max(
-            kv_bytes_per_token(vllm_config)
-        )
-        pinned += (vllm_config.max_concurrent_batches + 1) * step_bytes
-    return pinned
+    if not vllm_config.use_v2_model_runner:
+        return 0
+    # all_token_ids of vLLM's RequestState
+    return _num_slots(vllm_config, num_batches) * vllm_config.model_config.max_model_len * _TOKEN_ID_BYTES
 
 
 def engine_args(config: EngineConfig) -> EngineArgs:
@@ -298,9 +279,6 @@ def _pipemax_args(config: EngineConfig, *, num_gpus: int) -> dict[str, Any]:
             kv_connector=CONNECTOR,
             kv_connector_module_path="pipemax.vllm_ext.worker.connector",
             kv_role="kv_both",
-            kv_connector_extra_config=offload_extra_config(
-                per_layer=config.kv_offload is KvOffload.PER_LAYER
-            ),
         ),
     }
 
@@ -318,7 +296,7 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
     host_bytes = host_pool_bytes(config, num_workers=num_workers, has_gpus=has_gpus)
     num_batches = config.num_batches or default_num_batches(vllm_config)
     if has_gpus:
-        other_bytes = _pinned_by_worker(vllm_config, config, num_batches)
+        other_bytes = _pinned_by_worker(vllm_config, num_batches)
         require_pools(host_bytes, num_workers, available_host_bytes(), other_pinned_bytes=other_bytes)
     host_kv_tokens = int(host_bytes / max(kv_bytes))
     block_tokens, longest = vllm_config.cache_config.block_size, vllm_config.model_config.max_model_len
@@ -343,7 +321,6 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
         stages=tuple(encode_stage(stage) for stage in stages),
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
         stores_tokens=not current_platform.is_cpu(),
-        offloads_per_layer=config.kv_offload is KvOffload.PER_LAYER,
         whole_prompts=not vllm_config.scheduler_config.enable_chunked_prefill,
         batching=config.batching.at_start.value,
         mixed_step_tokens=config.mixed_step_tokens,

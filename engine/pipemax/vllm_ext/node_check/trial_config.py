@@ -1,7 +1,7 @@
 """Derive the engine configs of the trial of tokens: the user's engine with few layers, random weights, small pools.
 
 Nothing of the checkpoint is read but its configuration. What decides how KV is moved stays as the user has it: stages,
-tensor parallelism, batches, block size, types, per-layer offload. Quantized weights and adapters are left out, because
+tensor parallelism, batches, block size, types. Quantized weights and adapters are left out, because
 both sides compute with the same weights.
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
-from pipemax.config import EngineConfig, KvOffload
+from pipemax.config import EngineConfig
 from pipemax.domain.units import GIB
 from pipemax.vllm_ext.node_check import random_weights
 
@@ -71,7 +71,7 @@ def trial_configs(config: EngineConfig, vllm_config: VllmConfig) -> TrialConfigs
         changes |= {"dtype": "float32", "cpu_kv_gib": min(config.cpu_kv_gib, _KV_GIB)}
     else:
         arguments |= {"kv_cache_memory_bytes": int(_KV_GIB * GIB)}
-        if config.kv_offload is KvOffload.AFTER_STEP and not config.enforce_eager:
+        if not config.enforce_eager:
             # CUDA graphs as the engine has them, without the minutes of compiling.
             arguments.setdefault("compilation_config", {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"})
     # Prompts in pieces, in batches that differ from PipeMax's.

@@ -101,7 +101,6 @@ def _copy_stats(stages: list[CopyCounts]) -> dict[str, float]:
     return {
         "loaded_bytes": sum(stage.loaded_bytes for stage in stages),
         "stored_bytes": sum(stage.stored_bytes for stage in stages),
-        "packed_bytes": sum(stage.packed_bytes for stage in stages),
     }
 
 

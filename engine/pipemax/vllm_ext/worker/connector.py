@@ -6,8 +6,7 @@ heads. ``handle_preemptions`` is the first hook of every step, empty ones includ
 transfers. ``bind_connector_metadata`` starts its prefetches: in both of vLLM's runners it is the last hook before the
 forward pass, behind the step's inputs and the activations of the stage before. The first hook after the forward pass
 ends the step: ``finish_forward`` with vLLM's V2 runner, which calls it before the activations are sent, otherwise
-``wait_for_save``. Nothing is done between layers, so full CUDA graphs remain possible; but with ``kv_offload:
-per_layer`` vLLM makes them piecewise.
+``wait_for_save``. Nothing is done between layers, so full CUDA graphs remain possible.
 """
 
 from collections.abc import Sequence
@@ -39,11 +38,9 @@ from pipemax.transfer.checks.poisoned_prefetches import PoisonedPrefetches
 from pipemax.transfer.checks.swapped_prefetches import SwappedPrefetches
 from pipemax.transfer.commands import StepCopies
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool
-from pipemax.transfer.cuda.device import Lane
-from pipemax.transfer.layout import BlockLayout, describe_layers, layer_indexes
+from pipemax.transfer.layout import BlockLayout, describe_layers
 from pipemax.transfer.orchestrator import Orchestrator
-from pipemax.transfer.per_layer_steps import PerLayerSteps
-from pipemax.vllm_ext.runtime_settings import RuntimeSettings, offloads_per_layer
+from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.worker.stage_clock import GpuStageClock, StageClock
 from pipemax.vllm_ext.worker.stage_reports import WorkerReports
 
@@ -83,8 +80,6 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         """For a GPU's worker, once the KV caches exist."""
         self._transfers: StepTransfers | None = None
         self._stage: _Stage | None = None
-        self._per_layer: PerLayerSteps | None = None
-        self._layer_indexes: dict[str, int] = {}
         self._resources = ExitStack()
         self._is_in_step = False
         self._clock: StageClock = StageClock()
@@ -94,7 +89,6 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Start the transfers, once this stage's GPU pool exists. ``ValueError`` unless it is block-first."""
         layout, gpu_rows = describe_layers(kv_caches)
-        self._layer_indexes = layer_indexes(kv_caches)
         if gpu_rows.is_cuda:
             self._start_on_gpu(layout, gpu_rows)
         else:
@@ -105,8 +99,6 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         self._transfers = Orchestrator(self._make_backend(gpu_rows, pool))
         self._resources.callback(self._transfers.close)
         self._stage = _Stage(self._transfers, layout, gpu_rows, pool.tensor)
-        if self._settings.offloads_per_layer:
-            self._offload_per_layer(self._stage, stream=None)
 
     def _start_on_gpu(self, layout: BlockLayout, gpu_rows: torch.Tensor) -> None:
         _check_block_tokens(layout, self._vllm_config.cache_config.block_size)
@@ -122,20 +114,6 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         device = transfers.device
         assert isinstance(device, CudaDevice), device
         self._stage = _Stage(transfers, layout, gpu_rows, device.host_rows)
-        if self._settings.offloads_per_layer:
-            self._offload_per_layer(self._stage, stream=device.stream(Lane.STORE))
-
-    def _offload_per_layer(self, stage: _Stage, *, stream: torch.cuda.Stream | None) -> None:
-        self._transfers = self._per_layer = PerLayerSteps(
-            stage.transfers,
-            stage.layout,
-            stage.gpu_rows,
-            stage.host_rows,
-            max_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
-            steps_in_flight=self._vllm_config.max_concurrent_batches,
-            stream=stream,
-        )
-        self._resources.callback(self._per_layer.close)
 
     def _make_backend(self, gpu_rows: torch.Tensor, pool: HostPool) -> CopyBackend:
         """Make the backend that copies between the two pools; tests put a faulty one here."""
@@ -211,32 +189,26 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
     def poison_prefetches(self, is_on: bool) -> None:
         """From now on, overwrite every prefetch's target with NaN before the copy, or no longer."""
         assert self._stage is not None, "a check before the KV caches exist"
-        transfers = self._per_layer or self._stage.transfers
+        transfers = self._stage.transfers
         self._transfers = PoisonedPrefetches(transfers, self._stage.gpu_rows) if is_on else transfers
 
     def swap_prefetches(self, is_on: bool) -> None:
         """From now on, prefetch other blocks than were asked for, or no longer."""
         assert self._stage is not None, "a check before the KV caches exist"
-        transfers = self._per_layer or self._stage.transfers
+        transfers = self._stage.transfers
         self._transfers = SwappedPrefetches(transfers) if is_on else transfers
 
-    @classmethod
-    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        return offloads_per_layer(extra_config)
-
-    def save_kv_layer(
-        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
-    ) -> None:
-        """Copy a layer's new KV, once its attention is enqueued or has run."""
-        if self._per_layer is not None:
-            self._per_layer.save_layer(self._layer_indexes[layer_name])
-
-    # Not used: there is one copy of everything per stage, and no layer's prefetches are waited for on their own.
+    # Not used: there is one copy of everything per stage, and no layer's copies are made or waited for on their own.
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         pass
 
     def wait_for_layer_load(self, layer_name: str) -> None:
+        pass
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
+    ) -> None:
         pass
 
     # -- scheduler ------------------------------------------------------------------------------------------------

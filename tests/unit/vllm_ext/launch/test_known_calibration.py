@@ -48,8 +48,6 @@ def test_a_measured_calibration_is_found_at_the_next_start() -> None:
     for kv_cache_dtype in ("fp8", "fp8_e5m2"):
         fp8 = config(kv_cache_dtype=kv_cache_dtype)
         assert known_calibration(fp8, make_vllm_config(fp8)) is None, "it reads and copies other bytes"
-    per_layer = config(kv_offload="per_layer")
-    assert known_calibration(per_layer, make_vllm_config(per_layer)) is None, "its steps have other times"
 
 
 def test_a_named_file_wins_and_one_of_another_engine_is_refused(tmp_path: Path) -> None:

@@ -1,11 +1,9 @@
 """The connector's hooks in the order in which vLLM's two model runners call them, over a CPU's KV caches."""
 
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
 
 import pytest
 import torch
-from vllm.config import CUDAGraphMode
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -19,7 +17,6 @@ from pipemax.transfer.backend import CopyBackend
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool
 from pipemax.transfer.layout import ByteRows, compact_layout
-from pipemax.vllm_ext.compat import check_hooks_run
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
 from pipemax.vllm_ext.worker.connector import PipeMaxConnector, StepMetadata, _check_block_tokens
 from tests.unit.vllm_ext.fake_worker import MODEL
@@ -33,12 +30,7 @@ def kv() -> torch.Tensor:
 
 @pytest.fixture
 def connector(kv: torch.Tensor) -> Iterator[PipeMaxConnector]:
-    yield from make_connector(kv, "after_step")
-
-
-@pytest.fixture
-def per_layer_connector(kv: torch.Tensor) -> Iterator[PipeMaxConnector]:
-    yield from make_connector(kv, "per_layer")
+    yield from make_connector(kv)
 
 
 class RecordedBackend(CpuCopyBackend):
@@ -64,13 +56,13 @@ class RecordedConnector(PipeMaxConnector):
 
 @pytest.fixture
 def recorded(kv: torch.Tensor) -> Iterator[PipeMaxConnector]:
-    yield from make_connector(kv, "after_step", RecordedConnector)
+    yield from make_connector(kv, RecordedConnector)
 
 
 def make_connector(
-    kv: torch.Tensor, kv_offload: str, connector_type: type[PipeMaxConnector] = PipeMaxConnector
+    kv: torch.Tensor, connector_type: type[PipeMaxConnector] = PipeMaxConnector
 ) -> Iterator[PipeMaxConnector]:
-    config = EngineConfig(model=str(MODEL), policy="pipemax", max_model_len=64, kv_offload=kv_offload)
+    config = EngineConfig(model=str(MODEL), policy="pipemax", max_model_len=64)
     with launch_environment(config):
         vllm_config = make_vllm_config(config)
     connector = connector_type(vllm_config, KVConnectorRole.WORKER, None)
@@ -134,47 +126,10 @@ def test_vllm_s_runners_start_the_prefetches_of_a_step_without_a_forward_pass(
     assert recorded.backend.submitted == [PREFETCH.copies.prefetches]
 
 
-@pytest.mark.parametrize("hooks", [("wait_for_save",), ("finish_forward", "wait_for_save")], ids=["V1", "V2"])
-def test_each_layer_leaves_when_its_attention_is_done(
-    per_layer_connector: PipeMaxConnector, kv: torch.Tensor, hooks: tuple[str, ...]
-) -> None:
-    connector = per_layer_connector
-    kv[3] = 7
-    metadata = StepMetadata(
-        StepId(1), StepCopies(stores=(BlockStore(source=GpuBlockId(3), target=HostBlockId(5)),))
-    )
-    connector.handle_preemptions(metadata)
-    connector.bind_connector_metadata(metadata)
-    for layer in range(2):
-        connector.save_kv_layer(f"layer.{layer}", kv[:, layer], None)
-        kv[3, layer] = 0
-    for hook in hooks:
-        getattr(connector, hook)()
-    prefetch = BlockPrefetch(source=HostBlockId(5), target=GpuBlockId(4))
-    run_step(connector, 2, StepCopies(prefetches=(prefetch,)), hooks)
-    run_step(connector, 3, StepCopies(), hooks)
-    assert (kv[4] == 7).all()
-    assert not kv[3].any()
-
-
-def test_full_cuda_graphs_are_kept_unless_copies_run_between_layers(
-    connector: PipeMaxConnector, per_layer_connector: PipeMaxConnector
-) -> None:
+def test_full_cuda_graphs_are_kept(connector: PipeMaxConnector) -> None:
     """vLLM asks this before it captures graphs, of the very config that the connector has."""
-    for made, is_piecewise in ((connector, False), (per_layer_connector, True)):
-        extra_config = made._vllm_config.kv_transfer_config.kv_connector_extra_config
-        assert type(made).requires_piecewise_for_cudagraph(extra_config) is is_piecewise
-        made.save_kv_layer("layer.0", torch.empty(0), None)  # outside of steps with new KV nothing happens
-
-
-def test_graphs_that_bypass_the_layers_are_refused() -> None:
-    config = SimpleNamespace(compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode.PIECEWISE))
-    check_hooks_run(config)
-    config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
-    with pytest.raises(
-        ValueError, match=r"cudagraph_mode FULL_AND_PIECEWISE bypasses.*set kv_offload after_step"
-    ):
-        check_hooks_run(config)
+    extra_config = connector._vllm_config.kv_transfer_config.kv_connector_extra_config
+    assert not type(connector).requires_piecewise_for_cudagraph(extra_config)
 
 
 def test_caches_that_are_not_block_first_are_refused(connector: PipeMaxConnector) -> None:

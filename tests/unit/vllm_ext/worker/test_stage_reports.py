@@ -49,11 +49,11 @@ def test_a_prefetch_takes_as_long_as_on_the_slowest_rank_of_each_stage() -> None
 
 def test_a_stage_waits_as_long_as_its_slowest_rank_and_copies_what_all_of_them_do() -> None:
     book = ReportBook(2, ranks_per_stage=2)
-    counts = CopyCounts(loaded_bytes=5, stored_bytes=3, packed_bytes=2)
+    counts = CopyCounts(loaded_bytes=5, stored_bytes=3)
     for rank in (0, 1):
         book.take_in({1: [StageReport(rank=rank, stall_s=0.25 + rank, copies=counts)]})
     assert book.stall_s == [0.0, 1.25]
-    assert book.copies == [CopyCounts(), CopyCounts(loaded_bytes=10, stored_bytes=6, packed_bytes=4)]
+    assert book.copies == [CopyCounts(), CopyCounts(loaded_bytes=10, stored_bytes=6)]
 
 
 def test_prefetches_and_stalls_are_reported_beside_steps() -> None:
