@@ -17,7 +17,11 @@ COMMANDS: Mapping[str, str] = {
 }
 """Removed commands of ``pipemax``, with what replaces each."""
 
-OPTIONS: dict[str, str] = {}
+_FLEET = "plan-capacity plans one node: N nodes take its hours / N and their start-up, for N times the price"
+OPTIONS: dict[str, str] = {
+    f"plan-capacity --{name}": _FLEET
+    for name in ("nodes", "done-by", "budget", "start-up", "commit-every", "speed-spread", "lost-per-hour")
+}
 """Removed options as ``COMMAND --OPTION``, with what replaces each; the job's command is ``annotate``."""
 
 KEYS: Mapping[str, str] = {

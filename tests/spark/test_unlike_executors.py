@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.fleet import engines_of, launch, outcome_of, reports_of
+from tests.spark.unlike_application import engines_of, launch, outcome_of, reports_of
 
 _ROWS = 4_000
 _SPEEDS = (3.0, 1.0)
@@ -20,7 +20,6 @@ def test_rows_go_to_each_engine_by_its_speed_and_both_end_together(tmp_path: Pat
         speeds=_SPEEDS,
         slots=2,
         commit_every_s=4.0,
-        slow_row_s=0.0,
         room_rows=20,
         chunk_rows=16,
     )

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,19 +19,6 @@ from pipemax.cli.common import (
     one_line_errors,
     write_json,
 )
-from pipemax.cli.fleet import (
-    Budget,
-    CommitEvery,
-    DoneBy,
-    FleetNodes,
-    FleetQuestion,
-    LostPerHour,
-    SpeedSpread,
-    StartUp,
-    fleet_json,
-    fleet_lines,
-    fleet_question,
-)
 from pipemax.domain.specs import KvCacheDtype
 
 if TYPE_CHECKING:
@@ -41,7 +27,6 @@ if TYPE_CHECKING:
     from pipemax.domain.specs import NodeSpec
     from pipemax.domain.workload import WorkloadSpec
     from pipemax.policy.capacity import CapacityOption, CapacityPlan
-    from pipemax.policy.fleet import FleetRun
 
 _GB = 1e9
 
@@ -123,13 +108,6 @@ def plan_capacity(
     seed: Seed = 0,
     kv_dtype: KvDtype = KvCacheDtype.AUTO,
     changes: Changes = None,
-    nodes: FleetNodes = None,
-    done_by: DoneBy = None,
-    budget: Budget = None,
-    start_up: StartUp = None,
-    speed_spread: SpeedSpread = None,
-    lost_per_hour: LostPerHour = None,
-    commit_every: CommitEvery = None,
     json_file: JsonFile = None,
 ) -> None:
     """Estimate a table's hours and cost on one or more kinds of node, and recommend a layout and policy.
@@ -138,7 +116,7 @@ def plan_capacity(
     pipeline stages) and policy, each with its fastest step size. This takes up to a few minutes. The estimate uses the
     sample's steady rate for the bulk of the table, and counts the sample's drain once. A replica is an executor with tp
     × pp GPUs.
-    Of --nodes, --done-by and --budget, give one to plan a fleet of nodes that run the recommended option.
+    N nodes take the hours of one divided by N, and their start-up.
 
     Example: pipemax plan-capacity --rows 10000000 --price 20 --prompt-mean 500 --prompt-median 400
     """
@@ -154,18 +132,6 @@ def plan_capacity(
             workload,
             {"mean": prompt_mean, "median": prompt_median},
             {"mean": output_mean, "median": output_median},
-        )
-        question = fleet_question(
-            nodes=nodes,
-            done_by=done_by,
-            budget=budget,
-            start_up=start_up,
-            speed_spread=speed_spread,
-            lost_per_hour=lost_per_hour,
-            commit_every=commit_every,
-            seed=seed,
-            prices=price,
-            now=datetime.now().astimezone(),
         )
         console = Console(width=None if Console().is_terminal else FILE_COLUMNS)
         plans: list[_NodePlan] = []
@@ -187,18 +153,14 @@ def plan_capacity(
             console.print(f"chosen: {plan.chosen}. {plan.reason}.", highlight=False)
             for reason in plan.not_possible:
                 console.print(f"left out: {reason}", highlight=False)
-            fleet = None if question is None else question.answer(rows, plan.chosen, hourly)
-            plans.append(_NodePlan(node=spec.name, plan=plan, price_per_hour=hourly, fleet=fleet))
-            if question is not None and fleet is not None:
-                for line in fleet_lines(fleet, question, spec.name, hourly):
-                    console.print(line, highlight=False)
+            plans.append(_NodePlan(node=spec.name, plan=plan))
         if len(plans) > 1:
             console.print(_comparison(plans), highlight=False)
         if json_file:
             write_json(
                 json_file,
                 [
-                    _json_object(node_plan, option, question, kv_dtype)
+                    _json_object(node_plan, option, kv_dtype)
                     for node_plan in plans
                     for option in node_plan.plan.options
                 ],
@@ -207,22 +169,10 @@ def plan_capacity(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NodePlan:
-    """The options of one kind of node, and the fleet of such nodes if one is asked for."""
+    """The options of one kind of node."""
 
     node: str
     plan: "CapacityPlan"
-    price_per_hour: float
-    fleet: "FleetRun | None"
-
-    @property
-    def hours(self) -> float:
-        return self.plan.chosen.hours if self.fleet is None else self.fleet.hours
-
-    @property
-    def cost(self) -> float:
-        if self.fleet is None:
-            return self.plan.chosen.cost
-        return self.fleet.hours * self.fleet.nodes * self.price_per_hour
 
 
 def length_statistics(
@@ -272,23 +222,16 @@ def _table(plan: "CapacityPlan", node: "NodeSpec", kv_dtype: KvCacheDtype) -> "T
 
 def _comparison(plans: Sequence[_NodePlan]) -> str:
     def figures(plan: _NodePlan) -> str:
-        nodes = "" if plan.fleet is None else f"{plan.fleet.nodes:,} × "
-        return f"{nodes}{plan.node}, {plan.hours:,.1f} hours for {plan.cost:,.0f}"
+        return f"{plan.node}, {plan.plan.chosen.hours:,.1f} hours for {plan.plan.chosen.cost:,.0f}"
 
-    cheapest = min(plans, key=lambda plan: plan.cost)
-    fastest = min(plans, key=lambda plan: plan.hours)
+    cheapest = min(plans, key=lambda plan: plan.plan.chosen.cost)
+    fastest = min(plans, key=lambda plan: plan.plan.chosen.hours)
     if cheapest is fastest:
         return f"cheapest and fastest: {figures(cheapest)}"
     return f"cheapest: {figures(cheapest)}; fastest: {figures(fastest)}"
 
 
-def _json_object(
-    node_plan: _NodePlan, option: "CapacityOption", question: FleetQuestion | None, kv_dtype: KvCacheDtype
-) -> dict[str, Any]:
-    is_chosen = option is node_plan.plan.chosen
-    fleet = None
-    if is_chosen and question is not None and node_plan.fleet is not None:
-        fleet = fleet_json(node_plan.fleet, question, node_plan.price_per_hour)
+def _json_object(node_plan: _NodePlan, option: "CapacityOption", kv_dtype: KvCacheDtype) -> dict[str, Any]:
     return {
         "node": node_plan.node,
         "kv_dtype": kv_dtype.value,
@@ -304,6 +247,5 @@ def _json_object(
         "hours": round(option.hours, 4),
         "cost": round(option.cost, 4),
         "limited_by": option.limited_by,
-        "chosen": is_chosen,
-        "fleet": fleet,
+        "chosen": option is node_plan.plan.chosen,
     }

@@ -16,19 +16,15 @@ from pipemax.domain.plan import Batching
 from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.domain.workload import WorkloadSpec
 from pipemax.policy.compare import ChosenPolicy, verdict
-from pipemax.policy.fleet import NodeWork
 from pipemax.policy.layout_runs import (
     ALL_SIZES,
-    LayoutRun,
     StepSizes,
-    capacity_of,
     engine_scenario,
     run_pipemax,
     run_stock,
 )
 from pipemax.policy.layouts import Layout, layout_refusal, possible_layouts
 from pipemax.sim.result import SimulationResult, table_seconds
-from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload, draw_workload
 
 SAMPLE_ROWS = 6000
@@ -55,8 +51,6 @@ class CapacityOption:
     """Of the whole table, with the drain at its end; without starting engines, and reading and writing the table."""
     cost: float
     limited_by: str
-    work: NodeWork
-    """What a fleet of such nodes is predicted by."""
 
     def __str__(self) -> str:
         how = "stock vLLM" if self.batching is None else f"PipeMax, {self.batching}"
@@ -153,7 +147,6 @@ def options_of(
                 hours=hours,
                 cost=hours * price_per_hour,
                 limited_by=limiting_factor(run.result),
-                work=_node_work(run, scenario),
             )
         )
     return options
@@ -170,24 +163,6 @@ def _hours(result: SimulationResult, replicas: int, rows: int) -> float:
         steady_seconds=result.steady_seconds,
     )
     return seconds / 3600.0
-
-
-def _node_work(run: LayoutRun, scenario: Scenario) -> NodeWork:
-    """Return a node's rate and drain. Its engines hold as many rows as fill the pools that they use."""
-    result, replicas = run.result, run.layout.replicas
-    tokens_per_row = (result.prompt_tokens + result.output_tokens) / result.num_requests
-    is_stock = run.batching is None
-    capacity = capacity_of(scenario.node, scenario.model, run.layout, frees_windows=is_stock)
-    held_rows = capacity.gpu_rows(tokens_per_row)
-    if not is_stock:
-        held_rows = max(held_rows, capacity.host_blocks * capacity.block_tokens / tokens_per_row)
-    steady_rows = result.steady_tokens_per_s * result.steady_seconds / tokens_per_row
-    return NodeWork(
-        rows_per_s=run.tokens_per_s / tokens_per_row,
-        drain_s=result.seconds - result.steady_seconds,
-        drain_rows=replicas * (result.num_requests - steady_rows),
-        held_rows=replicas * held_rows,
-    )
 
 
 def limiting_factor(result: SimulationResult) -> str:

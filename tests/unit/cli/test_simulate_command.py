@@ -72,27 +72,6 @@ def test_plan_capacity_compares_kinds_of_node(small: list[str], tmp_path: Path) 
     assert "cheapest" in message_of(result)
 
 
-def test_plan_capacity_plans_a_fleet_of_the_chosen_option(small: list[str], tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    result = run(
-        *["plan-capacity", "--rows", "10000000", "--price", "20", *small, "--sample", "30"],
-        *["--output-mean", "60", "--output-median", "40", "--gpus-per-engine", "8", "--json", str(path)],
-        *["--done-by", "12h", "--start-up", "5m", "--lost-per-hour", "0.05", "--speed-spread", "0.1"],
-    )
-    assert result.exit_code == 0, result.output
-    options = json.loads(path.read_text())
-    assert [option["fleet"] is not None for option in options] == [option["chosen"] for option in options]
-    (chosen,) = (option for option in options if option["chosen"])
-    fleet = chosen["fleet"]
-    assert fleet["nodes"] >= chosen["hours"] / 12, "one node takes so many hours"
-    assert fleet["least_hours"] <= fleet["hours"] <= fleet["most_hours"] <= 12
-    assert fleet["cost"] == pytest.approx(20 * fleet["nodes"] * fleet["hours"], rel=1e-3)
-    assert (fleet["start_up_s"], fleet["commit_every_s"]) == (300, 900)
-    assert fleet["lost_nodes"] > 0
-    assert f"fleet: {fleet['nodes']} node" in message_of(result)
-    assert "speeds that vary by 10%, and 0.05 losses per node and hour" in message_of(result)
-
-
 def test_plan_capacity_plans_fp8_kv(small: list[str], tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
 
@@ -117,18 +96,6 @@ def test_plan_capacity_plans_fp8_kv(small: list[str], tmp_path: Path) -> None:
         (["--gpus-per-engine", "3"], "has 8 GPUs, which 3 do not divide"),
         (["--rows", "0"], "--rows"),
         (["--price", "-1"], "--price"),
-        (
-            ["--nodes", "2", "--budget", "9"],
-            "--nodes and --budget: give one, and the command tells the others",
-        ),
-        (["--speed-spread", "0.1"], "--speed-spread is of a fleet: give --nodes, --done-by or --budget, too"),
-        (["--done-by", "soon"], "--done-by soon: write a duration (8h), a time (07:30)"),
-        (["--done-by", "2020-01-01T00:00"], "--done-by 2020-01-01T00:00 is past"),
-        (["--nodes", "2", "--start-up", "ten"], "--start-up ten: write a duration as 8h, 90m or 1h30m"),
-        (
-            ["--budget", "5", "--price", "0", "--node", "l20x8"],
-            "--budget says nothing of nodes that cost nothing",
-        ),
     ],
 )
 def test_plan_capacity_names_what_is_wrong(small: list[str], arguments: list[str], message: str) -> None:

@@ -1,7 +1,7 @@
 """Model the engine time that a slow node costs the other nodes, by the number of chunks that may be in flight.
 
-    python bench/scale_chunks.py [--nodes 200] [--slow-nodes 1] [--slow-by 10] [--slots 4] [--hours 24]
-        [--json FILE] [--plot FILE]
+    python lab/nights/chunks.py [--nodes 200] [--slow-nodes 1] [--slow-by 10] [--slots 4] [--hours 24]
+        [--json FILE]
 
 No Spark and no engine: an event-level model drives the job's own decisions, when a chunk is submitted
 (``pipemax_spark.job.turns``), how many rows it has (``ChunkPlan``) and how many partitions (``Slots``). Nodes, tasks
@@ -238,23 +238,6 @@ def measure(args: argparse.Namespace) -> list[dict[str, float]]:
     return table
 
 
-def plot(table: list[dict[str, float]], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 3.5), layout="constrained")
-    axes = figure.subplots()
-    for slow_by in dict.fromkeys(row["slow_by"] for row in table):
-        rows = [row for row in table if row["slow_by"] == slow_by]
-        label = "all nodes alike" if slow_by == 1 else f"slow nodes {slow_by:g} times slower"
-        axes.plot(
-            [r["max_in_flight"] for r in rows], [100 * r["lost_share"] for r in rows], "o-", label=label
-        )
-    axes.set(xlabel="chunks that may be in flight", ylabel="other engines' time lost, %", ylim=(0, None))
-    axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--nodes", type=int, default=200)
@@ -267,13 +250,10 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the figures here, too")
-    parser.add_argument("--plot", type=Path, help="draw them")
     args = parser.parse_args()
     table = measure(args)
     if args.json:
         args.json.write_text(json.dumps(table, indent=1) + "\n")
-    if args.plot:
-        plot(table, args.plot)
 
 
 if __name__ == "__main__":
