@@ -190,6 +190,12 @@ OPTIONS: dict[str, Option] = {
         "With --incremental: skip rows that were updated or deleted in the input. Rows that the same commits inserted "
         "are annotated; without --id-columns, updated rows of such commits are, too.",
     ),
+    "rescan": _option(
+        _INPUT,
+        "With --incremental: compare all rows of the input with the output once, annotate those that are missing, and "
+        "let the next incremental run go on from there. For an input that cannot be followed from where the last run "
+        "ended.",
+    ),
     "prompt_column": _option(_PROMPT, "Column that holds the prompt."),
     "messages_column": _option(
         _PROMPT,
@@ -363,7 +369,10 @@ OPTIONS: dict[str, Option] = {
         show=str,
         read=IfRunning.of,
     ),
-    "checkpoint": _option(_RUN, "Checkpoint directory of --incremental; default: inside the work directory."),
+    "checkpoint": _option(
+        _RUN,
+        "Directory in which --incremental keeps how far it has read; default: inside the work directory.",
+    ),
     "mlflow_experiment": _option(
         _RUN,
         "MLflow experiment; '' records nothing. The store is MLFLOW_TRACKING_URI, or a file next to the output.",

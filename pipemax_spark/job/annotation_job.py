@@ -17,7 +17,7 @@ from pipemax_spark.job.dry_run import print_dry_run
 from pipemax_spark.job.early_start import EarlyStart
 from pipemax_spark.job.end_record import EndRecord
 from pipemax_spark.job.fit import check_rows_fit
-from pipemax_spark.job.incremental import Batch, MicroBatches, stream_purpose
+from pipemax_spark.job.incremental import Batch, MicroBatches, reading, stream_purpose
 from pipemax_spark.job.kept_values import check_values_kept
 from pipemax_spark.job.left import check_ids
 from pipemax_spark.job.options import JobOptions
@@ -184,10 +184,12 @@ class AnnotationJob:
         return MicroBatches(
             self._spark,
             checked.source,
-            checkpoints=options.checkpoint or work.checkpoints_path,
+            positions=options.checkpoint or work.checkpoints_path,
             purpose=stream_purpose(checked.spec.hash, options.where),
+            stream_directory=f"{work.path}/stream",
             options=options.input_option,
             skip_changes=options.skip_changes,
+            rescan=options.rescan,
             say=self._terminal.warn,
         )
 
@@ -204,7 +206,7 @@ class AnnotationJob:
 
         The run is entered into ``stack`` when the first rows to do are found.
         """
-        counts, run = self._end.counts, None
+        counts, run, new_rows = self._end.counts, None, 0
         counts.rows_in = 0
         preparing = Preparing(
             self._spark,
@@ -222,9 +224,13 @@ class AnnotationJob:
                 batch = self._chosen(batch)
             if batch.compares_all:
                 batch = self._not_held(checked, batch)
-            rows = self._rows_of(checked, batch)
-            counts.rows_in += rows
-            prepared = preparing.prepare(number, batch, rows)
+            with reading(checked.source.name, batch):
+                rows = self._rows_of(checked, batch)
+            new_rows += rows
+            held = checked.rows_in - rows if batch.counts_all else 0
+            counts.rows_in += rows + held
+            counts.skipped += held
+            prepared = preparing.prepare(number, batch, rows, held=held)
             if prepared is None:
                 counts.skipped += rows
                 continue
@@ -245,7 +251,7 @@ class AnnotationJob:
             work.delete_rows(number)
         work.drop_left_runs()
         counts.recovered_runs = preparing.recovered_runs
-        if counts.rows_in == 0 and self._options.incremental:
+        if new_rows == 0 and self._options.incremental:
             self._check_appended(0)
         return run
 
@@ -285,7 +291,9 @@ class AnnotationJob:
         if batch.stream is None and not batch.compares_all:
             return checked.rows_in
         if checked.id_columns:
-            check_ids(batch.rows, checked.id_columns, shows_values=not self._options.no_sample)
+            # A stream reads rows as they were appended, whatever became of them later.
+            then = "" if batch.stream is None else ", if the input still has any, and give --rescan once"
+            check_ids(batch.rows, checked.id_columns, shows_values=not self._options.no_sample, then=then)
         check_values_kept(
             self._table,
             batch.rows,
@@ -295,11 +303,17 @@ class AnnotationJob:
             warn=self._terminal.warn,
         )
         rows: int = batch.rows.count()
-        if batch.stream is None:
+        if batch.stream is None and not batch.counts_all:
             return rows
         if rows:
             self._check_appended(rows)
         condition = "" if self._options.where is None else f" where {self._options.where}"
+        if batch.stream is None:
+            self._terminal.say(
+                "Compared",
+                f"all {checked.rows_in:,} rows{condition} of the input: {rows:,} are not in the output yet",
+            )
+            return rows
         self._terminal.say(
             "Stream", f"batch {batch.stream.batch_id}: {rows:,} rows{condition} were appended to the input"
         )

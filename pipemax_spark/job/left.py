@@ -49,10 +49,12 @@ def check_id_type(field: "StructField") -> None:
             )
 
 
-def check_ids(rows: "DataFrame", id_columns: Sequence[str], *, shows_values: bool = True) -> None:
+def check_ids(
+    rows: "DataFrame", id_columns: Sequence[str], *, shows_values: bool = True, then: str = ""
+) -> None:
     """Raise ``JobError`` for ids that are null or not unique. One pass over the id columns.
 
-    Examples are given only if ``shows_values``.
+    Examples are given only if ``shows_values``. ``then`` is what to do after the rows were changed.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -74,12 +76,12 @@ def check_ids(rows: "DataFrame", id_columns: Sequence[str], *, shows_values: boo
     examples = f": {shown}" if shows_values else ""
     if any(row[name] is None for row in wrong for name in id_columns):
         raise JobError(
-            f"id-columns {', '.join(id_columns)} hold nulls{examples}. Every row needs an id: fill them in, or leave "
-            "id-columns out (rows are then matched by content, with multiplicity)"
+            f"id-columns {', '.join(id_columns)} hold nulls{examples}. Every row needs an id: fill them in{then}, or "
+            "leave id-columns out (rows are then matched by content, with multiplicity)"
         )
     raise JobError(
-        f"ids are not unique{examples}. Remove the duplicates, name more id-columns, or leave id-columns out (rows "
-        "are then matched by content, with multiplicity)"
+        f"ids are not unique{examples}. Remove the duplicates{then}, name more id-columns, or leave id-columns out "
+        "(rows are then matched by content, with multiplicity)"
     )
 
 

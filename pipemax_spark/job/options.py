@@ -70,9 +70,11 @@ class JobOptions:
     incremental: bool = False
     """Annotate only rows appended to a Delta input since the last run, by Structured Streaming."""
     checkpoint: str | None = None
-    """Directory for the checkpoints of incremental runs; default: in the work directory."""
+    """Directory for the positions of incremental runs; default: in the work directory."""
     skip_changes: bool = False
     """Skip rows that commits to the input updated or deleted; rows that the same commits inserted are annotated."""
+    rescan: bool = False
+    """Compare all rows of the input with the output, and let later incremental runs go on from there."""
     mlflow_experiment: str = "pipemax"
     """Empty to record nothing."""
     price_per_hour: float | None = None
@@ -116,7 +118,12 @@ class JobOptions:
 
     def _check_incremental(self) -> None:
         if not self.incremental:
-            for name, value in (("checkpoint", self.checkpoint), ("skip-changes", self.skip_changes)):
+            details = {
+                "checkpoint": self.checkpoint,
+                "skip-changes": self.skip_changes,
+                "rescan": self.rescan,
+            }
+            for name, value in details.items():
                 if value:
                     raise JobError(f"--{name} says how --incremental reads its input; give both, or neither")
             return

@@ -101,9 +101,10 @@ class Preparing:
         self.next_chunk = 0
         """The number of the run's next chunk. Rows that are recovered are chunks, too; the caller counts the others."""
 
-    def prepare(self, number: int, batch: Batch, rows: int) -> Prepared | None:
+    def prepare(self, number: int, batch: Batch, rows: int, *, held: int = 0) -> Prepared | None:
         """Record the rows left of the run's batch ``number``, which has ``rows`` rows; return None if none are left.
 
+        ``held`` is the number of the input's rows that are not in the batch because the output holds them.
         Raise ``JobFailedError`` if another run takes the output over, or the input has changed meanwhile, and
         ``JobError`` if the output does not take these rows.
         """
@@ -134,7 +135,8 @@ class Preparing:
             return None
         num_left = sliced.rows if slices.num_left is None else slices.num_left
         self._terminal.say(
-            "Output", f"{self._table.name}: {rows - num_left:,} rows done earlier, {sliced.rows:,} to do"
+            "Output",
+            f"{self._table.name}: {held + rows - num_left:,} rows done earlier, {sliced.rows:,} to do",
         )
         if not self._is_empty:
             tell_changed(self._terminal, self._remaining, sliced.read_all())
@@ -235,7 +237,7 @@ class Preparing:
     def _recover(self, number: int, found: _Left, claim: Claim, outcomes: Outcomes) -> _Left:
         """Commit the rows that dead runs had completed under this spec, and return the rows that are left after that.
 
-        A stream's first batch is the one that the dead runs had not finished.
+        A stream's first batch with rows left is the one that the dead runs had not finished.
         """
         assert found.rows is not None, "what is left is known once the output is claimed"
         spools = self._spools()
@@ -243,6 +245,8 @@ class Preparing:
             # Each spool is compared with the rows that are left, and so are the rows to annotate after it.
             left = written(self._spark, found.rows, self._work.rows_path(number, "left"))
             known = int(left.count())
+            if not known:  # a batch that a dead run had committed: the spool is of a later one
+                return _Left(expected=0, rows=left, known=0)
             for run in spools:
                 num_rows, left = self._commit_spool(number, claim, outcomes, run, left)
                 known -= num_rows

@@ -33,17 +33,24 @@ _INEXACT = frozenset({"TIMESTAMP_MILLIS", "LEGACY", "EXCEPTION", "FALSE"})
 """Their other values, which lose something or end the job; Spark's own default for times, INT96, keeps everything."""
 
 
+_LOSSY = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
+"""Settings under which rows of a file that is gone or torn are left out without a word. Who wants that for an input
+gives it as an option of that input."""
+
+
 @contextmanager
 def job_settings(spark: "SparkSession") -> Iterator[None]:
     """Set the values that the job needs, and restore the session's values at exit.
 
     Rows of an Arrow batch: at most ``ARROW_BATCH_ROWS``, fewer if the user has set fewer. Tasks that read a Delta
     table's log: on one machine ``LOCAL_SNAPSHOT_PARTITIONS``, unless the user has set a number. What is written: every
-    value as it is.
+    value as it is. What is read: every file.
     """
-    before = {name: spark.conf.get(name, None) for name in (ARROW_BATCH, SNAPSHOT_PARTITIONS, *_EXACT)}
+    names = (ARROW_BATCH, SNAPSHOT_PARTITIONS, *_EXACT, *_LOSSY)
+    before = {name: spark.conf.get(name, None) for name in names}
     batch_rows = int(before[ARROW_BATCH] or 0)
     wanted = {name: value for name, value in _EXACT.items() if (before[name] or "").upper() in _INEXACT}
+    wanted |= {name: "false" for name in _LOSSY if (before[name] or "").lower() == "true"}
     if not 0 < batch_rows <= ARROW_BATCH_ROWS:  # 0 and less mean no limit to Spark
         wanted[ARROW_BATCH] = str(ARROW_BATCH_ROWS)
     if before[SNAPSHOT_PARTITIONS] is None and is_local(spark):

@@ -4,12 +4,10 @@ Delta skips a commit as a whole if it removed any row: a ``MERGE`` that updates 
 ``UPDATE``. The table's history says how many rows of each kind a commit had, but not which.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipemax_spark.storage.hadoop import HadoopFiles
 from pipemax_spark.storage.tables import DeltaTable
 
 if TYPE_CHECKING:
@@ -37,30 +35,10 @@ class SkippedCommit:
         return f"commit {self.version} ({self.operation}: {', '.join(told) or 'rows replaced'})"
 
 
-def first_unread(files: HadoopFiles, checkpoint: str) -> int | None:
-    """Return the first version of the table that the checkpoint's stream has not read; None if it has read nothing.
-
-    That of a stream which died in its first batch is 0: no file says at which version it began.
-    """
-    numbers = {
-        kind: [int(entry.name) for entry in files.list(f"{checkpoint}/{kind}") if entry.name.isdecimal()]
-        for kind in ("offsets", "commits")
-    }
-    if not numbers["offsets"]:
-        return None
-    if not numbers["commits"]:
-        return 0
-    # A version of the format, the batch's metadata, and then a line for each source.
-    lines = files.read_text(f"{checkpoint}/offsets/{max(numbers['commits'])}").splitlines()
-    if lines[2] == "-":  # it had read nothing
-        return 0
-    offset = json.loads(lines[2])
-    return int(offset["reservoirVersion"]) + bool(offset["isStartingVersion"])
-
-
-def skipped_commits(spark: "SparkSession", table: DeltaTable, first: int) -> list[SkippedCommit]:
-    """Return the table's commits from version ``first`` on that a stream skips, the oldest first."""
-    history = spark.sql(f"DESCRIBE HISTORY {table.sql_name}").where(f"version >= {first}").orderBy("version")
+def skipped_commits(spark: "SparkSession", table: DeltaTable, first: int, last: int) -> list[SkippedCommit]:
+    """Return the table's commits of these versions, both included, that a stream skips, the oldest first."""
+    history = spark.sql(f"DESCRIBE HISTORY {table.sql_name}")
+    history = history.where(f"version BETWEEN {first} AND {last}").orderBy("version")
     columns = ("version", "operation", "operationParameters", "operationMetrics")
     found = (
         _skipped(

@@ -134,7 +134,7 @@ class WorkDirectory:
 
     @property
     def checkpoints_path(self) -> str:
-        """The directory of the checkpoints of the streams that read into this output, for all runs."""
+        """The directory of the positions up to which incremental runs have read their inputs, for all runs."""
         return f"{self._root}/{_CHECKPOINTS}"
 
     def rows_path(self, batch: int, kind: str) -> str:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipemax_spark.errors import JobError, cause_of
 
@@ -45,12 +45,19 @@ class HadoopFiles:
         return bool(file_system.exists(hadoop_path))
 
     def read_text(self, path: str) -> str:
+        return self._read(path, self._jvm.org.apache.hadoop.io.IOUtils.readFullyToByteArray).decode()
+
+    def read_beginning(self, path: str, num_bytes: int) -> bytes:
+        """Return the first bytes of the file, or all if it has fewer."""
+        return self._read(path, lambda stream: stream.readNBytes(num_bytes))
+
+    def _read(self, path: str, read: Callable[["JavaObject"], Any]) -> bytes:
         hadoop_path, file_system = self._open(path)
         if not file_system.exists(hadoop_path):
             raise FileNotFoundError(path)
         stream = file_system.open(hadoop_path)
         try:
-            return bytes(self._jvm.org.apache.hadoop.io.IOUtils.readFullyToByteArray(stream)).decode()
+            return bytes(read(stream))
         finally:
             stream.close()
 

@@ -4,6 +4,7 @@ This module uses plain SQL and the DataFrame API, so Delta's jars are enough and
 knows nothing of annotations.
 """
 
+import hashlib
 import logging
 import re
 import uuid
@@ -42,6 +43,8 @@ _NO_VALUE = "DELTA_MISSING_NOT_NULL_COLUMN_VALUE"
 _COMMIT_ATTEMPTS = 5
 _FIRST_COMMITS_READ = 16
 _GROWTH = 8
+_MARK_BYTES = 1 << 16
+"""Enough of a commit's file, which may be large, to hold the commit's time and random names of its files."""
 
 FORMATS_BY_SUFFIX = {
     ".parquet": "parquet",
@@ -162,6 +165,15 @@ class DeltaTable:
 
     def version(self) -> int:
         return int(self._spark.sql(f"DESCRIBE HISTORY {self.sql_name} LIMIT 1").collect()[0]["version"])
+
+    def commit_mark(self, version: int) -> str | None:
+        """Return a text that distinguishes this version's commit from any other; None if the log no longer has it."""
+        path = f"{self.location()}/_delta_log/{version:020}.json"
+        try:
+            beginning = HadoopFiles(self._spark).read_beginning(path, _MARK_BYTES)
+        except FileNotFoundError:
+            return None
+        return hashlib.sha256(beginning).hexdigest()
 
     def version_named(self, option: Mapping[str, str]) -> int:
         """Return the version that Delta's read option ``versionAsOf`` or ``timestampAsOf`` means."""

@@ -84,7 +84,7 @@ def test_each_run_annotates_what_was_appended_also_under_a_new_schema(
     assert nights.run(id_columns=id_columns) == (10, 10, 0)
     assert nights.ids() == list(range(320))
     notes = [note for note, _ in nights.appends()]
-    assert ["of batch 0 of stream" in notes[0], "of batch 1 of stream" in notes[1]] == [True, True]
+    assert [" of batch 0 of stream " in note for note in notes] == [False, True, False]
     assert [rows for _, rows in nights.appends()] == [300, 10, 10]
 
 
@@ -102,26 +102,26 @@ def test_equal_rows_are_counted_over_all_nights(nights: Nights) -> None:
 @pytest.mark.parametrize(
     ("id_columns", "lost"),
     [
-        pytest.param(("id",), "the checkpoint", marks=pytest.mark.long),
-        ((), "the checkpoint"),
-        pytest.param((), "the batch's entry", marks=pytest.mark.long),
+        pytest.param(("id",), "the position", marks=pytest.mark.long),
+        ((), "the position"),
+        pytest.param((), "the end of its file", marks=pytest.mark.long),
     ],
 )
-def test_a_batch_without_checkpoint_adds_nothing_when_retried_and_updates_are_skipped_only_on_request(
+def test_a_night_without_position_adds_nothing_and_updates_are_skipped_only_on_request(
     nights: Nights, id_columns: tuple[str, ...], lost: str
 ) -> None:
     nights.append([*words(0, 50), *([] if id_columns else words(0, 5))])
     nights.run(id_columns=id_columns)
     before = nights.appends()
-    (checkpoint,) = Path(nights.jobs.output, "_pipemax").glob("*/checkpoints/*")
-    if lost == "the checkpoint":
-        checkpoint.rename(nights.jobs.directory / "lost")
+    (position,) = Path(nights.jobs.output, "_pipemax").glob("*/checkpoints/*.json")
+    if lost == "the position":
+        position.unlink()
     else:
-        (checkpoint / "commits" / "0").unlink()
-        (checkpoint / "commits" / ".0.crc").unlink(missing_ok=True)
+        position.with_name(f".{position.name}.crc").unlink()
+        position.write_text(position.read_text()[:5])
     rows_in, skipped, rows_out = nights.run(id_columns=id_columns)
     assert (rows_in, rows_out) == (skipped, 0)
-    assert rows_in > 0, "the same batch came again"
+    assert rows_in > 0, "all rows were compared"
     assert nights.appends() == before
 
     # The next nights bring updates and deletions too.
@@ -222,22 +222,39 @@ def test_an_input_that_cannot_be_streamed_is_refused_at_once(nights: Nights) -> 
         nights.run(incremental=False, skip_changes=True)
 
 
-def test_a_batch_is_done_when_the_next_one_is_requested(nights: Nights, spark: Any, tmp_path: Path) -> None:
-    nights.append(words(0, 3))
+def test_the_position_advances_when_what_follows_the_last_batch_is_requested(
+    nights: Nights, spark: Any, tmp_path: Path
+) -> None:
+    runs = iter(range(10))
 
-    def batches() -> MicroBatches:
+    def batches(**options: str) -> MicroBatches:
         source = read_source(spark, nights.input)
+        directory = str(tmp_path / f"stream {next(runs)}")
         return MicroBatches(
-            spark, source, checkpoints=str(tmp_path / "c"), purpose="h", options={}, skip_changes=False
+            spark,
+            source,
+            positions=str(tmp_path / "p"),
+            purpose="h",
+            stream_directory=directory,
+            options=options,
         )
 
-    def seen(stream: Iterator[Any]) -> list[tuple[int, int]]:
-        return [(batch.stream.batch_id, batch.rows.count()) for batch in stream]
+    def seen(stream: Iterator[Any]) -> list[tuple[int | None, int]]:
+        return [(batch.stream and batch.stream.batch_id, batch.rows.count()) for batch in stream]
 
+    nights.append(words(0, 3))
+    for _ in range(2):
+        with batches() as stream:
+            assert next(iter(stream)).rows.count() == 3
     with batches() as stream:
-        assert next(iter(stream)).rows.count() == 3
+        assert seen(iter(stream)) == [(None, 3)]
     nights.append(words(3, 5))
-    with batches() as stream:
-        assert seen(iter(stream)) == [(0, 3), (1, 2)]
+    nights.append(words(5, 9))
+    with batches(maxFilesPerTrigger="1") as stream:
+        assert next(iter(stream)).rows.count() > 0
+    with batches(maxFilesPerTrigger="1") as stream:
+        numbers, counts = zip(*seen(iter(stream)), strict=True)
+    assert numbers == tuple(range(len(counts)))
+    assert (len(counts) > 1, sum(counts)) == (True, 6)
     with batches() as stream:
         assert seen(iter(stream)) == []
