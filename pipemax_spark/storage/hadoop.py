@@ -1,6 +1,7 @@
 """Read and write small files on any storage that Spark sees, through Hadoop's own client in the driver's JVM."""
 
 import contextlib
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
 
 LITERAL_PATH = {"__globPaths__": "false"}
 """The option of Spark's readers with which a path is no pattern: a directory may be called ``a [b]``."""
+
+
+_WITHOUT_CHECKSUMS = {
+    "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "fs.file.impl.disable.cache": "true",
+}
+"""Options of Spark's readers with which local files are read without looking for their checksums. Hadoop cannot make
+the name of a checksum's file if a file is called ``10:30.csv``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +77,9 @@ class HadoopFiles:
         if compression.getCodec(hadoop_path) is not None:
             return None
         file_system = hadoop_path.getFileSystem(self._configuration)
+        if ":" in hadoop_path.getName() and str(file_system.getScheme()) == "file":
+            file_system = self._jvm.org.apache.hadoop.fs.RawLocalFileSystem()  # see _WITHOUT_CHECKSUMS
+            file_system.initialize(self._jvm.java.net.URI("file:///"), self._configuration)
         size = int(file_system.getFileStatus(hadoop_path).getLen())
         stream = file_system.open(hadoop_path)
         read = self._jvm.org.apache.commons.io.IOUtils.toByteArray
@@ -138,6 +150,17 @@ class HadoopFiles:
             path = f"./{path}"  # a name such as 10:30, which Hadoop would take for a scheme
         hadoop_path = self._jvm.org.apache.hadoop.fs.Path(path)
         return hadoop_path, hadoop_path.getFileSystem(self._configuration)
+
+
+def options_for_files(path: str, *, is_pattern: bool) -> dict[str, str]:
+    """Return the options with which Spark's readers read the files of a path, or of a pattern, of any name."""
+    options = {} if is_pattern else dict(LITERAL_PATH)
+    if not is_remote(path):
+        top = re.split(r"/[^/]*[*?\[{]", plain_path(path))[0] if is_pattern else plain_path(path)
+        names = [Path(top).name, *(name for _, _, names in os.walk(top) for name in names)]
+        if any(":" in name for name in names):
+            options |= _WITHOUT_CHECKSUMS
+    return options
 
 
 def plain_path(path: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pipemax_spark.errors import JobError, cause_of
 from pipemax_spark.storage import openai_batch
 from pipemax_spark.storage.bad_lines import BadLines, unless_unreadable
-from pipemax_spark.storage.hadoop import LITERAL_PATH, HadoopFiles
+from pipemax_spark.storage.hadoop import HadoopFiles, options_for_files
 from pipemax_spark.storage.iceberg import IcebergTable
 from pipemax_spark.storage.names import exists, provider_of
 from pipemax_spark.storage.output_table import open_table
@@ -72,7 +72,13 @@ def read_source(
             return _read_batch(spark, path, options or {}, bad_lines, warn)
         return _read_path(spark, path, file_format, options or {})
     except (AnalysisException, IllegalArgumentException) as error:
-        raise JobError(f"input {name!r} cannot be read: {cause_of(error)}") from error
+        cause = cause_of(error)
+        if "Relative path in absolute URI" in cause:  # of Hadoop's patterns only: paths are literal
+            cause = (
+                "Hadoop's patterns do not get past a file with a colon in its name; name the directory, or rename "
+                f"the file ({cause})"
+            )
+        raise JobError(f"input {name!r} cannot be read: {cause}") from error
 
 
 def _read_table(spark: "SparkSession", name: str, options: Mapping[str, str]) -> Source:
@@ -112,9 +118,9 @@ def _read_batch(
         raise JobError(
             "--input-option encoding cannot be read with openai-batch: its files are UTF-8; convert them"
         )
-    literal = {} if _is_pattern(HadoopFiles(spark), path) else LITERAL_PATH
+    ours = options_for_files(path, is_pattern=_is_pattern(HadoopFiles(spark), path))
     found = openai_batch.read_requests(
-        spark, path, options={**literal, **options}, drops_bad_lines=bad_lines is BadLines.DROP
+        spark, path, options={**ours, **options}, drops_bad_lines=bad_lines is BadLines.DROP
     )
     if found.dropped is not None:
         warn(f"left out of {path}: {found.dropped}")
@@ -155,7 +161,8 @@ def _read_path(
             path, lambda: open_text_files(spark, chosen, path, options, is_pattern=is_pattern)
         )
         return Source(rows=text.rows, name=path, description=description, text=text)
-    rows = spark.read.format(chosen).options(**({} if is_pattern else LITERAL_PATH), **options).load(path)
+    ours = options_for_files(path, is_pattern=is_pattern)
+    rows = spark.read.format(chosen).options(**ours, **options).load(path)
     return Source(rows=rows, name=path, description=description)
 
 

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from pipemax_spark.sql import quoted
-from pipemax_spark.storage.hadoop import LITERAL_PATH, HadoopFiles
+from pipemax_spark.storage.hadoop import HadoopFiles, options_for_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -83,8 +83,7 @@ def open_text_files(
     ours = {name: value for name, value in _DEFAULTS[file_format].items() if name.lower() not in known}
     if file_format == "json" and {"encoding", "charset"} & known.keys() and "linesep" not in known:
         ours["lineSep"] = "\n"  # Spark wants it for another encoding than UTF-8
-    if not is_pattern:
-        ours |= LITERAL_PATH
+    ours |= options_for_files(path, is_pattern=is_pattern)
     bad_line = known.get(_CORRUPT.lower(), _BAD_LINE)
     options = {name: value for name, value in {**ours, **given}.items() if name.lower() != _CORRUPT.lower()}
     options[_CORRUPT] = bad_line
@@ -123,7 +122,8 @@ def _inferred(
     others = {name: value for name, value in options.items() if name.lower() != "multiline"}
     if file_format == "csv":
         return _reader(spark, file_format, others).load(path).schema
-    texts = spark.read.format("text").options(wholetext="true", **LITERAL_PATH).load(path)
+    ours = options_for_files(path, is_pattern=False)
+    texts = spark.read.format("text").options(wholetext="true", **ours).load(path)
     return spark.read.options(**others).json(texts.rdd.map(itemgetter(0))).schema
 
 

@@ -326,6 +326,41 @@ def test_a_path_is_taken_literally_wherever_it_is_an_input(spark: Any, tmp_path:
     )
 
 
+def test_a_file_whose_name_has_a_colon_is_read(
+    jobs: MakeJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, place = jobs(), tmp_path / "place"
+    spark = run.spark
+    place.mkdir()
+    (place / "10:30.csv").write_text("id,text\n1,one\n")
+    (place / "a:b.jsonl").write_text('{"id": 1, "text": "one"}\n')
+    (place / "c:d.json").write_text('[{"id": 1,\n"text": "one"}]')
+    (place / "some").mkdir()
+    for name in ("x:1.csv", "y.csv"):
+        (place / "some" / name).write_text("id,text\n1,one\n")
+    spark.range(3).write.parquet(str(place / "parts"))
+    for part in place.glob("parts/*.parquet"):
+        part.rename(part.with_name(f"p:{part.name}"))
+    body = {"messages": [{"role": "user", "content": "one"}]}
+    request = {"custom_id": "r", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    (place / "r:s.jsonl").write_text(json.dumps(request) + "\n")
+    for name, options, wanted in (
+        ("10:30.csv", {}, ["one"]),
+        ("a:b.jsonl", {}, ["one"]),
+        ("c:d.json", {"multiLine": "true"}, ["one"]),
+        ("some", {}, ["one", "one"]),
+    ):
+        assert texts_of(spark, place / name, options)[0] == wanted, name
+    with pytest.raises(JobError, match="a file with a colon in its name; name the directory"):
+        texts_of(spark, place / "some" / "*.csv", {})
+    assert read_source(spark, str(place / "parts")).rows.count() == 3
+    assert read_source(spark, str(place / "r:s.jsonl"), file_format="openai-batch").rows.count() == 1
+    monkeypatch.chdir(place)
+    for path in (str(place / "10:30.csv"), "10:30.csv"):
+        run.run(input=path)
+    assert [row["annotation"]["text"] for row in run.rows()] == [expected_text("Say one", 16)]
+
+
 def test_a_relative_path_with_a_colon_is_no_scheme(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
