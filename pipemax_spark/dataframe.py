@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pipemax.wire import GENERATE, GenerationSpec, PreflightReply, PreflightRequest
 from pipemax_spark.annotating_stage import annotating_profile
 from pipemax_spark.argument_types import checked_arguments, checked_value, checks_arguments
+from pipemax_spark.arrow_types import arrow_type
 from pipemax_spark.engine_check import recent_preflight
 from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.executor.client import EngineOptions
@@ -154,7 +155,7 @@ def annotate(
         source,
         profile,
         questions=questions,
-        time_zone=source.time_zone(df),
+        time_zone=columns.time_zone(df),
         has_images=has_images,
     )
     plan = TaskPlan(
@@ -277,9 +278,6 @@ def annotated_schema(
 
 def _check_carried(schema: "StructType") -> None:
     """Raise ``JobError`` for columns that Spark cannot pass through a task in Python."""
-    from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import to_arrow_type
-
     doubled = sorted(name for name, count in Counter(schema.names).items() if count > 1)
     if doubled:
         raise JobError(f"the input has several columns of the name {doubled[0]!r}; rename or drop them first")
@@ -287,8 +285,8 @@ def _check_carried(schema: "StructType") -> None:
         if "interval" not in (kind := field.dataType.simpleString()):
             continue
         try:
-            to_arrow_type(field.dataType)
-        except PySparkException as error:
+            arrow_type(field.dataType)
+        except JobError as error:
             raise JobError(
                 f"column {field.name!r} is of type {kind}, which Spark cannot pass to Python; cast it to string, or "
                 "drop it first"

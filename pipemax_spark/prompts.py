@@ -6,15 +6,18 @@ Rendering happens in the JVM. A null in any column of a template makes the promp
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import TYPE_CHECKING
 
 from pipemax.wire import PAIR
+from pipemax_spark.arrow_types import arrow_type
 from pipemax_spark.errors import JobError
 from pipemax_spark.similar import did_you_mean
 from pipemax_spark.sql import quoted, split_names
+from pipemax_spark.value_text import has_timestamp, text_of, variant_as_json
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column
     from pyspark.sql.types import DataType, StructField, StructType
 
 _PART = r"(?:`(?:[^`]|``)*`|[^{}.`][^{}.]*)"
@@ -59,22 +62,24 @@ class PromptSource:
     def is_messages(self) -> bool:
         return self.messages_column is not None or self.query_column is not None
 
-    def column(self, schema: "StructType") -> "Column":
+    def column(self, schema: "StructType", zone: str) -> "Column":
         """Return the prompt as a string column, or as array<struct<role, content>> for messages.
+
+        Timestamps are written in the time zone ``zone``.
 
         Raise ``JobError`` for unknown columns and for columns of a type that cannot be a prompt.
         """
         from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
         if self.messages_column is not None:
-            return _messages(self.messages_column, schema)
+            return _messages(self.messages_column, schema, zone)
         if self.prompt_column is not None:
-            prompt = _text_column("prompt-column", self.prompt_column, schema)
+            prompt = _text_column("prompt-column", self.prompt_column, schema, zone)
         else:
-            prompt = _concatenated(parse_template(self.template or "", schema))
+            prompt = _concatenated(parse_template(self.template or "", schema), zone)
         if self.query_column is None:
             return prompt
-        query = _text_column("query-column", self.query_column, schema)
+        query = _text_column("query-column", self.query_column, schema, zone)
         pair = F.array(*(_message(role, text) for role, text in zip(PAIR, (query, prompt), strict=True)))
         # Null if one is missing: such a row has an empty prompt.
         return F.when(query.isNotNull() & prompt.isNotNull(), pair)
@@ -105,14 +110,8 @@ class PromptSource:
         return self.image_column is not None
 
     def depends_on_time_zone(self, schema: "StructType") -> bool:
-        """Tell whether a prompt contains a timestamp, which Spark writes in the session's time zone."""
-        return any(_has_timestamp(kind) for kind in self._types_read(schema))
-
-    def time_zone(self, rows: "DataFrame") -> str | None:
-        """Return the session's time zone if the prompts of these rows depend on it, else None."""
-        if not self.depends_on_time_zone(rows.schema):
-            return None
-        return str(rows.sparkSession.conf.get("spark.sql.session.timeZone"))
+        """Tell whether a prompt contains a timestamp, which is written in the session's time zone."""
+        return any(has_timestamp(kind) for kind in self._types_read(schema))
 
     def _types_read(self, schema: "StructType") -> list["DataType"]:
         """Return the types of all values that are turned into text."""
@@ -130,6 +129,8 @@ class TemplatePart:
 
     text: str = ""
     column: str | None = None
+    kind: "DataType | None" = dataclass_field(default=None, compare=False)
+    """The column's type."""
 
 
 def parse_template(template: str, schema: "StructType", *, needs_column: bool = True) -> list[TemplatePart]:
@@ -138,7 +139,8 @@ def parse_template(template: str, schema: "StructType", *, needs_column: bool = 
     try:
         for text, name in _pieces(template):
             if name is not None:
-                parts.append(TemplatePart(column=_template_column(name, schema)))
+                column, kind = _template_column(name, schema)
+                parts.append(TemplatePart(column=column, kind=kind))
             elif text:
                 parts.append(TemplatePart(text=text))
     except JobError as error:
@@ -182,25 +184,33 @@ def _pieces(template: str) -> Iterator[tuple[str, str | None]]:
         place = end
 
 
-def _template_column(name: str, schema: "StructType") -> str:
+def _template_column(name: str, schema: "StructType") -> "tuple[str, DataType]":
     if _found(name, schema) is None and (mark := re.search("[!:]", name)) is not None:
         raise JobError(
             f"{{{name[: mark.start()]}…}} has a format or conversion, but only a column's name may stand in braces; "
             "write {{ and }} for braces that are text"
         )
-    return resolve_column(name, schema)[0]
+    return resolve_column(name, schema)
 
 
-def _text_column(option: str, name: str, schema: "StructType") -> "Column":
-    from pyspark.sql import functions as F  # noqa: N812
-
+def _text_column(option: str, name: str, schema: "StructType", zone: str) -> "Column":
     expression, kind = resolve_column(name, schema)
     if kind.typeName() in ("array", "map", "struct"):
         raise JobError(
             f"{option} {name!r} is of type {kind.simpleString()}, not text; for conversations give --messages-column, "
             "for fields a --template"
         )
-    return F.col(expression).cast("string")
+    return _as_text(expression, kind, zone)
+
+
+def _as_text(expression: str, kind: "DataType", zone: str) -> "Column":
+    """Return a column's text. Raise ``JobError`` by its name if there is none."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    try:
+        return text_of(F.col(expression), kind, zone)
+    except JobError as error:
+        raise JobError(f"column {expression.replace('`', '')!r}: {error}") from error
 
 
 def _message(role: str, text: "Column") -> "Column":
@@ -209,9 +219,9 @@ def _message(role: str, text: "Column") -> "Column":
     return F.struct(F.lit(role).alias("role"), text.alias("content"))
 
 
-def rendered(template: str, schema: "StructType") -> "Column":
+def rendered(template: str, schema: "StructType", zone: str) -> "Column":
     """Return a template's text as a string column; the template need not name a column."""
-    return _concatenated(parse_template(template, schema, needs_column=False))
+    return _concatenated(parse_template(template, schema, needs_column=False), zone)
 
 
 def first_null(template: str, schema: "StructType") -> "Column":
@@ -224,11 +234,16 @@ def first_null(template: str, schema: "StructType") -> "Column":
     return F.coalesce(*names, F.lit(None).cast("string"))
 
 
-def _concatenated(parts: "Sequence[TemplatePart]") -> "Column":
+def _concatenated(parts: "Sequence[TemplatePart]", zone: str) -> "Column":
     from pyspark.sql import functions as F  # noqa: N812
 
     return F.concat(
-        *(F.lit(part.text) if part.column is None else F.col(part.column).cast("string") for part in parts)
+        *(
+            F.lit(part.text)
+            if part.column is None or part.kind is None
+            else _as_text(part.column, part.kind, zone)
+            for part in parts
+        )
     )
 
 
@@ -301,27 +316,7 @@ def find_field(name: str, schema: "StructType") -> "StructField | None":
     return same[0] if len(same) == 1 else None
 
 
-def _has_timestamp(kind: "DataType") -> bool:
-    """Tell whether the type contains a timestamp with a time zone.
-
-    ``timestamp_ntz`` looks the same in every time zone.
-    """
-    from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
-
-    match kind:
-        case TimestampType():
-            return True
-        case StructType():
-            return any(_has_timestamp(field.dataType) for field in kind.fields)
-        case ArrayType():
-            return _has_timestamp(kind.elementType)
-        case MapType():
-            return _has_timestamp(kind.keyType) or _has_timestamp(kind.valueType)
-        case _:
-            return False
-
-
-def _messages(name: str, schema: "StructType") -> "Column":
+def _messages(name: str, schema: "StructType", zone: str) -> "Column":
     """Return the conversations with all their fields; ``executor.conversations`` reads them."""
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -332,20 +327,23 @@ def _messages(name: str, schema: "StructType") -> "Column":
     if _has_parts(message_type) and not any(map(_is_variant, message_type.fields)):
         return F.col(expression)
     return F.transform(
-        F.col(expression), lambda message: F.struct(*(_field(message, each) for each in message_type.fields))
+        F.col(expression),
+        lambda message: F.struct(*(_field(message, each, zone) for each in message_type.fields)),
     )
 
 
-def _field(message: "Column", field: "StructField") -> "Column":
+def _field(message: "Column", field: "StructField", zone: str) -> "Column":
     """Return a message's field as the tasks read it: role and content as text, a variant as JSON text."""
-    from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import ArrayType
 
     value = message[field.name]
     if field.name in ("role", "content") and not isinstance(field.dataType, ArrayType):
-        value = value.cast("string")
+        try:
+            value = text_of(value, field.dataType, zone)
+        except JobError as error:
+            raise JobError(f"the {field.name} of messages: {error}") from error
     elif _is_variant(field):
-        value = F.to_json(value)
+        value = variant_as_json(value)
     return value.alias(field.name)
 
 
@@ -355,12 +353,9 @@ def _is_variant(field: "StructField") -> bool:
 
 def _check_passable(column: str, field: "StructField") -> None:
     """Raise ``JobError`` for a field of messages whose type does not reach the tasks."""
-    from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import to_arrow_type
-
     try:
-        to_arrow_type(field.dataType)
-    except PySparkException:
+        arrow_type(field.dataType)
+    except JobError:
         raise JobError(
             f"the field {field.name!r} of messages-column {column!r} is of type {field.dataType.simpleString()}, which "
             "cannot be passed on to the chat template; leave it out"

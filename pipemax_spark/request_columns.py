@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipemax.wire import ErrorCode
+from pipemax_spark.arrow_types import arrow_type
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.conversations import check_conversations
 from pipemax_spark.executor.overrides import check_overrides
@@ -19,6 +20,7 @@ from pipemax_spark.executor.requests import (
     PROMPT_COLUMN,
 )
 from pipemax_spark.helper_columns import free_name, name_in
+from pipemax_spark.kept_by_json import OPTIONS, has_text, kept_by_json, other_bytes
 from pipemax_spark.prompts import (
     PromptSource,
     find_field,
@@ -28,6 +30,7 @@ from pipemax_spark.prompts import (
     resolve_names,
 )
 from pipemax_spark.sql import quoted
+from pipemax_spark.value_text import ZONE_SETTING
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -64,7 +67,7 @@ class RequestColumns:
         With ``have_keys``, the last column is the rows' key, as ``SlicedRows`` reads it.
         """
         own = rows.columns[:-1] if have_keys else rows.columns
-        made = self._made_of(rows.schema)
+        made = self._made_of(rows)
         requests = rows.withColumns({free_name(name, own): column for name, column in made.items()})
         if self.source.is_messages:
             _check_messages(requests)
@@ -72,18 +75,25 @@ class RequestColumns:
 
     def columns_read(self, rows: "DataFrame") -> frozenset[str]:
         """Return the names of the rows' columns from which requests are made."""
-        made = rows.select(*self._made_of(rows.schema).values())._jdf.queryExecution().analyzed().references()
+        made = rows.select(*self._made_of(rows).values())._jdf.queryExecution().analyzed().references()
         named = made.toSeq()
         return frozenset(str(named.apply(place).name()) for place in range(named.size()))
 
-    def _made_of(self, schema: "StructType") -> "dict[str, Column]":
-        """Return the request columns as expressions on rows of this schema."""
+    def time_zone(self, rows: "DataFrame") -> str | None:
+        """Return the session's time zone if a prompt or a question of these rows depends on it, else None."""
+        endings = (PromptSource(template=question.template) for question in self.questions)
+        depend = (each.depends_on_time_zone(rows.schema) for each in (self.source, *endings))
+        return _zone_of(rows) if any(depend) else None
+
+    def _made_of(self, rows: "DataFrame") -> "dict[str, Column]":
+        """Return the request columns as expressions on these rows."""
+        schema, zone = rows.schema, _zone_of(rows)
         name = MESSAGES_COLUMN if self.source.is_messages else PROMPT_COLUMN
-        columns = {name: self.source.column(schema)}
+        columns = {name: self.source.column(schema, zone)}
         if (images := self.source.images(schema)) is not None:
             columns[IMAGES_COLUMN] = images
         if self.questions:
-            columns[ENDINGS_COLUMN] = self._endings(schema)
+            columns[ENDINGS_COLUMN] = self._endings(schema, zone)
             columns[NULLS_COLUMN] = self._nulls_of_endings(schema)
         if (fault := self._fault(schema)) is not None:
             columns[FAULT_COLUMN] = fault
@@ -94,20 +104,26 @@ class RequestColumns:
     def add_with_keys(self, rows: "DataFrame") -> "DataFrame":
         """Do the same as ``add``, and add the key by which the spool identifies a row.
 
-        The key is a digest of everything that distinguishes one row's request from another's.
+        The key is a digest of everything that distinguishes one row's request from another's, whatever the session's
+        settings are.
         """
         from pyspark.sql import functions as F  # noqa: N812
 
         requests = self.add(rows)
-        asked = [_asked(requests, name).alias(plain) for name, plain in _request_columns(requests).items()]
-        return requests.withColumn(free_name(KEY_COLUMN, rows.columns), F.md5(F.to_json(F.struct(*asked))))
+        asked = [
+            each
+            for name, plain in _request_columns(requests).items()
+            for each in _asked(requests, name, plain)
+        ]
+        key = F.md5(F.to_json(F.struct(*asked), OPTIONS))
+        return requests.withColumn(free_name(KEY_COLUMN, rows.columns), key)
 
-    def _endings(self, schema: "StructType") -> "Column":
+    def _endings(self, schema: "StructType", zone: str) -> "Column":
         from pyspark.sql import functions as F  # noqa: N812
 
         # A template says itself what stands between prompt and question; a column cannot.
         gap = "\n\n" if self.source.prompt_column is not None else ""
-        return F.array(*(rendered(f"{gap}{each.template}", schema) for each in self.questions))
+        return F.array(*(rendered(f"{gap}{each.template}", schema, zone) for each in self.questions))
 
     def _nulls_of_endings(self, schema: "StructType") -> "Column":
         """Return, for each question, the name of a column whose null makes its text null."""
@@ -155,6 +171,10 @@ class RequestColumns:
         return requests.select(*map(quoted, self.output_schema(requests.schema).names), *helpers)
 
 
+def _zone_of(rows: "DataFrame") -> str:
+    return str(rows.sparkSession.conf.get(ZONE_SETTING))
+
+
 def without_request_columns(requests: "DataFrame") -> "DataFrame":
     """Keep the input's own columns, and the key if there is one."""
     return requests.drop(*_request_columns(requests))
@@ -194,38 +214,36 @@ def prompt_text(requests: "DataFrame") -> "Column":
 
 def _check_messages(requests: "DataFrame") -> None:
     """Raise ``JobError`` if the messages are of a type that the tasks cannot read."""
-    from pyspark.sql.pandas.types import to_arrow_type
-
     messages = name_in(MESSAGES_COLUMN, requests.columns)
     try:
-        check_conversations(to_arrow_type(requests.schema[messages].dataType))
+        check_conversations(arrow_type(requests.schema[messages].dataType))
     except JobError as error:
         raise JobError(f"messages-column: {error}") from error
 
 
-def _asked(requests: "DataFrame", name: str) -> "Column":
+def _asked(requests: "DataFrame", name: str, plain: str) -> "list[Column]":
     """Return what a request column adds to a row's key: digests in place of images, which may be large."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import ArrayType, BinaryType
 
     kind = requests.schema[name].dataType
     if isinstance(kind, BinaryType):
-        return F.md5(requests[name])
+        return [F.md5(requests[name]).alias(plain)]
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, BinaryType):
-        return F.transform(requests[name], F.md5)
-    return requests[name]
+        return [F.transform(requests[name], F.md5).alias(plain)]
+    asked = [F.expr(kept_by_json(quoted(name), kind, are_ids=False)).alias(plain)]
+    if has_text(kind):  # null, and so no part of the key, for all texts that are UTF-8
+        asked.append(F.expr(other_bytes(quoted(name))).alias(f"{plain} bytes"))
+    return asked
 
 
 def _overrides(name: str, schema: "StructType") -> "Column":
     """Return the overrides as they are: the tasks convert them (``executor.overrides``), without Spark's casts."""
-    from pyspark.errors import PySparkException
     from pyspark.sql import functions as F  # noqa: N812
-    from pyspark.sql.pandas.types import to_arrow_type
 
     expression, kind = resolve_column(name, schema)
     try:
-        check_overrides(to_arrow_type(kind))
-    except (JobError, PySparkException) as error:
-        fault = error if isinstance(error, JobError) else f"its type is {kind.simpleString()}"
-        raise JobError(f"overrides-column {name!r}: {fault}") from error
+        check_overrides(arrow_type(kind))
+    except JobError as error:
+        raise JobError(f"overrides-column {name!r}: {error}") from error
     return F.col(expression)

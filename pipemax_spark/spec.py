@@ -48,7 +48,7 @@ class AnnotationSpec:
         """Build the spec from the checked engine, the prompt source and the generation.
 
         ``reply`` has the model, and the engine's config with its defaults filled in. Without a ``source``, prompts are
-        used unchanged. ``time_zone`` is what ``PromptSource.time_zone`` returns.
+        used unchanged. ``time_zone`` is what ``RequestColumns.time_zone`` returns.
         """
         values: dict[str, Any] = {"model": reply.model_fingerprint}
         if source is not None:

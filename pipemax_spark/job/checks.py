@@ -20,7 +20,7 @@ from pipemax_spark.job.sample import sample_requests
 from pipemax_spark.job.steady_rows import check_steady
 from pipemax_spark.monitor.policy_notes import wants_row_lengths
 from pipemax_spark.monitor.terminal import Terminal
-from pipemax_spark.prompts import PromptSource, find_field, resolve_column, resolve_names
+from pipemax_spark.prompts import find_field, resolve_column, resolve_names
 from pipemax_spark.spec import AnnotationSpec
 from pipemax_spark.sql import quoted
 from pipemax_spark.storage.bad_lines import checked_rows
@@ -111,7 +111,7 @@ def check_job(
         source=options.source,
         generation=options.generation,
         questions=options.ask,
-        time_zone=_time_zone(source, options),
+        time_zone=options.request_columns.time_zone(source.rows),
     )
     _check_spec(spec, table, allows_new=options.new_spec)
     return Checked(
@@ -153,13 +153,6 @@ def _with_checked_rows(
     if source.is_blank:
         return replace(source, rows=no_rows_for(spark, options, table)), 0
     return replace(source, rows=rows_where(source.rows, options.where)), rows_in
-
-
-def _time_zone(source: Source, options: JobOptions) -> str | None:
-    """Return the session's time zone if a prompt or a question depends on it."""
-    endings = [PromptSource(template=question.template) for question in options.ask]
-    zones = (each.time_zone(source.rows) for each in (options.source, *endings))
-    return next((zone for zone in zones if zone is not None), None)
 
 
 def _told_of_rows(options: EngineOptions, reply: PreflightReply) -> EngineOptions:

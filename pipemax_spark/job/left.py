@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import JobError
 from pipemax_spark.helper_columns import free_name
-from pipemax_spark.job.row_identity import identity, types_in
+from pipemax_spark.job.row_identity import identity
+from pipemax_spark.kept_by_json import types_in
 from pipemax_spark.prompts import find_field
 from pipemax_spark.sql import quoted
 

@@ -45,14 +45,17 @@ def test_prompts_with_timestamps_are_not_mixed_over_time_zones(
     assert len(run.rows()) == 1
 
 
+@pytest.mark.parametrize(
+    "asked", [{"template": "At {at}"}, {"prompt_column": "text", "ask": {"when": "Before {at}?"}}]
+)
 def test_annotate_distinguishes_time_zones(
-    spark: Any, engine_python: str, set_zone: Callable[[str], None]
+    spark: Any, engine_python: str, set_zone: Callable[[str], None], asked: dict[str, Any]
 ) -> None:
     hashes = set()
     for zone in ("UTC", "Asia/Tokyo"):
         set_zone(zone)
-        frame = spark.sql("SELECT timestamp_seconds(0) AS at")
-        result = annotate(frame, template="At {at}", engine=fake_config(), engine_python=engine_python)
+        frame = spark.sql("SELECT timestamp_seconds(0) AS at, 'a' AS text")
+        result = annotate(frame, engine=fake_config(), engine_python=engine_python, **asked)
         hashes.add(result.select("annotation.spec_hash").head()[0])
     assert len(hashes) == 2
 
