@@ -1,7 +1,7 @@
 """Inputs that made other tools lose, double or change rows: docs/reference/strange-inputs.md says what comes out."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -75,6 +75,29 @@ class Bench:
         rows = self.spark.sql(sql)
         columns = [name for name in ("text", "options") if name in rows.columns]
         return self._count(rows.select(function(*columns).alias("annotation")).collect())
+
+    def texts(self, sql: str, **options: Any) -> list[str]:
+        """Return the answers of ``annotate()``, which repeat the prompts, in the order of the query."""
+        rows = annotate(self.spark.sql(sql), **{**self._engine, **options}).collect()
+        return [row["annotation"]["text"] for row in rows]
+
+    def under(self, settings: Mapping[str, str], sql: str, **options: Any) -> list[str]:
+        """Do the same under these settings of the session."""
+        before = {name: self.spark.conf.get(name) for name in settings}
+        try:
+            for name, value in settings.items():
+                self.spark.conf.set(name, value)
+            return self.texts(sql, **options)
+        finally:
+            for name, value in before.items():
+                self.spark.conf.set(name, value)
+
+    def answers(self) -> list[str]:
+        """Return the answers in the job's output."""
+        rows = (
+            self.spark.read.format("delta").load(str(self.directory / "out")).orderBy("custom_id").collect()
+        )
+        return [row["annotation"]["text"] for row in rows]
 
     def annotated(self, sql: str) -> str:
         """Return what ``annotate()`` makes of the rows of a query with a column ``text``."""
@@ -302,6 +325,72 @@ def _(bench: Bench) -> str:
         )
     finally:
         bench.spark.conf.unset("spark.sql.ansi.enabled")
+
+
+@case("a decimal 0 in a template, with ANSI on and off")
+def _(bench: Bench) -> str:
+    sql = "SELECT CAST(0 AS DECIMAL(20,10)) AS d, array(CAST(0 AS DECIMAL(20,10))) AS a"
+    on, off = (
+        bench.under({"spark.sql.ansi.enabled": mode}, sql, template="{d} {a}") for mode in ("true", "false")
+    )
+    return "one prompt" if on == off else f"{on}, {off}"
+
+
+@case("a date of 1582, a null in an array and a time within a VARIANT, under other settings")
+def _(bench: Bench) -> str:
+    settings = {
+        "spark.sql.legacy.timeParserPolicy": "LEGACY",
+        "spark.sql.legacy.castComplexTypesToString.enabled": "true",
+        "spark.sql.session.timeZone": "Asia/Kathmandu",
+        "spark.sql.timestampType": "TIMESTAMP_NTZ",
+    }
+    sql = (
+        "SELECT date_from_unix_date(-141428) AS d, array(1, NULL) AS a, "
+        "to_variant_object(named_struct('t', timestamp_micros(1))) AS v"
+    )
+    plain, other = (
+        bench.texts(sql, template="{d} {a} {v}"),
+        bench.under(settings, sql, template="{d} {a} {v}"),
+    )
+    return "one prompt" if plain == other else f"{plain}, {other}"
+
+
+@case("two text parts in a request of a batch file, alone and next to a request with an image")
+def _(bench: Bench) -> str:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    picture = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}]
+    seen = []
+    for others in ("", request(2, picture)):
+        path = bench.file(f"batch{len(seen)}.jsonl", request(1, parts) + others)
+        bench.job(path, input_format="openai-batch", runs=1)
+        seen.append(bench.answers()[0])
+    return "one prompt" if seen[0] == seen[1] else str(seen)
+
+
+@case("binaryFile's `path` of `a%20b.png` next to `a b.png`")
+def _(bench: Bench) -> str:
+    for name in ("a b.png", "a%20b.png"):
+        bench.file(f"images/{name}", name)
+    files = bench.spark.read.format("binaryFile").load(str(bench.directory / "images"))
+    files.selectExpr("path", "'what?' AS text").createOrReplaceTempView("pictures")
+    of_path = bench.texts("SELECT * FROM pictures ORDER BY path", prompt_column="text", image_column="path")
+    files.selectExpr("path", "content", "'what?' AS text").createOrReplaceTempView("pictures")
+    of_bytes = bench.texts(
+        "SELECT * FROM pictures ORDER BY path", prompt_column="text", image_column="content"
+    )
+    return "each its own" if of_path == of_bytes and len(set(of_path)) == 2 else f"{of_path}, {of_bytes}"
+
+
+@case("a `MERGE` that updates a row and inserts two, then `--incremental --skip-changes`")
+def _(bench: Bench) -> str:
+    source = bench.table("SELECT id, concat('p ', id) AS text FROM range(3)")
+    options = {"incremental": True, "skip_changes": True, "id_columns": "id", "runs": 1}
+    bench.job(source, **options)
+    bench.spark.sql(
+        f"MERGE INTO delta.`{source}` AS t USING (SELECT id, 'new' AS text FROM range(2, 5)) AS s ON t.id = s.id "
+        "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+    )
+    return bench.job(source, **options)
 
 
 @case("an input column named `__pipemax_prompt`, two runs")
