@@ -156,6 +156,8 @@ def test_a_dry_run_counts_and_writes_nothing(jobs: MakeJobs) -> None:
     assert "2 to do" in run.printed
     assert "\nSay " in run.printed
     assert not (run.directory / "out").exists()
+    run.run(dry_run=True, generation=GenerationSpec(max_tokens=16, system=r"Briefly.\nNow."))
+    assert r"the system message has \n as two characters" in " ".join(run.printed.split())
 
 
 def test_rows_beyond_a_limit_are_counted_and_a_later_run_annotates_and_compacts_them(jobs: MakeJobs) -> None:
