@@ -13,6 +13,7 @@ from urllib.parse import unquote, unquote_to_bytes
 
 from pipemax.generation import Image
 
+_STANDARD_LETTERS = bytes.maketrans(b"-_", b"+/")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 
 
@@ -27,7 +28,7 @@ def is_web_url(source: str) -> bool:
 
 def version_of(image: Image) -> list[int]:
     """Return what changes when the file of an image is written again; empty for other images, and without a file."""
-    if image.source is None or image.source[:5].lower() == "data:" or is_web_url(image.source):
+    if image.source is None or _is_data_url(image.source) or is_web_url(image.source):
         return []
     try:
         found = path_of(image.source).stat()
@@ -41,8 +42,8 @@ def read_source(source: str, *, max_bytes: int, directories: Sequence[str]) -> b
 
     Files must be in one of these directories.
     """
-    if source[:5].lower() == "data:":
-        return _bytes_of_data_url(source, max_bytes)
+    if _is_data_url(source):
+        return _bytes_of_data_url(source.strip(), max_bytes)
     try:
         path = path_of(source)
         resolved = path.resolve(strict=True)
@@ -102,18 +103,27 @@ def _absolute(path: Path, source: str) -> Path:
     return path
 
 
+def _is_data_url(source: str) -> bool:
+    return source.lstrip()[:5].lower() == "data:"
+
+
 def _bytes_of_data_url(source: str, max_bytes: int) -> bytes:
+    """Read the data as browsers do: line breaks, url-safe letters, escapes by % and missing padding are all allowed."""
     head, comma, body = source[5:].partition(",")
     if not comma:
         raise ImageSourceError("the data: URL has no comma before its data")
-    if len(body) > 2 * max_bytes:  # base64 takes a third more
+    if len(body) > 5 * max_bytes:  # base64 takes a third more, and an escape by % three letters for one
         raise ImageSourceError(too_large(len(body), max_bytes, what="the data: URL"))
-    if not head.lower().endswith(";base64"):
-        return unquote_to_bytes(body)
-    try:
-        return base64.b64decode(body, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise ImageSourceError(f"the data: URL is not base64: {error}") from None
+    content = unquote_to_bytes(body)
+    if "base64" in (each.strip() for each in head.lower().split(";")[1:]):
+        letters = b"".join(content.split()).translate(_STANDARD_LETTERS).rstrip(b"=")
+        try:
+            content = base64.b64decode(letters + b"=" * (-len(letters) % 4), validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise ImageSourceError(f"the data: URL is not base64: {error}") from None
+    if len(content) > max_bytes:
+        raise ImageSourceError(too_large(len(content), max_bytes, what="the data: URL"))
+    return content
 
 
 def _shown(source: str) -> str:

@@ -2,7 +2,11 @@
 
 import base64
 import os
+import random
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -50,6 +54,12 @@ def test_databricks_and_file_urls_are_local_paths(source: str, path: str) -> Non
         ("s3://bucket/a.png", "binaryFile"),
         ("data:image/png;base64", "no comma"),
         ("data:image/png;base64,???", "is not base64"),
+        ("data:image/png;base64,AAAAA", "is not base64"),
+        ("data:image/png;base64,AA=A", "is not base64"),
+        ("data:image/png;base64,AA%3FA", "is not base64"),
+        ("data:image/png;base64,AAé", "is not base64"),
+        ("data:image/png;charset=utf-8", "no comma"),
+        (f"data:;base64,{'A' * 140}", "has 105 bytes, and images.max_bytes is 100"),
         (f"data:,{'x' * 300}", "images.max_bytes is 100"),
         ("/dev/zero", "is not a file"),
         ("/proc", "is not a file"),
@@ -59,6 +69,34 @@ def test_databricks_and_file_urls_are_local_paths(source: str, path: str) -> Non
 def test_a_source_that_cannot_be_read_says_why(source: str, says: str) -> None:
     with pytest.raises(ImageSourceError, match=says):
         read(source)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda text: f"data:image/png;base64,{text}",
+        lambda text: f"DATA:image/png;BASE64,{text}",
+        lambda text: f"data:;base64,{text}",
+        lambda text: f"data:image/png;charset=utf-8;name=a.png;base64,{text}",
+        lambda text: f"data:image/png; base64,{text}",
+        lambda text: f"data:image/png;base64;charset=utf-8,{text}",
+        lambda text: f" data:image/png;base64, {text}\n",
+        lambda text: "data:image/png;base64," + "\r\n".join(textwrap.wrap(text, 7)),
+        lambda text: "data:image/png;base64," + "%0A\t".join(textwrap.wrap(text, 3)),
+        lambda text: "data:image/png;base64," + text.replace("+", "-").replace("/", "_"),
+        lambda text: "data:image/png;base64," + text.rstrip("="),
+        lambda text: "data:image/png;base64," + text.replace("+", "-").replace("/", "_").rstrip("="),
+        lambda text: "data:image/png;base64," + quote(text, safe=""),
+        lambda text: "data:image/png;base64," + "".join(f"%{ord(letter):02x}" for letter in text),
+    ],
+)
+def test_base64_is_read_in_every_form_in_which_it_is_written(write: Callable[[str], str]) -> None:
+    rng = random.Random(44)
+    for size in range(60):
+        content = rng.randbytes(size)
+        source = write(base64.b64encode(content).decode())
+        assert read(source) == content, source
+        assert version_of(Image(source=source)) == []
 
 
 def test_only_files_of_the_directories_and_up_to_the_limit_are_read(tmp_path: Path) -> None:
