@@ -98,9 +98,9 @@ def test_sampled_rows_tell_how_many_will_fit_into_the_host_pool() -> None:
         (
             {},
             {"regex": "a(?=b)"},
-            "regex cannot be enforced while generating: Regex parsing error at position 4",
+            "regex cannot be enforced while generating: 'a(?=b)' has the lookahead '(?='",
         ),
-        ({}, {"regex": "("}, "The parenthesis is not closed"),
+        ({}, {"regex": "("}, "a '(' that is not closed"),
         ({}, {"grammar": 'foo ::= "a"'}, 'The root rule with name "root" is not found'),
         ({}, {"grammar": "start = a"}, "grammar cannot be enforced while generating: Lark error"),
         (
@@ -333,6 +333,15 @@ ONLY_XGRAMMAR = [
     {"type": "object", "patternProperties": {"^a": {"type": "string"}}},
     {"type": "object", "propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": {"type": "string"}},
 ]
+LETTERS = {"type": "string", "pattern": r"^\p{L}+$"}
+QUOTED = {"type": "string", "pattern": r"^\"\p{L}+\"$"}
+PATTERNS_FOR_GUIDANCE = [
+    QUOTED,
+    {"type": "string", "pattern": "^https://"},
+    {"pattern": "^a$"},
+    {"type": "string", "pattern": "^a", "enum": ["a", "b"]},
+    {"type": "string", "allOf": [{"pattern": "^a$"}]},
+]
 NEITHER = [{**OBJECT, "patternProperties": {"^b": {"type": "string"}}}]
 
 
@@ -367,6 +376,27 @@ def test_the_backend_is_one_that_takes_all_schemas_and_white_space_is_allowed_wh
     ):
         reply = settings(ONLY_GUIDANCE[0], **engine)
         assert (reply.error, reply.engine_settings) == ("", {}), engine
+
+
+def test_a_pattern_that_xgrammar_would_misread_goes_to_guidance_or_is_refused_by_name() -> None:
+    assert settings(LETTERS).engine_settings == {}
+    keys = {"type": "object", "patternProperties": {r"^\p{L}": {"type": "string"}}}
+    assert settings(keys).engine_settings == {}, (
+        "what xgrammar generates is right, and guidance takes no such keys"
+    )
+    for schema in PATTERNS_FOR_GUIDANCE:
+        assert settings(schema).engine_settings == {"json_backend": "guidance"}, schema
+    for schema in (QUOTED, *PATTERNS_FOR_GUIDANCE[2:]):
+        for reply in (settings(keys, schema), settings(schema, json_whitespace="any")):
+            assert "response_format has the pattern" in reply.error, schema
+        own = {"vllm": {"structured_outputs_config": {"backend": "xgrammar"}}}
+        assert "the backend xgrammar of structured_outputs_config cannot" in settings(schema, **own).error
+    named = settings(
+        OBJECT, {"type": "object", "properties": {"name": {"type": "string", "pattern": "^(?=a)"}}}
+    )
+    assert named.error.startswith(
+        "ask: question 'q0': response_format has the pattern '^(?=a)' at properties/name with the lookahead '(?='"
+    )
 
 
 def test_what_a_backend_takes_is_what_vllm_says() -> None:

@@ -1,7 +1,7 @@
 """Judge a finished answer: does it match what the job asked for?
 
 The engine constrains its output while it generates, so an answer is invalid mostly because it was cut. A JSON answer is
-checked with ``jsonschema``, which also finds what the grammar compilers do not enforce.
+checked with ``jsonschema``, which also finds what the grammar compilers do not enforce; its patterns are ECMA-262's.
 """
 
 import json
@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NoReturn
 
+from pipemax.answers.patterns.plain import plain_pattern
+from pipemax.answers.patterns.schemas import for_python, places_of
 from pipemax.generation import RequestError, Sampling
 from pipemax.wire import ErrorCode, encodable, guarded
 
@@ -62,13 +64,19 @@ def _fault_of_json(text: str, schema: str, *, is_cut: bool) -> str | None:
 def _first_fault(schema: str) -> Callable[[Any], str | None]:
     import jsonschema  # imported only for a schema: an engine may run without it
 
-    checked = json.loads(schema)
+    checked = json.loads(for_python(schema))
     kind = jsonschema.validators.validator_for(checked)
     validator = kind(checked, format_checker=kind.FORMAT_CHECKER)
+    patterns = {repr(plain_pattern(place.pattern).found): repr(place.pattern) for place in places_of(schema)}
 
     def fault(value: Any) -> str | None:
         error = jsonschema.exceptions.best_match(validator.iter_errors(value))
-        return None if error is None else f"at {error.json_path}: {error.message}"
+        if error is None:
+            return None
+        message = str(error.message)
+        for written, pattern in patterns.items():
+            message = message.replace(written, pattern)
+        return f"at {error.json_path}: {message}"
 
     return fault
 

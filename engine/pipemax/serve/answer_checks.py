@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipemax.answers.choice_tree import MOST_SCORED, ChoiceTree
+from pipemax.answers.patterns.plain import plain_regex
 from pipemax.answers.row import TOO_MANY_TO_SCORE
 from pipemax.checkpoint.prompt_encoder import template_variables
 from pipemax.checkpoint.special_tokens import SpecialTokens
@@ -31,7 +32,7 @@ def check_constraint(sampling: Sampling) -> None:
 
     try:
         if sampling.regex is not None:
-            xgrammar.Grammar.from_regex(sampling.regex)
+            xgrammar.Grammar.from_regex(_plain(sampling.regex))
         elif "::=" in (grammar := sampling.grammar or ""):
             xgrammar.Grammar.from_ebnf(grammar)
         else:
@@ -40,6 +41,13 @@ def check_constraint(sampling: Sampling) -> None:
         name = "grammar" if sampling.regex is None else "regex"
         reason = _PLACE_IN_XGRAMMAR.sub("", str(error).strip()).splitlines()[0]
         raise ValueError(f"{name} cannot be enforced while generating: {reason}") from error
+
+
+def _plain(regex: str) -> str:
+    try:
+        return plain_regex(regex)
+    except ValueError as error:
+        raise ValueError(f"{regex!r} has {error}; write it without") from error
 
 
 def check_answers(config: EngineConfig, sampling: Sampling, tokenizer: Any, *, has_template: bool) -> None:

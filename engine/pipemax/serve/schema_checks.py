@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Sequence
 
+from pipemax.answers.patterns.schemas import for_guidance, for_python, for_xgrammar, places_of
 from pipemax.config import EngineConfig
 from pipemax.generation import Sampling
 from pipemax.vllm_ext.launch.structured_outputs import settings_for_schemas
@@ -24,17 +25,18 @@ def check_response_format(text: str) -> None:
     import xgrammar
 
     try:
-        schema = json.loads(text)
+        places_of(text)
+        schema = json.loads(for_python(text))
         jsonschema.validators.validator_for(schema).check_schema(schema)
     except json.JSONDecodeError as error:
         raise ValueError(f"response_format is not JSON: {error}") from error
     except jsonschema.SchemaError as error:
         where = "/".join(str(part) for part in error.absolute_path) or "its root"
         raise ValueError(f"response_format is no valid JSON schema: at {where}: {error.message}") from error
-    grammar = llguidance.LLMatcher.grammar_from_json_schema(text)
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(for_guidance(text))
     _check_verdict(llguidance.LLMatcher.validate_grammar(grammar))
     try:
-        xgrammar.Grammar.from_json_schema(text)
+        xgrammar.Grammar.from_json_schema(for_xgrammar(text))
     except (RuntimeError, ValueError) as error:
         reason = _PLACE_IN_XGRAMMAR.sub("", str(error).strip())
         raise ValueError(f"response_format cannot be enforced while generating: {reason}") from error
@@ -55,7 +57,8 @@ def _is_enforced_by(backend: str, schema: str) -> bool:
         return True
     import llguidance
 
-    return not llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_json_schema(schema))
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(for_guidance(schema))
+    return not llguidance.LLMatcher.validate_grammar(grammar)
 
 
 def _check_verdict(verdict: str) -> None:

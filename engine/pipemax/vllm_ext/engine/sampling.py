@@ -9,12 +9,19 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from pipemax.answers.asks import Ask, Told
+from pipemax.answers.patterns.plain import plain_regex
+from pipemax.answers.patterns.schemas import for_guidance, for_xgrammar
 from pipemax.generation import RequestError, Sampling
 from pipemax.wire import ErrorCode
 
 
-def sampling_params(ask: Ask, *, skip_special_tokens: bool = True) -> SamplingParams:
-    """Return vLLM's parameters. ``ValueError`` if vLLM finds them invalid."""
+def sampling_params(
+    ask: Ask, *, skip_special_tokens: bool = True, is_guidance: bool = False
+) -> SamplingParams:
+    """Return vLLM's parameters. ``ValueError`` if vLLM finds them invalid.
+
+    ``is_guidance`` tells whether the engine's grammars are guidance's, which reads more patterns than the others.
+    """
     sampling = ask.sampling
     common: dict[str, Any] = {
         "temperature": sampling.temperature,
@@ -36,7 +43,7 @@ def sampling_params(ask: Ask, *, skip_special_tokens: bool = True) -> SamplingPa
     return SamplingParams(
         max_tokens=sampling.max_tokens,
         stop=list(sampling.stop),
-        structured_outputs=_structured_outputs(sampling),
+        structured_outputs=_structured_outputs(sampling, is_guidance=is_guidance),
         logprobs=0 if sampling.logprobs and not sampling.choice else None,
         flat_logprobs=True,
         skip_special_tokens=skip_special_tokens,
@@ -44,12 +51,15 @@ def sampling_params(ask: Ask, *, skip_special_tokens: bool = True) -> SamplingPa
     )
 
 
-def _structured_outputs(sampling: Sampling) -> StructuredOutputsParams | None:
+def _structured_outputs(sampling: Sampling, *, is_guidance: bool) -> StructuredOutputsParams | None:
     if not sampling.is_constrained:
         return None
+    schema, regex = sampling.response_format, sampling.regex
+    if schema is not None:
+        schema = for_guidance(schema) if is_guidance else for_xgrammar(schema)
     return StructuredOutputsParams(
-        json=sampling.response_format,
-        regex=sampling.regex,
+        json=schema,
+        regex=None if regex is None else plain_regex(regex),
         choice=list(sampling.choice) or None,
         grammar=sampling.grammar,
     )

@@ -44,6 +44,7 @@ from pipemax.vllm_ext.engine.time_account import TimeAccount, TimePart
 from pipemax.vllm_ext.launch.engine_room import admission_capacity_tokens, real_max_num_seqs
 from pipemax.vllm_ext.launch.known_check import NodeCheck
 from pipemax.vllm_ext.launch.start import RunningVllm
+from pipemax.vllm_ext.launch.structured_outputs import structured_outputs
 from pipemax.vllm_ext.node_check.run import check_at_start
 from pipemax.wire import ErrorCode
 
@@ -112,6 +113,7 @@ class VllmEngine:
             for number, (name, directory) in enumerate(config.lora.items(), start=1)
         }
         self._task: str = config.task
+        self._is_guidance = structured_outputs(config).get("backend") == "guidance"
         self._max_model_len: int = vllm_config.model_config.max_model_len
         self._hears_of_input = config.policy is Policy.PIPEMAX
         self._admission = AdmissionBook(
@@ -162,7 +164,7 @@ class VllmEngine:
     def _sampling_params(self, ask: Ask) -> SamplingParams | PoolingParams:
         """Return vLLM's parameters of an ask. ``ValueError`` becomes the row's error."""
         skip = self._thinking is None or self._thinking.skip_special_tokens
-        return sampling_params(ask, skip_special_tokens=skip)
+        return sampling_params(ask, skip_special_tokens=skip, is_guidance=self._is_guidance)
 
     def _told(self, output: RequestOutput | PoolingRequestOutput) -> Told:
         assert isinstance(output, RequestOutput), output

@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from pipemax.answers.patterns.plain import Reading
+from pipemax.answers.patterns.schemas import places_of
 from pipemax.config import EngineConfig
 
 _ARGUMENT = "structured_outputs_config"
@@ -58,26 +60,45 @@ def settings_for_schemas(
 ) -> dict[str, str]:
     """Return the settings of an engine that enforces these JSON schemas, where they differ from the config's.
 
-    ``is_enforced_by`` tells whether a backend's own library takes a schema. Raise ``ValueError`` if the config names a
-    backend that does not.
+    ``is_enforced_by`` tells whether a backend's own library takes a schema. A backend that generates all texts of a
+    pattern goes before one that leaves out those with quotes. Raise ``ValueError`` if the config names a backend that
+    does not take a schema, or if all that takes it would misread a pattern.
     """
 
-    def takes_all(backend: str) -> bool:
-        return all(
-            not _is_refused(backend, json.loads(schema)) and is_enforced_by(backend, schema)
-            for schema in schemas
-        )
+    def takes(backend: str, schema: str, least: Reading) -> bool:
+        if _is_refused(backend, json.loads(schema)) or not is_enforced_by(backend, schema):
+            return False
+        return backend == "guidance" or all(place.by_xgrammar >= least for place in places_of(schema))
 
-    chosen = structured_outputs(config).get("backend")
-    if chosen not in _BACKENDS or takes_all(chosen):
-        return {}
-    if _DECIDES & _own(config).keys():
-        raise ValueError(
-            f"the backend {chosen} of {_ARGUMENT} cannot enforce the response_format: leave the backend out of the "
-            "engine config"
-        )
-    other = next((backend for backend in _BACKENDS if backend != chosen and takes_all(backend)), None)
-    return {"json_whitespace": "any"} if other is None else {"json_backend": other}
+    chosen = structured_outputs(config).get("backend", "auto")
+    decided = bool(_DECIDES & _own(config).keys())
+    if chosen in _BACKENDS:
+        backends = [chosen] if decided else sorted(_BACKENDS, key=chosen.__ne__)
+        for least in (Reading.ALL, Reading.WITHOUT_ESCAPES):
+            for backend in backends:
+                if all(takes(backend, schema, least) for schema in schemas):
+                    return {} if backend == chosen else {"json_backend": backend}
+        if decided:
+            raise ValueError(
+                f"the backend {chosen} of {_ARGUMENT} cannot enforce the response_format: leave the backend out of "
+                "the engine config"
+            )
+    for schema in schemas:
+        # vLLM takes guidance by itself only for a schema that it refuses for xgrammar.
+        if not _is_refused("xgrammar", json.loads(schema)) or not takes("guidance", schema, Reading.ALL):
+            _check_patterns(schema)
+    return {"json_whitespace": "any"} if chosen in _BACKENDS else {}
+
+
+def _check_patterns(schema: str) -> None:
+    """Raise ``ValueError`` for a pattern that vLLM's other backends would misread: xgrammar, or outlines after it."""
+    for place in places_of(schema):
+        if place.by_xgrammar is Reading.NOTHING:
+            raise ValueError(
+                f"response_format has {place}, {place.fault}, and no backend that reads it takes all schemas of the "
+                "job; put a pattern beside a type string and nothing else, ask in another job, or check the parsed "
+                "column for it"
+            )
 
 
 def _own(config: EngineConfig) -> dict[str, Any]:
