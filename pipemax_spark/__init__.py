@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 from pipemax import __version__ as __version__
 
 if TYPE_CHECKING:
-    from pipemax_spark.dataframe import annotate as annotate
-    from pipemax_spark.engine_stop import stop_engines as stop_engines
+    from pipemax_spark.engines.stop import stop_engines as stop_engines
     from pipemax_spark.table import annotate_table as annotate_table
+    from pipemax_spark.transform import annotate as annotate
     from pipemax_spark.udf import pipemax_udf as pipemax_udf
     from pipemax_spark.udf import register as register
 
 _MODULES = {
-    "annotate": "dataframe",
+    "annotate": "transform",
     "annotate_table": "table",
     "pipemax_udf": "udf",
     "register": "udf",
-    "stop_engines": "engine_stop",
+    "stop_engines": "engines.stop",
 }
 """The functions that users call, and their modules."""
 

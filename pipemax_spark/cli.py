@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 failed while running, 2 an error in the call or the input 
 import inspect
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
@@ -19,12 +20,12 @@ from typer.core import TyperCommand
 
 from pipemax.removed import explain_option
 from pipemax.wire import PACKAGE_VERSION, GenerationSpec
-from pipemax_spark.arguments import OPTIONS, Option, job_options, log_directory, log_handler
 from pipemax_spark.errors import JobError, failure_text, is_interrupt
-from pipemax_spark.job.options import JobOptions
-from pipemax_spark.keywords import takes
-from pipemax_spark.monitor.lossy_stream import drop_unwritten, lossy
-from pipemax_spark.prompts import PromptSource
+from pipemax_spark.job.arguments import OPTIONS, Option, job_options, log_directory, log_handler
+from pipemax_spark.options import JobOptions
+from pipemax_spark.report.lossy_stream import drop_unwritten, lossy
+from pipemax_spark.request.keywords import takes
+from pipemax_spark.request.prompts import PromptSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -151,7 +152,7 @@ def _run(given: Mapping[str, Any], logs: Path) -> int:
 
     @cache
     def session() -> "SparkSession":
-        from pipemax_spark.spark_session import get_session
+        from pipemax_spark.spark.session import get_session
 
         _log_to_file(logs)
         return get_session("pipemax-annotate", log_dir=logs)
@@ -161,7 +162,7 @@ def _run(given: Mapping[str, Any], logs: Path) -> int:
         options = _read_options(given, logs, session)
         spark = session()
         from pipemax_spark.job.annotation_job import AnnotationJob
-        from pipemax_spark.monitor.terminal import Terminal
+        from pipemax_spark.report.terminal import Terminal
 
         AnnotationJob(spark, options, Terminal.standard()).run()
         # Not in a ``finally``: after a failure the process ends at once, and the JVM with it.
@@ -190,3 +191,25 @@ def _log_to_file(directory: Path) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[log_handler(directory)], force=True)
     logging.captureWarnings(True)
     logging.getLogger("py4j").setLevel(logging.WARNING)
+
+
+def pipemax() -> None:
+    """Run the command ``pipemax``. ``pipemax annotate`` is ``pipemax-annotate``, and loads nothing of the engine."""
+    if sys.argv[1:2] == ["annotate"]:
+        del sys.argv[1]
+        main("pipemax annotate")
+    else:
+        command()()
+
+
+@cache
+def command() -> typer.Typer:
+    """Return the engine's command with the job's as its first subcommand.
+
+    The other commands load what they need when they run, so an environment of Spark's side only has it too.
+    """
+    from pipemax.cli.app import app
+
+    app.command("annotate", rich_help_panel="Annotate a table")(annotate)
+    app.registered_commands.insert(0, app.registered_commands.pop())
+    return app

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.argument_types import checks_arguments
-from pipemax_spark.arguments import (
+from pipemax_spark.errors import IfRunning, JobError, JobFailedError, OnError, failure_text, is_interrupt
+from pipemax_spark.job.annotation_job import AnnotationJob
+from pipemax_spark.job.arguments import (
     OPTIONS,
     job_options,
     log_directory,
@@ -20,19 +21,19 @@ from pipemax_spark.arguments import (
     read_engine,
     read_names,
 )
-from pipemax_spark.dataframe import TemplateVariables, generation_values
-from pipemax_spark.errors import IfRunning, JobError, JobFailedError, OnError, failure_text, is_interrupt
-from pipemax_spark.job.annotation_job import AnnotationJob
-from pipemax_spark.job.expected_rows import ExpectedRows
-from pipemax_spark.job.options import JobOptions
-from pipemax_spark.keywords import takes_fields
-from pipemax_spark.monitor.summary import Summary
-from pipemax_spark.monitor.terminal import Terminal
-from pipemax_spark.prompts import PromptSource
-from pipemax_spark.spark_session import check_session
+from pipemax_spark.options import JobOptions
+from pipemax_spark.report.summary import Summary
+from pipemax_spark.report.terminal import Terminal
+from pipemax_spark.request.argument_types import checks_arguments
+from pipemax_spark.request.expected_rows import ExpectedRows
+from pipemax_spark.request.formats import ResponseFormat
+from pipemax_spark.request.generation import generation_values
+from pipemax_spark.request.keywords import takes_fields
+from pipemax_spark.request.prompts import PromptSource
+from pipemax_spark.spark.session import check_session
 from pipemax_spark.storage.bad_lines import BadLines
 from pipemax_spark.storage.hadoop import read_file
-from pipemax_spark.structured_output import ResponseFormat
+from pipemax_spark.transform import TemplateVariables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,16 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipemax.wire import PAIR, GenerationSpec
-from pipemax_spark.argument_types import checked_arguments, checked_value, checks_arguments
-from pipemax_spark.dataframe import (
-    TemplateVariables,
-    check_pooling,
-    checked_spec,
-    engine_config,
-    engine_options,
-    generation_spec,
-    with_task,
-)
+from pipemax_spark.engines.config import engine_config, engine_options
 from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.executor.client import complete
 from pipemax_spark.executor.images import is_image
@@ -42,9 +33,16 @@ from pipemax_spark.executor.task import (
     by_piece,
     task_label,
 )
-from pipemax_spark.image_settings import with_image_settings
-from pipemax_spark.keywords import takes_fields
-from pipemax_spark.structured_output import ResponseFormat
+from pipemax_spark.request.argument_types import checked_arguments, checked_value, checks_arguments
+from pipemax_spark.request.formats import ResponseFormat
+from pipemax_spark.request.generation import check_pooling, with_task
+from pipemax_spark.request.images import with_image_settings
+from pipemax_spark.request.keywords import takes_fields
+from pipemax_spark.transform import (
+    TemplateVariables,
+    checked_spec,
+    generation_spec,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession

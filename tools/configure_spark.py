@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyspark
 
-from pipemax_spark.spark_session import DELTA_PACKAGES
+from pipemax_spark.spark.session import DELTA_PACKAGES
 
 DELTA_PACKAGE = DELTA_PACKAGES[".".join(pyspark.__version__.split(".")[:2])]
 """The Delta release for this pyspark."""

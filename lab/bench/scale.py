@@ -107,10 +107,10 @@ def run_job(directory: Path, rows: int, commit_every_s: float) -> dict[str, Any]
 
     from pipemax.wire import GenerationSpec
     from pipemax_spark.job.annotation_job import AnnotationJob
-    from pipemax_spark.job.options import JobOptions
-    from pipemax_spark.monitor.terminal import Terminal
-    from pipemax_spark.prompts import PromptSource
-    from pipemax_spark.spark_session import get_session
+    from pipemax_spark.options import JobOptions
+    from pipemax_spark.report.terminal import Terminal
+    from pipemax_spark.request.prompts import PromptSource
+    from pipemax_spark.spark.session import get_session
     from tests.fakes.engine_python import write_engine_python
     from tests.fakes.settings import fake_config
 

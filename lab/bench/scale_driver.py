@@ -28,11 +28,11 @@ from pyarrow import flight
 
 from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobOutlook, JobStats, ServerStats
 from pipemax_spark.executor.task_reports import TASK_ENDED_STATE
-from pipemax_spark.monitor.collector import Collector
-from pipemax_spark.monitor.engine_log import EngineLog
-from pipemax_spark.monitor.error_limits import ErrorLimits
-from pipemax_spark.monitor.plot_process import draw_plot
-from pipemax_spark.monitor.progress import SHOWN_METRICS, Progress
+from pipemax_spark.report.collector import Collector
+from pipemax_spark.report.engine_log import EngineLog
+from pipemax_spark.report.plot_process import draw_plot
+from pipemax_spark.report.progress import SHOWN_METRICS, Progress
+from pipemax_spark.request.error_limits import ErrorLimits
 
 JOB_ID = "job"
 PHASES = ("engines", "unpaced", "tasks")

@@ -27,13 +27,13 @@ from typing import Any
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from pipemax_spark.job.left import number_of_rows, rows_left, rows_of_keys
 from pipemax_spark.job.outcomes import written
-from pipemax_spark.job.prefix import sample_by_beginning
-from pipemax_spark.job.sample import sample_prompts
-from pipemax_spark.prompts import PromptSource
-from pipemax_spark.request_columns import RequestColumns, prompt_text
-from pipemax_spark.spark_session import get_session
+from pipemax_spark.request.columns import RequestColumns, prompt_text
+from pipemax_spark.request.prompts import PromptSource
+from pipemax_spark.rows.left import number_of_rows, rows_left, rows_of_keys
+from pipemax_spark.rows.prefix import sample_by_beginning
+from pipemax_spark.rows.sample import sample_prompts
+from pipemax_spark.spark.session import get_session
 from tests.spark.spark_work import counted
 
 ROWS_PER_FILE = 62_500

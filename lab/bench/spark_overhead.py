@@ -45,7 +45,7 @@ from lab.bench.peers.load import LENGTHS, Load, write_model, write_table
 from lab.bench.peers.on_spark import annotated
 from pipemax.api import Completion, GenerationRequest, OfflineEngine
 from pipemax.config import EngineConfig
-from pipemax_spark.spark_session import get_session
+from pipemax_spark.spark.session import get_session
 
 WARM_UP_ROWS = 64
 MOST_ROWS_AHEAD, ROWS_AT_ONCE = 2_048, 256

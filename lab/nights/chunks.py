@@ -4,7 +4,7 @@
         [--json FILE]
 
 No Spark and no engine: an event-level model drives the job's own decisions, when a chunk is submitted
-(``pipemax_spark.job.turns``), how many rows it has (``ChunkPlan``) and how many partitions (``Slots``). Nodes, tasks
+(``pipemax_spark.rows.turns``), how many rows it has (``ChunkPlan``) and how many partitions (``Slots``). Nodes, tasks
 and commits are made up: a node's engine takes in the rows of its tasks at a fixed rate, one task after the other; a
 task keeps its slot until the last row that was taken in has ended, which takes as long as the engine takes to take in
 all the rows that it has room for. Free slots get the tasks of the oldest chunk, in random order of the slots.
@@ -23,9 +23,9 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-from pipemax_spark.job.chunks import Chunk, ChunkPlan, number_of_slices
-from pipemax_spark.job.turns import ChunkTasks, may_submit
-from pipemax_spark.slots import Slots
+from pipemax_spark.rows.chunks import Chunk, ChunkPlan, number_of_slices
+from pipemax_spark.rows.turns import ChunkTasks, may_submit
+from pipemax_spark.spark.slots import Slots
 
 ROWS_PER_S = 10.0
 ENGINE_ROWS = 500

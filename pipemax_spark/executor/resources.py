@@ -27,7 +27,7 @@ _SCRIPT_TIMEOUT_S = 60.0
 def gpu_environment(executor_pid: int, discovery_script: str | None = None) -> dict[str, str]:
     """Return the variables for the engine of the executor with this JVM; empty if there is nothing to add.
 
-    ``discovery_script`` is the application's, if it has one (``pipemax_spark.profiles``).
+    ``discovery_script`` is the application's, if it has one (``pipemax_spark.spark.profiles``).
     """
     addresses = _resource_file_addresses(executor_pid)
     if addresses is None and discovery_script is not None and _VISIBLE_DEVICES not in os.environ:

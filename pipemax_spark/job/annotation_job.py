@@ -12,29 +12,30 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import IfRunning, OtherRunError, TooManyErrorsError
-from pipemax_spark.job.checks import Checked, check_job
+from pipemax_spark.job.checks import check_job
 from pipemax_spark.job.dry_run import print_dry_run
 from pipemax_spark.job.early_start import EarlyStart
 from pipemax_spark.job.end_record import EndRecord
 from pipemax_spark.job.fit import check_rows_fit
-from pipemax_spark.job.incremental import Batch, MicroBatches, reading, stream_purpose
 from pipemax_spark.job.kept_values import check_values_kept
-from pipemax_spark.job.left import check_ids
-from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.output import is_annotated, make_output
-from pipemax_spark.job.prefix import PrefixShare, sample_by_beginning, shared_prefixes
 from pipemax_spark.job.preparing import Preparing, remaining_of, tell_changed
 from pipemax_spark.job.record import RunRecord
-from pipemax_spark.job.remaining import rows_where
 from pipemax_spark.job.run import Run, begun_run
 from pipemax_spark.job.settings import job_settings
-from pipemax_spark.job.workdir import WorkDirectory, work_base
-from pipemax_spark.job.written_rows import WrittenRows
-from pipemax_spark.monitor.findings import totals_of_run
-from pipemax_spark.monitor.summary import Summary
-from pipemax_spark.monitor.terminal import Terminal
-from pipemax_spark.request_columns import prompt_text
-from pipemax_spark.sql import quoted
+from pipemax_spark.options import JobOptions
+from pipemax_spark.report.findings import totals_of_run
+from pipemax_spark.report.summary import Summary
+from pipemax_spark.report.terminal import Terminal
+from pipemax_spark.request.columns import prompt_text
+from pipemax_spark.rows.checked import Checked
+from pipemax_spark.rows.incremental import Batch, MicroBatches, reading, stream_purpose
+from pipemax_spark.rows.left import check_ids
+from pipemax_spark.rows.prefix import PrefixShare, sample_by_beginning, shared_prefixes
+from pipemax_spark.rows.remaining import rows_where
+from pipemax_spark.rows.workdir import WorkDirectory, work_base
+from pipemax_spark.rows.written_rows import WrittenRows
+from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.hadoop import HadoopFiles, check_storage
 from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
 from pipemax_spark.storage.openai_batch import errors_path, write_answers

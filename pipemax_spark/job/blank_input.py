@@ -6,10 +6,10 @@ names, or that its output has, are put in the place of those that are not there.
 
 from typing import TYPE_CHECKING
 
-from pipemax_spark.dataframe import ANNOTATION
-from pipemax_spark.job.options import JobOptions
-from pipemax_spark.prompts import template_names
-from pipemax_spark.sql import quoted, split_names
+from pipemax_spark.options import JobOptions
+from pipemax_spark.request.prompts import template_names
+from pipemax_spark.rows.annotated import ANNOTATION
+from pipemax_spark.spark.sql import quoted, split_names
 from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
 from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
 from pipemax_spark.storage.output_table import OutputTable

@@ -1,28 +1,30 @@
 """Check a job for everything that can be wrong, before it writes anything or starts an engine."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pipemax.wire import PreflightReply, PreflightRequest
-from pipemax_spark.dataframe import ANNOTATION, annotated_schema, engine_options, with_engine_settings
-from pipemax_spark.engine_check import run_preflight
+from pipemax_spark.engines.check import run_preflight
+from pipemax_spark.engines.config import engine_options, with_engine_settings
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.task import TaskPlan
-from pipemax_spark.image_settings import with_image_settings
 from pipemax_spark.job.blank_input import no_rows_for
 from pipemax_spark.job.fit import check_columns_fit, holds_annotations
 from pipemax_spark.job.kept_values import check_types_kept, check_values_kept
-from pipemax_spark.job.left import check_columns, check_id_type, check_ids
-from pipemax_spark.job.options import JobOptions
-from pipemax_spark.job.remaining import rows_where
-from pipemax_spark.job.sample import sample_requests
-from pipemax_spark.job.steady_rows import check_steady
-from pipemax_spark.monitor.policy_notes import wants_row_lengths
-from pipemax_spark.monitor.terminal import Terminal
-from pipemax_spark.prompts import find_field, resolve_column, resolve_names
-from pipemax_spark.spec import AnnotationSpec
-from pipemax_spark.sql import quoted
+from pipemax_spark.options import JobOptions
+from pipemax_spark.report.policy_notes import wants_row_lengths
+from pipemax_spark.report.terminal import Terminal
+from pipemax_spark.request.images import with_image_settings
+from pipemax_spark.request.prompts import find_field, resolve_column, resolve_names
+from pipemax_spark.request.spec import AnnotationSpec
+from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema
+from pipemax_spark.rows.checked import Checked
+from pipemax_spark.rows.left import check_columns, check_id_type, check_ids
+from pipemax_spark.rows.remaining import rows_where
+from pipemax_spark.rows.sample import sample_requests
+from pipemax_spark.rows.steady_rows import check_steady
+from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.bad_lines import checked_rows
 from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
 from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
@@ -33,22 +35,6 @@ from pipemax_spark.storage.spec_properties import spec_texts
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """The facts about a job that has passed all checks."""
-
-    source: Source
-    """The source, with only the rows that ``--where`` selects."""
-    rows_in: int
-    """The number of these rows when the job began."""
-    schema: "StructType"
-    """The input's columns that go to the output."""
-    id_columns: tuple[str, ...]
-    reply: PreflightReply
-    spec: AnnotationSpec
-    plan: TaskPlan
 
 
 def check_job(

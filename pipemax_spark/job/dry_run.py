@@ -1,7 +1,7 @@
 """Print a dry run: rows, tokens by the model's own tokenizer, the first prompt, and what the job would do."""
 
 from pipemax.wire import PreflightReply
-from pipemax_spark.monitor.terminal import Terminal
+from pipemax_spark.report.terminal import Terminal
 
 
 def print_dry_run(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.early_start import BeginLoading
-from pipemax_spark.slots import slots_of
+from pipemax_spark.spark.slots import slots_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

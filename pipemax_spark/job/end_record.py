@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from pipemax_spark.errors import JobError, RowCountError, ended_by
-from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.record import RowCounts
 from pipemax_spark.job.run import Run
-from pipemax_spark.monitor.summary import Summary
+from pipemax_spark.options import JobOptions
+from pipemax_spark.report.summary import Summary
 from pipemax_spark.storage.hadoop import write_file
 from pipemax_spark.storage.output_table import OutputTable
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipemax_spark.dataframe import ANNOTATION, annotated_schema
 from pipemax_spark.errors import JobError
-from pipemax_spark.job.options import JobOptions
-from pipemax_spark.prompts import find_field
-from pipemax_spark.sql import quoted
+from pipemax_spark.options import JobOptions
+from pipemax_spark.request.prompts import find_field
+from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema
+from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import JobError
 from pipemax_spark.job.fit import compared_columns
-from pipemax_spark.job.options import JobOptions
-from pipemax_spark.kept_by_json import types_in
-from pipemax_spark.sql import quoted
+from pipemax_spark.options import JobOptions
+from pipemax_spark.request.kept_by_json import types_in
+from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:

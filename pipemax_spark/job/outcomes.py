@@ -10,12 +10,12 @@ rewrites the data files that hold the replaced rows.
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from pipemax_spark.dataframe import ANNOTATION
-from pipemax_spark.helper_columns import free_name
-from pipemax_spark.job.left import occurrence
-from pipemax_spark.job.row_identity import identity
-from pipemax_spark.prompts import find_field
-from pipemax_spark.sql import quoted
+from pipemax_spark.request.prompts import find_field
+from pipemax_spark.rows.annotated import ANNOTATION
+from pipemax_spark.rows.left import occurrence
+from pipemax_spark.rows.row_identity import identity
+from pipemax_spark.spark.helper_columns import free_name
+from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.conforming import conformed
 from pipemax_spark.storage.output_table import OutputTable
 from pipemax_spark.storage.tables import KEY, Replaced, Transaction

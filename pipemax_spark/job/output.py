@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.dataframe import ANNOTATION, annotated_schema
-from pipemax_spark.job.checks import Checked
 from pipemax_spark.job.fit import holds_annotations
-from pipemax_spark.prompts import find_field
+from pipemax_spark.request.prompts import find_field
+from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema
+from pipemax_spark.rows.checked import Checked
 from pipemax_spark.storage.output_table import OutputTable
 from pipemax_spark.storage.spec_properties import spec_property, spec_texts
 

@@ -10,24 +10,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipemax_spark.dataframe import ANNOTATION, annotated_schema
 from pipemax_spark.errors import JobFailedError
-from pipemax_spark.job.checks import Checked
-from pipemax_spark.job.chunks import SlicedRows
 from pipemax_spark.job.early_start import EarlyStart
 from pipemax_spark.job.fit import check_rows_fit
-from pipemax_spark.job.incremental import Batch
-from pipemax_spark.job.left import keys_left_by_content, number_of_rows, rows_of_keys
-from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.outcomes import AppendedOutcomes, Outcomes, ReplacingOutcomes, StagedOutcomes, written
 from pipemax_spark.job.recovery import SpoolRecovery
-from pipemax_spark.job.remaining import Remaining
 from pipemax_spark.job.resuming import Resuming
-from pipemax_spark.job.slicing import Slices, Slicing
-from pipemax_spark.job.workdir import LeftRun, WorkDirectory
-from pipemax_spark.job.written_rows import WrittenRows, which_rows
-from pipemax_spark.monitor.terminal import Terminal
-from pipemax_spark.sql import quoted
+from pipemax_spark.options import JobOptions
+from pipemax_spark.report.terminal import Terminal
+from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema
+from pipemax_spark.rows.checked import Checked
+from pipemax_spark.rows.chunks import SlicedRows
+from pipemax_spark.rows.incremental import Batch
+from pipemax_spark.rows.left import keys_left_by_content, number_of_rows, rows_of_keys
+from pipemax_spark.rows.remaining import Remaining
+from pipemax_spark.rows.slicing import Slices, Slicing
+from pipemax_spark.rows.workdir import LeftRun, WorkDirectory
+from pipemax_spark.rows.written_rows import WrittenRows, which_rows
+from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.fence import Claim
 from pipemax_spark.storage.output_table import OutputTable
 

@@ -10,24 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipemax_spark.errors import EndedBy, JobError, cause_of
-from pipemax_spark.job.checks import Checked
-from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.run import Run
-from pipemax_spark.job.written_rows import WrittenRows
-from pipemax_spark.monitor.error_limits import tell_high_share
-from pipemax_spark.monitor.findings import (
+from pipemax_spark.options import JobOptions
+from pipemax_spark.report.findings import (
     CommittedTotals,
     find_results,
     last_run,
     totals_of_run,
     totals_of_spec,
 )
-from pipemax_spark.monitor.plot_process import draw_plot
-from pipemax_spark.monitor.report_page import report_page
-from pipemax_spark.monitor.summary import Findings, Summary, print_report
-from pipemax_spark.monitor.terminal import Terminal
-from pipemax_spark.monitor.time_accounts import working_seconds
-from pipemax_spark.monitor.tracking import InputTable
+from pipemax_spark.report.plot_process import draw_plot
+from pipemax_spark.report.report_page import report_page
+from pipemax_spark.report.summary import Findings, Summary, print_report
+from pipemax_spark.report.terminal import Terminal
+from pipemax_spark.report.time_accounts import working_seconds
+from pipemax_spark.report.tracking import InputTable
+from pipemax_spark.request.error_limits import tell_high_share
+from pipemax_spark.rows.checked import Checked
+from pipemax_spark.rows.written_rows import WrittenRows
 from pipemax_spark.storage.fence import recovered_by
 from pipemax_spark.storage.hadoop import write_file
 from pipemax_spark.storage.output_table import OutputTable

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from pipemax.wire import COMPLETION_SCHEMA
-from pipemax_spark.dataframe import annotated_schema
 from pipemax_spark.errors import CommitRefusedError, TakenOverError
 from pipemax_spark.executor.requests import KEY_COLUMN
 from pipemax_spark.executor.spool import KEY, SPOOL_SCHEMA
 from pipemax_spark.executor.task import Annotator, QuestionAnnotator, TaskPlan
-from pipemax_spark.helper_columns import map_rows, name_in
-from pipemax_spark.job.left import occurrence, rows_left
 from pipemax_spark.job.outcomes import Outcomes, written
-from pipemax_spark.job.workdir import LeftRun
-from pipemax_spark.monitor.terminal import Terminal
-from pipemax_spark.request_columns import RequestColumns, without_request_columns
-from pipemax_spark.sql import quoted
+from pipemax_spark.report.terminal import Terminal
+from pipemax_spark.request.columns import RequestColumns, without_request_columns
+from pipemax_spark.rows.annotated import annotated_schema
+from pipemax_spark.rows.left import occurrence, rows_left
+from pipemax_spark.rows.workdir import LeftRun
+from pipemax_spark.spark.helper_columns import map_rows, name_in
+from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.fence import Claim
 from pipemax_spark.storage.hadoop import LITERAL_PATH
 

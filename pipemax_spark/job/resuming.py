@@ -10,12 +10,12 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipemax_spark.job.chunks import pick_slices
 from pipemax_spark.job.early_start import EarlyStart
-from pipemax_spark.job.slicing import Slices, Slicing
-from pipemax_spark.job.workdir import LeftRun, WorkDirectory
-from pipemax_spark.job.written_rows import Committed, DeadRun
-from pipemax_spark.monitor.terminal import Terminal
+from pipemax_spark.report.terminal import Terminal
+from pipemax_spark.rows.chunks import pick_slices
+from pipemax_spark.rows.slicing import Slices, Slicing
+from pipemax_spark.rows.workdir import LeftRun, WorkDirectory
+from pipemax_spark.rows.written_rows import Committed, DeadRun
 from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:

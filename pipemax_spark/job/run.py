@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any
 from pipemax_spark.errors import JobFailedError, TakenOverError, TooManyErrorsError
 from pipemax_spark.executor.spool import spool_fault
 from pipemax_spark.executor.task import TaskPlan
-from pipemax_spark.job.chunks import ChunkPlan, SlicedRows
-from pipemax_spark.job.options import JobOptions
 from pipemax_spark.job.outcomes import Outcomes
-from pipemax_spark.job.prefix import hit_rate
 from pipemax_spark.job.runner import ChunkRunner
-from pipemax_spark.job.workdir import ChunkSpools, WorkDirectory
-from pipemax_spark.monitor.collector import Collector
-from pipemax_spark.monitor.engine_log import EngineLog
-from pipemax_spark.monitor.engine_tracks import EngineTrack
-from pipemax_spark.monitor.findings import totals_of_run
-from pipemax_spark.monitor.policy_notes import PolicyNotes
-from pipemax_spark.monitor.progress import Progress, Sample, SilenceWatch, in_rows
-from pipemax_spark.monitor.report_totals import SILENT_S
-from pipemax_spark.monitor.terminal import Terminal
-from pipemax_spark.monitor.time_accounts import whole_account
-from pipemax_spark.monitor.tracking import InputTable, Tracker
-from pipemax_spark.slots import slots_of
+from pipemax_spark.options import JobOptions
+from pipemax_spark.report.collector import Collector
+from pipemax_spark.report.engine_log import EngineLog
+from pipemax_spark.report.engine_tracks import EngineTrack
+from pipemax_spark.report.findings import totals_of_run
+from pipemax_spark.report.policy_notes import PolicyNotes
+from pipemax_spark.report.progress import Progress, Sample, SilenceWatch, in_rows
+from pipemax_spark.report.report_totals import SILENT_S
+from pipemax_spark.report.terminal import Terminal
+from pipemax_spark.report.time_accounts import whole_account
+from pipemax_spark.report.tracking import InputTable, Tracker
+from pipemax_spark.rows.chunks import ChunkPlan, SlicedRows
+from pipemax_spark.rows.prefix import hit_rate
+from pipemax_spark.rows.workdir import ChunkSpools, WorkDirectory
+from pipemax_spark.spark.slots import slots_of
 from pipemax_spark.storage.fence import Claim
 from pipemax_spark.storage.output_table import OutputTable
 

@@ -24,15 +24,15 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pipemax_spark.dataframe import annotate_requests
 from pipemax_spark.errors import CommitRefusedError, JobFailedError, TakenOverError
 from pipemax_spark.executor.task import TaskPlan
-from pipemax_spark.job.chunks import Chunk, ChunkPlan, RowOrder, SlicedRows, order_of_last_chunk
 from pipemax_spark.job.outcomes import Outcomes
-from pipemax_spark.job.turns import ChunkTasks, may_submit
-from pipemax_spark.job.workdir import ChunkSpools
-from pipemax_spark.request_columns import RequestColumns
-from pipemax_spark.slots import Slots
+from pipemax_spark.request.columns import RequestColumns
+from pipemax_spark.rows.annotated import annotate_requests
+from pipemax_spark.rows.chunks import Chunk, ChunkPlan, RowOrder, SlicedRows, order_of_last_chunk
+from pipemax_spark.rows.turns import ChunkTasks, may_submit
+from pipemax_spark.rows.workdir import ChunkSpools
+from pipemax_spark.spark.slots import Slots
 from pipemax_spark.storage.fence import LANES, Claim
 from pipemax_spark.storage.tables import Transaction
 

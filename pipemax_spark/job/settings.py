@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pipemax_spark.spark_session import (
+from pipemax_spark.spark.session import (
     ARROW_BATCH,
     ARROW_BATCH_ROWS,
     LOCAL_SNAPSHOT_PARTITIONS,

@@ -11,7 +11,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from pipemax_spark.errors import JobError, cause_of, read_choice
-from pipemax_spark.sql import quoted
+from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.swallowed import Swallowed, swallowed_rows
 from pipemax_spark.storage.text_files import NO_COLUMN, TextFiles
 

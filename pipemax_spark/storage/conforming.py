@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from pipemax_spark.sql import quoted
+from pipemax_spark.spark.sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import CommitRefusedError, JobError, JobFailedError, cause_of
-from pipemax_spark.sql import quoted
+from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.conforming import conformed_rows
 from pipemax_spark.storage.hadoop import plain_path
 from pipemax_spark.storage.iceberg_catalog import IcebergCatalog, missing_columns

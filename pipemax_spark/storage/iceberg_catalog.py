@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pipemax_spark.errors import JobError
-from pipemax_spark.prompts import find_field
-from pipemax_spark.sql import quoted
+from pipemax_spark.request.prompts import find_field
+from pipemax_spark.spark.sql import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipemax_spark.prompts import find_field
-from pipemax_spark.sql import quoted
+from pipemax_spark.request.prompts import find_field
+from pipemax_spark.spark.sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType

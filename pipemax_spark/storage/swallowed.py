@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from pipemax_spark.errors import JobError
-from pipemax_spark.sql import quoted
+from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.hadoop import HadoopFiles
 from pipemax_spark.storage.text_files import TextFiles
 

@@ -15,8 +15,8 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import CommitRefusedError, JobError, cause_of
-from pipemax_spark.helper_columns import free_name
-from pipemax_spark.sql import literal, quoted
+from pipemax_spark.spark.helper_columns import free_name
+from pipemax_spark.spark.sql import literal, quoted
 from pipemax_spark.storage.hadoop import HadoopFiles, plain_path
 from pipemax_spark.storage.names import provider_of, sql_name
 from pipemax_spark.storage.partition_values import ChangedValues, changed_in_delta

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from pipemax_spark.sql import quoted
+from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.hadoop import HadoopFiles, options_for_files
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any
 
 from pipemax.config import EngineConfig
 from pipemax.wire import PreflightReply
-from pipemax_spark.arguments import job_options
-from pipemax_spark.spec import AnnotationSpec
+from pipemax_spark.job.arguments import job_options
+from pipemax_spark.request.spec import AnnotationSpec
 
 RECORDED = Path(__file__).parent / "specs.json"
 

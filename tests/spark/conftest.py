@@ -15,11 +15,11 @@ from rich.console import Console
 from pipemax.wire import GenerationSpec
 from pipemax_spark.job import record, runner
 from pipemax_spark.job.annotation_job import AnnotationJob
-from pipemax_spark.job.options import JobOptions
-from pipemax_spark.monitor.plot_process import draw_plot
-from pipemax_spark.monitor.summary import Summary
-from pipemax_spark.monitor.terminal import Terminal
-from pipemax_spark.prompts import PromptSource
+from pipemax_spark.options import JobOptions
+from pipemax_spark.report.plot_process import draw_plot
+from pipemax_spark.report.summary import Summary
+from pipemax_spark.report.terminal import Terminal
+from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.storage import fence
 from tests.fakes.engine_python import write_engine_python
 from tests.spark.processes import SMALL_SPARK
@@ -27,7 +27,7 @@ from tests.spark.processes import SMALL_SPARK
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from pipemax_spark.spark_session import get_session
+    from pipemax_spark.spark.session import get_session
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     with pytest.MonkeyPatch.context() as patch:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pipemax_spark import annotate
-from pipemax_spark.slots import other_slots, slots_of
-from pipemax_spark.spark_session import get_session
+from pipemax_spark.spark.session import get_session
+from pipemax_spark.spark.slots import other_slots, slots_of
 from tests.fakes.settings import fake_config
 from tests.waiting import wait_until
 

@@ -13,10 +13,10 @@ from pipemax_spark.errors import JobError
 from pipemax_spark.executor.questions import question_key
 from pipemax_spark.executor.spool import Spool
 from pipemax_spark.job.recovery import spooled_rows
-from pipemax_spark.job.workdir import LeftRun
-from pipemax_spark.prompts import PromptSource
-from pipemax_spark.questions import read_questions
-from pipemax_spark.request_columns import RequestColumns, without_request_columns
+from pipemax_spark.request.columns import RequestColumns, without_request_columns
+from pipemax_spark.request.prompts import PromptSource
+from pipemax_spark.request.questions import read_questions
+from pipemax_spark.rows.workdir import LeftRun
 from tests.fakes.settings import expected_text, fake_config
 from tests.spark.conftest import Jobs, object_schema
 from tests.unit.spark.test_questions import completions

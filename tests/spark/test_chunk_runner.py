@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.dataframe import annotated_schema, engine_options
+from pipemax_spark.engines.config import engine_options
 from pipemax_spark.errors import JobFailedError
 from pipemax_spark.executor.task import TaskPlan
-from pipemax_spark.job.chunks import ChunkPlan, SlicedRows, write_slices
 from pipemax_spark.job.outcomes import AppendedOutcomes
 from pipemax_spark.job.runner import ChunkRunner
-from pipemax_spark.prompts import PromptSource
-from pipemax_spark.request_columns import RequestColumns
-from pipemax_spark.slots import Slots
+from pipemax_spark.request.columns import RequestColumns
+from pipemax_spark.request.prompts import PromptSource
+from pipemax_spark.rows.annotated import annotated_schema
+from pipemax_spark.rows.chunks import ChunkPlan, SlicedRows, write_slices
+from pipemax_spark.spark.slots import Slots
 from pipemax_spark.storage.fence import Claim
 from pipemax_spark.storage.tables import DeltaTable, Transaction
 from tests.fakes.settings import fake_config

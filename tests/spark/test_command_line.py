@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from pipemax.wire import GenerationSpec
 from pipemax_spark.cli import app, main
-from pipemax_spark.job.options import JobOptions
-from pipemax_spark.prompts import PromptSource
+from pipemax_spark.options import JobOptions
+from pipemax_spark.request.prompts import PromptSource
 from tests.spark.processes import SMALL_SPARK, processes_with
 from tests.waiting import wait_until
 

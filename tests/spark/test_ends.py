@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipemax_spark.errors import EndedBy, IfRunning, JobError, JobFailedError, OnError
-from pipemax_spark.job.expected_rows import ExpectedRows
+from pipemax_spark.request.expected_rows import ExpectedRows
 from tests.fakes.settings import fake_config
 from tests.spark.conftest import Jobs
 from tests.spark.test_killed_job import start_job

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.slots import slots_of
+from pipemax_spark.spark.slots import slots_of
 from tests.fakes.engine_python import write_engine_python
 from tests.fakes.virtual_engine import (
     phases_with_all_rows_there,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
-from pipemax_spark.prompts import PromptSource
+from pipemax_spark.request.prompts import PromptSource
 from tests.fakes.settings import fake_config
 from tests.spark.conftest import Jobs
 

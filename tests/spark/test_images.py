@@ -9,7 +9,7 @@ import pytest
 
 from pipemax_spark import annotate
 from pipemax_spark.errors import JobError
-from pipemax_spark.prompts import PromptSource
+from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.udf import register
 from tests.fakes.engine import image_text
 from tests.fakes.settings import expected_text, fake_config

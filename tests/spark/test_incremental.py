@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipemax_spark.errors import JobError, OnError
-from pipemax_spark.job.incremental import MicroBatches
+from pipemax_spark.rows.incremental import MicroBatches
 from pipemax_spark.storage.sources import read_source
 from tests.fakes.settings import expected_text
 from tests.spark.conftest import Jobs

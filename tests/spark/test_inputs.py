@@ -7,7 +7,7 @@ import pytest
 
 from pipemax.wire import GenerationSpec
 from pipemax_spark.errors import JobError
-from pipemax_spark.prompts import PromptSource
+from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.storage.sources import read_source
 from tests.fakes.settings import expected_text
 from tests.spark.conftest import Jobs

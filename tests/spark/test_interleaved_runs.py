@@ -33,8 +33,8 @@ from rich.console import Console
 
 from pipemax_spark.errors import JobError
 from pipemax_spark.job.annotation_job import AnnotationJob
-from pipemax_spark.job.options import JobOptions
-from pipemax_spark.monitor.terminal import Terminal
+from pipemax_spark.options import JobOptions
+from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.storage.fence import LANES
 from pipemax_spark.storage.tables import Commit, DeltaTable, Transaction
 from tests.spark.conftest import Jobs

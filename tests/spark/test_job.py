@@ -8,7 +8,7 @@ import pytest
 
 from pipemax.wire import ErrorCode, GenerationSpec
 from pipemax_spark.errors import JobError, JobFailedError, OnError
-from pipemax_spark.prompts import PromptSource
+from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.storage.tables import DeltaTable
 from tests.fakes.settings import expected_text, fake_config
 from tests.spark.conftest import Jobs, object_schema

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from pipemax_spark.errors import JobError
-from pipemax_spark.job.left import keys_left_by_content, rows_left
 from pipemax_spark.job.outcomes import written
-from pipemax_spark.job.row_identity import identity
 from pipemax_spark.job.settings import job_settings
+from pipemax_spark.rows.left import keys_left_by_content, rows_left
+from pipemax_spark.rows.row_identity import identity
 from pipemax_spark.storage.partition_values import changed_in_delta
 from pipemax_spark.storage.tables import DeltaTable, Transaction
 from tests.spark.conftest import Jobs

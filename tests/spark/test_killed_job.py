@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipemax_spark.dataframe import annotate_requests
 from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.task import TaskPlan
-from pipemax_spark.job.options import JobOptions
-from pipemax_spark.prompts import PromptSource
-from pipemax_spark.request_columns import RequestColumns
+from pipemax_spark.options import JobOptions
+from pipemax_spark.request.columns import RequestColumns
+from pipemax_spark.request.prompts import PromptSource
+from pipemax_spark.rows.annotated import annotate_requests
 from tests.fakes.settings import expected_text, fake_config
 from tests.spark.conftest import Jobs
 from tests.spark.processes import SMALL_SPARK, servers_of

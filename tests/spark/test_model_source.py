@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pipemax_spark.dataframe import engine_config
+from pipemax_spark.engines.config import engine_config
+from pipemax_spark.engines.model_source import DIRECTORY_VARIABLE
 from pipemax_spark.errors import JobError
-from pipemax_spark.model_source import DIRECTORY_VARIABLE
 
 
 @pytest.fixture

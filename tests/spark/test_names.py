@@ -7,9 +7,9 @@ from typing import Any
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pipemax_spark import annotate
-from pipemax_spark.helper_columns import free_name, name_in
-from pipemax_spark.prompts import PromptSource
-from pipemax_spark.sql import quoted
+from pipemax_spark.request.prompts import PromptSource
+from pipemax_spark.spark.helper_columns import free_name, name_in
+from pipemax_spark.spark.sql import quoted
 from tests.fakes.settings import expected_text, fake_config
 from tests.spark.conftest import Jobs
 

@@ -7,7 +7,7 @@ import pytest
 
 from pipemax_spark import annotate
 from pipemax_spark.errors import JobError
-from pipemax_spark.prompts import PromptSource
+from pipemax_spark.request.prompts import PromptSource
 from tests.fakes.settings import fake_config
 from tests.spark.conftest import Jobs
 

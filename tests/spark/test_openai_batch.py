@@ -10,11 +10,11 @@ import pytest
 
 from pipemax.generation import Sampling
 from pipemax.serve.rows.arrow_rows import requests_of
-from pipemax_spark.arguments import job_options
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.conversations import FIELDS
 from pipemax_spark.executor.requests import request_batch
-from pipemax_spark.job.options import JobOptions
+from pipemax_spark.job.arguments import job_options
+from pipemax_spark.options import JobOptions
 from pipemax_spark.storage.openai_batch import read_requests
 from tests.fakes.settings import expected_text, fake_config
 from tests.spark.conftest import Jobs

@@ -10,7 +10,7 @@ from pipemax.answers.pooled import cosine
 from pipemax.wire import GenerationSpec
 from pipemax_spark import annotate, register
 from pipemax_spark.errors import JobError
-from pipemax_spark.prompts import PromptSource
+from pipemax_spark.request.prompts import PromptSource
 from tests.fakes.pooled import LABELS, VALUES, vector
 from tests.fakes.settings import fake_config
 

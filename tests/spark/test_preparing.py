@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from pipemax_spark.job.annotation_job import AnnotationJob
-from pipemax_spark.job.options import JobOptions
-from pipemax_spark.monitor.terminal import Terminal
+from pipemax_spark.options import JobOptions
+from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.storage.tables import DeltaTable, Transaction
 from tests.fakes.engine_python import write_engine_python
 from tests.fakes.settings import fake_config

@@ -14,14 +14,14 @@ from pyspark.sql.types import ArrayType, DataType, DateType, StructType, UserDef
 
 from pipemax.wire import GenerationSpec, PreflightReply
 from pipemax_spark.errors import JobError
-from pipemax_spark.job.row_identity import identity
-from pipemax_spark.job.sample import sample_requests
-from pipemax_spark.prompts import PromptSource
-from pipemax_spark.questions import read_questions
-from pipemax_spark.request_columns import RequestColumns
-from pipemax_spark.spec import AnnotationSpec
-from pipemax_spark.sql import quoted
-from pipemax_spark.value_text import text_of
+from pipemax_spark.request.columns import RequestColumns
+from pipemax_spark.request.prompts import PromptSource
+from pipemax_spark.request.questions import read_questions
+from pipemax_spark.request.spec import AnnotationSpec
+from pipemax_spark.request.value_text import text_of
+from pipemax_spark.rows.row_identity import identity
+from pipemax_spark.rows.sample import sample_requests
+from pipemax_spark.spark.sql import quoted
 from tests.spark.test_kept_values import set_to
 from tests.spark.typed_rows import TypedRows, typed_rows
 

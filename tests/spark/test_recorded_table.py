@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from pipemax_spark.errors import JobError
-from pipemax_spark.prompts import PromptSource
-from pipemax_spark.spec import AnnotationSpec
+from pipemax_spark.request.prompts import PromptSource
+from pipemax_spark.request.spec import AnnotationSpec
 from pipemax_spark.storage.spec_properties import spec_texts
 from pipemax_spark.storage.tables import DeltaTable
 from tests.fakes.settings import expected_text

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipemax_spark.errors import JobError, OnError
-from pipemax_spark.prompts import PromptSource
+from pipemax_spark.request.prompts import PromptSource
 from tests.fakes.settings import expected_text
 from tests.spark.conftest import Jobs
 from tests.spark.test_killed_job import committed_chunks, kill_when, start_job

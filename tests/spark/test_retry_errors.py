@@ -8,7 +8,7 @@ import pytest
 
 from pipemax.wire import ErrorCode, GenerationSpec
 from pipemax_spark.errors import OnError
-from pipemax_spark.prompts import PromptSource
+from pipemax_spark.request.prompts import PromptSource
 from tests.spark.conftest import Jobs, object_schema
 
 MakeJobs = Callable[[], Jobs]

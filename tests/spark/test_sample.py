@@ -7,10 +7,10 @@ import pytest
 
 from pipemax.wire import GenerationSpec
 from pipemax_spark.executor.questions import Question
-from pipemax_spark.job.prefix import sample_by_beginning
-from pipemax_spark.job.sample import SomeRows, sample_requests
-from pipemax_spark.prompts import PromptSource
-from pipemax_spark.request_columns import RequestColumns
+from pipemax_spark.request.columns import RequestColumns
+from pipemax_spark.request.prompts import PromptSource
+from pipemax_spark.rows.prefix import sample_by_beginning
+from pipemax_spark.rows.sample import SomeRows, sample_requests
 from tests.spark.spark_work import counted
 
 ROWS, FILES = 20_000, 100
@@ -48,7 +48,7 @@ def sample_prompts(rows: Any, columns: RequestColumns, rows_in: int) -> list[str
 def test_a_sample_for_auto_reads_a_bounded_number_of_files(
     spark: Any, rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipemax_spark.job.sample._LOOKED_AT_ROWS", 4_000)
+    monkeypatch.setattr("pipemax_spark.rows.sample._LOOKED_AT_ROWS", 4_000)
     assert rows.rdd.getNumPartitions() == FILES
     with counted(spark) as work:
         prompts = sample_prompts(rows, COLUMNS, ROWS)
@@ -65,7 +65,7 @@ def test_a_sample_for_auto_reads_a_bounded_number_of_files(
 def test_a_sample_for_prefixes_reads_a_bounded_number_of_files_and_keeps_groups_whole(
     spark: Any, rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipemax_spark.job.prefix._LOOKED_AT_ROWS", 4_000)
+    monkeypatch.setattr("pipemax_spark.rows.prefix._LOOKED_AT_ROWS", 4_000)
     with counted(spark) as work:
         prompts = sample_by_beginning(rows, rows["text"], rows_in=ROWS)
     assert 500 <= len(prompts) <= 2_000

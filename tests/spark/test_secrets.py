@@ -15,7 +15,7 @@ import pytest
 from pyarrow import flight
 
 from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, ServerStats
-from pipemax_spark.monitor.collector import Collector
+from pipemax_spark.report.collector import Collector
 from tests.fakes.engine_python import write_engine_python
 from tests.fakes.settings import fake_config
 from tests.spark.processes import SMALL_SPARK

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from pipemax_spark.errors import JobError
-from pipemax_spark.spark_session import _check_user
+from pipemax_spark.spark.session import _check_user
 from tests.spark.processes import SMALL_JVM
 
 SETTING = "spark.databricks.delta.snapshotPartitions"
 SHOW = f"""
 from pathlib import Path
-from pipemax_spark.spark_session import get_session
+from pipemax_spark.spark.session import get_session
 with_delta = get_session("one machine", log_dir=Path())
 print("partitions:", with_delta.conf.get("{SETTING}"))
 print("rows:", with_delta.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch"))

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from pipemax_spark.job.annotation_job import AnnotationJob
 from pipemax_spark.job.settings import job_settings
-from pipemax_spark.monitor.terminal import Terminal
+from pipemax_spark.report.terminal import Terminal
 from tests.spark.conftest import Jobs
 
 BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from pyspark.testing import assertDataFrameEqual
 
-from pipemax_spark.job.chunks import (
+from pipemax_spark.request.columns import RequestColumns, without_request_columns
+from pipemax_spark.request.prompts import PromptSource
+from pipemax_spark.rows.chunks import (
     Chunk,
     RowOrder,
     SlicedRows,
     order_of_last_chunk,
     write_slices,
 )
-from pipemax_spark.job.equal_rows import frequent_keys, group_of, shared_rank
-from pipemax_spark.job.left import rows_left
-from pipemax_spark.job.partition_keys import partition_keys
-from pipemax_spark.prompts import PromptSource
-from pipemax_spark.request_columns import RequestColumns, without_request_columns
+from pipemax_spark.rows.equal_rows import frequent_keys, group_of, shared_rank
+from pipemax_spark.rows.left import rows_left
+from pipemax_spark.rows.partition_keys import partition_keys
 
 
 def chunk_of(sliced: SlicedRows, first: int, end: int) -> Chunk:

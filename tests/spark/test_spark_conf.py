@@ -13,7 +13,7 @@ import yaml
 from py4j.protocol import Py4JJavaError
 from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
-from pipemax_spark.spark_session import DELTA_PACKAGES
+from pipemax_spark.spark.session import DELTA_PACKAGES
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "spark"
 FILES = sorted(CONF.glob("*.conf"))

@@ -9,7 +9,7 @@ import pytest
 
 from pipemax_spark import annotate, stop_engines
 from pipemax_spark.errors import JobError
-from pipemax_spark.slots import slots_of
+from pipemax_spark.spark.slots import slots_of
 from tests.fakes.engine_python import write_engine_python
 from tests.fakes.settings import expected_text, fake_config
 from tests.spark.processes import servers_of

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipemax_spark.errors import JobError
-from pipemax_spark.prompts import PromptSource
+from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.storage.bad_lines import BadLines, checked_rows
 from pipemax_spark.storage.hadoop import HadoopFiles, is_remote
 from pipemax_spark.storage.sources import read_source

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipemax_spark.monitor.tracking import Tracker
+from pipemax_spark.report.tracking import Tracker
 from tests.fakes.settings import fake_config
 from tests.spark.conftest import Jobs
 

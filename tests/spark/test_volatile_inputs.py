@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pipemax_spark.errors import JobError
-from pipemax_spark.job.volatile import MOMENT, RANDOM, STEADY, VolatileQuery
-from pipemax_spark.prompts import PromptSource
+from pipemax_spark.request.prompts import PromptSource
+from pipemax_spark.rows.volatile import MOMENT, RANDOM, STEADY, VolatileQuery
 from tests.fakes.settings import expected_text
 from tests.spark.conftest import Jobs
 

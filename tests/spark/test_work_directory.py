@@ -15,8 +15,8 @@ import pytest
 
 from pipemax.wire import ProcessIdentity
 from pipemax_spark.errors import JobError, JobFailedError
-from pipemax_spark.job.chunks import Chunk
-from pipemax_spark.job.workdir import WorkDirectory
+from pipemax_spark.rows.chunks import Chunk
+from pipemax_spark.rows.workdir import WorkDirectory
 from pipemax_spark.storage.hadoop import HadoopFiles
 from tests.spark.conftest import Jobs
 from tests.waiting import wait_until

@@ -16,9 +16,9 @@ import pytest
 from rich.console import Console
 
 from pipemax_spark.job.annotation_job import AnnotationJob
-from pipemax_spark.job.remaining import rows_where
-from pipemax_spark.job.written_rows import which_rows
-from pipemax_spark.monitor.terminal import Terminal
+from pipemax_spark.report.terminal import Terminal
+from pipemax_spark.rows.remaining import rows_where
+from pipemax_spark.rows.written_rows import which_rows
 from pipemax_spark.storage.sources import read_source
 from pipemax_spark.storage.tables import DeltaTable, Transaction
 from tests.fakes.settings import expected_text
@@ -33,8 +33,8 @@ NUM_ROWS = 3_000
 @pytest.fixture(autouse=True)
 def chunk_of_each_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast the engine is, and however much it takes: eight chunks of some 375 rows."""
-    monkeypatch.setattr("pipemax_spark.slots.Slots.fed_partition_rows", lambda slots, engine_rows: None)
-    monkeypatch.setattr("pipemax_spark.job.chunks._MIN_FIRST_ROWS_PER_SLOT", 1)
+    monkeypatch.setattr("pipemax_spark.spark.slots.Slots.fed_partition_rows", lambda slots, engine_rows: None)
+    monkeypatch.setattr("pipemax_spark.rows.chunks._MIN_FIRST_ROWS_PER_SLOT", 1)
 
 
 class DyingTable(DeltaTable):

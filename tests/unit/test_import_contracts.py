@@ -22,7 +22,7 @@ NEWCOMERS = {
     "engine/pipemax/transfer/newcomer.py": "from pipemax.control.controller import Controller\n",
     "engine/pipemax/node/process.py": "import pydantic\n",
     "pipemax_spark/newcomer.py": "import torch\nimport transformers\nfrom pipemax.config import EngineConfig\n",
-    "pipemax_spark/storage/newcomer.py": "from pipemax_spark.job.left import rows_left\n",
+    "pipemax_spark/storage/newcomer.py": "from pipemax_spark.rows.left import rows_left\n",
     "engine/pipemax/policy/newcomer.py": "def late():\n    from lab.bench.layouts import main\n",
 }
 """What is added to each file, most of which are new."""
@@ -36,7 +36,7 @@ BROKEN = [
     ("Imports point down on Spark's side too", "pipemax_spark.newcomer"),
     (
         "Imports point down on Spark's side too",
-        "pipemax_spark.storage is not allowed to import pipemax_spark.job",
+        "pipemax_spark.storage is not allowed to import pipemax_spark.rows",
     ),
     ("No cycle", "No cycles are allowed in pipemax.serve"),
     ("vLLM is imported only in vllm_ext", "pipemax.newcomer -> vllm"),

@@ -10,7 +10,7 @@ import pipemax_spark.cli
 from pipemax.config import EngineConfig
 from pipemax.removed import COMMANDS, KEYS, OPTIONS
 from pipemax_spark import annotate, annotate_table
-from pipemax_spark.command import command
+from pipemax_spark.cli import command
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy" / "upgrade.md"
 INSTEAD = "the weather decides"

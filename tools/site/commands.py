@@ -81,7 +81,6 @@ def _unknown_words(program: str, words: list[str]) -> Iterator[str]:
 
 @cache
 def _program(name: str) -> Any:
-    from pipemax_spark.cli import app
-    from pipemax_spark.command import command
+    from pipemax_spark.cli import app, command
 
     return typer.main.get_command(command() if name == "pipemax" else app)

@@ -19,9 +19,9 @@ from pipemax import config, wire
 from pipemax.api import OfflineEngine
 from pipemax.generation import Sampling
 from pipemax_spark import errors
-from pipemax_spark.command import command
-from pipemax_spark.monitor.metric_names import RUN_METRICS, total_metric
-from pipemax_spark.monitor.summary import Summary
+from pipemax_spark.cli import command
+from pipemax_spark.report.metric_names import RUN_METRICS, total_metric
+from pipemax_spark.report.summary import Summary
 
 
 def command_line() -> str:

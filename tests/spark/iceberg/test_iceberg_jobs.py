@@ -13,7 +13,7 @@ from rich.console import Console
 from pipemax.wire import ErrorCode
 from pipemax_spark.errors import JobError, JobFailedError
 from pipemax_spark.job.annotation_job import AnnotationJob
-from pipemax_spark.monitor.terminal import Terminal
+from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.storage.iceberg import IcebergTable
 from tests.spark.iceberg.conftest import IcebergJobs
 

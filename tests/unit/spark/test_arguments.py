@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipemax_spark.arguments import job_options
+from pipemax_spark.job.arguments import job_options
 
 
 def model_of(model: str, adapter: str) -> tuple[str, str]:

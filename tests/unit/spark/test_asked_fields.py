@@ -6,10 +6,11 @@ import pytest
 from pipemax.generation import Completion, RequestError
 from pipemax.serve.rows.arrow_rows import FinishedRow, completion_batch
 from pipemax.wire import COMPLETION_SCHEMA, ErrorCode, GenerationSpec
-from pipemax_spark.dataframe import for_engine, generation_spec
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.task import Annotator, TaskPlan, annotation_type
+from pipemax_spark.request.generation import for_engine
+from pipemax_spark.transform import generation_spec
 
 PLAIN = [
     "text",

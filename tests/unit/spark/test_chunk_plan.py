@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipemax_spark.job.chunks import ChunkPlan, SliceSpan, number_of_slices, pick_slices
-from pipemax_spark.job.partition_keys import partition_keys
-from pipemax_spark.slots import Slots
+from pipemax_spark.rows.chunks import ChunkPlan, SliceSpan, number_of_slices, pick_slices
+from pipemax_spark.rows.partition_keys import partition_keys
+from pipemax_spark.spark.slots import Slots
 
 
 @given(

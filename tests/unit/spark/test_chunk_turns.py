@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipemax_spark.job.turns import ChunkTasks, may_submit
+from pipemax_spark.rows.turns import ChunkTasks, may_submit
 
 
 @st.composite

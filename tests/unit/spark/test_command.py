@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from pipemax_spark.command import command, main
+from pipemax_spark.cli import command, pipemax
 
 
 def test_the_command_has_the_job_and_what_the_engine_has() -> None:
@@ -20,8 +20,8 @@ def test_the_command_has_the_job_and_what_the_engine_has() -> None:
 def test_annotate_is_the_job_and_loads_nothing_of_the_engine() -> None:
     loads = (
         "import sys; sys.argv = ['pipemax', 'annotate', '--version']\n"
-        "from pipemax_spark.command import main\n"
-        "main()\n"
+        "from pipemax_spark.cli import pipemax\n"
+        "pipemax()\n"
         "assert not {'pydantic', 'pipemax.cli'} & set(sys.modules), 'loaded'\n"
     )
     done = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, timeout=120)
@@ -33,14 +33,14 @@ def test_the_job_s_usage_names_the_command_as_it_was_called(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["pipemax", "annotate", "--nothing"])
     with pytest.raises(SystemExit):
-        main()
+        pipemax()
     assert "Usage: pipemax annotate" in capsys.readouterr().err
 
 
 def test_the_command_is_there_without_the_engine_s_packages() -> None:
     without = (
         "import sys; sys.modules.update(pydantic=None, torch=None)\n"
-        "from pipemax_spark.command import command\n"
+        "from pipemax_spark.cli import command\n"
         "import typer.testing\n"
         "print(typer.testing.CliRunner().invoke(command(), ['--help']).output)\n"
     )

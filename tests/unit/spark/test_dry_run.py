@@ -7,7 +7,7 @@ from rich.console import Console
 
 from pipemax.wire import PreflightReply
 from pipemax_spark.job.dry_run import print_dry_run
-from pipemax_spark.monitor.terminal import Terminal
+from pipemax_spark.report.terminal import Terminal
 
 
 @pytest.mark.parametrize(

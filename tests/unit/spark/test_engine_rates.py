@@ -3,8 +3,8 @@
 from typing import Any
 
 from pipemax.wire import JobStats
-from pipemax_spark.monitor.engine_rates import EngineRates
-from pipemax_spark.monitor.summary import Summary
+from pipemax_spark.report.engine_rates import EngineRates
+from pipemax_spark.report.summary import Summary
 from tests.fakes.server_reports import server_report
 
 

@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 
 from pipemax.wire import JobStats, ServerStats
-from pipemax_spark.monitor.collector import Collector
-from pipemax_spark.monitor.engine_tracks import MAX_REPORTS, MAX_REPORTS_PER_ENGINE, EngineTrack, EngineTracks
-from pipemax_spark.monitor.error_limits import ErrorLimits
-from pipemax_spark.monitor.progress import Progress
+from pipemax_spark.report.collector import Collector
+from pipemax_spark.report.engine_tracks import MAX_REPORTS, MAX_REPORTS_PER_ENGINE, EngineTrack, EngineTracks
+from pipemax_spark.report.progress import Progress
+from pipemax_spark.request.error_limits import ErrorLimits
 from tests.fakes.server_reports import server_report
 
 JOB = JobStats(rows_done=7)

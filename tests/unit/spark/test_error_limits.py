@@ -3,8 +3,8 @@
 import pytest
 
 from pipemax.wire import CollectorAddress
-from pipemax_spark.monitor.error_limits import ErrorLimits, tell_high_share
-from pipemax_spark.monitor.progress import SilenceWatch
+from pipemax_spark.report.progress import SilenceWatch
+from pipemax_spark.request.error_limits import ErrorLimits, tell_high_share
 
 ERRORS = {"engine_error": (700, "refused"), "empty_prompt": (300, "no prompt")}
 

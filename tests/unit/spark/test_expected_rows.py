@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pipemax_spark.errors import JobError, RowCountError
-from pipemax_spark.job.expected_rows import ExpectedRows, check_row_count
+from pipemax_spark.request.expected_rows import ExpectedRows, check_row_count
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from pipemax_spark.monitor.lossy_stream import LossyStream
-from pipemax_spark.monitor.terminal import Terminal
+from pipemax_spark.report.lossy_stream import LossyStream
+from pipemax_spark.report.terminal import Terminal
 
 PROGRAM = """
 import logging, sys, time
 from pipemax_spark.cli import _fail
-from pipemax_spark.monitor.lossy_stream import drop_unwritten
-from pipemax_spark.monitor.terminal import Terminal
+from pipemax_spark.report.lossy_stream import drop_unwritten
+from pipemax_spark.report.terminal import Terminal
 logging.basicConfig(filename=sys.argv[1])
 try:
     terminal = Terminal.standard()

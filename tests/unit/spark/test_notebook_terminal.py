@@ -8,7 +8,7 @@ from jupyter_client.manager import start_new_kernel
 
 PROGRAM = """
 import threading
-from pipemax_spark.monitor.terminal import Terminal
+from pipemax_spark.report.terminal import Terminal
 terminal = Terminal.standard()
 terminal.say("Input", "3 rows")
 with terminal.progress_line() as (show, period_s):

@@ -4,11 +4,11 @@ import pyarrow as pa
 import pytest
 
 from pipemax.wire import COMPLETION_SCHEMA, GenerationSpec
-from pipemax_spark.dataframe import check_pooling, with_task
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.task import Annotator, TaskPlan, annotation_type
-from pipemax_spark.prompts import PromptSource
+from pipemax_spark.request.generation import check_pooling, with_task
+from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.udf import OrderedRows
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pipemax.wire import ServerStats
-from pipemax_spark.job.prefix import hit_rate, shared_prefixes
+from pipemax_spark.rows.prefix import hit_rate, shared_prefixes
 
 
 def test_what_all_prompts_begin_with_is_not_counted() -> None:

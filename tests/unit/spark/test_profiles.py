@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipemax_spark.errors import JobError
-from pipemax_spark.profiles import discovery_script_of, gpu_profile
+from pipemax_spark.spark.profiles import discovery_script_of, gpu_profile
 
 CLUSTER = {"spark.master": "yarn", "spark.dynamicAllocation.enabled": "true"}
 

@@ -16,10 +16,16 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pipemax_spark.arguments import read_names
 from pipemax_spark.errors import JobError
-from pipemax_spark.prompts import PromptSource, TemplatePart, parse_template, resolve_column, resolve_names
-from pipemax_spark.sql import quoted, split_names
+from pipemax_spark.job.arguments import read_names
+from pipemax_spark.request.prompts import (
+    PromptSource,
+    TemplatePart,
+    parse_template,
+    resolve_column,
+    resolve_names,
+)
+from pipemax_spark.spark.sql import quoted, split_names
 
 SCHEMA = StructType(
     [

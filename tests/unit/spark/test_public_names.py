@@ -1,29 +1,30 @@
-"""What ``pipemax_spark`` itself gives: the functions that users call, and nothing heavy before one is asked for."""
+"""What users call is there under its name, whatever was imported before."""
 
 import subprocess
 import sys
 
-import pytest
-
+PROGRAM = """
+import importlib, pkgutil
 import pipemax_spark
+modules = [found.name for found in pkgutil.walk_packages(pipemax_spark.__path__, "pipemax_spark.")]
+for name in modules:
+    importlib.import_module(name)
+assert len(modules) > 80, modules
+from pipemax_spark import annotate, annotate_table, pipemax_udf, register, stop_engines
+for function in (annotate, annotate_table, pipemax_udf, register, stop_engines):
+    assert callable(function), function
+"""
 
 
-@pytest.mark.parametrize("name", ["annotate", "annotate_table", "pipemax_udf", "register", "stop_engines"])
-def test_the_package_gives_the_functions_that_users_call(name: str) -> None:
-    function = getattr(pipemax_spark, name)
-    assert callable(function)
-    assert function.__doc__
-    assert name in dir(pipemax_spark)
+def test_no_module_takes_the_name_of_a_function() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
-def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'annotat'"):
-        pipemax_spark.annotat  # noqa: B018
+def test_the_package_itself_holds_six_modules() -> None:
+    import pkgutil
 
+    import pipemax_spark
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
-    program = "import sys, pipemax_spark; print({'pyarrow', 'pyspark', 'rich', 'typer'} & set(sys.modules))"
-    printed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout
-    assert printed.strip() == "set()"
+    modules = [found.name for found in pkgutil.iter_modules(pipemax_spark.__path__) if not found.ispkg]
+    assert sorted(modules) == ["cli", "errors", "options", "table", "transform", "udf"]

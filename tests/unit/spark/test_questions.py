@@ -13,7 +13,7 @@ from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.questions import AnswersByRow, question_requests
 from pipemax_spark.executor.requests import request_batch
 from pipemax_spark.executor.task import QuestionAnnotator, TaskPlan
-from pipemax_spark.questions import asked_of_text, read_questions
+from pipemax_spark.request.questions import asked_of_text, read_questions
 
 BASE = GenerationSpec(max_tokens=16)
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from pipemax.wire import JobStats, ServerStats
-from pipemax_spark.monitor.replica_totals import ReplicaTotals, describe_replica
-from pipemax_spark.monitor.summary import Summary
+from pipemax_spark.report.replica_totals import ReplicaTotals, describe_replica
+from pipemax_spark.report.summary import Summary
 from tests.fakes.server_reports import server_report
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from pipemax.wire import JobStats
-from pipemax_spark.monitor.charts import TimeAxis
-from pipemax_spark.monitor.engine_tracks import EngineTrack, EngineTracks
-from pipemax_spark.monitor.metric_names import run_metric, total_metric
-from pipemax_spark.monitor.plot import draw_all
-from pipemax_spark.monitor.progress import SHOWN_METRICS
-from pipemax_spark.monitor.report_page import report_page
-from pipemax_spark.monitor.summary import Findings, Summary
+from pipemax_spark.report.charts import TimeAxis
+from pipemax_spark.report.engine_tracks import EngineTrack, EngineTracks
+from pipemax_spark.report.metric_names import run_metric, total_metric
+from pipemax_spark.report.plot import draw_all
+from pipemax_spark.report.progress import SHOWN_METRICS
+from pipemax_spark.report.report_page import report_page
+from pipemax_spark.report.summary import Findings, Summary
 from tests.fakes.server_reports import server_report
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipemax.wire import JobStats, ServerStats
 from pipemax_spark.executor.task_reports import TASK_ENDED_STATE, TASK_STATE
-from pipemax_spark.monitor.report_totals import SILENT_S, ReportTotals
+from pipemax_spark.report.report_totals import SILENT_S, ReportTotals
 from tests.fakes.server_reports import server_report
 
 

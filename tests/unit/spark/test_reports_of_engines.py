@@ -13,16 +13,16 @@ from rich.console import Console
 from pipemax.wire import JobOutlook, JobStats, ServerStats
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.task_reports import TASK_ENDED_STATE, TASK_STATE, TaskReporter
-from pipemax_spark.monitor.collector import Collector
-from pipemax_spark.monitor.engine_log import EngineLog, ReportThinner
-from pipemax_spark.monitor.engine_tracks import EngineTracks
-from pipemax_spark.monitor.plot import plot
-from pipemax_spark.monitor.plot_process import draw_plot
-from pipemax_spark.monitor.policy_notes import PolicyNotes, wants_row_lengths
-from pipemax_spark.monitor.report_totals import SILENT_S
-from pipemax_spark.monitor.terminal import Terminal
-from pipemax_spark.monitor.time_accounts import NO_ENGINE, TimeAccounts, describe_account, whole_account
-from pipemax_spark.monitor.tracking import Tracker
+from pipemax_spark.report.collector import Collector
+from pipemax_spark.report.engine_log import EngineLog, ReportThinner
+from pipemax_spark.report.engine_tracks import EngineTracks
+from pipemax_spark.report.plot import plot
+from pipemax_spark.report.plot_process import draw_plot
+from pipemax_spark.report.policy_notes import PolicyNotes, wants_row_lengths
+from pipemax_spark.report.report_totals import SILENT_S
+from pipemax_spark.report.terminal import Terminal
+from pipemax_spark.report.time_accounts import NO_ENGINE, TimeAccounts, describe_account, whole_account
+from pipemax_spark.report.tracking import Tracker
 from tests.fakes.collector import FakeCollector
 from tests.fakes.server_reports import server_report
 

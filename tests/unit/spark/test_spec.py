@@ -6,8 +6,8 @@ import pytest
 
 from pipemax.config import EngineConfig
 from pipemax.wire import GenerationSpec, PreflightReply
-from pipemax_spark.prompts import PromptSource
-from pipemax_spark.spec import AnnotationSpec
+from pipemax_spark.request.prompts import PromptSource
+from pipemax_spark.request.spec import AnnotationSpec
 
 
 def spec(**engine: Any) -> AnnotationSpec:

@@ -33,7 +33,7 @@ from pipemax.serve.schema_checks import check_response_format
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.json_values import Parser
 from pipemax_spark.executor.response_format import compile_schema, load_schema, parse
-from pipemax_spark.structured_output import response_schema
+from pipemax_spark.request.formats import response_schema
 
 SCHEMA = {"type": "object", "properties": {"label": {"enum": ["a", "b"]}}}
 ORDER = (

@@ -1,0 +1,1 @@
+"""Engines seen from the driver: checked, found, stopped."""

@@ -1,0 +1,99 @@
+"""Check engine and generation on an executor, in the engine's own environment, without starting an engine."""
+
+import subprocess
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pipemax.wire import PreflightReply, PreflightRequest
+from pipemax_spark.errors import JobError
+from pipemax_spark.executor.client import EngineOptions, engine_command, engine_environment
+from pipemax_spark.executor.resources import gpu_environment
+from pipemax_spark.executor.server_process import find_executor
+from pipemax_spark.spark.executor_call import call_on_executor
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import SparkSession
+
+_TIMEOUT_S = 600
+_SHOWN_LINES = 3
+_REMEMBERED_S = 600
+_fine: dict[tuple[str | None, str | None, bytes, str | None, int | None], tuple[float, PreflightReply]] = {}
+"""Checks that found no error: request → (time of the reply, reply)."""
+
+
+def recent_preflight(
+    spark: "SparkSession",
+    request: PreflightRequest,
+    options: EngineOptions,
+    *,
+    profile: "ResourceProfile | None" = None,
+) -> PreflightReply:
+    """Run ``run_preflight``, unless the same request passed in this application within the last ten minutes.
+
+    Importing the engine's environment takes seconds, which a notebook would otherwise wait for at each call. A model
+    that is changed in place meanwhile goes unnoticed; the running engine has not noticed the change either.
+    """
+    profile_id = None if profile is None else profile.id
+    application = spark.conf.get("spark.app.id", None)
+    # Over Spark Connect, sessions of one application can have different Python packages.
+    session = getattr(spark, "session_id", None)
+    asked = (application, session, request.to_bytes(), options.engine_python, profile_id)
+    if asked not in _fine or time.monotonic() - _fine[asked][0] > _REMEMBERED_S:
+        reply = run_preflight(spark, request, options, profile=profile)
+        _fine[asked] = time.monotonic(), reply
+    return _fine[asked][1]
+
+
+def run_preflight(
+    spark: "SparkSession",
+    request: PreflightRequest,
+    options: EngineOptions,
+    *,
+    profile: "ResourceProfile | None" = None,
+) -> PreflightReply:
+    """Check engine and generation on an executor.
+
+    Raise ``JobError`` with the message from the engine's side if the check fails.
+
+    ``profile`` is the resource profile of the stage that will run the engine.
+    """
+    ask = partial(_ask, options.engine_python, request.to_bytes(), options.gpu_discovery_script)
+    reply = PreflightReply.from_bytes(call_on_executor(spark, ask, profile=profile).encode())
+    if reply.error:
+        raise JobError(reply.error)
+    return reply
+
+
+def _ask(engine_python: str | None, payload: bytes, discovery_script: str | None) -> str:
+    """Run the check on this executor; return its reply, or a reply that says why there is none."""
+    command = engine_command(engine_python, "pipemax", "preflight")
+    gpus = gpu_environment(find_executor().process.pid, discovery_script)
+    try:
+        done = subprocess.run(
+            command,
+            input=payload,
+            capture_output=True,
+            env=engine_environment() | gpus,
+            cwd="/",
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except OSError as error:
+        return _failure(
+            f"engine-python {command[0]!r} cannot be run on an executor: {error}; give the path of a Python there"
+        )
+    except subprocess.TimeoutExpired:
+        return _failure(f"engine-python {command[0]!r} has not answered within {_TIMEOUT_S} s")
+    if done.returncode != 0 or not done.stdout.strip():
+        errors = done.stderr.decode(errors="replace").strip().splitlines()[-_SHOWN_LINES:]
+        return _failure(
+            f"engine-python {command[0]!r} could not check the engine (exit status {done.returncode}): "
+            f"{' | '.join(errors)}. Is pipemax-spark with its engine extra installed there?"
+        )
+    return done.stdout.decode().strip().splitlines()[-1]
+
+
+def _failure(error: str) -> str:
+    return PreflightReply(error=error).to_bytes().decode()

@@ -1,0 +1,459 @@
+"""Declare a job's options: help texts, how to read a given value, and how to build ``JobOptions`` from the values.
+
+The command (``cli``) and ``annotate_table`` (``table``) take the same options. Names, types and defaults are those of
+the fields of ``JobOptions``, ``PromptSource`` and ``GenerationSpec``.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipemax.wire import GenerationSpec
+from pipemax_spark.engines.config import engine_config
+from pipemax_spark.errors import IfRunning, JobError, OnError
+from pipemax_spark.options import JobOptions, driver_directory
+from pipemax_spark.request.expected_rows import ExpectedRows
+from pipemax_spark.request.formats import is_inline, response_schema
+from pipemax_spark.request.generation import with_task
+from pipemax_spark.request.prompts import PromptSource
+from pipemax_spark.request.questions import asked_of_text, read_questions
+from pipemax_spark.spark.sql import split_names
+from pipemax_spark.storage.bad_lines import BadLines
+from pipemax_spark.storage.hadoop import read_file
+from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
+from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    Session = Callable[[], SparkSession]
+
+_INPUT, _PROMPT, _MODEL = "Input and output", "Prompt", "Model and generation"
+_ROWS, _RUN = "Errors and reruns", "Run"
+_LOG_BYTES = 64 * 2**20
+"""Maximum size of ``annotate.log``, and of ``annotate.log.1``, which holds the earlier lines."""
+
+
+def read_engine(file: str, text: str) -> dict[str, Any]:
+    """Return the engine config in this file's text. Raise ``JobError`` if the text is not an engine config."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise JobError(f"engine config {file!r} cannot be read: {' '.join(str(error).split())}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise JobError(f"engine config {file!r} holds a {type(values).__name__}; write 'name: value' lines")
+    return values
+
+
+def read_names(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of columns, which are comma-separated if they come as one string.
+
+    There, a name with a comma, or with blanks around it, is put in backticks. A list has the names as they are.
+    """
+    names = split_names(given, ",") if isinstance(given, str) else given
+    return tuple(name for name in names if name)
+
+
+def read_duration(given: str | timedelta) -> timedelta:
+    """Return the duration for ``commit_every``. Raise ``JobError`` if the text is not a duration."""
+    if isinstance(given, timedelta):
+        return given
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", given.strip())
+    if match is None or float(match[1]) == 0:
+        raise JobError(f"commit-every is {given!r}; write it as 15m, 900s or 1h")
+    return timedelta(seconds=float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]])
+
+
+def _read_engine_file(file: str, session: "Session") -> dict[str, Any]:
+    return read_engine(file, read_file(file, session, option="engine"))
+
+
+def _read_response_format(given: str, session: "Session") -> str | None:
+    text = given if is_inline(given) else read_file(given, session, option="response_format")
+    return response_schema(text, session)
+
+
+def _read_grammar(given: str, session: "Session") -> str:
+    is_inline = "::=" in given or "\n" in given or re.match(r"\s*start\s*:", given)
+    return given if is_inline else read_file(given, session, option="grammar")
+
+
+def _read_ask(given: Sequence[str], session: "Session") -> dict[str, Any]:
+    asked = asked_of_text(given, lambda file: read_file(file, session, option="ask"))
+    for name, value in asked.items():
+        if isinstance(value, dict) and isinstance(text := value.get("response_format"), str):
+            asked[name] = value | {"response_format": _read_response_format(text, session)}
+    return asked
+
+
+def _key_value(option: str) -> tuple[str, str]:
+    key, separator, value = option.partition("=")
+    if not separator:
+        raise JobError(f"input-option {option!r} is not of the form KEY=VALUE")
+    return key, value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """An option of the command, with the name, type and default of the field that it fills."""
+
+    panel: str
+    help: str
+    given: Any = None
+    """Its type on the command line, if that differs from the field's; its value is then None if it is not given."""
+    show: Callable[[Any], str] | None = None
+    """Converts the field's default into the text that a user would give for it."""
+    read: Callable[[Any], Any] | None = None
+    """Converts the given value into the field's value; ``JobError`` says what is wrong with it."""
+    read_with_session: "Callable[[Any, Session], Any] | None" = None
+    """Converts the given value, in place of ``read``; requests a session only if it needs one."""
+    typer: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments for ``typer.Option``."""
+
+
+def _option(panel: str, text: str, **rest: Any) -> Option:
+    own = {name: rest.pop(name) for name in ("given", "show", "read", "read_with_session") if name in rest}
+    return Option(panel=panel, help=text, typer=rest, **own)
+
+
+OPTIONS: dict[str, Option] = {
+    "input": _option(
+        _INPUT,
+        "Delta table, by path or name; Iceberg table, by name; or Parquet, CSV or JSON files, by path.",
+    ),
+    "output": _option(
+        _INPUT, "Delta table, by path or name, or Iceberg table, by name; created if it does not exist."
+    ),
+    "input_format": _option(
+        _INPUT,
+        "delta, parquet, csv, json, or openai-batch: files of requests in OpenAI's batch format, with id, messages and "
+        "overrides; default: inferred from the input.",
+    ),
+    "batch_output": _option(
+        _INPUT,
+        "With openai-batch: once all rows are done, write their answers to this file in OpenAI's format, and errors to "
+        "one next to it.",
+    ),
+    "input_option": _option(
+        _INPUT,
+        "KEY=VALUE for Spark's reader, such as sep=;. May be repeated.",
+        given=list[str],
+        read=lambda given: dict(map(_key_value, given)),
+    ),
+    "bad_lines": _option(
+        _INPUT,
+        "What becomes of lines of CSV and JSON files that are no rows: fail ends the job before anything is written, "
+        "drop leaves them out and counts them.",
+        given=str,
+        show=str,
+        read=BadLines.of,
+    ),
+    "id_columns": _option(
+        _INPUT,
+        "Columns that identify a row, comma-separated; default: the whole row's content.",
+        given=str,
+        read=read_names,
+    ),
+    "where": _option(_INPUT, "SQL condition that selects input rows, such as lang = 'en'."),
+    "select": _option(
+        _INPUT,
+        "Input columns to copy to the output, comma-separated; default: all. Needs --id-columns.",
+        given=str,
+        read=read_names,
+    ),
+    "limit": _option(_INPUT, "Maximum number of new rows in this run.", min=1),
+    "expect_rows": _option(
+        _INPUT,
+        "MINIMUM:MAXIMUM of the input's rows, such as 1000:2000000; with other numbers the job ends with status 2 "
+        "before an engine starts. With --incremental: of the rows that were appended.",
+        given=str,
+        read=ExpectedRows.of,
+    ),
+    "fail_if_empty": _option(
+        _INPUT, "End with status 2 if the input has no rows, or with --incremental if none were appended."
+    ),
+    "incremental": _option(
+        _INPUT,
+        "Annotate only rows that were appended to the input (a Delta table) since the last incremental run.",
+    ),
+    "skip_changes": _option(
+        _INPUT,
+        "With --incremental: skip rows that were updated or deleted in the input. Rows that the same commits inserted "
+        "are annotated; without --id-columns, updated rows of such commits are, too.",
+    ),
+    "rescan": _option(
+        _INPUT,
+        "With --incremental: compare all rows of the input with the output once, annotate those that are missing, and "
+        "let the next incremental run go on from there. For an input that cannot be followed from where the last run "
+        "ended.",
+    ),
+    "prompt_column": _option(_PROMPT, "Column that holds the prompt."),
+    "messages_column": _option(
+        _PROMPT,
+        "Column that holds conversations: array<struct<role, content>>; content is text, or an array of parts with "
+        "text and image_url.",
+    ),
+    "image_column": _option(
+        _PROMPT, "Column of images, their paths or URLs, or arrays of them, shown before the prompt's text."
+    ),
+    "allow_image_urls": _option(
+        _PROMPT,
+        "Hosts whose http(s) URLs of images may be fetched, comma-separated; * allows any. Default: none.",
+        given=str,
+        read=read_names,
+    ),
+    "template": _option(
+        _PROMPT,
+        "Prompt with {column} placeholders. Write {{ and }} for braces, \\n for a line break.",
+        read=lambda given: given.replace("\\n", "\n"),
+    ),
+    "query_column": _option(
+        _PROMPT, "With --task score: column that holds the query; the prompt is the document that is scored."
+    ),
+    "ask": _option(
+        _PROMPT,
+        "NAME=TEMPLATE: a question about each row, answered in a column NAME; its text follows the prompt. Or a YAML "
+        "file of questions with settings of their own. May be repeated.",
+        given=list[str],
+        read_with_session=_read_ask,
+    ),
+    "system": _option(_PROMPT, "System message to put before every prompt."),
+    "overrides_column": _option(
+        _PROMPT,
+        "Struct column with per-row values for any of max_tokens, temperature, top_p, top_k, seed, stop and lora.",
+    ),
+    "model": _option(
+        _MODEL,
+        "Checkpoint directory, hub name or models:/NAME/VERSION of MLflow; may be set in the --engine file instead.",
+        given=str,
+    ),
+    "engine": _option(
+        _MODEL,
+        "YAML file with the engine config; every field except model has a default.",
+        given=str,
+        read_with_session=_read_engine_file,
+    ),
+    "json_whitespace": _option(
+        _MODEL,
+        "White space between the tokens of JSON answers: compact (the default) forbids it, any leaves it to the model. "
+        "The same as json_whitespace in the engine config.",
+        given=str,
+    ),
+    "engine_python": _option(
+        _MODEL, "Path on the executors of a Python that has vLLM; default: the Python of Spark's tasks."
+    ),
+    "task": _option(_MODEL, "generate, or with a pooling model embed, classify or score."),
+    "dimensions": _option(
+        _MODEL, "With --task embed: length of the embeddings, of a model whose embeddings may be cut.", min=1
+    ),
+    "normalize": _option(
+        _MODEL,
+        "With --task embed: whether embeddings have length 1; default: as the model says, mostly yes.",
+        given=bool,
+    ),
+    "truncate": _option(_MODEL, "With a pooling task: cut prompts that are too long for the model."),
+    "max_tokens": _option(_MODEL, "Maximum output tokens per row.", min=1),
+    "temperature": _option(_MODEL, "Sampling temperature; 0 is greedy."),
+    "top_p": _option(_MODEL, "Sample only from the likeliest tokens, up to this total probability."),
+    "top_k": _option(_MODEL, "Sample only from this many likeliest tokens; 0 means all."),
+    "seed": _option(_MODEL, "Seed that makes sampling repeatable."),
+    "stop": _option(_MODEL, "Stop string. May be repeated.", given=list[str], read=tuple),
+    "lora": _option(_MODEL, "Adapter for all rows, by its name under lora: in the engine config."),
+    "response_format": _option(
+        _MODEL,
+        "Format that every output must follow: a JSON schema, a schema in ai_query's envelope, or a Spark type such "
+        "as STRUCT<label: STRING>; given as text or as a file.",
+        given=str,
+        read_with_session=_read_response_format,
+    ),
+    "choice": _option(
+        _MODEL,
+        "A text that the answer may be; repeat it for each choice. Labels that differ in their first token cost one.",
+        given=list[str],
+        read=tuple,
+    ),
+    "regex": _option(_MODEL, "Regular expression that every answer must match as a whole."),
+    "grammar": _option(
+        _MODEL,
+        "Grammar that every answer must follow, in EBNF (root ::= …) or Lark; given as text or as a file.",
+        given=str,
+        read_with_session=_read_grammar,
+    ),
+    "logprobs": _option(
+        _MODEL, "Add the log-probability of each answer, or with --choice the probability of each choice."
+    ),
+    "n": _option(
+        _MODEL,
+        "Samples per row, with --temperature above 0: the answer is the most frequent one, with all samples and "
+        "their agreement.",
+    ),
+    "chat_template_kwargs": _option(
+        _MODEL,
+        'JSON object of variables for the model\'s chat template, such as {"enable_thinking": false}.',
+    ),
+    "reasoning_effort": _option(
+        _MODEL, "How much the model thinks (low, medium, high, …), if its chat template takes that."
+    ),
+    "include_reasoning": _option(
+        _MODEL,
+        "Whether to keep the thinking that the engine's reasoning_parser splits off; default: keep it.",
+        given=bool,
+    ),
+    "attempts": _option(
+        _ROWS,
+        "Maximum attempts per row: an answer that is invalid or was cut is tried again with another seed.",
+    ),
+    "attempts_show_error": _option(
+        _ROWS, "Show the model its invalid answer, and what is wrong with it, when a row is tried again."
+    ),
+    "on_error": _option(
+        _ROWS,
+        "row: keep a failed row with its error; fail: end the job at the first failed row.",
+        given=str,
+        show=str,
+        read=OnError.of,
+    ),
+    "max_error_rate": _option(
+        _ROWS,
+        "Maximum share of error rows of a run; a larger share makes the job fail, and ends it early from 1,000 rows "
+        "on.",
+        min=0.0,
+        max=1.0,
+    ),
+    "retry_errors": _option(_ROWS, "Retry error rows from earlier runs."),
+    "redo_changed": _option(
+        _ROWS,
+        "Annotate rows again if their prompt or overrides changed under the same id, and replace the old rows.",
+    ),
+    "new_spec": _option(
+        _ROWS,
+        "Annotate all rows in a new way (model, prompt, schema, sampling), and keep the old rows next to them.",
+    ),
+    "commit_every": _option(
+        _RUN,
+        "How often to commit finished rows: 15m, 900s, 1h. Commits are less frequent if that keeps the engines busy.",
+        given=str,
+        show=lambda default: f"{default // timedelta(minutes=1)}m",
+        read=read_duration,
+    ),
+    "compact": _option(
+        _RUN,
+        "Compact the output's small files at the end with Delta's OPTIMIZE or Iceberg's rewrite_data_files; each "
+        "chunk leaves one file per task.",
+    ),
+    "group_by_prefix": _option(
+        _RUN, "Sort the rows by prompt, so that the engine reads a prefix that many prompts share only once."
+    ),
+    "compute_each": _option(
+        _RUN,
+        "Compute every row; default: equal requests are computed once, and all of their rows get the answer.",
+    ),
+    "work_dir": _option(
+        _RUN,
+        "Storage for work in progress, visible to all executors; default: inside the output's directory.",
+    ),
+    "if_running": _option(
+        _RUN,
+        "While another run is writing to the output with the same work directory: fail (end with status 2), skip (end "
+        "with status 0) or take-over (stop the other run and do the rest).",
+        given=str,
+        show=str,
+        read=IfRunning.of,
+    ),
+    "checkpoint": _option(
+        _RUN,
+        "Directory in which --incremental keeps how far it has read; default: inside the work directory.",
+    ),
+    "mlflow_experiment": _option(
+        _RUN,
+        "MLflow experiment; '' records nothing. The store is MLFLOW_TRACKING_URI, or a file next to the output.",
+    ),
+    "price_per_hour": _option(
+        _RUN, "Price per hour of the whole cluster; the report then shows what the run costs.", min=0.0
+    ),
+    "collector_port": _option(
+        _RUN,
+        "Driver port that engines report to; default: any free port. Set it if there is a firewall between executors "
+        "and driver.",
+        min=0,
+        max=65535,
+        show_default=False,
+    ),
+    "gold_column": _option(
+        _RUN,
+        "Column of right answers, to compare with the schema's property of the same name, or with the choice.",
+    ),
+    "no_sample": _option(
+        _RUN, "Show no rows and quote no prompts or outputs, in the report, in errors and in logs."
+    ),
+    "summary": _option(_RUN, "Write to this file as JSON how the run ended, with its totals."),
+    "log_dir": _option(
+        _RUN, "Directory for logs; default: PIPEMAX_LOG_DIR, or logs next to the output.", given=Path
+    ),
+    "dry_run": _option(_RUN, "Check everything and count rows and tokens, but start no engine."),
+}
+"""Options by name, in the order of ``--help``."""
+
+
+def job_options(values: Mapping[str, Any], *, log_dir: Path) -> JobOptions:
+    """Return the job's options from the values of all fields that are given, and of ``model``.
+
+    ``JobError`` says what is wrong with them.
+    """
+    rest = _with_batch_columns(values)
+    given = engine_config(rest.pop("engine", None), rest.pop("model", None))
+    if (whitespace := rest.pop("json_whitespace", None)) is not None:
+        given["json_whitespace"] = whitespace
+
+    def taken(kind: type) -> dict[str, Any]:
+        return {each.name: rest.pop(each.name) for each in fields(kind) if each.name in rest}
+
+    source = PromptSource(**taken(PromptSource))
+    engine, generation = with_task(given, GenerationSpec(**taken(GenerationSpec)))
+    return JobOptions(
+        source=source,
+        engine=engine,
+        generation=generation,
+        ask=read_questions(rest.pop("ask", {}), generation),
+        log_dir=log_dir,
+        **rest,
+    )
+
+
+def _with_batch_columns(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values, with the columns that OpenAI's batch files have where no others are named."""
+    if values.get("input_format") != BATCH_FORMAT:
+        return dict(values)
+    columns: dict[str, Any] = {"id_columns": (BATCH_ID,), "overrides_column": "overrides"}
+    if not {"prompt_column", "messages_column", "template"} & values.keys():
+        columns["messages_column"] = "messages"
+    return {**columns, **values}
+
+
+def log_directory(given: str | os.PathLike[str] | None, output: str) -> Path:
+    """Return the directory of the logs: as given, or from PIPEMAX_LOG_DIR, or ``logs`` next to the output."""
+    named = given or os.environ.get("PIPEMAX_LOG_DIR") or driver_directory(output) / "logs"
+    return Path(named).absolute()
+
+
+def log_handler(directory: Path) -> logging.Handler:
+    """Return the handler that writes ``annotate.log`` in the directory. Raise ``JobError`` if it cannot be written."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handler = RotatingFileHandler(
+            directory / "annotate.log", maxBytes=_LOG_BYTES, backupCount=1, encoding="utf-8"
+        )
+    except OSError as error:
+        raise JobError(f"logs cannot be written to {str(directory)!r}: {error}; give --log-dir") from error
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    return handler

@@ -1,0 +1,189 @@
+"""Define a job's options: the command line, parsed and typed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from pipemax.wire import GenerationSpec
+from pipemax_spark.errors import IfRunning, JobError, OnError
+from pipemax_spark.executor.questions import Question
+from pipemax_spark.executor.response_format import load_schema
+from pipemax_spark.request.columns import RequestColumns
+from pipemax_spark.request.error_limits import ErrorLimits
+from pipemax_spark.request.expected_rows import ExpectedRows, check_row_count
+from pipemax_spark.request.generation import check_pooling
+from pipemax_spark.request.prompts import PromptSource
+from pipemax_spark.storage.bad_lines import BadLines
+from pipemax_spark.storage.hadoop import is_remote, plain_path
+from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
+from pipemax_spark.storage.openai_batch import ROW_FAULT
+from pipemax_spark.storage.tables import is_path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """The options of one job. Raise ``JobError`` for values that are wrong, as far as that is visible without Spark."""
+
+    input: str
+    output: str
+    source: PromptSource
+    engine: Mapping[str, Any]
+    """An EngineConfig; the engine's side checks it."""
+    generation: GenerationSpec
+    ask: tuple[Question, ...] = ()
+    """Questions about each row, whose prompts begin with the row's prompt."""
+    overrides_column: str | None = None
+    allow_image_urls: tuple[str, ...] = ()
+    """Hosts from which images may be fetched."""
+    id_columns: tuple[str, ...] = ()
+    where: str | None = None
+    """A SQL condition that selects the input rows to annotate."""
+    select: tuple[str, ...] = ()
+    """The input's columns that go to the output; empty for all."""
+    input_format: str | None = None
+    input_option: Mapping[str, str] = field(default_factory=dict)
+    bad_lines: BadLines = BadLines.FAIL
+    """What becomes of a line of a text file that is no row."""
+    batch_output: str | None = None
+    """File of answers as OpenAI's Batch API writes it, once all rows are done."""
+    engine_python: str | None = None
+    on_error: OnError = OnError.ROW
+    max_error_rate: float = 0.5
+    retry_errors: bool = False
+    redo_changed: bool = False
+    """Annotate rows again whose request has changed under the same id, and replace their old rows."""
+    new_spec: bool = False
+    group_by_prefix: bool = False
+    """Sort the rows by prompt, so that the engine reads only once a prefix that neighbours share."""
+    compute_each: bool = False
+    """Compute every row, even if its request equals another row's."""
+    work_dir: str | None = None
+    commit_every: timedelta = timedelta(minutes=15)
+    limit: int | None = None
+    expect_rows: ExpectedRows | None = None
+    """How many rows the input may have, or with ``incremental`` what was appended to it."""
+    fail_if_empty: bool = False
+    """Fail if the input has no rows, or with ``incremental`` if none were appended."""
+    if_running: IfRunning = IfRunning.FAIL
+    incremental: bool = False
+    """Annotate only rows appended to a Delta input since the last run, by Structured Streaming."""
+    checkpoint: str | None = None
+    """Directory for the positions of incremental runs; default: in the work directory."""
+    skip_changes: bool = False
+    """Skip rows that commits to the input updated or deleted; rows that the same commits inserted are annotated."""
+    rescan: bool = False
+    """Compare all rows of the input with the output, and let later incremental runs go on from there."""
+    mlflow_experiment: str = "pipemax"
+    """Empty to record nothing."""
+    price_per_hour: float | None = None
+    """Price of all the job's machines together, in any currency."""
+    collector_port: int = 0
+    """Port at which the driver listens for the engines' reports; 0 takes a free one."""
+    compact: bool = False
+    """Join the output's small files at the end."""
+    gold_column: str | None = None
+    summary: str | None = None
+    no_sample: bool = False
+    """Keep rows, prompts and outputs out of what is printed and logged."""
+    dry_run: bool = False
+    log_dir: Path
+
+    def __post_init__(self) -> None:
+        if plain_path(self.input).rstrip("/") == plain_path(self.output).rstrip("/"):
+            raise JobError(
+                f"input and output are both {self.output!r}; name another output, which will hold the input's columns "
+                "too"
+            )
+        self._check_incremental()
+        self._check_ids_given()
+        self._check_questions()
+        check_pooling(
+            self.generation,
+            self.source,
+            ask=self.ask,
+            overrides_column=self.overrides_column,
+            gold_column=self.gold_column,
+        )
+        # A choice itself is compared with the column.
+        if self.gold_column is not None and not self.generation.choice:
+            text = self.generation.response_format
+            properties = load_schema(text).get("properties", {}) if text else {}
+            if self.gold_column not in properties:
+                raise JobError(
+                    f"gold-column {self.gold_column!r} is compared with the property of that name in "
+                    f"--response-format, which has {', '.join(properties) or 'none'}"
+                )
+
+    def _check_incremental(self) -> None:
+        if not self.incremental:
+            details = {
+                "checkpoint": self.checkpoint,
+                "skip-changes": self.skip_changes,
+                "rescan": self.rescan,
+            }
+            for name, value in details.items():
+                if value:
+                    raise JobError(f"--{name} says how --incremental reads its input; give both, or neither")
+            return
+        alone = {
+            "limit": self.limit is not None,
+            "retry-errors": self.retry_errors,
+            "redo-changed": self.redo_changed,
+        }
+        for name, value in alone.items():
+            if value:
+                raise JobError(
+                    f"--{name} cannot be combined with --incremental, which reads each appended row once; run the job "
+                    "once without --incremental: each kind of run knows what the other has done"
+                )
+
+    def _check_questions(self) -> None:
+        if not self.ask:
+            return
+        if self.source.is_messages:
+            raise JobError(
+                "--ask needs a --prompt-column or a --template: a question is text that follows the prompt"
+            )
+        if self.retry_errors and not self.id_columns:
+            raise JobError("--retry-errors needs --id-columns if there are several questions (--ask)")
+        if self.gold_column is not None:
+            raise JobError("--gold-column compares one answer, so it cannot be combined with --ask")
+
+    def _check_ids_given(self) -> None:
+        for name, value in (("select", self.select), ("redo-changed", self.redo_changed)):
+            if value and not self.id_columns:
+                raise JobError(
+                    f"--{name} needs --id-columns: without ids, a row is matched by the content of all its columns"
+                )
+
+    def check_row_count(self, rows: int, *, source: str) -> None:
+        """Raise ``RowCountError`` if ``source`` has more or fewer rows than the caller expects."""
+        check_row_count(rows, expected=self.expect_rows, fails_if_empty=self.fail_if_empty, source=source)
+
+    @property
+    def request_columns(self) -> RequestColumns:
+        is_batch = self.input_format == BATCH_FORMAT
+        return RequestColumns(
+            self.source, self.overrides_column, self.select, self.ask, ROW_FAULT if is_batch else None
+        )
+
+    @property
+    def error_limits(self) -> ErrorLimits:
+        return ErrorLimits(
+            max_rate=self.max_error_rate,
+            fails_on_first=self.on_error is OnError.FAIL,
+            quotes_rows=not self.no_sample,
+        )
+
+    @property
+    def driver_dir(self) -> Path:
+        return driver_directory(self.output)
+
+
+def driver_directory(output: str) -> Path:
+    """Return the driver's directory for everything but rows: next to a local output, or under the working directory."""
+    if is_path(output) and not is_remote(output):
+        return Path(plain_path(output)).absolute().parent
+    return Path.cwd() / "pipemax"

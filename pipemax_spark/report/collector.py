@@ -1,0 +1,255 @@
+"""Collect the reports that engine servers and tasks send to the driver every few seconds.
+
+The collector is a Flight server with one action and a token. ``report_totals`` adds up the reports.
+"""
+
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+from pyarrow import flight
+
+from pipemax.wire import (
+    COLLECTOR_ACTION_STATS,
+    LENGTH_CORRELATION,
+    CollectorAddress,
+    JobOutlook,
+    JobStats,
+    ServerStats,
+)
+from pipemax_spark.errors import JobError
+from pipemax_spark.executor.task_reports import is_from_task
+from pipemax_spark.report.engine_rates import EngineRates
+from pipemax_spark.report.replica_totals import ReplicaTotals
+from pipemax_spark.report.report_totals import SILENT_S, ReportTotals, Totals
+from pipemax_spark.report.time_accounts import TimeAccounts
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+_REPORTS_PER_S = 25
+"""Number of reports from engine servers, and the same number from tasks, that the collector requests. A report costs
+about 1.4 ms of CPU."""
+_LONGEST_SERVER_WAIT_S = SILENT_S / 3
+_LONGEST_TASK_WAIT_S = 30.0
+"""This bounds how late the error limits see the tasks' reports."""
+
+
+class Collector:
+    """Listens for reports from entry to exit."""
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        bind_hosts: list[str],
+        job_id: str,
+        port: int = 0,
+        on_report: Callable[[ServerStats, JobStats], None] | None = None,
+    ) -> None:
+        """Prepare the collector.
+
+        ``host`` is the address for executors. The collector listens on the first of ``bind_hosts`` that can be bound,
+        at ``port``, or at a free port if that is 0. ``on_report`` gets each engine server's report, on any thread.
+        """
+        self._host = host
+        self._bind_hosts = bind_hosts
+        self._port = port
+        self._job_id = job_id
+        self._on_report = on_report
+        self._rows_total: int | None = None
+        self._accounts = TimeAccounts()
+        self._replicas = ReplicaTotals()
+        self._rates = EngineRates()
+        self._token = secrets.token_urlsafe(24)
+        self._lock = threading.Lock()
+        self._totals = ReportTotals(self.job_of)
+
+    @classmethod
+    def for_session(
+        cls,
+        spark: "SparkSession",
+        job_id: str,
+        *,
+        port: int = 0,
+        on_report: Callable[[ServerStats, JobStats], None] | None = None,
+    ) -> Self:
+        """Create a collector that is reachable at the address of Spark's driver."""
+        conf = spark.sparkContext.getConf()
+        if conf.get("spark.master", "").startswith("local["):
+            host, bind_hosts = "127.0.0.1", ["127.0.0.1"]
+        else:
+            host = conf.get("spark.driver.host", "127.0.0.1")
+            # In a container, the advertised address may be known only outside the container.
+            bind_hosts = [conf.get("spark.driver.bindAddress", host), host, "0.0.0.0"]
+        return cls(host=host, bind_hosts=bind_hosts, job_id=job_id, port=port, on_report=on_report)
+
+    def __enter__(self) -> Self:
+        self._started_s = self._last_heard_s = time.monotonic()
+        self._server = self._listen()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+
+    @property
+    def address(self) -> CollectorAddress:
+        return CollectorAddress(host=self._host, port=self._server.port, token=self._token)
+
+    def silent_s(self) -> float:
+        """Return the seconds since the last report, or since the start if none has arrived."""
+        with self._lock:
+            return time.monotonic() - self._last_heard_s
+
+    def expect(self, rows: int) -> None:
+        """Add ``rows`` to the rows to be done, so that the servers learn how many are left."""
+        with self._lock:
+            self._rows_total = (self._rows_total or 0) + rows
+
+    def time_account(self) -> dict[str, float]:
+        """Return seconds by activity, summed over all engines."""
+        with self._lock:
+            return self._accounts.total()
+
+    def accounted_servers(self) -> int:
+        """Return how many servers the time account has."""
+        with self._lock:
+            return self._accounts.num_servers()
+
+    def replicas(self) -> list[dict[str, Any]]:
+        """Return what each replica has done for this job; none for engines without replicas."""
+        with self._lock:
+            return self._replicas.totals()
+
+    def engine_rates(self) -> list[dict[str, Any]]:
+        """Return how fast each engine was for this job, the slowest first."""
+        with self._lock:
+            return self._rates.totals()
+
+    def drain_at_full_rate_s(self) -> float | None:
+        """Return how long the engines' drains would have taken at the rate before them; None if none tells it."""
+        with self._lock:
+            return self._accounts.drain_at_full_rate_s()
+
+    def servers(self) -> list[ServerStats]:
+        """Return the latest report of each engine server that still reports, sorted by name."""
+        with self._lock:
+            return self._totals.servers(now_s=time.monotonic())
+
+    def totals(self) -> Totals:
+        with self._lock:
+            return self._totals.totals()
+
+    def engines(self) -> int:
+        """Count the servers, alive or dead, that have completed rows of this job."""
+        with self._lock:
+            return self._totals.num_servers_with_rows()
+
+    def engine_rows(self) -> int | None:
+        """Return the number of rows for the engine with the most room; None before the first has loaded."""
+        return max((server.window_rows for server in self.servers()), default=0) or None
+
+    def length_correlation(self) -> float | None:
+        """Return the mean of what engines under stock vLLM have learned of prompt and answer lengths; None before.
+
+        PipeMax's engines do not count: rows with long prompts and long answers together fill its memory, which cost up
+        to 9% of a simulated run.
+        """
+        known = [
+            server.engine_metrics[LENGTH_CORRELATION]
+            for server in self.servers()
+            if LENGTH_CORRELATION in server.engine_metrics and (server.policy or {}).get("chosen") == "vllm"
+        ]
+        return sum(known) / len(known) if known else None
+
+    def outlook(self, *, for_task: bool = False) -> JobOutlook | None:
+        """Return what is left for the engines; None if the job's size is not known."""
+        with self._lock:
+            if self._rows_total is None:
+                return None
+            now_s = time.monotonic()
+            engines = self._totals.num_servers(now_s=now_s)
+            if for_task:
+                report_after_s = min(_LONGEST_TASK_WAIT_S, self._totals.num_tasks() / _REPORTS_PER_S)
+            else:
+                report_after_s = min(_LONGEST_SERVER_WAIT_S, engines / _REPORTS_PER_S)
+            return JobOutlook(
+                job_id=self._job_id,
+                rows_left=max(0, self._rows_total - self._totals.rows_taken(now_s=now_s)),
+                engines=engines,
+                report_after_s=report_after_s,
+            )
+
+    def job_of(self, stats: ServerStats) -> JobStats:
+        """Return this job's part of a server's report."""
+        return stats.jobs.get(self._job_id, JobStats())
+
+    def _listen(self) -> "_StatsServer":
+        failures = []
+        for host in dict.fromkeys(self._bind_hosts):
+            try:
+                _check_free(host, self._port)
+                return _StatsServer(f"grpc+tcp://{host}:{self._port}", self._token, self._answer)
+            except (flight.FlightError, pa.ArrowException, OSError) as error:
+                failures.append(f"{host}: {error}")
+        port = f" at --collector-port {self._port}" if self._port else ""
+        raise JobError(
+            f"the driver cannot listen for the engines' reports{port}: {'; '.join(failures)}; give another "
+            "--collector-port"
+        )
+
+    def _answer(self, stats: ServerStats) -> JobOutlook | None:
+        self._take(stats)
+        if is_from_task(stats):
+            return self.outlook(for_task=True)
+        if self._on_report is not None:
+            self._on_report(stats, self.job_of(stats))
+        return self.outlook()
+
+    def _take(self, stats: ServerStats) -> None:
+        with self._lock:
+            now_s = self._last_heard_s = time.monotonic()
+            if self._totals.take(stats, now_s=now_s):
+                self._accounts.add(stats, job_age_s=now_s - self._started_s)
+                self._replicas.add(stats, self.job_of(stats))
+                self._rates.add(stats, self.job_of(stats))
+
+
+def _check_free(host: str, port: int) -> None:
+    """Raise ``OSError`` if the port is taken.
+
+    gRPC would share the port, and each listener would get some of the reports.
+    """
+    if port:
+        with socket.socket() as probe:
+            probe.bind((host, port))
+
+
+class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow is untyped
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._expected = f"Bearer {token}".encode()
+
+    def start_call(self, info: flight.CallInfo, headers: dict[str, list[str]]) -> None:
+        given = next((values[0] for name, values in headers.items() if name.lower() == "authorization"), "")
+        if not secrets.compare_digest(given.encode(), self._expected):
+            raise flight.FlightUnauthenticatedError("the collector's token is missing or wrong")
+
+
+class _StatsServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow is untyped
+    def __init__(self, location: str, token: str, answer: Callable[[ServerStats], JobOutlook | None]) -> None:
+        super().__init__(location, middleware={"token": _TokenCheck(token)})
+        self._answer = answer
+
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
+        if action.type != COLLECTOR_ACTION_STATS:
+            raise flight.FlightServerError(f"the collector knows no action {action.type!r}")
+        outlook = self._answer(ServerStats.from_bytes(action.body.to_pybytes()))
+        return [outlook.to_bytes()] if outlook is not None else []

@@ -1,0 +1,178 @@
+"""Read a run's results from the committed table: totals, errors by code, a sample and accuracy.
+
+This module annotates nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pipemax_spark.report.summary import Accuracy, Findings
+from pipemax_spark.rows.annotated import ANNOTATION
+from pipemax_spark.spark.sql import quoted
+from pipemax_spark.storage.output_table import OutputTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Row
+
+_SHOWN_ROWS = 5
+_SHOWN_COLUMNS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedTotals:
+    """Totals over rows that the table holds."""
+
+    rows: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int | None = None
+    """Tokens of ``completion_tokens`` that thinking took; None if none is split off."""
+    rows_retried: int | None = None
+    """Rows that took more than one attempt; None if each has one."""
+    extra_attempts: int | None = None
+    """Attempts beyond the first of all rows."""
+    errors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    """Error code → (rows, one of their messages), the most frequent first."""
+
+    @property
+    def rows_error(self) -> int:
+        return sum(rows for rows, _ in self.errors.values())
+
+
+def totals_of_run(table: OutputTable, run_id: str) -> CommittedTotals:
+    """Return the totals of the rows that one run has committed. Reads them once."""
+    return _totals(_rows_of_run(table, run_id))
+
+
+def totals_of_spec(table: OutputTable, spec_hash: str) -> CommittedTotals:
+    """Return the totals of all rows under a spec, whichever run has committed them. Reads them once."""
+    return _totals(table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'"))
+
+
+def last_run(table: OutputTable, spec_hash: str) -> str | None:
+    """Return the last run that computed rows which the table holds under a spec; None if it holds none.
+
+    Run ids begin with the time of the run's start.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    rows = table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'")
+    found: str | None = rows.agg(F.max(f"{ANNOTATION}.run_id")).collect()[0][0]
+    return found
+
+
+def _totals(rows: "DataFrame") -> CommittedTotals:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    fields = _fields(rows)
+    asked: dict[str, Column] = {}
+    if "reasoning_tokens" in fields:
+        asked["reasoning_tokens"] = F.col(f"{ANNOTATION}.reasoning_tokens")
+    if "attempts" in fields:
+        extra = F.col(f"{ANNOTATION}.attempts") - 1
+        asked |= {"rows_retried": F.when(extra > 0, 1).otherwise(0), "extra_attempts": extra}
+    # A pooling task generates none, and its annotation has no such field.
+    generated = F.col(f"{ANNOTATION}.completion_tokens") if "completion_tokens" in fields else F.lit(0)
+    by_code = (
+        rows.groupBy(F.col(f"{ANNOTATION}.error.code").alias("code"))
+        .agg(
+            F.count(F.lit(1)).alias("rows"),
+            F.first(f"{ANNOTATION}.error.message").alias("example"),
+            F.coalesce(F.sum(f"{ANNOTATION}.prompt_tokens"), F.lit(0)).alias("prompt"),
+            F.coalesce(F.sum(generated), F.lit(0)).alias("completion"),
+            *(F.sum(expression).alias(name) for name, expression in asked.items()),
+        )
+        .collect()
+    )
+    failed = sorted((row for row in by_code if row["code"] is not None), key=lambda row: -row["rows"])
+    return CommittedTotals(
+        rows=sum(row["rows"] for row in by_code),
+        prompt_tokens=sum(row["prompt"] for row in by_code),
+        completion_tokens=sum(row["completion"] for row in by_code),
+        **{name: sum(row[name] or 0 for row in by_code) for name in asked},
+        errors={row["code"]: (row["rows"], row["example"]) for row in failed},
+    )
+
+
+def find_results(
+    table: OutputTable,
+    totals: CommittedTotals | None,
+    *,
+    spec_hash: str,
+    run_id: str,
+    gold_column: str | None,
+    shown_columns: Sequence[str],
+    questions: Sequence[str] = (),
+    shows_rows: bool = True,
+) -> Findings:
+    """Return the errors and a sample of this run, and the accuracy over all rows under the spec.
+
+    ``totals`` is None if the run has committed nothing; then there is only the accuracy. Error rows count as wrong.
+    Unless ``shows_rows``, there is no sample, and errors have no example.
+    """
+    accuracy = None if gold_column is None else _accuracy(table, spec_hash, gold_column)
+    if totals is None:
+        return Findings(accuracy=accuracy)
+    if not shows_rows:
+        return Findings(
+            errors={code: (rows, "") for code, (rows, _) in totals.errors.items()}, accuracy=accuracy
+        )
+    sample = _sample(_rows_of_run(table, run_id), shown_columns, gold_column, questions)
+    return Findings(errors=totals.errors, sample=sample, accuracy=accuracy)
+
+
+def _rows_of_run(table: OutputTable, run_id: str) -> "DataFrame":
+    return table.read().where(f"{ANNOTATION}.run_id = '{run_id}'")
+
+
+def _fields(rows: "DataFrame") -> list[str]:
+    """Return the fields of the annotation, some of which exist only where a job asks for them."""
+    return list(rows.select(f"{ANNOTATION}.*").columns)
+
+
+def _accuracy(table: OutputTable, spec_hash: str, gold_column: str) -> Accuracy:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    rows = table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'")
+    # Compare as strings: with ANSI casts, comparing a text column with a number would raise at the first word.
+    given = F.col(quoted(gold_column)).cast("string")
+    is_parsed = "parsed" in _fields(rows)
+    answer = F.col(f"{ANNOTATION}.parsed.{quoted(gold_column)}" if is_parsed else f"{ANNOTATION}.text")
+    [row] = rows.agg(
+        F.count_if(given == answer.cast("string")).alias("right"), F.count(F.lit(1)).alias("rows")
+    ).collect()
+    return Accuracy(column=gold_column, right=row["right"], rows=row["rows"])
+
+
+def _sample(
+    rows: "DataFrame", shown_columns: Sequence[str], gold_column: str | None, questions: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return rows with answers, or error rows only if there is nothing else."""
+    names = (
+        list(shown_columns)
+        or [name for name in rows.columns if name not in (ANNOTATION, *questions)][:_SHOWN_COLUMNS]
+    )
+    if gold_column is not None and gold_column not in names:
+        names.append(gold_column)
+    answers = list(questions) or [ANNOTATION]
+    chosen = rows.where(f"{ANNOTATION}.error IS NULL").limit(_SHOWN_ROWS).collect()
+    chosen = chosen or rows.limit(_SHOWN_ROWS).collect()
+    return [
+        {name: row[name] for name in names}
+        | {
+            f"{name}.{field}": shown if row[name]["error"] is None else f"({row[name]['error']['code']})"
+            for name in answers
+            for field, shown in [_shown_answer(row[name])]
+        }
+        for row in chosen
+    ]
+
+
+def _shown_answer(annotation: "Row") -> tuple[str, str]:
+    """Return the field of an annotation that holds the answer, and its text; of an embedding, only the beginning."""
+    field = next(name for name in ("text", "embedding", "label", "score") if name in annotation)
+    value = annotation[field]
+    if field == "embedding" and value is not None:
+        return field, f"[{', '.join(f'{each:.4g}' for each in value[:4])}, …] ({len(value)} values)"
+    return field, value if field == "text" else f"{value}"

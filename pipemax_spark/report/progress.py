@@ -1,0 +1,298 @@
+"""Track the job's progress: samples of the collector, a line for people, and the limits on errors.
+
+This module knows nothing of Spark: it reads the collector and calls back. Samples are what MLflow shows.
+``engine_tracks`` keeps the data of single engines, for the plot. Both take a bounded amount of memory.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from pipemax.wire import ServerStats
+from pipemax_spark.report.collector import Collector
+from pipemax_spark.report.engine_tracks import EngineTracks, phase_of
+from pipemax_spark.request.error_limits import ErrorLimits
+
+log = logging.getLogger(__name__)
+
+_WINDOW_S = 30.0
+"""Time window of the rates."""
+_PERIOD_S = 1.0
+_SILENT_AFTER_S = 60.0
+"""Engine servers report every second from their start on, even while they load."""
+_MAX_SAMPLES = 4_000
+"""Beyond this number every other older sample is dropped: hours stay as readable as minutes, and memory stays flat."""
+
+SHOWN_METRICS = (
+    *(
+        "batch_size",
+        "predicted_step_s",
+        "measured_step_s",
+        "host_kv_usage",
+        "budget_bytes",
+        "prefetched_bytes",
+    ),
+    *("prefetch_stall_s", "evictions", "phase_switches", "preemptions", "prefix_cache_hit_rate"),
+)
+"""The engines' figures that MLflow shows; the run's Parquet file has all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The job at one instant."""
+
+    seconds: float
+    """Since the job's first chunk was started."""
+    rows_done: int
+    rows_error: int
+    prompt_tokens: int
+    completion_tokens: int
+    rows_per_s: float
+    """Over the last 30 s, like ``tokens_per_s``."""
+    tokens_per_s: float
+    """Generated tokens."""
+    running_requests: int
+    """In all engines, like ``waiting_requests``."""
+    waiting_requests: int
+    kv_usage: float
+    """KV usage of the engine with the highest."""
+    phases: str
+    """The engines' phases, such as ``decode``, or ``2 decode, 1 prefill``."""
+    engine_means: Mapping[str, float]
+    """Means of ``SHOWN_METRICS`` over the engines that report them."""
+
+
+class Progress:
+    """Takes samples on a separate thread, from entry to exit."""
+
+    def __init__(
+        self,
+        collector: Collector,
+        *,
+        rows_total: int,
+        limits: ErrorLimits,
+        stop_job: Callable[[str], None],
+        show: Callable[[str], None],
+        show_period_s: float,
+        price_per_hour: float | None = None,
+        unit: str = "rows",
+    ) -> None:
+        """Prepare to take samples. ``show`` gets the line, ``stop_job`` the reason, once, when a limit is passed."""
+        self._collector = collector
+        self._rows_total = rows_total
+        self._limits = limits
+        self._stop_job = stop_job
+        self._show = show
+        self._show_period_s = show_period_s
+        self._price_per_hour = price_per_hour
+        self._unit = unit
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pipemax-progress", daemon=True)
+        self._started_s = time.monotonic()
+        self._started_unix_s = time.time()
+        self._lock = threading.Lock()
+        self._samples: list[Sample] = []
+        self.tracks = EngineTracks()
+        """The samples; complete after the exit, and before that owned by this object's thread."""
+        self._first_rows: tuple[float, int] | None = None
+        self._is_stopping_job = False
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+        self.take_sample()
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        with self._lock:
+            return list(self._samples)
+
+    def expect(self, rows: int) -> None:
+        """Add ``rows`` to the rows to be done."""
+        with self._lock:
+            self._rows_total += rows
+
+    def rows_per_s(self) -> float | None:
+        """Return the rate since the first rows were done; None before that, and while it is too short ago to tell."""
+        with self._lock:
+            if self._first_rows is None or not self._samples:
+                return None
+            (first_s, first_rows), last = self._first_rows, self._samples[-1]
+        span_s = last.seconds - first_s
+        return (last.rows_done - first_rows) / span_s if span_s >= 2 * _PERIOD_S else None
+
+    def take_sample(self) -> Sample:
+        """Take a sample now and keep it, and each engine's report. Call it on one thread at a time."""
+        servers = self._collector.servers()
+        for server in servers:
+            reported_s = server.at_unix_s - self._started_unix_s
+            self.tracks.add(server, self._collector.job_of(server), reported_s=reported_s)
+        sample = self._sample(servers)
+        self._keep(sample)
+        return sample
+
+    def _run(self) -> None:
+        next_shown_s = 0.0
+        while not self._stopped.wait(_PERIOD_S):
+            try:
+                sample = self.take_sample()
+                if sample.seconds >= next_shown_s:
+                    next_shown_s = sample.seconds + self._show_period_s
+                    self._show(self.line(sample))
+                self._check_limits()
+            except Exception:  # the rows do not depend on it; without this the line would stop silently
+                log.exception("progress could not be shown")
+
+    def _check_limits(self) -> None:
+        if self._is_stopping_job:
+            return
+        totals = self._collector.totals()
+        reason = self._limits.reason_to_stop(totals.rows_done, totals.errors_with_examples)
+        if reason is not None:
+            self._is_stopping_job = True
+            self._stop_job(reason)
+
+    def _keep(self, sample: Sample) -> None:
+        with self._lock:
+            self._samples.append(sample)
+            if self._first_rows is None and sample.rows_done:
+                self._first_rows = (sample.seconds, sample.rows_done)
+            if len(self._samples) > _MAX_SAMPLES:
+                # The newest half keeps all of its samples: the rates need them.
+                half = len(self._samples) // 2
+                self._samples[:half] = self._samples[:half:2]
+
+    def _sample(self, servers: Sequence[ServerStats]) -> Sample:
+        now_s = time.monotonic() - self._started_s
+        totals = self._collector.totals()
+        with self._lock:
+            # Do not go back before the first row: while a model loads, nothing can be said about the time left.
+            window = (s for s in reversed(self._samples) if s.seconds < now_s - _WINDOW_S or not s.rows_done)
+            past = next(window, self._samples[0] if self._samples else None)
+        span_s = max(now_s - (past.seconds if past else 0.0), 1e-3)
+        return Sample(
+            seconds=now_s,
+            rows_done=totals.rows_done,
+            rows_error=totals.rows_error,
+            prompt_tokens=totals.prompt_tokens,
+            completion_tokens=totals.completion_tokens,
+            rows_per_s=(totals.rows_done - (past.rows_done if past else 0)) / span_s,
+            tokens_per_s=(totals.completion_tokens - (past.completion_tokens if past else 0)) / span_s,
+            running_requests=sum(server.running_requests for server in servers),
+            waiting_requests=sum(server.waiting_requests for server in servers),
+            kv_usage=max((server.kv_usage for server in servers), default=0.0),
+            phases=_phases(servers),
+            engine_means=_engine_means(servers),
+        )
+
+    def line(self, sample: Sample) -> str:
+        """Return rows, rates, phase, errors, time left and cost; or what the engines are loading."""
+        if sample.rows_done == 0:
+            return f"{clock(sample.seconds)}  {self._loading()}"
+        # A retried task's rows are done twice, but the job has no more rows than its total.
+        done = min(sample.rows_done, self._rows_total)
+        left = self._rows_total - done
+        parts = [
+            f"{clock(sample.seconds)}  {done:,} of {self._rows_total:,} {self._unit}",
+            f"{sample.rows_per_s:,.1f} {self._unit}/s",
+            # A pooling task generates none.
+            f"{sample.tokens_per_s:,.0f} tokens/s" if sample.completion_tokens else "",
+            sample.phases,
+            f"{sample.rows_error:,} errors" if sample.rows_error else "",
+            _time_left(left, sample.rows_per_s),
+        ]
+        if self._price_per_hour is not None:
+            parts.append(f"cost {sample.seconds / 3600 * self._price_per_hour:.2f}")
+        return " · ".join(part for part in parts if part)
+
+    def _loading(self) -> str:
+        servers = self._collector.servers()
+        waiting = [
+            f"engine {i} of {len(servers)}: {server.detail or server.state}"
+            for i, server in enumerate(servers, 1)
+            if server.state != "ready"
+        ]
+        if waiting:
+            return "; ".join(waiting)
+        return "engines ready, no row done yet" if servers else "starting tasks and engines"
+
+
+class SilenceWatch:
+    """Warns once if tasks run and no engine's report reaches the driver."""
+
+    def __init__(
+        self,
+        collector: Collector,
+        *,
+        running_tasks: Callable[[], int],
+        warn: Callable[[str], None],
+        now_s: float,
+        silent_after_s: float = _SILENT_AFTER_S,
+    ) -> None:
+        self._collector = collector
+        self._running_tasks = running_tasks
+        self._warn = warn
+        self._silent_after_s = silent_after_s
+        self._since_s = now_s
+        self._is_over = False
+
+    def look(self, now_s: float) -> None:
+        """Check for silence; call this about every second."""
+        if self._is_over:
+            return
+        silent_s = min(self._collector.silent_s(), now_s - self._since_s)
+        if not self._running_tasks():
+            self._since_s = now_s
+        elif silent_s > self._silent_after_s:
+            self._is_over = True
+            address = self._collector.address
+            self._warn(
+                f"tasks are running, but no engine's report has reached the driver at {address.host}:{address.port} "
+                f"for {self._silent_after_s:.0f} s: a firewall probably blocks that port. Give --collector-port a "
+                "port that executors can reach. Until then no progress is shown, and error limits are checked at "
+                "each commit"
+            )
+
+
+def in_rows(sample: Sample, *, requests_per_row: int) -> Sample:
+    """Return a sample of requests as one of rows."""
+    rows_done = sample.rows_done // requests_per_row
+    return replace(
+        sample,
+        rows_done=rows_done,
+        rows_error=sample.rows_error if requests_per_row == 1 else min(sample.rows_error, rows_done),
+        rows_per_s=sample.rows_per_s / requests_per_row,
+    )
+
+
+def _phases(servers: Sequence[ServerStats]) -> str:
+    phases = Counter(phase_of(server) for server in servers)
+    return next(iter(phases)) if len(phases) == 1 else ", ".join(f"{n} {name}" for name, n in phases.items())
+
+
+def _engine_means(servers: Sequence[ServerStats]) -> dict[str, float]:
+    told = {
+        name: [server.engine_metrics[name] for server in servers if name in server.engine_metrics]
+        for name in SHOWN_METRICS
+    }
+    return {name: sum(values) / len(values) for name, values in told.items() if values}
+
+
+def _time_left(rows: int, rows_per_s: float) -> str:
+    if rows == 0:
+        return "committing"
+    return f"{clock(rows / rows_per_s)} left" if rows_per_s > 0 else "time left unknown"
+
+
+def clock(seconds: float) -> str:
+    """Format seconds as ``m:ss`` or ``h:mm:ss``."""
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"

@@ -1,0 +1,265 @@
+"""Build the report for people at the end of a job, and the summary for programs."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from html import escape
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pipemax_spark.report.engine_rates import describe_engine
+from pipemax_spark.report.replica_totals import describe_replica
+from pipemax_spark.report.time_accounts import describe_account, working_seconds
+from pipemax_spark.request.error_limits import such_as
+
+_TEXT_WIDTH = 60
+_LABEL_WIDTH = 19
+_SHOWN_ENGINES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The totals that ``--summary`` writes, with exactly these keys."""
+
+    complete: bool = False
+    """Whether each row of the input, or with ``--incremental`` of what was appended, is in the output with an answer or
+    an error."""
+    rows_left: int | None = None
+    """Rows that are not in the output yet; None if the run ended before it knew."""
+    ended_by: str | None = None
+    """What ended the run, a value of ``EndedBy``; None while it works, and if it was killed."""
+    rows_in: int
+    """Rows of the input; 0 if the run ended before it had counted them."""
+    rows_out: int = 0
+    """Rows that this run has added to the output, including error rows."""
+    rows_error: int = 0
+    """Rows of ``rows_out`` with an error."""
+    rows_skipped: int = 0
+    """Rows that earlier runs have completed."""
+    rows_left_out: int = 0
+    """Rows that ``--limit`` leaves for a later run."""
+    rows_reused: int = 0
+    """Rows, or with ``--ask`` answers, that took the answer of an equal request, as far as the engines reported it."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int | None = None
+    """Tokens of ``completion_tokens`` that thinking took; None if the engine splits none off."""
+    rows_retried: int | None = None
+    """Rows that took more than one attempt; None without ``--attempts``."""
+    extra_attempts: int | None = None
+    """Attempts beyond the first of all rows; None without ``--attempts``."""
+    seconds: float = 0.0
+    """Time from the first chunk's start to the last one's commit, including the rest of the engines' start."""
+    rows_per_s: float = 0.0
+    """``rows_out`` divided by ``seconds``."""
+    tokens_per_s: float = 0.0
+    """``completion_tokens`` divided by ``seconds``."""
+    working_rows_per_s: float = 0.0
+    """``rows_out`` divided by ``seconds`` without the engines' start and the time without an engine: the rate of a long
+    run. 0 without rows."""
+    output: str
+    output_format: str = "Delta"
+    """``Delta`` or ``Iceberg``."""
+    mlflow_run_id: str | None = None
+    engines: int = 0
+    """Engine servers that have done rows of this run."""
+    prefix_cache_hit_rate: float | None = None
+    """Share of the prompts' tokens that the engines found in their KV cache, since their start."""
+    policies: Sequence[Mapping[str, Any]] = ()
+    """The engines' policies, with an entry for each different choice: ``chosen``, ``reason``,
+    ``predicted_tokens_per_s`` by policy, ``inputs``."""
+    time_account_s: dict[str, float] = field(default_factory=dict)
+    """Where the engines' time went: part → seconds over all engines, which add up to ``seconds`` for each."""
+    replicas: Sequence[Mapping[str, Any]] = ()
+    """What each replica of an engine did, as far as it was reported: ``host``, ``replica``, ``gpus``, ``state``,
+    ``rows_done``, ``prompt_tokens``, ``completion_tokens``, ``restarts``, ``seconds``; empty for engines without
+    replicas."""
+    engine_rates: Sequence[Mapping[str, Any]] = ()
+    """How fast each engine was, as far as it was reported, the slowest first: ``host``, ``gpus``, ``rows_done``,
+    ``completion_tokens``, ``tokens_per_s``, ``rows_per_s``, and the ``machine_faults`` that it died of."""
+    drain_at_full_rate_s: float | None = None
+    """How long the output tokens of the drain would have taken at the rate of all others, summed over the engines: at
+    most the drain's seconds.
+    What ``time_account_s`` has for the drain beyond that is what the table's end cost. None if no engine tells it."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    def __str__(self) -> str:
+        """Return the facts of the report, a line each."""
+        return "\n".join(f"{name:<{_LABEL_WIDTH}}{value}" for name, value in self._rows())
+
+    def _repr_html_(self) -> str:
+        """Return the same facts as a table: notebooks show it for a cell's value."""
+        cells = (
+            f"<tr><th style='text-align:left'>{escape(name.strip())}</th>"
+            f"<td style='text-align:left'>{escape(value)}</td></tr>"
+            for name, value in self._rows()
+        )
+        return f"<table>{''.join(cells)}</table>"
+
+    def _rows(self) -> list[tuple[str, str]]:
+        facts = [*facts_of(self, Findings(), None), (f"{self.output_format} table", self.output)]
+        return facts if self.mlflow_run_id is None else [*facts, ("MLflow run", self.mlflow_run_id)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """The agreement of the answers with a column of right answers."""
+
+    column: str
+    right: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """Results that the committed table shows beyond the summary."""
+
+    errors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    """Code → (rows, an example's message, or no text to show none)."""
+    sample: Sequence[Mapping[str, Any]] = ()
+    """Annotated rows: what to show of each, by column."""
+    accuracy: Accuracy | None = None
+    advice: str | None = None
+    """A change that would make the next run faster."""
+
+
+def print_report(
+    console: Console,
+    summary: Summary,
+    findings: Findings,
+    places: Mapping[str, str],
+    *,
+    price_per_hour: float | None,
+    warning: str | None = None,
+) -> None:
+    """Print the report. ``places`` says where things are: name → path or URL; ``warning`` is its last line."""
+    if findings.sample:
+        console.print()
+        console.print(_sample_table(findings.sample))
+    console.print()
+    for name, value in [*facts_of(summary, findings, price_per_hour), *places.items()]:
+        # Never wrapped, because people copy the paths.
+        console.print(f"{name:<{_LABEL_WIDTH - 1}} {value}", markup=False, highlight=False, soft_wrap=True)
+    if warning is not None:
+        text = f"Warning: {warning}"
+        console.print(text, style="bold yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None) -> list[tuple[str, str]]:
+    """Return the facts of the report in order: name and text. A name with leading blanks belongs to the one above."""
+    facts = [("Rows in", f"{summary.rows_in:,}")]
+    if summary.rows_skipped:
+        facts.append(("Done earlier", f"{summary.rows_skipped:,}"))
+    facts.append(("Rows out", f"{summary.rows_out:,}"))
+    facts.append(("  with errors", f"{summary.rows_error:,}"))
+    facts += [
+        (f"    {code}", f"{rows:,}{such_as(message)}") for code, (rows, message) in findings.errors.items()
+    ]
+    if summary.rows_reused:
+        facts.append(
+            (
+                "  not computed",
+                f"{summary.rows_reused:,}, which took the answer of a row with an equal request",
+            )
+        )
+    if summary.rows_left_out:
+        facts.append(("Still to do", f"{summary.rows_left_out:,} (left out by --limit)"))
+    if (accuracy := findings.accuracy) is not None and accuracy.rows:
+        facts.append(
+            (
+                "Accuracy",
+                f"{accuracy.right / accuracy.rows:.1%}: {accuracy.right:,} of {accuracy.rows:,} rows agree with column "
+                f"{accuracy.column!r}",
+            )
+        )
+    if summary.rows_out:
+        thinking = (
+            "" if summary.reasoning_tokens is None else f", {summary.reasoning_tokens:,} of them for thinking"
+        )
+        told = f"{summary.prompt_tokens:,} read, {summary.completion_tokens:,} generated{thinking}"
+        facts.append(("Tokens", told))
+        if summary.rows_retried is not None:
+            attempts = f"{summary.rows_retried:,} rows tried again, {summary.extra_attempts:,} extra attempts"
+            facts.append(("Attempts", attempts))
+        facts.append(
+            (
+                "Speed",
+                f"{summary.rows_per_s:,.1f} rows/s, {' '.join(token_rate(summary))}, over "
+                f"{summary.seconds:,.1f} s on {summary.engines} engine{'' if summary.engines == 1 else 's'}, from the "
+                f"start of the first chunk; {summary.working_rows_per_s:,.1f} rows/s at work",
+            )
+        )
+    if summary.prefix_cache_hit_rate is not None:
+        rate = f"{summary.prefix_cache_hit_rate:.1%} of the prompt tokens were found in it"
+        facts.append(("Prefix cache", rate))
+    if findings.advice is not None:
+        facts.append(("Worth a try", findings.advice))
+    if summary.time_account_s:
+        facts.append(("Engine time", describe_account(summary.time_account_s)))
+        drain_s, total_s = summary.time_account_s.get("drain", 0.0), sum(summary.time_account_s.values())
+        if summary.drain_at_full_rate_s is not None and drain_s >= total_s / 200:
+            facts.append(
+                (
+                    "Drain",
+                    f"{drain_s / total_s:.1%} of the engines' time; at the rate before it, its tokens would have been "
+                    f"{summary.drain_at_full_rate_s / total_s:.1%}",
+                )
+            )
+    facts += _engines(summary)
+    if price_per_hour is not None and summary.rows_out:
+        cost = summary.seconds / 3600 * price_per_hour
+        # Of millions of rows, the engines' start is a small part.
+        work_s = working_seconds(summary.time_account_s, seconds=summary.seconds)
+        per_million = work_s / 3600 * price_per_hour / summary.rows_out * 1e6
+        facts.append(
+            (
+                "Cost",
+                f"{cost:,.2f} at {price_per_hour:,.2f} an hour; at work, {per_million:,.2f} per million rows",
+            )
+        )
+    return facts
+
+
+def _engines(summary: Summary) -> list[tuple[str, str]]:
+    """Return a fact for each engine, if there are several or one whose machine failed, and for each replica."""
+    facts, rates = [], summary.engine_rates
+    if len(rates) > 1 or any(own["machine_faults"] for own in rates):
+        names = ["  slowest engine", *["  engine"] * len(rates)] if len(rates) > 1 else ["  engine"]
+        facts += [
+            (name, describe_engine(own)) for name, own in zip(names, rates[:_SHOWN_ENGINES], strict=False)
+        ]
+    facts += [
+        (f"  replica {own['replica']}", describe_replica(own)) for own in summary.replicas[:_SHOWN_ENGINES]
+    ]
+    for name, shown in (("  engines", rates), ("  replicas", summary.replicas)):
+        if len(shown) > _SHOWN_ENGINES:
+            facts.append((name, f"{len(shown)} in all, in the summary file"))
+    return facts
+
+
+def _sample_table(sample: Sequence[Mapping[str, Any]]) -> Table:
+    title = f"{len(sample)} annotated row{'' if len(sample) == 1 else 's'}"
+    table = Table(title=title, title_justify="left", show_lines=False)
+    names = list(sample[0])
+    for name in names:
+        table.add_column(name, overflow="fold", max_width=_TEXT_WIDTH)
+    for row in sample:
+        table.add_row(*(Text(_short(row[name])) for name in names))
+    return table
+
+
+def _short(value: object) -> str:
+    text = "" if value is None else " ".join(str(value).split())
+    return text if len(text) <= _TEXT_WIDTH else text[: _TEXT_WIDTH - 1] + "…"
+
+
+def token_rate(summary: Summary) -> tuple[str, str]:
+    """Return the rate of generated tokens, or of read ones for a pooling task, which generates none, and its unit."""
+    if summary.completion_tokens or not summary.prompt_tokens or not summary.seconds:
+        return f"{summary.tokens_per_s:,.0f}", "generated tokens/s"
+    return f"{summary.prompt_tokens / summary.seconds:,.0f}", "read tokens/s"

@@ -1,0 +1,157 @@
+"""Check the arguments of the functions that users call, so that a wrong one is told by its own name.
+
+A function's signature says which types its arguments may have. What users also give is taken: paths for texts that are
+paths, numbers of numpy, and numbers and booleans for the options of Spark's readers.
+"""
+
+import inspect
+import os
+import types
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import wraps
+from numbers import Integral, Real
+from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
+
+from pipemax.removed import removed_argument
+from pipemax_spark.errors import JobError
+from pipemax_spark.request.similar import did_you_mean
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_PATHS = frozenset(
+    {
+        "input",
+        "output",
+        "model",
+        "engine_python",
+        "log_dir",
+        "work_dir",
+        "checkpoint",
+        "batch_output",
+        "summary",
+    }
+)
+_SPARKS: Mapping[str, tuple[str, str]] = {
+    "df": ("mapInArrow", "a Spark DataFrame"),
+    "spark": ("createDataFrame", "a SparkSession"),
+}
+"""Arguments of Spark's own types, each with a method of that type, which the classes of Spark Connect have too."""
+_WORDS: Mapping[Any, str] = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    timedelta: "a timedelta",
+    Sequence: "a list of texts",
+    tuple: "a list of texts",
+    Mapping: "a dict",
+}
+
+
+def checks_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Return the function with a check of its arguments by its signature.
+
+    It raises ``TypeError`` for an argument that the function does not have, and ``JobError`` for a value of a wrong
+    type.
+    """
+
+    @wraps(function)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        parameters = list(inspect.signature(checked).parameters.values())
+        places = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+        for name, value in zip(places, args, strict=False):
+            _checked(name, value, None)
+        return function(*args, **checked_arguments(checked, kwargs))
+
+    return checked
+
+
+def checked_arguments(function: Callable[..., object], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return these arguments of the function, converted to the types that it declares."""
+    parameters = inspect.signature(function).parameters
+    for name in given:
+        if name not in parameters:
+            called = f"{getattr(function, '__name__', 'it')}()"
+            if (told := removed_argument(name)) is not None:
+                raise TypeError(f"{called} does not take {name!r}: {told}")
+            raise TypeError(
+                f"{called} got an unexpected keyword argument {name!r}.{did_you_mean(name, parameters)}"
+            )
+    return {name: _checked(name, value, parameters[name].annotation) for name, value in given.items()}
+
+
+def checked_value(name: str, value: Any, hint: Any) -> Any:
+    """Return the value as one of this type. Raise ``JobError`` if it is of another."""
+    if isinstance(hint, str) or value is None:  # what is declared as text has a check of its own
+        return value
+    if name in _PATHS and isinstance(value, os.PathLike):
+        return os.fspath(value)
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if not any(_fits(value, kind) for kind in kinds):
+        raise JobError(f"{name} is {_shown(value)}; give {_wanted(name, value, kinds)}")
+    if isinstance(value, Integral | Real) and not isinstance(
+        value, bool
+    ):  # numpy's, which JSON does not know
+        return int(value) if isinstance(value, Integral) else float(value)
+    if isinstance(value, Mapping) and get_args(hint) == (str, str):
+        return {key: _option(f"{name}[{key!r}]", each) for key, each in value.items()}
+    return value
+
+
+def _checked(name: str, value: Any, hint: Any) -> Any:
+    if name in _SPARKS:
+        method, wanted = _SPARKS[name]
+        if not hasattr(value, method):
+            way = f", such as spark.createDataFrame({name})" if type(value).__name__ == "DataFrame" else ""
+            raise JobError(f"{name} is {_shown(value)}; give {wanted}{way}")
+        return value
+    return checked_value(name, value, hint)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin = get_origin(kind) or kind
+    if origin in (Sequence, tuple):
+        is_list = isinstance(value, Sequence) and not isinstance(value, str)
+        return is_list and all(any(_fits(each, kind) for kind in _of_elements(kind)) for each in value)
+    if origin is int:
+        return isinstance(value, Integral) and not isinstance(value, bool)
+    if origin is float:
+        return isinstance(value, Real) and not isinstance(value, bool)
+    return origin is Any or (isinstance(origin, type) and isinstance(value, origin))
+
+
+def _of_elements(kind: Any) -> tuple[Any, ...]:
+    """Return the types that the elements of a sequence's type may have."""
+    element = get_args(kind)[0]
+    return get_args(element) or (element,)
+
+
+def _option(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | Integral | Real):
+        return str(value)
+    raise JobError(f"{name} is {_shown(value)}; give a text")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return f"the text {value[:80]!r}"
+    if isinstance(value, bool | Integral | Real):
+        return repr(value)
+    kind = value.__name__ if isinstance(value, type) else type(value).__name__
+    if isinstance(value, type):
+        return f"the class {kind}"
+    return f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
+
+
+def _wanted(name: str, value: Any, kinds: Sequence[Any]) -> str:
+    if name == "input" and type(value).__name__ == "DataFrame":
+        return "the name of a table or a path; annotate() takes a DataFrame"
+    if name == "input_option":
+        return "a dict, such as {'sep': ';'}"
+    if name == "expect_rows":
+        return "a pair of numbers, or a text such as '1000:2000000'"
+    words = [_WORDS.get(get_origin(kind) or kind) for kind in kinds]
+    return " or ".join(dict.fromkeys(word for word in words if word is not None))

@@ -1,0 +1,84 @@
+"""The rows with their annotations: the name and type of the column, and the stage of Spark that fills it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pipemax.wire import GenerationSpec
+from pipemax_spark.errors import JobError
+from pipemax_spark.executor.questions import Question
+from pipemax_spark.executor.requests import KEY_COLUMN
+from pipemax_spark.executor.task import AnnotateTask, TaskPlan, annotation_type
+from pipemax_spark.request.columns import without_request_columns
+from pipemax_spark.request.prompts import find_field
+from pipemax_spark.spark.annotating_stage import annotating_profile
+from pipemax_spark.spark.arrow_types import arrow_type
+from pipemax_spark.spark.helper_columns import map_rows, name_in
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+
+ANNOTATION = "annotation"
+
+
+def annotate_requests(
+    requests: "DataFrame", plan: TaskPlan, profile: "ResourceProfile | None" = None
+) -> "DataFrame":
+    """Annotate rows that have their request columns (``RequestColumns.add``), without any check.
+
+    Without a ``profile``, the stage gets the profile of ``annotating_profile``, if any.
+    """
+    profile = profile or annotating_profile(requests.sparkSession)
+    key = name_in(KEY_COLUMN, requests.columns)
+    own = [field for field in without_request_columns(requests).schema.fields if field.name != key]
+    kept = type(requests.schema)(own)
+    schema = annotated_schema(kept, plan.output_column, plan.options.generation, plan.questions)
+    return map_rows(requests, AnnotateTask(plan), schema, profile=profile)
+
+
+def annotated_schema(
+    input_schema: "StructType",
+    output_column: str,
+    generation: GenerationSpec,
+    questions: Sequence[Question] = (),
+) -> "StructType":
+    """Return the Spark schema of the result.
+
+    With ``questions``, each has a column, and the result's column says what became of the row as a whole. Raise
+    ``JobError`` if the input already has a column of such a name.
+    """
+    from pyspark.sql.pandas.types import from_arrow_type
+    from pyspark.sql.types import StructField, StructType
+
+    _check_carried(input_schema)
+    kinds = {question.name: question.generation for question in questions}
+    kinds[output_column] = GenerationSpec() if questions else generation
+    added = []
+    for name, own in kinds.items():
+        if find_field(name, input_schema) is not None:
+            raise JobError(
+                f"the input already has a column {name!r}, which is the name of the result's column; rename or drop it "
+                "first"
+            )
+        added.append(StructField(name, from_arrow_type(annotation_type(own), prefer_timestamp_ntz=False)))
+    return StructType([*input_schema.fields, *added])
+
+
+def _check_carried(schema: "StructType") -> None:
+    """Raise ``JobError`` for columns that Spark cannot pass through a task in Python."""
+    doubled = sorted(name for name, count in Counter(schema.names).items() if count > 1)
+    if doubled:
+        raise JobError(f"the input has several columns of the name {doubled[0]!r}; rename or drop them first")
+    for field in schema.fields:
+        if "interval" not in (kind := field.dataType.simpleString()):
+            continue
+        try:
+            arrow_type(field.dataType)
+        except JobError as error:
+            raise JobError(
+                f"column {field.name!r} is of type {kind}, which Spark cannot pass to Python; cast it to string, or "
+                "drop it first"
+            ) from error

@@ -1,0 +1,70 @@
+"""Write a job's rows in slices and read them back, by ``chunks`` and the job's options."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipemax_spark.options import JobOptions
+from pipemax_spark.rows.checked import Checked
+from pipemax_spark.rows.chunks import SlicedRows, SliceSpan, number_of_slices, write_slices
+from pipemax_spark.rows.equal_rows import frequent_keys, group_of
+from pipemax_spark.rows.row_identity import identity
+from pipemax_spark.rows.workdir import WorkDirectory
+from pipemax_spark.spark.slots import other_slots, slots_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slices:
+    """The recorded rows of a batch that are left."""
+
+    spans: tuple[SliceSpan, ...]
+    """Empty if nothing is to be done."""
+    rows: int | None = None
+    """Their exact number, if it is known beforehand."""
+    num_left: int | None = None
+    """The number of rows that were left, including those beyond ``--limit``; by default, the rows of the slices."""
+    earlier_runs: tuple[str, ...] = ()
+    """The dead runs that had recorded some of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slicing:
+    """Writes and reads slices in a run's work directory."""
+
+    _spark: "SparkSession"
+    _options: JobOptions
+    _checked: Checked
+    _work: WorkDirectory
+
+    def write(self, number: int, rows: "DataFrame", expected: int) -> SliceSpan:
+        """Record these rows of the run's batch ``number``, about ``expected`` of them."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        columns, source = self._options.request_columns, self._checked.source.rows
+        keyed = columns.add_with_keys(rows)
+        slices = number_of_slices(expected, slots_of(self._spark).total)
+        own = F.expr(identity(source.schema, self._checked.id_columns or source.columns))
+        together = not self._options.compute_each and not self._options.group_by_prefix
+        if together:
+            frequent = frequent_keys(
+                columns.add_with_keys(source), rows_in=self._checked.rows_in, slices=slices
+            )
+            own = group_of(keyed, own, frequent)
+        return write_slices(
+            keyed,
+            self._work.rows_path(number, "slices"),
+            identity=own,
+            slices=slices,
+            slots=other_slots(self._spark),
+            by_prefix=self._options.group_by_prefix,
+            equal_together=together,
+            max_tokens=self._options.generation.max_tokens,
+        )
+
+    def read(self, spans: Sequence[SliceSpan]) -> SlicedRows:
+        """Return the rows of at least one slice."""
+        schema = self._checked.source.rows.schema
+        return SlicedRows(self._spark, spans, schema, by_prefix=self._options.group_by_prefix)

@@ -1,0 +1,1 @@
+"""What the rest needs of Spark: sessions, slots, profiles, calls on executors, SQL's names."""
