@@ -239,7 +239,26 @@ def test_marks_of_thinking_in_a_row_s_text_are_text_for_each_of_vllm_s_parsers()
             assert not thinking.is_over(chat(f"a {end} b", f"{start}\n"), Sampling()), name
             nothing = Told(text=f"hmm{end}\n\n", token_ids=(5, 6, 7), finish_reason="stop")
             assert thinking.split(chat("net"), nothing, Sampling()).answer is None, name
+        for nothing in (f"hmm{end}", f"hmm{end}\n\n", f"{start}hmm{end} ", f"{start}{end}\n"):
+            told = Told(text=nothing, token_ids=(5, 6, 7), finish_reason="stop")
+            assert thinking.split(chat("net"), told, Sampling()).answer is None, (name, nothing)
     assert {"qwen3", "deepseek_r1", "hy_v3", "seed_oss", "minimax_m2", "glm45", "gemma4"} <= set(tried)
+
+
+def test_a_row_s_text_at_the_end_of_a_prompt_is_text_where_the_template_begins_no_turn() -> None:
+    from vllm.config import ModelConfig, VllmConfig
+
+    from pipemax.vllm_ext.engine.thinking import VllmThinking
+
+    config = VllmConfig()
+    config.model_config = ModelConfig(str(DEMO_MODEL))
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    tokenizer.add_tokens(["<think>", "</think>"])
+    tokenizer.chat_template = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
+    ended = tokenizer.encode("think </think>", add_special_tokens=False)
+    assert not VllmThinking(config, tokenizer, name="deepseek_r1").is_over(ended, Sampling())
+    # A prompt that no template makes is all its author's, who may have begun the model's turn.
+    assert VllmThinking(config, tokenizer, name="deepseek_r1", has_turns=False).is_over(ended, Sampling())
 
 
 def test_the_names_of_vllm_s_parsers_are_read_from_its_source() -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pipemax.wire import PACKAGE_VERSION
-from pipemax_spark import annotate, annotate_table, executor_call, pipemax_udf, register
+from pipemax_spark import annotate, annotate_table, pipemax_udf, register
+from pipemax_spark.spark import executor_call
 from tests.spark.processes import SMALL_SPARK
 from tests.waiting import wait_until
 

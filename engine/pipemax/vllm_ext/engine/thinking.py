@@ -27,11 +27,15 @@ _LAST_TOKENS = 32
 class VllmThinking:
     """Implements ``pipemax.answers.row.Thinking`` over the parser that vLLM's config names."""
 
-    def __init__(self, vllm_config: VllmConfig, tokenizer: Any, *, name: str) -> None:
-        """Raise ``ValueError`` if the tokenizer lacks the parser's tokens."""
+    def __init__(self, vllm_config: VllmConfig, tokenizer: Any, *, name: str, has_turns: bool = True) -> None:
+        """Raise ``ValueError`` if the tokenizer lacks the parser's tokens.
+
+        ``has_turns`` tells whether prompts are made by the chat template, if there is one.
+        """
         self._kind = ReasoningParserManager.get_reasoning_parser(name)
         self._model_config = vllm_config.model_config
         self._tokenizer = tokenizer
+        self._has_turns = has_turns
         # What vLLM's parsers are given; they read hardly anything of it.
         self._request: ChatCompletionRequest | ResponsesRequest = ChatCompletionRequest(
             messages=[], model="", seed=None
@@ -73,7 +77,7 @@ class VllmThinking:
     def _own_turn(self, parser: ReasoningParser, prompt: list[int], variables: dict[str, Any]) -> list[int]:
         """Return the end of the prompt that begins the model's turn; nothing of it is a row's text."""
         begin = self._begin_of_turn(json.dumps(variables, sort_keys=True))
-        if begin and prompt[-len(begin) :] == begin:
+        if begin is not None and prompt[len(prompt) - len(begin) :] == begin:
             return begin
         # Whoever writes a model's turn into the prompt himself ends it with a mark.
         marks = [mark for mark in (parser.reasoning_start_str, parser.reasoning_end_str) if mark]
@@ -81,8 +85,8 @@ class VllmThinking:
         has_mark = marks and re.search(f"(?:{'|'.join(map(re.escape, marks))})\\s*$", last)
         return prompt if has_mark else []
 
-    def _rendered_begin(self, variables: str) -> list[int]:
-        """Return the tokens with which the chat template begins the model's turn; none if that cannot be told."""
+    def _rendered_begin(self, variables: str) -> list[int] | None:
+        """Return the tokens with which the chat template begins the model's turn; None if that cannot be told."""
         try:
             turns = [{"role": "user", "content": "x"}]
             without, rendered = (
@@ -92,9 +96,9 @@ class VllmThinking:
                 for begins in (False, True)
             )
         except Exception:  # a template is a program of the model's authors, and the model may have none
-            return []
-        if not rendered.startswith(without):
-            return []
+            return None
+        if not self._has_turns or not rendered.startswith(without):
+            return None
         return list(self._tokenizer.encode(rendered[len(without) :], add_special_tokens=False))
 
     def _parser(self, variables: dict[str, Any]) -> ReasoningParser:

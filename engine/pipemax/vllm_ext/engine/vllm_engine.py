@@ -26,7 +26,7 @@ from pipemax.answers.row import RowTools
 from pipemax.checkpoint.adapters import unknown_adapter
 from pipemax.checkpoint.prompt_encoder import PromptEncoder, template_variables
 from pipemax.checkpoint.special_tokens import SpecialTokens
-from pipemax.config import EngineConfig, Policy
+from pipemax.config import ChatMode, EngineConfig, Policy
 from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.domain.plan import Batching
 from pipemax.generation import Completion, EngineStats, GenerationRequest, RequestError
@@ -361,7 +361,10 @@ class VllmEngine:
         if config.reasoning_parser is None:
             return None
         return VllmThinking(
-            self._vllm.vllm_config, self._engine.renderer.tokenizer, name=config.reasoning_parser
+            self._vllm.vllm_config,
+            self._engine.renderer.tokenizer,
+            name=config.reasoning_parser,
+            has_turns=config.chat is not ChatMode.NEVER,
         )
 
     def _tree(self, choices: tuple[str, ...]) -> ChoiceTree:
