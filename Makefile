@@ -15,7 +15,7 @@ PURE := tests/unit $(addprefix --ignore tests/unit/,vllm_ext transfer bench cli/
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup annotate compare check test test-long test-python test-versions test-elsewhere coverage faults \
+.PHONY: help setup annotate compare check test test-long test-python test-versions test-elsewhere nightly coverage faults \
 	parity-full peers lint docs lock clean
 
 help:  ## This list
@@ -53,6 +53,9 @@ test-python: $(VENV)/ready  ## The pure tests with another Python (OTHER_PYTHON,
 
 test-elsewhere: $(VENV)/ready  ## The pure tests on one core, on busy ones, in another zone and locale, without HOME, as another user
 	@DAY="$(DAY)" bash tools/test_elsewhere.sh "$(BIN)" $(PURE)
+
+nightly: $(VENV)/ready  ## One of seven slices of the tests that are too long for make test; DAY=N chooses it
+	@bash tools/nightly.sh "$(BIN)" "$(DAY)"
 
 coverage: $(VENV)/ready  ## Which lines the pure tests and the engine server's tests run
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --cov --cov-report term:skip-covered tests/unit tests/serve

@@ -71,7 +71,14 @@ class StartedEngine:
     """When it had started: it measures itself with requests of its own."""
 
 
-@pytest.fixture(scope="session", params=POLICIES.values(), ids=POLICIES.keys())
+@pytest.fixture(
+    scope="session",
+    params=[
+        pytest.param(POLICIES["vllm"], marks=pytest.mark.long),
+        POLICIES["pipemax on two stages"],
+    ],
+    ids=POLICIES.keys(),
+)
 def started(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, unit_end: ExitStack
 ) -> Iterator[StartedEngine]:

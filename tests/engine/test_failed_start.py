@@ -20,6 +20,8 @@ from pipemax_spark.executor.client import EngineOptions
 from tests.engine.conftest import DEFAULTS, DEMO_MODEL, POLICIES, REPOSITORY
 from tests.serve.support import FakeJvm, run_prompts
 
+pytestmark = pytest.mark.long  # engines that fail take as long to start as others
+
 
 def test_too_little_kv_memory_is_told_to_the_job_with_vllm_s_figures_and_the_settings(
     jvm: FakeJvm, tmp_path: Path

@@ -18,6 +18,8 @@ from pipemax.vllm_ext.launch.vllm_config import engine_args
 from pipemax.wire import ErrorCode
 from tests.engine.image_model import IMAGE_TOKENS, make_image_model, picture
 
+pytestmark = pytest.mark.long  # another engine; tests/unit shows what becomes of images
+
 RED, BLUE = picture(250, 10, 10), picture(10, 10, 250, kind="JPEG")
 QUESTION = "What is on it? "
 

@@ -17,6 +17,8 @@ from pipemax.wire import PAIR, ErrorCode, GenerationSpec, PreflightReply, Prefli
 from tests.engine.conftest import DEFAULTS, DEMO_MODEL
 from tests.parity.make_model import VOCABULARY, make_tokenizer
 
+pytestmark = pytest.mark.long  # three more engines
+
 TEXTS = ["a package", "its summary and its description", "a package that holds its own description " * 3]
 LONGEST = 64
 LABELS = {0: "bad", 1: "so so", 2: "good"}

@@ -11,13 +11,24 @@ from tests.parity.cases import SEEDED, Answers, Load
 from tests.parity.engines import STOCK, Kind, ParityEngine
 from tests.parity.families import ADAPTERS, make_adapter, make_family
 
+IN_MAKE_TEST = (
+    Kind(pp=2),
+    Kind(pp=2, runner=2, asynchronous=True),
+    Kind(pp=2, runner=2, asynchronous=True, gpu_path=True),
+)
+"""The kinds of engines that ``make test`` starts; the others are for ``make parity-full``."""
+
 ModelOf = Callable[[str], str]
 EngineOf = Callable[[Kind], ParityEngine]
 Reference = Callable[[Kind, Load], Answers]
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one kind of engine become neighbours, so that each is started once."""
+    """Tests of one kind of engine become neighbours, so that each is started once; most kinds are nightly."""
+    for item in items:
+        if (kind := _kind_of(item)) is not None and kind not in IN_MAKE_TEST:
+            item.add_marker(pytest.mark.parity_full)
     places = [place for place, item in enumerate(items) if _kind_of(item) is not None]
     ordered = sorted((items[place] for place in places), key=lambda item: str(_kind_of(item)))
     for place, item in zip(places, ordered, strict=True):

@@ -65,6 +65,7 @@ def test_a_value_of_fp8_kv_takes_one_byte_in_every_copy(kind: Kind, engine_of: E
         assert copies.loaded_bytes - before == num_blocks * BLOCK_TOKENS * token_bytes
 
 
+@pytest.mark.parity_full  # another stock engine
 @pytest.mark.parametrize("kind", [V1_PIPELINE], ids=str)
 def test_fp8_kv_changes_answers(kind: Kind, reference: Reference) -> None:
     """So it was not kept in float32, and a table must not mix the two."""

@@ -144,6 +144,7 @@ def test_tokens_pass_with_right_copies_and_fail_with_damaged_ones(kind: Kind, en
     assert damaged.verdict is Verdict.FAILED, damaged.detail
 
 
+@pytest.mark.parity_full  # a minute and a half
 def test_two_engines_with_random_weights_in_a_process_of_their_own_answer_alike(model_of: ModelOf) -> None:
     config = EngineConfig.parse(
         {

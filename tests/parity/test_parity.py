@@ -200,11 +200,14 @@ def test_the_models_output_varies(reference: Reference) -> None:
     assert len({token for answer in answers for token in answer.tokens}) > 100
 
 
-@pytest.mark.parametrize("kind", [V1_ASYNC], ids=str)
-def test_a_corrupted_copy_changes_the_tokens(kind: Kind, engine_of: EngineOf, reference: Reference) -> None:
-    """The negative control: were this to pass unnoticed, the comparisons above would be worth nothing."""
+@pytest.mark.parametrize("fault", [Fault.CORRUPT, Fault.LOST], ids=lambda fault: fault.value)
+@pytest.mark.parametrize("kind", [V1_PIPELINE], ids=str)
+def test_a_corrupted_or_a_lost_copy_changes_the_tokens(
+    kind: Kind, fault: Fault, engine_of: EngineOf, reference: Reference
+) -> None:
+    """The negative controls: were they to pass unnoticed, the comparisons above would be worth nothing."""
     engine = engine_of(kind)
-    engine.reset(Setting(num_batches=3, fault=Fault.CORRUPT))
+    engine.reset(Setting(num_batches=3, fault=fault))
     answers = engine.run(PLAIN.make())
     assert engine.counters.prefetches > 0
     assert [*different(answers, reference(kind, PLAIN))]

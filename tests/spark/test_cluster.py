@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
 from tests.fakes.engine_python import write_engine_python
 from tests.spark.delta_log import committed_files
 from tests.spark.processes import SMALL_JVM, SMALL_SPARK, servers_of
 from tests.spark.three_jobs import ROWS
 from tests.waiting import wait_until
+
+pytestmark = pytest.mark.long  # two minutes: a cluster of processes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLUSTER = (

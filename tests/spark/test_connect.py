@@ -18,6 +18,8 @@ from tests.spark import connect_client
 from tests.spark.processes import servers_of
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long  # a server of Spark Connect
+
 ROWS = 60
 SCHEMA = {"type": "object", "properties": {"label": {"enum": ["a", "b"]}}}
 

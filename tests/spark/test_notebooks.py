@@ -13,6 +13,8 @@ from tests.fakes.engine_python import write_engine_python
 from tests.fakes.settings import fake_config
 from tests.spark.processes import servers_of
 
+pytestmark = pytest.mark.long  # kernels of Jupyter
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 

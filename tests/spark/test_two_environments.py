@@ -13,6 +13,8 @@ import pytest
 from tests.spark.processes import SMALL_SPARK, servers_of
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long  # two minutes: an engine, and two environments
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 MODEL = REPOSITORY / "examples" / "model"

@@ -1,0 +1,40 @@
+"""tools/nightly.sh: over seven days, each long test's file has its day."""
+
+import os
+import subprocess
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def slice_of(day: int, place: Path) -> tuple[str, list[str]]:
+    """Run the script with a Python that writes down its arguments; return the last line and the tests named."""
+    place.mkdir()
+    python = place / "python"
+    python.write_text(f'#!/bin/sh\necho "$@" > {place}/arguments\n')
+    python.chmod(0o755)
+    command = ["bash", "tools/nightly.sh", str(place), f"{day:03}"]
+    done = subprocess.run(command, cwd=REPOSITORY, env=os.environ, check=True, capture_output=True, text=True)
+    arguments = (place / "arguments").read_text().split()
+    return done.stdout.splitlines()[-1], [each for each in arguments if each.startswith("tests/")]
+
+
+def test_each_file_with_a_long_test_is_in_one_of_seven_slices(tmp_path: Path) -> None:
+    days = [slice_of(day, tmp_path / str(day)) for day in range(7, 14)]
+    for number, (line, _) in enumerate(days):
+        assert line.startswith(f"nightly slice {number} of 0 to 6 ("), line
+    named = {path for _, paths in days for path in paths}
+    marks = ("pytest.mark.long", "parity_full")
+    long_files = {
+        path.relative_to(REPOSITORY)
+        for path in (REPOSITORY / "tests").rglob("test_*.py")
+        if path.name != Path(__file__).name
+        and any(mark in path.read_text(encoding="utf-8") for mark in marks)
+    }
+    without_slice = {
+        str(path)
+        for path in long_files
+        if str(path) not in named and not any(str(parent) in named for parent in path.parents)
+    }
+    # Only by hand: the whole matrix of engines and loads takes hours.
+    assert without_slice == {"tests/parity/test_full.py"}
