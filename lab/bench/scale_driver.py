@@ -28,9 +28,9 @@ from pyarrow import flight
 
 from pipemax.wire import COLLECTOR_ACTION_STATS, CollectorAddress, JobOutlook, JobStats, ServerStats
 from pipemax_spark.executor.task_reports import TASK_ENDED_STATE
+from pipemax_spark.report.charts import picture_of
 from pipemax_spark.report.collector import Collector
 from pipemax_spark.report.engine_log import EngineLog
-from pipemax_spark.report.plot_process import draw_plot
 from pipemax_spark.report.progress import SHOWN_METRICS, Progress
 from pipemax_spark.request.error_limits import ErrorLimits
 
@@ -146,7 +146,7 @@ def measure_samples(args: argparse.Namespace, directory: Path) -> dict[str, floa
         gc.collect()
         held = process.memory_info().rss
     plot_began_s = time.time()
-    draw_plot(progress.tracks.by_server, directory / "throughput.png")
+    (directory / "throughput.svg").write_text(picture_of(progress.tracks.by_server))
     return {
         "engines": args.engines,
         "days": args.days,

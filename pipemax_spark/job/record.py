@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipemax_spark.errors import EndedBy, JobError, cause_of
+from pipemax_spark.errors import EndedBy, cause_of
 from pipemax_spark.job.run import Run
 from pipemax_spark.options import JobOptions
+from pipemax_spark.report.charts import charts_of, picture_of
 from pipemax_spark.report.findings import (
     CommittedTotals,
     find_results,
@@ -19,7 +20,6 @@ from pipemax_spark.report.findings import (
     totals_of_run,
     totals_of_spec,
 )
-from pipemax_spark.report.plot_process import draw_plot
 from pipemax_spark.report.report_page import report_page
 from pipemax_spark.report.summary import Findings, Summary, print_report
 from pipemax_spark.report.terminal import Terminal
@@ -42,7 +42,7 @@ _REPORTED_CONF = (
 )
 
 
-_ARTIFACTS = ("summary.json", "engine_metrics.parquet", "throughput.png", "report.html")
+_ARTIFACTS = ("summary.json", "engine_metrics.parquet", "throughput.svg", "report.html")
 """Files of a run's directory that MLflow gets, as far as they are there."""
 
 
@@ -213,7 +213,6 @@ class RunRecord:
         samples, tracker = run.samples, run.tracker
         run_dir = run.directory
         places: dict[str, str] = {}
-        charts: dict[str, str] = {}
         account = {part: round(seconds, 3) for part, seconds in run.time_account().items()}
         drain_s = run.drain_at_full_rate_s()
         summary = replace(
@@ -225,10 +224,7 @@ class RunRecord:
             engine_rates=run.engine_rates,
             drain_at_full_rate_s=None if drain_s is None else round(drain_s, 3),
         )
-        try:
-            charts = draw_plot(run.tracks, run_dir / "throughput.png")
-        except JobError as error:
-            self.terminal.warn(str(error))
+        self._write(run_dir / "throughput.svg", picture_of(run.tracks))
         summary = replace(summary, mlflow_run_id=tracker.run_id)
         self._write(run_dir / "summary.json", summary.to_json())
         findings = replace(self._find(totals), advice=advice)
@@ -236,7 +232,7 @@ class RunRecord:
             summary,
             findings,
             self._places(summary, {"MLflow run": tracker.place}),
-            charts,
+            charts_of(run.tracks),
             run_id=self.run_id,
             price_per_hour=self.options.price_per_hour,
         )

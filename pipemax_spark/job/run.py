@@ -209,7 +209,7 @@ class Run:
 
     @property
     def tracks(self) -> Mapping[str, EngineTrack]:
-        """Each engine server's track, for the plot; complete once the run has ended."""
+        """Each engine server's track, for the charts; complete once the run has ended."""
         return self._progress.tracks.by_server
 
     @property

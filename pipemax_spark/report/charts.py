@@ -1,19 +1,16 @@
-"""Draw the charts of a run: rates of each engine, phases over KV use, and step times.
+"""Draw the charts of a run: rates of each engine, KV use over phases, and step times.
 
-Each function draws into matplotlib's axes that it is given. It knows nothing of files and pages. Legends stand outside
-of the axes, so that they hide nothing, and time is in seconds, minutes or hours, by the run's length.
+It knows nothing of files and pages. Time is in seconds, minutes or hours, by the run's length.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isnan
-from typing import TYPE_CHECKING, Any, Self
+from math import inf, isnan
+from typing import Self
 
+from pipemax_spark.report.drawing import Axis, Key, Panel, drawing, round_up
 from pipemax_spark.report.engine_tracks import EngineTrack
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _RATE_WINDOW_S = 10.0
 _RATE_WINDOW_SHARE = 1 / 400
@@ -28,8 +25,14 @@ PHASE_COLORS = {
     "failed": "#b22222",
 }
 _OTHER_COLOR = "#888888"
+_ENGINE_COLORS = (
+    *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
+    *("#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"),
+)
 MOST_NAMED = 12
 """Maximum number of engines that a legend names."""
+MOST_STRIPS = 4
+"""Maximum number of engines whose KV use gets its own panel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,131 +52,128 @@ class TimeAxis:
         return cls("seconds", 1.0, length_s)
 
     @property
-    def label(self) -> str:
-        return f"{self.name} since the first chunk was started"
-
-    @property
     def rate_window_s(self) -> float:
         return max(_RATE_WINDOW_S, self.length_s * _RATE_WINDOW_SHARE)
 
+    @property
+    def axis(self) -> Axis:
+        label = f"{self.name} since the first chunk was started"
+        return Axis(low=0.0, high=max(self.length_s, 1.0) / self.seconds, label=label)
+
     def of_seconds(self, seconds: Sequence[float]) -> list[float]:
-        return [each / self.seconds for each in seconds]
+        """Return these in the axis' unit; what was before the first chunk is at 0."""
+        return [max(0.0, each) / self.seconds for each in seconds]
 
 
-def draw_rates(
-    axes: "Axes", by_server: Mapping[str, EngineTrack], time: TimeAxis, *, of_tokens: bool
-) -> None:
-    """Draw each engine's rate, and the rate of all together if there are several."""
-    import matplotlib as mpl
+def charts_of(by_server: Mapping[str, EngineTrack]) -> dict[str, str]:
+    """Return the charts of the servers' tracks as SVG texts: ``rows``, ``tokens``, ``kv`` and ``steps``."""
+    tracks = list(by_server.values())
+    time = TimeAxis.of(tracks)
+    return {
+        "rows": drawing([_rates(by_server, time, of_tokens=False)]),
+        "tokens": drawing([_rates(by_server, time, of_tokens=True)]),
+        "kv": drawing(_kv_use(tracks, time)),
+        "steps": drawing([_step_times(tracks, time)]),
+    }
 
-    colors = mpl.colormaps["tab20"]
+
+def picture_of(by_server: Mapping[str, EngineTrack]) -> str:
+    """Return one SVG text of rows per second, KV use and step times."""
+    tracks = list(by_server.values())
+    time = TimeAxis.of(tracks)
+    title = f"Each engine's throughput, mean of {time.rate_window_s:.0f} s"
+    rates = _rates(by_server, time, of_tokens=False, title=title)
+    return drawing([rates, *_kv_use(tracks, time), _step_times(tracks, time, title="Step times")])
+
+
+def _rates(
+    by_server: Mapping[str, EngineTrack], time: TimeAxis, *, of_tokens: bool, title: str = ""
+) -> Panel:
+    """Draw each engine's rate."""
     window_s = time.rate_window_s
-    rate: Callable[[EngineTrack], list[float]] = (
-        (lambda track: track.tokens_per_s(over_s=window_s))
-        if of_tokens
-        else (lambda track: track.rows_per_s(over_s=window_s))
-    )
-    for i, (name, track) in enumerate(by_server.items()):
-        label = f"engine {i + 1}: {name}"
-        axes.plot(
-            time.of_seconds(track.reported_s), rate(track), color=colors(i % 20), linewidth=1.2, label=label
-        )
-    axes.set_ylabel("generated tokens/s" if of_tokens else "rows/s")
-    axes.set_ylim(bottom=0)
-    axes.set_xlim(0, time.length_s / time.seconds)
-    if 0 < len(by_server) <= MOST_NAMED:
-        _legend_below(axes, columns=2)
-
-
-def draw_kv_use(axes: "Axes", track: EngineTrack, name: str, time: TimeAxis) -> None:
-    """Draw the share of each KV pool that is in use, over a ribbon of the phases."""
-    for start_s, length_s, phase in _spans(track):
-        color = PHASE_COLORS.get(phase, _OTHER_COLOR)
-        axes.axvspan(
-            start_s / time.seconds, (start_s + length_s) / time.seconds, color=color, alpha=0.35, linewidth=0
-        )
-    at = time.of_seconds(track.reported_s)
-    axes.plot(at, track.kv_usage, color="black", linewidth=1, label="GPU KV")
-    if not all(isnan(used) for used in track.host_kv_usage):
-        used = [0.0 if isnan(share) else share for share in track.host_kv_usage]
-        axes.plot(at, used, color="black", linewidth=1, linestyle="--", label="host KV, reserved")
-    axes.set_xlim(0, time.length_s / time.seconds)
-    axes.set_ylim(0, 1.05)
-    axes.set_ylabel(f"{name}\nKV use")
-
-
-def add_phase_legend(axes: "Axes", tracks: Sequence[EngineTrack]) -> None:
-    """Name the lines and the phases' colours below the axes."""
-    import matplotlib as mpl
-
-    shown = {phase for track in tracks for phase in track.phases}
-    patches: list[Any] = [
-        mpl.patches.Patch(color=PHASE_COLORS.get(phase, _OTHER_COLOR), alpha=0.35, label=phase)
-        for phase in [*(p for p in PHASE_COLORS if p in shown), *sorted(shown - PHASE_COLORS.keys())]
+    rates = [
+        track.tokens_per_s(over_s=window_s) if of_tokens else track.rows_per_s(over_s=window_s)
+        for track in by_server.values()
     ]
-    lines, _ = axes.get_legend_handles_labels()
-    if handles := [*lines, *patches]:
-        _legend_below(axes, columns=min(8, len(handles)), handles=handles, offset=-0.4)
+    highest = round_up(max((max(rate, default=0.0) for rate in rates), default=0.0))
+    y = Axis(low=0.0, high=highest, label="generated tokens/s" if of_tokens else "rows/s")
+    panel = Panel(time.axis, y, height=240, title=title)
+    keys = []
+    for number, ((name, track), rate) in enumerate(zip(by_server.items(), rates, strict=True)):
+        color = _ENGINE_COLORS[number % len(_ENGINE_COLORS)]
+        panel.line(time.of_seconds(track.reported_s), [max(0.0, each) for each in rate], color)
+        keys.append(Key(f"engine {number + 1}: {name}", color))
+    if len(keys) <= MOST_NAMED:
+        panel.explain(keys)
+    return panel
 
 
-def draw_step_times(axes: "Axes", tracks: Sequence[EngineTrack], time: TimeAxis) -> None:
+def _kv_use(tracks: Sequence[EngineTrack], time: TimeAxis) -> list[Panel]:
+    """Draw the share of each KV pool that is in use, over a ribbon of the phases, for the first engines."""
+    panels = []
+    for number, track in enumerate(tracks[:MOST_STRIPS] or [EngineTrack()]):
+        panel = Panel(time.axis, Axis(low=0.0, high=1.05, label=f"engine {number + 1}, KV use"), height=110)
+        for begin_s, end_s, phase in _spans(track):
+            begin, end = time.of_seconds((begin_s, end_s))
+            panel.band(begin, end, _color(phase))
+        at = time.of_seconds(track.reported_s)
+        panel.line(at, [min(1.05, used) for used in track.kv_usage], "black")
+        if not all(isnan(used) for used in track.host_kv_usage):
+            used = [0.0 if isnan(share) else min(1.05, share) for share in track.host_kv_usage]
+            panel.line(at, used, "black", is_dashed=True)
+        panels.append(panel)
+    panels[-1].explain(
+        [
+            Key("GPU KV", "black"),
+            Key("host KV, reserved", "black", is_dashed=True),
+            *_phase_keys({phase for track in tracks for phase in track.phases}, is_area=True),
+        ]
+    )
+    return panels
+
+
+def _step_times(tracks: Sequence[EngineTrack], time: TimeAxis, *, title: str = "") -> Panel:
     """Draw predicted against measured step times on logarithmic axes; without predictions, measured ones over time."""
-    import matplotlib as mpl
-
     steps = [
         step
         for track in tracks
         for step in zip(
             track.reported_s, track.measured_step_s, track.predicted_step_s, track.phases, strict=True
         )
-        if step[1] > 0  # neither NaN nor zero
+        if 0 < step[1] < inf  # nor NaN
     ]
-    predicted = [step for step in steps if step[2] > 0]
-    if predicted:
-        colors = [PHASE_COLORS.get(phase, _OTHER_COLOR) for _, _, _, phase in predicted]
-        axes.scatter(
-            [step[1] * 1e3 for step in predicted],
-            [step[2] * 1e3 for step in predicted],
-            c=colors,
-            s=8,
-            rasterized=True,  # a drawing of thousands of points would be larger than a picture of them
-        )
-        ends = [
-            min(min(step[1:3]) for step in predicted) * 1e3,
-            max(max(step[1:3]) for step in predicted) * 1e3,
-        ]
-        axes.plot(ends, ends, color="grey", linewidth=0.8, label="prediction = measurement")
-        for scale, axis in ((axes.set_xscale, axes.xaxis), (axes.set_yscale, axes.yaxis)):
-            scale("log")
-            for set_formatter in (axis.set_major_formatter, axis.set_minor_formatter):
-                set_formatter(
-                    mpl.ticker.LogFormatter()
-                )  # plain numbers, and few of them over several decades
-        axes.set_xlabel("measured step of the slowest stage, ms")
-        axes.set_ylabel("predicted, ms")
-        _legend_below(axes, columns=1, offset=-0.18)
-    else:
-        at = time.of_seconds([step[0] for step in steps])
-        axes.plot(at, [step[1] * 1e3 for step in steps], ".", markersize=3, rasterized=True)
-        axes.set_xlabel(time.label)
-        axes.set_ylabel("step, ms")
+    shown = {phase for _, _, _, phase in steps}
+    predicted = [step for step in steps if 0 < step[2] < inf]
+    if not predicted:
+        highest = round_up(1e3 * max((step[1] for step in steps), default=0.0))
+        panel = Panel(time.axis, Axis(low=0.0, high=highest, label="step, ms"), height=240, title=title)
+        places = time.of_seconds([step[0] for step in steps])
+        panel.dots((x, 1e3 * step[1], _color(step[3])) for x, step in zip(places, steps, strict=True))
+        panel.explain(_phase_keys(shown))
+        return panel
+    both_ms = [1e3 * each for step in predicted for each in step[1:3]]
+    low, high = min(both_ms) / 1.1, max(both_ms) * 1.1
+    x = Axis(low=low, high=high, is_log=True, label="measured step of the slowest stage, ms")
+    panel = Panel(x, Axis(low=low, high=high, is_log=True, label="predicted, ms"), height=300, title=title)
+    panel.line([low, high], [low, high], "#888888")
+    panel.dots((1e3 * step[1], 1e3 * step[2], _color(step[3])) for step in predicted)
+    panel.explain([Key("prediction = measurement", "#888888"), *_phase_keys(shown)])
+    return panel
 
 
-def _legend_below(axes: "Axes", *, columns: int, handles: Any = None, offset: float = -0.22) -> None:
-    axes.legend(
-        handles=handles,
-        loc="upper center",
-        bbox_to_anchor=(0.5, offset),
-        ncols=columns,
-        fontsize="small",
-        frameon=False,
-    )
+def _color(phase: str) -> str:
+    return PHASE_COLORS.get(phase, _OTHER_COLOR)
+
+
+def _phase_keys(shown: set[str], *, is_area: bool = False) -> list[Key]:
+    ordered = [*(phase for phase in PHASE_COLORS if phase in shown), *sorted(shown - PHASE_COLORS.keys())]
+    return [Key(phase, _color(phase), is_area=is_area) for phase in ordered]
 
 
 def _spans(track: EngineTrack) -> list[tuple[float, float, str]]:
-    """Return (start, length, phase) of each stretch of one phase, in seconds."""
+    """Return (begin, end, phase) of each stretch of one phase, in seconds."""
     spans: list[tuple[float, float, str]] = []
-    for (start_s, end_s), phase in zip(pairwise(track.reported_s), track.phases, strict=False):
-        first_s = spans.pop()[0] if spans and spans[-1][2] == phase else start_s
-        spans.append((first_s, end_s - first_s, phase))
+    for (begin_s, end_s), phase in zip(pairwise(track.reported_s), track.phases, strict=False):
+        first_s = spans.pop()[0] if spans and spans[-1][2] == phase else begin_s
+        spans.append((first_s, end_s, phase))
     return spans

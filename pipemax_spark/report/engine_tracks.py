@@ -1,18 +1,15 @@
-"""Keep what each engine did over the whole run, in bounded memory, for the curves of the run's plot.
+"""Keep what each engine did over the whole run, in bounded memory, for the curves of the run's charts.
 
 A track holds columns of numbers, 42 bytes a report, and at most ``MAX_REPORTS_PER_ENGINE`` reports; with many engines
 fewer, so that all tracks together hold about ``MAX_REPORTS``. Beyond that, every other report of the older half is
 dropped: weeks stay as readable as minutes.
 """
 
-import json
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
-from typing import Any, Self
-
-import pyarrow as pa
+from typing import Any
 
 from pipemax.wire import JobStats, ServerStats
 
@@ -92,20 +89,6 @@ class EngineTrack:
                 first += 1
             rates[i] = (counts[i] - counts[first]) / (at_s - self.reported_s[first])
         return rates
-
-    def to_arrow(self, server_id: str) -> pa.Table:
-        """Return the columns by name, with ``server_id`` and the phases' names as the schema's metadata."""
-        metadata = {"server_id": server_id, "phase_names": json.dumps(self.phase_names)}
-        columns = dict(zip(_COLUMN_NAMES, map(pa.array, self._columns()), strict=True))
-        return pa.table(columns).replace_schema_metadata(metadata)
-
-    @classmethod
-    def from_arrow(cls, table: pa.Table) -> tuple[str, Self]:
-        """Return the server's id and its track."""
-        track = cls(phase_names=json.loads(table.schema.metadata[b"phase_names"]))
-        for name, column in zip(_COLUMN_NAMES, track._columns(), strict=True):
-            column.extend(table[name].to_pylist())
-        return table.schema.metadata[b"server_id"].decode(), track
 
     def _columns(self) -> "Sequence[array[Any]]":
         return [getattr(self, name) for name in _COLUMN_NAMES]

@@ -1,7 +1,7 @@
 """Track the job's progress: samples of the collector, a line for people, and the limits on errors.
 
 This module knows nothing of Spark: it reads the collector and calls back. Samples are what MLflow shows.
-``engine_tracks`` keeps the data of single engines, for the plot. Both take a bounded amount of memory.
+``engine_tracks`` keeps the data of single engines, for the charts. Both take a bounded amount of memory.
 """
 
 import logging

@@ -13,10 +13,9 @@ import pytest
 from rich.console import Console
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.job import record, runner
+from pipemax_spark.job import runner
 from pipemax_spark.job.annotation_job import AnnotationJob
 from pipemax_spark.options import JobOptions
-from pipemax_spark.report.plot_process import draw_plot
 from pipemax_spark.report.summary import Summary
 from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.request.prompts import PromptSource
@@ -80,12 +79,6 @@ class Jobs:
 
 
 @pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run's picture is drawn by a process of its own, which imports matplotlib: for hundreds of small runs."""
-    monkeypatch.setattr(record, "draw_plot", lambda by_server, path: {})
-
-
-@pytest.fixture(autouse=True)
 def few_lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two lanes instead of six: a claim commits once for each, which is half of a small run's time in Spark.
 
@@ -100,8 +93,7 @@ def few_lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def tracked_jobs(
     spark: Any, tmp_path: Path, engine_python: str, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], Jobs]:
-    """With MLflow and pictures."""
-    monkeypatch.setattr(record, "draw_plot", draw_plot)
+    """With MLflow."""
     return lambda: Jobs(spark, tmp_path, engine_python)
 
 

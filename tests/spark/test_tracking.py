@@ -40,7 +40,7 @@ def test_a_job_is_one_run_with_what_is_needed_to_understand_it(tracked_jobs: Cal
     assert len(history) >= 2, "metrics over time"
     assert max(point.value for point in history) == 600
     artifacts = {artifact.path for artifact in client.list_artifacts(recorded.info.run_id)}
-    assert artifacts == {"summary.json", "throughput.png", "report.html", "engine_metrics.parquet"}
+    assert artifacts == {"summary.json", "throughput.svg", "report.html", "engine_metrics.parquet"}
     assert {name.partition("/")[0] for name in metrics} >= {"throughput", "kv", "total"}
     description = recorded.data.tags["mlflow.note.content"].splitlines()
     assert len(description) == 5

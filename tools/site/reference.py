@@ -241,7 +241,7 @@ def metrics() -> str:
                 "Share of rows that agree with the label column (`--gold-column`).",
             ),
             "\nParameters are the input, its version, the engine config, the generation and Spark settings; the input "
-            "is the run's dataset. Artifacts are `report.html`, `summary.json`, `throughput.png` and "
+            "is the run's dataset. Artifacts are `report.html`, `summary.json`, `throughput.svg` and "
             "`engine_metrics.parquet`.\n",
         ]
     )

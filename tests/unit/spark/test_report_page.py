@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from pipemax.wire import JobStats
-from pipemax_spark.report.charts import TimeAxis
+from pipemax_spark.report.charts import TimeAxis, charts_of
 from pipemax_spark.report.engine_tracks import EngineTrack, EngineTracks
 from pipemax_spark.report.metric_names import run_metric, total_metric
-from pipemax_spark.report.plot import draw_all
 from pipemax_spark.report.progress import SHOWN_METRICS
 from pipemax_spark.report.report_page import report_page
 from pipemax_spark.report.summary import Findings, Summary
@@ -62,14 +61,13 @@ def tracks_of(seconds: int, *, engines: int = 1, is_calibrated: bool = True) -> 
     return tracks
 
 
-def page_of(tracks: EngineTracks, directory: Path) -> str:
-    draw_all(tracks.by_server, directory)
-    charts = {file.stem: file.read_text() for file in directory.glob("*.svg")}
+def page_of(tracks: EngineTracks) -> str:
+    charts = charts_of(tracks.by_server)
     return report_page(SUMMARY, FINDINGS, {"Logs": "/logs"}, charts, run_id="r1", price_per_hour=10.0)
 
 
-def test_the_page_has_the_facts_and_escapes_what_models_and_rows_say(tmp_path: Path) -> None:
-    page = page_of(tracks_of(60, engines=3), tmp_path)
+def test_the_page_has_the_facts_and_escapes_what_models_and_rows_say() -> None:
+    page = page_of(tracks_of(60, engines=3))
     for expected in (
         "main.support.labelled",
         "20 h 00 min",
@@ -82,20 +80,19 @@ def test_the_page_has_the_facts_and_escapes_what_models_and_rows_say(tmp_path: P
     assert "not &lt;b&gt;JSON&lt;/b&gt;" in page
     assert "<script" not in page
     assert not re.findall(r"""(?:src|href)=["'](?!#|data:)""", page), "nothing is loaded from elsewhere"
-    ids = re.findall(r'\bid="([^"]+)"', page)
-    assert len(ids) == len(set(ids)), "the drawings share no ids"
+    assert not re.search(r"\bid=", page), "the drawings share no ids"
 
 
-def test_what_to_change_is_said_of_large_parts_only(tmp_path: Path) -> None:
-    page = page_of(tracks_of(60), tmp_path)
+def test_what_to_change_is_said_of_large_parts_only() -> None:
+    page = page_of(tracks_of(60))
     assert "Shorten the template" in page
     assert "Raise num_batches" not in page
 
 
-def test_predictions_are_drawn_once_they_are_calibrated(tmp_path: Path) -> None:
+def test_predictions_are_drawn_once_they_are_calibrated() -> None:
     for is_calibrated in (True, False):
-        draw_all(tracks_of(60, is_calibrated=is_calibrated).by_server, tmp_path)
-        assert ("predicted, ms" in (tmp_path / "steps.svg").read_text()) is is_calibrated
+        steps = charts_of(tracks_of(60, is_calibrated=is_calibrated).by_server)["steps"]
+        assert ("predicted, ms" in steps) is is_calibrated
 
 
 @pytest.mark.parametrize(("seconds", "unit"), [(60, "seconds"), (1_200, "minutes"), (72_000, "hours")])
@@ -119,7 +116,7 @@ class _Title(HTMLParser):
 def test_a_browser_shows_the_page_without_errors_and_without_scrolling_sideways(
     tmp_path: Path, seconds: int, width: int
 ) -> None:
-    page = page_of(tracks_of(seconds, engines=3), tmp_path)
+    page = page_of(tracks_of(seconds, engines=3))
     measure = "<script>document.title = document.documentElement.scrollWidth + ' ' + innerWidth</script>"
     (tmp_path / "page.html").write_text(page.replace("</body>", f"{measure}</body>"), encoding="utf-8")
     assert BROWSER is not None

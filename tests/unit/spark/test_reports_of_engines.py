@@ -3,21 +3,21 @@
 from collections import Counter
 from dataclasses import replace
 from io import StringIO
+from math import inf, nan
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
 from pipemax.wire import JobOutlook, JobStats, ServerStats
-from pipemax_spark.errors import JobError
 from pipemax_spark.executor.task_reports import TASK_ENDED_STATE, TASK_STATE, TaskReporter
+from pipemax_spark.report.charts import charts_of, picture_of
 from pipemax_spark.report.collector import Collector
 from pipemax_spark.report.engine_log import EngineLog, ReportThinner
 from pipemax_spark.report.engine_tracks import EngineTracks
-from pipemax_spark.report.plot import plot
-from pipemax_spark.report.plot_process import draw_plot
 from pipemax_spark.report.policy_notes import PolicyNotes, wants_row_lengths
 from pipemax_spark.report.report_totals import SILENT_S
 from pipemax_spark.report.terminal import Terminal
@@ -194,34 +194,23 @@ def test_the_driver_counts_the_errors_of_all_tasks_and_no_task_as_an_engine() ->
     [
         {},
         {"measured_step_s": 0.02},
-        {"measured_step_s": 0.02, "predicted_step_s": 0.03, "host_kv_usage": 0.5},
+        {"measured_step_s": 0.02, "predicted_step_s": 0.03, "host_kv_usage": 0.5, "is_calibrated": 1.0},
+        {"measured_step_s": inf, "predicted_step_s": nan, "host_kv_usage": inf, "is_calibrated": 1.0},
+        {"measured_step_s": 1e-30, "predicted_step_s": 1e30, "host_kv_usage": -1.0, "is_calibrated": 1.0},
+        {"measured_step_s": 0.0, "predicted_step_s": -1.0, "is_calibrated": 1.0},
     ],
 )
-def test_a_picture_is_drawn_whatever_the_engines_tell(
-    tmp_path: Path, engines: int, metrics: dict[str, float]
-) -> None:
+def test_a_picture_is_drawn_whatever_the_engines_tell(engines: int, metrics: dict[str, float]) -> None:
     phases = ["loading", "prefill", "decode", "odd"]
     tracks = EngineTracks()
     for second in range(20):
         for number in range(engines):
             stats = replace(report(f"server {number}"), phase=phases[second // 5], engine_metrics=metrics)
             tracks.add(stats, JobStats(rows_done=second), reported_s=second - 0.5)
-    plot(tracks.by_server, tmp_path / "picture.png")
-    picture = (tmp_path / "picture.png").read_bytes()
-    assert picture.startswith(b"\x89PNG")
-    if engines == 1:
-        draw_plot(tracks.by_server, tmp_path / "by another process.png")
-        assert (tmp_path / "by another process.png").read_bytes() == picture
-
-
-def test_a_plot_that_cannot_be_drawn_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(JobError, match=r"no plot was drawn: .*file"):
-        draw_plot({}, tmp_path / "file" / "plot.png")
-    (tmp_path / "matplotlib.py").write_text("raise ImportError('broken on purpose')")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(JobError, match="no plot was drawn: ImportError: broken on purpose"):
-        draw_plot({}, tmp_path / "plot.png")
+    for svg in (picture_of(tracks.by_server), *charts_of(tracks.by_server).values()):
+        drawn = ElementTree.fromstring(svg)
+        assert "nan" not in svg
+        assert drawn.find(".//{*}path") is not None
 
 
 def test_the_file_of_all_reports_grows_slower_and_slower() -> None:
