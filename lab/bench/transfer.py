@@ -22,17 +22,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.stage.attention import KERNEL_NAME
-from bench.stage.model import LlamaStage, TokenPlaces
-from bench.stage.movers import open_mover
-from bench.stage.offload import BreakdownRow, Offloader, Way, measure_breakdown
-from bench.stage.overlap import OverlapRow, measure_overlap
-from bench.stage.pools import PoolPlan, stage_layout
-from bench.stage.prefetch import PeakRow, PrefetchRow, measure_peak, measure_prefetch
-from bench.stage.priority import PriorityRow, measure_priority
-from bench.stage.profile import random_batch
-from bench.stage.tables import at_least_one, environment, print_table, require_cuda, write_json
-from bench.stage.transfers import stage_transfers
+from lab.bench.stage.attention import KERNEL_NAME
+from lab.bench.stage.model import LlamaStage, TokenPlaces
+from lab.bench.stage.movers import open_mover
+from lab.bench.stage.offload import BreakdownRow, Offloader, Way, measure_breakdown
+from lab.bench.stage.overlap import OverlapRow, measure_overlap
+from lab.bench.stage.pools import PoolPlan, stage_layout
+from lab.bench.stage.prefetch import PeakRow, PrefetchRow, measure_peak, measure_prefetch
+from lab.bench.stage.priority import PriorityRow, measure_priority
+from lab.bench.stage.random_batch import random_batch
+from lab.bench.stage.transfers import stage_transfers
+from lab.gpu.tables import at_least_one, environment, print_table, require_cuda, write_json
 from pipemax.domain.specs import KvLayout, ModelSpec
 from pipemax.domain.units import MIB
 from pipemax.presets import load_model

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.stage.tables import print_table
+from lab.gpu.tables import print_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

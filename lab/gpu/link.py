@@ -23,8 +23,8 @@ import triton
 import triton.language as tl
 from cuda.bindings import runtime
 
-from bench.stage.tables import environment, print_table, require_cuda, write_json
 from lab.gpu.criteria import Criterion, print_verdict
+from lab.gpu.tables import environment, print_table, require_cuda, write_json
 
 KIB, MIB = 1 << 10, 1 << 20
 BLOCK_BYTES = 640 * KIB

@@ -23,7 +23,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bench.stage.tables import print_table
 from lab.gpu.drive import Drive, Round, drive, read_rounds
 from lab.gpu.models import BLOCK_TOKENS, KERNELS, graphs
 from lab.gpu.side_by_side import (
@@ -34,6 +33,7 @@ from lab.gpu.side_by_side import (
     preload,
     run_together,
 )
+from lab.gpu.tables import print_table
 from lab.gpu.tokens import Comparison, Tokens, compare, verdict
 
 SHAPES = {

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.stage.tables import print_table
 from lab.gpu.criteria import Criterion, print_verdict
 from lab.gpu.drive import Drive, Lengths, Round, drive, read_rounds
 from lab.gpu.models import BLOCK_TOKENS, STAGE_BLOCKS, make_stage_model, stage_config
@@ -29,6 +28,7 @@ from lab.gpu.side_by_side import (
     preload,
     run_together,
 )
+from lab.gpu.tables import print_table
 
 NUM_ROWS = 4000
 NUM_STAGES = 8

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from bench.stage import kernel_reference
-from bench.stage.offload import Offloader, Way
-from bench.stage.pools import PoolPlan, stage_layout
-from bench.stage.prefetch import scattered_parts
 from lab.bench import transfer
+from lab.bench.stage.offload import Offloader, Way
+from lab.bench.stage.pools import PoolPlan, stage_layout
+from lab.bench.stage.prefetch import scattered_parts
+from lab.tests.test_stage_model import TINY
 from pipemax.domain.specs import KvLayout
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, TokenStore
-from tests.unit.bench.test_stage_model import TINY
+from tests.gpu import kernel_reference
 
 SETUP = transfer.Setup(
     model=TINY,

@@ -8,10 +8,10 @@ import torch
 
 pytest.importorskip("cuda.core", reason="cuda-core is not installed: kernels cannot be compiled")
 
-from bench.stage import kernel_reference
 from pipemax.transfer.cuda.cuda_device import CudaHostRegistry
 from pipemax.transfer.cuda.kernels import KvKernels
 from pipemax.transfer.cuda.pinned_pool import PinnedHostPool
+from tests.gpu import kernel_reference
 from tests.gpu.pools import CASES, POISON, Case, poisoned_pool, random_pool, random_tokens, seeds
 
 pytestmark = [

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("cuda.core", reason="cuda-core is not installed: the kernels' source and calls need it")
 
-from bench.stage import kernel_reference
 from pipemax.transfer.cuda.compile import kernel_source
 from pipemax.transfer.cuda.device import Span
 from pipemax.transfer.cuda.kernels import OffloadTokens
 from pipemax.transfer.cuda.launch_checks import Geometry, check_tokens, token_geometry
 from pipemax.transfer.layout import KV_DTYPES, BlockLayout, compact_layout
+from tests.gpu import kernel_reference
 from tests.gpu.kernels_on_cpu import CpuKernels
 from tests.gpu.pools import CASES, POISON, random_tokens
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from bench.stage import kernel_reference
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockStore, TokenStore
 from pipemax.transfer.cpu import CpuCopyBackend
@@ -18,6 +17,7 @@ from pipemax.transfer.cuda.launch_checks import (
     token_table,
 )
 from pipemax.transfer.layout import describe_layers, layer_views
+from tests.gpu import kernel_reference
 from tests.gpu.pools import CASES, POISON, Case, poisoned_pool, random_pool, seeds
 
 LAYOUT = CASES[0].layout

@@ -1,7 +1,7 @@
 """The KV kernels of ``transfer/csrc``, ready to launch on one GPU.
 
 Each call is checked when it is made (``launch_checks``), on the thread that makes it, and is a ``KernelCall`` of the
-device's seam, which can be launched anywhere later. ``bench/stage/kernel_reference.py`` computes the same in torch.
+device's seam, which can be launched anywhere later. ``tests/gpu/kernel_reference.py`` computes the same in torch.
 """
 
 from collections.abc import Callable, Sequence

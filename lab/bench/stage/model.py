@@ -10,10 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from bench.stage.attention import gather, gathered_decode, paged_decode_gqa
+from lab.bench.stage.attention import gathered_decode, paged_decode_gqa
 from pipemax.domain.specs import ModelSpec
-
-"""Called with (layer, keys, values) directly after a layer's QKV projection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +32,6 @@ class DecodeBatch:
     """int32 (requests, most blocks): GPU blocks in order."""
     lengths: torch.Tensor
     """int32 (requests,): tokens attended to, the new one included."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptChunk:
-    """Some consecutive tokens of one prompt."""
-
-    places: TokenPlaces
-    table: torch.Tensor
-    """int32 (blocks,): GPU blocks in order."""
-    first_token: int
-    num_tokens: int
 
 
 class LlamaStage:
@@ -93,24 +80,6 @@ class LlamaStage:
             return self._decode_attention(query.contiguous(), kv[layer], batch.tables, batch.lengths)
 
         return self._run(hidden, kv, batch.places, attend)
-
-    def prefill(
-        self,
-        hidden: torch.Tensor,
-        kv: list[torch.Tensor],
-        chunk: PromptChunk,
-    ) -> torch.Tensor:
-        """Compute one prompt's chunk, which attends to the part of the prompt before it."""
-        end = chunk.first_token + chunk.num_tokens
-        mask = torch.ones(chunk.num_tokens, end, dtype=torch.bool, device=self.device).tril(chunk.first_token)
-
-        def attend(
-            layer: int, query: torch.Tensor, _keys: torch.Tensor, _values: torch.Tensor
-        ) -> torch.Tensor:
-            keys, values = gather(kv[layer], chunk.table, end)
-            return self._attend(query.transpose(0, 1), keys, values, mask).transpose(0, 1)
-
-        return self._run(hidden, kv, chunk.places, attend)
 
     def prefill_prompts(
         self,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bench.stage.pools import PoolPlan
+from lab.bench.stage.pools import PoolPlan
 from pipemax.transfer.cuda.copy_runs import copy_runs
 from pipemax.transfer.cuda.device import Lane
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import torch
 
-from bench.stage.pools import PoolPlan
-from bench.stage.prefetch import Call, Moved, Mover
+from lab.bench.stage.pools import PoolPlan
+from lab.bench.stage.prefetch import Call, Moved, Mover
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from bench.stage.model import DecodeBatch, LlamaStage, PromptChunk, TokenPlaces
+from lab.bench.stage.model import DecodeBatch, LlamaStage, TokenPlaces
 from pipemax.domain.specs import ModelSpec
 from pipemax.transfer.layout import compact_layout, layer_views
 
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 def test_the_triton_kernel_equals_plain_attention() -> None:
     pytest.importorskip("triton", reason="torch came without Triton")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.bench.interpret_attention"],
+        [sys.executable, "-m", "lab.tests.interpret_attention"],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
@@ -47,7 +47,7 @@ def tokens_of(table: list[int], first: int, count: int) -> TokenPlaces:
     )
 
 
-def test_chunks_and_single_tokens_make_what_the_whole_prompt_makes() -> None:
+def test_a_prompt_and_a_token_after_it_make_what_the_whole_prompt_makes() -> None:
     layout = compact_layout(num_layers=2, num_kv_heads=2, block_tokens=4, content_bytes=2 * 16 * 4)
     stage = LlamaStage(TINY, 2, CPU, torch.float32)
     hidden = stage.hidden(10)
@@ -55,15 +55,7 @@ def test_chunks_and_single_tokens_make_what_the_whole_prompt_makes() -> None:
     kv = layer_views(rows, layout, torch.float32)
     whole = stage.prefill_prompts(hidden, kv, tokens_of([5, 0, 3], 0, 10), prompt_tokens=10)
     table = [2, 7, 1]
-    parts = []
-    for first, count in ((0, 3), (3, 6)):
-        chunk = PromptChunk(
-            places=tokens_of(table, first, count),
-            table=torch.tensor(table, dtype=torch.int32),
-            first_token=first,
-            num_tokens=count,
-        )
-        parts.append(stage.prefill(hidden[first : first + count], kv, chunk))
+    parts = [stage.prefill_prompts(hidden[:9], kv, tokens_of(table, 0, 9), prompt_tokens=9)]
     batch = DecodeBatch(
         places=tokens_of(table, 9, 1),
         tables=torch.tensor([table], dtype=torch.int32),

@@ -13,7 +13,7 @@ try:
 except ImportError:  # torch for CPUs comes without Triton
     triton = None
 
-KERNEL_NAME = "paged_decode_gqa (Triton, bench/stage/attention.py)"
+KERNEL_NAME = "paged_decode_gqa (Triton, lab/bench/stage/attention.py)"
 _TILE_TOKENS = 64
 _MIN_DOT_ROWS = 16
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from bench.stage.attention import gathered_decode, paged_decode_gqa
+from lab.bench.stage.attention import gathered_decode, paged_decode_gqa
 
 
 def main() -> None:

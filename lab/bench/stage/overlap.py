@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from bench.stage.clock import timed
-from bench.stage.model import LlamaStage
-from bench.stage.pools import PoolPlan
-from bench.stage.profile import random_batch
-from bench.stage.transfers import copies_for
+from lab.bench.stage.clock import timed
+from lab.bench.stage.model import LlamaStage
+from lab.bench.stage.pools import PoolPlan
+from lab.bench.stage.random_batch import random_batch
+from lab.bench.stage.transfers import copies_for
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.backend import StepTransfers
 from pipemax.transfer.commands import BlockPrefetch, StepCopies, TokenStore

@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from bench.stage.clock import timed
-from bench.stage.pools import PoolPlan
+from lab.bench.stage.clock import timed
+from lab.bench.stage.pools import PoolPlan
 
 
 class Call(StrEnum):

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from bench.stage.pools import PoolPlan
+from lab.bench.stage.pools import PoolPlan
 from pipemax.transfer.backend import StepTransfers
 from pipemax.transfer.commands import BlockStore, StepCopies
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from bench.stage import kernel_reference
-from bench.stage.clock import synchronize
-from bench.stage.pools import PoolPlan
+from lab.bench.stage.clock import synchronize
+from lab.bench.stage.pools import PoolPlan
 from pipemax.transfer.cuda.device import Copy, Lane, Pool, Span
 from pipemax.transfer.cuda.launch_checks import TokenTable
+from tests.gpu import kernel_reference
 
 if TYPE_CHECKING:
     from pipemax.transfer.cuda.cuda_device import CudaDevice

@@ -1,1 +1,0 @@
-"""One pipeline stage with real shapes and dummy weights, for ``lab/bench/transfer.py`` and ``bench/one_stage.py``."""
