@@ -1,8 +1,11 @@
 """Inputs that made other tools lose, double or change rows: docs/reference/strange-inputs.md says what comes out."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
+from string import ascii_lowercase
 from textwrap import shorten
 from typing import Any
 
@@ -423,6 +426,80 @@ def _(bench: Bench) -> str:
         f"CREATE TABLE delta.`{bench.directory}/out` (text STRING, lang STRING) USING delta PARTITIONED BY (lang)"
     )
     return bench.job(bench.view("SELECT 'a' AS text, repeat('x', 300) AS lang"))
+
+
+NIGHT = {"incremental": True, "id_columns": "id", "runs": 1}
+
+
+def append(bench: Bench, source: str, first: int, last: int) -> None:
+    rows = bench.spark.sql(f"SELECT id, concat('p ', id) AS text FROM range({first}, {last})")
+    rows.write.format("delta").mode("append").save(source)
+
+
+def missed_nights(bench: Bench) -> str:
+    """Return an input of which files that were appended since the first night are gone."""
+    source = bench.table("SELECT id, concat('p ', id) AS text FROM range(2)")
+    bench.job(source, **NIGHT)
+    append(bench, source, 2, 4)
+    append(bench, source, 4, 6)
+    check = "spark.databricks.delta.retentionDurationCheck.enabled"
+    bench.spark.conf.set(check, "false")
+    try:
+        bench.spark.sql(f"OPTIMIZE delta.`{source}`")
+        bench.spark.sql(f"VACUUM delta.`{source}` RETAIN 0 HOURS")
+    finally:
+        bench.spark.conf.unset(check)
+    return source
+
+
+@case("missed nights, then `OPTIMIZE` and `VACUUM` of the input, then a night")
+def _(bench: Bench) -> str:
+    return bench.job(missed_nights(bench), **NIGHT)
+
+
+@case("the same with `rescan=True`, then another night")
+def _(bench: Bench) -> str:
+    source = missed_nights(bench)
+    bench.job(source, **NIGHT, rescan=True)
+    append(bench, source, 6, 7)
+    return bench.job(source, **NIGHT)
+
+
+@case("an `UPDATE`, a night with `--skip-changes`, then one without")
+def _(bench: Bench) -> str:
+    source = bench.table("SELECT id, concat('p ', id) AS text FROM range(3)")
+    bench.job(source, **NIGHT)
+    bench.spark.sql(f"UPDATE delta.`{source}` SET text = 'new' WHERE id = 1")
+    append(bench, source, 3, 5)
+    bench.job(source, **NIGHT, skip_changes=True)
+    append(bench, source, 5, 6)
+    return bench.job(source, **NIGHT)
+
+
+REAL = {"engine": {"model": str(PAGE.parents[2] / "examples" / "model")}, "engine_python": sys.executable}
+"""For a job that the engine's environment refuses before an engine starts."""
+
+
+def with_pattern(pattern: str) -> dict[str, Any]:
+    """Return a response format with a text of this pattern."""
+    return {"type": "object", "properties": {"t": {"type": "string", "pattern": pattern}}, "required": ["t"]}
+
+
+@case("a question with 676 choices and `logprobs`")
+def _(bench: Bench) -> str:
+    choices = ["".join(pair) for pair in product(ascii_lowercase, repeat=2)]
+    asked = {"kind": {"template": "Which?", "choice": choices, "logprobs": True}}
+    return bench.job(bench.view("SELECT 'a' AS text"), ask=asked, **REAL)
+
+
+@case("a lookahead in a schema's pattern")
+def _(bench: Bench) -> str:
+    return bench.job(bench.view("SELECT 'a' AS text"), response_format=with_pattern("^(?=a)"), **REAL)
+
+
+@case("half of a surrogate pair in a schema's pattern")
+def _(bench: Bench) -> str:
+    return bench.job(bench.view("SELECT 'a' AS text"), response_format=with_pattern(r"^\ud83c$"), **REAL)
 
 
 def rows_of_the_page() -> Iterator[tuple[str, str]]:
