@@ -111,7 +111,7 @@ class VirtualNodeExecutor(Executor):
     def get_supported_kv_cache_layouts(self) -> list[list[str]]:
         return [[KVCacheLayout.BLHNC.name]] * self.parallel_config.world_size
 
-    def set_kv_cache_layout(self, layout_name: str) -> None:
+    def set_kv_cache_layout(self, layout_name: str, cp_kv_cache_interleave_size: int = 1) -> None:
         assert layout_name == KVCacheLayout.BLHNC.name, layout_name
 
     def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:

@@ -51,7 +51,9 @@ class VirtualOffloadingWorker(OffloadingWorker):
     def submit_store(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         return self._submit(Lane.STORE, Fence.STORE_AFTER_COMPUTE, job_id, src_spec, dst_spec)
 
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
+    def submit_load(
+        self, job_id: int, src_spec: LoadStoreSpec, dst_spec: LoadStoreSpec, expedited: bool = False
+    ) -> bool:
         return self._submit(Lane.PREFETCH, Fence.PREFETCH_AFTER_COMPUTE, job_id, src_spec, dst_spec)
 
     def _submit(
