@@ -326,9 +326,7 @@ def test_a_path_is_taken_literally_wherever_it_is_an_input(spark: Any, tmp_path:
     )
 
 
-def test_a_file_whose_name_has_a_colon_is_read(
-    jobs: MakeJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_whose_name_has_a_colon_is_read(jobs: MakeJobs, tmp_path: Path) -> None:
     run, place = jobs(), tmp_path / "place"
     spark = run.spark
     place.mkdir()
@@ -355,9 +353,7 @@ def test_a_file_whose_name_has_a_colon_is_read(
         texts_of(spark, place / "some" / "*.csv", {})
     assert read_source(spark, str(place / "parts")).rows.count() == 3
     assert read_source(spark, str(place / "r:s.jsonl"), file_format="openai-batch").rows.count() == 1
-    monkeypatch.chdir(place)
-    for path in (str(place / "10:30.csv"), "10:30.csv"):
-        run.run(input=path)
+    run.run(input=str(place / "10:30.csv"))
     assert [row["annotation"]["text"] for row in run.rows()] == [expected_text("Say one", 16)]
 
 
