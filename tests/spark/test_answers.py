@@ -60,6 +60,20 @@ def test_an_invalid_answer_is_tried_again_and_counted(jobs: Any) -> None:
     assert "3 rows tried again, 5 extra attempts" in run.printed
 
 
+def test_the_tokens_of_thinking_are_summed_in_the_report(jobs: Any) -> None:
+    run = jobs()
+    run.write_input([(0, "a"), (1, "b c"), (2, "[[error]]")])
+    summary = run.run(
+        engine=fake_config() | {"reasoning_parser": "qwen3"},
+        generation=GenerationSpec(max_tokens=40, include_reasoning=True),
+        id_columns=("id",),
+        max_error_rate=1.0,
+    )
+    tokens = [answer["reasoning_tokens"] or 0 for answer in annotations(run).values()]
+    assert summary.reasoning_tokens == sum(tokens) > 0
+    assert f", {sum(tokens):,} of them for thinking" in run.printed
+
+
 def test_samples_thinking_and_their_errors_are_columns_only_where_asked_for(
     spark: Any, engine_python: str
 ) -> None:
