@@ -358,8 +358,24 @@ def _(bench: Bench) -> str:
     return bench.job(source, **NIGHT)
 
 
-REAL = {"engine": {"model": str(PAGE.parents[2] / "examples" / "model")}, "engine_python": sys.executable}
+REAL: dict[str, Any] = {
+    "engine": {"model": str(PAGE.parents[2] / "examples" / "model")},
+    "engine_python": sys.executable,
+}
 """For a job that the engine's environment refuses before an engine starts."""
+
+
+VLLM = {
+    **REAL,
+    "engine": {
+        **REAL["engine"],
+        "policy": "vllm",
+        "dtype": "float32",
+        "max_model_len": 512,
+        "cpu_kv_gib": 0.25,
+    },
+}
+"""For a job that is answered by real vLLM."""
 
 
 def with_pattern(pattern: str) -> dict[str, Any]:
@@ -382,6 +398,30 @@ def _(bench: Bench) -> str:
 @case("half of a surrogate pair in a schema's pattern")
 def _(bench: Bench) -> str:
     return bench.job(bench.view("SELECT 'a' AS text"), response_format=with_pattern(r"^\ud83c$"), **REAL)
+
+
+@case("`tool_calls` in one of two conversations, over a template that does not read them")
+def _(bench: Bench) -> str:
+    sql = (
+        "SELECT array(named_struct('role', 'user', 'content', 'Package: vim', 'tool_calls', "
+        """if(id = 1, '[{"type": "function", "function": {"name": "f", "arguments": "{}"}}]', NULL))) AS chat """
+        "FROM range(2)"
+    )
+    return bench.job(bench.view(sql), messages_column="chat", **VLLM)
+
+
+@case("an array of objects as schema, and 120 tokens")
+def _(bench: Bench) -> str:
+    item = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 4}}, "required": ["a"]}
+    array = {"type": "array", "items": {**item, "additionalProperties": False}, "maxItems": 3}
+    schema = {
+        "type": "object",
+        "properties": {"items": array},
+        "required": ["items"],
+        "additionalProperties": False,
+    }
+    source = bench.view("SELECT id, concat('Package: p', id) AS text FROM range(3)")
+    return bench.job(source, response_format=schema, **{**VLLM, "max_tokens": 120})
 
 
 def rows_of_the_page() -> Iterator[tuple[str, str]]:
