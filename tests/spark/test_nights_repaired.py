@@ -142,6 +142,36 @@ def test_a_night_that_cannot_go_on_is_repaired_by_each_remedy_that_it_names(
 
 
 @pytest.mark.parametrize(
+    "replaced",
+    [False, pytest.param(True, marks=pytest.mark.long)],
+    ids=["dropped and made again", "replaced"],
+)
+def test_a_table_that_is_made_anew_is_compared_and_followed_from_then_on(
+    jobs: MakeJobs, replaced: bool
+) -> None:
+    """Made again, it is another table, and all of it is compared; replaced, it is the same, of which rows are gone."""
+    nights = Nights(jobs())
+    ids = {"id_columns": ("id",)}
+    nights.append(words(0, 3))
+    nights.run(**ids)
+    if replaced:
+        spark = nights.jobs.spark
+        frame = spark.createDataFrame(words(2, 5), "id long, text string")
+        frame.write.format("delta").mode("overwrite").save(nights.input)
+        with pytest.raises(JobError, match=CHANGED):
+            nights.run(**ids)
+        assert nights.run(**ids, **RESCAN) == (3, 1, 2)
+    else:
+        shutil.rmtree(nights.input)
+        nights.jobs.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+        nights.append(words(2, 5))
+        assert nights.run(**ids) == (3, 1, 2)
+    nights.append(words(5, 6))
+    assert nights.run(**ids) == (1, 0, 1)
+    assert nights.ids() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
     ("appended", "said", "mended", "skips"),
     ids=["ids twice", "null ids"],
     argvalues=[
