@@ -3,15 +3,12 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipemax.wire import GENERATE, GenerationSpec
 from pipemax_spark.errors import JobError
 from pipemax_spark.request.formats import response_schema
 from pipemax_spark.request.prompts import PromptSource
-
-if TYPE_CHECKING:
-    pass
 
 
 def with_task(engine: Mapping[str, Any], generation: GenerationSpec) -> tuple[dict[str, Any], GenerationSpec]:

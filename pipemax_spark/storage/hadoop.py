@@ -157,8 +157,7 @@ def options_for_files(path: str, *, is_pattern: bool) -> dict[str, str]:
     options = {} if is_pattern else dict(LITERAL_PATH)
     if not is_remote(path):
         top = re.split(r"/[^/]*[*?\[{]", plain_path(path))[0] if is_pattern else plain_path(path)
-        names = [Path(top).name, *(name for _, _, names in os.walk(top) for name in names)]
-        if any(":" in name for name in names):
+        if ":" in Path(top).name or any(":" in name for _, _, names in os.walk(top) for name in names):
             options |= _WITHOUT_CHECKSUMS
     return options
 

@@ -190,7 +190,7 @@ def _check_system(system: str | None, encoder: PromptEncoder, sampling: Sampling
     together = encoder.render(
         GenerationRequest(request_id="", messages=turns, system=system, sampling=sampling)
     )
-    if isinstance(alone, RequestError):  # it refuses the turn without a system message too
+    if isinstance(alone, RequestError):  # the system message is not the reason
         return
     if isinstance(together, RequestError):
         reason = together.message

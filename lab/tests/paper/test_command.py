@@ -5,24 +5,17 @@ from pathlib import Path
 
 import pytest
 import typer
-import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
 from lab.paper.__main__ import simulate
 from pipemax.cli.app import app as pipemax
-from pipemax.presets import read_preset
+from tests.fakes.little_profiles import little_options
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> list[str]:
-    """Options for a node and a model that are simulated in no time: eight GPUs, two of 70B's layers on each."""
-    node = read_preset("nodes", "rtx5090x8") | {"name": "little"}
-    node["gpu"]["memory_bytes"] = 7e9
-    model = read_preset("models", "llama2-70b") | {"name": "little", "num_layers": 16}
-    (tmp_path / "node.yaml").write_text(yaml.safe_dump(node))
-    (tmp_path / "model.yaml").write_text(yaml.safe_dump(model))
-    return ["--node", str(tmp_path / "node.yaml"), "--model", str(tmp_path / "model.yaml")]
+    return little_options(tmp_path)
 
 
 @pytest.fixture

@@ -1,36 +1,18 @@
 """Whatever the lengths and the pools, every system finishes every request once, and keeps the order of time."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lab.paper.catalog import simulate
-from pipemax.sim.workloads import Workload
-from tests.unit.sim.machines import small_node, small_scenario
-
-PROMPTS = st.one_of(st.integers(1, 40), st.sampled_from([15, 16, 17, 33, 500, 1500]))
-OUTPUTS = st.one_of(st.integers(1, 40), st.sampled_from([1, 2, 16, 17, 300]))
+from tests.property.test_sim_conservation import TABLES, check_conservation
 
 
 @pytest.mark.parametrize(
     "system", ["td_pipe", "td_pipe_tuned", "seesaw_t4", "seesaw_t2p2", "flexgen", "tightllm"]
 )
 @settings(max_examples=6, deadline=None)
-@given(
-    requests=st.lists(st.tuples(PROMPTS, OUTPUTS), min_size=1, max_size=40),
-    kv_gb=st.sampled_from([0.2, 0.3, 1.0]),
-    host_gb=st.sampled_from([2.0, 8.0]),
-)
+@given(**TABLES)
 def test_every_token_is_generated(
     system: str, requests: list[tuple[int, int]], kv_gb: float, host_gb: float
 ) -> None:
-    lengths = np.array(requests, dtype=np.int64)
-    workload = Workload(name="adversarial", prompt_tokens=lengths[:, 0], output_tokens=lengths[:, 1])
-    node = small_node(kv_gb=kv_gb, host_gb=host_gb)
-    result = simulate(system, small_scenario(workload, node))
-    assert result.num_requests == len(requests)
-    assert result.seconds > 0
-    samples = [sample.time_s for sample in result.recording.decode_samples]
-    assert samples == sorted(samples)
-    assert sum(sample.batch for sample in result.recording.decode_samples) <= workload.total_tokens * 10
+    check_conservation(simulate, system, requests, kv_gb, host_gb)

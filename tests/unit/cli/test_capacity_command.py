@@ -6,24 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
 from pipemax.cli.app import app
-from pipemax.presets import read_preset
+from tests.fakes.little_profiles import little_options
 from tests.golden.scenarios import TRACES
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> list[str]:
-    """Options for a node and a model that are simulated in no time: eight GPUs, two of 70B's layers on each."""
-    node = read_preset("nodes", "rtx5090x8") | {"name": "little"}
-    node["gpu"]["memory_bytes"] = 7e9
-    model = read_preset("models", "llama2-70b") | {"name": "little", "num_layers": 16}
-    (tmp_path / "node.yaml").write_text(yaml.safe_dump(node))
-    (tmp_path / "model.yaml").write_text(yaml.safe_dump(model))
-    return ["--node", str(tmp_path / "node.yaml"), "--model", str(tmp_path / "model.yaml")]
+    return little_options(tmp_path)
 
 
 def run(*arguments: str) -> Result:
