@@ -3,14 +3,18 @@
     python -m lab.gpu.link [--json FILE] [--seconds S]
 
 An activation of 4 or 12 MiB, or an input of 16 KiB, crosses the link while it is idle, and while 1 GB of KV blocks of
-640 KiB is being prefetched by cudaMemcpyBatchAsync, in one call or in calls of so many blocks. The GPU's copy engine
-carries it, or the SMs do, which read and write pinned memory as NCCL does without peer access. Times are the host's,
-from before the submission until the event is done, as the next stage would wait.
+640 KiB is being prefetched by cudaMemcpyBatchAsync, in one call or in calls of so many blocks, all submitted at once or
+paced: a thread keeps so many calls ahead of the link. The GPU's copy engine carries it, or the SMs do, which read and
+write pinned memory as NCCL does without peer access. Times are the host's, from before the submission until the event
+is done, as the next stage would wait. Prefetches are also measured in quarters of blocks, a group of layers after the
+other.
 """
 
 import argparse
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,6 +72,10 @@ class Case:
     blocks_per_call: int = NUM_BLOCKS
     has_priority: bool = False
     """Of the send's stream over that of the KV copies."""
+    calls_ahead: int | None = None
+    """Calls that are submitted before the first of them has ended; None for all."""
+    pieces_per_block: int = 1
+    """Equal parts of a block: the first of all blocks is submitted before the second of any."""
     sends_per_load: int = 1
     repeats: int = 50
 
@@ -81,6 +89,8 @@ class Measured:
     kib: int
     load: str
     blocks_per_call: int | None
+    calls_ahead: int | None
+    pieces_per_block: int
     has_priority: bool
     sends: int
     """That were submitted while the load was under way."""
@@ -97,6 +107,19 @@ def cases() -> Iterator[Case]:
     ways = (COPY_ENGINE, SMS)
     for way in ways:
         yield from (Case(way=way, num_bytes=size) for size in (INPUT, SMALL, LARGE))
+    for pieces in (1, 4, 10):
+        for blocks in (NUM_BLOCKS, 32):
+            case = {
+                "load": "prefetches",
+                "pieces_per_block": pieces,
+                "blocks_per_call": blocks,
+                "repeats": 10,
+            }
+            yield Case(way=SMS, num_bytes=INPUT, **case)  # for the rate of the prefetches
+    for blocks, ahead in ((32, 1), (64, 1), (128, 1), (32, 2), (64, 2)):
+        paced: dict[str, Any] = {"load": "prefetches", "blocks_per_call": blocks, "calls_ahead": ahead}
+        for size in (INPUT, SMALL, LARGE):
+            yield Case(way=COPY_ENGINE, num_bytes=size, has_priority=True, sends_per_load=5, **paced)
     for size in (INPUT, SMALL, LARGE):
         yield Case(way=SMS, num_bytes=size, load="prefetches", sends_per_load=5)
         yield Case(way=COPY_ENGINE, num_bytes=size, load="prefetches")
@@ -148,16 +171,21 @@ class Link:
     def submit_load(self, case: Case, stream: torch.cuda.Stream) -> float:
         """Submit all blocks. Return the host's seconds."""
         begin_s = time.perf_counter()
-        on_host = (self.host.data_ptr() + BLOCK_BYTES * self.host_blocks).tolist()
-        on_gpu = (self.gpu.data_ptr() + BLOCK_BYTES * self.gpu_blocks).tolist()
+        piece_bytes = BLOCK_BYTES // case.pieces_per_block
+        at = piece_bytes * np.arange(case.pieces_per_block)[:, None]
+        on_host = (self.host.data_ptr() + BLOCK_BYTES * self.host_blocks + at).flatten().tolist()
+        on_gpu = (self.gpu.data_ptr() + BLOCK_BYTES * self.gpu_blocks + at).flatten().tolist()
         targets, sources = (on_host, on_gpu) if case.load == "stores" else (on_gpu, on_host)
-        for first in range(0, NUM_BLOCKS, case.blocks_per_call):
+        ahead: deque[torch.cuda.Event] = deque()
+        for first in range(0, len(targets), case.blocks_per_call):
+            if case.calls_ahead is not None and len(ahead) == case.calls_ahead:
+                ahead.popleft().synchronize()
             part = slice(first, first + case.blocks_per_call)
             size = len(targets[part])
             (status, *_) = runtime.cudaMemcpyBatchAsync(
                 targets[part],
                 sources[part],
-                [BLOCK_BYTES] * size,
+                [piece_bytes] * size,
                 size,
                 [self.attributes],
                 [0],
@@ -165,6 +193,9 @@ class Link:
                 stream.cuda_stream,
             )
             assert status == runtime.cudaError_t.cudaSuccess, status
+            if case.calls_ahead is not None:
+                ahead.append(torch.cuda.Event(blocking=True))
+                ahead[-1].record(stream)
         return time.perf_counter() - begin_s
 
     def send(self, case: Case) -> float:
@@ -188,17 +219,25 @@ class Link:
         for number in range(-1, -(-case.repeats // case.sends_per_load)):
             torch.cuda.synchronize()
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            if is_loaded:
+
+            def load(begin: torch.cuda.Event = begin, end: torch.cuda.Event = end) -> None:
                 begin.record(stream)
                 submit_s.append(self.submit_load(case, stream))
                 end.record(stream)
+
+            loading = threading.Thread(target=load)
+            if is_loaded:
+                loading.start()
+                if case.calls_ahead is None:
+                    loading.join()
                 time.sleep(1e-3)  # the load is under way
             for _ in range(case.sends_per_load):
-                is_under_way = not is_loaded or not end.query()
+                is_under_way = not is_loaded or loading.is_alive() or not end.query()
                 send_s = self.send(case)
                 if number >= 0 and is_under_way:
                     seconds.append(send_s)
             if is_loaded:
+                loading.join()
                 end.synchronize()
                 kv_gb_per_s.append(NUM_BLOCKS * BLOCK_BYTES / begin.elapsed_time(end) / 1e6)
         return summarize(case, seconds, kv_gb_per_s, submit_s)
@@ -219,6 +258,8 @@ def summarize(
         kib=case.num_bytes // KIB,
         load=case.load,
         blocks_per_call=case.blocks_per_call if kv_gb_per_s else None,
+        calls_ahead=case.calls_ahead,
+        pieces_per_block=case.pieces_per_block,
         has_priority=case.has_priority,
         sends=len(ordered),
         median_us=us(0.5),
