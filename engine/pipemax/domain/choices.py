@@ -13,7 +13,7 @@ class Policy(StrEnum):
     PIPEMAX = "pipemax"
     """PipeMax inside vLLM: every request's KV also in host memory, batches rotated through the GPU."""
     AUTO = "auto"
-    """The faster of the two, according to simulations of the measured engine; see docs/guide/engine.md."""
+    """The faster of the two, according to simulations of the measured engine; see docs/how/auto.md."""
 
 
 class ChatMode(StrEnum):
