@@ -181,8 +181,8 @@ class EngineConfig(BaseModel):
     num_batches: int | None = Field(
         None,
         ge=1,
-        description="policy pipemax: decode batches in rotation; default: one for each pipeline stage, but three for "
-        "two stages and two for one.",
+        description="policy pipemax: decode batches in rotation; default: one for each pipeline stage, and two for "
+        "one.",
     )
     calibration: Path | None = Field(
         None,

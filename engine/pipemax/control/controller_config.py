@@ -24,11 +24,11 @@ def usual_num_batches(num_stages: int, max_steps_in_flight: int) -> int:
     """Return how many decode batches keep all stages busy.
 
     That is as many as steps can be in flight; but where that is one more than there are stages, as many as stages, for
-    the step after is planned with tokens still on their way (``DecodePlanner``). With two batches nothing could be
-    overwritten (``ControllerConfig.overwrites``), so two stages then have three.
+    the step after is planned with tokens still on their way (``DecodePlanner``). With n batches a batch holds
+    M/n + p(1 − 2/n) of a pool M, if p can be prefetched in a step: one batch more than needed holds less.
     """
     if max_steps_in_flight > num_stages > 1:
-        return max(3, num_stages)
+        return num_stages
     return max(2, max_steps_in_flight)
 
 
@@ -180,8 +180,11 @@ class ControllerConfig:
 
     @property
     def overwrites(self) -> bool:
-        """Whether room is made in the batch D_k: with two batches it is the next to run."""
-        return self.num_batches > 2
+        """Whether room is made in the batch D_k.
+
+        With two batches D_k is D_j, whose members have just run: they change places with parked requests.
+        """
+        return self.num_batches > 1
 
     @property
     def max_on_gpu(self) -> int:

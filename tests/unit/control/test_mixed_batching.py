@@ -13,7 +13,7 @@ from pipemax.domain.events import GpuBlocksObserved
 from pipemax.domain.plan import Batching, Phase, PhaseReason, PrefetchMode, StepPlan
 from pipemax.domain.request import PrefixId, SharedPrefix
 from pipemax.domain.step_times import StepTimeModel
-from tests.property.test_liveness_properties import FAULTS, PREFIXES, check, pools, rows, run_all
+from tests.property.test_liveness_properties import FAULTS, PREFIXES, Row, check, pools, rows, run_all
 from tests.unit.control.fake_engine import FakeEngine, Faults, small_config, spec, stage
 
 LONGEST_PREFIX_BLOCKS = max(PREFIXES.values()) // 16
@@ -160,22 +160,39 @@ def test_no_prompt_is_begun_that_the_host_pool_has_no_room_for() -> None:
     assert not any(plan.recompute for plan in engine.plans)
 
 
-def test_with_two_batches_prompts_take_only_free_blocks() -> None:
-    """Nothing is worth overwriting there, so what is evicted for a prompt could come back only as others end."""
+def test_with_two_batches_live_kv_is_parked_and_members_of_the_next_batch_change_places() -> None:
     engine = busy_engine(num_batches=2)
     engine.max_in_flight = 2
-    begun: set[str] = set()
-    while engine.sequences:
-        plan = engine.step()
-        if {*chunks(plan)} - begun:
-            assert plan.decision.live_blocks <= 60 + 64 // 16 + len(plan.run)
-        begun |= {*chunks(plan)}
-        grows = sum(
-            engine.sequences[name].computed_tokens % 16 == 1
-            for name in decodes(plan)
-            if name in engine.sequences
-        )
-        assert len(plan.evict) <= grows, plan
+    engine.run()
+    assert max(plan.decision.num_parked for plan in engine.plans) > 0
+    swapped = [plan for plan in engine.plans if plan.prefetch and plan.evict]
+    assert swapped
+    for plan in engine.plans:
+        assert not {item.request_id for item in plan.prefetch} & set(plan.evict)
+
+
+def test_with_two_batches_what_a_step_completes_is_not_evicted_in_the_same_step() -> None:
+    """A request that comes in parts joins D_j with its last part, and D_j is where room is made for others."""
+    changes = {
+        "gpu_blocks": 14,
+        "host_blocks": 30,
+        "num_batches": 2,
+        "prefill_chunk_tokens": 7,
+        "max_num_seqs": 16,
+        "max_resident_requests": 5,
+        "initial_output_tokens": None,
+        "stages": (stage(h2d_bytes_per_s=4e7), stage(h2d_bytes_per_s=4e7)),
+        "steady_window": 1,
+        "overdue_iterations": 1,
+        "host_high_watermark": 0.5,
+        "max_prefetch_requests": 1,
+        "batching": Batching.MIXED,
+        "mixed_live_watermark": 0.5,
+    }
+    short = [(1, outputs) for outputs in (1, 1, 1, 1, 1, 1, 1, 1, 7, 7, 1, 8, 1, 8)]
+    table = [*short, (15, 4), (1, 5), (1, 1), (4, 1), (21, 1), (38, 1)]
+    requests = [Row(prompt, outputs, outputs, None) for prompt, outputs in table]
+    check(run_all(changes, requests, Faults(), seed=0, max_in_flight=1), requests)
 
 
 def test_input_may_wait_even_while_the_host_pool_is_full() -> None:

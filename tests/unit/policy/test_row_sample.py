@@ -100,15 +100,15 @@ def test_more_places_than_rows_in_flight_are_not_simulated_for_memory_that_nobod
 
 
 def test_stock_vllm_is_compared_at_its_best_size_of_a_step_and_gets_it() -> None:
-    wide = replace(engine(stages=2, gpu_blocks=2_000), max_batched_tokens=4096)
-    rows = lengths(prompt_tokens=[300, 400], max_tokens=60)
+    wide = replace(engine(stages=2, gpu_blocks=4_000), max_batched_tokens=4096)
+    rows = lengths(prompt_tokens=[300, 400], max_tokens=60, mean_output_tokens=15.0, rows=600)
     own = choose_policy(wide, rows)
     assert own.chosen is ChosenPolicy.PIPEMAX
     best = choose_policy(wide, rows, chunk_is_free=True)
     assert best.chosen is ChosenPolicy.VLLM, "with smaller steps it is as fast"
-    assert best.settings == {"max_num_batched_tokens": 1024, "max_num_seqs": 512}
-    assert best.inputs["stock_chunk_tokens"] == 1024
-    assert "stock vLLM with steps of up to 1,024 tokens" in best.reason
+    assert best.settings == {"max_num_batched_tokens": 2048, "max_num_seqs": 512}
+    assert best.inputs["stock_chunk_tokens"] == 2048
+    assert "stock vLLM with steps of up to 2,048 tokens" in best.reason
 
 
 def test_rows_that_nobody_sampled_are_an_assumption_that_is_named() -> None:

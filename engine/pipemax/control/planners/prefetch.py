@@ -101,7 +101,6 @@ class PrefetchPlanner:
         level_s = level_s or stage_s
         batches, rotation = self._rotation.batches, self._rotation
         target, overwritten = batches[rotation.next], batches[rotation.overwritten]
-        # With two batches D_k is the next to run, and nothing there is worth overwriting.
         sources = [overwritten] if self._config.overwrites else []
         step = PrefetchStep(budget_blocks=self._budget(stage_s))
         self._steady.observe(step.budget_blocks)
@@ -241,6 +240,7 @@ class PrefetchPlanner:
             self._config.victim_policy,
             free_blocks=free_blocks,
             max_on_gpu=self._max_on_gpu - num_new,
+            keep={item.request_id for item in step.items},  # with two batches they are in D_k already
         )
 
     def _has_room(self, state: RequestState) -> bool:
