@@ -33,13 +33,14 @@ annotate: $(VENV)/ready  ## Annotate the demo table with the demo model
 compare: $(VENV)/ready  ## Compare stock vLLM with PipeMax on a part of the demo table
 	@mkdir -p logs; $(BIN)/python lab/bench/compare_policies.py 2>logs/compare.log || { code=$$?; tail -5 logs/compare.log; exit $$code; }
 
-check: $(VENV)/ready lint  ## Lint, types, import contracts and the pure tests: under two minutes
+check: $(VENV)/ready lint  ## Lint, types, import contracts and the pure tests
 	@$(BIN)/python -m pytest -q -n 2 $(PURE)
 
 # Two at a time on two cores: with three, tests that wait for heartbeats fail under their load.
 test: $(VENV)/ready  ## Lint, types, import contracts, documentation site and all tests (order: tests/running_order.py)
-	@$(MAKE) --no-print-directory -j 2 lint docs
-	@$(BIN)/python -m pytest --durations 25 -n 2 --dist loadscope --no-loadscope-reorder
+	@begin=$$(date +%s); $(MAKE) --no-print-directory -j 2 lint docs && \
+	$(BIN)/python -m pytest --durations 25 -n 2 --dist loadscope --no-loadscope-reorder; status=$$?; \
+	echo "make test: status $$status after $$(($$(date +%s) - begin)) s"; exit $$status
 
 test-long: $(VENV)/ready  ## Nightly runs, drivers killed in mid-work, YARN, a large executor, and variants of what make test shows
 	@$(BIN)/python -m pytest -m long

@@ -1,4 +1,4 @@
-"""Hypothesis without deadlines: machines are shared, and no test here is about time. The order of `make test`."""
+"""How many examples Hypothesis tries, without deadlines: no test here is about time. The order of `make test`."""
 
 import os
 from collections.abc import Iterator
@@ -11,8 +11,9 @@ from hypothesis import settings
 
 from tests.running_order import in_order, make_scheduler, unit_of
 
-settings.register_profile("pipemax", deadline=None)
-settings.load_profile("pipemax")
+settings.register_profile("pipemax", deadline=None, max_examples=20)
+settings.register_profile("night", deadline=None, max_examples=300)
+settings.load_profile("night" if os.environ.get("PIPEMAX_NIGHT") else "pipemax")
 
 # Also where a test has a cache of its own for what engines measure: without what vLLM knows of a model's class, it
 # starts a process that imports torch to find it out.

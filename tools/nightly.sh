@@ -1,23 +1,39 @@
 #!/usr/bin/env bash
 # One of seven slices of what is too long for `make test`: called by `make nightly`. tools/nightly.sh BIN DAY
 # DAY is any number, such as the day of the year. A slice has 25 minutes. The last line says which it was.
+# A slice has a part with engines of vLLM, which one worker runs, and a part through Spark for the other one.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 bin=$1
-slice=$((10#${2:-$(date +%j)} % 7))
+day=$((10#${2:-$(date +%j)}))
+slice=$((day % 7)) share="" then=()
+
+spark() {  # The files of Spark's tests with these first letters, without those of slice 0.
+    ls tests/spark/test_[$1]*.py | grep -vE 'test_(cluster|connect|notebooks|two_environments|yarn)\.py'
+}
+
 case $slice in
-    0) name="environments, cluster, Connect, notebooks" tests=(tests/spark/test_two_environments.py
+    0) name="environments, cluster, Connect, notebooks, YARN" tests=(tests/spark/test_two_environments.py
         tests/spark/test_cluster.py tests/spark/test_connect.py tests/spark/test_notebooks.py tests/spark/test_yarn.py) ;;
-    1) name="parity of other engines" tests=(tests/parity/test_parity.py) ;;
-    2) name="engines: failed starts, images, pooling, replicas" tests=(tests/engine) ;;
-    3) name="parity over a GPU's path, FP8, the check of a node" tests=(tests/parity/test_gpu_path.py
-        tests/parity/test_fp8_kv.py tests/parity/test_node_check.py) ;;
-    4) name="parity of other families" tests=(tests/parity/test_families.py) ;;
-    5) name="long jobs, A to I" tests=(tests/serve tests/unit tests/spark/test_[a-i]*.py) ;;
-    6) name="long jobs, J to Z" tests=(tests/spark/faults tests/spark/test_[j-z]*.py) ;;
+    1) name="parity of other engines; Spark A to G" tests=(tests/parity/test_parity.py $(spark a-g)) ;;
+    2) name="engines: failed starts, images, pooling, replicas; Spark H to K" tests=(tests/engine $(spark h-k)) ;;
+    3) name="parity over a GPU's path, FP8, the check of a node; Spark L to O; units" tests=(
+        tests/parity/test_gpu_path.py tests/parity/test_fp8_kv.py tests/parity/test_node_check.py
+        tests/serve tests/unit tests/property $(spark l-o)) ;;
+    4) name="parity of other families; Spark P to S" tests=(tests/parity/test_families.py $(spark p-s)) ;;
+    5) name="two kinds of engines with every load; Spark T to Z" tests=(tests/parity/test_full.py $(spark t-z)) ;;
+    6) name="two kinds of engines with every load; struck jobs" tests=(tests/parity/test_full.py tests/spark/faults)
+        then=("$bin/python" -m tests.spark.faults.random_kills --strikes 10 --seed "$day") ;;
 esac
+# Of test_full's thirteen kinds two a night, and all of them in four weeks.
+[ "$slice" -lt 5 ] || share=$(((day / 7 * 2 + slice - 5) % 7))
+export PIPEMAX_NIGHT=$day PIPEMAX_KINDS=$share
 begin=$SECONDS
-timeout 1500 "$bin/python" -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder -m "long or parity_full" "${tests[@]}"
+timeout 1500 "$bin/python" -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder --durations 15 \
+    -m "long or parity_full or hypothesis" "${tests[@]}"
 status=$?
+if [ ${#then[@]} != 0 ]; then
+    timeout $((1500 - SECONDS + begin)) "${then[@]}" || status=$?
+fi
 echo "nightly slice $slice of 0 to 6 ($name): status $status after $((SECONDS - begin)) s"
 exit $status

@@ -1,7 +1,8 @@
 """The slow part, by ``make parity-full``: every kind of engine with every load and n, and random settings.
 
-``PIPEMAX_SOAK_ROUNDS`` (default 6) random rounds for each kind; the seed of a failing one is in its name. The V2
-runner's kernels are interpreted without a GPU: its loads are light ones, and its GPU pools so much smaller.
+``PIPEMAX_KINDS``, 0 to 6, leaves two of the kinds, for one night. ``PIPEMAX_SOAK_ROUNDS`` (default 6) random rounds
+for each kind; the seed of a failing one is in its name. The V2 runner's kernels are interpreted without a GPU: its
+loads are light ones, and its GPU pools so much smaller.
 """
 
 import os
@@ -24,6 +25,8 @@ KINDS = [
     Kind(tp=2, pp=2, runner=2, asynchronous=True),
     *(Kind(pp=pp, runner=2, asynchronous=asynchronous) for pp in (1, 2, 4) for asynchronous in (False, True)),
 ]
+if share := os.environ.get("PIPEMAX_KINDS"):
+    KINDS = KINDS[int(share) :: 7]
 SETTINGS = {
     "n2": Setting(num_batches=2),
     "n3 tight": Setting(num_batches=3, **TIGHT),

@@ -85,11 +85,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.check_integrity()
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(stateful_step_count=40)
 TestPool = PoolMachine.TestCase
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 3000), max_size=60),
     num_batches=st.integers(1, 9),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pipemax.control.controller_config import VictimPolicy
@@ -105,7 +105,6 @@ def check(engine: FakeEngine, table: list[Row]) -> None:
     assert table_left.num_on_gpu == table_left.reserved_blocks == table_left.live_blocks == 0
 
 
-@settings(max_examples=50, deadline=None)
 @given(data=st.data(), changes=pools(), seed=st.integers(0, 2**16), max_in_flight=st.integers(1, 6))
 def test_every_request_finishes_with_its_own_number_of_outputs(
     data: st.DataObject, changes: dict[str, Any], seed: int, max_in_flight: int
@@ -123,7 +122,6 @@ WINDOWS = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     data=st.data(),
     changes=pools(),
@@ -150,7 +148,6 @@ def test_rows_whose_blocks_leave_windows_finish_too(
     )
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     data=st.data(),
     changes=pools(),
@@ -205,7 +202,6 @@ def test_a_prefix_hit_whose_chunk_finds_no_block_is_refused_like_any_other() -> 
     check(run_all(changes, table, Faults(abort=0.01, preempt=0.01, cache_hit=0.3), 539, 1), table)
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 2**16),
     giant_blocks=st.integers(10, 14),
@@ -227,7 +223,6 @@ def test_a_request_longer_than_the_budget_finishes_among_short_ones(
     check(run_all(changes, table, Faults(), seed, 3), table)
 
 
-@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**16), host_blocks=st.integers(14, 40), num_requests=st.integers(2, 20))
 def test_a_host_pool_that_overflows_loses_no_request(seed: int, host_blocks: int, num_requests: int) -> None:
     """Outputs were forecast at one token and are sixty: reservations are exceeded all the time."""

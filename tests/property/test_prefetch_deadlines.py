@@ -1,6 +1,6 @@
 """A prefetch goes to the device by the step that needs it, and holds up no step that does not."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax.domain.units import GpuBlockId, HostBlockId
@@ -66,7 +66,6 @@ class Steps:
         ]
 
 
-@settings(max_examples=60, deadline=None)
 @given(steps=STEPS)
 def test_what_is_needed_sooner_is_submitted_first(steps: list[tuple[int, int]]) -> None:
     run = Steps()
@@ -75,7 +74,6 @@ def test_what_is_needed_sooner_is_submitted_first(steps: list[tuple[int, int]]) 
     assert run.order() == sorted(run.order())
 
 
-@settings(max_examples=60, deadline=None)
 @given(steps=STEPS)
 def test_a_step_computes_once_its_own_prefetches_are_there_and_no_later(
     steps: list[tuple[int, int]],

@@ -3,7 +3,7 @@
 from itertools import combinations
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax.control.planners.selection import (
@@ -43,7 +43,6 @@ def check_limits(basket: Basket, table: RequestTable, max_blocks: int, max_reque
     assert basket.kv_tokens == sum(state.computed_tokens for state in chosen)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     lengths=LENGTHS,
     sharing=st.lists(st.booleans(), min_size=40, max_size=40),
@@ -75,7 +74,6 @@ def test_exchanges_keep_to_the_limits_and_never_worsen_the_gap(
     assert basket.num_blocks >= 0.95 * greedy_blocks
 
 
-@settings(max_examples=100, deadline=None)
 @given(lengths=LENGTHS, max_blocks=st.integers(0, 200), max_requests=st.integers(1, 30))
 def test_no_set_within_the_budget_has_more_requests_than_short_first_fill(
     lengths: list[int], max_blocks: int, max_requests: int
@@ -89,7 +87,6 @@ def test_no_set_within_the_budget_has_more_requests_than_short_first_fill(
     assert len(basket) == min(most, len(shortest), max_requests)
 
 
-@settings(max_examples=100, deadline=None)
 @given(lengths=LENGTHS, max_blocks=st.integers(0, 200))
 def test_greedy_leaves_no_room_that_a_parked_request_would_fit_into(
     lengths: list[int], max_blocks: int

@@ -1,7 +1,7 @@
 """The paper's appendix as properties of the simulator."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax.domain.specs import Parallelism, kv_capacity
@@ -32,14 +32,12 @@ def makespan_s(step_s: list[float], num_stages: int) -> float:
     return ends[-1]
 
 
-@settings(max_examples=200, deadline=None)
 @given(step_s=times_s, num_stages=st.integers(1, 16))
 def test_prefill_takes_the_sum_and_n_minus_one_longest(step_s: list[float], num_stages: int) -> None:
     """``thm:prefill-time``: T(m, n) = Σ t_i + (n − 1) · max t_i."""
     assert makespan_s(step_s, num_stages) == pytest.approx(sum(step_s) + (num_stages - 1) * max(step_s))
 
 
-@settings(deadline=None)
 @given(step_s=times_s, num_stages=st.integers(1, 8))
 def test_order_of_prompts_does_not_change_the_makespan(step_s: list[float], num_stages: int) -> None:
     assert makespan_s(step_s, num_stages) == pytest.approx(makespan_s(step_s[::-1], num_stages))

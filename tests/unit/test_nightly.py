@@ -11,7 +11,7 @@ def slice_of(day: int, place: Path) -> tuple[str, list[str]]:
     """Run the script with a Python that writes down its arguments; return the last line and the tests named."""
     place.mkdir()
     python = place / "python"
-    python.write_text(f'#!/bin/sh\necho "$@" > {place}/arguments\n')
+    python.write_text(f'#!/bin/sh\necho "$@" >> {place}/arguments\necho "$PIPEMAX_KINDS" > {place}/kinds\n')
     python.chmod(0o755)
     command = ["bash", "tools/nightly.sh", str(place), f"{day:03}"]
     done = subprocess.run(command, cwd=REPOSITORY, env=os.environ, check=True, capture_output=True, text=True)
@@ -24,11 +24,11 @@ def test_each_file_with_a_long_test_is_in_one_of_seven_slices(tmp_path: Path) ->
     for number, (line, _) in enumerate(days):
         assert line.startswith(f"nightly slice {number} of 0 to 6 ("), line
     named = {path for _, paths in days for path in paths}
-    marks = ("pytest.mark.long", "parity_full")
+    marks = ("mark.long", "parity_full")
     long_files = {
         path.relative_to(REPOSITORY)
         for path in (REPOSITORY / "tests").rglob("test_*.py")
-        if path.name != Path(__file__).name
+        if path.parent.name not in ("unit", "site")
         and any(mark in path.read_text(encoding="utf-8") for mark in marks)
     }
     without_slice = {
@@ -36,5 +36,14 @@ def test_each_file_with_a_long_test_is_in_one_of_seven_slices(tmp_path: Path) ->
         for path in long_files
         if str(path) not in named and not any(str(parent) in named for parent in path.parents)
     }
-    # Only by hand: the whole matrix of engines and loads takes hours.
-    assert without_slice == {"tests/parity/test_full.py"}
+    assert without_slice == set()
+    assert sum("random_kills" in (tmp_path / str(day) / "arguments").read_text() for day in range(7, 14)) == 1
+
+
+def test_each_kind_of_engine_has_every_load_within_four_weeks(tmp_path: Path) -> None:
+    """Nights 5 and 6 of a week take two of the kinds each, by ``PIPEMAX_KINDS``."""
+    days = range(7, 7 + 28)
+    for day in days:
+        slice_of(day, tmp_path / str(day))
+    shares = [(tmp_path / str(day) / "kinds").read_text().strip() for day in days if day % 7 >= 5]
+    assert {*shares} == {*"0123456"}

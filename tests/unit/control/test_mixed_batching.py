@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax.control.controller_config import ControllerConfig
@@ -44,7 +44,6 @@ def check_plans(engine: FakeEngine) -> None:
         assert not {item.request_id for item in plan.prefetch} & {*plan.run}, plan
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     data=st.data(),
     changes=mixed_pools(),

@@ -4,7 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax.domain.specs import NodeSpec
@@ -102,7 +102,6 @@ def test_queued_seconds_count_down() -> None:
     assert links.queued_s(0, H2D) == 0.0
 
 
-@settings(deadline=None)
 @given(
     peaks=st.lists(st.floats(1.0, 100.0), min_size=1, max_size=8),
     link_cap=st.floats(1.0, 100.0),
@@ -120,7 +119,6 @@ def test_fair_rates_stay_under_every_cap_and_waste_none(
     assert sum(rates) == pytest.approx(min(wanted, dram_cap))
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     wanted=st.lists(
         st.tuples(st.integers(0, 3), st.sampled_from(list(Direction)), st.floats(1.0, 500.0)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax.generation import Sampling
@@ -168,7 +168,6 @@ _TURNS = st.lists(
 )
 
 
-@settings(max_examples=60)
 @given(st.lists(st.none() | _TURNS, min_size=1, max_size=5))
 def test_a_row_s_request_is_the_same_alone_and_in_any_table(rows: list[Any]) -> None:
     def requests(conversations: list[Any]) -> list[Any]:

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax.wire import JobStats, ServerStats
@@ -115,7 +115,6 @@ def numbers(facts: dict[str, str], name: str) -> list[float]:
     return [float(text.replace(",", "")) for text in re.findall(r"\d[\d,]*(?:\.\d+)?", facts[name])]
 
 
-@settings(max_examples=200, deadline=None)
 @given(engines=engines, tail_s=st.floats(0, 10), price=st.floats(0.5, 100))
 def test_the_figures_of_a_report_follow_from_the_engines_events(
     engines: list[Engine], tail_s: float, price: float

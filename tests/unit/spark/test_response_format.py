@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax_spark.executor.response_format import compile_schema, load_schema, parse
@@ -162,7 +162,6 @@ JSON_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=50)
 @given(JSON_VALUES)
 def test_any_output_either_fits_the_type_or_is_refused(value: Any) -> None:
     parser = compile_schema(PERSON)

@@ -52,7 +52,7 @@ def test_equal_rows_run_until_the_last_of_them_has_ended(tmp_path: Path) -> None
     assert Journal(tmp_path / "a.journal").suspects.deaths_alone == {_key(1): 1}
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), limit=st.sampled_from([200, 10_000]))
 def test_a_successor_knows_what_ran_however_often_the_file_was_compacted(
     tmp_path: Path, seed: int, limit: int

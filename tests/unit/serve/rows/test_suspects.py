@@ -4,7 +4,7 @@ import random
 from math import ceil, log2
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax.serve.rows.suspects import CONDEMNED_IN_A_ROW, DEATHS_ALONE, Suspects
@@ -72,7 +72,6 @@ class Application:
 _ROWS = st.integers(1, 120)
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.data(), st.integers(0, 2**32))
 def test_exactly_the_guilty_rows_are_condemned_whatever_is_killed(data: st.DataObject, seed: int) -> None:
     rows = data.draw(_ROWS)
@@ -88,7 +87,6 @@ def test_exactly_the_guilty_rows_are_condemned_whatever_is_killed(data: st.DataO
         assert application.completed == {_key(row) for row in range(rows)} - application.guilty
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.data(), st.integers(0, 2**32))
 def test_deaths_are_bounded_by_the_guilty_and_the_logarithm_of_the_rows(
     data: st.DataObject, seed: int
@@ -100,7 +98,6 @@ def test_deaths_are_bounded_by_the_guilty_and_the_logarithm_of_the_rows(
     assert application.guilty_deaths <= len(guilty) * (ceil(log2(rows)) + DEATHS_ALONE)
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.integers(2 * CONDEMNED_IN_A_ROW, 300), st.integers(0, 2**32))
 def test_an_engine_that_dies_of_every_row_is_blamed_and_its_rows_are_acquitted(rows: int, seed: int) -> None:
     application = Application(rows, set(range(rows)), rng=random.Random(seed))

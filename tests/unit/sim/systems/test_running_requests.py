@@ -1,6 +1,6 @@
 """A running set against the plain bookkeeping of each request."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax.domain.kv_groups import WHOLE_KV, KvGroups
@@ -10,7 +10,6 @@ from pipemax.sim.systems.running_requests import RunningSet
 BLOCK = 4
 
 
-@settings(deadline=None)
 @given(
     arrivals=st.lists(
         st.tuples(st.integers(0, 6), st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=12

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax.domain.units import GpuBlockId, HostBlockId
@@ -18,7 +18,6 @@ from tests.fakes.recording_device import FakeKernel, RecordingDevice
 NUM_STEPS = 40
 
 
-@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), writes_through=st.booleans())
 def test_all_conflicting_accesses_are_ordered(seed: int, writes_through: bool) -> None:
     stage = RecordedStage(seed, writes_through=writes_through)

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax.transfer.cuda.device import Copy, Fence, Lane, Pool, Span
@@ -116,8 +116,7 @@ random_steps = st.lists(random_step, min_size=2, max_size=8)
 
 def over_random_steps(test: Callable[..., None]) -> Callable[[], None]:
     """Run the test over random steps, with a host that is 0 to 9 of them ahead."""
-    drawn = given(steps=random_steps, steps_ahead=st.sampled_from(STEPS_AHEAD))
-    return settings(max_examples=60, deadline=None)(drawn(test))
+    return given(steps=random_steps, steps_ahead=st.sampled_from(STEPS_AHEAD))(test)
 
 
 def run_small(steps: list[TimedStep], steps_ahead: int, dropped: Fence | None = None) -> list[RanStep]:

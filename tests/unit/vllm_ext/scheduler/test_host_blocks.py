@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax.domain.errors import PoolExhaustedError
@@ -125,7 +125,6 @@ def test_a_pool_without_free_blocks_says_so() -> None:
         host.extend("b", 5, [])
 
 
-@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), num_templates=st.integers(1, 3))
 def test_references_and_free_blocks_always_add_up(seed: int, num_templates: int) -> None:
     rng, host, texts = Random(seed), pool(200), dict[str, str]()
