@@ -97,6 +97,7 @@ def test_a_row_that_kills_the_whole_server_is_found_and_not_run_again(
     assert _servers_started(opts) == started
 
 
+@pytest.mark.long  # as one row
 def test_two_rows_that_kill_the_engine_are_both_found(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python(), latency_s=0.02)
     prompts = [f"row {row}" for row in range(30)]
@@ -106,12 +107,14 @@ def test_two_rows_that_kill_the_engine_are_both_found(fake_engine_python: Engine
     assert _servers_started(opts) - 1 <= 2 * (5 + 2)
 
 
+@pytest.mark.long  # as one row that kills
 def test_a_row_that_hangs_the_engine_is_found(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python("--poll-stall-s=0.3"), silence_timeout_s=SILENCE_S, latency_s=0.02)
     prompts = ["one", "two [[hang]]", "three"]
     assert _culprits(prompts, run_prompts(prompts, opts)) == [prompts[1]]
 
 
+@pytest.mark.long  # tests/unit/serve has them in virtual time
 def test_random_kills_condemn_no_row(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python(), latency_s=0.1)
     prompts = [[f"session {session} row {row}" for row in range(300)] for session in range(2)]
@@ -147,6 +150,7 @@ def test_a_task_that_ends_leaves_no_suspects_behind(fake_engine_python: EnginePy
     assert time.monotonic() - started_s < 60.0  # not the 600 s that the ended task's rows would take
 
 
+@pytest.mark.long  # a variant
 def test_an_engine_that_dies_of_every_row_ends_in_a_clear_error(fake_engine_python: EnginePython) -> None:
     engine_python = fake_engine_python()
     opts = options(engine_python, dies="of any row")

@@ -161,6 +161,7 @@ def test_a_server_whose_socket_is_deleted_makes_room_for_another(fake_engine_pyt
     assert "was deleted" in files_of(opts).log.read_text()
 
 
+@pytest.mark.long  # as one that hangs
 def test_a_suspended_server_is_killed_and_replaced(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python(), silence_timeout_s=SILENCE_S)
     run_prompts(["one"], opts)

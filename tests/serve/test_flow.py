@@ -170,6 +170,7 @@ def test_duplicate_row_ids_and_foreign_schemas_are_refused(
         list(complete(double, options(shared_engine_python), task="task"))
 
 
+@pytest.mark.long  # very many rows
 def test_queues_stay_bounded_over_many_rows(shared_engine_python: str) -> None:
     opts = options(shared_engine_python, engine=fake_config(max_num_seqs=1_000), job_id="queues")
     requests = CountedBatches(200_000, 10_000)

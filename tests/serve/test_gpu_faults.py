@@ -36,6 +36,7 @@ def test_rows_that_run_while_a_gpu_fails_run_again_and_none_is_suspected(
     assert "no row's" in log
 
 
+@pytest.mark.long  # both, in one
 def test_a_gpu_that_fails_while_a_poison_row_is_looked_for_condemns_no_other(
     fake_engine_python: EnginePython, tmp_path: Path
 ) -> None:
@@ -50,6 +51,7 @@ def test_a_gpu_that_fails_while_a_poison_row_is_looked_for_condemns_no_other(
     assert files_of(opts).log.read_text().count("listening") - 1 <= 4 + 2 + 1
 
 
+@pytest.mark.long  # a variant
 def test_a_machine_whose_gpu_fails_again_and_again_fails_the_task_and_is_named(
     fake_engine_python: EnginePython, gpus: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def test_a_killed_server_s_successor_waits_for_a_worker_that_outlives_it(
     assert f"which process {worker.pid} (" in log
 
 
+@pytest.mark.long  # the other test waits too
 def test_engines_of_other_gpus_do_not_wait_and_those_of_the_same_say_for_whom(
     fake_engine_python: EnginePython, gpus: list[str], jvm: FakeJvm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

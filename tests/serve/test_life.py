@@ -65,6 +65,7 @@ def test_the_server_ends_with_its_jvm_during_work(fake_engine_python: EnginePyth
     _assert_gone(files, server, child)
 
 
+@pytest.mark.long  # it ends with its JVM during work, below
 def test_the_server_ends_with_its_jvm_while_a_model_loads(
     fake_engine_python: EnginePython, jvm: FakeJvm
 ) -> None:
@@ -105,6 +106,7 @@ def test_an_idle_server_ends_and_the_next_task_starts_another(fake_engine_python
     assert server_of(opts) != first
 
 
+@pytest.mark.long  # a variant
 def test_a_task_that_comes_while_the_server_ends_waits_for_its_end(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python(), close_s=0.5)
     run_prompts(["hello"], opts)
@@ -149,6 +151,7 @@ def test_sigterm_ends_a_server_whose_engine_never_closes(fake_engine_python: Eng
     assert " in close" in log[log.index(STACKS) :], "the log says what the engine's thread hung in"
 
 
+@pytest.mark.long  # a variant
 def test_sigterm_shortens_a_close_that_has_begun(fake_engine_python: EnginePython) -> None:
     assert Timings().close_timeout_s == 90.0
     opts = options(fake_engine_python(), close_s=NEVER_S, child_process=True, child_ends_after_s=NEVER_S)

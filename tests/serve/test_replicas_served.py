@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pipemax.wire import ErrorCode
 from pipemax_spark.executor.client import EngineOptions, complete
 from tests.fakes.settings import expected_text, fake_config
@@ -53,6 +55,7 @@ def test_a_killed_replica_costs_no_row_and_no_restart_of_the_server(
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), what="replicas end too")
 
 
+@pytest.mark.long  # tests/unit/replicas shows it
 def test_a_row_that_kills_replicas_is_found_and_the_others_are_answered(
     fake_engine_python: EnginePython,
 ) -> None:

@@ -123,6 +123,7 @@ def test_equal_rows_that_come_at_once_are_computed_once_and_fill_no_window(
     assert (stats.jobs["job"].rows_done, stats.jobs["job"].rows_reused) == (6_000, 5_980)
 
 
+@pytest.mark.long  # test_culprits has the row
 def test_copies_of_a_row_that_kills_the_engine_do_not_kill_it_more_often(
     fake_engine_python: MakePython,
 ) -> None:

@@ -71,6 +71,7 @@ def test_bad_requests_are_refused_at_once(
         annotate(frame, **{"engine": fake_config(), "engine_python": engine_python, **options})
 
 
+@pytest.mark.long  # a warning
 def test_a_limit_above_the_annotation_is_warned_of_and_one_below_is_not(
     spark: Any, engine_python: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -155,6 +156,7 @@ def test_large_arrow_types_and_intervals_of_days_are_carried(spark: Any, engine_
         spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
 
 
+@pytest.mark.long  # speed
 def test_a_check_that_has_just_passed_is_not_repeated(spark: Any, tmp_path: Path) -> None:
     engine_python = write_engine_python(tmp_path / "python")
     frame = spark.createDataFrame([("x",)], "text string")

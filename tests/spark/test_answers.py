@@ -38,6 +38,7 @@ def test_a_choice_job_has_one_label_and_each_label_s_probability_per_row(jobs: A
         run.run(generation=GenerationSpec(choice=LABELS[:2], logprobs=True), id_columns=("id",))
 
 
+@pytest.mark.long  # tests/unit/answers shows it without Spark
 def test_an_invalid_answer_is_tried_again_and_counted(jobs: Any) -> None:
     run = jobs()
     run.write_input([(0, "plain"), (1, "[[invalid 1]]"), (2, "[[invalid 2]]"), (3, "[[invalid 9]]")])
@@ -60,6 +61,7 @@ def test_an_invalid_answer_is_tried_again_and_counted(jobs: Any) -> None:
     assert "3 rows tried again, 5 extra attempts" in run.printed
 
 
+@pytest.mark.long  # what is printed
 def test_the_tokens_of_thinking_are_summed_in_the_report(jobs: Any) -> None:
     run = jobs()
     run.write_input([(0, "a"), (1, "b c"), (2, "[[error]]")])

@@ -72,6 +72,7 @@ def test_each_question_has_a_column_and_a_failed_one_can_be_retried(jobs: MakeJo
         run.run(**options | {"ask": asked[:2]})
 
 
+@pytest.mark.long  # the job asks them in the first test
 def test_annotate_asks_several_questions_too(spark: Any, engine_python: str) -> None:
     frame = spark.createDataFrame([(1, "one"), (2, "two")], "id long, text string")
     found = annotate(

@@ -60,6 +60,7 @@ def test_each_bad_row_has_its_code_and_the_others_their_answers(jobs: MakeJobs) 
         assert code in run.printed
 
 
+@pytest.mark.long  # more codes, as above
 def test_a_turn_without_content_and_an_unsatisfiable_schema_are_refused(jobs: MakeJobs) -> None:
     run = jobs()
     chats: list[tuple[int, Any]] = [
@@ -87,6 +88,7 @@ def test_a_turn_without_content_and_an_unsatisfiable_schema_are_refused(jobs: Ma
     }
 
 
+@pytest.mark.long  # what is printed
 def test_without_samples_neither_report_nor_errors_show_a_row(jobs: MakeJobs) -> None:
     run = jobs()
     run.write_input([("canary", "canary"), ("canary 2", "[[counts]]")], "id string, text string")

@@ -54,6 +54,7 @@ def test_a_wrong_call_ends_with_2_and_says_why(arguments: tuple[str, ...], told:
     assert f"Error: {told}" in output
 
 
+@pytest.mark.long  # a process
 def test_an_interrupt_while_the_jvm_starts_leaves_none_behind(tmp_path: Path) -> None:
     mark = f"spark.pipemax.test={tmp_path}"
     command = [
@@ -98,6 +99,7 @@ def test_help_names_every_option_with_its_default() -> None:
     assert "[default: 15m]" in output
 
 
+@pytest.mark.long  # a process
 def test_without_java_the_remedy_is_named(tmp_path: Path) -> None:
     done = subprocess.run(
         [BIN / "pipemax-annotate", *ARGUMENTS],
@@ -112,6 +114,7 @@ def test_without_java_the_remedy_is_named(tmp_path: Path) -> None:
     assert "Spark needs Java 17 or newer, and 'java' was not found; install one" in done.stderr
 
 
+@pytest.mark.long  # three processes
 def test_spark_submit_needs_no_environment_and_names_the_package_that_is_missing(tmp_path: Path) -> None:
     """From /, with an empty environment; and with settings that have no Delta."""
     (tmp_path / "conf").mkdir()

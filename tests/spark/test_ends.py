@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pipemax_spark.errors import EndedBy, IfRunning, JobError, JobFailedError, OnError
 from pipemax_spark.request.expected_rows import ExpectedRows
 from tests.fakes.settings import fake_config
@@ -95,6 +97,7 @@ def test_every_end_says_in_the_summary_what_ended_the_run_and_what_is_left(jobs:
     assert (told, error) == ((True, 0, "done"), None)
 
 
+@pytest.mark.long  # the first test has each end, test_incremental the nights
 def test_incremental_nights_count_what_was_appended(jobs: MakeJobs) -> None:
     night = Nights(jobs())
     table = str(night.run.directory / "in_table")
@@ -143,6 +146,7 @@ def test_an_interrupted_run_says_how_many_rows_are_left(jobs: MakeJobs) -> None:
     assert (complete, rows_left, ended_by) == (False, 300, "interrupt")
 
 
+@pytest.mark.long  # a process; test_work_directory shows who gives way
 def test_a_run_that_finds_another_one_fails_skips_or_takes_over(jobs: MakeJobs) -> None:
     """The other one is a process of its own, with an engine that never ends."""
     night = Nights(jobs())

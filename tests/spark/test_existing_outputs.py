@@ -153,6 +153,7 @@ def test_a_table_that_cannot_take_the_rows_is_refused_before_any_engine_works(
     assert "Spark " not in run.printed, "the line before engines start"
 
 
+@pytest.mark.long  # a variant of the first test
 def test_chunks_of_a_table_with_an_identity_column_do_not_get_in_each_other_s_way(
     jobs: MakeJobs, caplog: pytest.LogCaptureFixture
 ) -> None:

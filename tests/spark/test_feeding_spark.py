@@ -57,6 +57,7 @@ def metrics_of_run(run: Jobs, directory: Path, pools: dict[str, Any]) -> dict[st
     return dict(pq.read_table(path).to_pylist()[-1]["metrics"])
 
 
+@pytest.mark.long  # speed; tests/serve/test_feeding shows it of the server
 def test_no_partitions_and_no_chunks_end_ends_a_prefill_phase(
     jobs: Callable[[], Jobs], tmp_path: Path
 ) -> None:

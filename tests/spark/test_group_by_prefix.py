@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from random import Random
 
+import pytest
+
 from pipemax_spark.request.prompts import PromptSource
 from tests.fakes.settings import fake_config
 from tests.spark.conftest import Jobs
@@ -10,6 +12,7 @@ from tests.spark.conftest import Jobs
 DOCUMENT_WORDS = 40
 
 
+@pytest.mark.long  # what is printed
 def test_the_hit_rate_is_reported_and_the_flag_advised_where_it_helps(jobs: Callable[[], Jobs]) -> None:
     run = jobs()
     documents = [" ".join(f"w{document}x{i}" for i in range(DOCUMENT_WORDS)) for document in range(60)]

@@ -59,6 +59,7 @@ def test_a_changed_image_is_answered_again(jobs: Callable[[], Jobs]) -> None:
     assert texts == {1: answer("which?", DOG, CAT), 2: answer("which?"), 3: answer("which?", OWL)}
 
 
+@pytest.mark.long  # the first test has images, tests/unit/checkpoint their forms
 def test_paths_and_parts_of_messages_and_sql_take_images_too(
     spark: Any, engine_python: str, tmp_path: Path
 ) -> None:

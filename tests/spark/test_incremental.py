@@ -170,6 +170,7 @@ def test_rows_that_a_skipped_commit_inserted_are_annotated_and_what_it_changed_i
         assert {row["id"]: row["text"] for row in nights.jobs.rows()} == dict(words(0, 9))
 
 
+@pytest.mark.long  # the first test has the nights, test_killed_job what is kept
 def test_a_batch_that_failed_half_way_is_retried_and_only_its_rest_is_computed(nights: Nights) -> None:
     """The first chunk is committed, then a row ends the run."""
     nights.append(words(0, 1_200))

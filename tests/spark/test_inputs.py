@@ -28,6 +28,7 @@ def test_a_csv_file_with_all_that_csv_allows(jobs: MakeJobs) -> None:
     assert rows["2"]["annotation"]["text"] == expected_text("plain", 16)
 
 
+@pytest.mark.long  # tests/unit/spark shows conversations and overrides
 def test_json_lines_with_conversations_and_a_row_s_own_sampling(jobs: MakeJobs) -> None:
     run = jobs()
     path = run.directory / "rows.jsonl"

@@ -160,6 +160,7 @@ def test_a_dry_run_counts_and_writes_nothing(jobs: MakeJobs) -> None:
     assert r"the system message has \n as two characters" in " ".join(run.printed.split())
 
 
+@pytest.mark.long  # test_ends has a limit and the run after it
 def test_rows_beyond_a_limit_are_counted_and_a_later_run_annotates_and_compacts_them(jobs: MakeJobs) -> None:
     run = jobs()
 
@@ -187,6 +188,7 @@ def test_rows_beyond_a_limit_are_counted_and_a_later_run_annotates_and_compacts_
     assert run.run(id_columns=("id",)).rows_skipped == 21, "compacting changes no row"
 
 
+@pytest.mark.long  # what is printed
 def test_the_report_says_what_each_replica_of_the_engine_has_done(jobs: MakeJobs) -> None:
     run = jobs()
     run.write_input([(i, f"word {i}") for i in range(200)])

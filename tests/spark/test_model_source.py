@@ -37,6 +37,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     mlflow.set_tracking_uri(None)  # type: ignore[arg-type]
 
 
+@pytest.mark.long  # a registry of MLflow's
 def test_a_registered_model_is_copied_once_and_loaded_as_a_directory(registry: Any, tmp_path: Path) -> None:
     config = engine_config({"max_model_len": 8}, "models:/summariser/1")
     assert config == {"max_model_len": 8, "model": str(tmp_path / "copies" / "summariser" / "1")}

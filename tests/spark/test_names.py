@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pipemax_spark import annotate
@@ -107,6 +108,7 @@ def test_a_job_carries_every_name_over_also_where_it_retries_and_rerun_finds_not
         assert annotation["text"] == (None if number == 2 else expected_text(prompt(number), 16))
 
 
+@pytest.mark.long  # the first test has the names, test_redo_changed the changes
 def test_every_name_can_be_an_id_or_be_selected_and_changed_rows_are_done_again(jobs: MakeJobs) -> None:
     run = jobs()
     put(run, [row(0), row(1)])

@@ -60,6 +60,7 @@ def test_annotate_distinguishes_time_zones(
     assert len(hashes) == 2
 
 
+@pytest.mark.long  # tests/unit/spark compares specs
 def test_an_argument_of_vllm_is_refused_if_it_changes_answers_and_a_time_zone_if_it_changes_the_prompt(
     jobs: MakeJobs, set_zone: Callable[[str], None]
 ) -> None:

@@ -141,6 +141,7 @@ def test_a_night_that_cannot_go_on_is_repaired_by_each_remedy_that_it_names(
     assert nights.run(**ids) == (3, 0, 3), "without the remedy, the next night goes on from there"
 
 
+@pytest.mark.long  # one more history
 @pytest.mark.parametrize(
     "replaced",
     [False, pytest.param(True, marks=pytest.mark.long)],
@@ -171,6 +172,7 @@ def test_a_table_that_is_made_anew_is_compared_and_followed_from_then_on(
     assert nights.ids() == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.long  # four runs of one more history
 @pytest.mark.parametrize(
     ("appended", "said", "mended", "skips"),
     ids=["ids twice", "null ids"],
@@ -209,6 +211,7 @@ def test_appended_ids_that_cannot_be_used_are_mended_in_the_input_and_compared_o
     assert nights.ids() == [0, 1, 7]
 
 
+@pytest.mark.long  # fourteen runs
 def test_runs_that_incremental_refuses_are_done_without_it_and_the_nights_go_on(jobs: MakeJobs) -> None:
     nights = Nights(jobs())
     ids = {"id_columns": ("id",)}
@@ -256,6 +259,7 @@ def test_runs_that_incremental_refuses_are_done_without_it_and_the_nights_go_on(
     assert {row["text"] for row in nights.jobs.rows() if row["id"] == 3} == {"changed"}
 
 
+@pytest.mark.long  # three nights and a rescan
 def test_nights_begin_where_an_option_of_the_user_s_says(jobs: MakeJobs) -> None:
     nights = Nights(jobs())
     options = {"id_columns": ("id",), "input_option": {"startingVersion": "1"}}

@@ -64,6 +64,7 @@ def test_a_job_that_cannot_pool_is_refused_by_name(jobs: Any) -> None:
             run.run(**EMBED | changes)
 
 
+@pytest.mark.long  # as the job above
 def test_a_frame_is_classified_and_scored(spark: Any, engine_python: str) -> None:
     frame = spark.createDataFrame(
         [("what is it", "a package"), ("what is it", None), (" ", "b")], "q string, d string"
@@ -83,6 +84,7 @@ def test_a_frame_is_classified_and_scored(spark: Any, engine_python: str) -> Non
     assert {by_document[d]["error"]["code"] for d in (None, "b")} == {"empty_prompt"}
 
 
+@pytest.mark.long  # as the job above
 def test_sql_embeds_and_scores(spark: Any, engine_python: str) -> None:
     options = {"engine": fake_config(), "engine_python": engine_python}
     register(spark, "embedding_of", task="embed", dimensions=4, **options)

@@ -84,6 +84,7 @@ def test_few_rows_left_are_searched_for_once_and_none_that_is_done_before_the_cl
     assert sorted(row["id"] for row in run.rows()) == [*done, 300, 301]
 
 
+@pytest.mark.long  # speed
 def test_engines_load_before_the_rows_are_written_down_and_only_for_rows(
     jobs: MakeJobs, tmp_path: Path
 ) -> None:
@@ -124,6 +125,7 @@ def test_an_engine_that_cannot_start_ends_the_job_with_its_cause_after_one_attem
     assert run.rows() == []
 
 
+@pytest.mark.long  # speed
 @pytest.mark.parametrize("id_columns", BY_IDS_AND_BY_ROWS)
 def test_a_night_shuffles_its_own_rows_only_and_engines_load_meanwhile(
     jobs: MakeJobs, tmp_path: Path, id_columns: tuple[str, ...]

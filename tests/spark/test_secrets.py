@@ -96,11 +96,13 @@ def files_with(text: str, files: dict[Path, bytes]) -> set[str]:
     return {path.name for path, content in files.items() if text.encode() in content}
 
 
+@pytest.mark.long  # a process
 @pytest.mark.parametrize("name", SECRETS)
 def test_a_secret_is_in_no_file(left_files: dict[Path, bytes], name: str) -> None:
     assert files_with(SECRETS[name], left_files) == set()
 
 
+@pytest.mark.long  # a process
 def test_the_secret_search_reads_logs_tracking_events_and_spool(left_files: dict[Path, bytes]) -> None:
     """Else finding nothing would mean nothing."""
     assert {"mlflow.db", "annotate.log"} <= files_with("response_format", left_files) | files_with(
@@ -112,6 +114,7 @@ def test_the_secret_search_reads_logs_tracking_events_and_spool(left_files: dict
     assert any(path.name.startswith("pipemax-engine-") for path in left_files)
 
 
+@pytest.mark.long  # a process
 def test_without_samples_no_prompt_and_no_output_is_in_what_is_printed_logged_or_tracked(
     left_files: dict[Path, bytes],
 ) -> None:

@@ -29,6 +29,7 @@ print("lines:", with_delta.read.text(str(file)).count())
 OWN = "--conf spark.sql.execution.arrow.maxRecordsPerBatch=77 --conf spark.sql.extensions=own.Extension"
 
 
+@pytest.mark.long  # a process
 def test_a_session_on_one_machine_reads_a_log_in_few_tasks_keeps_what_the_user_sets_and_reads_umlauts(
     tmp_path: Path,
 ) -> None:

@@ -46,6 +46,7 @@ def test_slices_hold_each_row_once_and_are_alike(spark: Any, tmp_path: Path) -> 
         assert max(lengths) <= 1.2 * min(lengths), "long prompts are dealt out evenly"
 
 
+@pytest.mark.long  # speed
 def test_every_task_writes_equally_many_slices(spark: Any, tmp_path: Path) -> None:
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -102,6 +103,7 @@ def test_a_small_batch_is_compared_with_all_rows_ever_done_without_shuffling_tho
     assert "LeftSemi, BuildRight" in plan
 
 
+@pytest.mark.long  # speed
 def test_sorted_slices_hold_each_row_once_and_keep_prompts_that_begin_alike_together(
     spark: Any, tmp_path: Path
 ) -> None:
@@ -160,6 +162,7 @@ def by_partition(part: Any) -> list[list[Any]]:
     return rows
 
 
+@pytest.mark.long  # speed
 def test_the_last_chunk_begins_with_long_prompts_on_every_executor(spark: Any, tmp_path: Path) -> None:
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -187,6 +190,7 @@ def test_the_last_chunk_begins_with_long_prompts_on_every_executor(spark: Any, t
     assert first < 0.5 * last
 
 
+@pytest.mark.long  # speed
 def test_rows_own_max_tokens_come_before_the_length_of_their_prompt(spark: Any, tmp_path: Path) -> None:
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -230,6 +234,7 @@ def test_prompts_order_the_last_chunk_only_if_they_have_told_how_long_answers_ar
     assert found is order
 
 
+@pytest.mark.long  # speed
 def test_equal_requests_go_to_one_task_unless_they_are_very_many(spark: Any, tmp_path: Path) -> None:
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -268,6 +273,7 @@ def test_equal_requests_go_to_one_task_unless_they_are_very_many(spark: Any, tmp
     assert min(empties.values()) > 40, "rows without a prompt are in all slices"
 
 
+@pytest.mark.long  # speed
 def test_keeping_equal_requests_together_costs_no_further_shuffle_or_sort(spark: Any) -> None:
     from pyspark.sql import functions as F  # noqa: N812
 

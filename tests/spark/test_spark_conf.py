@@ -95,6 +95,7 @@ def test_the_pod_template_is_where_the_settings_say_and_has_shared_memory() -> N
     assert (mounts[volume["name"]], volume["emptyDir"]["medium"]) == ("/dev/shm", "Memory")
 
 
+@pytest.mark.long  # a process
 def test_spark_asks_kubernetes_for_a_pod_that_an_engine_fits_in() -> None:
     settings = settings_of(CONF / "kubernetes.conf")
     told = subprocess.run(

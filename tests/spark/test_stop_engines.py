@@ -95,6 +95,7 @@ def in_use(spark: Any) -> bool:
     return False
 
 
+@pytest.mark.long  # waits for slots
 def test_executors_without_a_free_slot_are_reported_in_time(
     spark: Any, own_python: str, texts: Texts, held: Path
 ) -> None:

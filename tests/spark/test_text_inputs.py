@@ -276,6 +276,7 @@ def test_a_job_ends_before_the_claim_or_leaves_such_lines_out(jobs: MakeJobs) ->
     ]
 
 
+@pytest.mark.long  # a variant of what is well formed
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "batch.jsonl"])
 def test_a_file_of_0_bytes_is_an_empty_input(jobs: MakeJobs, name: str) -> None:
     run = jobs()

@@ -71,6 +71,7 @@ def test_a_run_is_judged_by_its_own_share_and_a_rerun_judges_the_last_one_again(
     assert run.run(id_columns=("id",)) is not None
 
 
+@pytest.mark.long  # a variant of the share
 def test_rows_that_a_run_has_recovered_from_a_dead_one_count_as_its_own(jobs: MakeJobs) -> None:
     """They are committed by this run, and name the dead one."""
     run = jobs()
@@ -91,6 +92,7 @@ def test_rows_that_a_run_has_recovered_from_a_dead_one_count_as_its_own(jobs: Ma
     assert "nothing new to do" in run.printed
 
 
+@pytest.mark.long  # what is printed
 def test_a_high_share_of_errors_that_is_allowed_ends_the_report(jobs: MakeJobs) -> None:
     run = jobs()
     run.write_input([(1, "fine"), (2, None), (3, None)])
@@ -120,6 +122,7 @@ def test_a_table_of_null_prompts_fails_each_time_it_is_run(jobs: MakeJobs) -> No
     assert "nothing new to do" in run.printed
 
 
+@pytest.mark.long  # a variant of the share
 def test_on_error_fail_is_not_satisfied_with_error_rows_of_an_earlier_run(jobs: MakeJobs) -> None:
     run = jobs()
     run.write_input([(1, "fine"), (2, None)])
@@ -130,6 +133,7 @@ def test_on_error_fail_is_not_satisfied_with_error_rows_of_an_earlier_run(jobs: 
     assert " ".join(run.printed.split()).count("Rows out 1 ") == 1, "the report is printed all the same"
 
 
+@pytest.mark.long  # a whole job after the refusal
 def test_a_collector_port_that_is_taken_is_refused(jobs: MakeJobs) -> None:
     import socket
 

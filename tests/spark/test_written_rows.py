@@ -124,6 +124,7 @@ def test_runs_that_die_one_after_the_other_prepare_once(
     assert not Path(run.output, "_pipemax").exists(), "nothing is left of the dead runs"
 
 
+@pytest.mark.long  # a variant of the deaths above
 def test_a_run_searches_again_for_rows_left_if_others_changed_the_output(jobs: MakeJobs) -> None:
     run = delta_jobs(jobs, id_columns=("id",), compute_each=True)  # equal rows may lie apart
     die(run)

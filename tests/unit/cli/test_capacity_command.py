@@ -49,6 +49,7 @@ def test_plan_capacity_tells_hours_and_cost_of_every_layout(small: list[str], tm
         assert option["cost"] == pytest.approx(20 * option["hours"], abs=2e-3)
 
 
+@pytest.mark.long  # simulation
 def test_plan_capacity_compares_kinds_of_node(small: list[str], tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     arguments = ["--rows", "1000000", "--price", "20", "--sample", "30", "--gpus-per-engine", "8"]
@@ -65,6 +66,7 @@ def test_plan_capacity_compares_kinds_of_node(small: list[str], tmp_path: Path) 
     assert "cheapest" in message_of(result)
 
 
+@pytest.mark.long  # simulation
 def test_plan_capacity_plans_fp8_kv(small: list[str], tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
 

@@ -42,6 +42,7 @@ def test_a_node_is_divided_in_every_way() -> None:
         possible_layouts(small_node(num_gpus=4), [3])
 
 
+@pytest.mark.long  # simulation
 def test_options_are_ordered_by_speed_and_hours_and_cost_are_those_of_the_whole_table() -> None:
     plan = plan_on(small_node(num_gpus=4, kv_gb=0.8), 100, gpus_per_engine=(4,))
     speeds = [option.tokens_per_s for option in plan.options]
@@ -61,6 +62,7 @@ def test_options_are_ordered_by_speed_and_hours_and_cost_are_those_of_the_whole_
     assert with_pipemax == {(1, 4), (2, 2)}
 
 
+@pytest.mark.long  # simulation
 def test_replicas_work_side_by_side_and_drain_together() -> None:
     """One engine's own run, by its own simulation, says what two of them take."""
     node = small_node(num_gpus=4, kv_gb=12.0)
@@ -79,12 +81,14 @@ def test_replicas_work_side_by_side_and_drain_together() -> None:
     assert option.hours == pytest.approx(seconds / 3600)
 
 
+@pytest.mark.long  # simulation
 def test_what_does_not_fit_is_left_out_with_the_reason() -> None:
     plan = plan_on(small_node(num_gpus=4), 60, gpus_per_engine=(4, 1))
     assert {option.layout.gpus_per_engine for option in plan.options} == {4}
     assert any("4 × tp 1 × pp 1" in reason and "does not fit" in reason for reason in plan.not_possible)
 
 
+@pytest.mark.long  # simulation
 def test_heads_that_gpus_do_not_divide_are_left_out() -> None:
     plan = plan_on(small_node(num_gpus=6, kv_gb=1.0), 60)
     assert any(
@@ -106,6 +110,7 @@ def test_a_fast_all_reduce_makes_stock_vllm_with_tensor_parallelism_the_choice()
     assert "PipeMax gains less than 2%" in plan.reason
 
 
+@pytest.mark.long  # minutes of simulation
 def test_a_slow_all_reduce_and_scarce_memory_make_pipemax_the_choice() -> None:
     slow = override(small_node(num_gpus=8, kv_gb=1.0), {"all_reduce.bus_bytes_per_s": 5e8})
     plan = plan_on(slow, 400)

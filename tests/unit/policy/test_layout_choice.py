@@ -82,6 +82,7 @@ def test_one_gpu_has_one_layout() -> None:
     assert choice.reason == "1 × tp 1 × pp 1: the only layout possible"
 
 
+@pytest.mark.long  # simulation
 @pytest.mark.parametrize(("bus_bytes_per_s", "is_pipemax"), [(1e9, True), (1e15, False)])
 def test_the_faster_of_both_policies_is_chosen(bus_bytes_per_s: float, *, is_pipemax: bool) -> None:
     """On GPUs with little memory: a slow all-reduce leaves pipelines, a fast one makes stock vLLM's latency short."""
@@ -95,6 +96,7 @@ def test_the_faster_of_both_policies_is_chosen(bus_bytes_per_s: float, *, is_pip
     assert chosen_on(node).best == (pipemax if is_pipemax else stock)
 
 
+@pytest.mark.long  # simulation
 def test_bounds_hide_no_layout_in_which_pipemax_is_fastest() -> None:
     node = small_node(num_gpus=4, kv_gb=0.8)
     choice = chosen_on(node, policy=Policy.PIPEMAX)
@@ -114,6 +116,7 @@ def test_bounds_hide_no_layout_in_which_pipemax_is_fastest() -> None:
     assert choice.best.tokens_per_s >= 0.97 * fastest
 
 
+@pytest.mark.long  # simulation
 def test_mixed_steps_have_the_faster_of_their_sizes() -> None:
     node = small_node(num_gpus=4, kv_gb=0.8)
     layout = Layout(replicas=1, tensor_parallel=1, pipeline_parallel=4)
@@ -177,6 +180,7 @@ def test_rows_that_fit_only_if_windows_are_freed_need_stock_vllm() -> None:
     assert run_pipemax(scenario, layout, frees_windows=True) != []
 
 
+@pytest.mark.long  # simulation
 def test_the_choice_simulates_pipemax_with_freed_windows_where_its_engines_free_them() -> None:
     node = small_node(num_gpus=2, kv_gb=4.0)
     kept, freed = (

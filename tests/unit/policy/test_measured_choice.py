@@ -140,6 +140,7 @@ def test_the_choice_says_that_its_step_times_are_a_guess() -> None:
     assert ["that are a guess" in choice.reason for choice in choices] == [False, True]
 
 
+@pytest.mark.long  # simulation
 @pytest.mark.parametrize("system", ["pipemax", "vllm_032_pp"])
 def test_a_simulation_that_stops_at_the_drain_has_the_steady_rate_of_the_whole_one(system: str) -> None:
     def run(*, stops_at_drain: bool) -> float:

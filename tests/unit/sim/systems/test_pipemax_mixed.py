@@ -56,6 +56,7 @@ def test_its_step_times_are_predicted_within_the_paper_s_errors() -> None:
         assert error.worst < 0.08
 
 
+@pytest.mark.long  # half a minute of simulation
 def test_large_steps_do_not_fall_behind_once_much_kv_waits() -> None:
     """Their prompts come faster than outputs end; the throttle's smaller steps keep the two level."""
     scenario = Scenario(
