@@ -105,12 +105,12 @@ def test_a_killed_job_run_again_on_a_longer_table_answers_every_row_once(
 
 def test_what_a_killed_job_had_completed_is_committed_by_the_next(jobs: Callable[[], Jobs]) -> None:
     run = jobs()
-    rows = [(i, f"word {i % 1_000}") for i in range(4_000)]
+    rows = [(i, f"word {i % 500}") for i in range(600)]
     run.write_input(rows)
     held = run.directory / "held"
     held.touch()
     # Held, it cannot end before it is killed, on however slow a machine.
-    job = start_job(run.defaults, commit_every="1h", fake=f"held_by: '{held}', held_row_s: 0.1")
+    job = start_job(run.defaults, commit_every="1h", fake=f"held_by: '{held}', held_row_s: 0.5")
     spooled = Path(run.output, "_pipemax")
     kill_when(lambda: rows_in_spool(spooled) > 0, job, run.defaults)
     held.unlink()

@@ -1,5 +1,6 @@
 """Turn over every setting of Spark that can change a value's text: a prompt stays, or its spec changes."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -206,7 +207,7 @@ def faults(spark: Any, path: str, chosen: Sequence[tuple[str, str]], plain: Outc
 
 
 @settings(
-    max_examples=2,
+    max_examples=5 if os.environ.get("PIPEMAX_NIGHT") else 1,
     deadline=None,
     phases=[Phase.generate],  # an example takes seconds, and a smaller one as long
     suppress_health_check=[
