@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def wait_until(condition: Callable[[], Any], within_s: float = 30.0, what: str = "") -> float:
+def wait_until(condition: Callable[[], Any], within_s: float = 120.0, what: str = "") -> float:
     """How many seconds it took; fails after ``within_s``."""
     started_s = time.monotonic()
     while not condition():

@@ -104,4 +104,4 @@ def jvm(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeJvm]:
     monkeypatch.setenv(ENGINE_PYTHONPATH_VARIABLE, f"{REPOSITORY / 'engine'}:{REPOSITORY}")
     yield fake
     fake.kill()
-    wait_until(lambda: fake.servers() == [], 20.0, "the server ends with its executor")
+    wait_until(lambda: fake.servers() == [], 120, "the server ends with its executor")

@@ -74,4 +74,4 @@ def test_the_engine_s_process_holds_the_gpus_and_ends_with_a_killed_server(
     holders = {process for process in processes if holds(process, gpu)}
     assert holders, "no process of the engine holds the GPU"
     os.kill(server.pid, signal.SIGKILL)
-    wait_until(lambda: not any(p.is_running() for p in processes), 20.0, "the engine's processes end")
+    wait_until(lambda: not any(p.is_running() for p in processes), 120, "the engine's processes end")

@@ -56,7 +56,7 @@ def test_two_replicas_give_the_tokens_of_one_engine_although_one_is_killed_in_mi
         first, second = engine.stats().replicas
         assert first["rows_done"] + second["rows_done"] == ROWS
         pids = [first["pid"], second["pid"]]
-    deadline_s = time.monotonic() + 5.0
+    deadline_s = time.monotonic() + 60
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline_s, "a replica outlived the engine"
         time.sleep(0.1)

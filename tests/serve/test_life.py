@@ -158,7 +158,7 @@ def test_sigterm_shortens_a_close_that_has_begun(fake_engine_python: EnginePytho
     run_prompts(["hello"], opts)
     server, child = server_of(opts), _child_of(opts)
     shut_down(opts)
-    wait_until(lambda: "ending: told" in files_of(opts).log.read_text(), 10.0)
+    wait_until(lambda: "ending: told" in files_of(opts).log.read_text(), 120)
     os.kill(server.pid, signal.SIGTERM)
     _assert_gone(files_of(opts), server, child)
     assert "ending sooner: SIGTERM" in files_of(opts).log.read_text()

@@ -118,7 +118,7 @@ def test_an_interrupted_call_stops_its_tasks_and_the_same_call_does_the_rest(
         thread.join()
     assert "Interrupted. Finished chunks are committed" in capsys.readouterr().out
     tracker = run.spark.sparkContext.statusTracker()
-    wait_until(lambda: not tracker.getActiveStageIds(), 30, "the tasks' end")
+    wait_until(lambda: not tracker.getActiveStageIds(), 120, "the tasks' end")
     summary = annotate(engine=fake_config(model="interrupted"))
     assert 0 < summary.rows_skipped < 3_000
     assert summary.rows_skipped + summary.rows_out == 3_000

@@ -67,6 +67,6 @@ def test_two_executors_keep_their_engines_and_a_killed_one_costs_no_row(tmp_path
         files = committed_files(output) if number == 2 else output
         ids = pq.read_table(files, columns=["id"]).column("id").to_pylist()
         assert sorted(ids) == list(range(ROWS))
-    wait_until(lambda: not servers_of(engine_python), 15, "the engine servers end with the application")
+    wait_until(lambda: not servers_of(engine_python), 120, "the engine servers end with the application")
     assert "MLflow at http://127.0.0.1:9 failed; the job continues without it" in application.stderr
     assert "each executor runs one task at a time" in application.stderr

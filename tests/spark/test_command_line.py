@@ -73,7 +73,7 @@ def test_an_interrupt_while_the_jvm_starts_leaves_none_behind(tmp_path: Path) ->
         _, said = process.communicate(timeout=120)
     assert process.returncode == 130, said
     assert "Interrupted" in said
-    wait_until(lambda: not processes_with(mark), 60, "the end of the JVM")
+    wait_until(lambda: not processes_with(mark), 120, "the end of the JVM")
 
 
 def test_every_option_of_a_job_can_be_given_on_the_command_line() -> None:

@@ -149,4 +149,4 @@ def test_the_engine_outlives_its_client_and_ends_with_the_server(
     call(connect_client.close_session)
     assert servers_of(options["engine_python"]), "other clients use it"
     server[1].kill()
-    wait_until(lambda: not servers_of(options["engine_python"]), 30, "the engine's end")
+    wait_until(lambda: not servers_of(options["engine_python"]), 120, "the engine's end")

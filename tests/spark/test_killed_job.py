@@ -69,7 +69,7 @@ def kill_when(condition: Callable[[], bool], job: subprocess.Popen[bytes], optio
     finally:
         os.killpg(job.pid, signal.SIGKILL)
         job.wait()
-    wait_until(lambda: not servers_of(options.log_dir), 15, "the killed job's engine ends")
+    wait_until(lambda: not servers_of(options.log_dir), 120, "the killed job's engine ends")
 
 
 def rows_in_spool(directory: Path) -> int:

@@ -97,7 +97,7 @@ def test_engines_load_before_the_rows_are_written_down_and_only_for_rows(
     servers = []
 
     def wait_for_engine() -> None:
-        wait_until(lambda: bool(servers_of(engine_python)), 60, "an engine server starts before the claim")
+        wait_until(lambda: bool(servers_of(engine_python)), 120, "an engine server starts before the claim")
         servers.extend(servers_of(engine_python))
 
     summary = run_with(run, options, wait_for_engine)

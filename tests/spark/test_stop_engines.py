@@ -74,9 +74,9 @@ def test_an_engine_in_use_is_stopped_only_by_force_and_its_tasks_start_it_again(
     options = {"held_by": str(held), "held_row_s": 600.0}
     job = threading.Thread(daemon=True, target=lambda: answers.extend(texts(2, **options)))
     job.start()
-    wait_until(lambda: servers_of(own_python), 60, "the engine's start")
+    wait_until(lambda: servers_of(own_python), 120, "the engine's start")
     # An engine that no task has asked yet is not in use: it is stopped, and the tasks start another.
-    wait_until(lambda: in_use(spark), 60, "tasks that use the engine")
+    wait_until(lambda: in_use(spark), 120, "tasks that use the engine")
     (server,) = servers_of(own_python)
     stopped = stop_engines(spark, force=True)
     assert stopped.engines >= 1
@@ -110,7 +110,7 @@ def test_executors_without_a_free_slot_are_reported_in_time(
         stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
         return sum(stage.numActiveTasks for stage in stages if stage is not None)
 
-    wait_until(lambda: busy_slots() == slots and servers_of(own_python), 60, "tasks in all slots")
+    wait_until(lambda: busy_slots() == slots and servers_of(own_python), 120, "tasks in all slots")
     with pytest.raises(JobError, match=r"could be reached within 2 s: other Spark jobs take all task slots"):
         stop_engines(spark, timeout_s=2.0)
     assert servers_of(own_python)

@@ -81,7 +81,7 @@ def test_the_demo_table_through_both_gives_the_tokens_of_transformers(
     assert (summary["rows_out"], summary["rows_error"], summary["engines"]) == (ROWS, 0, 1)
     texts = {row["package"]: row["annotation"]["text"] for row in pq.read_table(tmp_path / "out").to_pylist()}
     assert texts == expected_texts(table.to_pylist())
-    wait_until(lambda: not servers_of(tmp_path / "logs"), 20, "the engine server ends with the application")
+    wait_until(lambda: not servers_of(tmp_path / "logs"), 120, "the engine server ends with the application")
 
 
 def expected_texts(rows: list[dict[str, str]]) -> dict[str, str]:

@@ -1,11 +1,11 @@
 """Whose an output is: a run that lives keeps others out, a dead one's leavings are removed."""
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_a_run_that_takes_over_waits_until_the_other_one_has_stopped(spark: Any,
             begun.set()
             assert stopping.wait(120)
             work.when_told_to_stop(told.append)
-            wait_until(lambda: bool(told), 60, "the word to stop")
+            wait_until(lambda: bool(told), 120, "the word to stop")
             raise JobFailedError("stopped")
 
     begun = threading.Event()
@@ -137,19 +137,24 @@ def test_a_process_id_of_another_container_says_nothing(spark: Any, tmp_path: Pa
     left = tmp_path / "work" / TABLE / "container"
     leave_run(left, **owner | {"run_id": "container", "pid": 2**22 + 1, "pid_namespace": "pid:[1]"})
     with ThreadPoolExecutor(1) as pool:
-        beats = pool.submit(beat_until_seen, left)
-        with (
-            pytest.raises(JobError, match="another job, run container, is writing"),
-            work_directory(spark, tmp_path / "work", "second", said),
-        ):
-            pass
+        was_seen = threading.Event()
+        beats = pool.submit(beat_until, was_seen, left)
+        try:
+            with (
+                pytest.raises(JobError, match="another job, run container, is writing"),
+                work_directory(spark, tmp_path / "work", "second", said),
+            ):
+                pass
+        finally:
+            was_seen.set()
         beats.result()
 
 
-def beat_until_seen(directory: Path) -> None:
-    for beat in range(20):
+def beat_until(was_seen: threading.Event, directory: Path) -> None:
+    for beat in itertools.count():
         os.utime(directory / "heartbeat", (beat, beat))
-        time.sleep(0.05)
+        if was_seen.wait(0.05):
+            return
 
 
 FOREIGN: dict[str, dict[str, str]] = {

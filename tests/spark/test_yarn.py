@@ -154,7 +154,7 @@ def test_each_yarn_container_has_an_engine_on_the_gpus_of_its_discovery_script(
     assert job.summary()["engines"] == 2
     (report,) = job.reports()
     assert "4 task slots" in report
-    wait_until(lambda: not job.servers(), 15, "the engine servers end with their containers")
+    wait_until(lambda: not job.servers(), 120, "the engine servers end with their containers")
 
 
 def test_a_killed_container_is_replaced_and_its_rows_are_done_once(yarn: YarnCluster, tmp_path: Path) -> None:
