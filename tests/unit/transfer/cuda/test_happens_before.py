@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies
-from pipemax.transfer.cuda.device import Copy, Fence, Lane, Pool, Span
+from pipemax.transfer.cuda.device import Fence, Lane, Pool, Span
 from pipemax.transfer.cuda.transfers import CudaTransfers
 from tests.fakes.kv_schedule import Step
 from tests.fakes.kv_stage import TINY, RecordedStage
@@ -97,64 +97,3 @@ def test_a_block_may_be_copied_on_write_only_after_the_step_has_begun(
     if not is_first:
         device.launch(Lane.COMPUTE, copy_on_write)
     assert bool(device.races) is is_first
-
-
-class TestTheCheckerItself:
-    """Two lanes, one block."""
-
-    @pytest.fixture
-    def device(self) -> RecordingDevice:
-        return RecordingDevice(gpu_blocks=2, host_blocks=2, block_bytes=TINY.block_bytes)
-
-    def test_an_unordered_write_is_a_race(self, device: RecordingDevice) -> None:
-        device.copy(Lane.PREFETCH, [_whole_block()])
-        device.launch(Lane.COMPUTE, _reader(0, TINY.block_bytes))
-        (race,) = device.races
-        assert (race.pool, race.block) == (Pool.GPU, 0)
-
-    def test_an_event_recorded_after_the_access_orders_it(self, device: RecordingDevice) -> None:
-        device.copy(Lane.PREFETCH, [_whole_block()])
-        device.wait(Lane.COMPUTE, device.record(Lane.PREFETCH), Fence.COMPUTE_AFTER_PREFETCH)
-        device.launch(Lane.COMPUTE, _reader(0, TINY.block_bytes))
-        assert device.races == []
-
-    def test_an_event_recorded_before_the_access_does_not_order_it(self, device: RecordingDevice) -> None:
-        event = device.record(Lane.PREFETCH)
-        device.copy(Lane.PREFETCH, [_whole_block()])
-        device.wait(Lane.COMPUTE, event, Fence.COMPUTE_AFTER_PREFETCH)
-        device.launch(Lane.COMPUTE, _reader(0, TINY.block_bytes))
-        assert len(device.races) == 1
-
-    def test_ordering_is_transitive_across_lanes(self, device: RecordingDevice) -> None:
-        device.copy(Lane.PREFETCH, [_whole_block()])
-        device.wait(Lane.STORE, device.record(Lane.PREFETCH), Fence.PREFETCH_AFTER_STORE)
-        device.wait(Lane.COMPUTE, device.record(Lane.STORE), Fence.COMPUTE_AFTER_STORE)
-        device.launch(Lane.COMPUTE, _reader(0, TINY.block_bytes))
-        assert device.races == []
-
-    def test_other_bytes_of_the_block_are_no_conflict(self, device: RecordingDevice) -> None:
-        store = Copy(Span(Pool.GPU, 0, 4), Span(Pool.HOST, 0, 4))
-        device.copy(Lane.STORE, [store])
-        device.launch(Lane.COMPUTE, FakeKernel([], [Span(Pool.GPU, 4, 4)], lambda: None))
-        assert device.races == []
-        device.launch(Lane.COMPUTE, FakeKernel([], [Span(Pool.GPU, 3, 1)], lambda: None))
-        assert len(device.races) == 1
-
-    def test_copies_of_one_batch_have_no_order(self, device: RecordingDevice) -> None:
-        device.copy(Lane.PREFETCH, [_whole_block(), _whole_block()])
-        assert len(device.races) == 1
-
-    def test_changed_bytes_are_detected(self) -> None:
-        stage = RecordedStage(3)
-        stage.run(20)
-        stage.device.memory[Pool.HOST][:] = 0xFF
-        stage.run(NUM_STEPS)
-        assert stage.num_wrong > 0
-
-
-def _whole_block() -> Copy:
-    return Copy(Span(Pool.HOST, 0, TINY.block_bytes), Span(Pool.GPU, 0, TINY.block_bytes))
-
-
-def _reader(first_byte: int, num_bytes: int) -> FakeKernel:
-    return FakeKernel([Span(Pool.GPU, first_byte, num_bytes)], [], lambda: None)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipemax.transfer.cuda.device import Copy, Fence, Lane, Pool, Span
-from tests.fakes.timed_device import Costs, Stream, TimedDevice, TimedKernel, Work
+from pipemax.transfer.cuda.device import Fence, Lane
+from tests.fakes.timed_device import Costs, Work
 from tests.fakes.timed_steps import RanStep, TimedStep, TimedSteps
 
 STEPS_AHEAD = range(10)
@@ -222,62 +222,3 @@ def test_a_send_goes_at_once_and_shares_the_way_out_with_stores_only(
         assert own_s <= sent_s - ready_s + 1e-9
         assert sent_s - ready_s <= 2 * own_s + 1e-9, "an even share of the way out"
     assert all(work.begin_s is not None for work in run.device.ran[Lane.STORE])
-
-
-class TestTheDeviceItself:
-    """A gigabyte a second in each direction, and a host that costs nothing."""
-
-    @pytest.fixture
-    def device(self) -> TimedDevice:
-        return TimedDevice(Costs(bytes_per_s=1e9, call_s=0.0, copy_s=0.0))
-
-    def test_lanes_run_in_parallel_and_each_in_its_order(self, device: TimedDevice) -> None:
-        device.launch(Lane.COMPUTE, TimedKernel(seconds=3e-3))
-        device.launch(Lane.COMPUTE, TimedKernel(seconds=1e-3))
-        device.launch(Lane.STORE, TimedKernel(out_bytes=2_000_000))
-        device.host_works(1.0)
-        assert times(device.ran[Lane.COMPUTE]) == [(0.0, 3.0), (3.0, 4.0)]
-        assert times(device.ran[Lane.STORE]) == [(0.0, 2.0)]
-
-    def test_two_transfers_of_the_way_out_share_it(self, device: TimedDevice) -> None:
-        device.launch(Lane.STORE, TimedKernel(out_bytes=4_000_000))
-        device.send(1_000_000, after=device.record(Lane.COMPUTE))
-        copy = Copy(Span(Pool.HOST, 0, 5_000_000), Span(Pool.GPU, 0, 5_000_000))
-        device.copy(Lane.PREFETCH, [copy])
-        device.host_works(1.0)
-        assert times(device.ran[Stream.SEND]) == [(0.0, 2.0)]
-        assert times(device.ran[Lane.STORE]) == [(0.0, 5.0)]
-        assert times(device.ran[Lane.PREFETCH]) == [(0.0, 5.0)]
-
-    def test_the_way_in_takes_one_call_after_the_other(self, device: TimedDevice) -> None:
-        copy = Copy(Span(Pool.HOST, 0, 5_000_000), Span(Pool.GPU, 0, 5_000_000))
-        device.launch(Lane.COMPUTE, TimedKernel(seconds=1e-3))
-        device.copy(Lane.COMPUTE, [copy])  # submitted first, and may run later
-        device.copy(Lane.PREFETCH, [copy])
-        device.host_works(1.0)
-        assert times(device.ran[Lane.PREFETCH]) == [(0.0, 5.0)]
-        assert times(device.ran[Lane.COMPUTE]) == [(0.0, 1.0), (5.0, 10.0)]
-
-    def test_a_wait_holds_its_lane_and_the_host_sees_only_what_is_past(self, device: TimedDevice) -> None:
-        device.launch(Lane.COMPUTE, TimedKernel(seconds=3e-3))
-        computed = device.record(Lane.COMPUTE)
-        device.wait(Lane.STORE, computed, Fence.STORE_AFTER_COMPUTE)
-        device.launch(Lane.STORE, TimedKernel(out_bytes=1_000_000))
-        device.host_works(2e-3)
-        assert not device.is_done(computed)
-        device.host_waits_for(computed)
-        assert device.now_s == pytest.approx(3e-3)
-        device.synchronize()
-        assert times(device.ran[Lane.STORE]) == [(3.0, 4.0)]
-
-    def test_submitting_costs_the_host_time(self) -> None:
-        device = TimedDevice(Costs(call_s=1e-3, copy_s=1e-4))
-        copy = Copy(Span(Pool.HOST, 0, 1), Span(Pool.GPU, 0, 1))
-        device.copy(Lane.PREFETCH, [copy] * 20)
-        assert device.now_s == pytest.approx(3e-3)
-        assert device.ran[Lane.PREFETCH][0].submitted_s == device.now_s
-
-
-def times(works: list[Work]) -> list[tuple[float, float]]:
-    """When they began and ended, in ms."""
-    return [(pytest.approx(work.begin_s * 1e3), pytest.approx(work.end_s * 1e3)) for work in works]
