@@ -1,8 +1,6 @@
 """Rows that kill the engine, through the real server: they are found, and only they become error rows."""
 
-import contextlib
 import os
-import random
 import signal
 import threading
 import time
@@ -12,9 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipemax.wire import ErrorCode, SessionErrorCode
-from pipemax_spark.executor.client import EngineOptions, EngineSessionError, complete
-from pipemax_spark.executor.server_process import STREAM_ERRORS
+from pipemax.wire import ErrorCode
+from pipemax_spark.executor.client import EngineOptions, complete
 from tests.fakes.settings import expected_text
 from tests.serve.support import (
     SILENCE_S,
@@ -23,7 +20,6 @@ from tests.serve.support import (
     request_batch,
     run_prompts,
     server_of,
-    server_stats,
 )
 
 EnginePython = Callable[..., str]
@@ -55,14 +51,6 @@ def _culprits(prompts: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[st
             assert "by itself" in row["error_message"]
             culprits.append(prompt)
     return culprits
-
-
-def _has_rows(opts: EngineOptions) -> bool:
-    """Whether its engine has been given rows: kills before that teach nothing, and three in a row end a task."""
-    with contextlib.suppress(*STREAM_ERRORS):
-        jobs = server_stats(opts).jobs
-        return "job" in jobs and jobs["job"].rows_received > 0
-    return False
 
 
 def _servers_started(opts: EngineOptions) -> int:
@@ -97,46 +85,11 @@ def test_a_row_that_kills_the_whole_server_is_found_and_not_run_again(
     assert _servers_started(opts) == started
 
 
-@pytest.mark.long  # as one row
-def test_two_rows_that_kill_the_engine_are_both_found(fake_engine_python: EnginePython) -> None:
-    opts = options(fake_engine_python(), latency_s=0.02)
-    prompts = [f"row {row}" for row in range(30)]
-    for row in (5, 24):
-        prompts[row] += " [[die]]"
-    assert _culprits(prompts, run_prompts(prompts, opts)) == [prompts[5], prompts[24]]
-    assert _servers_started(opts) - 1 <= 2 * (5 + 2)
-
-
 @pytest.mark.long  # as one row that kills
 def test_a_row_that_hangs_the_engine_is_found(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python("--poll-stall-s=0.3"), silence_timeout_s=SILENCE_S, latency_s=0.02)
     prompts = ["one", "two [[hang]]", "three"]
     assert _culprits(prompts, run_prompts(prompts, opts)) == [prompts[1]]
-
-
-@pytest.mark.long  # tests/unit/serve has them in virtual time
-def test_random_kills_condemn_no_row(fake_engine_python: EnginePython) -> None:
-    opts = options(fake_engine_python(), latency_s=0.1)
-    prompts = [[f"session {session} row {row}" for row in range(300)] for session in range(2)]
-    rng, killed, over = random.Random(7), 0, threading.Event()
-
-    def kill_at_random() -> None:
-        nonlocal killed
-        while not over.wait(0.02) and killed < 6:
-            if _has_rows(opts):
-                over.wait(rng.uniform(0.0, 0.5))
-                os.kill(server_of(opts).pid, signal.SIGKILL)
-                killed += 1
-
-    killer = threading.Thread(target=kill_at_random)
-    killer.start()
-    try:
-        rows = _run_sessions(prompts, opts)
-    finally:
-        over.set()
-        killer.join()
-    assert [_culprits(*session) for session in zip(prompts, rows, strict=True)] == [[], []]
-    assert killed == 6
 
 
 def test_a_task_that_ends_leaves_no_suspects_behind(fake_engine_python: EnginePython) -> None:
@@ -148,26 +101,6 @@ def test_a_task_that_ends_leaves_no_suspects_behind(fake_engine_python: EnginePy
     prompts = [f"row {row}" for row in range(30)]
     assert _culprits(prompts, run_prompts(prompts, opts)) == []
     assert time.monotonic() - started_s < 60.0  # not the 600 s that the ended task's rows would take
-
-
-@pytest.mark.long  # a variant
-def test_an_engine_that_dies_of_every_row_ends_in_a_clear_error(fake_engine_python: EnginePython) -> None:
-    engine_python = fake_engine_python()
-    opts = options(engine_python, dies="of any row")
-    prompts = [f"row {row}" for row in range(8)]
-    with pytest.raises(EngineSessionError, match="whatever row it runs") as caught:
-        run_prompts(prompts, opts)
-    assert caught.value.code is SessionErrorCode.ENGINE_UNUSABLE
-    assert str(files_of(opts).log) in str(caught.value)
-    started = _servers_started(opts)
-    assert started - 1 <= 3 * (3 + 2)
-    with pytest.raises(EngineSessionError, match="whatever row it runs"):
-        run_prompts(prompts, opts)  # a retried task of the job
-    assert _servers_started(opts) == started
-    # Another job, with an engine in order: nothing is held against its rows.
-    mended = options(engine_python, job_id="another")
-    assert _culprits(prompts, run_prompts(prompts, mended)) == []
-    assert server_stats(mended).jobs["another"].rows_done == 8
 
 
 def _start(prompts: Sequence[str], opts: EngineOptions) -> Generator[pa.RecordBatch, None, None]:

@@ -36,21 +36,6 @@ def test_rows_that_run_while_a_gpu_fails_run_again_and_none_is_suspected(
     assert "no row's" in log
 
 
-@pytest.mark.long  # both, in one
-def test_a_gpu_that_fails_while_a_poison_row_is_looked_for_condemns_no_other(
-    fake_engine_python: EnginePython, tmp_path: Path
-) -> None:
-    opts = options(fake_engine_python(), latency_s=0.02)
-    prompts = [f"row {row}" for row in range(16)]
-    prompts[5] += " [[die]]"
-    prompts[6] += f" [[gpu-once {tmp_path}/6]]"
-    rows = run_prompts(prompts, opts)
-    assert [row["row_id"] for row in rows if row["error_code"] is not None] == [5]
-    assert rows[5]["error_code"] == ErrorCode.ENGINE_DIED
-    # log2(16) halvings, two deaths of the row by itself, and that of the GPU.
-    assert files_of(opts).log.read_text().count("listening") - 1 <= 4 + 2 + 1
-
-
 @pytest.mark.long  # a variant
 def test_a_machine_whose_gpu_fails_again_and_again_fails_the_task_and_is_named(
     fake_engine_python: EnginePython, gpus: list[str], monkeypatch: pytest.MonkeyPatch

@@ -6,18 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from pipemax.wire import ErrorCode
 from pipemax_spark.executor.client import EngineOptions, complete
-from tests.fakes.settings import expected_text, fake_config
+from tests.fakes.settings import fake_config
 from tests.serve.support import (
     FakeJvm,
     assert_exactly_once,
     files_of,
     options,
     request_batches,
-    run_prompts,
     server_stats,
 )
 from tests.waiting import wait_until
@@ -53,17 +49,3 @@ def test_a_killed_replica_costs_no_row_and_no_restart_of_the_server(
     jvm.kill()
     pids = [own["pid"] for own in stats.replicas]
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), what="replicas end too")
-
-
-@pytest.mark.long  # tests/unit/replicas shows it
-def test_a_row_that_kills_replicas_is_found_and_the_others_are_answered(
-    fake_engine_python: EnginePython,
-) -> None:
-    opts = with_replicas(fake_engine_python(), 2)
-    prompts = [f"row {row}{' [[crash]]' if row == 5 else ''}" for row in range(8)]
-    rows = run_prompts(prompts, opts)
-    assert rows[5]["error_code"] == ErrorCode.ENGINE_DIED
-    assert "by itself" in rows[5]["error_message"]
-    assert [row["text"] for row in rows[:5] + rows[6:]] == [
-        expected_text(prompt) for prompt in prompts[:5] + prompts[6:]
-    ]

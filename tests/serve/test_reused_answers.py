@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipemax.wire import ErrorCode, GenerationSpec
+from pipemax.wire import GenerationSpec
 from pipemax_spark.executor.client import EngineOptions
 from tests.fakes.settings import expected_text, fake_config
-from tests.serve.support import files_of, options, run_prompts, server_stats
+from tests.serve.support import options, run_prompts, server_stats
 
 MakePython = Callable[..., str]
 PROMPTS = [f"prompt {i}" for i in range(20)]
@@ -121,22 +121,6 @@ def test_equal_rows_that_come_at_once_are_computed_once_and_fill_no_window(
     stats = server_stats(opts)
     assert stats.engine_metrics["submitted"] == 20
     assert (stats.jobs["job"].rows_done, stats.jobs["job"].rows_reused) == (6_000, 5_980)
-
-
-@pytest.mark.long  # test_culprits has the row
-def test_copies_of_a_row_that_kills_the_engine_do_not_kill_it_more_often(
-    fake_engine_python: MakePython,
-) -> None:
-    opts = options(fake_engine_python(), latency_s=0.02, reuses_results=True)
-    prompts = [f"row {row} of 4" for row in range(4)] * 10
-    prompts[0::8] = ["killer [[die]]"] * 5
-    sessions = [prompts, list(prompts)]
-    for rows in _run_at_once(sessions, opts):
-        for prompt, row in zip(prompts, rows, strict=True):
-            expected = (None, ErrorCode.ENGINE_DIED) if "die" in prompt else (expected_text(prompt), None)
-            assert (row["text"], row["error_code"]) == expected
-    deaths = files_of(opts).log.read_text().count("listening") - 1
-    assert deaths <= 3 + 2, "five different requests, and then two deaths of the one by itself"
 
 
 def test_rows_sampled_without_a_seed_are_all_computed(shared_engine_python: str) -> None:

@@ -71,27 +71,6 @@ def test_bad_requests_are_refused_at_once(
         annotate(frame, **{"engine": fake_config(), "engine_python": engine_python, **options})
 
 
-@pytest.mark.long  # a warning
-def test_a_limit_above_the_annotation_is_warned_of_and_one_below_is_not(
-    spark: Any, engine_python: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
-    spark.range(40).selectExpr("concat('word ', id) AS text").write.parquet(str(tmp_path / "in"))
-    frame = spark.read.parquet(str(tmp_path / "in"))
-    options: dict[str, Any] = {
-        "prompt_column": "text",
-        "engine": fake_config(),
-        "engine_python": engine_python,
-    }
-    assert len(annotate(frame.limit(3), **options).take(2)) == 2
-    annotate(frame, **options).select("annotation").collect()
-    assert [each for each in recwarn if "after annotate()" in str(each.message)] == []
-    annotated = annotate(frame, **options)
-    with pytest.warns(UserWarning, match=r"limit\(\) after annotate\(\) .* annotate\(df\.limit\(5\), …\)"):
-        assert annotated.limit(3).count() == 3
-    with pytest.warns(UserWarning, match=r"first\(\) after"):
-        assert annotated.first()["annotation"]["error"] is None
-
-
 @pytest.mark.parametrize("is_ansi", [True, False])
 def test_what_does_not_fit_is_its_row_s_error_in_each_mode(
     spark: Any, engine_python: str, is_ansi: bool

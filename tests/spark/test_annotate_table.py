@@ -39,33 +39,6 @@ def call(jobs: Callable[[], Jobs]) -> tuple[Jobs, Callable[..., Any]]:
     return run, call_with
 
 
-@pytest.mark.long  # test_job shows the same of the command
-def test_the_same_call_again_annotates_the_rows_left(
-    call: tuple[Jobs, Callable[..., Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, annotate = call
-    run.write_input([(i, f"word {i}") for i in range(50)])
-    options = {
-        "id_columns": ["id"],
-        "commit_every": "5m",
-        "response_format": {"type": "object", "properties": {"label": {"enum": ["a", "b"]}}},
-        "max_tokens": 32,
-    }
-    first = annotate(**options, limit=20)
-    assert (first.rows_in, first.rows_out, first.rows_left_out) == (50, 20, 30)
-    second = annotate(**options)
-    assert (second.rows_skipped, second.rows_out, second.rows_error) == (20, 30, 0)
-    assert {row["annotation"]["parsed"]["label"] for row in run.rows()} == {"a", "b"}
-    printed = capsys.readouterr().out
-    assert "Rows out           30" in printed
-    assert "\r" not in printed
-    assert "Rows out           30" in str(second)
-    assert (
-        "<th style='text-align:left'>Rows out</th><td style='text-align:left'>30</td>" in second._repr_html_()
-    )
-    assert "chunk 0 is committed" in (run.directory / "logs" / "annotate.log").read_text()
-
-
 def test_engine_and_summary_may_be_on_the_storage_that_the_session_knows(
     call: tuple[Jobs, Callable[..., Any]],
 ) -> None:

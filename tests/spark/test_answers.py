@@ -38,44 +38,6 @@ def test_a_choice_job_has_one_label_and_each_label_s_probability_per_row(jobs: A
         run.run(generation=GenerationSpec(choice=LABELS[:2], logprobs=True), id_columns=("id",))
 
 
-@pytest.mark.long  # tests/unit/answers shows it without Spark
-def test_an_invalid_answer_is_tried_again_and_counted(jobs: Any) -> None:
-    run = jobs()
-    run.write_input([(0, "plain"), (1, "[[invalid 1]]"), (2, "[[invalid 2]]"), (3, "[[invalid 9]]")])
-    generation = GenerationSpec(
-        max_tokens=16, response_format=SCHEMA, attempts=3, temperature=0.7, seed=1, logprobs=True
-    )
-    summary = run.run(generation=generation, id_columns=("id",), max_error_rate=1.0)
-    found = annotations(run)
-    assert {i: answer["attempts"] for i, answer in found.items()} == {0: 1, 1: 2, 2: 3, 3: 3}
-    assert {i: answer["error"] and answer["error"]["code"] for i, answer in found.items()} == {
-        0: None,
-        1: None,
-        2: None,
-        3: "response_format",
-    }
-    assert (found[3]["text"], found[3]["parsed"]) == ("not valid", None)
-    assert found[1]["parsed"]["label"] in LABELS
-    assert found[0]["logprob_mean"] == -0.5
-    assert (summary.rows_retried, summary.extra_attempts) == (3, 5)
-    assert "3 rows tried again, 5 extra attempts" in run.printed
-
-
-@pytest.mark.long  # what is printed
-def test_the_tokens_of_thinking_are_summed_in_the_report(jobs: Any) -> None:
-    run = jobs()
-    run.write_input([(0, "a"), (1, "b c"), (2, "[[error]]")])
-    summary = run.run(
-        engine=fake_config() | {"reasoning_parser": "qwen3"},
-        generation=GenerationSpec(max_tokens=40, include_reasoning=True),
-        id_columns=("id",),
-        max_error_rate=1.0,
-    )
-    tokens = [answer["reasoning_tokens"] or 0 for answer in annotations(run).values()]
-    assert summary.reasoning_tokens == sum(tokens) > 0
-    assert f", {sum(tokens):,} of them for thinking" in run.printed
-
-
 def test_samples_thinking_and_their_errors_are_columns_only_where_asked_for(
     spark: Any, engine_python: str
 ) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from pipemax.wire import ErrorCode, GenerationSpec
-from pipemax_spark import annotate
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.questions import question_key
 from pipemax_spark.executor.spool import Spool
@@ -70,22 +69,6 @@ def test_each_question_has_a_column_and_a_failed_one_can_be_retried(jobs: MakeJo
     assert written[7]["topic"]["text"] == expected_text("Say text 7Which topic? ", 16)
     with pytest.raises(JobError, match="annotated in another way: ask was"):
         run.run(**options | {"ask": asked[:2]})
-
-
-@pytest.mark.long  # the job asks them in the first test
-def test_annotate_asks_several_questions_too(spark: Any, engine_python: str) -> None:
-    frame = spark.createDataFrame([(1, "one"), (2, "two")], "id long, text string")
-    found = annotate(
-        frame,
-        engine={"model": "fake"},
-        engine_python=engine_python,
-        prompt_column="text",
-        ask={"topic": "Which topic?", "lang": {"template": "Language of {id}?", "max_tokens": 3}},
-    )
-    assert found.columns == ["id", "text", "topic", "lang", "annotation"]
-    rows = {row["id"]: row.asDict(recursive=True) for row in found.collect()}
-    assert rows[1]["topic"]["text"] == expected_text("one\n\nWhich topic?")
-    assert rows[2]["lang"]["text"] == expected_text("two\n\nLanguage of 2?", 3)
 
 
 def test_rows_of_a_dead_run_are_recovered_if_all_of_their_questions_had_ended(

@@ -1,15 +1,13 @@
 """Rows that cannot be done, through real Spark: each has its code, and its neighbours have their answers."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from pipemax.wire import ErrorCode, GenerationSpec
-from pipemax_spark.errors import JobError
 from pipemax_spark.request.prompts import PromptSource
 from tests.fakes.settings import expected_text, fake_config
-from tests.spark.conftest import Jobs, object_schema
+from tests.spark.conftest import Jobs
 
 MakeJobs = Callable[[], Jobs]
 NAN = float("nan")
@@ -58,56 +56,6 @@ def test_each_bad_row_has_its_code_and_the_others_their_answers(jobs: MakeJobs) 
         assert told in annotation["error"]["message"]
     for code in {expected[0] for *_, expected in TABLE if expected}:
         assert code in run.printed
-
-
-@pytest.mark.long  # more codes, as above
-def test_a_turn_without_content_and_an_unsatisfiable_schema_are_refused(jobs: MakeJobs) -> None:
-    run = jobs()
-    chats: list[tuple[int, Any]] = [
-        (0, [("user", "hi")]),
-        (1, [("user", None)]),
-        (2, []),
-        (3, None),
-    ]
-    run.write_input(chats, "id long, chat array<struct<role: string, content: string>>")
-    # One token is not enough for any object that has the property.
-    schema = object_schema(n={"type": "integer"})
-    generation = GenerationSpec(response_format=schema, max_tokens=1)
-    run.run(
-        source=PromptSource(messages_column="chat"),
-        generation=generation,
-        id_columns=("id",),
-        max_error_rate=1.0,
-    )
-    codes = {row["id"]: row["annotation"]["error"]["code"] for row in run.rows()}
-    assert codes == {
-        0: ErrorCode.RESPONSE_FORMAT,
-        1: ErrorCode.INVALID_PROMPT,
-        2: ErrorCode.EMPTY_PROMPT,
-        3: ErrorCode.EMPTY_PROMPT,
-    }
-
-
-@pytest.mark.long  # what is printed
-def test_without_samples_neither_report_nor_errors_show_a_row(jobs: MakeJobs) -> None:
-    run = jobs()
-    run.write_input([("canary", "canary"), ("canary 2", "[[counts]]")], "id string, text string")
-    options: dict[str, Any] = {
-        "no_sample": True,
-        "id_columns": ("id",),
-        "generation": GenerationSpec(max_tokens=16, response_format='{"type": "string"}'),
-    }
-    run.run(**options, dry_run=True)
-    assert "This was a dry run" in run.printed
-    assert "canary" not in run.printed
-    run.run(**options)
-    assert "    response_format 1\n" in run.printed
-    assert "canary" not in run.printed
-    assert "submitted" not in run.printed, "the message in the table quotes the output"
-    assert any("submitted" in (row["annotation"]["error"] or {}).get("message", "") for row in run.rows())
-    run.write_input([("canary", "a"), ("canary", "b")], "id string, text string")
-    with pytest.raises(JobError, match=r"ids are not unique\. Remove the duplicates"):
-        run.run(**options)
 
 
 @pytest.mark.parametrize("parameter", ["temperature", "top_p"])

@@ -41,24 +41,6 @@ def test_a_job_answers_rows_with_images_and_keeps_a_bad_one_as_an_error(jobs: Ca
     assert [kept[number]["error"]["code"] for number in (4, 5)] == ["invalid_image", "empty_prompt"]
 
 
-@pytest.mark.long  # test_redo_changed shows it of texts
-def test_a_changed_image_is_answered_again(jobs: Callable[[], Jobs]) -> None:
-    run = jobs()
-    run.defaults = replace(
-        run.defaults,
-        source=PromptSource(prompt_column="text", image_column="photos"),
-        id_columns=("id",),
-    )
-    schema = "id long, text string, photos array<binary>"
-    run.write_input([(1, "which?", [CAT, DOG]), (2, "which?", []), (3, "which?", [OWL])], schema)
-    run.run()
-    run.write_input([(1, "which?", [DOG, CAT]), (2, "which?", []), (3, "which?", [OWL])], schema)
-    run.run(redo_changed=True)
-    assert "1 rows have changed" in run.printed
-    texts = {row["id"]: row["annotation"]["text"] for row in run.rows()}
-    assert texts == {1: answer("which?", DOG, CAT), 2: answer("which?"), 3: answer("which?", OWL)}
-
-
 @pytest.mark.long  # the first test has images, tests/unit/checkpoint their forms
 def test_paths_and_parts_of_messages_and_sql_take_images_too(
     spark: Any, engine_python: str, tmp_path: Path

@@ -88,17 +88,6 @@ def test_each_run_annotates_what_was_appended_also_under_a_new_schema(
     assert [rows for _, rows in nights.appends()] == [300, 10, 10]
 
 
-@pytest.mark.long  # test_job counts equal rows over runs
-def test_equal_rows_are_counted_over_all_nights(nights: Nights) -> None:
-    nights.append([(1, "a"), (1, "a"), (2, "b")])
-    nights.run()
-    nights.append([(1, "a"), (3, "c")])
-    nights.run()
-    nights.append([(1, "a"), (1, "a")])
-    assert nights.run() == (2, 0, 2)
-    assert nights.ids() == [1, 1, 1, 1, 1, 2, 3]
-
-
 @pytest.mark.parametrize(
     ("id_columns", "lost"),
     [

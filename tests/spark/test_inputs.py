@@ -28,25 +28,6 @@ def test_a_csv_file_with_all_that_csv_allows(jobs: MakeJobs) -> None:
     assert rows["2"]["annotation"]["text"] == expected_text("plain", 16)
 
 
-@pytest.mark.long  # tests/unit/spark shows conversations and overrides
-def test_json_lines_with_conversations_and_a_row_s_own_sampling(jobs: MakeJobs) -> None:
-    run = jobs()
-    path = run.directory / "rows.jsonl"
-    rows = [
-        {"id": 1, "chat": [{"role": "user", "content": "one two three"}], "sampling": {"max_tokens": 3}},
-        {"id": 2, "chat": [{"role": "user", "content": "one two three"}], "sampling": None},
-        {"id": 3, "chat": [], "sampling": None},
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = PromptSource(messages_column="chat")
-    run.run(input=str(path), source=source, overrides_column="sampling", id_columns=("id",))
-    annotations = {row["id"]: row["annotation"] for row in run.rows()}
-    assert annotations[1]["text"] == expected_text("one two three", 3)
-    assert annotations[1]["finish_reason"] == "length"
-    assert annotations[2]["text"] == expected_text("one two three", 16)
-    assert annotations[3]["error"]["code"] == "empty_prompt"
-
-
 def test_a_row_s_overrides_name_its_adapter_and_equal_prompts_of_other_adapters_are_other_requests(
     jobs: MakeJobs,
 ) -> None:

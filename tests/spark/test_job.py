@@ -6,12 +6,12 @@ from datetime import timedelta
 
 import pytest
 
-from pipemax.wire import ErrorCode, GenerationSpec
-from pipemax_spark.errors import JobError, JobFailedError, OnError
+from pipemax.wire import GenerationSpec
+from pipemax_spark.errors import JobError
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.storage.tables import DeltaTable
-from tests.fakes.settings import expected_text, fake_config
-from tests.spark.conftest import Jobs, object_schema
+from tests.fakes.settings import expected_text
+from tests.spark.conftest import Jobs
 
 MakeJobs = Callable[[], Jobs]
 
@@ -85,50 +85,6 @@ def test_equal_requests_are_computed_once_over_all_chunks_and_every_row_gets_the
     assert all(row["annotation"]["text"] == expected_text(f"Say {row['text']}") for row in rows)
 
 
-@pytest.mark.long  # test_bad_rows and test_ask show it of more kinds of rows
-def test_bad_rows_become_error_rows(jobs: MakeJobs) -> None:
-    run = jobs()
-    run.write_input([(1, "fine"), (2, None), (3, "[[error]]")])
-    summary = run.run(id_columns=("id",))
-    assert summary is not None
-    assert summary.rows_error == 2
-    codes = {
-        row["id"]: row["annotation"]["error"] and row["annotation"]["error"]["code"] for row in run.rows()
-    }
-    assert codes == {1: None, 2: ErrorCode.EMPTY_PROMPT, 3: ErrorCode.ENGINE_ERROR}
-    assert "empty_prompt" in run.printed
-
-
-@pytest.mark.long  # test_retry_errors and test_incremental show it of later runs
-def test_on_error_fail_ends_the_job(jobs: MakeJobs) -> None:
-    run = jobs()
-    run.write_input([(1, "fine"), (2, None)])
-    with pytest.raises(Exception, match="a row failed with empty_prompt"):
-        run.run(on_error=OnError.FAIL)
-    assert run.rows() == []
-
-
-def test_too_many_errors_end_the_job_with_their_cause(jobs: MakeJobs) -> None:
-    run = jobs()
-    slow = {"model": "fake", "vllm": {"fake": {"tokens_per_s": 4_000}}}
-    run.write_input([(i, "[[error]]" if i % 4 else "fine") for i in range(8_000)])
-    with pytest.raises(JobFailedError, match=r"rows failed, more than --max-error-rate 0\.5.*engine_error"):
-        run.run(engine=slow)
-
-
-@pytest.mark.long  # test_ask shows the column, test_bad_rows the error
-def test_a_schema_gives_a_parsed_column_and_an_invalid_answer_is_an_error(jobs: MakeJobs) -> None:
-    run = jobs()
-    run.write_input([(1, "anything")])
-    run.run(generation=GenerationSpec(response_format=object_schema(section={"type": "string"})))
-    (row,) = run.rows()
-    if row["annotation"]["error"] is None:
-        assert isinstance(row["annotation"]["parsed"]["section"], str)
-    else:
-        assert row["annotation"]["error"]["code"] == ErrorCode.RESPONSE_FORMAT
-        assert row["annotation"]["text"] is not None
-
-
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -186,16 +142,3 @@ def test_rows_beyond_a_limit_are_counted_and_a_later_run_annotates_and_compacts_
     assert "small files were compacted into 1" in run.printed
     assert sorted(row["id"] for row in run.rows()) == [*range(30), 100]
     assert run.run(id_columns=("id",)).rows_skipped == 21, "compacting changes no row"
-
-
-@pytest.mark.long  # what is printed
-def test_the_report_says_what_each_replica_of_the_engine_has_done(jobs: MakeJobs) -> None:
-    run = jobs()
-    run.write_input([(i, f"word {i}") for i in range(200)])
-    summary = run.run(engine={**fake_config(), "policy": "vllm", "replicas": 2})
-    assert summary is not None
-    assert summary.engines == 1
-    assert sum(own["rows_done"] for own in summary.replicas) == summary.rows_out == 200
-    assert [own["replica"] for own in summary.replicas] == [1, 2]
-    assert min(own["rows_done"] for own in summary.replicas) > 0
-    assert "  replica 2 " in run.printed

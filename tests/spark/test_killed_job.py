@@ -13,7 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.task import TaskPlan
@@ -79,28 +78,6 @@ def rows_in_spool(directory: Path) -> int:
         with contextlib.suppress(pa.ArrowInvalid):
             num_rows += pq.read_metadata(file).num_rows
     return num_rows
-
-
-@pytest.mark.long  # with ids, and nodes that die too, faults/test_disturbed_jobs tells of it
-def test_a_killed_job_run_again_on_a_longer_table_answers_every_row_once(
-    jobs: Callable[[], Jobs],
-) -> None:
-    run = jobs()
-    rows = [(i % 900, f"word {i % 900}") for i in range(4_000)]  # texts repeat
-    run.write_input(rows)
-    job = start_job(run.defaults, commit_every="1s")
-    kill_when(lambda: committed_chunks(run.output) >= 1, job, run.defaults)
-    done = len(run.rows())
-    assert 0 < done < len(rows), "it was to be killed with some rows committed and some not"
-
-    more = [*rows, *rows[:50], (1_000, "a new word")]
-    run.write_input(more)
-    summary = run.run()
-    assert summary is not None
-    assert summary.rows_skipped >= done
-    assert summary.rows_out == len(more) - summary.rows_skipped
-    assert Counter((row["id"], row["text"]) for row in run.rows()) == Counter(more)
-    assert not Path(run.output, "_pipemax").exists(), "the dead run's work directory is removed"
 
 
 def test_what_a_killed_job_had_completed_is_committed_by_the_next(jobs: Callable[[], Jobs]) -> None:

@@ -142,33 +142,6 @@ def test_a_request_is_the_same_alone_and_beside_any_other(spark: Any, tmp_path: 
     assert all(request == found[0] for request in found)
 
 
-@pytest.mark.long  # test_images shows images, the first test the file
-def test_images_of_a_file_and_texts_for_completion_are_taken_too(
-    jobs: Callable[[], Jobs], tmp_path: Path
-) -> None:
-    run = jobs()
-    requests = tmp_path / "requests.jsonl"
-    parts = [
-        {"type": "text", "text": "What?"},
-        {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
-    ]
-    write_requests(requests, {"messages": [{"role": "user", "content": parts}]}, chat("no image"))
-    run.defaults = options_of(run, requests)
-    run.run()
-    assert {row["custom_id"]: row["annotation"]["error"] is None for row in run.rows()} == {
-        "r0": False,
-        "r1": True,
-    }
-    other = tmp_path / "completions.jsonl"
-    write_requests(other, {"prompt": "Once upon", "temperature": 0}, url="/v1/completions")
-    run.output = str(tmp_path / "other")
-    run.defaults = options_of(run, other, prompt_column="prompt")
-    run.run()
-    assert lines_of(tmp_path / "answers.jsonl")["r0"]["body"]["choices"][0]["text"] == expected_text(
-        "Once upon", 16
-    )
-
-
 def test_a_request_that_cannot_be_a_row_is_named_before_anything_runs(
     jobs: Callable[[], Jobs], tmp_path: Path
 ) -> None:

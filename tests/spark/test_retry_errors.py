@@ -2,14 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from pipemax.wire import ErrorCode, GenerationSpec
+from pipemax.wire import ErrorCode
 from pipemax_spark.errors import OnError
-from pipemax_spark.request.prompts import PromptSource
-from tests.spark.conftest import Jobs, object_schema
+from tests.spark.conftest import Jobs
 
 MakeJobs = Callable[[], Jobs]
 
@@ -75,47 +73,3 @@ def test_error_rows_beyond_the_limit_stay(jobs: MakeJobs) -> None:
     assert summary is not None
     assert (summary.rows_out, summary.rows_left_out) == (5, 15)
     assert Counter(outcomes(run).values()) == {None: 5, ErrorCode.EMPTY_PROMPT: 15}
-
-
-@pytest.mark.long  # with ids, the first test shows it
-def test_without_ids_equal_error_rows_are_replaced_one_for_one(jobs: MakeJobs) -> None:
-    run = jobs()
-    run.write_input([(1, None), (1, None), (1, None), (2, "[[error]]"), (3, "fine")])
-    run.run()
-    source = PromptSource(template="Say {text}")
-
-    def counts() -> Counter[Any]:
-        return Counter(
-            (row["id"], (row["annotation"]["error"] or {}).get("code"), row["annotation"]["run_id"])
-            for row in run.rows()
-        )
-
-    (first,) = {run_id for _, _, run_id in counts()}
-    # One of three equal rows is gone from the input: which of them cannot be told, so one old error row stays.
-    run.write_input([(1, None), (1, None), (2, "[[error]]"), (3, "fine")])
-    summary = run.run(source=source, retry_errors=True, max_error_rate=1.0)
-    assert summary is not None
-    assert (summary.rows_out, summary.rows_error, summary.rows_skipped) == (3, 3, 1)
-    (second,) = {run_id for _, _, run_id in counts()} - {first}
-    assert counts() == {
-        (1, "empty_prompt", first): 1,
-        (1, "empty_prompt", second): 2,
-        (2, "engine_error", second): 1,
-        (3, None, first): 1,
-    }
-
-
-@pytest.mark.long  # test_new_spec has tables of two specs
-def test_error_rows_are_retried_in_a_table_that_holds_another_spec_s_rows(jobs: MakeJobs) -> None:
-    """Its annotations have fields that those of this spec lack."""
-    run = jobs()
-    run.write_input([(1, "a"), (2, None)])
-    schema = GenerationSpec(max_tokens=16, response_format=object_schema(n={"type": "integer"}))
-    run.run(id_columns=("id",), generation=schema)
-    run.run(id_columns=("id",), new_spec=True)
-    run.write_input([(1, "a"), (2, "mended")])
-    summary = run.run(id_columns=("id",), new_spec=True, retry_errors=True)
-    assert summary is not None
-    assert (summary.rows_out, summary.rows_error) == (1, 0)
-    by_spec = Counter((row["annotation"]["spec_hash"], row["id"]) for row in run.rows())
-    assert sorted(by_spec.values()) == [1, 1, 1, 1]

@@ -92,36 +92,6 @@ def test_rows_that_a_run_has_recovered_from_a_dead_one_count_as_its_own(jobs: Ma
     assert "nothing new to do" in run.printed
 
 
-@pytest.mark.long  # what is printed
-def test_a_high_share_of_errors_that_is_allowed_ends_the_report(jobs: MakeJobs) -> None:
-    run = jobs()
-    run.write_input([(1, "fine"), (2, None), (3, None)])
-    assert run.run(id_columns=("id",)) is not None
-    last = run.printed.rstrip().splitlines()[-1]
-    assert re.match(r"Warning: 2 of 3 rows failed\. empty_prompt: 2 rows, such as: ", last)
-    run.write_input([(i, None) for i in range(3)])
-    with pytest.raises(JobFailedError, match=r"3 of 3 rows failed"):
-        run.run(output=str(run.directory / "all failed"))
-    assert "Warning:" not in run.printed, "the error says it"
-
-
-@pytest.mark.long  # the first tests show the count
-def test_a_table_of_null_prompts_fails_each_time_it_is_run(jobs: MakeJobs) -> None:
-    run = jobs()
-    run.write_input([(i, None) for i in range(1_500)])
-    for _ in range(2):
-        with pytest.raises(JobFailedError, match=r"rows (in .* )?failed, more than --max-error-rate 0\.5"):
-            run.run(id_columns=("id",))
-    summary = run.run(id_columns=("id",), max_error_rate=1.0)
-    assert summary is not None
-    assert summary.rows_skipped + summary.rows_out == 1_500
-    with pytest.raises(
-        JobFailedError, match=r"1,500 of 1,500 rows in .* failed, more than --max-error-rate 0\.5"
-    ):
-        run.run(id_columns=("id",))
-    assert "nothing new to do" in run.printed
-
-
 @pytest.mark.long  # a variant of the share
 def test_on_error_fail_is_not_satisfied_with_error_rows_of_an_earlier_run(jobs: MakeJobs) -> None:
     run = jobs()

@@ -1,6 +1,5 @@
 """``--where`` and ``--select``: which rows of the input are annotated, and which of their columns are kept."""
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -50,16 +49,6 @@ def test_another_predicate_does_the_rest_and_only_selected_columns_are_kept(jobs
     assert {row["id"]: row["annotation"]["text"] for row in again} == {
         i: expected_text(f"Say {expected_text(f'Say word {i}', 16)}", 16) for i in range(3)
     }
-
-
-@pytest.mark.long  # test_job counts equal rows
-def test_without_ids_equal_rows_are_counted_among_those_that_the_predicate_selects(jobs: MakeJobs) -> None:
-    run = jobs()
-    run.write_input([(1, "a"), (1, "a"), (2, "b"), (3, "c")])
-    assert counts(run, where="id = 1", limit=1) == (2, 0, 1, 1)
-    assert counts(run, where="id < 3") == (3, 1, 2, 0)
-    assert counts(run) == (4, 3, 1, 0)
-    assert Counter(row["id"] for row in run.rows()) == {1: 2, 2: 1, 3: 1}
 
 
 @pytest.mark.long  # the first test has two predicates, test_incremental the nights

@@ -292,7 +292,14 @@ class FakeCore:
             self.step()
         while self._in_flight:
             self._complete()
+        scheduler = self.scheduler
+        assert scheduler._host.num_free == scheduler._host.num_blocks, "host blocks leak"
+        assert scheduler._gpu.num_free == scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1
         return self.outputs
+
+    @property
+    def counters(self) -> Any:
+        return self.scheduler._counters
 
     def _complete(self) -> None:
         outputs = self.scheduler.update_from_output(*self._in_flight.popleft())

@@ -92,7 +92,7 @@ def run(
             del expected[str(index)]
     outputs = core.run()
     assert {name: outputs[name] for name in expected} == expected
-    assert core.scheduler._counters.prefetches > 0
+    assert core.counters.prefetches > 0
     return core
 
 

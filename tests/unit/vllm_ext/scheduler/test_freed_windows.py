@@ -34,11 +34,8 @@ def test_every_request_sees_its_own_kv_within_its_windows(
 ) -> None:
     core = make_core(windows, runner, stages, asynchronous, batching=batching, stores_tokens=stores_tokens)
     run_random_requests(core, 60, Random(10 * stages + len(windows)))
-    counters = core.scheduler._counters
-    assert counters.evictions > 0
-    assert counters.prefetches > 0
-    assert core.scheduler._host.num_free == 400
-    assert core.scheduler._gpu.num_free == 24 * len(windows)
+    assert core.counters.evictions > 0
+    assert core.counters.prefetches > 0
 
 
 def make_core(
