@@ -3,16 +3,15 @@
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from pipemax.api import GenerationRequest, OfflineEngine, Sampling
+from pipemax.api import OfflineEngine
 from pipemax.config import EngineConfig
-from pipemax.domain.errors import EngineDiedError, EngineStartError
+from pipemax.domain.errors import EngineStartError
 from pipemax.wire import GenerationSpec, SessionErrorCode
 from pipemax_spark.cli import failure_text
 from pipemax_spark.errors import EngineSessionError
@@ -55,13 +54,6 @@ def test_an_exception_is_told_where_vllm_loads_no_plugin_of_ours() -> None:
     assert "raising_worker.py" in cause
 
 
-@pytest.mark.long  # tests/unit/vllm_ext/test_core_calls.py shows it with vLLM's client
-def test_a_core_that_is_killed_before_its_first_request_is_told() -> None:
-    cause = cause_without_plugin("is killed")
-    assert "vLLM's process EngineCore was killed by SIGKILL" in cause
-    assert "lower host_kv_gib" in cause
-
-
 def cause_without_plugin(what_the_engine_does: str) -> str:
     """Return the cause that is told where the package is on PYTHONPATH only."""
     told = subprocess.run(
@@ -87,23 +79,6 @@ def test_a_worker_that_is_killed_while_it_loads_is_named_with_its_signal(
     error = str(raised.value)
     assert "could not be loaded: vLLM's process VllmWorker-1 was killed by SIGKILL" in error
     assert "when memory runs out: lower host_kv_gib" in error
-
-
-@pytest.mark.long  # one that is killed while it loads is, above
-def test_a_worker_that_is_killed_later_is_named_too() -> None:
-    of_other_engines = workers()
-    with OfflineEngine(EngineConfig.parse(DEFAULTS | {"policy": "vllm"})) as engine:
-        (worker,) = workers() - of_other_engines
-        endless = Sampling(max_tokens=480, temperature=2.0)
-        engine.submit([GenerationRequest(request_id="1", prompt="Package: x", sampling=endless)])
-        os.kill(worker, signal.SIGKILL)
-        with pytest.raises(EngineDiedError, match=r"VllmWorker-0 was killed by SIGKILL.*lower host_kv_gib"):
-            poll_for_a_minute(engine)
-
-
-def poll_for_a_minute(engine: OfflineEngine) -> None:
-    for _ in range(60):
-        engine.poll(timeout_s=1.0)
 
 
 def workers() -> set[int]:

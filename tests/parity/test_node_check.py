@@ -45,9 +45,8 @@ def compared(engine: ParityEngine, fault: Fault = Fault.NONE) -> CheckPart:
     return compare_with_stock(stock, engine.llm, engine.vllm_config, CONFIG)
 
 
-@pytest.mark.parametrize(
-    "kind", [V1_PIPELINE, pytest.param(V1_ASYNC, marks=pytest.mark.parity_full)], ids=str
-)
+@pytest.mark.parity_full  # tokens pass with right copies, below
+@pytest.mark.parametrize("kind", [V1_PIPELINE, V1_ASYNC], ids=str)
 def test_an_engine_with_right_copies_passes_and_answers_as_before(
     kind: Kind, engine_of: EngineOf, reference: Reference
 ) -> None:
@@ -126,6 +125,7 @@ def test_poison_changes_nothing_of_the_steps(kind: Kind, engine_of: EngineOf) ->
     assert plain == poisoned
 
 
+@pytest.mark.parity_full  # a run of the engine for each of two batch sizes
 @pytest.mark.parametrize("kind", [V1_PIPELINE], ids=str)
 def test_sums_that_depend_on_the_batch_are_no_fault_of_the_machine(kind: Kind, engine_of: EngineOf) -> None:
     engine = engine_of(kind)
