@@ -82,10 +82,10 @@ def annotate(
     Give ``model``, or an ``engine`` config (a dict of its YAML) that names a model, and exactly one of
     ``prompt_column``, ``messages_column`` (array<struct<role, content>>) and ``template`` (such as
     ``"Summarise: {text}"``). ``image_column`` holds each row's image, which the model sees before the prompt (bytes, a
-    path, a URL whose host is in ``allow_image_urls``), or an array of images. ``overrides_column`` is a struct with any
-    of max_tokens, temperature, top_p, top_k, seed, stop and lora for its row. ``generation`` takes the fields of
-    ``GenerationSpec``: system, max_tokens, temperature, top_p, top_k, stop, seed, lora and response_format: a JSON
-    schema (dict or text), a schema in ``ai_query``'s envelope, the class of a Pydantic model, or a Spark type such as
+    path, a URL whose host is in ``allow_image_urls``), or an array of images. ``overrides_column`` is a struct of its
+    row's own settings, such as max_tokens; docs/guide/job.md lists what a row may set. ``generation`` takes ``system``
+    and the settings of all rows, as the signature shows them. ``response_format`` is a JSON schema (dict or text), a
+    schema in ``ai_query``'s envelope, the class of a Pydantic model, or a Spark type such as
     ``"STRUCT<label: STRING, score: DOUBLE>"``, which is then the type of ``parsed``;
     ``pipemax_spark.executor.response_format`` shows which type a JSON schema becomes. Instead of it, ``choice`` (a list
     of texts), ``regex`` or ``grammar`` constrain the text. ``profile`` is the

@@ -78,10 +78,10 @@ def pipemax_udf(
 ) -> "Callable[..., Column]":
     """Return a function of a column of prompts (string) or conversations (array<struct<role, content>>).
 
-    A further argument may be a struct with any of max_tokens, temperature, top_p, top_k, seed, stop and lora: options
-    of the row, in place of those given here. With ``images``, one may be the row's image: bytes, a path, a URL whose
-    host is in ``allow_image_urls``, or an array of images; and conversations may have them. With ``task="score"`` the
-    two arguments are a query and a document.
+    A further argument may be a struct of the row's own settings, such as max_tokens and temperature, in place of those
+    given here; docs/guide/job.md lists what a row may set. With ``images``, one may be the row's image: bytes, a path,
+    a URL whose host is in ``allow_image_urls``, or an array of images; and conversations may have them. With
+    ``task="score"`` the two arguments are a query and a document.
 
     The function returns the same struct as ``annotate()``, and ``generation`` takes the same fields. With a
     ``temperature`` and no ``seed``, the seed is 0: equal rows get equal answers, however often Spark evaluates them. A

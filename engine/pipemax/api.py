@@ -12,16 +12,8 @@ from typing import Self
 
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineStartError
-from pipemax.generation import (
-    Completion,
-    Engine,
-    EngineStats,
-    GenerationRequest,
-    Image,
-    Message,
-    RequestError,
-    Sampling,
-)
+from pipemax.engine import Engine, EngineStats
+from pipemax.generation import Completion, GenerationRequest, Image, Message, RequestError, Sampling
 from pipemax.node.gpus import engine_gpus
 from pipemax.policy.compare import PolicyChoice
 from pipemax.policy.layout_start import settle_layout

@@ -1,12 +1,15 @@
-"""Define requests, completions, and the interface of an engine that turns requests into completions.
+"""Define requests and completions: plain values, which ``pipemax.api`` offers to users.
 
-These are plain values: ``pipemax.api`` offers them to users, ``pipemax.vllm_ext`` implements ``Engine``.
+``Sampling`` and ``Completion`` are the one table of fields (``pipemax.fields``).
 """
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from pipemax.fields import Carried, Setting, carried, setting, table_rows
 
 GENERATE = "generate"
 POOLING_TASKS = ("embed", "classify", "score")
@@ -79,48 +82,97 @@ class Message:
 class Sampling:
     """The settings by which one request's tokens are chosen."""
 
-    max_tokens: int = 256
-    """Maximum output tokens."""
-    temperature: float = 0.0
-    """Sampling temperature; 0 is greedy."""
-    top_p: float = 1.0
-    top_k: int = 0
-    """Number of likeliest tokens to sample from; 0 keeps all."""
-    stop: tuple[str, ...] = ()
-    """The output ends before the first of these strings."""
-    seed: int | None = None
-    response_format: str | None = None
-    """A JSON schema, as text, that the output must conform to."""
-    choice: tuple[str, ...] = ()
-    """The answer is one of these."""
-    regex: str | None = None
-    """A regular expression that the whole answer must match."""
-    grammar: str | None = None
-    """A grammar, in EBNF or Lark, that the answer must follow."""
-    logprobs: bool = False
-    """Return how probable the answer was, and with ``choice`` how probable each choice was."""
-    n: int = 1
-    """Samples for each request; the answer is the most frequent one."""
-    attempts: int = 1
-    """Maximum tries for each sample: an answer that is invalid or cut is tried again with another seed."""
-    attempts_show_error: bool = False
-    """Show the model its invalid answer and what is wrong with it, when it tries again."""
-    chat_template_kwargs: str | None = None
-    """A JSON object, as text, of further variables for the chat template, such as ``{"enable_thinking": false}``."""
-    reasoning_effort: str | None = None
-    """Value of the chat template's variable of the same name."""
-    include_reasoning: bool | None = None
-    """Whether to return the thinking; None where the engine splits none off."""
-    lora: str | None = None
-    """The adapter to use, by its name in the engine config; ``None`` uses the model as it is."""
-    task: str = GENERATE
-    """``generate``, or a task of a pooling model: ``embed``, ``classify`` or ``score`` (a query and a document)."""
-    dimensions: int | None = None
-    """With ``embed``: length of the embedding, of a model that was trained to be cut (Matryoshka)."""
-    normalize: bool | None = None
-    """With ``embed``: whether the embedding has length 1; None for the model's own default, mostly yes."""
-    truncate: bool = False
-    """With a pooling task: cut a prompt that is longer than the model takes, instead of failing its row."""
+    max_tokens: int = setting(
+        256,
+        "Maximum output tokens per row.",
+        row_type=pa.int32(),
+        openai_names=("max_tokens", "max_completion_tokens"),
+    )
+    temperature: float = setting(
+        0.0, "Sampling temperature; 0 is greedy.", row_type=pa.float64(), openai_names=("temperature",)
+    )
+    top_p: float = setting(
+        1.0,
+        "Sample only from the likeliest tokens, up to this total probability.",
+        row_type=pa.float64(),
+        openai_names=("top_p",),
+    )
+    top_k: int = setting(
+        0,
+        "Sample only from this many likeliest tokens; 0 means all.",
+        row_type=pa.int32(),
+        openai_names=("top_k",),
+    )
+    seed: int | None = setting(
+        None, "Seed that makes sampling repeatable.", row_type=pa.int64(), openai_names=("seed",)
+    )
+    # The output ends before the first of these texts.
+    stop: tuple[str, ...] = setting(
+        (), "Stop string. May be repeated.", row_type=pa.list_(pa.string()), openai_names=("stop",)
+    )
+    # The engine gets a JSON schema, as text.
+    response_format: str | None = setting(
+        None,
+        "Format that every output must follow: a JSON schema, a schema in ai_query's envelope, or a Spark type such "
+        "as STRUCT<label: STRING>; given as text or as a file.",
+        openai_names=("response_format",),
+    )
+    choice: tuple[str, ...] = setting(
+        (),
+        "A text that the answer may be; repeat it for each choice. Labels that differ in their first token cost one.",
+        openai_names=("choice",),
+    )
+    regex: str | None = setting(
+        None, "Regular expression that every answer must match as a whole.", openai_names=("regex",)
+    )
+    grammar: str | None = setting(
+        None,
+        "Grammar that every answer must follow, in EBNF (root ::= …) or Lark; given as text or as a file.",
+        openai_names=("grammar",),
+    )
+    logprobs: bool = setting(
+        False,
+        "Add the log-probability of each answer, or with --choice the probability of each choice.",
+        openai_names=("logprobs",),
+    )
+    n: int = setting(
+        1,
+        "Samples per row, with --temperature above 0: the answer is the most frequent one, with all samples and their "
+        "agreement.",
+        openai_names=("n",),
+    )
+    attempts: int = setting(
+        1,
+        "Maximum attempts per row: an answer that is invalid or was cut is tried again with another seed.",
+    )
+    attempts_show_error: bool = setting(
+        False, "Show the model its invalid answer, and what is wrong with it, when a row is tried again."
+    )
+    chat_template_kwargs: str | None = setting(
+        None,
+        'JSON object of variables for the model\'s chat template, such as {"enable_thinking": false}.',
+        openai_names=("chat_template_kwargs",),
+    )
+    reasoning_effort: str | None = setting(
+        None,
+        "How much the model thinks (low, medium, high, …), if its chat template takes that.",
+        openai_names=("reasoning_effort",),
+    )
+    # None where the engine splits no thinking off.
+    include_reasoning: bool | None = setting(
+        None, "Whether to keep the thinking that the engine's reasoning_parser splits off; default: keep it."
+    )
+    lora: str | None = setting(
+        None, "Adapter for all rows, by its name under lora: in the engine config.", row_type=pa.string()
+    )
+    task: str = setting(GENERATE, "generate, or with a pooling model embed, classify or score.")
+    dimensions: int | None = setting(
+        None, "With --task embed: length of the embeddings, of a model whose embeddings may be cut."
+    )
+    normalize: bool | None = setting(
+        None, "With --task embed: whether embeddings have length 1; default: as the model says, mostly yes."
+    )
+    truncate: bool = setting(False, "With a pooling task: cut prompts that are too long for the model.")
 
     @property
     def is_pooling(self) -> bool:
@@ -154,10 +206,11 @@ class Sampling:
         if self.task not in (GENERATE, *POOLING_TASKS):
             raise ValueError(f"task is {self.task!r}, must be {', '.join((GENERATE, *POOLING_TASKS))}")
         if self.is_pooling:
-            for each in fields(Sampling):
-                if each.name not in _OF_POOLING and getattr(self, each.name) != each.default:
+            for column in fields(Sampling):
+                name = column.name
+                if name not in _OF_POOLING and getattr(self, name) != column.default:
                     raise ValueError(
-                        f"task {self.task} generates no text, so {each.name} has no meaning; leave {each.name} out"
+                        f"task {self.task} generates no text, so {name} has no meaning; leave {name} out"
                     )
         elif self.truncate:
             raise ValueError(f"truncate is for the tasks {', '.join(POOLING_TASKS)}; leave truncate out")
@@ -170,9 +223,9 @@ class Sampling:
             raise ValueError(f"dimensions is {self.dimensions}, must be at least 1")
 
     def _check_constraint(self) -> None:
-        given = [name for name in _CONSTRAINTS if getattr(self, name) not in (None, ())]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} are given; an answer can follow only one of them")
+        names = [name for name in _CONSTRAINTS if getattr(self, name) not in (None, ())]
+        if len(names) > 1:
+            raise ValueError(f"{' and '.join(names)} are given; an answer can follow only one of them")
         for name in ("regex", "grammar"):
             if getattr(self, name) is not None and not getattr(self, name).strip():
                 raise ValueError(f"{name} is empty; leave it out")
@@ -234,6 +287,10 @@ class RequestError:
     """One sentence that gives the value and the remedy."""
 
 
+def _generates(settings: Sampling) -> bool:
+    return not settings.is_pooling
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """The outcome of one request, good or bad."""
@@ -241,89 +298,101 @@ class Completion:
     __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
     """How it crosses to and from a replica as JSON, which has no bytes."""
     request_id: str
-    text: str | None = None
-    finish_reason: str | None = None
-    """``stop``, ``length`` or ``abort``."""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    text: str | None = carried(
+        None,
+        pa.string(),
+        "the model's answer; null for error rows, but kept for `response_format` errors",
+    )
+    finish_reason: str | None = carried(
+        None, pa.string(), "`stop`, or `length` when cut at `--max-tokens`", is_asked=_generates
+    )  # or ``abort``
+    prompt_tokens: int = carried(0, pa.int32(), "by the model's tokenizer", is_asked=lambda _: True)
+    completion_tokens: int = carried(0, pa.int32(), "by the model's tokenizer", is_asked=_generates)
     token_ids: tuple[int, ...] = ()
     error: RequestError | None = None
     """If the answer is only invalid, or was cut while the model thought, ``text`` and ``reasoning`` are kept too."""
-    reasoning: str | None = None
-    """The model's thinking, if the engine splits it off."""
-    reasoning_tokens: int | None = None
-    """Tokens of ``completion_tokens`` that the thinking took; None if the engine splits none off."""
-    logprob_sum: float | None = None
-    """Natural logarithm of the answer's probability; with ``logprobs``, except for a choice."""
-    logprob_mean: float | None = None
-    """``logprob_sum`` divided by the answer's tokens."""
-    probabilities: tuple[tuple[str, float], ...] | None = None
-    """Each choice with its probability among all choices; with ``logprobs`` and ``choice``. With the task ``classify``:
-    each of the model's labels with its probability."""
-    samples: tuple[str | None, ...] | None = None
-    """With ``n`` above 1: the answer of each sample, null where it is invalid."""
-    agreement: float | None = None
-    """With ``n`` above 1: the share of samples whose answer is the most frequent one."""
-    attempts: int = 1
-    """The number of the attempt that gave the answer, from 1."""
-    embedding: bytes | None = None
-    """With the task ``embed``: float32 values, in the machine's byte order. Plain bytes, because a row may have
-    thousands of values: Arrow takes them as they are."""
-    label: str | None = None
-    """With the task ``classify``: the most probable label."""
-    score: float | None = None
-    """With the task ``score``: how well the document answers the query."""
+    reasoning: str | None = carried(
+        None,
+        pa.string(),
+        "if the engine config names a `reasoning_parser`: the model's [thinking](answers.md#thinking)",
+        is_asked=lambda settings: bool(settings.include_reasoning),
+    )
+    reasoning_tokens: int | None = carried(
+        None,
+        pa.int32(),
+        "tokens of `completion_tokens` that the thinking took",
+        is_asked=lambda settings: settings.include_reasoning is not None,
+    )
+    logprob_sum: float | None = carried(
+        None,
+        pa.float64(),
+        "with `--logprobs`: how [sure](answers.md#confidence) the model was, as the natural logarithm of the answer's "
+        "probability",
+        is_asked=lambda settings: settings.logprobs and not settings.choice,
+    )
+    logprob_mean: float | None = carried(
+        None,
+        pa.float64(),
+        "`logprob_sum` divided by the answer's tokens",
+        is_asked=lambda settings: settings.logprobs and not settings.choice,
+    )
+    probabilities: tuple[tuple[str, float], ...] | None = carried(
+        None,
+        pa.map_(pa.string(), pa.float64()),
+        "with `--logprobs` and `--choice`: each choice with its probability among all choices; with `--task classify`: "
+        "each of the model's labels with its probability",
+        is_asked=lambda settings: settings.logprobs and bool(settings.choice),
+    )
+    samples: tuple[str | None, ...] | None = carried(
+        None,
+        pa.list_(pa.string()),
+        "with `--n`: the answer of each [sample](answers.md#several-samples), null where it is invalid",
+        is_asked=lambda settings: settings.n > 1,
+    )
+    agreement: float | None = carried(
+        None,
+        pa.float64(),
+        "with `--n`: the share of samples whose answer is the most frequent one",
+        is_asked=lambda settings: settings.n > 1,
+    )
+    attempts: int = carried(
+        1,
+        pa.int32(),
+        "with `--attempts`: which [attempt](answers.md#invalid-answers-tried-again) gave the answer, from 1",
+        is_asked=lambda settings: settings.attempts > 1,
+    )
+    # float32 values in the machine's byte order. Plain bytes, because a row may have thousands of values: Arrow takes
+    # them as they are.
+    embedding: bytes | None = carried(
+        None, pa.list_(pa.float32()), "with `--task embed`: the [embedding](embed.md)"
+    )
+    label: str | None = carried(
+        None, pa.string(), "with `--task classify`: the most probable [label](embed.md#classes)"
+    )
+    score: float | None = carried(
+        None,
+        pa.float64(),
+        "with `--task score`: how well the document answers the [query](embed.md#scores)",
+    )
     is_reused: bool = False
     """Whether the outcome is that of an equal request, and the engine has done nothing for this one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """The engine at one instant."""
-
-    phase: str = "idle"
-    """``idle`` | ``prefill`` | ``decode`` | ``mixed``."""
-    running_requests: int = 0
-    waiting_requests: int = 0
-    kv_usage: float = 0.0
-    """Share of the GPU's KV blocks in use, 0 to 1."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Further figures by name."""
-    policy: dict[str, Any] = field(default_factory=dict)
-    """The ``PolicyChoice`` under which the engine runs, as plain values."""
-    replicas: tuple[dict[str, Any], ...] = ()
-    """The figures of each replica by name, if there are several: those above are then of all together."""
+SETTINGS = table_rows(Sampling, Setting)
+"""What can be set for generating rows, by name."""
+CARRIED = table_rows(Completion, Carried)
+"""What a completion carries to the annotation, by name."""
+_ANSWERS = {
+    GENERATE: ("text",),
+    "embed": ("embedding",),
+    "classify": ("label", "probabilities"),
+    "score": ("score",),
+}
+"""Task → the fields that hold its answer."""
 
 
-class Engine(Protocol):
-    """The engine that the server drives. Thread-safe, except that ``poll`` has one caller."""
-
-    def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queue requests. A bad request raises nothing: ``poll`` returns it with an error."""
-
-    def poll(self, timeout_s: float) -> list[Completion]:
-        """Return the requests that have ended since the last call; wait up to ``timeout_s`` for the first.
-
-        Raise ``EngineDiedError`` once the engine is gone; every request in flight is then lost.
-        """
-
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """Stop requests. ``poll`` does not return them unless they had ended already. Unknown ids are ignored."""
-
-    def set_input_open(self, is_open: bool) -> None:
-        """Say whether more requests may come soon; at first none are expected.
-
-        While more are expected, a prefill phase that has room left waits a moment for them.
-        """
-
-    def admission_credit_tokens(self) -> int:
-        """Return how many more tokens (prompt and expected output) the engine can take.
-
-        The count is the room beyond its present requests by the end of its next prefill phase; it is negative if more
-        tokens wait than will fit.
-        """
-
-    def stats(self) -> EngineStats: ...
-
-    def close(self) -> None:
-        """Stop the engine and wait for its processes to end. Safe to call twice."""
+def annotation_fields(settings: Sampling) -> list[str]:
+    """Return the names of what an annotation with these settings carries, the answer first."""
+    answer = _ANSWERS.get(settings.task, _ANSWERS[GENERATE])
+    others = [name for name, row in CARRIED.items() if row.is_asked(settings) and name not in answer]
+    return [*answer, *others]

@@ -1,40 +1,36 @@
-"""Read the lines of OpenAI's batch files into rows, and write rows as lines of its output files.
+"""Read the lines of OpenAI's batch files into rows.
 
-A line is a request (custom_id, url, body); what a row can say of itself goes into its overrides, and what only a whole
-job can say is a fault of the line. What a request's text holds never ends a job: it is the row's error.
+A line is a request (custom_id, url, body), in the format of OpenAI's Batch API for ``/v1/chat/completions`` and
+``/v1/completions``. What a row can say of itself goes into its overrides, and what only a whole job can say is a fault
+of the line. What a request's text holds never ends a job: it is the row's error.
 """
 
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 
-from pipemax.openai_batch import (
-    CHAT,
-    BatchRequest,
-    RequestFaultError,
-    answer_line,
-    error_line,
-    read_request,
-)
 from pipemax.wire import (
     FAULT_TYPE,
     OVERRIDES_TYPE,
+    SETTINGS,
     ErrorCode,
     RequestError,
     encodable,
+    fields_text,
     guarded,
     joined_parts,
     reason,
+    row_setting,
     shown,
 )
 from pipemax_spark.executor.conversations import FIELDS
 
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 LINE_COLUMN = "value"
 """Spark's name for the lines of text files."""
 _PART = pa.struct([("text", pa.string()), ("image_url", pa.string())])
@@ -58,8 +54,74 @@ PARSED_SCHEMA = pa.schema(
 )
 """``row_fault`` is an error of this row only; ``fault`` stops the job before it begins."""
 _ID_AT_ITS_BEGINNING = re.compile(r'\s*\{\s*"custom_id"\s*:\s*("(?:[^"\\]|\\.)*")')
-_MOST_DIGITS = 400
+_MAX_DIGITS = 400
 """Python refuses to read larger whole numbers than some thousand digits, and no setting needs as many."""
+_SETTINGS = {
+    parameter: name
+    for name, setting in SETTINGS.items()
+    if setting.row_type is not None
+    for parameter in setting.openai_names
+}
+"""Parameter → the setting of a row that it is; of two for one setting, the later counts."""
+_OF_JOBS = {
+    parameter
+    for setting in SETTINGS.values()
+    if setting.row_type is None
+    for parameter in setting.openai_names
+}
+_PARAMETERS = {*_SETTINGS, *_OF_JOBS, "model", "messages", "prompt"}
+_WITHOUT_EFFECT = {
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+    "stream_options",
+}
+_OFF: dict[str, tuple[Any, ...]] = {
+    "stream": (False,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "logit_bias": ({},),
+    "bad_words": ([],),
+    "stop_token_ids": ([],),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    "ignore_eos": (False,),
+    "use_beam_search": (False,),
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "top_logprobs": (0,),
+    "n": (1,),
+    "logprobs": (False, 0),
+    "response_format": ({"type": "text"},),
+}
+"""Values that turn off a parameter which is no setting of a row: then it may be there. Without tools, the choice among
+them is none."""
+_DEFAULT_TEMPERATURE = 1.0
+_DEFAULT_TEXT_TOKENS = 16
+_ALL_TOKENS = -1
+"""``top_k`` of vLLM's that keeps all tokens, as 0 does."""
+
+
+class RequestFaultError(ValueError):
+    """A line with which no job can begin; the message says why."""
 
 
 def parsed_lines(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -110,10 +172,10 @@ def _read(line: bytes) -> tuple[str, Mapping[str, Any], RequestError | None]:
     try:
         values = json.loads(text, parse_int=_whole_number)
     except RecursionError:
-        found = _ID_AT_ITS_BEGINNING.match(text)
-        if found is None:
+        beginning = _ID_AT_ITS_BEGINNING.match(text)
+        if beginning is None:
             raise RequestFaultError(f"a line is nested too deeply to be read: {shown(text)}") from None
-        values = {"custom_id": json.loads(found[1])}
+        values = {"custom_id": json.loads(beginning[1])}
         error = _fault("the request is nested too deeply to be read")
     except ValueError:
         raise RequestFaultError(f"a line is not JSON: {shown(text)}") from None
@@ -128,7 +190,7 @@ def _read(line: bytes) -> tuple[str, Mapping[str, Any], RequestError | None]:
 
 
 def _whole_number(digits: str) -> int | Decimal:
-    return int(digits) if len(digits) <= _MOST_DIGITS else Decimal(digits)
+    return int(digits) if len(digits) <= _MAX_DIGITS else Decimal(digits)
 
 
 def _fault(message: str) -> RequestError:
@@ -138,57 +200,105 @@ def _fault(message: str) -> RequestError:
 def _request(values: Mapping[str, Any]) -> dict[str, Any] | str:
     """Return the request's columns, or why no job can begin with it."""
     try:
-        given = read_request(values)
+        return _columns(values)
     except RequestFaultError as fault:
         return str(fault)
-    for name, value in given.others.items():
-        return f"{name} is {shown(value)}: only the whole job can say it (--{name.replace('_', '-')})"
-    return _columns(given)
 
 
-def _columns(given: BatchRequest) -> dict[str, Any]:
-    overrides = {
-        name: getattr(given, name) for name in ("temperature", "top_p", "top_k", "seed", "max_tokens")
-    }
-    turns = given.turns or ()
+def _columns(line: Mapping[str, Any]) -> dict[str, Any]:
+    url, body = line.get("url", CHAT), line.get("body")
+    if url not in (CHAT, TEXT):
+        raise RequestFaultError(f"url is {url!r}; {CHAT} and {TEXT} are supported")
+    if line.get("method", "POST") != "POST":
+        raise RequestFaultError(f"method is {line['method']!r}; it must be 'POST'")
+    if not isinstance(body, dict):
+        raise RequestFaultError("body is missing or not an object")
+    parameters = _parameters(body)
+    settings = {"temperature": _DEFAULT_TEMPERATURE}
+    if url == TEXT:
+        settings["max_tokens"] = _DEFAULT_TEXT_TOKENS
     fault = None
-    if given.settings_fault:
-        fault = asdict(RequestError(code=ErrorCode.INVALID_PARAMETER, message=given.settings_fault))
+    try:
+        settings |= _settings(parameters)
+    except ValueError as error:
+        fault = asdict(RequestError(code=ErrorCode.INVALID_PARAMETER, message=str(error)))
+    prompt = body.get("prompt") if url == TEXT else None
+    if url == TEXT and not isinstance(prompt, str):
+        raise RequestFaultError("prompt must be one text")
+    messages = _messages(body.get("messages")) if url == CHAT else None
+    for name in parameters:
+        if name in _OF_JOBS:
+            raise RequestFaultError(
+                f"{name} is {shown(parameters[name])}: only the whole job can say it (--{name.replace('_', '-')})"
+            )
     return {
-        "messages": given.turns
-        and [
-            {
-                "role": turn.role,
-                "content": [{"text": part.text, "image_url": part.image_url} for part in turn.parts],
-                TEXT_FIELD: joined_parts(part.text for part in turn.parts if part.text is not None),
-                FIELDS: turn.fields,
-            }
-            for turn in turns
-        ],
-        "prompt": given.prompt,
-        "overrides": None if fault else {**overrides, "stop": [*given.stop] or None},
+        "messages": messages,
+        "prompt": None if prompt is None else encodable(prompt),
+        "overrides": None if fault else settings,
         "row_fault": fault,
-        "has_image": any(part.image_url is not None for turn in turns for part in turn.parts),
-        "has_fields": any(turn.fields is not None for turn in turns),
+        "has_image": any(
+            part["image_url"] is not None for message in messages or () for part in message["content"]
+        ),
+        "has_fields": any(message[FIELDS] is not None for message in messages or ()),
     }
 
 
-def output_line(row: Mapping[str, Any], *, model: str) -> str:
-    """Return the line of an annotated row, which has custom_id, url and annotation."""
-    annotation, error = row["annotation"], row["annotation"]["error"]
-    if error is not None:
-        line = error_line(row["custom_id"], code=error["code"], message=error["message"])
-    else:
-        completed_at: datetime = annotation["completed_at"]
-        line = answer_line(
-            row["custom_id"],
-            url=row["url"],
-            texts=annotation.get("samples") or [annotation["text"]],
-            reasoning=annotation.get("reasoning"),
-            finish_reason=annotation["finish_reason"],
-            prompt_tokens=annotation["prompt_tokens"] or 0,
-            completion_tokens=annotation["completion_tokens"] or 0,
-            model=model,
-            created_s=int(completed_at.timestamp()),
-        )
-    return json.dumps(line, ensure_ascii=False)
+def _parameters(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that say something."""
+    parameters = {}
+    for name, value in body.items():
+        is_off = name not in _SETTINGS and value in _OFF.get(name, ())
+        if value is None or is_off or name in _WITHOUT_EFFECT:
+            continue
+        if name not in _PARAMETERS:
+            value_said = f" is {shown(value)}, which" if name in _OFF else ""
+            raise RequestFaultError(f"parameter {name!r}{value_said} is not supported; leave it out")
+        parameters[name] = value
+    return parameters
+
+
+def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row's settings; ``ValueError`` names the first that does not fit."""
+    settings: dict[str, Any] = {}
+    for parameter, name in _SETTINGS.items():
+        if parameter in parameters:
+            value = row_setting(name, parameters[parameter], name_shown=parameter)
+            settings[name] = list(map(encodable, value)) if isinstance(value, list) else value
+    if settings.get("top_k") == _ALL_TOKENS:
+        settings["top_k"] = 0
+    return {name: value for name, value in settings.items() if value != []}
+
+
+def _messages(messages: Any) -> list[dict[str, Any]]:
+    if not isinstance(messages, list) or not messages:
+        raise RequestFaultError("messages must be a list that is not empty")
+    return list(map(_message, messages))
+
+
+def _message(message: Any) -> dict[str, Any]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise RequestFaultError(f"message {shown(message)} has no role")
+    fields = fields_text({name: value for name, value in message.items() if name not in ("role", "content")})
+    content = message.get("content")
+    if content is None and fields is not None:  # as OpenAI writes an answer of tool calls
+        content = []
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(parts, list):
+        raise RequestFaultError(f"the content of message {shown(message)} is neither text nor parts")
+    parts = list(map(_part, parts))
+    texts = [part["text"] for part in parts if part["text"] is not None]
+    return {
+        "role": encodable(message["role"]),
+        "content": parts,
+        TEXT_FIELD: joined_parts(texts),
+        FIELDS: fields,
+    }
+
+
+def _part(part: Any) -> dict[str, str | None]:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return {"text": encodable(text), "image_url": None}
+        case {"type": "image_url", "image_url": {"url": str(url)}}:
+            return {"text": None, "image_url": encodable(url)}
+    raise RequestFaultError(f"a part of a message is {shown(part)}; texts and image_urls are supported")

@@ -19,6 +19,7 @@ from pipemax.wire import (
     ErrorCode,
     GenerationSpec,
     RequestError,
+    annotation_fields,
     guarded,
     python_values,
 )
@@ -39,8 +40,6 @@ from pipemax_spark.executor.task_reports import TaskReporter
 PIECE_ROWS = 256
 _MAX_OUTPUT_BYTES = 64 * 2**20
 """About how many bytes of input rows leave in one batch: Arrow's arrays hold 2 GiB, and rows may hold images."""
-_POOLED_FIELDS = {"embed": ("embedding",), "classify": ("label", "probabilities"), "score": ("score",)}
-"""Task of a pooling model → the fields of the annotation that hold its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +62,10 @@ class TaskPlan:
 def annotation_type(generation: GenerationSpec) -> pa.StructType:
     """Return the type of the annotation column."""
     parser = _parser(generation)
-    told = ["text", "finish_reason", "prompt_tokens", "completion_tokens", *asked_fields(generation)]
-    if generation.is_pooling:
-        told = [*_POOLED_FIELDS[generation.task], "prompt_tokens"]
-    first, *others = [(name, COMPLETION_SCHEMA.field(name).type) for name in told]
+    answer, *others = [(name, COMPLETION_SCHEMA.field(name).type) for name in annotation_fields(generation)]
     return pa.struct(
         [
-            first,
+            answer,
             *([] if parser is None else [("parsed", parser.arrow_type)]),
             *others,
             ("error", FAULT_TYPE),
@@ -78,18 +74,6 @@ def annotation_type(generation: GenerationSpec) -> pa.StructType:
             ("completed_at", pa.timestamp("us", tz="UTC")),
         ]
     )
-
-
-def asked_fields(generation: GenerationSpec) -> list[str]:
-    """Return the fields of the annotation that exist only because the job asks for them."""
-    scores = ["probabilities"] if generation.choice else ["logprob_sum", "logprob_mean"]
-    return [
-        *(["reasoning"] if generation.include_reasoning else []),
-        *(["reasoning_tokens"] if generation.include_reasoning is not None else []),
-        *(scores if generation.logprobs else []),
-        *(["samples", "agreement"] if generation.n > 1 else []),
-        *(["attempts"] if generation.attempts > 1 else []),
-    ]
 
 
 def _parser(generation: GenerationSpec) -> Parser | None:

@@ -1,7 +1,7 @@
 """Declare a job's options: help texts, how to read a given value, and how to build ``JobOptions`` from the values.
 
 The command (``cli``) and ``annotate_table`` (``table``) take the same options. Names, types and defaults are those of
-the fields of ``JobOptions``, ``PromptSource`` and ``GenerationSpec``.
+the fields of ``JobOptions``, ``PromptSource`` and ``GenerationSpec``; help texts of settings are those of their table.
 """
 
 import logging
@@ -14,7 +14,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipemax.wire import GenerationSpec
+from pipemax.wire import OVERRIDES_TYPE, SETTINGS, GenerationSpec
 from pipemax_spark.engines.config import engine_config
 from pipemax_spark.errors import IfRunning, JobError, OnError
 from pipemax_spark.options import JobOptions, driver_directory
@@ -126,6 +126,19 @@ def _option(panel: str, text: str, **rest: Any) -> Option:
     return Option(panel=panel, help=text, typer=rest, **own)
 
 
+_PANELS = {"attempts": _ROWS, "attempts_show_error": _ROWS}
+_READ_AS: dict[str, dict[str, Any]] = {
+    "max_tokens": {"min": 1},
+    "dimensions": {"min": 1},
+    "normalize": {"given": bool},
+    "include_reasoning": {"given": bool},
+    "stop": {"given": list[str], "read": tuple},
+    "choice": {"given": list[str], "read": tuple},
+    "grammar": {"given": str, "read_with_session": _read_grammar},
+    "response_format": {"given": str, "read_with_session": _read_response_format},
+}
+"""Settings of the table of fields that the command line reads or limits in its own way."""
+
 OPTIONS: dict[str, Option] = {
     "input": _option(
         _INPUT,
@@ -230,7 +243,8 @@ OPTIONS: dict[str, Option] = {
     "system": _option(_PROMPT, "System message to put before every prompt."),
     "overrides_column": _option(
         _PROMPT,
-        "Struct column with per-row values for any of max_tokens, temperature, top_p, top_k, seed, stop and lora.",
+        f"Struct column with per-row values for any of {', '.join(OVERRIDES_TYPE.names[:-1])} and "
+        f"{OVERRIDES_TYPE.names[-1]}.",
     ),
     "model": _option(
         _MODEL,
@@ -252,70 +266,10 @@ OPTIONS: dict[str, Option] = {
     "engine_python": _option(
         _MODEL, "Path on the executors of a Python that has vLLM; default: the Python of Spark's tasks."
     ),
-    "task": _option(_MODEL, "generate, or with a pooling model embed, classify or score."),
-    "dimensions": _option(
-        _MODEL, "With --task embed: length of the embeddings, of a model whose embeddings may be cut.", min=1
-    ),
-    "normalize": _option(
-        _MODEL,
-        "With --task embed: whether embeddings have length 1; default: as the model says, mostly yes.",
-        given=bool,
-    ),
-    "truncate": _option(_MODEL, "With a pooling task: cut prompts that are too long for the model."),
-    "max_tokens": _option(_MODEL, "Maximum output tokens per row.", min=1),
-    "temperature": _option(_MODEL, "Sampling temperature; 0 is greedy."),
-    "top_p": _option(_MODEL, "Sample only from the likeliest tokens, up to this total probability."),
-    "top_k": _option(_MODEL, "Sample only from this many likeliest tokens; 0 means all."),
-    "seed": _option(_MODEL, "Seed that makes sampling repeatable."),
-    "stop": _option(_MODEL, "Stop string. May be repeated.", given=list[str], read=tuple),
-    "lora": _option(_MODEL, "Adapter for all rows, by its name under lora: in the engine config."),
-    "response_format": _option(
-        _MODEL,
-        "Format that every output must follow: a JSON schema, a schema in ai_query's envelope, or a Spark type such "
-        "as STRUCT<label: STRING>; given as text or as a file.",
-        given=str,
-        read_with_session=_read_response_format,
-    ),
-    "choice": _option(
-        _MODEL,
-        "A text that the answer may be; repeat it for each choice. Labels that differ in their first token cost one.",
-        given=list[str],
-        read=tuple,
-    ),
-    "regex": _option(_MODEL, "Regular expression that every answer must match as a whole."),
-    "grammar": _option(
-        _MODEL,
-        "Grammar that every answer must follow, in EBNF (root ::= …) or Lark; given as text or as a file.",
-        given=str,
-        read_with_session=_read_grammar,
-    ),
-    "logprobs": _option(
-        _MODEL, "Add the log-probability of each answer, or with --choice the probability of each choice."
-    ),
-    "n": _option(
-        _MODEL,
-        "Samples per row, with --temperature above 0: the answer is the most frequent one, with all samples and "
-        "their agreement.",
-    ),
-    "chat_template_kwargs": _option(
-        _MODEL,
-        'JSON object of variables for the model\'s chat template, such as {"enable_thinking": false}.',
-    ),
-    "reasoning_effort": _option(
-        _MODEL, "How much the model thinks (low, medium, high, …), if its chat template takes that."
-    ),
-    "include_reasoning": _option(
-        _MODEL,
-        "Whether to keep the thinking that the engine's reasoning_parser splits off; default: keep it.",
-        given=bool,
-    ),
-    "attempts": _option(
-        _ROWS,
-        "Maximum attempts per row: an answer that is invalid or was cut is tried again with another seed.",
-    ),
-    "attempts_show_error": _option(
-        _ROWS, "Show the model its invalid answer, and what is wrong with it, when a row is tried again."
-    ),
+    **{
+        name: _option(_PANELS.get(name, _MODEL), setting.help, **_READ_AS.get(name, {}))
+        for name, setting in SETTINGS.items()
+    },
     "on_error": _option(
         _ROWS,
         "row: keep a failed row with its error; fail: end the job at the first failed row.",

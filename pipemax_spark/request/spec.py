@@ -21,9 +21,10 @@ _ENGINE_FIELDS = ("tokenizer", "quantization", "chat", "reasoning_parser")
 _VLLM_FIELDS = ("dtype", "kv_cache_dtype")
 """Fields that are also arguments of vLLM, and count like those; a field with the value ``auto`` adds nothing."""
 _AUTO = "auto"
-_ALWAYS_COUNT = {"system", "max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "response_format"}
-"""Settings that count even at their defaults; later ones do not, so that older specs keep their hash."""
-_DEFAULTS = {each.name: each.default for each in fields(GenerationSpec)}
+_ALWAYS_COUNT = ("system", "max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "response_format")
+"""Settings that count even at their defaults, and come first in this order: the hash depends on both. Later ones do
+not count at their defaults, so that older specs keep their hash."""
+_DEFAULTS = {setting.name: setting.default for setting in fields(GenerationSpec)}
 _SHOWN = 160
 
 
@@ -54,12 +55,10 @@ class AnnotationSpec:
         if source is not None:
             values |= {name: value for name, value in asdict(source).items() if value is not None}
         if questions:
-            values["ask"] = {each.name: _question_values(each, generation) for each in questions}
+            values["ask"] = {question.name: _question_values(question, generation) for question in questions}
         if time_zone is not None:
             values["time_zone"] = time_zone
-        # The system message stays first: the hash depends on the order.
-        told = {"system": generation.system} | asdict(generation)
-        values |= {name: value for name, value in told.items() if _counts(name, value)}
+        values |= {name: value for name, value in _settings(generation).items() if _counts(name, value)}
         if generation.response_format is not None:
             # Parsed, so that white space does not make another spec. The properties keep their order, because the model
             # writes them in that order.
@@ -68,9 +67,9 @@ class AnnotationSpec:
             name: reply.engine[name] for name in _ENGINE_FIELDS if reply.engine.get(name) is not None
         }
         # Without such arguments nothing is added, so a spec keeps the hash that it had before arguments counted.
-        own = {name: reply.engine.get(name) for name in _VLLM_FIELDS}
-        own = {name: value for name, value in own.items() if value not in (None, _AUTO)}
-        counted = json.loads(json.dumps(own | (reply.engine.get("vllm") or {}), sort_keys=True))
+        arguments = {name: reply.engine.get(name) for name in _VLLM_FIELDS}
+        arguments = {name: value for name, value in arguments.items() if value not in (None, _AUTO)}
+        counted = json.loads(json.dumps(arguments | (reply.engine.get("vllm") or {}), sort_keys=True))
         values |= {f"vllm.{name}": value for name, value in counted.items()}
         return cls(model=reply.model, values=json.loads(json.dumps(values)))
 
@@ -100,11 +99,18 @@ class AnnotationSpec:
 
 def _question_values(question: Question, common: GenerationSpec) -> dict[str, Any]:
     """Return the question's template, and its settings that differ from the common ones."""
-    own, others = asdict(question.generation), asdict(common)
-    values = {"template": question.template} | {name: own[name] for name in own if own[name] != others[name]}
+    settings, others = _settings(question.generation), _settings(common)
+    values = {"template": question.template} | {
+        name: value for name, value in settings.items() if value != others[name]
+    }
     if values.get("response_format") is not None:
         values["response_format"] = load_schema(values["response_format"])
     return values
+
+
+def _settings(generation: GenerationSpec) -> dict[str, Any]:
+    values = asdict(generation)
+    return {name: values.pop(name) for name in _ALWAYS_COUNT} | values
 
 
 def _counts(name: str, value: object) -> bool:

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipemax.openai_batch import CHAT, TEXT
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.conversations import FIELDS
+from pipemax_spark.executor.openai_answers import output_line
 from pipemax_spark.executor.openai_batch import (
+    CHAT,
     LINE_COLUMN,
     PARSED_SCHEMA,
+    TEXT,
     TEXT_FIELD,
-    output_line,
     parsed_lines,
 )
 from pipemax_spark.storage.hadoop import HadoopFiles, is_remote, plain_path

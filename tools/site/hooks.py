@@ -37,8 +37,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Check the page's commands, and point its links to files outside of ``docs`` at what the site has."""
+    """Put in the tables made from the code, check commands, and have links to code name what the site has."""
     place = page.file.src_uri
+    for name, make in reference.TABLES.items():
+        markdown = markdown.replace(f"<!-- table: {name} -->", make())
     for problem in commands.problems(markdown, ROOT):
         log.warning("%s: %s", place, problem)
     return _LINK.sub(lambda link: _on_site(link, place), markdown)

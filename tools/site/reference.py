@@ -12,12 +12,13 @@ from typing import Any, get_args
 import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
+from pyspark.sql.pandas.types import from_arrow_type
 
 import pipemax_spark
 import pipemax_spark.cli
 from pipemax import config, wire
 from pipemax.api import OfflineEngine
-from pipemax.generation import Sampling
+from pipemax.generation import CARRIED, SETTINGS, Sampling
 from pipemax_spark import errors
 from pipemax_spark.cli import command
 from pipemax_spark.report.metric_names import RUN_METRICS, total_metric
@@ -246,6 +247,40 @@ def metrics() -> str:
         ]
     )
 
+
+def row_settings() -> str:
+    """Return the table of what a row may set."""
+    rows = ["| setting | type | in a request of OpenAI's format | |\n|---|---|---|---|"]
+    rows += [
+        _row(
+            f"`{name}`",
+            f"`{_spark_type(setting.row_type)}`",
+            ", ".join(f"`{each}`" for each in setting.openai_names) or "—",
+            setting.help,
+        )
+        for name, setting in SETTINGS.items()
+        if setting.row_type is not None
+    ]
+    return "\n".join(rows)
+
+
+def annotation() -> str:
+    """Return the table of what an annotation carries."""
+    rows = ["| `annotation.` | type | |\n|---|---|---|"]
+    rows += [
+        _row(f"`{name}`", f"`{_spark_type(carried.wire_type)}`", carried.help)
+        for name, carried in CARRIED.items()
+    ]
+    return "\n".join(rows)
+
+
+def _spark_type(kind: Any) -> str:
+    text: str = from_arrow_type(kind).simpleString()
+    return text
+
+
+TABLES = {"row settings": row_settings, "annotation": annotation}
+"""Comment ``<!-- table: NAME -->`` of a page, and what makes the table that the site has in its place."""
 
 PAGES = {
     "reference/command-line.md": command_line,

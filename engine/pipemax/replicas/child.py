@@ -18,7 +18,7 @@ from typing import Any
 
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError, EngineStartError
-from pipemax.generation import Engine, EngineStats
+from pipemax.engine import Engine, EngineStats
 from pipemax.node.lifetime import SERVER_IDENTITY_VARIABLE, end_with_server
 from pipemax.node.process import ProcessIdentity
 from pipemax.replicas.messages import (

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, TypeAdapter
 from pydantic_core import PydanticSerializationError
 
-from pipemax.generation import Completion, EngineStats, GenerationRequest
+from pipemax.engine import EngineStats
+from pipemax.generation import Completion, GenerationRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from pipemax.generation import EngineStats, GenerationRequest
+from pipemax.engine import EngineStats
+from pipemax.generation import GenerationRequest
 from pipemax.replicas.division import Share
 from pipemax.replicas.messages import Report, Submit, ToReplica
 from pipemax.replicas.process import ReplicaProcess

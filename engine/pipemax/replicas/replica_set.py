@@ -16,7 +16,8 @@ from typing import Any
 
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.errors import EngineDiedError, EngineStartError
-from pipemax.generation import Completion, EngineStats, GenerationRequest
+from pipemax.engine import EngineStats
+from pipemax.generation import Completion, GenerationRequest
 from pipemax.policy.compare import ChosenPolicy, PolicyChoice
 from pipemax.replicas.division import divide
 from pipemax.replicas.hardware import Hardware, read_hardware

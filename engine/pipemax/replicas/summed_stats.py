@@ -6,7 +6,7 @@ died stays counted.
 
 from collections.abc import Mapping, Sequence
 
-from pipemax.generation import EngineStats
+from pipemax.engine import EngineStats
 
 _COUNTS = frozenset(
     {

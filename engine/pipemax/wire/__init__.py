@@ -15,7 +15,7 @@ needs its engine, which may take as long as that job.
 This package needs only pyarrow. Spark's side imports its names from here.
 """
 
-from pipemax.generation import GENERATE, PAIR, POOLING_TASKS, RequestError
+from pipemax.generation import GENERATE, PAIR, POOLING_TASKS, SETTINGS, RequestError, annotation_fields
 from pipemax.node.process import ProcessIdentity, pid_namespace
 from pipemax.wire.generation_spec import GenerationSpec
 from pipemax.wire.message_fields import fields_text, joined_parts
@@ -63,6 +63,7 @@ __all__ = [
     "PAIR",
     "POOLING_TASKS",
     "REQUEST_SCHEMA",
+    "SETTINGS",
     "VERSION_METADATA",
     "WIRE_VERSION",
     "CollectorAddress",
@@ -81,6 +82,7 @@ __all__ = [
     "ServerStats",
     "SessionErrorCode",
     "SessionHeader",
+    "annotation_fields",
     "encodable",
     "fields_text",
     "guarded",

@@ -1,11 +1,14 @@
 """How the rows of a job are generated."""
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from pipemax.generation import Sampling
 from pipemax.wire.row_faults import encodable
+
+_JSON = {"response_format": "JSON schema object", "chat_template_kwargs": "JSON object"}
+"""Settings that are JSON, as text, and what each must be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +31,11 @@ class GenerationSpec(Sampling):
                 f"task {self.task} holds no conversation, so it takes no system message; put the text into the prompt "
                 "template"
             )
-        for name in ("system", "stop", "choice", "regex", "grammar", "lora"):
-            for text in _texts(getattr(self, name)):
-                if encodable(text) != text:
+        for name, value in asdict(self).items():
+            for text in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
+                if name not in _JSON and isinstance(text, str) and encodable(text) != text:
                     raise ValueError(f"{name} has {text!a}, which holds a lone surrogate; leave it out")
-        for name, kind in (
-            ("response_format", "JSON schema object"),
-            ("chat_template_kwargs", "JSON object"),
-        ):
+        for name, kind in _JSON.items():
             if (text := getattr(self, name)) is None:
                 continue
             try:
@@ -49,8 +49,5 @@ class GenerationSpec(Sampling):
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> Self:
         """Return the spec that became these plain values."""
-        return cls(**{**values, "stop": tuple(values["stop"]), "choice": tuple(values["choice"])})
-
-
-def _texts(value: Any) -> list[str]:
-    return [each for each in ([value] if isinstance(value, str) else value or ()) if isinstance(each, str)]
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**values | lists)

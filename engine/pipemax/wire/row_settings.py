@@ -15,18 +15,18 @@ from pipemax.wire.rows import OVERRIDES_TYPE
 
 _TYPES: dict[str, pa.DataType] = {field.name: field.type for field in OVERRIDES_TYPE}
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
-_MOST_DIGITS = 400
+_MAX_DIGITS = 400
 _EXACT_FLOATS = 2**53
 """Beyond it, neighbouring whole numbers are one float, so a float says no whole number."""
 
 
-def row_setting(name: str, value: object, *, told_as: str | None = None) -> object:
+def row_setting(name: str, value: object, *, name_shown: str | None = None) -> object:
     """Return a row's value for a field of ``OVERRIDES_TYPE``; None stays None.
 
-    ``ValueError`` says what does not fit, and calls the field ``told_as`` if the row does.
+    ``ValueError`` says what does not fit, and calls the field ``name_shown`` if the row does.
     """
     kind = _TYPES[name]
-    called = told_as or name
+    called = name_shown or name
     if value is None:
         return None
     if isinstance(value, Exception):
@@ -45,7 +45,7 @@ def row_setting(name: str, value: object, *, told_as: str | None = None) -> obje
 def _exact(name: str, value: object, wanted: str) -> int | float | Decimal:
     if isinstance(value, str):
         text = value.strip()
-        if len(text) > _MOST_DIGITS or not _NUMBER.fullmatch(text):
+        if len(text) > _MAX_DIGITS or not _NUMBER.fullmatch(text):
             raise ValueError(f"{name} is {shown(value)}, not {wanted}")
         return Decimal(text)
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal) or not math.isfinite(value):
@@ -55,9 +55,9 @@ def _exact(name: str, value: object, wanted: str) -> int | float | Decimal:
 
 def _whole_number(name: str, value: object, bits: int) -> int:
     number = _exact(name, value, "a whole number")
-    most = 2 ** (bits - 1)
-    if not -most <= number < most:
-        raise ValueError(f"{name} is {shown(value)}, must be at least {-most} and below {most}")
+    limit = 2 ** (bits - 1)
+    if not -limit <= number < limit:
+        raise ValueError(f"{name} is {shown(value)}, must be at least {-limit} and below {limit}")
     if number != int(number):
         raise ValueError(f"{name} is {shown(value)}, not a whole number")
     if isinstance(number, float) and abs(number) > _EXACT_FLOATS:
@@ -79,7 +79,7 @@ def _number(name: str, value: object) -> float:
 def _texts(name: str, value: object) -> list[str]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(
-        each is None or isinstance(each, str) for each in texts
+        text is None or isinstance(text, str) for text in texts
     ):
         raise ValueError(f"{name} is {shown(value)}, not a text or a list of texts")
-    return [each for each in texts if each is not None]
+    return [text for text in texts if text is not None]

@@ -4,16 +4,10 @@ from enum import StrEnum
 
 import pyarrow as pa
 
+from pipemax.generation import CARRIED, SETTINGS
+
 OVERRIDES_TYPE = pa.struct(
-    [
-        ("max_tokens", pa.int32()),
-        ("temperature", pa.float64()),
-        ("top_p", pa.float64()),
-        ("top_k", pa.int32()),
-        ("seed", pa.int64()),
-        ("stop", pa.list_(pa.string())),
-        ("lora", pa.string()),
-    ]
+    [(name, row.row_type) for name, row in SETTINGS.items() if row.row_type is not None]
 )
 """Per-row sampling: a null field, or a null struct, keeps the job's value."""
 
@@ -46,28 +40,19 @@ REQUEST_SCHEMA = pa.schema(
     ]
 )
 
+_OUTCOME = [
+    pa.field("error_code", pa.string()),  # an ErrorCode, null when the row succeeded
+    pa.field("error_message", pa.string()),
+    pa.field("completed_at", pa.timestamp("us", tz="UTC"), nullable=False),
+]
+_CARRIED = [pa.field(name, row.wire_type) for name, row in CARRIED.items()]
+_OUTCOME_AT = [*CARRIED].index("reasoning")
 COMPLETION_SCHEMA = pa.schema(
     [
         pa.field("row_id", pa.int64(), nullable=False),
-        pa.field("text", pa.string()),  # null in an error row, unless the error is that the text is invalid
-        pa.field("finish_reason", pa.string()),  # "stop" | "length" | "abort", null in an error row
-        pa.field("prompt_tokens", pa.int32()),
-        pa.field("completion_tokens", pa.int32()),
-        pa.field("error_code", pa.string()),  # an ErrorCode, null when the row succeeded
-        pa.field("error_message", pa.string()),
-        pa.field("completed_at", pa.timestamp("us", tz="UTC"), nullable=False),
-        # Null unless the job asks for them; see ``pipemax.generation.Completion``.
-        pa.field("reasoning", pa.string()),
-        pa.field("reasoning_tokens", pa.int32()),
-        pa.field("logprob_sum", pa.float64()),
-        pa.field("logprob_mean", pa.float64()),
-        pa.field("probabilities", pa.map_(pa.string(), pa.float64())),
-        pa.field("samples", pa.list_(pa.string())),
-        pa.field("agreement", pa.float64()),
-        pa.field("attempts", pa.int32()),
-        pa.field("embedding", pa.list_(pa.float32())),
-        pa.field("label", pa.string()),
-        pa.field("score", pa.float64()),
+        *_CARRIED[:_OUTCOME_AT],
+        *_OUTCOME,
+        *_CARRIED[_OUTCOME_AT:],  # null unless the job asks for them
     ]
 )
 

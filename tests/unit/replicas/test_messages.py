@@ -5,15 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from pipemax.generation import (
-    Completion,
-    EngineStats,
-    GenerationRequest,
-    Image,
-    Message,
-    RequestError,
-    Sampling,
-)
+from pipemax.engine import EngineStats
+from pipemax.generation import Completion, GenerationRequest, Image, Message, RequestError, Sampling
 from pipemax.replicas.messages import (
     Abort,
     Ended,

@@ -1,6 +1,6 @@
 """Replicas' statistics together."""
 
-from pipemax.generation import EngineStats
+from pipemax.engine import EngineStats
 from pipemax.replicas.summed_stats import carried_counts, summed, with_carried
 
 

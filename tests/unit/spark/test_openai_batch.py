@@ -9,9 +9,9 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
-from pipemax.openai_batch import CHAT, TEXT
 from pipemax_spark.executor.conversations import FIELDS
-from pipemax_spark.executor.openai_batch import TEXT_FIELD, output_line, parsed_lines
+from pipemax_spark.executor.openai_answers import output_line
+from pipemax_spark.executor.openai_batch import CHAT, TEXT, TEXT_FIELD, parsed_lines
 
 
 def line(body: dict[str, Any], *, url: str = CHAT, custom_id: object = "a") -> str:

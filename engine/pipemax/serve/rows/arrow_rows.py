@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipemax.api import Completion, GenerationRequest, Image, Message, RequestError, Sampling
+from pipemax.generation import CARRIED
 from pipemax.wire import (
     COMPLETION_SCHEMA,
     ErrorCode,
@@ -22,8 +23,6 @@ from pipemax.wire import (
     joined_parts,
     python_values,
 )
-
-_OVERRIDABLE = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "lora")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,32 +103,27 @@ def completion_batch(rows: Sequence[FinishedRow]) -> pa.RecordBatch:
     """Convert finished rows to one COMPLETION_SCHEMA batch."""
     done = [row.completion for row in rows]
     errors = [completion.error for completion in done]
-    columns = [
-        [row.row_id for row in rows],
-        [_encodable(c.text) for c in done],
-        [c.finish_reason for c in done],
-        [c.prompt_tokens for c in done],
-        [c.completion_tokens for c in done],
-        [error.code if error else None for error in errors],
-        [_encodable(error.message) if error else None for error in errors],
-        [row.completed_at_us for row in rows],
-        [_encodable(c.reasoning) for c in done],
-        [c.reasoning_tokens for c in done],
-        [c.logprob_sum for c in done],
-        [c.logprob_mean for c in done],
-        [c.probabilities for c in done],
-        [None if c.samples is None else list(map(_encodable, c.samples)) for c in done],
-        [c.agreement for c in done],
-        [c.attempts for c in done],
-        embedding_array([c.embedding for c in done]),
-        [c.label for c in done],
-        [c.score for c in done],
-    ]
-    arrays = [
-        values if isinstance(values, pa.Array) else pa.array(values, field.type)
-        for values, field in zip(columns, COMPLETION_SCHEMA, strict=True)
-    ]
+    columns: dict[str, Any] = {
+        "row_id": [row.row_id for row in rows],
+        "error_code": [error and error.code for error in errors],
+        "error_message": [error and encodable(error.message) for error in errors],
+        "completed_at": [row.completed_at_us for row in rows],
+    }
+    for name in CARRIED:
+        columns[name] = [getattr(completion, name) for completion in done]
+    arrays = [_array(columns[field.name], field.type) for field in COMPLETION_SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=COMPLETION_SCHEMA)
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return values as Arrow takes them: one odd text must not end its session."""
+    if kind == pa.list_(pa.float32()):
+        return embedding_array(values)
+    if kind == pa.string():
+        values = [value if value is None else encodable(value) for value in values]
+    elif kind == pa.list_(pa.string()):
+        values = [texts and [text and encodable(text) for text in texts] for texts in values]
+    return pa.array(values, kind)
 
 
 def embedding_array(embeddings: Sequence[bytes | None]) -> pa.ListArray:
@@ -197,16 +191,16 @@ def _sampling(
     job: Sampling, overrides: dict[str, Any] | None, prompt: str | None, turns: tuple[Message, ...] | None
 ) -> Sampling:
     """Return the row's sampling. A row's own seed is used as it is; the job's is mixed with the row's prompt."""
-    given = (
-        {name: overrides[name] for name in _OVERRIDABLE if overrides[name] is not None} if overrides else {}
-    )
-    if "stop" in given:
-        given["stop"] = tuple(stop for stop in given["stop"] if stop is not None)
+    settings: dict[str, Any] = {
+        name: tuple(text for text in value if text is not None) if isinstance(value, list) else value
+        for name, value in (overrides or {}).items()
+        if value is not None
+    }
     try:
-        sampling = replace(job, **given) if given else job
+        sampling = replace(job, **settings) if settings else job
     except ValueError as error:
         raise RowFaultError(ErrorCode.INVALID_PARAMETER, str(error)) from None
-    if sampling.seed is None or sampling.temperature == 0.0 or "seed" in given:
+    if sampling.seed is None or sampling.temperature == 0.0 or "seed" in settings:
         return sampling
     return replace(sampling, seed=row_seed(sampling.seed, prompt, turns))
 
@@ -215,8 +209,3 @@ def row_seed(job_seed: int, prompt: str | None, turns: tuple[Message, ...] | Non
     """Return a row's seed: the same for the same job seed and prompt, on every machine and in every attempt."""
     content = json.dumps([job_seed, prompt, [turn.identity() for turn in turns or ()]])
     return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest()) >> 1
-
-
-def _encodable(text: str | None) -> str | None:
-    """Make a text fit for Arrow: one odd row must not end its session."""
-    return None if text is None else encodable(text)

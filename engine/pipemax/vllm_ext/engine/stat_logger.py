@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from pipemax.generation import EngineStats
+from pipemax.engine import EngineStats
 from pipemax.vllm_ext.engine.admission import AdmissionBook
 from pipemax.vllm_ext.engine.time_account import TimeAccount, TimePart
 

@@ -29,7 +29,8 @@ from pipemax.checkpoint.special_tokens import SpecialTokens
 from pipemax.config import ChatMode, EngineConfig, Policy
 from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.domain.plan import Batching
-from pipemax.generation import Completion, EngineStats, GenerationRequest, RequestError
+from pipemax.engine import EngineStats
+from pipemax.generation import Completion, GenerationRequest, RequestError
 from pipemax.node.gpu_faults import is_gpu_fault
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.vllm_ext.calibration.measure import calibrate_at_start

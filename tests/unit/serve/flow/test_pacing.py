@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from pipemax.config import EngineConfig
-from pipemax.generation import Completion, EngineStats, GenerationRequest, Sampling
+from pipemax.engine import EngineStats
+from pipemax.generation import Completion, GenerationRequest, Sampling
 from pipemax.serve.flow.credit import CreditWindow, StreamCredit
 from pipemax.serve.flow.pacing import FLOOR_FACTOR, Pacer
 from pipemax.serve.limits import WindowLimits

@@ -1,0 +1,59 @@
+"""Define the interface of an engine that turns requests into completions; ``pipemax.vllm_ext`` implements it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pipemax.generation import Completion, GenerationRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """The engine at one instant."""
+
+    phase: str = "idle"
+    """``idle`` | ``prefill`` | ``decode`` | ``mixed``."""
+    running_requests: int = 0
+    waiting_requests: int = 0
+    kv_usage: float = 0.0
+    """Share of the GPU's KV blocks in use, 0 to 1."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Further figures by name."""
+    policy: dict[str, Any] = field(default_factory=dict)
+    """The ``PolicyChoice`` under which the engine runs, as plain values."""
+    replicas: tuple[dict[str, Any], ...] = ()
+    """The figures of each replica by name, if there are several: those above are then of all together."""
+
+
+class Engine(Protocol):
+    """The engine that the server drives. Thread-safe, except that ``poll`` has one caller."""
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests. A bad request raises nothing: ``poll`` returns it with an error."""
+
+    def poll(self, timeout_s: float) -> list[Completion]:
+        """Return the requests that have ended since the last call; wait up to ``timeout_s`` for the first.
+
+        Raise ``EngineDiedError`` once the engine is gone; every request in flight is then lost.
+        """
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Stop requests. ``poll`` does not return them unless they had ended already. Unknown ids are ignored."""
+
+    def set_input_open(self, is_open: bool) -> None:
+        """Say whether more requests may come soon; at first none are expected.
+
+        While more are expected, a prefill phase that has room left waits a moment for them.
+        """
+
+    def admission_credit_tokens(self) -> int:
+        """Return how many more tokens (prompt and expected output) the engine can take.
+
+        The count is the room beyond its present requests by the end of its next prefill phase; it is negative if more
+        tokens wait than will fit.
+        """
+
+    def stats(self) -> EngineStats: ...
+
+    def close(self) -> None:
+        """Stop the engine and wait for its processes to end. Safe to call twice."""
