@@ -418,7 +418,7 @@ def _unknown(key: str, name: str, place: tuple[int | str, ...], kind: type[BaseM
     for part in place:
         inner = kind.model_fields[str(part)].annotation
         kinds = [inner, *get_args(inner)]
-        kind = next(each for each in kinds if isinstance(each, type) and issubclass(each, BaseModel))
+        kind = next(member for member in kinds if isinstance(member, type) and issubclass(member, BaseModel))
     known = sorted(kind.model_fields)
     close = difflib.get_close_matches(key.replace("-", "_").lower(), known, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""

@@ -57,9 +57,9 @@ def explain_option(error: Any, command: str) -> None:
 
     Typer has no public name for that error; it has the option's name and a message.
     """
-    told = removed_option(command, getattr(error, "option_name", None) or "")
-    if told is not None:
-        error.message, error.possibilities = told, None
+    replacement = removed_option(command, getattr(error, "option_name", None) or "")
+    if replacement is not None:
+        error.message, error.possibilities = replacement, None
 
 
 def _sentence(name: str, instead: str | None) -> str | None:

@@ -66,7 +66,7 @@ def check_turn(turn: Turn) -> None:
 
 def tokens_computed_below(jvm_pid: int) -> int:
     """Return the output tokens that the engines of a JVM's servers have counted since their start."""
-    executor = Executor(process=ProcessIdentity.of(jvm_pid), daemon=ProcessIdentity.own())
+    executor = Executor(process=ProcessIdentity.of(jvm_pid), daemon=ProcessIdentity.of_this_process())
     return sum(_output_tokens(files) for files in files_of_all_servers(executor))
 
 

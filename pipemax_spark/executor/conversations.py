@@ -96,9 +96,9 @@ def _turns(turns: list[Mapping[str, Any] | None] | None) -> list[dict[str, Any] 
 def _message(turn: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if turn is None:
         return None
-    given = {name: value for name, value in turn.items() if name not in ("role", "content", FIELDS)}
-    of_structs = [name for name, value in given.items() if not isinstance(value, str)]
-    further = turn.get(FIELDS) or fields_text(_read(given), of_structs=of_structs)
+    others = {name: value for name, value in turn.items() if name not in ("role", "content", FIELDS)}
+    of_structs = [name for name, value in others.items() if not isinstance(value, str)]
+    further = turn.get(FIELDS) or fields_text(_read(others), of_structs=of_structs)
     message: dict[str, Any] = {"role": turn["role"], "fields": further}
     content = turn["content"]
     if isinstance(content, list):

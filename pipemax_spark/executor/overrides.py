@@ -83,17 +83,17 @@ class _Converter:
             raise RowFaultError(ErrorCode.INVALID_PARAMETER, str(error)) from None
 
 
-def _can_fit(given: pa.DataType, wanted: pa.DataType) -> bool:
+def _can_fit(kind: pa.DataType, wanted: pa.DataType) -> bool:
     """Tell whether values of a type may be values of a setting; which of them are, each row tells."""
-    if pa.types.is_null(given):
+    if pa.types.is_null(kind):
         return True
-    if _is_text(given):
+    if _is_text(kind):
         return True
     if pa.types.is_list(wanted):
-        is_list = any(check(given) for check in (pa.types.is_list, pa.types.is_large_list))
+        is_list = any(check(kind) for check in (pa.types.is_list, pa.types.is_large_list))
         # SQL's array() has elements of the type null.
-        return is_list and (_is_text(given.value_type) or pa.types.is_null(given.value_type))
-    is_number = pa.types.is_integer(given) or pa.types.is_floating(given) or pa.types.is_decimal(given)
+        return is_list and (_is_text(kind.value_type) or pa.types.is_null(kind.value_type))
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
     return bool(is_number and not pa.types.is_string(wanted))
 
 

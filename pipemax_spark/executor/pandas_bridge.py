@@ -28,9 +28,9 @@ def _listed(value: Any) -> Any:
         value = value.tolist()
     match value:
         case list():
-            return [_listed(each) for each in value]
+            return [_listed(part) for part in value]
         case dict():
-            return {name: _listed(each) for name, each in value.items()}
+            return {name: _listed(part) for name, part in value.items()}
     return value
 
 

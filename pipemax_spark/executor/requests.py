@@ -35,7 +35,7 @@ _HELPERS = {
 """Column that the driver adds → field of a request."""
 
 
-def request_batch(first_row_id: int, rows: int, **given: pa.Array) -> pa.RecordBatch:
+def request_batch(first_row_id: int, rows: int, **arrays: pa.Array) -> pa.RecordBatch:
     """Return a batch of REQUEST_SCHEMA with ascending row ids; columns that are not given are null.
 
     Images, conversations and overrides may be of any type that users have them in (``executor.images``,
@@ -43,18 +43,18 @@ def request_batch(first_row_id: int, rows: int, **given: pa.Array) -> pa.RecordB
     ``fault``. Raise ``JobError`` for a column of a wrong type.
     """
     faults: list[RequestError | None] = [None] * rows
-    if "fault" in given:
-        faults = [fault and RequestError(**fault) for fault in given["fault"].to_pylist()]
+    if "fault" in arrays:
+        faults = [fault and RequestError(**fault) for fault in arrays["fault"].to_pylist()]
     for name, convert in (("overrides", overrides_of), ("messages", messages_of)):
-        if name in given:
-            given[name], found = convert(given[name])
-            faults = [old or new for old, new in zip(faults, found, strict=True)]
-    if "images" in given:
-        given["images"] = images_of(given["images"])
-    given["fault"] = pa.array([fault and asdict(fault) for fault in faults], FAULT_TYPE)
+        if name in arrays:
+            arrays[name], new_faults = convert(arrays[name])
+            faults = [old or new for old, new in zip(faults, new_faults, strict=True)]
+    if "images" in arrays:
+        arrays["images"] = images_of(arrays["images"])
+    arrays["fault"] = pa.array([fault and asdict(fault) for fault in faults], FAULT_TYPE)
     row_ids = pa.array(range(first_row_id, first_row_id + rows), pa.int64())
     columns = [
-        given[field.name].cast(field.type) if field.name in given else pa.nulls(rows, field.type)
+        arrays[field.name].cast(field.type) if field.name in arrays else pa.nulls(rows, field.type)
         for field in REQUEST_SCHEMA
         if field.name != "row_id"
     ]
@@ -63,10 +63,10 @@ def request_batch(first_row_id: int, rows: int, **given: pa.Array) -> pa.RecordB
 
 def piece_requests(piece: pa.RecordBatch, first_row_id: int, *, questions: int = 0) -> pa.RecordBatch:
     """Return the requests of rows that have their helper columns; with ``questions``, so many for each row."""
-    given = {
+    arrays = {
         field: piece.column(helper) for helper, field in _HELPERS.items() if helper in piece.schema.names
     }
-    requests = request_batch(first_row_id, piece.num_rows, **given)
+    requests = request_batch(first_row_id, piece.num_rows, **arrays)
     if not questions:
         return requests
     return question_requests(requests, piece.column(ENDINGS_COLUMN), piece.column(NULLS_COLUMN), questions)

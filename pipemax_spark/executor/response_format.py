@@ -118,7 +118,7 @@ def _storable(value: object) -> object:
         case str():
             return encodable(value)
         case list():
-            return [_storable(each) for each in value]
+            return [_storable(element) for element in value]
         case dict():
             parts = {encodable(name): _storable(part) for name, part in value.items()}
             if len(parts) < len(value):
@@ -180,8 +180,8 @@ def _compile(schema: object, place: _Place) -> Parser:
 def _check_references(schema: object) -> None:
     """Raise ``ValueError`` for a reference by anchor or address, which the engine may follow otherwise."""
     if isinstance(schema, list):
-        for each in schema:
-            _check_references(each)
+        for element in schema:
+            _check_references(element)
     if not isinstance(schema, Mapping):
         return
     for name, part in schema.items():
@@ -223,8 +223,8 @@ def _compile_object(schema: Mapping[str, Any], place: _Place) -> Parser:
 def _compile_spark_type(name: object, kind: object, place: _Place) -> Parser:
     expected: str
     parser: Parser
-    if found := _DECIMAL.fullmatch(str(name)):
-        precision, scale = int(found[1]), int(found[2])
+    if match := _DECIMAL.fullmatch(str(name)):
+        precision, scale = int(match[1]), int(match[2])
         if not 1 <= precision <= 38 or scale > precision:
             raise ValueError(
                 f"{place.path} has the {SPARK_TYPE} {name!r}; it may have 1 to 38 digits in total"

@@ -123,16 +123,16 @@ class ServerFiles:
 
 def find_executor() -> Executor:
     """Find this process's executor, as the module's docstring says."""
-    own = ProcessIdentity.own()
+    process = ProcessIdentity.of_this_process()
     named = os.environ.get(EXECUTOR_VARIABLE)
     if named is not None:
-        return Executor(process=ProcessIdentity.of(int(named)), daemon=own)
-    below = own
+        return Executor(process=ProcessIdentity.of(int(named)), daemon=process)
+    below = process
     for pid in _ancestors():
         if _is_java(pid):
             return Executor(process=ProcessIdentity.of(pid), daemon=below)
         below = ProcessIdentity.of(pid)
-    return Executor(process=own, daemon=own)
+    return Executor(process=process, daemon=process)
 
 
 def server_files(executor: Executor, engine_python: str | None, log_dir: str | None) -> ServerFiles:
@@ -150,14 +150,14 @@ def files_of_all_servers(executor: Executor) -> list[ServerFiles]:
     """Return the files of each server that this executor has ever started, one for each ``engine_python``."""
     process = executor.process
     owner = [process.pid, process.start_ticks, pid_namespace()]
-    found = []
+    locks = []
     for lock in sorted(_servers_directory().glob("*.lock")):
         # Another task may have just made the file, or remove it.
         with contextlib.suppress(FileNotFoundError, ValueError):
             if json.loads(lock.read_text()) == owner:
                 # The server's own log may be elsewhere; nothing is read from it here.
-                found.append(ServerFiles(socket=lock.with_suffix(".sock"), log=lock.with_suffix(".log")))
-    return found
+                locks.append(ServerFiles(socket=lock.with_suffix(".sock"), log=lock.with_suffix(".log")))
+    return locks
 
 
 def connect(files: ServerFiles) -> flight.FlightClient:

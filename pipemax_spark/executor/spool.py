@@ -132,11 +132,11 @@ class _Completions:
             if known := self._places.get(key):
                 rows.append(i)
                 places.append(known.pop())
-        found = self._table.take(pa.array(places, pa.int64()))
-        found = found.set_column(
+        completions = self._table.take(pa.array(places, pa.int64()))
+        completions = completions.set_column(
             _ROW_ID, COMPLETION_SCHEMA.field("row_id"), row_ids.take(pa.array(rows, pa.int64()))
         )
-        columns = [column.combine_chunks() for column in found.drop_columns([KEY]).columns]
+        columns = [column.combine_chunks() for column in completions.drop_columns([KEY]).columns]
         return pa.RecordBatch.from_arrays(columns, schema=COMPLETION_SCHEMA)
 
 
@@ -170,7 +170,7 @@ def dealt_directory(root: str, partitions: int) -> tuple[str, int]:
     """
     storage, path = _open(root)
     names = [entry.base_name for entry in storage.get_file_info(fs.FileSelector(path, allow_not_found=True))]
-    known = [int(found[1]) for name in names if (found := _DEALT.fullmatch(name))]
+    known = [int(match[1]) for name in names if (match := _DEALT.fullmatch(name))]
     chosen = min(known, default=partitions)
     storage.create_dir(f"{path}/of-{chosen}")
     return f"{root}/of-{chosen}", chosen

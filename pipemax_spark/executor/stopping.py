@@ -58,9 +58,9 @@ class Visit:
         host = socket.gethostname()
         visited = _executor_id(executor, host)
         rows = [
-            {"executor": visited, "host": host, **found}
+            {"executor": visited, "host": host, **visit}
             for files in files_of_all_servers(executor)
-            if (found := self._visit(files)) is not None
+            if (visit := self._visit(files)) is not None
         ]
         time.sleep(max(0.0, leave_s - time.monotonic()))
         yield pa.RecordBatch.from_pylist(rows or [{"executor": visited, "host": host}], schema=_COLUMNS)

@@ -149,7 +149,9 @@ class QuestionAnnotator:
             question.name: annotator.annotations(batch)
             for question, annotator, batch in zip(self._questions, self._annotators, answers, strict=True)
         }
-        self.unreported_errors = sum((each.unreported_errors for each in self._annotators), Counter())
+        self.unreported_errors = sum(
+            (annotator.unreported_errors for annotator in self._annotators), Counter()
+        )
         whole = row_annotations([*columns.values()], self._questions, annotation_type(GenerationSpec()))
         return {**columns, self._name: whole}
 
@@ -315,12 +317,12 @@ def parsed_texts(parser: Parser, texts: pa.Array) -> tuple[pa.Array, list[Reques
         return pa.array([parse(text, parser)], parser.arrow_type)
 
     null = pa.nulls(1, parser.arrow_type)
-    found = [
+    values_or_faults = [
         null if text is None else guarded(value_of, text, ErrorCode.RESPONSE_FORMAT)
         for text in python_values(texts)
     ]
-    values = [null if isinstance(each, RequestError) else each for each in found]
-    faults = [each if isinstance(each, RequestError) else None for each in found]
+    values = [null if isinstance(value, RequestError) else value for value in values_or_faults]
+    faults = [value if isinstance(value, RequestError) else None for value in values_or_faults]
     return pa.concat_arrays(values) if values else pa.nulls(0, parser.arrow_type), faults
 
 

@@ -59,7 +59,9 @@ def checks_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
     @wraps(function)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         parameters = list(inspect.signature(checked).parameters.values())
-        places = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+        places = [
+            parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        ]
         for name, value in zip(places, args, strict=False):
             _checked(name, value, None)
         return function(*args, **checked_arguments(checked, kwargs))
@@ -67,18 +69,18 @@ def checks_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
     return checked
 
 
-def checked_arguments(function: Callable[..., object], given: Mapping[str, Any]) -> dict[str, Any]:
+def checked_arguments(function: Callable[..., object], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return these arguments of the function, converted to the types that it declares."""
     parameters = inspect.signature(function).parameters
-    for name in given:
+    for name in values:
         if name not in parameters:
             called = f"{getattr(function, '__name__', 'it')}()"
-            if (told := removed_argument(name)) is not None:
-                raise TypeError(f"{called} does not take {name!r}: {told}")
+            if (replacement := removed_argument(name)) is not None:
+                raise TypeError(f"{called} does not take {name!r}: {replacement}")
             raise TypeError(
                 f"{called} got an unexpected keyword argument {name!r}.{did_you_mean(name, parameters)}"
             )
-    return {name: _checked(name, value, parameters[name].annotation) for name, value in given.items()}
+    return {name: _checked(name, value, parameters[name].annotation) for name, value in values.items()}
 
 
 def checked_value(name: str, value: Any, hint: Any) -> Any:
@@ -95,7 +97,7 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
     ):  # numpy's, which JSON does not know
         return int(value) if isinstance(value, Integral) else float(value)
     if isinstance(value, Mapping) and get_args(hint) == (str, str):
-        return {key: _option(f"{name}[{key!r}]", each) for key, each in value.items()}
+        return {key: _option(f"{name}[{key!r}]", part) for key, part in value.items()}
     return value
 
 
@@ -113,7 +115,7 @@ def _fits(value: Any, kind: Any) -> bool:
     origin = get_origin(kind) or kind
     if origin in (Sequence, tuple):
         is_list = isinstance(value, Sequence) and not isinstance(value, str)
-        return is_list and all(any(_fits(each, kind) for kind in _of_elements(kind)) for each in value)
+        return is_list and all(any(_fits(element, kind) for kind in _of_elements(kind)) for element in value)
     if origin is int:
         return isinstance(value, Integral) and not isinstance(value, bool)
     if origin is float:

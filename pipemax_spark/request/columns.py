@@ -66,9 +66,9 @@ class RequestColumns:
 
         With ``have_keys``, the last column is the rows' key, as ``SlicedRows`` reads it.
         """
-        own = rows.columns[:-1] if have_keys else rows.columns
+        names = rows.columns[:-1] if have_keys else rows.columns
         made = self._made_of(rows)
-        requests = rows.withColumns({free_name(name, own): column for name, column in made.items()})
+        requests = rows.withColumns({free_name(name, names): column for name, column in made.items()})
         if self.source.is_messages:
             _check_messages(requests)
         return requests
@@ -82,7 +82,7 @@ class RequestColumns:
     def time_zone(self, rows: "DataFrame") -> str | None:
         """Return the session's time zone if a prompt or a question of these rows depends on it, else None."""
         endings = (PromptSource(template=question.template) for question in self.questions)
-        depend = (each.depends_on_time_zone(rows.schema) for each in (self.source, *endings))
+        depend = (source.depends_on_time_zone(rows.schema) for source in (self.source, *endings))
         return _zone_of(rows) if any(depend) else None
 
     def _made_of(self, rows: "DataFrame") -> "dict[str, Column]":
@@ -111,9 +111,9 @@ class RequestColumns:
 
         requests = self.add(rows)
         asked = [
-            each
+            expression
             for name, plain in _request_columns(requests).items()
-            for each in _asked(requests, name, plain)
+            for expression in _asked(requests, name, plain)
         ]
         key = F.md5(F.to_json(F.struct(*asked), OPTIONS))
         return requests.withColumn(free_name(KEY_COLUMN, rows.columns), key)
@@ -123,13 +123,13 @@ class RequestColumns:
 
         # A template says itself what stands between prompt and question; a column cannot.
         gap = "\n\n" if self.source.prompt_column is not None else ""
-        return F.array(*(rendered(f"{gap}{each.template}", schema, zone) for each in self.questions))
+        return F.array(*(rendered(f"{gap}{question.template}", schema, zone) for question in self.questions))
 
     def _nulls_of_endings(self, schema: "StructType") -> "Column":
         """Return, for each question, the name of a column whose null makes its text null."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        return F.array(*(first_null(each.template, schema) for each in self.questions))
+        return F.array(*(first_null(question.template, schema) for question in self.questions))
 
     def _fault(self, schema: "StructType") -> "Column | None":
         """Return the errors of rows that cannot be asked, or None if there can be none."""

@@ -58,10 +58,10 @@ def tell_high_share(rows: int, errors: Mapping[str, tuple[int, str]]) -> str | N
 
 def _causes(errors: Mapping[str, tuple[int, str]], *, quotes_rows: bool) -> str:
     """Return the most frequent codes, with an example of each if rows may be quoted."""
-    most = sorted(errors.items(), key=lambda item: -item[1][0])[:3]
+    frequent = sorted(errors.items(), key=lambda item: -item[1][0])[:3]
     return "; ".join(
         f"{code}: {count:,} row{'' if count == 1 else 's'}{such_as(message) if quotes_rows else ''}"
-        for code, (count, message) in most
+        for code, (count, message) in frequent
     )
 
 

@@ -16,26 +16,26 @@ class ExpectedRows:
     maximum: int | None
 
     @classmethod
-    def of(cls, given: "str | Sequence[int | None] | ExpectedRows") -> Self:
+    def of(cls, bounds: "str | Sequence[int | None] | ExpectedRows") -> Self:
         """Read ``A:B``, ``A:`` or ``:B``, or a pair of numbers with None for no limit.
 
         Raise ``JobError`` if it is neither.
         """
-        if isinstance(given, cls):
-            return given
-        if isinstance(given, str):
-            match = re.fullmatch(r"\s*(\d*)\s*:\s*(\d*)\s*", given, re.ASCII)
+        if isinstance(bounds, cls):
+            return bounds
+        if isinstance(bounds, str):
+            match = re.fullmatch(r"\s*(\d*)\s*:\s*(\d*)\s*", bounds, re.ASCII)
             ends: Sequence[object] = [int(end) if end else None for end in match.groups()] if match else ()
         else:
-            ends = list(given) if isinstance(given, Sequence) else ()
+            ends = list(bounds) if isinstance(bounds, Sequence) else ()
         numbers = [end for end in ends if isinstance(end, int) and not isinstance(end, bool) and end >= 0]
         if len(ends) != 2 or not numbers or len(numbers) + list(ends).count(None) != 2:
             raise JobError(
-                f"expect-rows is {given!r}; write it as MINIMUM:MAXIMUM, such as 1000:2000000, where one of them may "
+                f"expect-rows is {bounds!r}; write it as MINIMUM:MAXIMUM, such as 1000:2000000, where one of them may "
                 "be left out"
             )
         if numbers != sorted(numbers):
-            raise JobError(f"expect-rows is {given!r}, whose minimum is above its maximum")
+            raise JobError(f"expect-rows is {bounds!r}, whose minimum is above its maximum")
         first, last = ends
         assert first is None or isinstance(first, int), first
         assert last is None or isinstance(last, int), last

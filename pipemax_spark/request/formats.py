@@ -39,7 +39,7 @@ _LEAVES: dict[str, dict[str, Any]] = {
 
 
 def response_schema(
-    given: "Mapping[str, Any] | str | DataType | type", session: "Callable[[], SparkSession] | None" = None
+    schema: "Mapping[str, Any] | str | DataType | type", session: "Callable[[], SparkSession] | None" = None
 ) -> str | None:
     """Return the text of the JSON schema, or None if any text will do (``{"type": "text"}``).
 
@@ -47,29 +47,31 @@ def response_schema(
     ``JobError`` says what is wrong.
     """
     try:
-        given = _of_pydantic(given)
-        if isinstance(given, Mapping):
-            return _checked(given)
-        if isinstance(given, str):
+        schema = _of_pydantic(schema)
+        if isinstance(schema, Mapping):
+            return _checked(schema)
+        if isinstance(schema, str):
             return (
-                _checked(load_schema(given), given) if _is_json(given) else _of_type(_parsed(given, session))
+                _checked(load_schema(schema), schema)
+                if _is_json(schema)
+                else _of_type(_parsed(schema, session))
             )
-        return _of_type(given)
+        return _of_type(schema)
     except ValueError as error:
         raise error if isinstance(error, JobError) else JobError(str(error)) from error
 
 
-def _of_pydantic(given: Any) -> Any:
+def _of_pydantic(schema: Any) -> Any:
     """Return the JSON schema of a Pydantic model's class; anything else unchanged."""
     # By its method, because this side does not need Pydantic.
-    if isinstance(given, type) and callable(schema := getattr(given, "model_json_schema", None)):
-        return schema()
-    return given
+    if isinstance(schema, type) and callable(make := getattr(schema, "model_json_schema", None)):
+        return make()
+    return schema
 
 
-def is_inline(given: str) -> bool:
+def is_inline(text: str) -> bool:
     """Tell whether an option's value is a schema or a Spark type itself, and not the path of a file that holds it."""
-    return given.lstrip().startswith("{") or "<" in given
+    return text.lstrip().startswith("{") or "<" in text
 
 
 def _is_json(text: str) -> bool:
@@ -80,16 +82,16 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _checked(given: Mapping[str, Any], text: str | None = None) -> str | None:
+def _checked(schema: Mapping[str, Any], text: str | None = None) -> str | None:
     """Return the schema's text, which is ``text`` unless the schema is in an envelope."""
-    if given.get("type") not in _ENVELOPES and "json_schema" not in given:
-        compile_schema(given)
-        return text or json.dumps(given)
-    schema = _unwrapped(given)
-    if schema is None:
+    if schema.get("type") not in _ENVELOPES and "json_schema" not in schema:
+        compile_schema(schema)
+        return text or json.dumps(schema)
+    inner = _unwrapped(schema)
+    if inner is None:
         return None
-    compile_schema(schema)
-    return json.dumps(schema)
+    compile_schema(inner)
+    return json.dumps(inner)
 
 
 def _unwrapped(envelope: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -116,8 +118,8 @@ def _unwrapped(envelope: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return schema
 
 
-def _refuse_others(given: Mapping[str, Any], known: set[str], where: str) -> None:
-    if unknown := sorted(given.keys() - known):
+def _refuse_others(schema: Mapping[str, Any], known: set[str], where: str) -> None:
+    if unknown := sorted(schema.keys() - known):
         raise ValueError(
             f"response-format {where} has the unknown field {unknown[0]!r}; known: {sorted(known)}"
         )
@@ -146,8 +148,8 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:79] + "…")
 
 
-def _kind_shown(given: Any) -> str:
-    return f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+def _kind_shown(schema: Any) -> str:
+    return f"the class {schema.__name__}" if isinstance(schema, type) else f"a {type(schema).__name__}"
 
 
 def _of_type(kind: object) -> str:

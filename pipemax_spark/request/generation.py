@@ -27,7 +27,7 @@ def with_task(engine: Mapping[str, Any], generation: GenerationSpec) -> tuple[di
     return {**engine, "task": generation.task}, generation
 
 
-def check_pooling(generation: GenerationSpec, source: PromptSource | None, **given: Any) -> None:
+def check_pooling(generation: GenerationSpec, source: PromptSource | None, **others: Any) -> None:
     """Raise ``JobError`` if the prompts, or other things that are given, do not fit the task."""
     task = generation.task
     is_score, has_query = task == "score", source is not None and source.query_column is not None
@@ -41,7 +41,7 @@ def check_pooling(generation: GenerationSpec, source: PromptSource | None, **giv
         raise JobError(
             f"the task {task} reads texts; give a prompt-column or a template, not a messages-column"
         )
-    for name, value in given.items():
+    for name, value in others.items():
         if value:
             raise JobError(
                 f"{name.replace('_', '-')} is for generation, and the task is {task}; leave it out"
@@ -59,17 +59,17 @@ def for_engine(generation: GenerationSpec, engine: Mapping[str, Any]) -> Generat
     return replace(generation, include_reasoning=True)
 
 
-def generation_values(given: Mapping[str, Any]) -> dict[str, Any]:
+def generation_values(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values as ``GenerationSpec`` has them.
 
     ``JobError`` says what is wrong with the response format or the choices.
     """
-    values = {**given, "stop": tuple(given.get("stop", ()))}
-    if isinstance(choice := given.get("choice", ()), str):
+    values = {**settings, "stop": tuple(settings.get("stop", ()))}
+    if isinstance(choice := settings.get("choice", ()), str):
         raise JobError(f"choice is the text {choice!r}; give a list of texts")
     values["choice"] = tuple(choice)
-    if isinstance(variables := given.get("chat_template_kwargs"), Mapping):
+    if isinstance(variables := settings.get("chat_template_kwargs"), Mapping):
         values["chat_template_kwargs"] = json.dumps(variables)
-    if (response_format := given.get("response_format")) is not None:
+    if (response_format := settings.get("response_format")) is not None:
         values["response_format"] = response_schema(response_format)
     return values

@@ -46,12 +46,14 @@ def takes(parameters: Sequence[inspect.Parameter]) -> Callable[[Callable[_P, _T]
 
     def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
         signature = inspect.signature(function)
-        own = [
-            each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD
+        declared = [
+            parameter
+            for parameter in signature.parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
         ]
-        names = {each.name for each in own}
-        others = [each for each in parameters if each.name not in names]
-        function.__signature__ = signature.replace(parameters=[*own, *others])  # type: ignore[attr-defined]
+        names = {parameter.name for parameter in declared}
+        others = [parameter for parameter in parameters if parameter.name not in names]
+        function.__signature__ = signature.replace(parameters=[*declared, *others])  # type: ignore[attr-defined]
         return function
 
     return decorate

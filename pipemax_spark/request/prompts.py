@@ -41,12 +41,12 @@ class PromptSource:
 
     def __post_init__(self) -> None:
         sources = ("prompt_column", "messages_column", "template")
-        given = [name for name in sources if getattr(self, name) is not None]
-        if len(given) != 1:
-            what = " and ".join(name.replace("_", "-") for name in given) or "none of them"
+        named = [name for name in sources if getattr(self, name) is not None]
+        if len(named) != 1:
+            what = " and ".join(name.replace("_", "-") for name in named) or "none of them"
             raise JobError(
                 f"give exactly one of prompt-column, messages-column and template; {what} "
-                f"{'were' if len(given) > 1 else 'was'} given"
+                f"{'were' if len(named) > 1 else 'was'} given"
             )
         if self.query_column is not None and self.messages_column is not None:
             raise JobError(
@@ -176,11 +176,11 @@ def _pieces(template: str) -> Iterator[tuple[str, str | None]]:
             end = brace
             yield template[place:brace], None
         else:
-            found = _QUOTED_FIELD.match(template, place) or _FIELD.match(template, place)
-            if found is None:
+            match = _QUOTED_FIELD.match(template, place) or _FIELD.match(template, place)
+            if match is None:
                 raise ValueError(f"Single '{template[place]}' encountered in format string")
-            end = found.end()
-            yield "", found[1]
+            end = match.end()
+            yield "", match[1]
         place = end
 
 
@@ -255,8 +255,8 @@ def resolve_column(name: str, schema: "StructType") -> tuple[str, "DataType"]:
     """
     from pyspark.sql.types import StructType
 
-    if (found := _found(name, schema)) is not None:
-        return found
+    if (column := _found(name, schema)) is not None:
+        return column
     first, dot, rest = name.partition(".")
     outer = find_field(first, schema) if dot else None
     if outer is not None and isinstance(outer.dataType, StructType):
@@ -266,8 +266,8 @@ def resolve_column(name: str, schema: "StructType") -> tuple[str, "DataType"]:
 
 
 def _found(name: str, schema: "StructType") -> "tuple[str, DataType] | None":
-    if "`" in name and (found := _on_path(split_names(name, "."), schema)) is not None:
-        return found
+    if "`" in name and (inside := _on_path(split_names(name, "."), schema)) is not None:
+        return inside
     for match in re.finditer(r"\.", name):
         outer = find_field(name[: match.start()], schema)
         if outer is not None and (inner := _within(outer, name[match.end() :])) is not None:
@@ -297,7 +297,7 @@ def _on_path(names: Sequence[str], schema: "StructType") -> "tuple[str, DataType
 
 def resolve_names(names: Sequence[str], schema: "StructType") -> list[str]:
     """Return the names that these top-level columns have in the schema. Raise ``JobError`` if one does not exist."""
-    found = []
+    resolved = []
     for name in names:
         column = find_field(name, schema)
         if column is None and len(path := split_names(name, ".")) == 1:
@@ -305,8 +305,8 @@ def resolve_names(names: Sequence[str], schema: "StructType") -> list[str]:
         if column is None:
             resolve_column(name, schema)
             raise JobError(f"{name!r} is a field of a struct; name a column of the table itself")
-        found.append(column.name)
-    return found
+        resolved.append(column.name)
+    return resolved
 
 
 def find_field(name: str, schema: "StructType") -> "StructField | None":
@@ -328,7 +328,7 @@ def _messages(name: str, schema: "StructType", zone: str) -> "Column":
         return F.col(expression)
     return F.transform(
         F.col(expression),
-        lambda message: F.struct(*(_field(message, each, zone) for each in message_type.fields)),
+        lambda message: F.struct(*(_field(message, field, zone) for field in message_type.fields)),
     )
 
 

@@ -48,50 +48,50 @@ def asked_of_text(items: Sequence[str], read: Any) -> dict[str, Any]:
     for item in items:
         name, separator, template = item.partition("=")
         if separator and re.fullmatch(r"\w+", name.strip()):
-            found: Any = {name.strip(): template.replace("\\n", "\n")}
+            questions: Any = {name.strip(): template.replace("\\n", "\n")}
         else:
             try:
-                found = yaml.safe_load(read(item))
+                questions = yaml.safe_load(read(item))
             except yaml.YAMLError as error:
                 raise JobError(f"ask file {item!r} cannot be read: {' '.join(str(error).split())}") from error
-            if not isinstance(found, dict) or not found:
+            if not isinstance(questions, dict) or not questions:
                 raise JobError(
                     f"ask file {item!r} must hold a mapping: name: template, or name: {{template: …}}"
                 )
-        if doubled := sorted(asked.keys() & found.keys()):
+        if doubled := sorted(asked.keys() & questions.keys()):
             raise JobError(f"ask: {doubled[0]!r} is asked twice; give each question its own name")
-        asked |= found
+        asked |= questions
     return asked
 
 
 def _question(name: object, value: Any, generation: GenerationSpec) -> Question:
     if not isinstance(name, str) or not re.fullmatch(r"\w+", name):
         raise JobError(f"ask: {name!r} cannot be a column's name; use letters, digits and '_'")
-    given = dict(value) if isinstance(value, Mapping) else {"template": value}
-    template = given.pop("template", None)
+    changes = dict(value) if isinstance(value, Mapping) else {"template": value}
+    template = changes.pop("template", None)
     if not isinstance(template, str) or not template.strip():
         raise JobError(f"ask: question {name!r} has no template, which is the text that follows the prompt")
-    if unknown := sorted(given.keys() - set(_SETTINGS)):
+    if unknown := sorted(changes.keys() - set(_SETTINGS)):
         raise JobError(
             f"ask: question {name!r} has {unknown[0]!r}.{did_you_mean(str(unknown[0]), _SETTINGS)} It may have "
             f"template, {', '.join(_SETTINGS)}"
         )
-    for field_name, each in given.items():
+    for field_name, change in changes.items():
         try:
             checked = (
-                each
+                change
                 if field_name in _CHECKED_ELSEWHERE
-                else checked_value(field_name, each, _HINTS[field_name])
+                else checked_value(field_name, change, _HINTS[field_name])
             )
         except JobError as error:
             raise JobError(f"ask: question {name!r}: {error}") from error
-        given[field_name] = tuple(checked) if isinstance(checked, list) else checked
-    if isinstance(variables := given.get("chat_template_kwargs"), Mapping):
-        given["chat_template_kwargs"] = json.dumps(variables)
-    if given.get("response_format") is not None:
-        given["response_format"] = response_schema(given["response_format"])
+        changes[field_name] = tuple(checked) if isinstance(checked, list) else checked
+    if isinstance(variables := changes.get("chat_template_kwargs"), Mapping):
+        changes["chat_template_kwargs"] = json.dumps(variables)
+    if changes.get("response_format") is not None:
+        changes["response_format"] = response_schema(changes["response_format"])
     try:
-        settings = replace(generation, **given)
+        settings = replace(generation, **changes)
         settings.sampling()
     except (ValueError, TypeError) as error:
         raise JobError(f"ask: question {name!r}: {error}") from error

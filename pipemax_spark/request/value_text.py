@@ -48,7 +48,9 @@ def text_of(value: "Column", kind: "DataType", zone: str) -> "Column":
         case T.StructType():
             return _struct(value, kind, zone)
         case T.ArrayType():
-            return _listed("[", F.transform(value, lambda each: _or_null(each, kind.elementType, zone)), "]")
+            return _listed(
+                "[", F.transform(value, lambda element: _or_null(element, kind.elementType, zone)), "]"
+            )
         case T.MapType():
 
             def pair(entry: "Column") -> "Column":

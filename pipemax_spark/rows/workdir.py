@@ -376,7 +376,7 @@ def _this_process() -> dict[str, Any]:
         "boot_id": boot_id.read_text().strip() if boot_id.exists() else None,
         "pid_namespace": pid_namespace(),
         "user": os.getuid(),
-        **asdict(ProcessIdentity.own()),
+        **asdict(ProcessIdentity.of_this_process()),
     }
 
 

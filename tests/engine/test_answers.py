@@ -156,7 +156,7 @@ def test_marks_of_thinking_in_a_row_s_text_do_not_end_it(engine: OfflineEngine) 
 def test_vllm_s_parsers_split_what_their_models_write() -> None:
     from vllm.config import ModelConfig, VllmConfig
 
-    from pipemax.answers.asks import Told
+    from pipemax.answers.asks import Reply
     from pipemax.vllm_ext.engine.thinking import VllmThinking
 
     tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
@@ -169,17 +169,17 @@ def test_vllm_s_parsers_split_what_their_models_write() -> None:
     }.items():
         thinking = VllmThinking(config, tokenizer, name=name)
         tokens = tuple(tokenizer.encode(output, add_special_tokens=False))
-        told = Told(text=output, token_ids=tokens, finish_reason="stop")
+        told = Reply(text=output, token_ids=tokens, finish_reason="stop")
         split = thinking.split([1, 2], told, Sampling())
         assert ((split.reasoning or "").strip(), (split.answer or "").strip()) == ("hmm, so", "net"), name
         assert 0 < split.answer_tokens < len(tokens), name
-        cut = Told(text="<think>hmm", token_ids=tokens[:2], finish_reason="length")
+        cut = Reply(text="<think>hmm", token_ids=tokens[:2], finish_reason="length")
         assert thinking.split([1, 2], cut, Sampling()).answer is None, name
     off = Sampling(chat_template_kwargs='{"enable_thinking": false}')
     ended = tokenizer.encode("<think>\n\n</think>\n\n", add_special_tokens=False)
     thinking = VllmThinking(config, tokenizer, name="qwen3")
     assert thinking.is_over(ended, off)
-    assert thinking.split(ended, Told(text="net", token_ids=(5,)), off).answer == "net"
+    assert thinking.split(ended, Reply(text="net", token_ids=(5,)), off).answer == "net"
     with pytest.raises(ValueError, match="'openai_gptoss' of vLLM does not split"):
         VllmThinking(config, tokenizer, name="openai_gptoss")
     with pytest.raises(ValueError, match="does not fit the model"):
@@ -190,7 +190,7 @@ def test_marks_of_thinking_in_a_row_s_text_are_text_for_each_of_vllm_s_parsers()
     from vllm.config import ModelConfig, VllmConfig
     from vllm.reasoning import ReasoningParserManager
 
-    from pipemax.answers.asks import Told
+    from pipemax.answers.asks import Reply
     from pipemax.vllm_ext.engine.thinking import VllmThinking
 
     config = VllmConfig()
@@ -230,20 +230,20 @@ def test_marks_of_thinking_in_a_row_s_text_are_text_for_each_of_vllm_s_parsers()
         plain = thinking.is_over(chat("net"), Sampling())
         for content in (f"a {end} b", f"a {start} b", end, start):
             assert thinking.is_over(chat(content), Sampling()) is plain, (name, content)
-            cut = Told(text=f"{start}hmm, so", token_ids=(5, 6, 7), finish_reason="length")
+            cut = Reply(text=f"{start}hmm, so", token_ids=(5, 6, 7), finish_reason="length")
             split = thinking.split(chat(content), cut, Sampling())
             assert split == thinking.split(chat("net"), cut, Sampling()), (name, content)
         if name == "qwen3":
             assert not plain
             assert thinking.is_over(chat(f"a {start} b", f"{start}\n\n{end}\n\n"), Sampling()), name
             assert not thinking.is_over(chat(f"a {end} b", f"{start}\n"), Sampling()), name
-            nothing = Told(text=f"hmm{end}\n\n", token_ids=(5, 6, 7), finish_reason="stop")
+            nothing = Reply(text=f"hmm{end}\n\n", token_ids=(5, 6, 7), finish_reason="stop")
             assert thinking.split(chat("net"), nothing, Sampling()).answer is None, name
         endings = (f"{start}hmm{end}", f"{start}hmm{end} ", f"{start}{end}\n")
         for nothing in (
             () if plain else endings
         ):  # where the prompt ends the thinking, all of it is the answer
-            told = Told(text=nothing, token_ids=(5, 6, 7), finish_reason="stop")
+            told = Reply(text=nothing, token_ids=(5, 6, 7), finish_reason="stop")
             assert thinking.split(chat("net"), told, Sampling()).answer is None, (name, nothing)
     assert {"qwen3", "deepseek_r1", "hy_v3", "seed_oss", "minimax_m2", "glm45", "gemma4"} <= set(tried)
 

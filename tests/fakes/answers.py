@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Sequence
 from math import log
 
-from pipemax.answers.asks import Ask, Prompt, Split, Told
+from pipemax.answers.asks import Ask, Prompt, Reply, Split
 from pipemax.answers.choice_tree import ChoiceTree
 from pipemax.answers.row import Row, RowTools
 from pipemax.generation import Completion, GenerationRequest, Sampling
@@ -21,7 +21,7 @@ class FakeThinking:
     def is_over(self, prompt: Sequence[int], sampling: Sampling) -> bool:
         return '"enable_thinking": false' in (sampling.chat_template_kwargs or "")
 
-    def split(self, prompt: Sequence[int], told: Told, sampling: Sampling) -> Split:
+    def split(self, prompt: Sequence[int], told: Reply, sampling: Sampling) -> Split:
         if self.is_over(prompt, sampling):
             return Split(reasoning=None, answer=told.text, answer_tokens=len(told.token_ids))
         thought, mark, answer = told.text.partition(END_OF_THINKING)
@@ -54,7 +54,7 @@ def answered(
     return row.completion
 
 
-def _written(ask: Ask, text: str, is_invalid: bool, thinking: FakeThinking | None) -> Told:
+def _written(ask: Ask, text: str, is_invalid: bool, thinking: FakeThinking | None) -> Reply:
     sampling = ask.sampling
     if sampling.choice:
         text = sampling.choice[_number(text, ask.seed) % len(sampling.choice)]
@@ -68,7 +68,7 @@ def _written(ask: Ask, text: str, is_invalid: bool, thinking: FakeThinking | Non
     is_cut = len(words) > sampling.max_tokens
     text = " ".join(words[: sampling.max_tokens]) if is_cut else text
     tokens = tuple(range(len(text.split())))
-    return Told(
+    return Reply(
         text=text,
         token_ids=tokens,
         finish_reason="length" if is_cut else "stop",
@@ -76,10 +76,10 @@ def _written(ask: Ask, text: str, is_invalid: bool, thinking: FakeThinking | Non
     )
 
 
-def _chosen(ask: Ask, text: str) -> Told:
+def _chosen(ask: Ask, text: str) -> Reply:
     token = ask.allowed[_number(text, ask.seed) % len(ask.allowed)]
     scores = {each: log(0.5 if each == token else 0.5 / len(ask.allowed)) for each in ask.allowed}
-    return Told(token_ids=(token,), finish_reason="length", scores=scores if ask.with_scores else None)
+    return Reply(token_ids=(token,), finish_reason="length", scores=scores if ask.with_scores else None)
 
 
 def _number(text: str, seed: int | None) -> int:

@@ -156,7 +156,7 @@ def test_a_socket_directory_that_is_not_ours_is_refused(tmp_path: Path) -> None:
 def test_the_server_refuses_a_client_of_another_version(shared_engine_python: str) -> None:
     opts = options(shared_engine_python)
     run_prompts(["hello"], opts)
-    own = ProcessIdentity.own()
+    own = ProcessIdentity.of_this_process()
     newer = SessionHeader(
         job_id="job",
         task="task",
@@ -179,7 +179,7 @@ def test_the_server_refuses_a_client_of_another_version(shared_engine_python: st
 def test_the_client_refuses_a_server_of_another_version(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python())
     with _ServerOfAnotherVersion(files_of(opts).location):
-        files_of(opts).record.write_text(json.dumps(asdict(ProcessIdentity.own())))
+        files_of(opts).record.write_text(json.dumps(asdict(ProcessIdentity.of_this_process())))
         with pytest.raises(EngineSessionError, match=r"0\.0\.7.*this side has.*install the same") as caught:
             run_prompts(["hello"], opts)
     assert caught.value.code is SessionErrorCode.VERSION_MISMATCH

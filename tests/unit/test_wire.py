@@ -90,6 +90,6 @@ def test_a_process_is_running_until_it_has_ended() -> None:
 
 
 def test_another_process_of_the_same_pid_is_not_taken_for_the_first() -> None:
-    own = ProcessIdentity.own()
+    own = ProcessIdentity.of_this_process()
     assert own.pid == os.getpid()
     assert not ProcessIdentity(pid=own.pid, start_ticks=own.start_ticks - 1).is_running()

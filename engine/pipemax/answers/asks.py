@@ -41,7 +41,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Reply:
     """The core's answer to an ask."""
 
     text: str = ""
@@ -74,7 +74,7 @@ class OpenRows(Protocol):
     def __len__(self) -> int:
         """Return how many rows are open."""
 
-    def take(self, ask_id: str, told: Told) -> tuple[list[Ask], Completion | None]:
+    def take(self, ask_id: str, reply: Reply) -> tuple[list[Ask], Completion | None]:
         """Take in what was told of an ask. Return the row's next asks, or its completion once it has no more."""
 
     def abort(self, request_ids: Iterable[str]) -> list[str]:

@@ -6,7 +6,7 @@ Rows are opened and aborted on any thread. What is told of an ask is taken in on
 import threading
 from collections.abc import Iterable
 
-from pipemax.answers.asks import Ask, Prompt, Told
+from pipemax.answers.asks import Ask, Prompt, Reply
 from pipemax.answers.row import Row, RowTools
 from pipemax.generation import Completion, GenerationRequest, RequestError
 from pipemax.wire import ErrorCode
@@ -37,17 +37,17 @@ class RowBook:
             self._note(request.request_id, row, asks)
         return asks
 
-    def take(self, ask_id: str, told: Told) -> tuple[list[Ask], Completion | None]:
+    def take(self, ask_id: str, reply: Reply) -> tuple[list[Ask], Completion | None]:
         """Take in what was told of an ask. Return the row's next asks, or its completion once it has no more.
 
         Both are empty while other asks of the row are open, and if the row was aborted.
         """
         with self._lock:
-            found = self._row_of.pop(ask_id, None)
-            if found is None:
+            entry = self._row_of.pop(ask_id, None)
+            if entry is None:
                 return [], None
-            request_id, row = found
-            asks = row.take(ask_id, told)
+            request_id, row = entry
+            asks = row.take(ask_id, reply)
             self._note(request_id, row, asks)
             if row.completion is not None:
                 del self._rows[request_id]

@@ -74,7 +74,7 @@ class ChoiceTree:
 
         ``scores`` has, for each node, the logarithm of the probability of each of its branches' tokens.
         """
-        found = dict.fromkeys(self.choices, 0.0)
+        probabilities = dict.fromkeys(self.choices, 0.0)
         shares = [1.0, *[0.0] * (len(self.nodes) - 1)]
         # A node's number is larger than that of the node which leads to it.
         for number, (node, of_node) in enumerate(zip(self.nodes, scores, strict=True)):
@@ -86,10 +86,10 @@ class ChoiceTree:
             for token, leads_to in node.branches.items():
                 share = shares[number] * weights[token] / total
                 if isinstance(leads_to, str):
-                    found[leads_to] += share
+                    probabilities[leads_to] += share
                 else:
                     shares[leads_to] += share
-        return found
+        return probabilities
 
 
 def _grow(nodes: list[Node], by_tokens: Mapping[tuple[int, ...], str], end: tuple[int, ...]) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipemax.answers.asks import Ask, Told
+from pipemax.answers.asks import Ask, Reply
 from pipemax.generation import Completion, RequestError
 from pipemax.wire import ErrorCode
 
@@ -26,7 +26,7 @@ class _Row:
     request_id: str
     prompt_tokens: int
     ask_ids: tuple[str, ...]
-    told: dict[str, Told] = field(default_factory=dict)
+    replies: dict[str, Reply] = field(default_factory=dict)
 
 
 class PooledRows:
@@ -51,14 +51,14 @@ class PooledRows:
             self._rows[request_id] = row
             self._row_of |= dict.fromkeys(row.ask_ids, row)
 
-    def take(self, ask_id: str, told: Told) -> tuple[list[Ask], Completion | None]:
+    def take(self, ask_id: str, reply: Reply) -> tuple[list[Ask], Completion | None]:
         """Take in what was told of an ask. Return no further asks, and the row's completion if this was its last."""
         with self._lock:
             row = self._row_of.pop(ask_id, None)
             if row is None:
                 return [], None
-            row.told[ask_id] = told
-            if len(row.told) < len(row.ask_ids):
+            row.replies[ask_id] = reply
+            if len(row.replies) < len(row.ask_ids):
                 return [], None
             del self._rows[row.request_id]
         return [], self._completion(row)
@@ -67,15 +67,15 @@ class PooledRows:
         """Forget rows. Return their open asks; unknown ids are ignored."""
         with self._lock:
             rows = [self._rows.pop(request_id) for request_id in request_ids if request_id in self._rows]
-            open_asks = [ask_id for row in rows for ask_id in row.ask_ids if ask_id not in row.told]
+            open_asks = [ask_id for row in rows for ask_id in row.ask_ids if ask_id not in row.replies]
             for ask_id in open_asks:
                 del self._row_of[ask_id]
             return open_asks
 
     def _completion(self, row: _Row) -> Completion:
-        told = [row.told[ask_id] for ask_id in row.ask_ids]
-        error = next((each.error for each in told if each.error is not None), None)
-        vectors = [each.pooled for each in told if each.pooled is not None]
+        replies = [row.replies[ask_id] for ask_id in row.ask_ids]
+        error = next((reply.error for reply in replies if reply.error is not None), None)
+        vectors = [reply.pooled for reply in replies if reply.pooled is not None]
         if error is None and not all(np.isfinite(vector).all() for vector in vectors):
             error = RequestError(
                 code=ErrorCode.ENGINE_ERROR, message="the model's output for the row is not finite"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
 
-from pipemax.answers.asks import Ask, Prompt, Split, Told
+from pipemax.answers.asks import Ask, Prompt, Reply, Split
 from pipemax.answers.choice_tree import MOST_ALLOWED, MOST_SCORED, ChoiceTree, Node
 from pipemax.answers.validity import CUT, fault_of, vote_of
 from pipemax.generation import Completion, GenerationRequest, Message, RequestError, Sampling
@@ -32,7 +32,7 @@ class Thinking(Protocol):
     def is_over(self, prompt: Sequence[int], sampling: Sampling) -> bool:
         """Tell whether an answer begins right after this prompt, because thinking is off or was ended in it."""
 
-    def split(self, prompt: Sequence[int], told: Told, sampling: Sampling) -> Split: ...
+    def split(self, prompt: Sequence[int], reply: Reply, sampling: Sampling) -> Split: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class _Outcome:
     """Why it is worth another attempt: what is wrong with the answer."""
 
 
-_Asking = Generator[list[Ask], list[Told], _Outcome]
+_Asking = Generator[list[Ask], list[Reply], _Outcome]
 
 
 class Row:
@@ -72,7 +72,7 @@ class Row:
         self._samples = [self._sample(number) for number in range(request.sampling.n)]
         self._outcomes: dict[int, _Outcome] = {}
         self._open: dict[str, tuple[int, int]] = {}  # ask id → (sample, its place in the sample's asks)
-        self._told: dict[int, list[Told | None]] = {}  # sample → what was told of its asks
+        self._told: dict[int, list[Reply | None]] = {}  # sample → what was told of its asks
         self.completion: Completion | None = None
         """The row's, once no ask is open."""
 
@@ -86,22 +86,22 @@ class Row:
         self._finish()
         return asks
 
-    def take(self, ask_id: str, told: Told) -> list[Ask]:
+    def take(self, ask_id: str, reply: Reply) -> list[Ask]:
         """Take in what was told of an open ask. Return the next asks; without open asks there is a completion."""
         sample, place = self._open.pop(ask_id)
         of_sample = self._told[sample]
-        of_sample[place] = told
-        complete = [each for each in of_sample if each is not None]
+        of_sample[place] = reply
+        complete = [outcome for outcome in of_sample if outcome is not None]
         if len(complete) < len(of_sample):
             return []
         asks = self._resume(sample, complete)
         self._finish()
         return asks
 
-    def _resume(self, number: int, told: list[Told] | None) -> list[Ask]:
+    def _resume(self, number: int, replies: list[Reply] | None) -> list[Ask]:
         sample = self._samples[number]
         try:
-            asks = next(sample) if told is None else sample.send(told)
+            asks = next(sample) if replies is None else sample.send(replies)
         except StopIteration as end:
             self._outcomes[number] = end.value
             return []
@@ -140,13 +140,13 @@ class Row:
             raise ValueError(TOO_MANY_TO_SCORE)
         if tree is not None and (thinking is None or thinking.is_over(prompt.token_ids, sampling)):
             return (yield from self._choose(tree, prompt, sample, attempt))
-        (told,) = yield [self._ask(prompt, sample, attempt)]
-        outcome = self._judged(prompt, told)
+        (reply,) = yield [self._ask(prompt, sample, attempt)]
+        outcome = self._judged(prompt, reply)
         if tree is None or not sampling.logprobs or outcome.answer.error is not None:
             return outcome
         # It has thought: the choices' probabilities are those behind its thinking.
-        thought = len(told.token_ids) - self._split(prompt, told).answer_tokens
-        chosen = yield from self._choose(tree, prompt.followed_by(told.token_ids[:thought]), sample, attempt)
+        thought = len(reply.token_ids) - self._split(prompt, reply).answer_tokens
+        chosen = yield from self._choose(tree, prompt.followed_by(reply.token_ids[:thought]), sample, attempt)
         if chosen.answer.error is not None:
             return chosen
         text = chosen.answer.text if sampling.temperature == 0.0 else outcome.answer.text
@@ -158,12 +158,12 @@ class Row:
         if not self._sampling.choice:
             return None
         tree = self._tools.tree_of(self._sampling.choice)
-        most = MOST_SCORED if self._sampling.logprobs else MOST_ALLOWED
-        return tree if tree.most_branches <= most else None
+        max_branches = MOST_SCORED if self._sampling.logprobs else MOST_ALLOWED
+        return tree if tree.most_branches <= max_branches else None
 
     def _choose(self, tree: ChoiceTree, prompt: Prompt, sample: int, attempt: int) -> _Asking:
         """Ask where the choices part: on the answer's way, or everywhere if each choice's probability is wanted."""
-        told_of: dict[int, Told] = {}
+        told_of: dict[int, Reply] = {}
         wants_all = self._sampling.logprobs
         # The first ask computes the prompt; the others then find it in the prefix cache.
         steps: list[list[int]] = [[0], list(range(1, len(tree.nodes)))] if wants_all else []
@@ -177,10 +177,10 @@ class Row:
             if fault := next(filter(None, faults), None):
                 message = f"{fault.message}. What the choices begin with is part of these tokens"
                 return _Outcome(answer=self._completion(error=replace(fault, message=message)))
-            told = (yield asks) if asks else []
-            if failed := next((each.error for each in told if each.error is not None), None):
+            replies = (yield asks) if asks else []
+            if failed := next((reply.error for reply in replies if reply.error is not None), None):
                 return _Outcome(answer=self._completion(error=failed))
-            told_of |= zip(numbers, told, strict=True)
+            told_of |= zip(numbers, replies, strict=True)
             while not steps and isinstance(place, int) and place in told_of:
                 place = tree.nodes[place].branches[told_of[place].token_ids[-1]]
         assert isinstance(place, str)
@@ -207,20 +207,20 @@ class Row:
             seed=seed_of(self._sampling.seed, sample, attempt, step),
         )
 
-    def _judged(self, prompt: Prompt, told: Told) -> _Outcome:
+    def _judged(self, prompt: Prompt, reply: Reply) -> _Outcome:
         """Turn the answer to an ask for text into an outcome."""
-        if told.error is not None:
-            return _Outcome(answer=self._completion(error=told.error))
-        tokens, sampling = len(told.token_ids), self._sampling
+        if reply.error is not None:
+            return _Outcome(answer=self._completion(error=reply.error))
+        tokens, sampling = len(reply.token_ids), self._sampling
         answer = self._completion(
-            text=told.text,
-            finish_reason=told.finish_reason,
+            text=reply.text,
+            finish_reason=reply.finish_reason,
             completion_tokens=tokens,
-            token_ids=told.token_ids,
+            token_ids=reply.token_ids,
         )
         answer_tokens = tokens
         if self._tools.thinking is not None:
-            split = self._split(prompt, told)
+            split = self._split(prompt, reply)
             answer_tokens = split.answer_tokens
             answer = replace(
                 answer,
@@ -230,8 +230,8 @@ class Row:
             )
             if split.answer is None:
                 return self._unfinished(answer)
-        if sampling.logprobs and not sampling.choice and told.logprobs is not None:
-            total = sum(told.logprobs[tokens - answer_tokens :])
+        if sampling.logprobs and not sampling.choice and reply.logprobs is not None:
+            total = sum(reply.logprobs[tokens - answer_tokens :])
             answer = replace(answer, logprob_sum=total, logprob_mean=total / max(1, answer_tokens))
         return self._checked(answer)
 
@@ -261,9 +261,9 @@ class Row:
         # Any text is a good answer, but a whole one is worth another attempt.
         return _Outcome(answer=answer, fault=CUT if answer.finish_reason == "length" else None)
 
-    def _split(self, prompt: Prompt, told: Told) -> Split:
+    def _split(self, prompt: Prompt, reply: Reply) -> Split:
         assert self._tools.thinking is not None
-        return self._tools.thinking.split(prompt.token_ids, told, self._sampling)
+        return self._tools.thinking.split(prompt.token_ids, reply, self._sampling)
 
     def _completion(
         self,
@@ -299,8 +299,8 @@ def combined(answers: Sequence[Completion], sampling: Sampling) -> Completion:
     samples = tuple(answer.text if answer.error is None else None for answer in answers)
     votes = [None if text is None else vote_of(text, sampling) for text in samples]
     counts = Counter(vote for vote in votes if vote is not None)
-    most, frequency = counts.most_common(1)[0] if counts else (None, 0)
-    chosen = answers[votes.index(most)] if counts else answers[0]
+    winner, frequency = counts.most_common(1)[0] if counts else (None, 0)
+    chosen = answers[votes.index(winner)] if counts else answers[0]
     spent_thinking = [answer.reasoning_tokens for answer in answers if answer.reasoning_tokens is not None]
     return replace(
         chosen,
@@ -323,5 +323,5 @@ def _with_fault(request: GenerationRequest, outcome: _Outcome) -> GenerationRequ
     """Return the request as a conversation that goes on with the invalid answer and what is wrong with it."""
     turns = request.messages or (Message(role="user", content=request.prompt or ""),)
     answer = Message(role="assistant", content=outcome.answer.text or "…")
-    told = f"Your answer {outcome.fault}. Answer again, with nothing but a valid answer."
-    return replace(request, prompt=None, messages=(*turns, answer, Message(role="user", content=told)))
+    complaint = f"Your answer {outcome.fault}. Answer again, with nothing but a valid answer."
+    return replace(request, prompt=None, messages=(*turns, answer, Message(role="user", content=complaint)))

@@ -67,7 +67,9 @@ def _first_fault(schema: str) -> Callable[[Any], str | None]:
     checked = json.loads(for_python(schema))
     kind = jsonschema.validators.validator_for(checked)
     validator = kind(checked, format_checker=kind.FORMAT_CHECKER)
-    patterns = {repr(plain_pattern(place.pattern).found): repr(place.pattern) for place in places_of(schema)}
+    patterns = {
+        repr(plain_pattern(place.pattern).searched): repr(place.pattern) for place in places_of(schema)
+    }
 
     def fault(value: Any) -> str | None:
         error = jsonschema.exceptions.best_match(validator.iter_errors(value))

@@ -25,10 +25,10 @@ def check_adapters(config: EngineConfig) -> None:
 
 def max_rank(config: EngineConfig) -> int:
     """Return the rank that vLLM must make room for: the largest of all adapters, rounded up to one of vLLM's."""
-    most = max((_rank(name, directory) for name, directory in config.lora.items()), default=1)
-    fitting = [rank for rank in _RANKS if rank >= most]
+    largest = max((_rank(name, directory) for name, directory in config.lora.items()), default=1)
+    fitting = [rank for rank in _RANKS if rank >= largest]
     if not fitting:
-        raise ValueError(f"an adapter has rank {most}; vLLM takes at most {_RANKS[-1]}")
+        raise ValueError(f"an adapter has rank {largest}; vLLM takes at most {_RANKS[-1]}")
     return fitting[0]
 
 

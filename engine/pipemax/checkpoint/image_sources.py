@@ -31,10 +31,10 @@ def version_of(image: Image) -> list[int]:
     if image.source is None or _is_data_url(image.source) or is_web_url(image.source):
         return []
     try:
-        found = path_of(image.source).stat()
+        status = path_of(image.source).stat()
     except (OSError, ValueError):
         return []
-    return [found.st_size, found.st_mtime_ns]
+    return [status.st_size, status.st_mtime_ns]
 
 
 def read_source(source: str, *, max_bytes: int, directories: Sequence[str]) -> bytes:
@@ -115,7 +115,7 @@ def _bytes_of_data_url(source: str, max_bytes: int) -> bytes:
     if len(body) > 5 * max_bytes:  # base64 takes a third more, and an escape by % three letters for one
         raise ImageSourceError(too_large(len(body), max_bytes, what="the data: URL"))
     content = unquote_to_bytes(body)
-    if "base64" in (each.strip() for each in head.lower().split(";")[1:]):
+    if "base64" in (parameter.strip() for parameter in head.lower().split(";")[1:]):
         letters = b"".join(content.split()).translate(_STANDARD_LETTERS).rstrip(b"=")
         try:
             content = base64.b64decode(letters + b"=" * (-len(letters) % 4), validate=True)

@@ -56,12 +56,12 @@ def texts_in(value: Any) -> Iterator[str]:
         case str():
             yield value
         case list():
-            for each in value:
-                yield from texts_in(each)
+            for part in value:
+                yield from texts_in(part)
         case dict():
-            for name, each in value.items():
+            for name, part in value.items():
                 yield name
-                yield from texts_in(each)
+                yield from texts_in(part)
 
 
 def with_texts(value: Any, new: Callable[[str], str]) -> Any:
@@ -70,9 +70,9 @@ def with_texts(value: Any, new: Callable[[str], str]) -> Any:
         case str():
             return new(value)
         case list():
-            return [with_texts(each, new) for each in value]
+            return [with_texts(part, new) for part in value]
         case dict():
-            return {new(name): with_texts(each, new) for name, each in value.items()}
+            return {new(name): with_texts(part, new) for name, part in value.items()}
     return value
 
 

@@ -22,7 +22,7 @@ def read_model_config(config: EngineConfig) -> "PreTrainedConfig":
     from transformers import AutoConfig  # takes two seconds: only if a model is looked at
 
     try:
-        found: PreTrainedConfig = AutoConfig.from_pretrained(
+        model_config: PreTrainedConfig = AutoConfig.from_pretrained(
             config.model, revision=config.revision, trust_remote_code=config.trust_remote_code
         )
     except (OSError, ValueError, KeyError) as error:
@@ -31,7 +31,7 @@ def read_model_config(config: EngineConfig) -> "PreTrainedConfig":
         )
         raise ValueError(f"model {config.model!r}{where} cannot be read: {first_line(error)}") from error
 
-    return found
+    return model_config
 
 
 def _check_model_path(model: str) -> None:

@@ -25,11 +25,11 @@ _EMBEDS = re.compile(r"(ForTextEncoding|(?<!LM)(?<!LMHead)(?<!Chat)(?<!Reward)(?
 
 def check_tasks(config: EngineConfig, asked: Sequence[Sampling]) -> None:
     """Raise ``ValueError`` if rows are to have another task than the engine is started for."""
-    for each in asked:
-        if each.task != config.task:
+    for settings in asked:
+        if settings.task != config.task:
             raise ValueError(
-                f"the job's task is {each.task}, and the engine config's is {config.task}; name the same task in both, "
-                "or only in the job"
+                f"the job's task is {settings.task}, and the engine config's is {config.task}; name the same task in "
+                "both, or only in the job"
             )
 
 
@@ -90,8 +90,8 @@ def _check_dimensions(config: EngineConfig, model_config: "PreTrainedConfig", di
 
 def _embedding_size(config: EngineConfig, model_config: "PreTrainedConfig") -> int | None:
     """Return how many values an embedding has; None where a dense layer behind the model changes it."""
-    if (own := getattr(model_config, "embedding_size", None)) is not None:
-        return int(own)
+    if (size := getattr(model_config, "embedding_size", None)) is not None:
+        return int(size)
     size = getattr(model_config.get_text_config(), "hidden_size", None)
     return None if size is None or "Dense" in _module_types(config) else int(size)
 

@@ -84,7 +84,7 @@ class _Conversation:
                 named = [pair.value for pair in node.kwargs if pair.key == "attribute"]
                 return _texts([*(node.args[:1] if node.name in _OF_FIELD else []), *named])
             case nodes.Compare() if any(
-                each.op in ("in", "notin") and self._holds(each.expr) for each in node.ops
+                comparison.op in ("in", "notin") and self._holds(comparison.expr) for comparison in node.ops
             ):
                 return _texts([node.expr])
             case nodes.Output() if any(map(self._holds, node.nodes)):
@@ -103,12 +103,12 @@ class _Conversation:
             case nodes.Call(node=nodes.Name(name="namespace")):
                 yield from (f".{pair.key}" for pair in node.kwargs if self._holds(pair.value))
             case nodes.Call(node=nodes.Name(name=name)) if name in self._macros:
-                parameters = [each.name for each in self._macros[name].args]
-                given = [
+                parameters = [parameter.name for parameter in self._macros[name].args]
+                arguments = [
                     *zip(parameters, node.args, strict=False),
                     *((pair.key, pair.value) for pair in node.kwargs),
                 ]
-                yield from (parameter for parameter, value in given if self._holds(value))
+                yield from (parameter for parameter, value in arguments if self._holds(value))
 
     def _holds(self, node: Any) -> bool:
         """Tell whether an expression is a message, or several."""
@@ -149,11 +149,13 @@ def _targets(target: nodes.Node) -> Iterator[str]:
         case nodes.NSRef(attr=attr):
             yield f".{attr}"
         case nodes.Tuple(items=items):
-            for each in items:
-                yield from _targets(each)
+            for item in items:
+                yield from _targets(item)
 
 
 def _texts(expressions: list[Any]) -> set[str]:
     return {
-        each.value for each in expressions if isinstance(each, nodes.Const) and isinstance(each.value, str)
+        expression.value
+        for expression in expressions
+        if isinstance(expression, nodes.Const) and isinstance(expression.value, str)
     }

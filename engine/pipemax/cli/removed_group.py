@@ -11,8 +11,8 @@ class RemovedGroup(TyperGroup):
     """A group of commands that knows what was removed from it."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if (told := removed_command(args[0])) is not None:
-            ctx.fail(told)
+        if (replacement := removed_command(args[0])) is not None:
+            ctx.fail(replacement)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

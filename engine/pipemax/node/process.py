@@ -24,7 +24,7 @@ class ProcessIdentity:
         return cls(pid=pid, start_ticks=_process_state(pid)[1])
 
     @classmethod
-    def own(cls) -> Self:
+    def of_this_process(cls) -> Self:
         return cls.of(os.getpid())
 
     def is_running(self) -> bool:

@@ -41,10 +41,10 @@ def kill_engine_processes(*, own_group: bool = False) -> list[int]:
 
 def _running(*, own_group: bool) -> list[ProcessIdentity]:
     """Return the processes below this one, and the others of its group if asked for, without zombies."""
-    own, group = os.getpid(), os.getpgrp()
+    this_pid, group = os.getpid(), os.getpgrp()
     below: dict[int, list[int]] = defaultdict(list)
     running: dict[int, ProcessIdentity] = {}
-    found: set[int] = set()
+    descendants: set[int] = set()
     for directory in Path("/proc").glob("[0-9]*"):
         pid = int(directory.name)
         with contextlib.suppress(ProcessLookupError):
@@ -53,10 +53,10 @@ def _running(*, own_group: bool) -> list[ProcessIdentity]:
             if fields[0] not in "ZX":
                 running[pid] = ProcessIdentity(pid=pid, start_ticks=int(fields[19]))
             if own_group and int(fields[2]) == group:
-                found.add(pid)
-    parents = [own, *found]
+                descendants.add(pid)
+    parents = [this_pid, *descendants]
     while parents:
-        children = set(below[parents.pop()]) - found
-        found |= children
+        children = set(below[parents.pop()]) - descendants
+        descendants |= children
         parents += children
-    return [running[pid] for pid in sorted(found - {own}) if pid in running]
+    return [running[pid] for pid in sorted(descendants - {this_pid}) if pid in running]

@@ -96,8 +96,8 @@ def _run(connection: socket.socket, load_factory: Callable[[], EngineFactory]) -
         format=f"%(asctime)s %(levelname)s replica {start.number} %(name)s: %(message)s",
     )
     end_with_server()
-    own = ProcessIdentity.own()
-    os.environ[SERVER_IDENTITY_VARIABLE] = f"{own.pid}:{own.start_ticks}"
+    process = ProcessIdentity.of_this_process()
+    os.environ[SERVER_IDENTITY_VARIABLE] = f"{process.pid}:{process.start_ticks}"
     try:
         factory, config = load_factory(), EngineConfig.parse(start.config)
         if start.asks_whether_it_measures and not factory.measures(config):

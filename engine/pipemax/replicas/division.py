@@ -32,7 +32,7 @@ def divide(config: EngineConfig, hardware: Hardware) -> list[Share]:
     """Return the share of each replica. ``ValueError`` if there are fewer GPUs than needed."""
     count = config.num_replicas
     gpus = _divide_gpus(hardware.gpus, count)
-    nodes = [_common_node(own) for own in gpus]
+    nodes = [_common_node(share) for share in gpus]
     cores = _divide_cores(hardware.cores_of_nodes, nodes)
     own_config = config_of_replica(config, num_gpus=len(hardware.gpus))
     return [
@@ -87,8 +87,8 @@ def _divide_gpus(gpus: Sequence[Gpu], count: int) -> list[tuple[Gpu, ...]]:
     near = sorted(
         gpus, key=lambda gpu: (gpu.numa_node is None, gpu.numa_node or 0, gpu.pci_address, gpu.uuid)
     )
-    each = len(near) // count
-    return [tuple(near[replica * each : (replica + 1) * each]) for replica in range(count)]
+    share = len(near) // count
+    return [tuple(near[replica * share : (replica + 1) * share]) for replica in range(count)]
 
 
 def _common_node(gpus: Sequence[Gpu]) -> int | None:
@@ -106,14 +106,17 @@ def _divide_cores(
         return [(everything[replica % len(everything)],) for replica in range(count)]
     if any(node not in cores_of_nodes for node in nodes):
         return _without_gpus(cores_of_nodes, count)
-    sharing = {node: [i for i, own in enumerate(nodes) if own == node] for node in cores_of_nodes}
-    each = min(len(cores_of_nodes[node]) // len(own) for node, own in sharing.items() if own)
-    if each == 0:
+    sharing = {
+        node: [i for i, node_of_replica in enumerate(nodes) if node_of_replica == node]
+        for node in cores_of_nodes
+    }
+    share = min(len(cores_of_nodes[node]) // len(replicas) for node, replicas in sharing.items() if replicas)
+    if share == 0:
         return _in_equal_parts(everything, count)
     shares: dict[int, tuple[int, ...]] = {}
     for node, replicas in sharing.items():
         for place, replica in enumerate(replicas):
-            shares[replica] = cores_of_nodes[node][place * each : (place + 1) * each]
+            shares[replica] = cores_of_nodes[node][place * share : (place + 1) * share]
     return [shares[replica] for replica in range(count)]
 
 
@@ -127,5 +130,5 @@ def _without_gpus(cores_of_nodes: dict[int, tuple[int, ...]], count: int) -> lis
 
 
 def _in_equal_parts(cores: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    each = len(cores) // count
-    return [tuple(cores[part * each : (part + 1) * each]) for part in range(count)]
+    share = len(cores) // count
+    return [tuple(cores[part * share : (part + 1) * share]) for part in range(count)]

@@ -111,18 +111,18 @@ class Replica:
         """Return its engine's statistics, with the counts of its earlier lives; None if it has said nothing."""
         if self._report is None:
             return EngineStats(metrics=dict(self._carried)) if self._carried else None
-        own = self._report.stats
+        stats = self._report.stats
         return EngineStats(
-            phase=own.phase,
-            running_requests=own.running_requests,
-            waiting_requests=own.waiting_requests,
-            kv_usage=own.kv_usage,
-            metrics=with_carried(own.metrics, self._carried),
+            phase=stats.phase,
+            running_requests=stats.running_requests,
+            waiting_requests=stats.waiting_requests,
+            kv_usage=stats.kv_usage,
+            metrics=with_carried(stats.metrics, self._carried),
         )
 
     def figures(self) -> dict[str, Any]:
         """Return what reports show of it, as plain values."""
-        own = self._report.stats if self._report is not None else EngineStats()
+        stats = self._report.stats if self._report is not None else EngineStats()
         return {
             "replica": self.number,
             "state": self.state.value,
@@ -131,10 +131,10 @@ class Replica:
             "gpus": list(self.share.gpus),
             "cores": len(self.share.cores),
             "policy": self.policy.get("chosen"),
-            "phase": own.phase,
-            "running_requests": own.running_requests,
-            "waiting_requests": own.waiting_requests,
-            "kv_usage": own.kv_usage,
+            "phase": stats.phase,
+            "running_requests": stats.running_requests,
+            "waiting_requests": stats.waiting_requests,
+            "kv_usage": stats.kv_usage,
             "rows_done": self.rows_done,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,

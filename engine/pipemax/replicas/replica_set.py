@@ -116,8 +116,10 @@ class ReplicaSet:
     def stats(self) -> EngineStats:
         """Return the statistics of all replicas together and of each."""
         with self._lock:
-            own = [stats for replica in self._replicas.values() if (stats := replica.stats()) is not None]
-            together = summed(own)
+            of_replicas = [
+                stats for replica in self._replicas.values() if (stats := replica.stats()) is not None
+            ]
+            together = summed(of_replicas)
             return replace(
                 together,
                 waiting_requests=together.waiting_requests + self._rows.num_waiting(),
@@ -271,8 +273,8 @@ class ReplicaSet:
             )
             replica.state = ReplicaState.GIVEN_UP
             if all(other.state is ReplicaState.GIVEN_UP for other in self._replicas.values()):
-                told = f"the engine died: no replica is left ({reason})"
-                self._died = EngineDiedError(told, is_machine_fault=is_fault)
+                message = f"the engine died: no replica is left ({reason})"
+                self._died = EngineDiedError(message, is_machine_fault=is_fault)
 
     def _tend(self) -> None:
         """Start replicas whose rest is over, and kill those that hang."""
@@ -312,9 +314,11 @@ class ReplicaSet:
                 number = self._router.choose(row.prefixes, work)
                 self._rows.send(row, number)
                 rows.setdefault(number, []).append(row)
-        for number, own in rows.items():
-            requests = [replace(row.request, request_id=row.sent_as) for row in own]
-            self._replicas[number].submit(requests, expected_tokens=sum(row.expected_tokens for row in own))
+        for number, rows_of_replica in rows.items():
+            requests = [replace(row.request, request_id=row.sent_as) for row in rows_of_replica]
+            self._replicas[number].submit(
+                requests, expected_tokens=sum(row.expected_tokens for row in rows_of_replica)
+            )
 
     def _has_room(self, replica: Replica, row: Row) -> bool:
         work = self._rows.work_tokens(replica.number)
@@ -323,9 +327,9 @@ class ReplicaSet:
 
 def _choice_of_all(policy: dict[str, Any], count: int) -> PolicyChoice:
     """Return the choice of the first replica, as that of all: they have measured the same."""
-    own = PolicyChoice(**{**policy, "chosen": ChosenPolicy(policy["chosen"])})
+    choice = PolicyChoice(**{**policy, "chosen": ChosenPolicy(policy["chosen"])})
     return replace(
-        own,
-        reason=f"in each of {count} replicas: {own.reason}",
-        predicted_tokens_per_s={name: count * rate for name, rate in own.predicted_tokens_per_s.items()},
+        choice,
+        reason=f"in each of {count} replicas: {choice.reason}",
+        predicted_tokens_per_s={name: count * rate for name, rate in choice.predicted_tokens_per_s.items()},
     )

@@ -54,7 +54,7 @@ def summed(stats: Sequence[EngineStats]) -> EngineStats:
 
 
 def _together(name: str, metrics: Sequence[Mapping[str, float]]) -> float:
-    values = [own[name] for own in metrics if name in own]
+    values = [of_replica[name] for of_replica in metrics if name in of_replica]
     if name.endswith(_MEANS_END) or name.startswith(_MEANS_BEGIN):
         if name == "kv_tokens_per_request":  # 0 before an engine has had requests
             values = [value for value in values if value > 0] or [0.0]

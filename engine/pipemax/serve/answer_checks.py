@@ -109,8 +109,10 @@ def _check_variables(sampling: Sampling, tokenizer: Any, *, has_template: bool) 
         raise ValueError(
             f"{', '.join(variables)} are for a chat template, which the model's tokenizer lacks; leave them out"
         )
-    if own := sorted(variables.keys() & _SET_BY_PIPEMAX):
-        raise ValueError(f"chat_template_kwargs sets {own[0]!r}, which PipeMax sets itself; leave it out")
+    if reserved := sorted(variables.keys() & _SET_BY_PIPEMAX):
+        raise ValueError(
+            f"chat_template_kwargs sets {reserved[0]!r}, which PipeMax sets itself; leave it out"
+        )
     template = getattr(tokenizer, "chat_template", None)
     if not isinstance(template, str):  # several templates, or one that is code
         return

@@ -72,14 +72,14 @@ def parse_options(arguments: Sequence[str]) -> ServerOptions:
         for field in fields(settings):
             flag = f"--{field.name.replace('_', '-')}"
             parser.add_argument(flag, type=type(field.default), default=field.default)
-    given = vars(parser.parse_args(arguments))
+    values = vars(parser.parse_args(arguments))
     return ServerOptions(
-        socket=given["socket"],
-        watch_jvm=given["watch_jvm"],
-        log=given["log"],
-        timings=Timings(**{field.name: given[field.name] for field in fields(Timings)}),
-        limits=WindowLimits(**{field.name: given[field.name] for field in fields(WindowLimits)}),
-        log_limits=LogLimits(**{field.name: given[field.name] for field in fields(LogLimits)}),
+        socket=values["socket"],
+        watch_jvm=values["watch_jvm"],
+        log=values["log"],
+        timings=Timings(**{field.name: values[field.name] for field in fields(Timings)}),
+        limits=WindowLimits(**{field.name: values[field.name] for field in fields(WindowLimits)}),
+        log_limits=LogLimits(**{field.name: values[field.name] for field in fields(LogLimits)}),
     )
 
 
@@ -151,9 +151,9 @@ def _serve(options: ServerOptions, factory: "EngineFactory", tell_listening: Cal
     BoundedLog(options.log, max_bytes=options.log_limits.log_bytes).watch(
         period_s=options.log_limits.log_look_s
     )
-    own = ProcessIdentity.own()
+    process = ProcessIdentity.of_this_process()
     # The engine's processes inherit it, and end when the process that it names has ended.
-    os.environ[SERVER_IDENTITY_VARIABLE] = f"{own.pid}:{own.start_ticks}"
+    os.environ[SERVER_IDENTITY_VARIABLE] = f"{process.pid}:{process.start_ticks}"
     pid, ticks = options.watch_jvm
     lifecycle = Lifecycle(ProcessIdentity(pid=pid, start_ticks=ticks), options.timings, socket=options.socket)
     terminated = Exit(reason="SIGTERM", close_within_s=SIGTERM_CLOSE_S)
@@ -174,7 +174,7 @@ def _serve(options: ServerOptions, factory: "EngineFactory", tell_listening: Cal
     )
     _write_record(options, suspects)
     lifecycle.start()
-    log.info("listening, pid %d, for the executor with pid %d", own.pid, pid)
+    log.info("listening, pid %d, for the executor with pid %d", process.pid, pid)
     tell_listening()
     cause = lifecycle.wait()
     log.info("ending: %s", cause.reason)
@@ -187,13 +187,13 @@ def _write_record(options: ServerOptions, suspects: int) -> None:
 
     from pipemax.wire import ProcessIdentity
 
-    own = ProcessIdentity.own()
+    process = ProcessIdentity.of_this_process()
     draft = options.record.with_suffix(".draft")
     draft.write_text(
         json.dumps(
             {
-                "pid": own.pid,
-                "start_ticks": own.start_ticks,
+                "pid": process.pid,
+                "start_ticks": process.start_ticks,
                 "executor": list(options.watch_jvm),
                 "log": str(options.log),
                 "suspects": suspects,

@@ -116,11 +116,13 @@ def conflict_of(
 
 def _differences(holder: Member, waiting: Member) -> str:
     """Name the settings in which the two configs differ; nothing if the models differ, which are named already."""
-    theirs, own = (each.config.model_dump(mode="json", exclude={"row_lengths"}) for each in (holder, waiting))
-    if theirs["model"] != own["model"]:
+    holder_config, waiting_config = (
+        engine.config.model_dump(mode="json", exclude={"row_lengths"}) for engine in (holder, waiting)
+    )
+    if holder_config["model"] != waiting_config["model"]:
         return ""
     return "".join(
-        f"; {name} is {theirs[name]!r} there and {own[name]!r} here"
-        for name in own
-        if theirs[name] != own[name]
+        f"; {name} is {holder_config[name]!r} there and {waiting_config[name]!r} here"
+        for name in waiting_config
+        if holder_config[name] != waiting_config[name]
     )

@@ -88,8 +88,8 @@ def _preflight(request: PreflightRequest) -> PreflightReply:
             has_gpus=num_gpus > 0,
             max_model_len=longest,
         )
-        for each in asked:
-            check_task(config, model_config, each)
+        for settings in asked:
+            check_task(config, model_config, settings)
         check_structured_outputs(config)
         if request.has_images:
             check_images(config, model_config)
@@ -146,9 +146,9 @@ def _preflight(request: PreflightRequest) -> PreflightReply:
 def _of_each(request: PreflightRequest, check: Callable[[_T], _U], settings: Sequence[_T]) -> list[_U]:
     """Return what a check makes of the job's settings and of each question's; an error names the question."""
     checked = []
-    for name, each in zip((None, *request.question_names), settings, strict=True):
+    for name, settings_of_question in zip((None, *request.question_names), settings, strict=True):
         try:
-            checked.append(check(each))
+            checked.append(check(settings_of_question))
         except ValueError as error:
             raise ValueError(f"ask: question {name!r}: {error}" if name else str(error)) from error
     return checked
@@ -229,7 +229,7 @@ def _pooling_reply(
             continue
         tokens = [len(tokenizer.encode(text)) for text in row]
         is_fine = one.sampling.truncate or max(tokens) <= longest
-        counted.append(sum(min(each, longest) for each in tokens) if is_fine else 0)
+        counted.append(sum(min(length, longest) for length in tokens) if is_fine else 0)
     shown = ["\n".join(row) for row in texts if not isinstance(row, RequestError)]
     return PreflightReply(
         model=config.model,

@@ -47,7 +47,7 @@ def settings_for(config: EngineConfig, asked: Sequence[Sampling]) -> dict[str, s
 
     Raise ``ValueError`` if the config itself names a backend that does not.
     """
-    schemas = [each.response_format for each in asked if each.response_format is not None]
+    schemas = [settings.response_format for settings in asked if settings.response_format is not None]
     return settings_for_schemas(config, schemas, _is_enforced_by)
 
 

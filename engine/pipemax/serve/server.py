@@ -197,7 +197,7 @@ def check_header(number: int, text: bytes) -> SessionTerms:
         raise SessionFailedError(SessionErrorCode.INVALID_ENGINE_CONFIG, f"engine config: {error}") from None
     try:
         sampling = header.generation.sampling()
-        questions = tuple(each.sampling() for each in header.questions)
+        questions = tuple(question.sampling() for question in header.questions)
         check_tasks(config, (sampling, *questions))
     except (ValueError, TypeError) as error:
         raise SessionFailedError(SessionErrorCode.INVALID_GENERATION, str(error)) from None

@@ -21,7 +21,7 @@ class ServerSnapshots:
         self._window = window
         self._jobs = jobs
         self._sessions = sessions
-        self._identity = ProcessIdentity.own()
+        self._identity = ProcessIdentity.of_this_process()
         self._host_name = socket.gethostname()
 
     def with_all_jobs(self) -> ServerStats:

@@ -98,11 +98,11 @@ class EngineSessions:
         by_session: dict[int, list[Completion]] = defaultdict(list)
         for completion in (*completions, *self._equals.record_ends(completions)):
             by_session[int(completion.request_id.partition(":")[0])].append(completion)
-        for number, own in by_session.items():
+        for number, ended in by_session.items():
             with self._lock:
                 session = self._open.get(number)
             if session is not None:  # otherwise it ended meanwhile, and no client waits for its rows
-                session.deliver(own)
+                session.deliver(ended)
 
     # Called on the engine's thread: see ``EngineListener``.
 
@@ -132,8 +132,8 @@ class EngineSessions:
         """Set the window by what the engine can take, tell it whether input is open, and begin the next turn."""
         if self._pacer.resize(engine, config, rows_left=self._inputs.rows_left()):
             self.wake_all()  # there is credit to grant
-        told = (engine, self._inputs.is_open())
-        if told != self._told_input:
-            engine.set_input_open(told[1])
-            self._told_input = told
+        state = (engine, self._inputs.is_open())
+        if state != self._told_input:
+            engine.set_input_open(state[1])
+            self._told_input = state
         self._turns.release(engine)

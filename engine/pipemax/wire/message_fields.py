@@ -65,7 +65,7 @@ def _plain(value: Any, *, drops_nulls: bool) -> Any:
         case [tuple(), *_]:  # a map, as pyarrow gives it
             return _plain(dict(value), drops_nulls=drops_nulls)
         case list() | tuple():
-            return [_plain(each, drops_nulls=drops_nulls) for each in value]
+            return [_plain(part, drops_nulls=drops_nulls) for part in value]
         case dict():
             return {
                 encodable(key if isinstance(key, str) else str(key)): _plain(part, drops_nulls=drops_nulls)

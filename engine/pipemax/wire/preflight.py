@@ -41,7 +41,7 @@ class PreflightRequest:
             **{
                 **values,
                 "generation": GenerationSpec.of_json(values["generation"]),
-                "questions": tuple(GenerationSpec.of_json(each) for each in values["questions"]),
+                "questions": tuple(GenerationSpec.of_json(question) for question in values["questions"]),
                 "question_names": tuple(values["question_names"]),
             }
         )

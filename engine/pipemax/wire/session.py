@@ -87,7 +87,7 @@ class SessionHeader:
                     "client": ProcessIdentity(**values["client"]),
                     "daemon": ProcessIdentity(**values["daemon"]),
                     "generation": GenerationSpec.of_json(generation),
-                    "questions": tuple(GenerationSpec.of_json(each) for each in values["questions"]),
+                    "questions": tuple(GenerationSpec.of_json(question) for question in values["questions"]),
                     "collector": CollectorAddress(**collector) if collector else None,
                 }
             )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipemax.answers.asks import Ask, Prompt, Told
+from pipemax.answers.asks import Ask, Prompt, Reply
 from pipemax.answers.pooled import PooledRows, class_names, pooled_answer
 from pipemax.generation import RequestError, Sampling
 from pipemax.wire import ErrorCode
@@ -41,25 +41,25 @@ def test_a_score_is_the_cross_encoders_or_the_cosine_of_two_embeddings() -> None
 def test_a_row_ends_with_its_last_ask_in_any_order() -> None:
     rows = PooledRows("score")
     rows.open("row", asks("q", "d"))
-    assert rows.take("d", Told(pooled=vector(0, 2))) == ([], None)
-    _, done = rows.take("q", Told(pooled=vector(0, 1)))
+    assert rows.take("d", Reply(pooled=vector(0, 2))) == ([], None)
+    _, done = rows.take("q", Reply(pooled=vector(0, 1)))
     assert done is not None
     assert (done.request_id, done.score, done.prompt_tokens, done.completion_tokens) == ("row", 1.0, 6, 0)
-    assert rows.take("q", Told(pooled=vector(0, 1))) == ([], None)
+    assert rows.take("q", Reply(pooled=vector(0, 1))) == ([], None)
 
 
 @pytest.mark.parametrize(
     ("told", "code"),
     [
-        (Told(error=RequestError(code="engine_error", message="refused")), ErrorCode.ENGINE_ERROR),
-        (Told(pooled=vector(float("nan"), 1)), ErrorCode.ENGINE_ERROR),
+        (Reply(error=RequestError(code="engine_error", message="refused")), ErrorCode.ENGINE_ERROR),
+        (Reply(pooled=vector(float("nan"), 1)), ErrorCode.ENGINE_ERROR),
     ],
 )
-def test_a_row_with_a_failed_ask_is_an_error(told: Told, code: ErrorCode) -> None:
+def test_a_row_with_a_failed_ask_is_an_error(told: Reply, code: ErrorCode) -> None:
     rows = PooledRows("score")
     rows.open("row", asks("q", "d"))
     rows.take("q", told)
-    _, done = rows.take("d", Told(pooled=vector(0, 1)))
+    _, done = rows.take("d", Reply(pooled=vector(0, 1)))
     assert done is not None
     assert done.error is not None
     assert done.error.code == code
@@ -69,7 +69,7 @@ def test_a_row_with_a_failed_ask_is_an_error(told: Told, code: ErrorCode) -> Non
 def test_an_aborted_row_gives_its_open_asks_and_no_completion() -> None:
     rows = PooledRows("score")
     rows.open("row", asks("q", "d"))
-    rows.take("q", Told(pooled=vector(0, 1)))
+    rows.take("q", Reply(pooled=vector(0, 1)))
     assert rows.abort(["row", "unknown"]) == ["d"]
-    assert rows.take("d", Told(pooled=vector(0, 1))) == ([], None)
+    assert rows.take("d", Reply(pooled=vector(0, 1))) == ([], None)
     assert rows.abort(["row"]) == []

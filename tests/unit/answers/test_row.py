@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipemax.answers.asks import Ask, Prompt, Split, Told
+from pipemax.answers.asks import Ask, Prompt, Reply, Split
 from pipemax.answers.book import RowBook
 from pipemax.answers.choice_tree import ChoiceTree
 from pipemax.answers.row import Row, RowTools, seed_of
@@ -32,7 +32,7 @@ class HashThinking:
     def is_over(self, prompt: Sequence[int], sampling: Sampling) -> bool:
         return prompt[-1] == 0
 
-    def split(self, prompt: Sequence[int], told: Told, sampling: Sampling) -> Split:
+    def split(self, prompt: Sequence[int], told: Reply, sampling: Sampling) -> Split:
         if self.is_over(prompt, sampling):
             return Split(reasoning=None, answer=told.text, answer_tokens=len(told.token_ids))
         thought, mark, answer = told.text.partition("#")
@@ -43,7 +43,7 @@ class HashThinking:
 class Model:
     """Answers each ask, and keeps them."""
 
-    answer: Callable[[Ask], Told]
+    answer: Callable[[Ask], Reply]
     thinking: HashThinking | None = None
     max_model_len: int = 1_000
 
@@ -79,11 +79,11 @@ class Model:
         return row.completion
 
 
-def text(answer: str, finish_reason: str = "stop") -> Told:
-    return Told(text=answer, token_ids=tuple(letters(answer)), finish_reason=finish_reason)
+def text(answer: str, finish_reason: str = "stop") -> Reply:
+    return Reply(text=answer, token_ids=tuple(letters(answer)), finish_reason=finish_reason)
 
 
-def by_attempt(*answers: Told) -> Callable[[Ask], Told]:
+def by_attempt(*answers: Reply) -> Callable[[Ask], Reply]:
     left = list(answers)
     return lambda ask: left.pop(0)
 
@@ -115,10 +115,10 @@ def test_probabilities_that_vllm_cannot_return_are_never_left_out_in_silence() -
         Model(chooses(lambda ask: "x")).run(choice=choices, logprobs=True)
 
 
-def chooses(letter_of: Callable[[Ask], str], **weights: float) -> Callable[[Ask], Told]:
-    def answer(ask: Ask) -> Told:
+def chooses(letter_of: Callable[[Ask], str], **weights: float) -> Callable[[Ask], Reply]:
+    def answer(ask: Ask) -> Reply:
         scores = {token: log(weights.get(chr(token), 0.001)) for token in ask.allowed}
-        return Told(
+        return Reply(
             token_ids=(ord(letter_of(ask)),),
             finish_reason="length",
             scores=scores if ask.with_scores else None,
@@ -243,7 +243,7 @@ def test_a_choice_after_thinking_is_one_ask_and_its_probabilities_are_those_behi
 
 def test_what_the_engine_refuses_ends_the_row() -> None:
     refusal = RequestError(code=ErrorCode.ENGINE_ERROR, message="no")
-    model = Model(lambda ask: Told(error=refusal))
+    model = Model(lambda ask: Reply(error=refusal))
     assert model.run(choice=("a", "b"), attempts=3, temperature=1.0).error == refusal
     assert len(model.asks) == 1
 

@@ -43,7 +43,7 @@ from pipemax.node.lifetime import end_with_server
 end_with_server()
 for _ in range(1000): logging.getLogger("vllm.worker").warning("again")
 """
-    own = ProcessIdentity.own()
+    own = ProcessIdentity.of_this_process()
     environment = {**os.environ, SERVER_IDENTITY_VARIABLE: f"{own.pid}:{own.start_ticks}"}
     child = subprocess.run([sys.executable, "-c", script], env=environment, stderr=subprocess.PIPE, text=True)
     assert child.stderr.count("again") == MAX_LINES

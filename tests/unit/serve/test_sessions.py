@@ -65,7 +65,7 @@ class Bench:
     def __init__(self, path: Path) -> None:
         self.now_s = 0.0
         self.turns = Turns(Journal(path / "journal"))
-        self.lifecycle = Lifecycle(ProcessIdentity.own(), Timings(), socket=path / "socket")
+        self.lifecycle = Lifecycle(ProcessIdentity.of_this_process(), Timings(), socket=path / "socket")
         self.sessions = EngineSessions(
             window=CreditWindow(WindowLimits()),
             turns=self.turns,

@@ -39,12 +39,12 @@ def union(parts: Iterable[tuple[int, int]]) -> Ranges:
 
 def without(ranges: Ranges) -> Ranges:
     """Return all other characters."""
-    found, start = [], 0
+    others, start = [], 0
     for first, last in ranges:
         if start < first:
-            found.append((start, first - 1))
+            others.append((start, first - 1))
         start = last + 1
-    return (*found, (start, LAST)) if start <= LAST else tuple(found)
+    return (*others, (start, LAST)) if start <= LAST else tuple(others)
 
 
 def common(one: Ranges, other: Ranges) -> Ranges:

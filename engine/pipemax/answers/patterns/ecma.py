@@ -50,8 +50,8 @@ class Repeat:
     """A part, several times; any number of times above ``least`` if ``most`` is None."""
 
     part: "Node"
-    least: int
-    most: int | None
+    minimum: int
+    maximum: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +101,21 @@ class _Reader:
 
     def _repeated(self, part: Node) -> Node:
         if self._takes("*"):
-            least, most = 0, None
+            minimum, maximum = 0, None
         elif self._takes("+"):
-            least, most = 1, None
+            minimum, maximum = 1, None
         elif self._takes("?"):
-            least, most = 0, 1
-        elif found := _REPETITION.match(self._pattern, self.place):
-            self.place = found.end()
-            least = int(found[1])
-            most = (int(found[3]) if found[3] else None) if found[2] else least
+            minimum, maximum = 0, 1
+        elif match := _REPETITION.match(self._pattern, self.place):
+            self.place = match.end()
+            minimum = int(match[1])
+            maximum = (int(match[3]) if match[3] else None) if match[2] else minimum
         else:
             return part
-        if isinstance(part, Anchor) or (most is not None and most < least):
+        if isinstance(part, Anchor) or (maximum is not None and maximum < minimum):
             raise ValueError(f"the repetition before character {self.place + 1}, which repeats nothing")
         self._takes("?")  # the shortest or the longest match: the same texts match
-        return Repeat(part, least, most)
+        return Repeat(part, minimum, maximum)
 
     def _atom(self) -> Node:
         match char := self._next():
@@ -179,14 +179,14 @@ class _Reader:
             return 0
         if char == "c" and re.match("[A-Za-z]", pattern[place:]):
             return ord(self._next()) % 32
-        if char == "x" and (found := re.match("[0-9A-Fa-f]{2}", pattern[place:])):
+        if char == "x" and (match := re.match("[0-9A-Fa-f]{2}", pattern[place:])):
             self.place += 2
-            return int(found[0], 16)
-        if char == "u" and (found := _UNICODE.match(pattern, place - 1)):
-            self.place = found.end()
-            code = int(found[1] or found[2], 16)
+            return int(match[0], 16)
+        if char == "u" and (match := _UNICODE.match(pattern, place - 1)):
+            self.place = match.end()
+            code = int(match[1] or match[2], 16)
             if code <= LAST:
-                return self._paired(code) if found[2] else code
+                return self._paired(code) if match[2] else code
         if char.isascii() and not char.isalnum() and char != "_":
             return ord(char)
         raise ValueError(f"the escape '\\{char}', which ECMA-262 does not know")
@@ -213,26 +213,25 @@ class _Reader:
 
     def _class(self) -> Node:
         negated = self._takes("^")
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         while not self._takes("]"):
             if self._pattern.startswith("[:", self.place) and ":]" in self._pattern[self.place :]:
                 raise ValueError("a POSIX class '[:…:]', which ECMA-262 does not know")
             first = self._class_atom()
             if not self._is_range():
-                found += first
+                ranges += first
                 continue
             self.place += 1
             last = self._class_atom()
             if len(first) > 1 or len(last) > 1 or first[0][0] != first[0][1] or last[0][0] != last[0][1]:
-                found += [*first, *last, (0x2D, 0x2D)]  # next to \d a hyphen is a hyphen
+                ranges += [*first, *last, (0x2D, 0x2D)]  # next to \d a hyphen is a hyphen
             elif first[0][0] > last[0][0]:
                 raise ValueError(
                     f"the range '{chr(first[0][0])}-{chr(last[0][0])}', whose end is before its start"
                 )
             else:
-                found.append((first[0][0], last[0][0]))
-        ranges = union(found)
-        return Characters(without(ranges) if negated else ranges)
+                ranges.append((first[0][0], last[0][0]))
+        return Characters(without(union(ranges)) if negated else union(ranges))
 
     def _is_range(self) -> bool:
         following = self._pattern[self.place : self.place + 2]

@@ -34,7 +34,7 @@ class Reading(IntEnum):
 class Plain:
     """A pattern, as its readers get it."""
 
-    found: str
+    searched: str
     """For Python: search for it."""
     whole: str | None
     """For guidance, which matches it with the whole text; None if any text matches."""
@@ -54,16 +54,18 @@ class _Option:
 def plain_pattern(pattern: str) -> Plain:
     """Return a schema's pattern in plain form. ``ValueError`` names the construct that no grammar can follow."""
     options = _options(parse(pattern))
-    found = "|".join(
-        ("\\A" if each.starts else "") + _written(each.body, _for_python) + ("\\Z" if each.ends else "")
-        for each in options
+    searched = "|".join(
+        ("\\A" if option.starts else "") + _written(option.body, _for_python) + ("\\Z" if option.ends else "")
+        for option in options
     )
-    found = f"(?:{found})"
-    if any(_may_be_empty(each.body) and not (each.starts and each.ends) for each in options):
-        return Plain(found=found, whole=None, for_xgrammar=None, by_xgrammar=Reading.ALL)
+    searched = f"(?:{searched})"
+    if any(_may_be_empty(option.body) and not (option.starts and option.ends) for option in options):
+        return Plain(searched=searched, whole=None, for_xgrammar=None, by_xgrammar=Reading.ALL)
     wholes = [
-        Sequence((*(() if each.starts else (ANYTHING,)), each.body, *(() if each.ends else (ANYTHING,))))
-        for each in options
+        Sequence(
+            (*(() if option.starts else (ANYTHING,)), option.body, *(() if option.ends else (ANYTHING,)))
+        )
+        for option in options
     ]
     whole = _possible(Choice(tuple(wholes)), NEVER_GENERATED)
     if whole is None:
@@ -74,7 +76,7 @@ def plain_pattern(pattern: str) -> Plain:
     else:
         reading = Reading.ALL if unescaped == whole else Reading.WITHOUT_ESCAPES
     return Plain(
-        found=found,
+        searched=searched,
         whole=f"^{_written(whole, _for_grammar)}$",
         for_xgrammar=f"^{_written(unescaped or whole, _for_grammar)}$",
         by_xgrammar=reading,
@@ -84,7 +86,7 @@ def plain_pattern(pattern: str) -> Plain:
 @lru_cache(maxsize=256)
 def plain_regex(regex: str) -> str:
     """Return a regular expression for a whole answer in plain form. ``ValueError`` as above."""
-    whole = _possible(Choice(tuple(each.body for each in _options(parse(regex)))), NEVER_GENERATED)
+    whole = _possible(Choice(tuple(option.body for option in _options(parse(regex)))), NEVER_GENERATED)
     if whole is None:
         raise ValueError(_MATCHES_NOTHING)
     return _written(whole, _for_grammar)
@@ -135,8 +137,8 @@ def _may_be_empty(node: Node) -> bool:
             return all(map(_may_be_empty, parts))
         case Choice(options):
             return any(map(_may_be_empty, options))
-        case Repeat(part, least):
-            return least == 0 or _may_be_empty(part)
+        case Repeat(part, minimum):
+            return minimum == 0 or _may_be_empty(part)
     return False
 
 
@@ -151,13 +153,15 @@ def _possible(node: Node, impossible: Ranges) -> Node | None:
             kept = tuple(part for part in possible if part is not None)
             return Sequence(kept) if len(kept) == len(parts) else None
         case Choice(parts):
-            options = tuple(part for each in parts if (part := _possible(each, impossible)) is not None)
+            options = tuple(
+                part for alternative in parts if (part := _possible(alternative, impossible)) is not None
+            )
             return Choice(options) if options else None
-        case Repeat(part, least, most):
+        case Repeat(part, minimum, maximum):
             kept_part = _possible(part, impossible)
             if kept_part is None:
-                return Sequence(()) if least == 0 else None
-            return Repeat(kept_part, least, most)
+                return Sequence(()) if minimum == 0 else None
+            return Repeat(kept_part, minimum, maximum)
     raise AssertionError(node)
 
 
@@ -167,8 +171,8 @@ def _num_ranges(node: Node) -> int:
             return len(ranges)
         case Sequence(parts) | Choice(parts):
             return sum(map(_num_ranges, parts))
-        case Repeat(part, least, most):
-            return _num_ranges(part) * max(1, least + 1 if most is None else most)
+        case Repeat(part, minimum, maximum):
+            return _num_ranges(part) * max(1, minimum + 1 if maximum is None else maximum)
     return 0
 
 
@@ -180,23 +184,23 @@ def _written(node: Node, characters: Callable[[Ranges], str]) -> str:
             return "".join(_written(part, characters) for part in parts) or "(?:)"
         case Choice(options):
             return f"(?:{'|'.join(_written(option, characters) for option in options)})"
-        case Repeat(part, least, most):
+        case Repeat(part, minimum, maximum):
             inner = _written(part, characters)
             if not isinstance(part, Characters):
                 inner = f"(?:{inner})"
-            return inner + _times(least, most)
+            return inner + _times(minimum, maximum)
     raise AssertionError(node)
 
 
-def _times(least: int, most: int | None) -> str:
-    match least, most:
+def _times(minimum: int, maximum: int | None) -> str:
+    match minimum, maximum:
         case 0, None:
             return "*"
         case 1, None:
             return "+"
         case _, None:
-            return f"{{{least},}}"
-    return f"{{{least}}}" if least == most else f"{{{least},{most}}}"
+            return f"{{{minimum},}}"
+    return f"{{{minimum}}}" if minimum == maximum else f"{{{minimum},{maximum}}}"
 
 
 def _for_grammar(ranges: Ranges) -> str:

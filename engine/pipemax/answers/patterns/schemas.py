@@ -63,7 +63,7 @@ class Place:
 
 def places_of(schema: str) -> list[Place]:
     """Return a schema's patterns. ``ValueError`` names one that no grammar can follow, and its construct."""
-    found: list[Place] = []
+    places: list[Place] = []
 
     def keep(pattern: str, path: str, holder: Mapping[str, Any], keyword: str) -> str:
         try:
@@ -76,11 +76,11 @@ def places_of(schema: str) -> list[Place]:
         reading, fault = plain.by_xgrammar, "which needs characters that JSON escapes, or too large a grammar"
         if plain.whole is not None and keyword == "pattern" and not _is_read_by_xgrammar(holder, path):
             reading, fault = Reading.NOTHING, "where xgrammar ignores it"
-        found.append(Place(path=path, pattern=pattern, by_xgrammar=reading, fault=fault))
+        places.append(Place(path=path, pattern=pattern, by_xgrammar=reading, fault=fault))
         return pattern
 
     _rewritten(json.loads(schema), keep)
-    return found
+    return places
 
 
 @lru_cache(maxsize=64)
@@ -98,7 +98,7 @@ def for_xgrammar(schema: str) -> str:
 @lru_cache(maxsize=64)
 def for_python(schema: str) -> str:
     """Return the schema with its patterns as Python's ``re.search`` reads them rightly."""
-    return _with_patterns(schema, lambda plain: plain.found)
+    return _with_patterns(schema, lambda plain: plain.searched)
 
 
 def _with_patterns(schema: str, form: Callable[[Plain], str | None]) -> str:
@@ -130,7 +130,7 @@ def _rewritten(schema: Any, write: _Write) -> Any:
 
     def of_any(part: Any, path: str) -> Any:
         if isinstance(part, list):
-            return [of_any(each, f"{path}/{number}") for number, each in enumerate(part)]
+            return [of_any(element, f"{path}/{number}") for number, element in enumerate(part)]
         return of_schema(part, path) if isinstance(part, dict) else part
 
     def of_schema(part: dict[str, Any], path: str) -> dict[str, Any]:
@@ -142,11 +142,11 @@ def _rewritten(schema: Any, write: _Write) -> Any:
                     made[name] = pattern
             elif name == "patternProperties" and isinstance(value, dict):
                 made[name] = {
-                    write(key, below, part, name): of_any(each, f"{below}/{key}")
-                    for key, each in value.items()
+                    write(key, below, part, name): of_any(subschema, f"{below}/{key}")
+                    for key, subschema in value.items()
                 }
             elif name in _SCHEMAS_BY_NAME and isinstance(value, dict):
-                made[name] = {key: of_any(each, f"{below}/{key}") for key, each in value.items()}
+                made[name] = {key: of_any(subschema, f"{below}/{key}") for key, subschema in value.items()}
             else:
                 made[name] = of_any(value, below) if name in _SCHEMAS or name in referred else value
         return made
@@ -157,8 +157,8 @@ def _rewritten(schema: Any, write: _Write) -> Any:
 def _references(schema: Any) -> Iterator[str]:
     """Yield the names on the way to what is referred to, which may be in a place of the user's own."""
     if isinstance(schema, list):
-        for each in schema:
-            yield from _references(each)
+        for element in schema:
+            yield from _references(element)
     elif isinstance(schema, dict):
         for name, part in schema.items():
             if name == "$ref" and isinstance(part, str):

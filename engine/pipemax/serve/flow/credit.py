@@ -98,10 +98,10 @@ class CreditWindow:
         assert stream in self._streams, "the stream is closed"
         self._held_rows -= stream._rows.held()
         self._held_bytes -= stream._bytes.held()
-        for own, change in ((stream._rows, rows), (stream._bytes, size)):
-            own.unused += change.unused
-            own.running += change.running
-            own.undelivered += change.undelivered
+        for count, change in ((stream._rows, rows), (stream._bytes, size)):
+            count.unused += change.unused
+            count.running += change.running
+            count.undelivered += change.undelivered
         self._held_rows += stream._rows.held()
         self._held_bytes += stream._bytes.held()
         self._running_rows += rows.running
@@ -239,15 +239,15 @@ class StreamCredit:
         return self._rows.unused <= self._window.limits.chunk_rows // 2
 
 
-def _top_up(own: _Count, *, chunk: int, room: int, streams: int) -> int:
+def _top_up(count: _Count, *, chunk: int, room: int, streams: int) -> int:
     """Return how much to grant: nothing while over half a chunk is unused, and no less than a quarter of a chunk.
 
     The quarter keeps a full window, which frees one row at a time, from sending rows one at a time.
     """
-    if own.unused > chunk // 2:
+    if count.unused > chunk // 2:
         return 0
-    guaranteed = chunk - (own.unused + own.running)
+    guaranteed = chunk - (count.unused + count.running)
     target = max(chunk, min(room // (2 * streams), _MAX_CHUNKS_AT_ONCE * chunk))
-    affordable = min(target - own.unused, room)
+    affordable = min(target - count.unused, room)
     amount = max(guaranteed, affordable)
     return amount if amount >= max(1, chunk // 4) else 0

@@ -128,10 +128,10 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 def embedding_array(embeddings: Sequence[bytes | None]) -> pa.ListArray:
     """Return embeddings as lists of floats. Their bytes become the array's memory, value by value in no Python list."""
-    values = pa.py_buffer(b"".join(each for each in embeddings if each is not None))
+    values = pa.py_buffer(b"".join(embedding for embedding in embeddings if embedding is not None))
     flat = pa.Array.from_buffers(pa.float32(), values.size // 4, [None, values])
-    ends = accumulate((len(each or b"") // 4 for each in embeddings), initial=0)
-    is_null = pa.array([each is None for each in embeddings], pa.bool_())
+    ends = accumulate((len(embedding or b"") // 4 for embedding in embeddings), initial=0)
+    is_null = pa.array([embedding is None for embedding in embeddings], pa.bool_())
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), flat, mask=is_null)
 
 
@@ -171,11 +171,11 @@ def _content(parts: list[dict[str, Any] | None]) -> str | tuple[str | Image, ...
 
 
 def _images(images: list[dict[str, Any] | None] | None) -> list[Image]:
-    found = [Image(**image) if image else Image() for image in images or ()]
-    for number, image in enumerate(found, start=1):
+    made = [Image(**image) if image else Image() for image in images or ()]
+    for number, image in enumerate(made, start=1):
         if image == Image():
-            raise RowFaultError(ErrorCode.INVALID_IMAGE, f"image {number} of {len(found)} is null")
-    return found
+            raise RowFaultError(ErrorCode.INVALID_IMAGE, f"image {number} of {len(made)} is null")
+    return made
 
 
 def _with_images(

@@ -21,7 +21,7 @@ from vllm.renderers.params import TokenizeParams
 from vllm.tasks import SCORE_TYPE_MAP, PoolingTask
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from pipemax.answers.asks import Ask, Prompt, Told
+from pipemax.answers.asks import Ask, Prompt, Reply
 from pipemax.answers.pooled import PooledRows
 from pipemax.checkpoint.pooling_texts import row_texts
 from pipemax.config import EngineConfig
@@ -69,12 +69,12 @@ class PoolingEngine(VllmEngine):
         assert isinstance(ask, PoolingAsk), ask
         return ask.params
 
-    def _told(self, output: RequestOutput | PoolingRequestOutput) -> Told:
+    def _told(self, output: RequestOutput | PoolingRequestOutput) -> Reply:
         assert isinstance(output, PoolingRequestOutput), output
         if output.error is not None:
             reason = f"the engine failed the row: {output.error}"
-            return Told(error=RequestError(code=ErrorCode.ENGINE_ERROR, message=reason))
-        return Told(pooled=output.outputs.data.float().reshape(-1).numpy())
+            return Reply(error=RequestError(code=ErrorCode.ENGINE_ERROR, message=reason))
+        return Reply(pooled=output.outputs.data.float().reshape(-1).numpy())
 
 
 class PoolingPrompts:

@@ -8,7 +8,7 @@ from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-from pipemax.answers.asks import Ask, Told
+from pipemax.answers.asks import Ask, Reply
 from pipemax.answers.patterns.plain import plain_regex
 from pipemax.answers.patterns.schemas import for_guidance, for_xgrammar
 from pipemax.generation import RequestError, Sampling
@@ -65,14 +65,14 @@ def _structured_outputs(sampling: Sampling, *, is_guidance: bool) -> StructuredO
     )
 
 
-def told_of(sequence: CompletionOutput, text: str) -> Told:
+def told_of(sequence: CompletionOutput, text: str) -> Reply:
     """Return what vLLM told of an ask that has ended."""
     if sequence.finish_reason not in ("stop", "length", "abort"):
         reason = f"the engine ended the row with {sequence.finish_reason!r}"
-        return Told(error=RequestError(code=ErrorCode.ENGINE_ERROR, message=reason))
+        return Reply(error=RequestError(code=ErrorCode.ENGINE_ERROR, message=reason))
     logprobs = sequence.logprobs
     assert logprobs is None or isinstance(logprobs, FlatLogprobs), type(logprobs)
-    return Told(
+    return Reply(
         text=text,
         token_ids=tuple(sequence.token_ids),
         finish_reason=sequence.finish_reason,

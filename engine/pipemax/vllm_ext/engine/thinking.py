@@ -16,7 +16,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.reasoning import ReasoningParser, ReasoningParserManager
 
-from pipemax.answers.asks import Split, Told
+from pipemax.answers.asks import Reply, Split
 from pipemax.checkpoint.prompt_encoder import template_variables
 from pipemax.generation import Sampling
 
@@ -55,7 +55,7 @@ class VllmThinking:
         variables = template_variables(sampling)
         return self._is_over(self._parser(variables), list(prompt), variables)
 
-    def split(self, prompt: Sequence[int], told: Told, sampling: Sampling) -> Split:
+    def split(self, prompt: Sequence[int], told: Reply, sampling: Sampling) -> Split:
         """See ``Thinking.split``."""
         variables = template_variables(sampling)
         parser = self._parser(variables)

@@ -19,7 +19,7 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.v1.engine import EngineCoreRequest
 
-from pipemax.answers.asks import Ask, OpenRows, Prompt, Told
+from pipemax.answers.asks import Ask, OpenRows, Prompt, Reply
 from pipemax.answers.book import RowBook
 from pipemax.answers.choice_tree import ChoiceTree
 from pipemax.answers.row import RowTools
@@ -167,7 +167,7 @@ class VllmEngine:
         skip = self._thinking is None or self._thinking.skip_special_tokens
         return sampling_params(ask, skip_special_tokens=skip, is_guidance=self._is_guidance)
 
-    def _told(self, output: RequestOutput | PoolingRequestOutput) -> Told:
+    def _told(self, output: RequestOutput | PoolingRequestOutput) -> Reply:
         assert isinstance(output, RequestOutput), output
         (sequence,) = output.outputs
         return told_of(sequence, sequence.text)
@@ -312,7 +312,7 @@ class VllmEngine:
             refusal = RequestError(
                 code=ErrorCode.ENGINE_ERROR, message=f"the engine refused the row: {error}"
             )
-            self._take_told([(ask.ask_id, Told(error=refusal))])
+            self._take_told([(ask.ask_id, Reply(error=refusal))])
         else:
             self._admission.send(ask.ask_id)
 
@@ -345,7 +345,7 @@ class VllmEngine:
             return
         self._take_told([(output.request_id, self._told(output)) for output in outputs])
 
-    def _take_told(self, told: Sequence[tuple[str, Told]]) -> None:
+    def _take_told(self, told: Sequence[tuple[str, Reply]]) -> None:
         """Send the next asks of these asks' rows, and hand out the rows that have ended."""
         self._admission.learn(len(each.token_ids) for _, each in told if each.error is None)
         self._admission.end(ask_id for ask_id, _ in told)

@@ -116,7 +116,7 @@ def test_a_regex_for_the_whole_answer_means_the_same_to_xgrammar() -> None:
     rng = random.Random(45)
     for _ in range(50):
         pattern = random_pattern(rng)
-        found = plain_pattern(f"^(?:{pattern.removeprefix('^').removesuffix('$')})$").found
+        found = plain_pattern(f"^(?:{pattern.removeprefix('^').removesuffix('$')})$").searched
         xgrammar = Xgrammar(regex=plain_regex(pattern.removeprefix("^").removesuffix("$")))
         for text in texts_for(pattern, rng):
             if "\0" not in text:
