@@ -8,11 +8,10 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from pipemax.api import Completion, Engine, EngineStats
+from pipemax.api import Engine, EngineStats
 from pipemax.checkpoint.fingerprint import content_of
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError, EngineStartError
@@ -28,6 +27,7 @@ from pipemax.serve.membership import (
     conflict_of,
     next_to_load,
 )
+from pipemax.serve.sessions import EngineSessions
 from pipemax.wire import ProcessIdentity, SessionErrorCode
 
 log = logging.getLogger(__name__)
@@ -49,41 +49,6 @@ class HostSnapshot:
     gpus: tuple[str, ...] = ()
     machine_fault: str = ""
     """The fault of the machine that the engine died of, if it did."""
-
-
-class EngineListener(Protocol):
-    """Receives the engine's events, on the engine's thread.
-
-    No method may block for long: the engine is not polled until the method returns.
-    """
-
-    def engine_loaded(self, engine: Engine, config: EngineConfig) -> None:
-        """Note that a new engine is ready; no session knows of it yet."""
-
-    def engine_polled(self, engine: Engine, config: EngineConfig) -> None:
-        """Note that the engine was polled; rows that had ended have been passed to ``rows_ended``."""
-
-    def rows_ended(self, completions: Sequence[Completion]) -> None:
-        """Take rows that have ended, in the order of ``poll``."""
-
-    def readiness_changed(self) -> None:
-        """Make waiting sessions check again: an engine is ready, or did not start."""
-
-    def engine_died(self, suspects: Collection[str] | None = None) -> None:
-        """Note that the engine is gone; no session has heard of it yet.
-
-        ``suspects`` are the request ids of the rows of which one may have killed it; None for all that it ran.
-        """
-
-    def death_announced(self, reason: str) -> None:
-        """Note that the engine is gone; every session is refused for this reason from now on."""
-
-    def running_rows(self) -> int:
-        """Return how many rows the engine holds, as the sessions count them.
-
-        This is the only question among the events. It is asked on a session's thread, under the host's lock: do not
-        call the host from here.
-        """
 
 
 @dataclass(slots=True)
@@ -124,11 +89,11 @@ class EngineHost:
     """Owns the resident engine. Public methods are thread-safe and return at once, except ``wait_until_closed``."""
 
     def __init__(
-        self, factory: EngineFactory, listener: EngineListener, timings: Timings, gpus: GpuLocks
+        self, factory: EngineFactory, sessions: EngineSessions, timings: Timings, gpus: GpuLocks
     ) -> None:
         self._factory = factory
         self._gpus = gpus
-        self._listener = listener
+        self._sessions = sessions
         self._timings = timings
         self._changed = threading.Condition()
         self._state = _State()
@@ -236,7 +201,7 @@ class EngineHost:
         return Waiting(detail=f"{detail} (another job's)" if other else detail, other_config=other)
 
     def _still_s(self, member: Member, now_s: float) -> float:
-        if self._listener.running_rows() > 0:
+        if self._sessions.running_rows() > 0:
             self._moved_at_s = now_s
         return now_s - max(self._moved_at_s, member.since_s)
 
@@ -254,10 +219,10 @@ class EngineHost:
                 if isinstance(error, EngineDiedError)
                 else EngineDiedError(f"the engine died: {error!r}")
             )
-            self._listener.engine_died(died.suspects)
+            self._sessions.engine_died(died.suspects)
             refusal = self._refusal_of(died)
             self.stop(refusal)
-            self._listener.death_announced(refusal.detail)
+            self._sessions.death_announced(refusal.detail)
         finally:
             self._close_resident()
 
@@ -289,7 +254,7 @@ class EngineHost:
                 return
         if load is not None:
             self._load(load)
-            self._listener.readiness_changed()
+            self._sessions.wake_all()
         elif resident is not None:
             self._poll(resident)
 
@@ -310,7 +275,7 @@ class EngineHost:
                 target, f"the engine of model {target.config.model!r} did not start: {error!r}"
             )
         else:
-            self._listener.engine_loaded(engine, target.config)
+            self._sessions.feed(engine, target.config)  # no session knows of it yet
             with self._changed:
                 state.resident = _Resident(engine, target.config, target.engine_id, content)
                 state.load = None
@@ -339,8 +304,8 @@ class EngineHost:
         finally:
             self._polling = False
         if completions:
-            self._listener.rows_ended(completions)
-        self._listener.engine_polled(resident.engine, resident.config)
+            self._sessions.rows_ended(completions)
+        self._sessions.feed(resident.engine, resident.config)
 
     def _close_resident(self) -> None:
         state = self._state

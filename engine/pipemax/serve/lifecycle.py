@@ -1,13 +1,10 @@
 """Decide when the server ends: its executor, Python daemons or socket are gone, it idles, or it is told to end.
 
-Processes are watched by pidfd, which a reused pid cannot deceive and which also fires for a zombie. This module only
-decides; ``main`` takes the server down.
+It looks a few times a second. This module only decides; ``main`` takes the server down.
 """
 
 import logging
-import os
 import queue
-import select
 import threading
 import time
 from dataclasses import dataclass
@@ -35,54 +32,15 @@ class Exit:
     """How long the engine may take to close; None for its full time."""
 
 
-def has_ended(pidfd: int, *, timeout_s: float) -> bool:
-    """Tell whether the process ends within the time."""
-    poll = select.poll()  # not select(), which fails on descriptors above 1023
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1000))
-
-
-class WatchedProcess:
-    """One process, watched by pidfd where the kernel has it (Linux 5.3), otherwise by looking at /proc."""
-
-    def __init__(self, identity: ProcessIdentity) -> None:
-        self.identity = identity
-        self._fd: int | None = None
-        try:
-            self._fd = os.pidfd_open(identity.pid)
-        except ProcessLookupError:
-            return
-        except OSError as error:
-            log.warning("no pidfd for pid %d, looking at /proc instead: %s", identity.pid, error)
-            return
-        if (
-            not identity.is_running()
-        ):  # the pid may have belonged to another process by the time it was opened
-            self.close()
-
-    def fileno(self) -> int | None:
-        return self._fd
-
-    def is_gone(self) -> bool:
-        if self._fd is None:
-            return not self.identity.is_running()
-        return has_ended(self._fd, timeout_s=0.0)
-
-    def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-
-
 class Lifecycle:
     """Decides when the server ends. Thread-safe."""
 
     def __init__(self, executor: ProcessIdentity, timings: Timings, *, socket: Path) -> None:
         self._timings = timings
         self._socket = socket
-        self._executor = WatchedProcess(executor)
+        self._executor = executor
         self._lock = threading.Lock()
-        self._daemons: dict[ProcessIdentity, WatchedProcess] = {}
+        self._daemons: set[ProcessIdentity] = set()  # those that still run
         self._had_daemons = False
         self._alone_since_s: float | None = None
         self._open_sessions = 0
@@ -97,9 +55,8 @@ class Lifecycle:
     def open_session(self, daemon: ProcessIdentity) -> None:
         with self._lock:
             self._open_sessions += 1
-            if daemon not in self._daemons:
-                self._daemons[daemon] = WatchedProcess(daemon)
-                self._had_daemons = True
+            self._daemons.add(daemon)
+            self._had_daemons = True
 
     def close_session(self) -> None:
         with self._lock:
@@ -127,32 +84,27 @@ class Lifecycle:
 
     def _watch(self) -> None:
         while True:
-            cause = self._look()
+            try:
+                cause = self._look()
+            except OSError as error:  # too many open files, for instance: the next look may succeed
+                log.warning("/proc cannot be read: %s", error)
+                cause = None
             if cause is not None:
                 self.stop(cause)
                 return
-            self._sleep_until_executor_ends(_LOOK_PERIOD_S)
-
-    def _sleep_until_executor_ends(self, timeout_s: float) -> None:
-        fd = self._executor.fileno()
-        if fd is None:
-            time.sleep(timeout_s)
-        else:
-            has_ended(fd, timeout_s=timeout_s)
+            time.sleep(_LOOK_PERIOD_S)
 
     def _look(self) -> Exit | None:
         now_s = time.monotonic()
-        if self._executor.is_gone():
+        if not self._executor.is_running():
             return Exit(
-                reason=f"the executor, pid {self._executor.identity.pid}, is gone",
-                close_within_s=HURRIED_CLOSE_S,
+                reason=f"the executor, pid {self._executor.pid}, is gone", close_within_s=HURRIED_CLOSE_S
             )
         if not self._socket.exists():
             # No new task can find this server, and it would keep the GPUs from the server that is started instead.
             return Exit(reason=f"its socket {self._socket} was deleted")
         with self._lock:
-            for identity in [i for i, daemon in self._daemons.items() if daemon.is_gone()]:
-                self._daemons.pop(identity).close()
+            self._daemons = {daemon for daemon in self._daemons if daemon.is_running()}
             if self._daemons or not self._had_daemons:
                 self._alone_since_s = None
             elif self._alone_since_s is None:

@@ -23,14 +23,16 @@ from pipemax.serve.rows.equal_requests import EqualRequests
 from pipemax.serve.rows.journal import Journal
 from pipemax.serve.rows.result_cache import ResultCache
 from pipemax.serve.rows.turns import Turns
-from pipemax.serve.server_stats import ServerSnapshots
+from pipemax.serve.server_stats import server_stats
 from pipemax.serve.sessions import EngineSessions
 from pipemax.wire import (
     COMPLETION_SCHEMA,
     PACKAGE_VERSION,
     VERSION_METADATA,
     WIRE_VERSION,
+    JobStats,
     ServerAction,
+    ServerStats,
     SessionErrorCode,
     SessionHeader,
 )
@@ -63,10 +65,9 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             window=self._window, turns=self._turns, equals=self._equals, inputs=inputs, lifecycle=lifecycle
         )
         self._host = EngineHost(engine_factory, self._sessions, timings, gpus)
-        self._snapshots = ServerSnapshots(self._host, self._window, self._stats, self._sessions)
         self._reporter = Reporter(
             self._stats.collectors,
-            self._snapshots.with_jobs_of,
+            lambda collector: self._snapshot(self._stats.jobs(collector)),
             inputs.hear,
             period_s=timings.stats_push_s,
             timeout_s=timings.stats_timeout_s,
@@ -117,11 +118,11 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[flight.Result]:
         match action.type:
             case ServerAction.HEALTH:
-                yield flight.Result(self._snapshots.without_jobs().to_bytes())
+                yield flight.Result(self._snapshot({}).to_bytes())
             case ServerAction.STATS:
-                yield flight.Result(self._snapshots.with_all_jobs().to_bytes())
+                yield flight.Result(self._snapshot(self._stats.jobs()).to_bytes())
             case ServerAction.SHUTDOWN:
-                yield flight.Result(self._snapshots.without_jobs().to_bytes())
+                yield flight.Result(self._snapshot({}).to_bytes())
                 self._lifecycle.stop(Exit(reason="told to shut down"))
             case unknown:
                 raise flight.FlightServerError(f"unknown action {unknown!r}")
@@ -170,6 +171,9 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
                 self._reporter.report_now(collector, is_last=True)
             self._lifecycle.close_session()
             log.info("session %d %s", terms.number, outcome)
+
+    def _snapshot(self, jobs: dict[str, JobStats]) -> ServerStats:
+        return server_stats(self._host, self._window, self._sessions, jobs)
 
     def _refuse_useless_engine(self, job_id: str) -> None:
         reason = self._turns.join(job_id)

@@ -1,8 +1,8 @@
 """Keep the open sessions, and pass on to them what the engine's thread reports.
 
-``EngineSessions`` is the ``EngineListener`` of the server. It hands finished rows to the sessions that sent them, sizes
-the credit window, tells the engine whether more rows may come, and begins the next turn. It knows nothing of Flight,
-and only knows how to hand rows to a session and how to wake it.
+Finished rows go to the sessions that sent them. The engine's thread also sizes the credit window here, tells the engine
+whether more rows may come, and begins the next turn. This module knows nothing of Flight, and only knows how to hand
+rows to a session and how to wake it.
 """
 
 import threading
@@ -32,7 +32,7 @@ class OpenSession(Protocol):
 
 
 class EngineSessions:
-    """Implements ``EngineListener`` on the engine's thread. All other methods are thread-safe."""
+    """The open sessions, as the engine's thread sees them. The methods that other threads call are thread-safe."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class EngineSessions:
         self._open: dict[int, OpenSession] = {}  # by the session's number
         # The engine's thread only:
         self._pacer = Pacer(window)
-        self._told_input: tuple[Engine, bool] | None = None  # the last engine that was told, and the value
+        self._known_input: tuple[Engine, bool] | None = None  # what the last engine was told
 
     # Called on the sessions' threads and the server's.
 
@@ -89,7 +89,7 @@ class EngineSessions:
             session.wake()
 
     def running_rows(self) -> int:
-        """See ``EngineListener.running_rows``."""
+        """Return how many rows the engine holds. Asked under the host's lock: do not call the host from here."""
         # A request may run on for rows that wait for it, after its own session has gone.
         return max(self._window.running_rows, self._equals.num_computing)
 
@@ -98,42 +98,42 @@ class EngineSessions:
         by_session: dict[int, list[Completion]] = defaultdict(list)
         for completion in (*completions, *self._equals.record_ends(completions)):
             by_session[int(completion.request_id.partition(":")[0])].append(completion)
-        for number, ended in by_session.items():
+        for number, of_session in by_session.items():
             with self._lock:
                 session = self._open.get(number)
             if session is not None:  # otherwise it ended meanwhile, and no client waits for its rows
-                session.deliver(ended)
+                session.deliver(of_session)
 
-    # Called on the engine's thread: see ``EngineListener``.
+    # Called on the engine's thread, which polls no rows until they return: none may block for long.
 
-    def engine_loaded(self, engine: Engine, config: EngineConfig) -> None:
-        self._feed(engine, config)
+    def feed(self, engine: Engine, config: EngineConfig) -> None:
+        """Set the window by what the engine can take, tell it whether input is open, and begin the next turn.
 
-    def engine_polled(self, engine: Engine, config: EngineConfig) -> None:
-        self._feed(engine, config)
+        Called with an engine that has just been loaded, and after each poll.
+        """
+        if self._pacer.resize(engine, config, rows_left=self._inputs.rows_left()):
+            self.wake_all()  # there is credit to grant
+        input_state = (engine, self._inputs.is_open())
+        if input_state != self._known_input:
+            engine.set_input_open(input_state[1])
+            self._known_input = input_state
+        self._turns.release(engine)
 
     def rows_ended(self, completions: Sequence[Completion]) -> None:
+        """Take rows that have ended, in the order of ``Engine.poll``."""
         self._turns.record_ends(completions)
         self._pacer.learn(completions)
         self.lengths.observe(completions)
         self.deliver(completions)
 
-    def readiness_changed(self) -> None:
-        self.wake_all()
-
     def engine_died(self, suspects: Collection[str] | None = None) -> None:
+        """Note that the engine is gone; no session has heard of it yet.
+
+        ``suspects`` are the request ids of the rows of which one may have killed it; None for all that it ran.
+        """
         self._turns.freeze(suspects)
 
     def death_announced(self, reason: str) -> None:
+        """End the server: every session is refused for this reason from now on."""
         self.wake_all()
         self._lifecycle.stop(Exit(reason=reason, status=EXIT_ENGINE_DIED, close_within_s=HURRIED_CLOSE_S))
-
-    def _feed(self, engine: Engine, config: EngineConfig) -> None:
-        """Set the window by what the engine can take, tell it whether input is open, and begin the next turn."""
-        if self._pacer.resize(engine, config, rows_left=self._inputs.rows_left()):
-            self.wake_all()  # there is credit to grant
-        state = (engine, self._inputs.is_open())
-        if state != self._told_input:
-            engine.set_input_open(state[1])
-            self._told_input = state
-        self._turns.release(engine)

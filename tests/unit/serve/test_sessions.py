@@ -26,7 +26,7 @@ class ListEngine:
 
     def __init__(self, credit_tokens: int = 0) -> None:
         self.submitted: list[str] = []
-        self.told_input: list[bool] = []
+        self.heard_input: list[bool] = []
         self.credit_tokens = credit_tokens
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
@@ -38,7 +38,7 @@ class ListEngine:
         return []
 
     def set_input_open(self, is_open: bool) -> None:
-        self.told_input.append(is_open)
+        self.heard_input.append(is_open)
 
     def admission_credit_tokens(self) -> int:
         return self.credit_tokens
@@ -99,22 +99,22 @@ def test_rows_go_to_the_session_that_sent_them_and_to_none_once_it_has_closed(be
 def test_each_engine_hears_of_its_input_only_when_that_changes(bench: Bench) -> None:
     engine, successor = ListEngine(), ListEngine()
     bench.now_s = 100.0
-    bench.sessions.engine_loaded(engine, CONFIG)
+    bench.sessions.feed(engine, CONFIG)
     bench.open(1)
     for _ in range(3):
-        bench.sessions.engine_polled(engine, CONFIG)
-    assert engine.told_input == [False, True]
-    bench.sessions.engine_loaded(successor, CONFIG)
+        bench.sessions.feed(engine, CONFIG)
+    assert engine.heard_input == [False, True]
+    bench.sessions.feed(successor, CONFIG)
     bench.sessions.end_input(1)
-    bench.sessions.engine_polled(successor, CONFIG)
-    assert successor.told_input == [True, False]
+    bench.sessions.feed(successor, CONFIG)
+    assert successor.heard_input == [True, False]
 
 
 def test_the_sessions_wake_when_the_window_grows_and_not_when_it_shrinks(bench: Bench) -> None:
     session = bench.open(1)
-    bench.sessions.engine_loaded(ListEngine(credit_tokens=0), CONFIG)
+    bench.sessions.feed(ListEngine(credit_tokens=0), CONFIG)
     assert session.num_wakes == 0, "until an engine has spoken, the window is at its maximum"
-    bench.sessions.engine_loaded(ListEngine(credit_tokens=10**9), EngineConfig(model="larger"))
+    bench.sessions.feed(ListEngine(credit_tokens=10**9), EngineConfig(model="larger"))
     assert session.num_wakes == 1
 
 

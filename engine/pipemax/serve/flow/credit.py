@@ -89,12 +89,19 @@ class CreditWindow:
         with self._lock:
             return self._running_rows
 
-    def _move(self, stream: "StreamCredit", *, rows: _Count, size: _Count) -> None:
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless the window's sums are those of its streams."""
         with self._lock:
-            self._move_locked(stream, rows, size)
+            assert self._held_rows == sum(s._rows.held() for s in self._streams)
+            assert self._held_bytes == sum(s._bytes.held() for s in self._streams)
+            assert self._running_rows == sum(s._rows.running for s in self._streams)
+            assert all(s._rows.unused >= 0 and s._rows.running >= 0 for s in self._streams)
+            assert all(s._rows.undelivered >= 0 and s._bytes.undelivered >= 0 for s in self._streams)
 
-    def _move_locked(self, stream: "StreamCredit", rows: _Count, size: _Count) -> None:
-        """Add the given changes to a stream's counts and to the window's sums."""
+    # Under the lock.
+
+    def _move(self, stream: "StreamCredit", rows: _Count, size: _Count) -> None:
+        """Add these changes to a stream's counts and to the window's sums."""
         assert stream in self._streams, "the stream is closed"
         self._held_rows -= stream._rows.held()
         self._held_bytes -= stream._bytes.held()
@@ -105,19 +112,6 @@ class CreditWindow:
         self._held_rows += stream._rows.held()
         self._held_bytes += stream._bytes.held()
         self._running_rows += rows.running
-
-    def _grant(self, stream: "StreamCredit") -> Grant | None:
-        with self._lock:
-            offer = self._offer(stream)
-            stream._asked_at_s = self._clock() if self._takes(stream) and stream.is_low else None
-            if offer is not None:
-                # Under the same lock: another stream must not be granted the same room.
-                self._move_locked(stream, _Count(unused=offer.rows), _Count(unused=offer.bytes))
-            return offer
-
-    def _would_grant(self, stream: "StreamCredit") -> bool:
-        with self._lock:
-            return self._offer(stream) is not None
 
     def _offer(self, stream: "StreamCredit") -> Grant | None:
         if not self._takes(stream):
@@ -147,31 +141,6 @@ class CreditWindow:
                 return True
         raise AssertionError("the stream is closed")
 
-    def _end_input(self, stream: "StreamCredit") -> None:
-        with self._lock:
-            if stream in self._streams:
-                rows, size = _Count(unused=-stream._rows.unused), _Count(unused=-stream._bytes.unused)
-                self._move_locked(stream, rows, size)
-                stream._asked_at_s, stream._has_ended = None, True
-
-    def _close(self, stream: "StreamCredit") -> None:
-        with self._lock:
-            if stream not in self._streams:
-                return
-            del self._streams[stream]
-            self._held_rows -= stream._rows.held()
-            self._held_bytes -= stream._bytes.held()
-            self._running_rows -= stream._rows.running
-
-    def check_integrity(self) -> None:
-        """Raise ``AssertionError`` unless the window's sums are those of its streams."""
-        with self._lock:
-            assert self._held_rows == sum(s._rows.held() for s in self._streams)
-            assert self._held_bytes == sum(s._bytes.held() for s in self._streams)
-            assert self._running_rows == sum(s._rows.running for s in self._streams)
-            assert all(s._rows.unused >= 0 and s._rows.running >= 0 for s in self._streams)
-            assert all(s._rows.undelivered >= 0 and s._bytes.undelivered >= 0 for s in self._streams)
-
 
 class StreamCredit:
     """One stream's part of the window. Thread-safe."""
@@ -185,49 +154,61 @@ class StreamCredit:
 
     def grant(self) -> Grant | None:
         """Return the credit to send to the client now, if any; it counts as granted from here on."""
-        return self._window._grant(self)
+        window = self._window
+        with window._lock:
+            offer = window._offer(self)
+            self._asked_at_s = window._clock() if window._takes(self) and self.is_low else None
+            if offer is not None:
+                # Under the same lock: another stream must not be granted the same room.
+                window._move(self, _Count(unused=offer.rows), _Count(unused=offer.bytes))
+            return offer
 
     def would_grant(self) -> bool:
         """Tell whether ``grant`` would give credit now, without asking for any."""
-        return self._window._would_grant(self)
+        with self._window._lock:
+            return self._window._offer(self) is not None
 
     def receive(self, *, rows: int, size: int) -> None:
         """Record that the client has sent this much."""
         assert rows <= self._rows.unused, f"{rows} rows sent on {self._rows.unused} rows of credit"
-        self._window._move(
-            self, rows=_Count(unused=-rows, running=rows), size=_Count(unused=-size, running=size)
-        )
+        self._move(_Count(unused=-rows, running=rows), _Count(unused=-size, running=size))
 
     def finish(self, *, rows: int, size: int, output_size: int) -> None:
         """Record that rows of ``size`` bytes are done, and wait to be delivered with ``output_size`` bytes."""
-        self._window._move(
-            self,
-            rows=_Count(running=-rows, undelivered=rows),
-            size=_Count(running=-size, undelivered=output_size),
-        )
+        self._move(_Count(running=-rows, undelivered=rows), _Count(running=-size, undelivered=output_size))
 
     def set_aside(self, *, rows: int, size: int) -> None:
         """Record that running rows of ``size`` bytes wait for the outcome of others.
 
         They leave the window, because they take no room in the engine, and count as undelivered.
         """
-        self._window._move(self, rows=_Count(running=-rows, undelivered=rows), size=_Count(running=-size))
+        self._move(_Count(running=-rows, undelivered=rows), _Count(running=-size))
 
     def finish_waiting(self, *, output_size: int) -> None:
         """Record that a row that was set aside is done, and waits to be delivered."""
-        self._window._move(self, rows=_Count(), size=_Count(undelivered=output_size))
+        self._move(_Count(), _Count(undelivered=output_size))
 
     def deliver(self, *, rows: int, output_size: int) -> None:
         """Record that the client has taken finished rows."""
-        self._window._move(self, rows=_Count(undelivered=-rows), size=_Count(undelivered=-output_size))
+        self._move(_Count(undelivered=-rows), _Count(undelivered=-output_size))
 
     def end_input(self) -> None:
         """Free the unused credit for other streams: the client sends no more, though its rows still run."""
-        self._window._end_input(self)
+        window = self._window
+        with window._lock:
+            if self in window._streams:
+                window._move(self, _Count(unused=-self._rows.unused), _Count(unused=-self._bytes.unused))
+                self._asked_at_s, self._has_ended = None, True
 
     def close(self) -> None:
         """Give back everything. Safe to call twice."""
-        self._window._close(self)
+        window = self._window
+        with window._lock:
+            if self in window._streams:
+                del window._streams[self]
+                window._held_rows -= self._rows.held()
+                window._held_bytes -= self._bytes.held()
+                window._running_rows -= self._rows.running
 
     @property
     def running_rows(self) -> int:
@@ -237,6 +218,10 @@ class StreamCredit:
     def is_low(self) -> bool:
         """Whether more would be granted if the window had room."""
         return self._rows.unused <= self._window.limits.chunk_rows // 2
+
+    def _move(self, rows: _Count, size: _Count) -> None:
+        with self._window._lock:
+            self._window._move(self, rows, size)
 
 
 def _top_up(count: _Count, *, chunk: int, room: int, streams: int) -> int:
