@@ -21,10 +21,10 @@ class FakeThinking:
     def is_over(self, prompt: Sequence[int], sampling: Sampling) -> bool:
         return '"enable_thinking": false' in (sampling.chat_template_kwargs or "")
 
-    def split(self, prompt: Sequence[int], told: Reply, sampling: Sampling) -> Split:
+    def split(self, prompt: Sequence[int], reply: Reply, sampling: Sampling) -> Split:
         if self.is_over(prompt, sampling):
-            return Split(reasoning=None, answer=told.text, answer_tokens=len(told.token_ids))
-        thought, mark, answer = told.text.partition(END_OF_THINKING)
+            return Split(reasoning=None, answer=reply.text, answer_tokens=len(reply.token_ids))
+        thought, mark, answer = reply.text.partition(END_OF_THINKING)
         answer = answer.strip()
         return Split(
             reasoning=thought.strip(), answer=answer if mark else None, answer_tokens=len(answer.split())
@@ -48,8 +48,8 @@ def answered(
     while waiting:
         ask = waiting.pop(0)
         num_asks += 1
-        told = _chosen(ask, text) if ask.allowed else _written(ask, text, num_asks <= invalid_asks, thinking)
-        waiting += row.take(ask.ask_id, told)
+        reply = _chosen(ask, text) if ask.allowed else _written(ask, text, num_asks <= invalid_asks, thinking)
+        waiting += row.take(ask.ask_id, reply)
     assert row.completion is not None
     return row.completion
 

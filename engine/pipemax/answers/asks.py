@@ -1,16 +1,16 @@
-"""Define an ask, which is one request to the engine's core, and what the core told in answer to it.
+"""Define an ask, which is one request to the engine's core, and the core's reply to it.
 
 A row is one ask, unless it samples, is tried again, or chooses: then it is several (``pipemax.answers.row``).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipemax.generation import Completion, RequestError, Sampling
+from pipemax.generation import RequestError, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,12 @@ class Ask:
     allowed: tuple[int, ...] = ()
     """If not empty, the answer is one token of these."""
     with_scores: bool = False
-    """Whether to tell how probable each of ``allowed`` is."""
+    """Whether the reply says how probable each of ``allowed`` is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The core's answer to an ask."""
+    """The core's reply to an ask."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
@@ -66,16 +66,3 @@ class Split:
     """None if the output ended before an answer began."""
     answer_tokens: int
     """The output's last tokens, which the answer took."""
-
-
-class OpenRows(Protocol):
-    """The rows that the engine has, by their asks. Thread-safe."""
-
-    def __len__(self) -> int:
-        """Return how many rows are open."""
-
-    def take(self, ask_id: str, reply: Reply) -> tuple[list[Ask], Completion | None]:
-        """Take in what was told of an ask. Return the row's next asks, or its completion once it has no more."""
-
-    def abort(self, request_ids: Iterable[str]) -> list[str]:
-        """Forget rows. Return their open asks; unknown ids are ignored."""

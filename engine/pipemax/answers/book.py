@@ -1,52 +1,50 @@
 """Keep the rows that the engine has, by their asks.
 
-Rows are opened and aborted on any thread. What is told of an ask is taken in on the engine's own thread.
+Rows are opened and aborted on any thread. The reply to an ask is taken in on the engine's own thread.
 """
 
 import threading
 from collections.abc import Iterable
 
-from pipemax.answers.asks import Ask, Prompt, Reply
-from pipemax.answers.row import Row, RowTools
-from pipemax.generation import Completion, GenerationRequest, RequestError
+from pipemax.answers.asks import Ask, Reply
+from pipemax.answers.pooled import PooledRow
+from pipemax.answers.row import Row
+from pipemax.generation import Completion, RequestError
 from pipemax.wire import ErrorCode
 
 
 class RowBook:
     """The open rows and their asks. Thread-safe."""
 
-    def __init__(self, tools: RowTools) -> None:
-        self._tools = tools
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rows: dict[str, Row] = {}
-        self._row_of: dict[str, tuple[str, Row]] = {}  # ask → its row, with the row's id
+        self._rows: dict[str, Row | PooledRow] = {}
+        self._row_of: dict[str, tuple[str, Row | PooledRow]] = {}  # ask → its row, with the row's id
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def open(self, request: GenerationRequest, prompt: Prompt) -> list[Ask] | Completion:
+    def open(self, request_id: str, row: Row | PooledRow) -> list[Ask] | Completion:
         """Return the first asks of a row, or its error."""
-        row = Row(request, prompt, self._tools)
         try:
             asks = row.begin()
         except ValueError as error:  # its choices cannot be told apart
             refused = RequestError(code=ErrorCode.INVALID_PARAMETER, message=str(error))
-            return Completion(request_id=request.request_id, error=refused)
+            return Completion(request_id=request_id, error=refused)
         with self._lock:
-            self._rows[request.request_id] = row
-            self._note(request.request_id, row, asks)
+            self._rows[request_id] = row
+            self._note(request_id, row, asks)
         return asks
 
     def take(self, ask_id: str, reply: Reply) -> tuple[list[Ask], Completion | None]:
-        """Take in what was told of an ask. Return the row's next asks, or its completion once it has no more.
+        """Take in the reply to an ask. Return the row's next asks, or its completion once it has no more.
 
         Both are empty while other asks of the row are open, and if the row was aborted.
         """
         with self._lock:
-            entry = self._row_of.pop(ask_id, None)
-            if entry is None:
+            if ask_id not in self._row_of:
                 return [], None
-            request_id, row = entry
+            request_id, row = self._row_of.pop(ask_id)
             asks = row.take(ask_id, reply)
             self._note(request_id, row, asks)
             if row.completion is not None:
@@ -62,6 +60,6 @@ class RowBook:
                 del self._row_of[ask_id]
             return open_asks
 
-    def _note(self, request_id: str, row: Row, asks: Iterable[Ask]) -> None:
+    def _note(self, request_id: str, row: Row | PooledRow, asks: Iterable[Ask]) -> None:
         for ask in asks:
             self._row_of[ask.ask_id] = request_id, row

@@ -1,12 +1,10 @@
-"""Keep the rows that a pooling model has, and turn its pooled vectors into answers.
+"""Turn a pooling model's vectors into answers.
 
 A row is one prompt, or two where a query and a document are embedded apart and their score is the cosine of the two
-embeddings, as vLLM defines it. Rows are opened and aborted on any thread.
+embeddings, as vLLM defines it.
 """
 
-import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,59 +19,37 @@ _SMALLEST_NORMS = 1e-8
 """Of torch's cosine similarity, which vLLM uses."""
 
 
-@dataclass(slots=True)
-class _Row:
-    request_id: str
-    prompt_tokens: int
-    ask_ids: tuple[str, ...]
-    replies: dict[str, Reply] = field(default_factory=dict)
+class PooledRow:
+    """One row of a pooling task, from its asks to its completion."""
 
-
-class PooledRows:
-    """The open rows of a pooling task and their asks. Thread-safe."""
-
-    def __init__(self, task: str, labels: Mapping[int, str] | None = None) -> None:
+    def __init__(self, request_id: str, asks: list[Ask], task: str, labels: Mapping[int, str]) -> None:
         """``labels`` are the model's names of classes, if it has any."""
+        self._request_id = request_id
+        self._asks = asks
         self._task = task
-        self._labels = labels or {}
-        self._lock = threading.Lock()
-        self._rows: dict[str, _Row] = {}
-        self._row_of: dict[str, _Row] = {}  # by ask
+        self._labels = labels
+        self._replies: dict[str, Reply] = {}
+        self.completion: Completion | None = None
+        """The row's, once no ask is open."""
 
-    def __len__(self) -> int:
-        return len(self._rows)
+    @property
+    def open_asks(self) -> list[str]:
+        return [ask.ask_id for ask in self._asks if ask.ask_id not in self._replies]
 
-    def open(self, request_id: str, asks: Sequence[Ask]) -> None:
-        """Note a row and its asks."""
-        tokens = sum(len(ask.prompt.token_ids) for ask in asks)
-        row = _Row(request_id, tokens, tuple(ask.ask_id for ask in asks))
-        with self._lock:
-            self._rows[request_id] = row
-            self._row_of |= dict.fromkeys(row.ask_ids, row)
+    def begin(self) -> list[Ask]:
+        """Return all asks."""
+        return self._asks
 
-    def take(self, ask_id: str, reply: Reply) -> tuple[list[Ask], Completion | None]:
-        """Take in what was told of an ask. Return no further asks, and the row's completion if this was its last."""
-        with self._lock:
-            row = self._row_of.pop(ask_id, None)
-            if row is None:
-                return [], None
-            row.replies[ask_id] = reply
-            if len(row.replies) < len(row.ask_ids):
-                return [], None
-            del self._rows[row.request_id]
-        return [], self._completion(row)
+    def take(self, ask_id: str, reply: Reply) -> list[Ask]:
+        """Take in the reply to an open ask. There are no further asks; without open ones there is a completion."""
+        self._replies[ask_id] = reply
+        if not self.open_asks:
+            self.completion = self._finished()
+        return []
 
-    def abort(self, request_ids: Iterable[str]) -> list[str]:
-        """Forget rows. Return their open asks; unknown ids are ignored."""
-        with self._lock:
-            rows = [self._rows.pop(request_id) for request_id in request_ids if request_id in self._rows]
-            open_asks = [ask_id for row in rows for ask_id in row.ask_ids if ask_id not in row.replies]
-            for ask_id in open_asks:
-                del self._row_of[ask_id]
-            return open_asks
-
-    def _completion(self, row: _Row) -> Completion:
-        replies = [row.replies[ask_id] for ask_id in row.ask_ids]
+    def _finished(self) -> Completion:
+        replies = [self._replies[ask.ask_id] for ask in self._asks]
+        prompt_tokens = sum(len(ask.prompt.token_ids) for ask in self._asks)
         error = next((reply.error for reply in replies if reply.error is not None), None)
         vectors = [reply.pooled for reply in replies if reply.pooled is not None]
         if error is None and not all(np.isfinite(vector).all() for vector in vectors):
@@ -81,9 +57,9 @@ class PooledRows:
                 code=ErrorCode.ENGINE_ERROR, message="the model's output for the row is not finite"
             )
         if error is not None:
-            return Completion(request_id=row.request_id, prompt_tokens=row.prompt_tokens, error=error)
+            return Completion(request_id=self._request_id, prompt_tokens=prompt_tokens, error=error)
         answer = pooled_answer(self._task, vectors, self._labels)
-        return Completion(request_id=row.request_id, prompt_tokens=row.prompt_tokens, **answer)
+        return Completion(request_id=self._request_id, prompt_tokens=prompt_tokens, **answer)
 
 
 def pooled_answer(task: str, vectors: Sequence[Vector], labels: Mapping[int, str]) -> dict[str, Any]:

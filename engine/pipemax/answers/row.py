@@ -1,6 +1,6 @@
-"""Turn one row into asks, and what is told into the row's completion.
+"""Turn one row into asks, and their replies into the row's completion.
 
-Each sample is a generator: it yields asks, gets what was told of them, and returns an outcome. A sample is tried again
+Each sample is a generator: it yields asks, gets the replies, and returns an outcome. A sample is tried again
 while its answer is invalid or cut and attempts are left. It decides only; ``pipemax.vllm_ext`` sends the asks.
 
 Every seed is derived from the row's, so that the same row gives the same answers whatever else runs.
@@ -72,7 +72,7 @@ class Row:
         self._samples = [self._sample(number) for number in range(request.sampling.n)]
         self._outcomes: dict[int, _Outcome] = {}
         self._open: dict[str, tuple[int, int]] = {}  # ask id → (sample, its place in the sample's asks)
-        self._told: dict[int, list[Reply | None]] = {}  # sample → what was told of its asks
+        self._replies: dict[int, list[Reply | None]] = {}  # sample → the replies to its asks
         self.completion: Completion | None = None
         """The row's, once no ask is open."""
 
@@ -87,11 +87,11 @@ class Row:
         return asks
 
     def take(self, ask_id: str, reply: Reply) -> list[Ask]:
-        """Take in what was told of an open ask. Return the next asks; without open asks there is a completion."""
+        """Take in the reply to an open ask. Return the next asks; without open asks there is a completion."""
         sample, place = self._open.pop(ask_id)
-        of_sample = self._told[sample]
+        of_sample = self._replies[sample]
         of_sample[place] = reply
-        complete = [outcome for outcome in of_sample if outcome is not None]
+        complete = [reply for reply in of_sample if reply is not None]
         if len(complete) < len(of_sample):
             return []
         asks = self._resume(sample, complete)
@@ -105,7 +105,7 @@ class Row:
         except StopIteration as end:
             self._outcomes[number] = end.value
             return []
-        self._told[number] = [None] * len(asks)
+        self._replies[number] = [None] * len(asks)
         self._open |= {ask.ask_id: (number, place) for place, ask in enumerate(asks)}
         return asks
 
@@ -158,12 +158,12 @@ class Row:
         if not self._sampling.choice:
             return None
         tree = self._tools.tree_of(self._sampling.choice)
-        max_branches = MOST_SCORED if self._sampling.logprobs else MOST_ALLOWED
-        return tree if tree.most_branches <= max_branches else None
+        limit = MOST_SCORED if self._sampling.logprobs else MOST_ALLOWED
+        return tree if tree.most_branches <= limit else None
 
     def _choose(self, tree: ChoiceTree, prompt: Prompt, sample: int, attempt: int) -> _Asking:
         """Ask where the choices part: on the answer's way, or everywhere if each choice's probability is wanted."""
-        told_of: dict[int, Reply] = {}
+        replies_of: dict[int, Reply] = {}
         wants_all = self._sampling.logprobs
         # The first ask computes the prompt; the others then find it in the prefix cache.
         steps: list[list[int]] = [[0], list(range(1, len(tree.nodes)))] if wants_all else []
@@ -180,14 +180,14 @@ class Row:
             replies = (yield asks) if asks else []
             if failed := next((reply.error for reply in replies if reply.error is not None), None):
                 return _Outcome(answer=self._completion(error=failed))
-            told_of |= zip(numbers, replies, strict=True)
-            while not steps and isinstance(place, int) and place in told_of:
-                place = tree.nodes[place].branches[told_of[place].token_ids[-1]]
+            replies_of |= zip(numbers, replies, strict=True)
+            while not steps and isinstance(place, int) and place in replies_of:
+                place = tree.nodes[place].branches[replies_of[place].token_ids[-1]]
         assert isinstance(place, str)
-        answer = self._completion(text=place, finish_reason="stop", completion_tokens=len(told_of))
+        answer = self._completion(text=place, finish_reason="stop", completion_tokens=len(replies_of))
         if not wants_all:
             return _Outcome(answer=answer)
-        chances = tree.probabilities([told_of[number].scores or {} for number in range(len(tree.nodes))])
+        chances = tree.probabilities([replies_of[number].scores or {} for number in range(len(tree.nodes))])
         if self._sampling.temperature == 0.0:
             place = max(chances, key=lambda choice: chances[choice])
         return _Outcome(answer=replace(answer, text=place, probabilities=tuple(chances.items())))
@@ -323,5 +323,5 @@ def _with_fault(request: GenerationRequest, outcome: _Outcome) -> GenerationRequ
     """Return the request as a conversation that goes on with the invalid answer and what is wrong with it."""
     turns = request.messages or (Message(role="user", content=request.prompt or ""),)
     answer = Message(role="assistant", content=outcome.answer.text or "…")
-    complaint = f"Your answer {outcome.fault}. Answer again, with nothing but a valid answer."
-    return replace(request, prompt=None, messages=(*turns, answer, Message(role="user", content=complaint)))
+    remark = f"Your answer {outcome.fault}. Answer again, with nothing but a valid answer."
+    return replace(request, prompt=None, messages=(*turns, answer, Message(role="user", content=remark)))

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from pipemax.answers.asks import Ask, Prompt, Reply
-from pipemax.answers.pooled import PooledRows, class_names, pooled_answer
+from pipemax.answers.book import RowBook
+from pipemax.answers.pooled import PooledRow, class_names, pooled_answer
 from pipemax.generation import RequestError, Sampling
 from pipemax.wire import ErrorCode
 
@@ -15,6 +16,12 @@ def vector(*values: float) -> np.ndarray:
 
 def asks(*names: str, tokens: int = 3) -> list[Ask]:
     return [Ask(ask_id=name, prompt=Prompt([1] * tokens), sampling=Sampling(task="score")) for name in names]
+
+
+def book_with_a_pair() -> RowBook:
+    rows = RowBook()
+    rows.open("row", PooledRow("row", asks("q", "d"), "score", {}))
+    return rows
 
 
 def test_an_embedding_is_its_float32_bytes() -> None:
@@ -39,8 +46,7 @@ def test_a_score_is_the_cross_encoders_or_the_cosine_of_two_embeddings() -> None
 
 
 def test_a_row_ends_with_its_last_ask_in_any_order() -> None:
-    rows = PooledRows("score")
-    rows.open("row", asks("q", "d"))
+    rows = book_with_a_pair()
     assert rows.take("d", Reply(pooled=vector(0, 2))) == ([], None)
     _, done = rows.take("q", Reply(pooled=vector(0, 1)))
     assert done is not None
@@ -49,16 +55,15 @@ def test_a_row_ends_with_its_last_ask_in_any_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "code"),
+    ("reply", "code"),
     [
         (Reply(error=RequestError(code="engine_error", message="refused")), ErrorCode.ENGINE_ERROR),
         (Reply(pooled=vector(float("nan"), 1)), ErrorCode.ENGINE_ERROR),
     ],
 )
-def test_a_row_with_a_failed_ask_is_an_error(told: Reply, code: ErrorCode) -> None:
-    rows = PooledRows("score")
-    rows.open("row", asks("q", "d"))
-    rows.take("q", told)
+def test_a_row_with_a_failed_ask_is_an_error(reply: Reply, code: ErrorCode) -> None:
+    rows = book_with_a_pair()
+    rows.take("q", reply)
     _, done = rows.take("d", Reply(pooled=vector(0, 1)))
     assert done is not None
     assert done.error is not None
@@ -67,8 +72,7 @@ def test_a_row_with_a_failed_ask_is_an_error(told: Reply, code: ErrorCode) -> No
 
 
 def test_an_aborted_row_gives_its_open_asks_and_no_completion() -> None:
-    rows = PooledRows("score")
-    rows.open("row", asks("q", "d"))
+    rows = book_with_a_pair()
     rows.take("q", Reply(pooled=vector(0, 1)))
     assert rows.abort(["row", "unknown"]) == ["d"]
     assert rows.take("d", Reply(pooled=vector(0, 1))) == ([], None)

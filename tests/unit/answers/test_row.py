@@ -32,10 +32,10 @@ class HashThinking:
     def is_over(self, prompt: Sequence[int], sampling: Sampling) -> bool:
         return prompt[-1] == 0
 
-    def split(self, prompt: Sequence[int], told: Reply, sampling: Sampling) -> Split:
+    def split(self, prompt: Sequence[int], reply: Reply, sampling: Sampling) -> Split:
         if self.is_over(prompt, sampling):
-            return Split(reasoning=None, answer=told.text, answer_tokens=len(told.token_ids))
-        thought, mark, answer = told.text.partition("#")
+            return Split(reasoning=None, answer=reply.text, answer_tokens=len(reply.token_ids))
+        thought, mark, answer = reply.text.partition("#")
         return Split(reasoning=thought, answer=answer if mark and answer else None, answer_tokens=len(answer))
 
 
@@ -248,12 +248,11 @@ def test_what_the_engine_refuses_ends_the_row() -> None:
     assert len(model.asks) == 1
 
 
-def test_an_aborted_row_gives_back_its_open_asks_and_what_is_told_later_is_dropped() -> None:
+def test_an_aborted_row_gives_back_its_open_asks_and_a_later_result_is_dropped() -> None:
     tools = RowTools(encode=lambda request: Prompt(PROMPT), tree_of=lambda _: ChoiceTree((), ()))
-    book = RowBook(tools)
-    asks = book.open(
-        GenerationRequest(request_id="r", prompt="x", sampling=Sampling(n=2, temperature=1.0)), Prompt(PROMPT)
-    )
+    book = RowBook()
+    request = GenerationRequest(request_id="r", prompt="x", sampling=Sampling(n=2, temperature=1.0))
+    asks = book.open("r", Row(request, Prompt(PROMPT), tools))
     assert isinstance(asks, list)
     assert book.take(asks[0].ask_id, text("a")) == ([], None)
     assert book.abort(["r", "unknown"]) == [asks[1].ask_id]

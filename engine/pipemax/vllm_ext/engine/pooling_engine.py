@@ -22,7 +22,7 @@ from vllm.tasks import SCORE_TYPE_MAP, PoolingTask
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from pipemax.answers.asks import Ask, Prompt, Reply
-from pipemax.answers.pooled import PooledRows
+from pipemax.answers.pooled import PooledRow
 from pipemax.checkpoint.pooling_texts import row_texts
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineStartError
@@ -51,7 +51,7 @@ class PoolingEngine(VllmEngine):
     def _prepare(self, config: EngineConfig) -> None:
         self._prompts = PoolingPrompts(self._engine, self._vllm.vllm_config, config)
         labels = getattr(self._vllm.vllm_config.model_config.hf_config, "id2label", None)
-        self._rows = self._pooled = PooledRows(config.task, labels)
+        self._labels: dict[int, str] = labels or {}
 
     def _open(self, requests: Sequence[GenerationRequest]) -> Iterator[list[Ask] | Completion]:
         for request in requests:
@@ -59,8 +59,8 @@ class PoolingEngine(VllmEngine):
             if isinstance(asks, RequestError):
                 yield Completion(request_id=request.request_id, error=asks)
                 continue
-            self._pooled.open(request.request_id, asks)
-            yield [*asks]
+            row = PooledRow(request.request_id, [*asks], self._task, self._labels)
+            yield self._rows.open(request.request_id, row)
 
     def _asks(self, request: GenerationRequest) -> list[PoolingAsk] | RequestError:
         return self._fault_of(request) or self._prompts.asks(request)

@@ -55,20 +55,20 @@ class VllmThinking:
         variables = template_variables(sampling)
         return self._is_over(self._parser(variables), list(prompt), variables)
 
-    def split(self, prompt: Sequence[int], told: Reply, sampling: Sampling) -> Split:
+    def split(self, prompt: Sequence[int], reply: Reply, sampling: Sampling) -> Split:
         """See ``Thinking.split``."""
         variables = template_variables(sampling)
         parser = self._parser(variables)
         end = parser.reasoning_end_str
-        if self._is_over(parser, list(prompt), variables) and (end is None or end not in told.text):
-            return Split(reasoning=None, answer=told.text, answer_tokens=len(told.token_ids))
-        reasoning, answer = parser.extract_reasoning(told.text, self._request)
+        if self._is_over(parser, list(prompt), variables) and (end is None or end not in reply.text):
+            return Split(reasoning=None, answer=reply.text, answer_tokens=len(reply.token_ids))
+        reasoning, answer = parser.extract_reasoning(reply.text, self._request)
         if not answer or not answer.strip():
             return Split(reasoning=reasoning, answer=None, answer_tokens=0)
         if not reasoning:
-            return Split(reasoning=None, answer=answer, answer_tokens=len(told.token_ids))
-        content = parser.extract_content_ids(list(told.token_ids))
-        tokens = len(content) or len(told.token_ids) - parser.count_reasoning_tokens(told.token_ids)
+            return Split(reasoning=None, answer=answer, answer_tokens=len(reply.token_ids))
+        content = parser.extract_content_ids(list(reply.token_ids))
+        tokens = len(content) or len(reply.token_ids) - parser.count_reasoning_tokens(reply.token_ids)
         return Split(reasoning=reasoning, answer=answer, answer_tokens=tokens)
 
     def _is_over(self, parser: ReasoningParser, prompt: list[int], variables: dict[str, Any]) -> bool:

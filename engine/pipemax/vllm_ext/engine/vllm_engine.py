@@ -19,10 +19,10 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.v1.engine import EngineCoreRequest
 
-from pipemax.answers.asks import Ask, OpenRows, Prompt, Reply
+from pipemax.answers.asks import Ask, Prompt, Reply
 from pipemax.answers.book import RowBook
 from pipemax.answers.choice_tree import ChoiceTree
-from pipemax.answers.row import RowTools
+from pipemax.answers.row import Row, RowTools
 from pipemax.checkpoint.adapters import unknown_adapter
 from pipemax.checkpoint.prompt_encoder import PromptEncoder, template_variables
 from pipemax.checkpoint.special_tokens import SpecialTokens
@@ -94,7 +94,7 @@ class VllmEngine:
         )
         self._engine, vllm_config = self._vllm.engine, self._vllm.vllm_config
         self._at_close = ExitStack()
-        self._rows: OpenRows
+        self._rows = RowBook()
         self._thinking: VllmThinking | None = None
         try:
             self.measured = self._measure(config)
@@ -144,13 +144,11 @@ class VllmEngine:
         self._encoder = RowEncoder(renderer, model, prompts, config)
         self._at_close.callback(self._encoder.close)
         self._thinking = self._make_thinking(config)
-        self._rows = self._book = RowBook(
-            RowTools(
-                encode=self._encode,
-                tree_of=lru_cache(maxsize=64)(self._tree),
-                thinking=self._thinking,
-                fault_of_length=prompts.fault_of_length,
-            )
+        self._tools = RowTools(
+            encode=self._encode,
+            tree_of=lru_cache(maxsize=64)(self._tree),
+            thinking=self._thinking,
+            fault_of_length=prompts.fault_of_length,
         )
 
     def _open(self, requests: Sequence[GenerationRequest]) -> Iterator[list[Ask] | Completion]:
@@ -160,7 +158,7 @@ class VllmEngine:
             if isinstance(encoded, RequestError) or fault is not None:
                 yield Completion(request_id=request.request_id, error=fault)
             else:
-                yield self._book.open(request, encoded)
+                yield self._rows.open(request.request_id, Row(request, encoded, self._tools))
 
     def _sampling_params(self, ask: Ask) -> SamplingParams | PoolingParams:
         """Return vLLM's parameters of an ask. ``ValueError`` becomes the row's error."""
