@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipemax.checkpoint.model_config import read_model_config
-from pipemax.checkpoint.model_length import max_model_len
+from pipemax.checkpoint.model_config import max_model_len, read_model_config
 from pipemax.checkpoint.model_shapes import model_shapes
 from pipemax.config import EngineConfig
 from pipemax.control.times.calibration import Calibration, load_calibration

@@ -17,8 +17,7 @@ import pyarrow as pa
 from pipemax.api import GenerationRequest, Message, RequestError, Sampling
 from pipemax.checkpoint.adapters import check_adapters, unknown_adapter, with_adapters
 from pipemax.checkpoint.fingerprint import fingerprint
-from pipemax.checkpoint.model_config import read_model_config
-from pipemax.checkpoint.model_length import max_model_len
+from pipemax.checkpoint.model_config import max_model_len, read_model_config
 from pipemax.checkpoint.model_tasks import check_task, check_tasks
 from pipemax.checkpoint.pooling_texts import row_texts
 from pipemax.checkpoint.prompt_encoder import PromptEncoder, shared_prefix_tokens
