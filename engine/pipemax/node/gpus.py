@@ -17,7 +17,6 @@ from pipemax.config import EngineConfig
 log = logging.getLogger(__name__)
 
 _SMI_TIMEOUT_S = 60.0
-_SMI = ("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader")
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
@@ -25,17 +24,14 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
 
     A name in ``CUDA_VISIBLE_DEVICES`` that the driver does not list (a MIG instance) stands for itself.
     """
-    command = shutil.which(_SMI[0], path=environ.get("PATH"))
-    if command is None:
-        return []
     try:
-        listed = subprocess.run(
-            [command, *_SMI[1:]], capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError) as error:
+        listed = nvidia_smi(environ, "--query-gpu=index,uuid", "--format=csv,noheader")
+    except ValueError as error:
         log.warning("nvidia-smi does not list the GPUs (%s): they are not locked", error)
         return []
-    known = {row[0]: row[1] for row in csv.reader(listed.splitlines(), skipinitialspace=True) if row}
+    if listed is None:
+        return []
+    known = {row[0]: row[1] for row in csv_rows(listed)}
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return sorted(known.values())
@@ -43,6 +39,24 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     # CUDA takes a negative number as the list's end: a single -1 hides every GPU.
     shown = takewhile(lambda name: not name.startswith("-"), names)
     return sorted({_uuid(name, known) for name in shown})
+
+
+def nvidia_smi(environ: Mapping[str, str], *arguments: str) -> str | None:
+    """Return what NVIDIA's own tool prints; None without NVIDIA's driver. Raise ``ValueError`` if it fails."""
+    command = shutil.which("nvidia-smi", path=environ.get("PATH"))
+    if command is None:
+        return None
+    try:
+        return subprocess.run(
+            [command, *arguments], capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ValueError(f"nvidia-smi {arguments[0]} failed: {error}") from error
+
+
+def csv_rows(listed: str) -> list[list[str]]:
+    """Return the rows of a table that NVIDIA's tool has printed."""
+    return [row for row in csv.reader(listed.splitlines(), skipinitialspace=True) if row]
 
 
 def engine_gpus(environ: Mapping[str, str]) -> list[str]:

@@ -4,15 +4,13 @@ The rates of a known kind of GPU come from ``presets/gpus.yaml``, its memory and
 the GPUs have NVLink or share a switch from the driver's topology. Nothing is measured, and nothing is loaded.
 """
 
-import csv
-import shutil
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from pipemax.domain.specs import AllReduceSpec, NodeSpec
 from pipemax.domain.units import GIB
+from pipemax.node.gpus import csv_rows, nvidia_smi
 from pipemax.presets import gpu_figures, load_node
 
 _REFERENCE = "l20x8"
@@ -23,7 +21,6 @@ _QUERY = (
     "--format=csv,noheader,nounits",
 )
 _TOPOLOGY = ("topo", "-m")
-_TIMEOUT_S = 60.0
 _LANE_BYTES_PER_S = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 """Of one PCIe lane and direction, by generation."""
 _LINK_EFFICIENCY = 0.82
@@ -32,23 +29,23 @@ _DUPLEX = 1.6
 """Both directions together, relative to one, as in the shipped profiles."""
 _SAME_SWITCH = ("PIX", "PXB")
 
-Run = Callable[[Sequence[str]], str]
-
 
 def machine_profile(
     environ: Mapping[str, str],
     gpus: Sequence[str],
     *,
-    run: Run | None = None,
+    run: Callable[..., str | None] = nvidia_smi,
     meminfo: Path = Path("/proc/meminfo"),
 ) -> NodeSpec:
     """Return the profile of the ``gpus`` (UUIDs) that an engine of this environment may use.
 
-    ``run`` calls ``nvidia-smi`` with these arguments and returns what it prints. Raise ``ValueError`` that says what is
+    ``run`` calls ``nvidia-smi``. Raise ``ValueError`` that says what is
     not known: no driver, GPUs of several kinds, MIG instances, or a kind of GPU without figures.
     """
-    run = run or _nvidia_smi(environ)
-    rows = [row for row in csv.reader(run(_QUERY).splitlines(), skipinitialspace=True) if row]
+    listed = run(environ, *_QUERY)
+    if listed is None:
+        raise ValueError("there is no NVIDIA driver")
+    rows = csv_rows(listed)
     mine = [row for row in rows if row[0] in set(gpus)]
     if not mine or len(mine) != len(gpus):
         raise ValueError("the driver does not describe all of the GPUs that this engine may use")
@@ -61,7 +58,9 @@ def machine_profile(
         raise ValueError(f"the rates of a {name} are not known (presets/gpus.yaml lists the known GPUs)")
     reference = load_node(_REFERENCE)
     link_rate = _link_bytes_per_s(generation, width) or reference.link.host_to_gpu_bytes_per_s
-    cells = _topology(run(_TOPOLOGY), [index for index, row in enumerate(rows) if row[0] in set(gpus)])
+    cells = _topology(
+        run(environ, *_TOPOLOGY) or "", [index for index, row in enumerate(rows) if row[0] in set(gpus)]
+    )
     has_nvlink = bool(cells) and all(cell.startswith("NV") for row in cells for cell in row)
     peer_rate = min(reference.link.peer_bytes_per_s, link_rate)
     all_reduce = replace(reference.all_reduce, bus_bytes_per_s=peer_rate)
@@ -119,19 +118,3 @@ def _host_memory_bytes(meminfo: Path) -> float:
         if line.startswith("MemTotal:"):
             return float(line.split()[1]) * 1024
     return 64.0 * GIB
-
-
-def _nvidia_smi(environ: Mapping[str, str]) -> Run:
-    command = shutil.which("nvidia-smi", path=environ.get("PATH"))
-    if command is None:
-        raise ValueError("there is no NVIDIA driver")
-
-    def run(arguments: Sequence[str]) -> str:
-        try:
-            return subprocess.run(
-                [command, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
-            ).stdout
-        except (OSError, subprocess.SubprocessError) as error:
-            raise ValueError(f"nvidia-smi {' '.join(arguments[:1])} failed: {error}") from error
-
-    return run

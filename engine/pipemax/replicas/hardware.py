@@ -4,20 +4,16 @@ Linux tells the NUMA nodes of cores and of PCI devices in /sys, NVIDIA's own too
 be read is not known, and then treated as near to everything.
 """
 
-import csv
 import logging
 import os
-import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipemax.node.gpus import engine_gpus
+from pipemax.node.gpus import csv_rows, engine_gpus, nvidia_smi
 
 log = logging.getLogger(__name__)
 
 _SYS = Path("/sys")
-_SMI_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,18 +93,9 @@ def _read_list(file: Path) -> set[int]:
 
 def _pci_addresses() -> dict[str, str]:
     """Return the PCI address of each GPU by its UUID."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return {}
     try:
-        listed = subprocess.run(
-            [command, "--query-gpu=uuid,pci.bus_id", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=_SMI_TIMEOUT_S,
-            check=True,
-        ).stdout
-    except (OSError, subprocess.SubprocessError) as error:
+        listed = nvidia_smi(os.environ, "--query-gpu=uuid,pci.bus_id", "--format=csv,noheader")
+    except ValueError as error:
         log.warning("nvidia-smi does not tell where the GPUs are (%s): replicas get any cores", error)
         return {}
-    return {row[0]: row[1] for row in csv.reader(listed.splitlines(), skipinitialspace=True) if len(row) == 2}
+    return {row[0]: row[1] for row in csv_rows(listed or "") if len(row) == 2}

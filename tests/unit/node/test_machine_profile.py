@@ -1,6 +1,6 @@
 """A node profile from what NVIDIA's tool prints, compared with the profiles that ship."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,7 @@ def profile(kinds: Sequence[str], cells: str, tmp_path: Path, *, mine: Sequence[
     )
     query = "\n".join(f"GPU-{index}, {kind}" for index, kind in enumerate(kinds))
 
-    def run(arguments: Sequence[str]) -> str:
+    def run(environ: Mapping[str, str], *arguments: str) -> str:
         return topology if arguments[0] == "topo" else query
 
     gpus = [f"GPU-{index}" for index in (mine or range(len(kinds)))]
