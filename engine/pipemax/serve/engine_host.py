@@ -28,27 +28,13 @@ from pipemax.serve.membership import (
     next_to_load,
 )
 from pipemax.serve.sessions import EngineSessions
-from pipemax.wire import ProcessIdentity, SessionErrorCode
+from pipemax.wire import ProcessIdentity, ServerStats, SessionErrorCode
 
 log = logging.getLogger(__name__)
 
 EngineFactory = Callable[[EngineConfig], Engine]
 _POLL_TIMEOUT_S = 0.1
 _REST_S = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostSnapshot:
-    """The host at one instant, for the statistics."""
-
-    state: str
-    detail: str
-    engine_id: str
-    engine_starts: int
-    engine_stats: EngineStats
-    gpus: tuple[str, ...] = ()
-    machine_fault: str = ""
-    """The fault of the machine that the engine died of, if it did."""
 
 
 @dataclass(slots=True)
@@ -170,8 +156,9 @@ class EngineHost:
         """Return ``False`` while ``Engine.poll`` is stuck; loading and closing may take any time."""
         return not self._polling or time.monotonic() - self._polled_at_s < self._timings.poll_stall_s
 
-    def snapshot(self) -> HostSnapshot:
-        now_s = time.monotonic()
+    def stats(self) -> ServerStats:
+        """Return the server's statistics as far as the host knows them."""
+        now_s, host_name, identity = time.monotonic(), socket.gethostname(), ProcessIdentity.of_this_process()
         with self._changed:
             state = self._state
             name, detail = "starting", ""
@@ -184,13 +171,24 @@ class EngineHost:
             elif state.last_failure:
                 name, detail = "failed", state.last_failure
             is_fault = state.refusal is not None and state.refusal.code is SessionErrorCode.MACHINE_FAULT
-            return HostSnapshot(
+            engine = state.resident.engine.stats() if state.resident else EngineStats()
+            return ServerStats(
+                server_id=f"{host_name}:{identity.pid}:{identity.start_ticks}",
+                host=host_name,
+                pid=identity.pid,
+                at_unix_s=time.time(),
                 state=name,
                 detail=detail,
                 engine_id=state.resident.engine_id if state.resident else "",
                 engine_starts=state.engine_starts,
-                engine_stats=state.resident.engine.stats() if state.resident else EngineStats(),
-                gpus=self._gpus.gpus,
+                phase=engine.phase,
+                running_requests=engine.running_requests,
+                waiting_requests=engine.waiting_requests,
+                kv_usage=engine.kv_usage,
+                engine_metrics=dict(engine.metrics),
+                policy=engine.policy,
+                replicas=list(engine.replicas),
+                gpus=list(self._gpus.gpus),
                 machine_fault=detail if is_fault else "",
             )
 

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +29,7 @@ from pipemax.serve.rows.arrow_rows import FinishedRow, completion_batch, request
 from pipemax.serve.rows.equal_requests import EqualRequests
 from pipemax.serve.rows.result_cache import cache_key
 from pipemax.serve.rows.turns import Turns
+from pipemax.serve.sessions import EngineSessions
 from pipemax.wire import HEARTBEAT_PERIOD_S, MessageKind, ServerMessage, SessionErrorCode, SessionHeader
 
 log = logging.getLogger(__name__)
@@ -92,24 +93,19 @@ class Session:
         stats: StatsBook,
         turns: Turns,
         equals: EqualRequests | None,
-        rows_ended: Callable[[Sequence[Completion]], None],
-        input_ended: Callable[[], None],
+        sessions: EngineSessions,
         context: CallContext,
         reader: flight.MetadataRecordBatchReader,
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
-        """Call ``input_ended`` once the client has sent its last row, and ``rows_ended`` with rows never run.
-
-        ``equals`` is given if the session's requests take the answers of equal ones.
-        """
+        """``equals`` is given if the session's requests take the answers of equal ones."""
         self._terms = terms
         self._host = host
         self._credit = credit
         self._stats = stats
         self._turns = turns
         self._equals = equals
-        self._tell_rows_ended = rows_ended
-        self._tell_input_ended = input_ended
+        self._sessions = sessions
         self._engine_id = terms.config.engine_id()
         self._context = context
         self._reader = reader
@@ -298,7 +294,7 @@ class Session:
                 SessionErrorCode.INVALID_HEADER, f"the server cannot take a batch: {bug!r}"
             )
         self._credit.end_input()
-        self._tell_input_ended()
+        self._sessions.end_input(self._terms.number)
         with self._changed:
             self._input_ended = True
             self._input_error = error
@@ -350,7 +346,7 @@ class Session:
         if requests:
             condemned = self._turns.submit(ready.engine, requests, keys)
             if condemned:
-                self._tell_rows_ended(condemned)
+                self._sessions.deliver(condemned)
 
     def _set_aside(self, request_ids: Sequence[str]) -> None:
         """Take rows out of the window that wait for equal ones; some may have ended meanwhile."""

@@ -4,6 +4,7 @@ import itertools
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pyarrow import flight
 
@@ -23,10 +24,10 @@ from pipemax.serve.rows.equal_requests import EqualRequests
 from pipemax.serve.rows.journal import Journal
 from pipemax.serve.rows.result_cache import ResultCache
 from pipemax.serve.rows.turns import Turns
-from pipemax.serve.server_stats import server_stats
 from pipemax.serve.sessions import EngineSessions
 from pipemax.wire import (
     COMPLETION_SCHEMA,
+    LENGTH_CORRELATION,
     PACKAGE_VERSION,
     VERSION_METADATA,
     WIRE_VERSION,
@@ -79,7 +80,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
 
     @property
     def is_loading(self) -> bool:
-        return self._host.snapshot().state == "loading"
+        return self._host.stats().state == "loading"
 
     def stop(self, cause: Exit, *, notice_s: float) -> None:
         """Refuse all sessions, have the engine close, and give clients this long to notice."""
@@ -147,8 +148,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             stats=self._stats,
             turns=self._turns,
             equals=self._equals if header.reuses_results else None,
-            rows_ended=self._sessions.deliver,
-            input_ended=lambda: self._sessions.end_input(terms.number),
+            sessions=self._sessions,
             context=context,
             reader=reader,
             writer=writer,
@@ -173,7 +173,16 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             log.info("session %d %s", terms.number, outcome)
 
     def _snapshot(self, jobs: dict[str, JobStats]) -> ServerStats:
-        return server_stats(self._host, self._window, self._sessions, jobs)
+        stats = self._host.stats()
+        correlation = self._sessions.lengths.correlation()
+        learned = {} if correlation is None else {LENGTH_CORRELATION: correlation}
+        return replace(
+            stats,
+            open_sessions=self._sessions.num_open,
+            window_rows=self._window.rows if stats.state == "ready" else 0,
+            engine_metrics={**stats.engine_metrics, **learned},
+            jobs=jobs,
+        )
 
     def _refuse_useless_engine(self, job_id: str) -> None:
         reason = self._turns.join(job_id)
